@@ -1,6 +1,5 @@
 """The generated parts of the README and of the pages in docs/: every number there is a view of a committed record."""
 
-import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -181,18 +180,7 @@ def trust() -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def serving() -> str:
-    """The committed comparison with vLLM, without its title and the lines of single prompts."""
-    page = RESULTS / "cpu-2-cores-vllm.md"
-    if not page.exists():
-        return "No record is committed yet: `python compare.py --engine vllm` makes one of your machine."
-    text = page.read_text("utf-8").partition("\n## Prompt by prompt")[0].partition("\n")[2]
-    text = re.sub(r"^#+ (.*)$", r"**\1**", text, flags=re.MULTILINE)
-    return text.strip()
-
-
 BLOCKS: dict[str, Callable[[], str]] = {
-    "serving": serving,
     "headline": headline,
     "first-run": first_run,
     "summary": summary,

@@ -16,15 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from speclab.cli import parsing
-from speclab.present import plan_views, serving_load, sweep_views
-from speclab.present.pictures import batch_plots, plots
-from speclab.records.batches import BatchRun
 from speclab.records.files import read, read_json
-from speclab.records.runs import ComparisonRun, PlanRun, SweepRun
-from speclab.records.serving import ServingRun
 from speclab.system.errors import reports_problems
 from speclab.system.files import do_all
 from speclab.system.paths import ROOT
+from tools.kinds import kind_of
 
 RESULTS, PLOTS = ROOT / "results", ROOT / "plots"
 PAGES = ("README.md", "docs/**/*.md", "results/*.md")
@@ -41,21 +37,8 @@ def pictures(path: Path, folder: Path) -> list[functools.partial[Any]]:
 
     The last argument of each is the picture's name.
     """
-    keys = read_json(path)
-    if "served" in keys:
-        served = read(path, ServingRun)
-        return [functools.partial(serving_load.picture, served, folder, path.stem)] if served.load else []
-    if "batches" in keys:
-        return [functools.partial(batch_plots.picture, read(path, BatchRun), folder, path.stem)]
-    if "rows" in keys:
-        run = read(path, ComparisonRun)
-        padded = plots.comparison(run.padded, folder, f"{path.stem}-padded") if run.padded else []
-        return [*plots.comparison(run, folder, path.stem), *padded]
-    if "plan" in keys:
-        return [functools.partial(plan_views.picture, read(path, PlanRun), folder, path.stem)]
-    if "sweep" in keys:
-        return [functools.partial(sweep_views.picture, read(path, SweepRun), folder, path.stem)]
-    return []
+    kind = kind_of(read_json(path))
+    return kind.pictures(read(path, kind.record), folder, path.stem) if kind else []
 
 
 @reports_problems

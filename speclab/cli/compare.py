@@ -8,9 +8,8 @@ from typing import Any
 
 from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter
-from speclab.cli import compare_config, compare_flags, flags, parsing, serving
+from speclab.cli import compare_config, compare_flags, flags, parsing
 from speclab.cli.output import Output, Step, View, write_report, write_trace
-from speclab.cli.serving_flags import VLLM, check_others
 from speclab.core.rounds import DecodeSettings
 from speclab.drafts.lengths import LONGEST
 from speclab.drafts.oracle import OracleDraft
@@ -46,9 +45,6 @@ def run(docstring: str, argv: list[str] | None) -> int:
         raise UsageProblem("--report -: a page with pictures is no text for a terminal; give a file")
     if args.profile == parsing.DASH:
         raise UsageProblem("--profile -: a profiler trace is too long for a terminal; give a file")
-    if args.engine == VLLM:
-        return serving.run(args)
-    check_others(args)
     args.thorough = args.sweep == compare_flags.BATCH
     if args.thorough:  # a run of its own
         args.sweep, args.batch = None, compare_flags.BATCHES if args.batch is None else args.batch

@@ -36,7 +36,7 @@ def prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
     if args.max_new_tokens < 2:
         raise UsageProblem("one new token comes from the prompt's own pass; use --max-new-tokens 2 or more")
-    output = Output(args)
+    output = Output(args, _name_of_files(args))
     output.check()
     kinds = with_trees([kind for kind in args.draft.split(",") if kind], args.tree)
     flags.check_trees(args, kinds, "--plan", "--verify-plan", "--sweep")
@@ -74,6 +74,15 @@ def prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     size = (args.max_new_tokens, args.repeats, args.seed)
     functions = functions.judged_by(args.rule)
     return RunConfig(setup, drafters, prompts, lengths, temperatures, *size, functions), output
+
+
+def _name_of_files(args: argparse.Namespace) -> str:
+    """What the names of this run's files begin with: each kind of run has files of its own."""
+    if args.batch is not None:
+        return args.name + ("-sweep-batch" if args.thorough else "-batch")
+    if args.sweep:
+        return f"{args.name}-sweep-{args.sweep}"
+    return args.name + "-plan" * (args.plan or args.verify_plan)
 
 
 def _check_batch(args: argparse.Namespace, kinds: list[str], temperatures: list[float]) -> None:

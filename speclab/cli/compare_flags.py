@@ -3,15 +3,12 @@
 import argparse
 from typing import Any
 
-from speclab.cli import flags, parsing, serving_flags
-from speclab.cli.serving_flags import VLLM
+from speclab.cli import flags, parsing
 from speclab.drafts.kinds import LOOKUPS, is_dial
 from speclab.lab import padded_pair, sweeps
-from speclab.models import select, sizes
+from speclab.models import sizes
 from speclab.models.loading import LAB_TARGET
 from speclab.system.errors import UsageProblem
-from speclab.system.files import shown
-from speclab.system.paths import OUTPUT
 
 # What the command line leaves open, by the kind of the run. limit 0: all prompts.
 ALL_LENGTHS = ",".join(map(str, range(17)))
@@ -31,9 +28,6 @@ SIZES = {
     "batch": (0, 48, 1, "2,4,6", "0"),  # all prompts: a batch of 16 shall hold no copies
     "quick batch": (2, 32, 1, "2,4", "0"),
     "full batch": (0, 128, 1, "2,4,6", "0"),
-    "vllm": (4, 64, 1, "4", "0"),
-    "quick vllm": (2, 48, 1, "4", "0"),
-    "full vllm": (0, 128, 1, "4", "0"),
 }
 COMPARISONS = ("default", "quick", "full")
 SIZE_NAMES = (
@@ -81,11 +75,10 @@ def size_of(args: argparse.Namespace) -> str:
 def make_parser(docstring: str) -> argparse.ArgumentParser:
     """All flags of compare.py."""
     parser = parsing.make_parser(docstring)
-    flags.add_shared_flags(parser, engines=(*select.ENGINES, VLLM))
+    flags.add_shared_flags(parser)
     flags.add_draft_flag(parser, default=None)
     flags.add_rule_flag(parser)
     flags.add_impl_flag(parser)
-    serving_flags.add_flags(parser)
     group = parser.add_argument_group("experiment")
     group.add_argument(
         "-k",
@@ -132,13 +125,7 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
     )
     flags.add_trace_flag(group)
     flags.add_report_flag(group)
-    group.add_argument(
-        "--json", type=parsing.some_path, metavar="PATH", help="the run record here as well; - for stdout, alone"
-    )
-    group.add_argument(
-        "--out-dir", type=parsing.some_path, default=OUTPUT, help=f"of results/, plots/ (default: {shown(OUTPUT)})"
-    )
-    group.add_argument("--name", type=parsing.plain_name, default="local", help="of this run's files (default: local)")
+    flags.add_output_flags(group)
     parser.set_defaults(max_new_tokens=None)
     return parser
 
@@ -148,9 +135,9 @@ def filled(args: argparse.Namespace, size: str, **others: Any) -> argparse.Names
     of_lab = args.target == LAB_TARGET or sizes.is_lab_size(args.target)
     drafts = LAB_DRAFTS if of_lab and not args.impl and size in COMPARISONS else USUAL_DRAFTS
     defaults = {"draft": drafts} | dict(zip(SIZE_FLAGS, SIZES[size], strict=True)) | others
-    given = {name: value for name, value in vars(args).items() if value is not None}
-    given["has_typed_lengths"], given["typed_limit"] = args.draft_length is not None, args.limit
-    return argparse.Namespace(**vars(args) | defaults | given)
+    filled = flags.with_defaults(args, defaults)
+    filled.has_typed_lengths = args.draft_length is not None
+    return filled
 
 
 def check_padded(args: argparse.Namespace, size: str) -> None:

@@ -1,12 +1,12 @@
 """The flags all scripts share, and what they become: a target, sampling settings, prompts. Bad input is one line."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from speclab.cli.parsing import DASH, at_least, first_given, seed, some_name, some_path
+from speclab.cli.parsing import DASH, at_least, first_given, plain_name, seed, some_name, some_path
 from speclab.core.accept import rule_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.kinds import is_tree
@@ -16,15 +16,35 @@ from speclab.models.limits import check_room
 from speclab.models.placement import PLANS, read_device_map
 from speclab.models.setup import Setup, load_setup
 from speclab.system.errors import UsageProblem
-from speclab.system.files import check_writable
+from speclab.system.files import check_writable, shown
+from speclab.system.paths import OUTPUT
 
 MOST_THREADS = 1024
 FOR_TREES = ("token", "follow")  # rules
 FOR_DECODERS = ("batch", "trace_shapes")  # flags that know models without an encoder alone
 
 
-def add_shared_flags(parser: argparse.ArgumentParser, engines: Sequence[str] = select.ENGINES) -> None:
+def add_shared_flags(parser: argparse.ArgumentParser) -> None:
     """Models, device, prompts, length, randomness: the same words in every script."""
+    group = add_model_flags(parser)
+    group.add_argument(
+        "--device-map",
+        type=read_device_map,
+        metavar="PLAN",
+        help="spread the target's weights over GPUs, memory and disk: "
+        f"{', '.join(PLANS)}, or a JSON file (docs/engines.md)",
+    )
+    group.add_argument(
+        "--engine",
+        choices=select.ENGINES,
+        default="auto",
+        help="how models run; auto: both engines are timed, the faster one runs (see speclab/models/select.py)",
+    )
+    add_text_flags(parser)
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:  # for further flags of the machine
+    """The target, and where it runs."""
     group = parser.add_argument_group("models and machine")
     group.add_argument(
         "--target",
@@ -37,22 +57,13 @@ def add_shared_flags(parser: argparse.ArgumentParser, engines: Sequence[str] = s
         "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="auto: bfloat16 on cuda"
     )
     group.add_argument(
-        "--device-map",
-        type=read_device_map,
-        metavar="PLAN",
-        help="spread the target's weights over GPUs, memory and disk: "
-        f"{', '.join(PLANS)}, or a JSON file (docs/engines.md)",
-    )
-    group.add_argument(
-        "--engine",
-        choices=engines,
-        default="auto",
-        help="how models run; auto: both engines are timed, the faster one runs (see speclab/models/select.py)"
-        + "; vllm: its servers instead (docs/serving.md)" * ("vllm" in engines),
-    )
-    group.add_argument(
         "--threads", type=at_least(1, MOST_THREADS), help="CPU threads (default: OMP_NUM_THREADS, else one per core)"
     )
+    return group
+
+
+def add_text_flags(parser: argparse.ArgumentParser) -> None:
+    """Prompts, length, randomness."""
     group = parser.add_argument_group("text")
     where = group.add_mutually_exclusive_group()
     where.add_argument("--prompt", action="append", help="a text to continue; may be given several times")
@@ -72,7 +83,7 @@ def add_shared_flags(parser: argparse.ArgumentParser, engines: Sequence[str] = s
         "typed, by --prompt or --prompts -)",
     )
     group.add_argument(
-        "--max-new-tokens", type=at_least(1), default=128, help="tokens per prompt (default: 128; compare.py: 64)"
+        "--max-new-tokens", type=at_least(1), default=128, help="tokens per prompt (default: 128; comparisons 64)"
     )
     group.add_argument("--top-k", type=at_least(0), default=0, help="keep the k most probable tokens; 0: all")
     group.add_argument("--top-p", type=float, default=1.0, help="keep the smallest set of this mass (default: 1)")
@@ -86,6 +97,17 @@ def add_verbose_flag(parser: argparse._ActionsContainer, more: str = "") -> None
         action="store_true",
         help=f"print bytes read by a step and a round{more}, and peak memory",
     )
+
+
+def add_output_flags(group: argparse._ArgumentGroup) -> None:
+    """Where the record, the page and the pictures of a comparison go."""
+    group.add_argument(
+        "--json", type=some_path, metavar="PATH", help="the run record here as well; - for stdout, alone"
+    )
+    group.add_argument(
+        "--out-dir", type=some_path, default=OUTPUT, help=f"of results/, plots/ (default: {shown(OUTPUT)})"
+    )
+    group.add_argument("--name", type=plain_name, default="local", help="of this run's files (default: local)")
 
 
 def add_impl_flag(parser: argparse.ArgumentParser) -> None:
@@ -198,6 +220,12 @@ def add_report_flag(parser: argparse._ActionsContainer) -> None:
         metavar="FILE",
         help="then write tables, pictures and a decoding of the first prompt into one HTML file",
     )
+
+
+def with_defaults(args: argparse.Namespace, defaults: dict[str, Any]) -> argparse.Namespace:
+    """The arguments, with `defaults` wherever the command line gives none; `typed_limit` is --limit as it was typed."""
+    given = {name: value for name, value in vars(args).items() if value is not None}
+    return argparse.Namespace(**vars(args) | defaults | {"typed_limit": args.limit} | given)
 
 
 def check_file(path: Path | None, flag: str) -> None:

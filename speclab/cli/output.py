@@ -12,7 +12,6 @@ from typing import TextIO
 
 from speclab.cli.flags import check_file
 from speclab.cli.parsing import DASH
-from speclab.cli.serving_flags import VLLM
 from speclab.lab.tracing.trace import Trace
 from speclab.models.prompts import Prompt
 from speclab.present import html_report, trace_page
@@ -48,21 +47,15 @@ def prompt_heading(prompt: Prompt) -> str:
 
 @dataclass
 class Output:
-    """Where a run of compare.py writes."""
+    """Where a run that makes a record writes.
+
+    args: with out_dir and json, and where a command has them profile, trace and report.
+    name: what the names of this run's files begin with; each kind of run has files of its own.
+    """
 
     args: argparse.Namespace
+    name: str
     out: TextIO = field(default_factory=lambda: sys.stdout)
-
-    @property
-    def name(self) -> str:
-        """What the names of this run's files begin with: each kind of run has files of its own."""
-        args = self.args
-        what = "-plan" if args.plan or args.verify_plan else f"-sweep-{args.sweep}" if args.sweep else ""
-        if args.batch is not None:
-            what = "-sweep-batch" if args.thorough else "-batch"
-        if args.engine == VLLM:
-            what = f"-{VLLM}" * (not args.name.endswith(VLLM))
-        return args.name + what
 
     @property
     def plots(self) -> Path:

@@ -9,8 +9,6 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import Round
 from speclab.lab.batching import rows as batch_rows
 from speclab.lab.batching.decodings import BatchDecoding, PassMade
-from speclab.lab.serving import rows as served_rows
-from speclab.lab.serving.client import Answer
 from tests.mutants.bugs import mutant
 
 RATES = "lab/test_rates"
@@ -84,23 +82,3 @@ def counts_what_follows_an_end_token() -> None:
         counts.n_emitted += 0 if round_.prefill else round_.n_after_eos
 
     Counts.add = add
-
-
-@mutant(42, "a_servers_row_is_exact", file=RATES)
-def server_rate_counts_first_chunks() -> None:
-    """counts the tokens of first chunks in a server's rate, whose seconds are left out"""
-    right = served_rows._row
-
-    def row(served, measured, arm, sent: list, *given):
-        made = right(served, measured, arm, sent, *given)
-        made.n_tokens = sum(len(one.answer.tokens) for one in sent)
-        made.tokens_per_second = made.n_tokens / made.seconds
-        return made
-
-    served_rows._row = row
-
-
-@mutant(42, "a_servers_row_is_exact", file=RATES)
-def server_speedup_takes_first_chunks_for_single_tokens() -> None:
-    """compares the seconds after first chunks of any size as if each had one token"""
-    Answer.seconds_per_token = property(lambda answer: answer.decode_seconds / max(1, len(answer.tokens) - 1))

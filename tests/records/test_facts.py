@@ -9,11 +9,10 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from pydantic import TypeAdapter
 
-from speclab.present import batch_views, first_screen, plan_views, report, serving_views, sweep_views
+from speclab.present import batch_views, first_screen, plan_views, report, sweep_views
 from speclab.records import facts, files
 from speclab.records.batches import BatchRun
 from speclab.records.runs import ComparisonRun, PlanRun, SweepRun
-from speclab.records.serving import ServingRun
 from speclab.theory.costs import Costs
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -24,7 +23,6 @@ VIEWS: list[tuple[str, type, list]] = [
     ("cpu-2-cores-plan", PlanRun, [plan_views.text, plan_views.page]),
     ("cpu-2-cores-sweep-mismatch", SweepRun, [sweep_views.text, functools.partial(sweep_views.page, picture_path="x")]),
     ("cpu-2-cores-sweep-batch", BatchRun, [batch_views.text, functools.partial(batch_views.page, picture="x")]),
-    ("cpu-2-cores-vllm", ServingRun, [serving_views.text, functools.partial(serving_views.page, picture="x")]),
 ]
 
 
@@ -97,12 +95,8 @@ def test_the_watch_notices():
 @pytest.mark.parametrize(
     ("name", "kind", "place", "value"),
     [
-        ("cpu-2-cores-vllm", ServingRun, ("server", "flags"), "x"),
-        ("cpu-2-cores-vllm", ServingRun, ("server", "start_seconds", "baseline"), "x"),
         ("cpu-2-cores-sweep-batch", BatchRun, ("library", 0, "seconds"), 0.0),
         ("cpu-2-cores-sweep-batch", BatchRun, ("library", 0, "n_tokens"), None),
-        ("cpu-2-cores-sampled-vllm", ServingRun, ("correctness", -1, "z_edge"), "x"),
-        ("cpu-2-cores-sampled-vllm", ServingRun, ("correctness", -1, "n_uncertain"), "x"),
     ],
 )
 def test_an_entry_of_another_type_is_refused(name, kind, place, value):
@@ -117,16 +111,10 @@ def test_an_entry_of_another_type_is_refused(name, kind, place, value):
 
 
 def test_what_may_be_missing_is_not_missed():
-    """A view of a server of which nothing is known, and costs with an entry of a later version."""
-    run = files.parsed(ServingRun, (RESULTS / "cpu-2-cores-vllm.json").read_text("utf-8"))
-    assert serving_views.page(replace(run, server={}, settings=without(run.settings, "started_here")), "x")
+    """Costs with an entry of a later version, and a row of a lossy rule without its numbers."""
     plan = files.parsed(PlanRun, (RESULTS / "cpu-2-cores-plan.json").read_text("utf-8"))
     entry = plan.facts.drafts[0].costs
     assert Costs.from_json(entry | {"later": 1}) == Costs.from_json(entry)
     lossy = {"temperature": 1, "arm": "x", "lossy_rule": "y", "passed": True, "n_tokens": 1, "bound": 5.0}
     assert report.agreement_lines([lossy])
     assert plan_views.learner_line(plan, replace(plan.facts.drafts[0], yours=3)) is None
-
-
-def without(content: dict, key: str) -> dict:
-    return {name: value for name, value in content.items() if name != key}

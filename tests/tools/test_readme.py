@@ -2,20 +2,21 @@
 
 import json
 import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks import experts, peers_page, roofline, rules, scaling_page, states, verdicts
 from benchmarks.families import __main__ as families
 from benchmarks.gpu import findings
-from speclab.present import batch_views, first_screen, plan_views, serving_views, sweep_views, tables
+from speclab.present import tables
 from speclab.records import files
-from speclab.records.batches import BatchRun
-from speclab.records.runs import ComparisonRun, Head, PlanRun, SweepRun
-from speclab.records.serving import ServingRun
+from speclab.records.runs import Head
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.paths import ROOT
-from tools import doc_blocks, readme
+from tools import doc_blocks, kinds, readme
 
 PAGES = readme.PAGES
 GENERATED = [page for page in PAGES if "<!-- begin" in page.read_text("utf-8")]
@@ -30,13 +31,16 @@ BENCHMARKS = {
     "experts": (experts.ExpertsRun, experts.page),
     "verdicts": (verdicts.VerdictsRun, verdicts.page),
 }
-KINDS = {"batch": BatchRun, "sweep": SweepRun, "plan": PlanRun, "vllm": ServingRun}
 
 
-def kind_of(stem: str) -> type[Head]:
-    """The class of a committed record, by its file's name."""
-    last = stem.rpartition("-")[2]
-    return BENCHMARKS[last][0] if last in BENCHMARKS else next((KINDS[k] for k in KINDS if k in stem), ComparisonRun)
+def read(path: Path) -> tuple[Head, Callable[[Any, str], str]]:
+    """A committed record, and what makes its page."""
+    last = path.stem.rpartition("-")[2]
+    if last in BENCHMARKS:
+        record, blocks = BENCHMARKS[last]
+        return files.read(path, record), lambda run, name: tables.show(blocks(run), markdown=True)
+    kind = kinds.kind_of(files.read_json(path))
+    return files.read(path, kind.record), kind.page
 
 
 @pytest.mark.parametrize("page", GENERATED, ids=lambda p: f"{p.parent.name}/{p.name}")
@@ -114,7 +118,7 @@ def test_committed_records_are_valid_and_clean():
     records = sorted((ROOT / "results").glob("cpu-2-cores*.json"))
     assert {doc_blocks.DEFAULT_RUN, doc_blocks.FULL_RUN} <= set(records)
     for path in records:
-        run = files.read(path, kind_of(path.stem))
+        run, _ = read(path)
         assert run.versions.commit
         assert run.versions.uncommitted_changes is False
         assert not run.interrupted
@@ -124,20 +128,8 @@ def test_committed_records_are_valid_and_clean():
 @pytest.mark.parametrize("path", sorted((ROOT / "results").glob("cpu-2-cores*.md")), ids=lambda p: p.stem)
 def test_committed_tables_are_views_of_their_records(path):
     """A page whose code changed after the run must be written again."""
-    run = files.read(path.with_suffix(".json"), kind_of(path.stem))
-    if isinstance(run, SweepRun):
-        page = sweep_views.page(run, f"../plots/{path.stem}.png")
-    elif isinstance(run, BatchRun):
-        page = batch_views.page(run, f"../plots/{path.stem}.png")
-    elif isinstance(run, PlanRun):
-        page = plan_views.page(run)
-    elif isinstance(run, ServingRun):
-        page = serving_views.page(run, f"../plots/{path.stem}.png")
-    elif isinstance(run, ComparisonRun):
-        page = first_screen.page(run, path.stem)
-    else:
-        page = tables.show(BENCHMARKS[run.benchmark][1](run), markdown=True)
-    assert path.read_text("utf-8") == page
+    run, page = read(path.with_suffix(".json"))
+    assert path.read_text("utf-8") == page(run, path.stem)
 
 
 def test_pins_lie_within_the_ranges():

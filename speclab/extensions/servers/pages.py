@@ -1,0 +1,37 @@
+"""The pages of committed records: what tools/readme.py and tools/plots.py take from here."""
+
+import functools
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from speclab.extensions.servers import serving_load, serving_views
+from speclab.extensions.servers.server_record import ServingRun
+from speclab.system.paths import ROOT
+
+RESULTS = ROOT / "results"
+
+
+def serving() -> str:
+    """The committed comparison with vLLM, without its title and the lines of single prompts."""
+    page = RESULTS / "cpu-2-cores-vllm.md"
+    if not page.exists():
+        return "No record is committed yet: `python -m speclab.extensions.servers` makes one of your machine."
+    text = page.read_text("utf-8").partition("\n## Prompt by prompt")[0].partition("\n")[2]
+    text = re.sub(r"^#+ (.*)$", r"**\1**", text, flags=re.MULTILINE)
+    return text.strip()
+
+
+def page(run: ServingRun, name: str) -> str:
+    """A record's page. name: of its picture."""
+    return serving_views.page(run, f"../plots/{name}.png")
+
+
+def pictures(run: ServingRun, folder: Path, name: str) -> list[functools.partial[Any]]:
+    """What draws a record's pictures into `folder`."""
+    return [functools.partial(serving_load.picture, run, folder, name)] if run.load else []
+
+
+BLOCKS: dict[str, Callable[[], str]] = {"serving": serving}
+RECORDS = {"served": (ServingRun, page, pictures)}

@@ -1,0 +1,190 @@
+"""Chapter 17: its solutions say what the lab's own code says, its wrong answers are told apart, its command prints."""
+
+import random
+
+import pytest
+
+from exercises import Todo, transcript
+from solutions import ex17_serving as right
+from speclab.extensions.servers import counters
+from speclab.extensions.servers.client import Answer
+from speclab.extensions.servers.own import OwnRounds, _judged
+from speclab.extensions.servers.server_record import EngineCounts
+from speclab.records.samples import Arm
+from speclab.system.errors import EnvironmentProblem
+from speclab.theory import formulas
+from tests.exercises import test_ex17_serving as checks
+from tests.exercises.conftest import with_wrong_answer
+from tests.exercises.wrong.ex17_serving import WRONG
+
+RECORD = transcript.load()
+WORDS = {
+    "the same text in another number of rounds that draft": "drafts",
+    "as many rounds, but another number of drafted tokens": "drafted",
+    "as many rounds and drafted tokens, but others are accepted": "accepted",
+}
+Rounds = list[tuple[int, int]]
+
+
+def engine_counts(rounds: Rounds, k: int) -> EngineCounts:
+    drafting = [one for one in rounds if one[0]]
+    return EngineCounts(
+        n_drafts=len(drafting),
+        n_drafted=sum(drafted for drafted, _ in drafting),
+        n_accepted=sum(accepted for _, accepted in drafting),
+        accepted_at=[sum(accepted > place for _, accepted in drafting) for place in range(k)],
+    )
+
+
+def as_series(counts: EngineCounts) -> dict[str, float]:
+    places = {right.kept_at(place): float(n) for place, n in enumerate(counts.accepted_at)}
+    return {right.DRAFTS: counts.n_drafts, right.DRAFTED: counts.n_drafted, right.ACCEPTED: counts.n_accepted} | places
+
+
+def speculation(found: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in found.items() if name.startswith(right.SPECULATION)}
+
+
+def random_rounds(dice: random.Random, k: int) -> Rounds:
+    drafted = [dice.choice([k, k, k, dice.randint(0, k)]) for _ in range(dice.randint(0, 5))]
+    return [(n, dice.randint(0, n)) for n in drafted]
+
+
+@pytest.mark.parametrize("page", [*RECORD.speculative.pages, *RECORD.plain.pages])
+def test_a_recorded_page(page):
+    look, found = counters.read(page), right.read_counters(page)
+    assert found["vllm:generation_tokens_total"] == look.n_generated
+    assert speculation(found) == ({} if look.speculation is None else as_series(look.speculation))
+
+
+def test_every_recorded_difference():
+    """Prompt by prompt: counts, ratios, and the verdict on them."""
+    looks = [counters.read(page) for page in RECORD.speculative.pages]
+    found = transcript.prompt_by_prompt(right, RECORD)
+    for asked, before, after, own in zip(RECORD.prompts, looks, looks[1:], found, strict=False):
+        counts = counters.between(before, after)
+        assert speculation(own) == as_series(counts)
+        assert right.acceptance(own, RECORD.k) == (
+            counters.acceptance_rate(counts, RECORD.k),
+            counters.as_counts(counts, RECORD.k).drafted_fraction,
+            counters.acceptance_length(counts),
+        )
+        assert engine_counts(asked.own_rounds, RECORD.k) == counts
+
+
+def test_a_server_that_was_started_again():
+    first, *_, last = RECORD.speculative.pages
+    with pytest.raises(EnvironmentProblem, match="went back"):
+        counters.between(counters.read(last), counters.read(first))
+    with pytest.raises(ValueError, match="fell"):
+        right.between(right.read_counters(last), right.read_counters(first))
+
+
+def test_acceptance_of_random_rounds():
+    dice, shorter = random.Random(0), 0
+    for _ in range(300):
+        k = dice.randint(1, 4)
+        counts = engine_counts(random_rounds(dice, k), k)
+        if counts.n_drafts:
+            alpha, fraction, length = right.acceptance(as_series(counts), k)
+            assert alpha == counters.acceptance_rate(counts, k)
+            assert fraction == counters.as_counts(counts, k).drafted_fraction
+            assert length == counters.acceptance_length(counts)
+            shorter += alpha is None
+    assert shorter > 30
+
+
+def test_verdicts_on_random_rounds():
+    """A server's rounds are the lab's, with a round changed, or others; all five verdicts come up."""
+    dice, seen = random.Random(0), {}
+    for _ in range(3000):
+        k = dice.randint(1, 3)
+        own = random_rounds(dice, k)
+        served = list(own)
+        if served and dice.random() < 0.8:
+            at = dice.choice([-1, dice.randrange(len(served))])
+            n = dice.randint(0, k)
+            served[at] = n, dice.randint(0, n)
+        counts = engine_counts(served, k)
+        last = own[-1] if own else (0, 0)
+        verdict, reason = _judged(Arm("m", "m", k), counts, OwnRounds([], engine_counts(own, k), *last), [], False)
+        expected = WORDS[reason] if verdict == "different" else verdict
+        assert right.reconcile(as_series(counts), own, k) == expected, (k, served, own)
+        seen[expected] = seen.get(expected, 0) + 1
+    assert sorted(seen) == ["accepted", "drafted", "drafts", "equal", "last round"]
+    assert min(seen.values()) > 30
+
+
+def test_the_time_per_token_of_a_stream():
+    for chunks in [*RECORD.plain.streams, *RECORD.speculative.streams, [(0.5, 3), (1.25, 2)], [(0.5, 3)]]:
+        n_tokens, (first, n_first), last = sum(n for _, n in chunks), chunks[0], chunks[-1][0]
+        answer = Answer([0] * n_tokens, n_first, len(chunks), first, last - first)
+        assert right.from_stream(chunks) == (answer.first_seconds, pytest.approx(answer.seconds_per_token))
+
+
+def test_the_prediction_is_the_labs_accounting():
+    costs = RECORD.k, *RECORD.costs.values()
+    speedup = formulas.cost_model_speedup(2.72, *costs)
+    assert right.predict(0.25, *costs, 2.72) == pytest.approx(0.25 / speedup)
+
+
+# --- the wrong answers ------------------------------------------------------------------------------------------------
+
+ASKS = {
+    "read_counters": checks.read,
+    "between": checks.differences,
+    "acceptance": checks.acceptances,
+    "predict": checks.predictions,
+    "from_stream": checks.streams,
+    "reconcile": checks.verdicts,
+}
+
+
+@pytest.mark.parametrize("hole", ASKS)
+def test_every_known_mistake_has_answers_of_its_own(hole):
+    """Neither the right ones nor those of another mistake: so a check calls it by its own name."""
+    ask, names = ASKS[hole], [name for name, (where, _) in WRONG.items() if where == hole]
+    answers = [ask(with_wrong_answer(checks.STEM, *WRONG[name])) for name in names]
+    assert len(names) >= 9
+    for number, given in enumerate(answers):
+        assert given not in [ask(right), *answers[:number]], names[number]
+    assert checks.named(ask, answers[-1]) == f": {names[-1]}"
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_the_table(capsys):
+    assert transcript.main(["--impl", "solutions"]) == 0
+    assert capsys.readouterr().out.strip() == transcript.table(right, RECORD).strip()
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (Todo("ex17: read_counters"), "still to be written: ex17: read_counters"),
+        (KeyError("position"), "KeyError: 'position'"),
+    ],
+)
+def test_what_is_open_or_wrong_is_a_line(error, words, monkeypatch, capsys):
+    def broken(page):
+        raise error
+
+    monkeypatch.setattr(right, "read_counters", broken)
+    assert transcript.main(["--impl", "solutions"]) == 1
+    said = capsys.readouterr().err
+    assert words in said
+    assert "type: python check.py 17" in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"prompts": []}'])
+def test_a_damaged_transcript_is_a_line(content, monkeypatch, capsys, tmp_path):
+    path = tmp_path / "serving_transcript.json"
+    if content is not None:
+        path.write_text(content)
+    monkeypatch.setattr(transcript, "PATH", path)
+    assert transcript.main(["--impl", "solutions"]) == 3
+    said = capsys.readouterr().err
+    assert "is no transcript" in said
+    assert "git checkout --" in said

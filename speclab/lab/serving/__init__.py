@@ -1,1 +1,0 @@
-"""Another engine's servers: starting and stopping them, requests, counters, and the lab's own rounds beside those."""
