@@ -11,7 +11,7 @@ from speclab.present.tables import Block, Cell, Heading, Lines, Table, interval,
 from speclab.records.facts import Facts
 from speclab.records.rows import Amount, Count, Part
 from speclab.records.samples import BEAM
-from speclab.theory.curves import Value
+from speclab.theory.attribution import Value
 from speclab.theory.formulas import ratio_interval
 
 PEER = {

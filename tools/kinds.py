@@ -11,10 +11,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from speclab.present import batch_views, first_screen, plan_views, sweep_views
+from speclab.present import batch_views, first_screen, plan_views
 from speclab.present.pictures import batch_plots, plots
 from speclab.records.batches import BatchRun
-from speclab.records.runs import ComparisonRun, Head, PlanRun, SweepRun
+from speclab.records.runs import ComparisonRun, Head, PlanRun
 from speclab.system.paths import ROOT
 
 Draw = functools.partial[Any]  # its last arguments are a folder and the picture's name
@@ -44,9 +44,6 @@ KINDS: dict[str, Kind] = {
     ),
     "rows": Kind(ComparisonRun, first_screen.page, _comparison),
     "plan": Kind(PlanRun, lambda run, name: plan_views.page(run), _one_picture(plan_views.picture)),
-    "sweep": Kind(
-        SweepRun, lambda run, name: sweep_views.page(run, f"../plots/{name}.png"), _one_picture(sweep_views.picture)
-    ),
 }
 
 

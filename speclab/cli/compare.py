@@ -1,10 +1,8 @@
-"""The command line of compare.py: a comparison, a plan or sweeps, shown and written down."""
+"""The command line of compare.py: a comparison, a plan or a run of batches, shown and written down."""
 
 import argparse
 import functools
-import time
 from pathlib import Path
-from typing import Any
 
 from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter
@@ -13,7 +11,7 @@ from speclab.cli.output import Output, Step, View, write_report, write_trace
 from speclab.core.rounds import DecodeSettings
 from speclab.drafts.lengths import LONGEST
 from speclab.drafts.oracle import OracleDraft
-from speclab.lab import comparison, padded_pair, plan, sweeps
+from speclab.lab import comparison, padded_pair, plan
 from speclab.lab.batching.comparison import compare_batches
 from speclab.lab.harness import Measurement, kept_when_stopped
 from speclab.lab.output_checks import exit_code
@@ -22,12 +20,12 @@ from speclab.lab.tracing import follow, profiling
 from speclab.lab.tracing.trace import Trace
 from speclab.learner import loading
 from speclab.models import memory
-from speclab.present import batch_views, first_screen, plan_views, report, sweep_views
+from speclab.present import batch_views, first_screen, plan_views, report
 from speclab.present.pictures import batch_plots, library, plots
 from speclab.records.batches import BatchRun
-from speclab.records.runs import ComparisonRun, LabRun, PlanRun, SweepRun
+from speclab.records.runs import ComparisonRun, LabRun, PlanRun
 from speclab.system.errors import Problem, UsageProblem, reports_problems
-from speclab.system.files import do_all, shown, write_whole
+from speclab.system.files import do_all, shown
 from speclab.system.terminal import note, say
 
 WHY = "why is mine not faster? docs/why-not-faster.md"
@@ -45,22 +43,19 @@ def run(docstring: str, argv: list[str] | None) -> int:
         raise UsageProblem("--report -: a page with pictures is no text for a terminal; give a file")
     if args.profile == parsing.DASH:
         raise UsageProblem("--profile -: a profiler trace is too long for a terminal; give a file")
-    args.thorough = args.sweep == compare_flags.BATCH
-    if args.thorough:  # a run of its own
-        args.sweep, args.batch = None, compare_flags.BATCHES if args.batch is None else args.batch
+    if args.thorough and args.batch is None:
+        args.batch = compare_flags.BATCHES
     size = compare_flags.size_of(args)
-    if size == "sweep":
-        return _sweeps(args)
     args = compare_flags.filled(args, size)
     compare_flags.check_padded(args, size)
-    return _run(args, [])
+    return _run(args)
 
 
 # --- one run ----------------------------------------------------------------------------------------------------------
 
 
-def _run(args: argparse.Namespace, records: list[Any]) -> int:
-    """A comparison, a plan or a sweep, shown and written; its record is added to `records`.  -> exit code"""
+def _run(args: argparse.Namespace) -> int:
+    """A comparison, a plan or a run of batches, shown and written.  -> exit code"""
     config, output = compare_config.prepare(args)
     traced = _first_that_can_be_traced(config) if args.trace or args.report else ""
     if args.verify_plan:
@@ -70,10 +65,9 @@ def _run(args: argparse.Namespace, records: list[Any]) -> int:
     with output.redirected():
         if busy := config.look_at_cores():  # may take one thread, which the head says
             note(f"busy    {busy}")
-        if not args.sweep and not args.brief:
+        if not args.brief:
             say(compare_config.head(config))
         record, measured, problem = _measure(args, config)
-        records.append(record)
         text, page, pictures = _views(args, record, output)
         tables: list[Step] = [lambda: say(text())]
         if isinstance(record, ComparisonRun) and (args.verbose or args.by_kind):
@@ -98,9 +92,6 @@ def _run(args: argparse.Namespace, records: list[Any]) -> int:
 
 def _measure(args: argparse.Namespace, config: RunConfig) -> tuple[LabRun, list[Measurement], Problem | None]:
     """The record, what it is made from, and what went wrong in a learner's own predictions or in a padded pair."""
-    if args.sweep:
-        record, measured = sweeps.measure_sweep(config, args.sweep)
-        return record, [measured], None
     if args.batch is not None:
         batch_record, measured = compare_batches(config, args.batch, args.thorough)
         return batch_record, [measured], None
@@ -155,10 +146,6 @@ def _views(args: argparse.Namespace, record: LabRun, output: Output) -> tuple[Vi
         picture = partial(batch_plots.picture, record, folder, name)
         page = partial(batch_views.page, record, f"../plots/{name}.png")
         return partial(batch_views.text, record), page, [picture]
-    if isinstance(record, SweepRun):
-        picture = partial(sweep_views.picture, record, folder, name)
-        page = partial(sweep_views.page, record, f"../plots/{name}.png")
-        return partial(sweep_views.text, record), page, [picture]
     raise TypeError(type(record))
 
 
@@ -208,40 +195,3 @@ def _traced(config: RunConfig, draft: str, record: LabRun) -> Trace:
     drafter = config.drafters[draft]
     loops = (autoregressive_decode, config.functions)
     return follow.follow(config.setup, drafter, draft, config.prompts[0], k, settings, *loops)
-
-
-# --- sweeps -----------------------------------------------------------------------------------------------------------
-
-
-def _sweeps(args: argparse.Namespace) -> int:
-    """One sweep, or all of them into one report.  -> exit code"""
-    if args.impl:
-        raise UsageProblem("--impl decides the rows of one comparison; leave out --sweep, or --impl")
-    if flag := parsing.first_given(args, "profile", "verbose", "trace"):
-        raise UsageProblem(f"{flag} looks at one comparison; leave out --sweep, or {flag}")
-    names = list(sweeps.SWEEPS) if args.sweep == "all" else [args.sweep]
-    if len(names) > 1 and args.json:
-        raise UsageProblem("--json takes one record; run the sweeps one by one, or read results/ afterwards")
-    if len(names) > 1 and args.prompts == "-":
-        raise UsageProblem("standard input can be read once only; give --prompts a file")
-    done: list[SweepRun] = []
-    code, start = 0, time.monotonic()
-    try:
-        for place, name in enumerate(names, 1):
-            if len(names) > 1:
-                spent = time.monotonic() - start
-                left = f", about {spent / (place - 1) * (len(names) - place + 1) / 60:.0f} min left" if done else ""
-                note(f"sweep {place} of {len(names)}: {name}{left}")
-            asked = {"sweep": name, "draft": compare_flags.drafts_of_sweep(name, args.draft)}
-            own = compare_flags.filled(
-                argparse.Namespace(**vars(args) | asked), "sweep", **compare_flags.SWEEP_DEFAULTS.get(name, {})
-            )
-            code = _run(own, done) or code
-            if done[-1].interrupted:
-                break
-    finally:
-        if len(names) > 1 and done:
-            path = args.out_dir / "results" / f"{args.name}-sweeps.md"
-            pictures = {s.sweep: f"../plots/{args.name}-sweep-{s.sweep}.png" for s in done}
-            code = do_all([lambda: write_whole(path, sweep_views.all_pages(done, pictures))]) or code
-    return code

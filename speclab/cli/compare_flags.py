@@ -1,11 +1,9 @@
 """The flags of compare.py, and what stands for those that are left out."""
 
 import argparse
-from typing import Any
 
 from speclab.cli import flags, parsing
-from speclab.drafts.kinds import LOOKUPS, is_dial
-from speclab.lab import padded_pair, sweeps
+from speclab.lab import padded_pair
 from speclab.models import sizes
 from speclab.models.loading import LAB_TARGET
 from speclab.system.errors import UsageProblem
@@ -24,52 +22,29 @@ SIZES = {
     "quick verify_plan": (2, 48, 2, SHORT_LENGTHS, "0"),
     "full plan": (0, 128, 3, ALL_LENGTHS, "0"),
     "full verify_plan": (0, 128, 2, ALL_LENGTHS, "0"),
-    "sweep": (2, 64, 1, "4", "0"),
     "batch": (0, 48, 1, "2,4,6", "0"),  # all prompts: a batch of 16 shall hold no copies
     "quick batch": (2, 32, 1, "2,4", "0"),
     "full batch": (0, 128, 1, "2,4,6", "0"),
 }
 COMPARISONS = ("default", "quick", "full")
-SIZE_NAMES = (
-    "quick",
-    "full",
-    "plan",
-    "verify_plan",
-    "sweep",
-    "batch",
-)  # flags that name a size, alone or one after another
+SIZE_NAMES = ("quick", "full", "plan", "verify_plan", "batch")  # flags that name a size, alone or one after another
 USUAL_DRAFTS = "model,ngram"
-BATCH = "batch"  # a sweep that is a run of its own: --batch with more of everything
 BATCHES = "1,2,4,8,16"
 MOST_TEXTS = 1024  # side by side
 LAB_DRAFTS = "model,feature,hybrid"  # of a comparison with the lab's own target
-ACCURACIES = [f"dial:{i / 10:g}" for i in range(11)]
-FREE_ORACLES = [f"{dial}:free" for dial in ACCURACIES]
-# What a sweep has of its own.
-SWEEP_DEFAULTS: dict[str, dict[str, Any]] = {
-    "draft-length": {"draft_length": ALL_LENGTHS},
-    "acceptance": {"draft_length": "2", "draft": ",".join([*FREE_ORACLES, *ACCURACIES])},
-    "temperature": {"temperature": "0,0.2,0.4,0.6,0.8,1,1.2"},
-    "output-length": {"max_new_tokens": 512},
-    "draft-kind": {"draft": "model,ngram,dial:0.5", "limit": 4},
-    "mismatch": {"draft": "model"},
-    "definitions": {"draft_length": "1,2,4,8"},
-}
 NO_PADDED = "none"  # of --padded
-OF_A_COMPARISON = ("brief", "by_kind", "padded", "report")  # flags that neither a plan nor a sweep has
+OF_A_COMPARISON = ("brief", "by_kind", "padded", "report")  # flags that neither a plan nor a run of batches has
 
 
 def size_of(args: argparse.Namespace) -> str:
     """The kind of the run: one of SIZES. UsageProblem where a flag belongs to another kind."""
-    if args.batch is not None and (other := parsing.first_given(args, "sweep", "plan", "verify_plan")):
-        raise UsageProblem(f"--batch is a run of its own; leave it out, or {other} (--sweep {BATCH} goes with it)")
+    if args.batch is not None and (other := parsing.first_given(args, "plan", "verify_plan")):
+        raise UsageProblem(f"--batch is a run of its own; leave it out, or {other}")
     names = [name for name in SIZE_NAMES if getattr(args, name) or (name == "batch" and args.batch is not None)]
-    size, kind = " ".join(names) or "default", names[-1] if names else ""
-    if size not in SIZES:
-        raise UsageProblem(f"a sweep has a size of its own; give --limit and --max-new-tokens, leave out --{names[0]}")
-    if kind in ("plan", "verify_plan", "sweep", "batch") and (flag := parsing.first_given(args, *OF_A_COMPARISON)):
+    kind = names[-1] if names else ""
+    if kind in ("plan", "verify_plan", "batch") and (flag := parsing.first_given(args, *OF_A_COMPARISON)):
         raise UsageProblem(f"{flag} belongs to a comparison; leave it out, or --{kind.replace('_', '-')}")
-    return size
+    return " ".join(names) or "default"
 
 
 def make_parser(docstring: str) -> argparse.ArgumentParser:
@@ -84,9 +59,9 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
         "-k",
         "--draft-length",
         metavar="K,K",
-        help="auto: chosen in every round (default: 2,4,6,auto; --quick 2,4; plans 0 to 16; most sweeps 4)",
+        help="auto: chosen in every round (default: 2,4,6,auto; --quick 2,4; plans 0 to 16)",
     )
-    group.add_argument("--temperature", metavar="T,T", help="(default: 0,0.8; plans and most sweeps 0)")
+    group.add_argument("--temperature", metavar="T,T", help="(default: 0,0.8; plans 0)")
     group.add_argument("--repeats", type=parsing.at_least(1), help="times each prompt is decoded by each arm")
     size = group.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="2 prompts of a kind, 48 tokens, k = 2, 4; a plan: 0 to 8")
@@ -96,19 +71,18 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
     what.add_argument(
         "--verify-plan", action="store_true", help="the plan from half of the prompts, measured on the rest"
     )
-    what.add_argument(
-        "--sweep",
-        choices=[*sweeps.SWEEPS, "all", BATCH],
-        metavar="NAME",
-        help=f"{', '.join(sweeps.SWEEPS)}, all; {BATCH}: as --batch, in lockstep, too, and with long contexts, the "
-        "library's batches and other machines",
-    )
     group.add_argument(
         "-B",
         "--batch",
         metavar="B,B",
         help="decode so many texts side by side, token by token and with drafts: up to which batch speculation pays, "
         f"for example {BATCHES}",
+    )
+    group.add_argument(
+        "--thorough",
+        action="store_true",
+        help="batches in lockstep, too, and with long contexts, the library's batches and other machines (default with "
+        f"it: --batch {BATCHES})",
     )
     group.add_argument(
         "--padded",
@@ -130,11 +104,11 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
     return parser
 
 
-def filled(args: argparse.Namespace, size: str, **others: Any) -> argparse.Namespace:
-    """The arguments, with the defaults of this size, changed by `others`, wherever the command line gives none."""
+def filled(args: argparse.Namespace, size: str) -> argparse.Namespace:
+    """The arguments, with the defaults of this size wherever the command line gives none."""
     of_lab = args.target == LAB_TARGET or sizes.is_lab_size(args.target)
     drafts = LAB_DRAFTS if of_lab and not args.impl and size in COMPARISONS else USUAL_DRAFTS
-    defaults = {"draft": drafts} | dict(zip(SIZE_FLAGS, SIZES[size], strict=True)) | others
+    defaults = {"draft": drafts} | dict(zip(SIZE_FLAGS, SIZES[size], strict=True))
     filled = flags.with_defaults(args, defaults)
     filled.has_typed_lengths = args.draft_length is not None
     return filled
@@ -158,11 +132,3 @@ def check_padded(args: argparse.Namespace, size: str) -> None:
                 f"use --draft {LAB_DRAFTS}"
             )
         padded_pair.check_size(args.padded, kinds)
-
-
-def drafts_of_sweep(name: str, asked: str | None) -> str | None:
-    """`--draft` as a sweep reads it: acceptance wants an oracle draft for every model, at that model's cost."""
-    models = [kind for kind in (asked or "").split(",") if kind and kind not in LOOKUPS and not is_dial(kind)]
-    if name != "acceptance" or not models:
-        return asked
-    return ",".join([*FREE_ORACLES, *(f"{dial}:{model}" for model in models for dial in ACCURACIES)])

@@ -54,6 +54,5 @@ def _listed(flags: list[str]) -> str:
 
 
 def _has_other_randomness(args: argparse.Namespace) -> bool:
-    """Whether a greedy run draws random numbers all the same: a dial's mistakes, and drafts that a sweep damages."""
-    kinds = (getattr(args, "draft", None) or "").split(",")
-    return any(map(is_dial, kinds)) or getattr(args, "sweep", None) == "mismatch"
+    """Whether a greedy run draws random numbers all the same: a dial's mistakes."""
+    return any(map(is_dial, (getattr(args, "draft", None) or "").split(",")))

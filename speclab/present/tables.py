@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from speclab.records.samples import AUTO
-from speclab.theory.curves import decoding
+from speclab.theory.attribution import decoding
 
 try:
     import tabulate

@@ -115,10 +115,10 @@ class MachineEntry(Part):
 
 @dataclass(kw_only=True)
 class BatchRun(LabRun):
-    """`python compare.py --batch B,B`, and with more of everything `--sweep batch`."""
+    """`python compare.py --batch B,B`, and with more of everything `--thorough`."""
 
     batches: list[int]
-    thorough: bool  # --sweep batch
+    thorough: bool  # --thorough
     n_requests: Count
     mean_context: Amount  # tokens before a pass, over all passes
     correctness: list[Judged]

@@ -181,22 +181,6 @@ class Phases:
     share: Share | None
 
 
-class Training:
-    """This says how a draft was trained for a sweep."""
-
-    steps: Count
-    tokens: Count
-    seconds: Amount
-    first_loss: float
-    last_loss: float
-
-
-class SweepFacts:
-    """A sweep has this beside its points."""
-
-    training: Annotated[Facts, Entries(Training)] = {}  # noqa: RUF012
-
-
 class ServerFacts:
     """This says which engine served, and how it was started. Of servers that ran before, the version alone is known."""
 

@@ -103,14 +103,6 @@ class Row(ArmCounts):
 
 
 @dataclass(kw_only=True)
-class Point(Row):
-    """A row of a sweep: where it stands on the axis, and in which line."""
-
-    x: int | float | str
-    series: str
-
-
-@dataclass(kw_only=True)
 class Timing(ArmCounts):
     """A sample without its text: the seconds of every repeat on one prompt."""
 

@@ -1,7 +1,7 @@
-"""The run records as dataclasses: a comparison, a sweep, a plan. Every table and picture is a view of one.
+"""The run records as dataclasses: a comparison, a plan. Every table and picture is a view of one.
 
-A comparison keeps raw seconds and counts, and the rows that speclab/lab/rows.py makes of them; sweeps and plans keep
-rows and costs alone. A record names the machine by what it is, never by its host or user name, and holds no absolute
+A comparison keeps raw seconds and counts, and the rows that speclab/lab/rows.py makes of them; plans keep rows and
+costs alone. A record names the machine by what it is, never by its host or user name, and holds no absolute
 path. Schema, reading and writing follow from these classes (speclab/records/files.py).
 """
 
@@ -17,9 +17,8 @@ from speclab.records.facts import (
     Phases,
     Prompts,
     RunSettings,
-    SweepFacts,
 )
-from speclab.records.rows import Amount, Count, Part, Point, Row, Timing
+from speclab.records.rows import Amount, Count, Part, Row, Timing
 
 SCHEMA_VERSION = 2
 
@@ -122,17 +121,6 @@ class ComparisonRun(LabRun):
     bandwidth: Amount | None = None  # bytes a second that the machine reads; absent in older records
     best_plain: str | None = None  # method of the fastest plain decoding; absent in older records
     padded: "ComparisonRun | None" = None  # a short run of the same pair at the price of a larger one
-
-
-@dataclass(kw_only=True)
-class SweepRun(LabRun):
-    """`python compare.py --sweep NAME`."""
-
-    sweep: str
-    facts: Annotated[Facts, Entries(SweepFacts)]
-    correctness: list[Judged]
-    noise: list[Noise]
-    points: list[Point]
 
 
 @dataclass(kw_only=True)

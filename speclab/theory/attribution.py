@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from speclab.records.rows import Row, Rung
 from speclab.records.runs import Noise
@@ -27,6 +27,19 @@ from speclab.theory.formulas import (
     ratio_interval,
 )
 from speclab.theory.ladder import RUNGS
+
+
+class Value(NamedTuple):
+    """A number and its 95 % interval, None where fewer than three prompts were measured."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+def decoding(row: Row) -> Value:
+    """Speedup of decoding alone."""
+    return Value(row.speedup, row.speedup_low, row.speedup_high)
 
 
 @dataclass

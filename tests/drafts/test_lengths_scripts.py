@@ -52,9 +52,7 @@ def test_a_comparison_sets_it_beside_the_best_fixed_length(pair_folder, tmp_path
     assert "≤ 8" in page
 
 
-@pytest.mark.parametrize(
-    "words", [("--plan",), ("--verify-plan",), ("--sweep", "draft-length"), ("--profile", "p.json")]
-)
+@pytest.mark.parametrize("words", [("--plan",), ("--verify-plan",), ("--profile", "p.json")])
 def test_what_wants_fixed_lengths_refuses_it(words, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert compare.main(["-k", "2,auto", *words]) == 2

@@ -38,9 +38,9 @@ def run(pair_folder, tmp_path, capsys, monkeypatch):
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [["--batch", "1,2,4"], ["--sweep", "batch", "-B", "2,3"]], ids=["batch", "sweep"])
+@pytest.mark.parametrize("words", [["--batch", "1,2,4"], ["--thorough", "-B", "2,3"]], ids=["batch", "thorough"])
 def test_a_run_leaves_its_record_page_and_picture(run, tmp_path, words):
-    thorough = "--sweep" in words
+    thorough = "--thorough" in words
     code, out, _ = run(*words, drafts="both")
     name = "local-sweep-batch" if thorough else "local-batch"
     made = read(tmp_path / "results" / f"{name}.json", BatchRun)

@@ -14,7 +14,7 @@ from speclab.models import prompts, select
 from speclab.models.setup import why_threads
 from speclab.present import run_lines
 from speclab.records import files
-from speclab.records.runs import CoreProbe, Machine, PlanRun, SweepRun
+from speclab.records.runs import CoreProbe, Machine, PlanRun
 from speclab.system import cores
 from speclab.theory import noise
 from tests.heads import tiny_block_head
@@ -42,7 +42,7 @@ def saved(folder, name="local"):
     return json.loads((folder / "results" / f"{name}.json").read_text("utf-8"))
 
 
-@pytest.mark.parametrize("words", [(), ("--plan",), ("--sweep", "draft-length")])
+@pytest.mark.parametrize("words", [(), ("--plan",)])
 def test_a_busy_machine_is_said_before_and_after_and_marked(run, tmp_path, monkeypatch, words):
     monkeypatch.setattr(cores, "together", lambda threads: HALF)
     out, err = run(*words)
@@ -130,17 +130,6 @@ def test_speedups_that_are_not_to_be_believed_are_not_shown(run, tmp_path, monke
     assert "NOT TO BE BELIEVED" in page
     assert page.index("NOT TO BE BELIEVED") < page.index("| speedup |")
     assert len(saved(tmp_path)["rows"]) >= 2
-
-
-def test_a_sweep_that_is_not_to_be_believed_shows_no_table(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(noise, "FURTHEST", 1.0)
-    out, _ = run("--sweep", "draft-length")
-    assert "NOT TO BE BELIEVED" in out
-    assert "speedup  " not in out
-    assert "best k" not in out
-    run_record = files.read(tmp_path / "results" / "local-sweep-draft-length.json", SweepRun)
-    assert run_record.points
-    assert "NOT TO BE BELIEVED" in (tmp_path / "results" / "local-sweep-draft-length.md").read_text("utf-8")
 
 
 def test_a_plan_that_is_not_to_be_believed_recommends_nothing(run, tmp_path, monkeypatch):

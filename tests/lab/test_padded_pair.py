@@ -139,7 +139,7 @@ def test_a_size_that_was_asked_for_and_cannot_be_made_is_an_error(run, monkeypat
         (["--padded", "lab:20m", "--draft", "dial:0.8"], "use --draft model,feature,hybrid"),
         (["--padded", "lab:20m", "--target", "some/model"], "leave out --target"),
         (["--padded", "lab:20m", "--plan"], "--padded belongs to a comparison"),
-        (["--brief", "--sweep", "temperature"], "--brief belongs to a comparison"),
+        (["--brief", "--batch", "2"], "--brief belongs to a comparison"),
         (["--by-kind", "--plan"], "--by-kind belongs to a comparison"),
     ],
 )

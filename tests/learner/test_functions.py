@@ -987,12 +987,6 @@ def test_a_record_without_the_flag_does_not_know_of_it(comparison, monkeypatch):
     assert "took part" not in out
 
 
-def test_a_sweep_takes_no_functions(script):
-    code, _, err = script(compare, solutions(2), "--sweep", "draft-length")
-    assert code == 2
-    assert "leave out --sweep" in err
-
-
 def test_an_error_begins_on_a_line_of_its_own(script, pair_folder):
     """The text so far has been printed, without an end of line, when a round goes wrong."""
     words = ["--draft", str(pair_folder / "draft"), "--prompt", "def f(x):", "--max-new-tokens", "24"]

@@ -8,7 +8,7 @@ from speclab.present.pictures import figures, plots
 from speclab.present.pictures.figures import Panel, Series, draw, plain
 from speclab.records.runs import Noise
 from speclab.theory import noise
-from speclab.theory.curves import Value
+from speclab.theory.attribution import Value
 from tests.present.test_report import make_row, make_run
 
 

@@ -452,7 +452,7 @@ def test_a_bad_place_is_said_before_decoding(run, tmp_path, monkeypatch, place, 
 
 
 def test_trace_of_a_comparison(pair_folder, tmp_path, capsys, monkeypatch):
-    """First prompt, first draft, first length, first temperature; a sweep has none."""
+    """First prompt, first draft, first length, first temperature."""
     monkeypatch.setattr(prompts, "standard", lambda: [("code", "def f(x):"), ("prose", "return x")])
     words = ["--target", str(pair_folder / "target"), "--draft", f"dial:0.5:free,ngram,{pair_folder / 'draft'}"]
     words += ["--limit", "1", "--max-new-tokens", "24", "--threads", "1", "--engine", "eager", "--temperature", "0.8"]
@@ -469,9 +469,7 @@ def test_trace_of_a_comparison(pair_folder, tmp_path, capsys, monkeypatch):
     assert "<b>dial:0.5:free</b> drafts, up to 3 tokens" in text
     assert "greedy, seed 0" in text
     assert "def f(x):" in text
-    assert compare.main([*words, "--sweep", "context", "--trace", str(page)]) == 2
-    assert "--trace" in capsys.readouterr().err
-    for other in (["--sweep", "context"], ["--plan"], ["--verify-plan"]):
+    for other in (["--plan"], ["--verify-plan"]):
         assert compare.main([*words, *other, "--report", str(whole)]) == 2
         assert "--report" in capsys.readouterr().err
 

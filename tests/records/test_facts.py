@@ -9,10 +9,10 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from pydantic import TypeAdapter
 
-from speclab.present import batch_views, first_screen, plan_views, report, sweep_views
+from speclab.present import batch_views, first_screen, plan_views, report
 from speclab.records import facts, files
 from speclab.records.batches import BatchRun
-from speclab.records.runs import ComparisonRun, PlanRun, SweepRun
+from speclab.records.runs import ComparisonRun, PlanRun
 from speclab.theory.costs import Costs
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -21,7 +21,6 @@ VIEWS: list[tuple[str, type, list]] = [
     ("cpu-2-cores-intel", ComparisonRun, [first_screen.screen, functools.partial(first_screen.page, name="x")]),
     ("cpu-2-cores-full", ComparisonRun, [first_screen.screen, report.comparison]),
     ("cpu-2-cores-plan", PlanRun, [plan_views.text, plan_views.page]),
-    ("cpu-2-cores-sweep-mismatch", SweepRun, [sweep_views.text, functools.partial(sweep_views.page, picture_path="x")]),
     ("cpu-2-cores-sweep-batch", BatchRun, [batch_views.text, functools.partial(batch_views.page, picture="x")]),
 ]
 

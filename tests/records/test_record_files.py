@@ -11,12 +11,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from speclab.records import files
 from speclab.records.rows import Row
-from speclab.records.runs import ComparisonRun, PlanRun, SweepRun
+from speclab.records.runs import ComparisonRun, PlanRun
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.paths import ROOT
 
 RESULTS = ROOT / "results"
-COMMITTED = {"cpu-2-cores": ComparisonRun, "cpu-2-cores-sweep-context": SweepRun, "cpu-2-cores-plan": PlanRun}
+COMMITTED = {"cpu-2-cores": ComparisonRun, "cpu-2-cores-plan": PlanRun}
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from speclab.present.tables import (
     with_verdict,
 )
 from speclab.records.batches import KneeEntry
-from speclab.theory.curves import Value
+from speclab.theory.attribution import Value
 
 COLUMNS = (
     "tok/s: of all requests together; passes: speedups with the plain server first and with the other one first; "

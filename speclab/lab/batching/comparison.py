@@ -23,7 +23,7 @@ from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm, Made, Sample
 def compare_batches(config: RunConfig, batches: list[int], thorough: bool = False) -> tuple[BatchRun, Measurement]:
     """Measure, check, predict.  -> the record, and the texts with what their checks say
 
-    thorough: in lockstep, too, and with long contexts, the library and other machines (--sweep batch).
+    thorough: in lockstep, too, and with long contexts, the library and other machines (--thorough).
     """
     check_batch(config.setup.target)
     for drafter in config.drafters.values():

@@ -7,7 +7,7 @@ from speclab.present.batch_tables import drafts, pairs, plain_row
 from speclab.present.pictures import figures
 from speclab.present.pictures.figures import STYLES, Panel, Series, draw, plain
 from speclab.records.batches import BatchRow, BatchRun
-from speclab.theory.curves import Value
+from speclab.theory.attribution import Value
 
 
 def picture(run: BatchRun, folder: Path, name: str) -> Path:

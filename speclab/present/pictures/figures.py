@@ -15,7 +15,7 @@ from speclab.present.pictures.library import Figure, NullLocator, ScaledTranslat
 from speclab.present.run_lines import doubt_in_short, small_print
 from speclab.records.runs import Head
 from speclab.system.files import write_whole
-from speclab.theory.curves import Value, decoding
+from speclab.theory.attribution import Value, decoding
 
 # Okabe and Ito's colours without yellow; marker and line style differ too, so that grey print is enough.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000"]

@@ -1,13 +1,19 @@
 """Every sweep end to end on a tiny pair: record, page, picture, exit code; and what Ctrl-C and bad flags do."""
 
+import re
+
 import pytest
 
-import compare
-from speclab.lab import acceptance_probs, comparison, output_checks, sweeps
+from speclab.extensions.sweeps import sweeps
+from speclab.extensions.sweeps.__main__ import main, make_parser
+from speclab.extensions.sweeps.sweep_record import SweepRun
+from speclab.lab import acceptance_probs, comparison, output_checks
 from speclab.models import prompts
 from speclab.records.files import read
-from speclab.records.runs import SweepRun
+from speclab.system import cores
 from speclab.system.errors import EnvironmentProblem
+from speclab.system.paths import ROOT
+from speclab.theory import noise
 
 TEXTS = [("code", "def f(x):"), ("prose", "return x + 1"), ("copy", "x + 1, x + 1,")]
 
@@ -24,7 +30,7 @@ def run(pair_folder, tmp_path, capsys, monkeypatch):
         models += ["--draft", f"{pair_folder / 'draft'}" + (",ngram" if name != "mismatch" else "")] if draft else []
         size = ["--limit", "1", "--max-new-tokens", "9"]
         machine = ["--threads", "1", "--engine", "eager", "--out-dir", str(tmp_path)]
-        code = compare.main([*models, *size, *machine, "--sweep", name, *words])
+        code = main([name, *models, *size, *machine, *words])
         return (code, *capsys.readouterr())
 
     return call
@@ -131,3 +137,59 @@ def test_a_stop_after_the_measurement_keeps_its_rows(run, tmp_path, monkeypatch,
     assert made.points
     page = (tmp_path / "results" / f"local-sweep-{name}.md").read_text()
     assert ("NOT CHECKED" in page) == (made.unchecked is not None) == (where[0] is output_checks)
+
+
+def test_a_sweep_that_is_not_to_be_believed_shows_no_table(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(noise, "FURTHEST", 1.0)
+    _, out, _ = run("draft-length", "-k", "2")
+    assert "NOT TO BE BELIEVED" in out
+    assert "speedup  " not in out
+    assert "best k" not in out
+    assert found(tmp_path, "draft-length").points
+    assert "NOT TO BE BELIEVED" in (tmp_path / "results" / "local-sweep-draft-length.md").read_text("utf-8")
+
+
+def test_a_busy_machine_is_said_before_and_after(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(cores, "together", lambda threads: cores.Work(blocks=50.0, got=0.5, wanted=1.0))
+    _, out, err = run("draft-length", "-k", "2")
+    assert sum(line.startswith("busy") for line in err.splitlines()) == 1
+    assert "BUSY: one thread got 50%" in out
+    assert found(tmp_path, "draft-length").machine.probe.free is False
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "code", "said"),
+    [
+        ("nonsense", [], 2, "draft-length"),
+        ("context", ["--trace", "x.html"], 2, "unrecognized arguments: --trace"),
+        ("all", ["--json", "-"], 2, "--json takes one record"),
+        ("all", ["--prompts", "-"], 2, "give --prompts a file"),
+        ("context", ["--max-new-tokens", "500"], 2, "fewer --max-new-tokens"),
+        ("output-length", ["--max-new-tokens", "4"], 2, "8 or more"),
+        ("draft-length", ["--max-new-tokens", "1"], 2, "--max-new-tokens 2"),
+        ("mismatch", ["--draft", "ngram"], 2, "draft model"),
+        ("acceptance", ["--draft", "ngram"], 2, "dial:0.5,dial:0.9"),
+        ("draft-length", ["--draft", "dial:0.5", "--temperature", "1"], 2, "add 0 to --temperature"),
+        ("draft-length", ["--draft", "tree:2x2:draft"], 2, "knows chains only"),
+        ("draft-length", ["-k", "2,auto"], 2, "has no -k auto"),
+        ("draft-length", ["--target", "./nowhere"], 3, "./nowhere"),
+    ],
+)
+def test_bad_words_are_one_line(run, tmp_path, name, words, code, said):
+    found, out, err = run(name, *words)
+    assert (found, out) == (code, "")
+    assert len(err.splitlines()) == 1
+    assert said in err
+    assert not list((tmp_path / "results").glob("*"))
+
+
+@pytest.mark.parametrize(("name", "idle"), [("mismatch", False), ("draft-length", True)])
+def test_a_seed_without_an_effect_is_said(run, name, idle):
+    _, _, err = run(name, "--seed", "1", "-k", "2")
+    assert ("--seed has no effect" in err) == idle
+
+
+def test_every_command_of_a_page_can_be_typed():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    shown = [name for page in pages for name in re.findall(r"extensions\.sweeps ([\w-]+)", page.read_text("utf-8"))]
+    assert {make_parser().parse_args([name]).sweep for name in shown} >= set(sweeps.SWEEPS)

@@ -5,31 +5,18 @@ A point is a row of the record with its place in the sweep: `x`, and `series` fo
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
-from speclab.records.rows import Point, Row
-from speclab.records.runs import SweepRun
+from speclab.extensions.sweeps.sweep_record import Point, SweepRun
+from speclab.records.rows import Row
 from speclab.theory import attribution
+from speclab.theory.attribution import Value, decoding
 from speclab.theory.formulas import book_formula, omega_star, overhead_per_round
 
 NEAR = 0.05  # the book's formula counts as right where it is at most this far from the measurement
 X_IS_DRAFT_LENGTH, X_IS_TEMPERATURE = ("draft-length", "definitions"), ("temperature",)
 X_IS_DRAFT = ("draft-kind", "mismatch")
-
-
-class Value(NamedTuple):
-    """A number and its 95 % interval, None where fewer than three prompts were measured."""
-
-    value: float
-    low: float | None
-    high: float | None
-
-
-def decoding(point: Row) -> Value:
-    """Speedup of decoding alone."""
-    return Value(point.speedup, point.speedup_low, point.speedup_high)
 
 
 def end_to_end(point: Row) -> Value:

@@ -1,13 +1,16 @@
 """A sweep as lines, table, picture and page: views of its record, nothing is measured here.
 
-The numbers come from speclab/theory/curves.py, the pictures are painted in speclab/present/pictures/sweep_plots.py.
+The numbers come from curves.py, the pictures are painted in sweep_plots.py.
 """
 
 import functools
 import operator
 from pathlib import Path
 
-from speclab.present.pictures import figures, sweep_plots
+from speclab.extensions.sweeps import curves, sweep_plots
+from speclab.extensions.sweeps.curves import NEAR, Value, decoding, end_to_end, omega_star, verdict
+from speclab.extensions.sweeps.sweep_record import Point, SweepRun
+from speclab.present.pictures import figures
 from speclab.present.run_lines import COSTS, doubt, noise_lines, provenance, remarks
 from speclab.present.tables import (
     CELLS,
@@ -23,10 +26,6 @@ from speclab.present.tables import (
     prediction,
     show,
 )
-from speclab.records.rows import Point
-from speclab.records.runs import SweepRun
-from speclab.theory import curves
-from speclab.theory.curves import NEAR, Value, decoding, end_to_end, omega_star, verdict
 
 QUESTIONS = {
     "draft-length": "How many tokens should a draft have, and when is it too long?",

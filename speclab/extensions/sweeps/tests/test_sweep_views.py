@@ -6,12 +6,11 @@ from dataclasses import replace
 import pytest
 from pydantic import TypeAdapter
 
-from speclab.present import sweep_views, tables
-from speclab.present.pictures import sweep_plots
+from speclab.extensions.sweeps import curves, sweep_plots, sweep_views
+from speclab.extensions.sweeps.sweep_record import Point, SweepRun
+from speclab.present import tables
 from speclab.records.files import to_json
-from speclab.records.rows import Point
-from speclab.records.runs import SCHEMA_VERSION, Machine, Noise, SweepRun, Versions
-from speclab.theory import curves
+from speclab.records.runs import SCHEMA_VERSION, Machine, Noise, Versions
 from speclab.theory.formulas import (
     book_formula,
     cost_model_speedup,

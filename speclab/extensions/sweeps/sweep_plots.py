@@ -1,18 +1,17 @@
 """The pictures of the sweeps: each is a list of panels, which speclab/present/pictures/figures.py draws.
 
-Every function takes a sweep with points and returns a figure; speclab/present/sweep_views.py signs and saves it.
+Every function takes a sweep with points and returns a figure; sweep_views.py signs and saves it.
 """
 
 import functools
 
+from speclab.extensions.sweeps import curves
+from speclab.extensions.sweeps.curves import decoding, end_to_end
+from speclab.extensions.sweeps.sweep_record import Point, SweepRun
 from speclab.present.pictures import figures
 from speclab.present.pictures.figures import Panel, Series, column, draw, plain, speedups
 from speclab.present.pictures.library import Figure
 from speclab.present.tables import interval, number, short_names
-from speclab.records.rows import Point
-from speclab.records.runs import SweepRun
-from speclab.theory import curves
-from speclab.theory.curves import decoding, end_to_end
 
 NAME_WIDTH = 16  # of a draft's name in a legend
 LINES = {  # a column that predicts the speedup -> its label, colour and style

@@ -1,4 +1,4 @@
-"""`compare.py --sweep NAME`: change one setting, keep the rest still.
+"""Sweeps: change one setting, keep the rest still.
 
 A sweep is a list of points. Each point is a row like those of a comparison, with predictions, measured in the same
 turns as all others wherever one run can hold them.
@@ -14,6 +14,7 @@ from draft_models import ModelDrafter
 from speclab.core.rounds import Drafter
 from speclab.drafts.oracle import FreeOracleDrafter, OracleDraft
 from speclab.drafts.select import check_prompts
+from speclab.extensions.sweeps.sweep_record import Point, SweepRun
 from speclab.lab.acceptance_probs import CostTable, calibrated
 from speclab.lab.bench import is_model
 from speclab.lab.comparison import build_rows, explained, measure_and_judge, noise_at
@@ -22,8 +23,7 @@ from speclab.lab.run_config import RunConfig
 from speclab.lab.training import degraded_drafts
 from speclab.models import loading
 from speclab.models.prompts import Prompt
-from speclab.records.rows import Point, Row
-from speclab.records.runs import SweepRun
+from speclab.records.rows import Row
 from speclab.system.errors import UsageProblem
 from speclab.system.terminal import note
 
@@ -88,7 +88,9 @@ def _one_run(x: str, series: str = "method", kinds: bool = False) -> Callable[[R
 def _oracles_only(config: RunConfig) -> tuple[RunConfig, dict]:
     """Greedy: an oracle draft replays greedy text."""
     if not all(isinstance(drafter, OracleDraft) for drafter in config.drafters.values()):
-        raise UsageProblem("--sweep acceptance turns a dial; leave --draft away or give dials, as in dial:0.5,dial:0.9")
+        raise UsageProblem(
+            "the sweep acceptance turns a dial; leave --draft away or give dials, as in dial:0.5,dial:0.9"
+        )
     return replace(config, temperatures=[0.0]), {}
 
 
@@ -144,7 +146,7 @@ def _by_size(sizes: list[int], run: Callable[[int], tuple[list[Row], Measurement
 def _output_length(config: RunConfig, facts: dict) -> Points:
     lengths = [n for n in OUTPUT_LENGTHS if n <= config.max_new_tokens]
     if not lengths:
-        raise UsageProblem("--sweep output-length begins at 8 tokens; use --max-new-tokens 8 or more")
+        raise UsageProblem("the sweep output-length begins at 8 tokens; use --max-new-tokens 8 or more")
     return _by_size(lengths, lambda n: _rows(config, max_new_tokens=n, title=f"{n} tokens"))
 
 
@@ -155,7 +157,7 @@ def _context(config: RunConfig, facts: dict) -> Points:
     room = min((n for n in rooms if n is not None), default=sys.maxsize)
     if room < CONTEXTS[0]:
         raise UsageProblem(
-            f"the models have room for {max(0, room)} tokens of prompt and --sweep context needs {CONTEXTS[0]}; use "
+            f"the models have room for {max(0, room)} tokens of prompt and the sweep context needs {CONTEXTS[0]}; use "
             "fewer --max-new-tokens"
         )
     facts["costs"] = []
@@ -189,7 +191,7 @@ def _degraded(config: RunConfig) -> tuple[RunConfig, dict]:
     """The trained draft, the same with noise in its weights, one trained on the spot, a random one."""
     trained = next((drafter for drafter in config.drafters.values() if is_model(drafter)), None)
     if trained is None:
-        raise UsageProblem("--sweep mismatch starts from a draft model; give --draft model or a folder")
+        raise UsageProblem("the sweep mismatch starts from a draft model; give --draft model or a folder")
     source, vocab = trained.draft.model, trained.draft.vocab_size
     note(f"training a draft for {TRAINING_SECONDS:.0f} s")
     spot, facts = degraded_drafts.trained_on_the_spot(source, config.setup.tokenizer, TRAINING_SECONDS, config.seed)

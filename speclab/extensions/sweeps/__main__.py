@@ -1,0 +1,168 @@
+"""Sweeps: change one setting, keep the rest still, and see what the speedup and its predictions do.
+
+    python -m speclab.extensions.sweeps draft-length     # k from 0 to 16
+    python -m speclab.extensions.sweeps acceptance       # how often the draft is right, at a draft's price and for free
+    python -m speclab.extensions.sweeps temperature      # 0 to 1.2
+    python -m speclab.extensions.sweeps output-length    # 8 to 512 new tokens, reading the prompt included
+    python -m speclab.extensions.sweeps context          # prompts of 128 to 1,800 tokens
+    python -m speclab.extensions.sweeps draft-kind       # which draft for which kind of text
+    python -m speclab.extensions.sweeps mismatch         # drafts ever less like the target, down to random weights
+    python -m speclab.extensions.sweeps definitions      # four numbers that are called acceptance, fed to the formula
+    python -m speclab.extensions.sweeps all              # all of them, one report: results/local-sweeps.md
+
+What comes out: a table, its predictions beside the measurement, a run record (JSON), a page in Markdown, and a picture.
+A sweep takes one to five minutes on two cores; --limit 1 makes it shorter. See docs/why-not-faster.md. Exit code 1 if a
+greedy difference is not a near-tie, or a sampled row fails its statistics.
+"""
+
+if __name__ == "__main__":
+    from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+
+import argparse
+import functools
+import sys
+import time
+from typing import Any
+
+from speclab.cli import compare_config, flags, no_effect, parsing
+from speclab.cli.output import Output, Step
+from speclab.drafts.kinds import LOOKUPS, is_dial, is_tree
+from speclab.extensions.sweeps import sweep_views, sweeps
+from speclab.extensions.sweeps.sweep_record import SweepRun
+from speclab.lab.output_checks import exit_code
+from speclab.lab.run_config import RunConfig
+from speclab.present.pictures import library
+from speclab.system.errors import UsageProblem, reports_problems
+from speclab.system.files import do_all, write_whole
+from speclab.system.terminal import note, say
+
+ALL = "all"
+ACCURACIES = [f"dial:{i / 10:g}" for i in range(11)]
+FREE_ORACLES = [f"{dial}:free" for dial in ACCURACIES]
+# What the command line leaves open: for every sweep, and what one has of its own.
+DEFAULTS = {
+    "draft": "model,ngram",
+    "limit": 2,
+    "max_new_tokens": 64,
+    "repeats": 1,
+    "draft_length": "4",
+    "temperature": "0",
+}
+OWN_DEFAULTS: dict[str, dict[str, Any]] = {
+    "draft-length": {"draft_length": ",".join(map(str, range(17)))},
+    "acceptance": {"draft_length": "2", "draft": ",".join([*FREE_ORACLES, *ACCURACIES])},
+    "temperature": {"temperature": "0,0.2,0.4,0.6,0.8,1,1.2"},
+    "output-length": {"max_new_tokens": 512},
+    "draft-kind": {"draft": "model,ngram,dial:0.5", "limit": 4},
+    "mismatch": {"draft": "model"},
+    "definitions": {"draft_length": "1,2,4,8"},
+}
+
+
+@reports_problems
+def main(argv: list[str] | None = None) -> int:
+    """One sweep, or all of them into one report.  -> exit code"""
+    args = make_parser().parse_args(argv)
+    names = list(sweeps.SWEEPS) if args.sweep == ALL else [args.sweep]
+    if len(names) > 1 and args.json:
+        raise UsageProblem("--json takes one record; run the sweeps one by one, or read results/ afterwards")
+    if len(names) > 1 and args.prompts == "-":
+        raise UsageProblem("standard input can be read once only; give --prompts a file")
+    done: list[SweepRun] = []
+    code, start = 0, time.monotonic()
+    try:
+        for place, name in enumerate(names, 1):
+            if len(names) > 1:
+                spent = time.monotonic() - start
+                left = f", about {spent / (place - 1) * (len(names) - place + 1) / 60:.0f} min left" if done else ""
+                note(f"sweep {place} of {len(names)}: {name}{left}")
+            code = _run(filled(args, name), name, done) or code
+            if done[-1].interrupted:
+                break
+    finally:
+        if len(names) > 1 and done:
+            path = args.out_dir / "results" / f"{args.name}-sweeps.md"
+            pictures = {s.sweep: f"../plots/{args.name}-sweep-{s.sweep}.png" for s in done}
+            code = do_all([lambda: write_whole(path, sweep_views.all_pages(done, pictures))]) or code
+    return code
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """All flags of the command."""
+    parser = parsing.make_parser(__doc__ or "", "python -m speclab.extensions.sweeps")
+    parser.add_argument("sweep", choices=[*sweeps.SWEEPS, ALL], metavar="NAME", help="what to change, see above")
+    flags.add_shared_flags(parser)
+    group = parser.add_argument_group("experiment")
+    group.add_argument(
+        "--draft",
+        metavar="KIND",
+        help="as of compare.py, but no trees; several with commas (default: model,ngram; acceptance has oracle drafts, "
+        "draft-kind one more)",
+    )
+    group.add_argument(
+        "-k", "--draft-length", metavar="K,K", help="(default: 4; draft-length 0 to 16, definitions 1,2,4,8)"
+    )
+    group.add_argument("--temperature", metavar="T,T", help="(default: 0; temperature 0 to 1.2)")
+    group.add_argument("--repeats", type=parsing.at_least(1), help="times each prompt is decoded by each arm")
+    flags.add_output_flags(parser.add_argument_group("results"))
+    parser.set_defaults(max_new_tokens=None)
+    return parser
+
+
+def filled(args: argparse.Namespace, name: str) -> argparse.Namespace:
+    """The arguments, with the defaults of this sweep wherever the command line gives none."""
+    asked = argparse.Namespace(**vars(args) | {"draft": _drafts(name, args.draft)})
+    asked = flags.with_defaults(asked, DEFAULTS | OWN_DEFAULTS.get(name, {}))
+    asked.has_typed_lengths = args.draft_length is not None
+    return asked
+
+
+def _drafts(name: str, asked: str | None) -> str | None:
+    """`--draft` as a sweep reads it: acceptance wants an oracle draft for every model, at that model's cost."""
+    models = [kind for kind in (asked or "").split(",") if kind and kind not in LOOKUPS and not is_dial(kind)]
+    if name != "acceptance" or not models:
+        return asked
+    return ",".join([*FREE_ORACLES, *(f"{dial}:{model}" for model in models for dial in ACCURACIES)])
+
+
+def _run(args: argparse.Namespace, name: str, done: list[SweepRun]) -> int:
+    """Measure one sweep, show and write it; its record is added to `done`.  -> exit code"""
+    config, output = _prepare(args, name)
+    with output.redirected():
+        if busy := config.look_at_cores():
+            note(f"busy    {busy}")
+        record, measured = sweeps.measure_sweep(config, name)
+        done.append(record)
+        page = functools.partial(sweep_views.page, record, f"../plots/{output.name}.png")
+        steps: list[Step] = [lambda: say(sweep_views.text(record)), *output.writes(record, page)]
+        if library.is_here():
+            steps.append(functools.partial(sweep_views.picture, record, output.plots, output.name))
+        else:
+            note(library.MISSING)
+        code = do_all(steps)
+    wrong = exit_code(measured)  # raises what ended the run early, if that can be mended
+    return code or wrong
+
+
+def _prepare(args: argparse.Namespace, name: str) -> tuple[RunConfig, Output]:
+    """Load and check everything; a Problem with the flags is raised before anything is timed."""
+    lengths, auto = parsing.lengths(args.draft_length, "-k")
+    if auto:
+        raise UsageProblem("a sweep has no -k auto; give -k numbers")
+    temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
+    compare_config.check_tokens(args)
+    output = Output(args, f"{args.name}-sweep-{name}")
+    output.check()
+    kinds = [kind for kind in args.draft.split(",") if kind]
+    if tree := next((kind for kind in kinds if is_tree(kind)), None):
+        raise UsageProblem(f"a sweep knows chains only, and {tree} drafts trees; leave it out")
+    compare_config.check_drafts(kinds, temperatures)
+    config = compare_config.load(args, kinds, lengths, temperatures)
+    # The seed has an effect where drafts are damaged at random.
+    seen = argparse.Namespace(**vars(args) | {"seed": 0}) if name == "mismatch" else args
+    no_effect.note_flags(seen, temperatures, config.setup.device)
+    return config, output
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,5 @@
+"""Tells the lab of the command."""
+
+from speclab.system.extensions import add_command
+
+add_command("sweeps", "changes one setting and keeps the rest still: draft length, acceptance, temperature and more")
