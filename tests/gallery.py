@@ -24,6 +24,7 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.context import BaseContext
 from pathlib import Path
+from types import ModuleType
 
 from tabulate import tabulate
 
@@ -44,12 +45,24 @@ PRELOADED += ["transformers.tokenization_utils_tokenizers", "matplotlib.pyplot",
 PRELOADED += ["torch._functorch.partitioners", "torch._export.serde"]  # what torch.export imports at its first call
 
 
-def all_mutants() -> tuple[Mutant, ...]:
-    """Every mutant, by bug. Imports the lab: not for the processes in which mutants are tried."""
+def files_of_mutants() -> list[ModuleType]:
+    """The modules that hold mutants. Imports the lab: not for the processes in which mutants are tried."""
     paths = [*sorted((ROOT / "tests" / "mutants").glob("*.py")), *sorted(ROOT.glob(OF_EXTENSIONS))]
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths if path.name not in NO_MUTANTS]
-    files = [importlib.import_module(name) for name in names]
-    mutants = [item for file in files for item in vars(file).values() if isinstance(item, Mutant)]
+    return [importlib.import_module(name) for name in names]
+
+
+def all_bugs() -> dict[int, str]:
+    """Every bug, by its number."""
+    bugs = dict(BUGS)
+    for file in files_of_mutants():
+        bugs |= getattr(file, "BUGS", {})
+    return bugs
+
+
+def all_mutants() -> tuple[Mutant, ...]:
+    """Every mutant, by bug."""
+    mutants = [item for file in files_of_mutants() for item in vars(file).values() if isinstance(item, Mutant)]
     return tuple(sorted(mutants, key=lambda mutant: mutant.bug))
 
 
@@ -154,11 +167,11 @@ def main(argv: list[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     try:
-        wanted = {int(number) for number in args.only.split(",")} if args.only else set(BUGS)
+        wanted = {int(number) for number in args.only.split(",")} if args.only else set(all_bugs())
     except ValueError:
         parser.error(f"--only {args.only}: give bug numbers, for example --only 4,8")
-    if not wanted <= set(BUGS):
-        parser.error(f"--only {args.only}: the gallery has {', '.join(map(str, BUGS))}")
+    if not wanted <= set(bugs := all_bugs()):
+        parser.error(f"--only {args.only}: the gallery has {', '.join(map(str, sorted(bugs)))}")
     context = forking()
     mutants = [mutant for mutant in all_mutants() if mutant.bug in wanted]
 

@@ -29,6 +29,7 @@ def _rooms() -> Iterator[str]:
 
 
 ROOMS = tuple(_rooms())
+EXTENSIONS = "speclab/extensions"
 # The one lazy import: a loop's main() hands itself to the command line.
 ALLOWED = {
     ("baseline_autoregressive.py", "speclab/cli/decoding.py"),
@@ -81,7 +82,11 @@ def plan() -> str:
         lines += [f"    {_id(room)} --> {_id(other)}" for other in reversed(ROOMS) if other in uses[room] - indirect]
     lines += ["```", "", "| room | files | imports |", "|---|---|---|"]
     for room in reversed(ROOMS):
-        names = [Path(file).stem for file in files() if room_of(file) == room and not room.endswith(".py")]
+        inside = [Path(file).relative_to(room) for file in files() if room_of(file) == room != file]
+        if room == EXTENSIONS:  # their folders, which can be deleted one by one
+            names = sorted({path.parts[0] for path in inside if len(path.parts) > 1})
+        else:
+            names = [path.stem for path in inside]
         lines.append(f"| {room} | {', '.join(names)} | {', '.join(o for o in reversed(ROOMS) if o in uses[room])} |")
     return "\n".join(lines)
 

@@ -91,7 +91,7 @@ def deleted() -> list[str]:
             process.join()
         copy = copied(Path(folder, "none"), names())
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests"],
+            [sys.executable, "-m", "pytest", "--collect-only", "-qx", "--tb=line", "-p", "no:cacheprovider", "tests"],
             cwd=copy,
             capture_output=True,
             text=True,

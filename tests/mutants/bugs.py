@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+# An extension has further ones: BUGS of its own mutants.
 BUGS = {
     1: "correction put before the accepted drafts",
     2: "no bonus token after full acceptance",
@@ -45,7 +46,6 @@ BUGS = {
     39: "tokens of a tree at wrong places, or the wrong branch kept",
     40: "size or shape of a tree chosen by the wrong numbers",
     41: "recurrent state that has read a rejected token, or an accepted one twice or never",
-    42: "an engine's counters, servers or answers taken for what they are not",
     43: "an encoder run again, or a decoder behind it begun or rolled back wrongly",
     44: "a tokenizer, a template, a name or a record from outside trusted",
 }

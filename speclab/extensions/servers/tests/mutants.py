@@ -24,6 +24,8 @@ from speclab.records.samples import BASELINE, BASELINE_REPEAT
 from speclab.theory import attribution
 from tests.mutants.bugs import mutant
 
+BUGS = {42: "an engine's counters, servers or answers taken for what they are not"}
+
 
 @mutant(21, "the_drafted_fraction_is_not_the_acceptance_rate", file="test_counters")
 def calls_the_engines_rate_alpha() -> None:
