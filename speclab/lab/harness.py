@@ -1,4 +1,4 @@
-"""Both decoders on the same prompts, in turns: the measurements that compare.py, its plans and its sweeps are made of.
+"""Both decoders on the same prompts, in turns: the measurements that compare.py and its plans are made of.
 
 The arms of one prompt decode side by side, each with caches of its own over the same weights. The arm with the fewest
 tokens goes next, one step or one round at a time. A shared machine changes its speed within a tenth of a second; arms

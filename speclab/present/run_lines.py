@@ -43,7 +43,7 @@ def circumstances(run: Head) -> str:
 
 
 def provenance(run: LabRun) -> str:
-    """The circumstances and the size of a comparison, a sweep or a plan, in one paragraph."""
+    """The circumstances and the size of a comparison or a plan, in one paragraph."""
     settings = run.settings
     return (
         f"{circumstances(run)}; {settings['n_prompts']} prompts, {settings['max_new_tokens']} new tokens each, "

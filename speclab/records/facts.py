@@ -181,18 +181,6 @@ class Phases:
     share: Share | None
 
 
-class ServerFacts:
-    """This says which engine served, and how it was started. Of servers that ran before, the version alone is known."""
-
-    package: str = ""
-    version: str | None = None
-    python: str = ""
-    torch: str | None = None
-    transformers: str | None = None
-    flags: list[str] = []  # noqa: RUF012
-    start_seconds: dict[str, Amount] = {}  # noqa: RUF012 - until each of them answered
-
-
 class LibraryBatch:
     """This is one batch of `model.generate`."""
 

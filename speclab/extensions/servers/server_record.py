@@ -4,9 +4,21 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from speclab.records.batches import KneeEntry, Verdict
-from speclab.records.facts import Entries, Facts, Judged, ServerFacts
+from speclab.records.facts import Entries, Facts, Judged
 from speclab.records.rows import Amount, Count, Part, Share
 from speclab.records.runs import LabRun, Noise
+
+
+class ServerFacts:
+    """This says which engine served, and how it was started. Of servers that ran before, the version alone is known."""
+
+    package: str = ""
+    version: str | None = None
+    python: str = ""
+    torch: str | None = None
+    transformers: str | None = None
+    flags: list[str] = []  # noqa: RUF012
+    start_seconds: dict[str, Amount] = {}  # noqa: RUF012 - until each of them answered
 
 
 @dataclass(kw_only=True)
