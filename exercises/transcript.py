@@ -20,7 +20,7 @@ from typing import NamedTuple
 from exercises import Todo
 from speclab.cli import parsing
 from speclab.learner.checklist import restore
-from speclab.learner.guard import CLOCK, PACKAGES, SECONDS, NeverEnds, at_most, in_one_line
+from speclab.learner.guard import PACKAGES, SECONDS, NeverEnds, at_most, in_one_line
 from speclab.system.errors import EnvironmentProblem, Problem, reports_problems
 from speclab.system.files import shown
 from speclab.system.paths import ROOT
@@ -147,7 +147,7 @@ def table(learner: ModuleType, record: Transcript) -> str:
 def _guarded() -> Iterator[None]:
     """A learner's code: what goes wrong in it is a line."""
     try:
-        with at_most(SECONDS, CLOCK):
+        with at_most(SECONDS):
             yield
     except Todo as todo:
         raise Problem(f"still to be written: {todo}; type: python check.py 17") from None

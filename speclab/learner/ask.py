@@ -9,10 +9,9 @@ import contextlib
 import math
 import operator
 import reprlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from speclab.learner import guard
@@ -20,22 +19,13 @@ from speclab.learner.guard import NeverEnds, at_most, in_one_line, promises_a_va
 from speclab.system.errors import Problem
 
 
-class Steps:
-    """A decoding that a learner's function may start and walk through; every step restarts the limits on its time."""
-
-    def __init__(self, start: Callable[[], Iterator]):
-        self._start = start
-        self.restart: Callable[[], None] = lambda: None
-
-    def __call__(self) -> Iterator:
-        """Start the decoding."""
-        for step in self._start():
-            self.restart()
-            yield step
-
-
 class Impossible(Exception):
     """An answer that cannot be: what it was, and what was needed."""
+
+
+def seconds(lab_inside: bool) -> float:
+    """How long a call may take; the lab's first pass may read the weights from a slow disk."""
+    return guard.SECONDS * (10 if lab_inside else 1)
 
 
 def ask(
@@ -44,16 +34,11 @@ def ask(
     """Call a function of exercise `number`; whatever goes wrong in it is a Problem of one line.
 
     check: makes a value of the lab's own of the answer, or raises Impossible. lab_inside: the lab's own passes run
-    within this call, on all threads. Lists are handed over as copies: a function
-    that uses one up misleads neither the run nor the line.
+    within this call, which may take longer. Lists are handed over as copies: a function that uses one up misleads
+    neither the run nor the line.
     """
-    # A pass works on every thread, and the first one may read the weights from a slow disk.
-    threads, patience = (torch.get_num_threads(), 10) if lab_inside else (1, 1)
     try:
-        with at_most(guard.SECONDS * threads, guard.CLOCK * patience) as restart:
-            for arg in args:
-                if isinstance(arg, Steps):
-                    arg.restart = restart
+        with at_most(seconds(lab_inside)):
             answer = function(*(list(arg) if isinstance(arg, list) else arg for arg in args))
             if answer is None and promises_a_value(function):
                 raise Impossible("None; did you forget `return`?")

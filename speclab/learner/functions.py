@@ -41,7 +41,8 @@ from speclab.learner.adapters import (
     accept_sampled,
     whole_loop,
 )
-from speclab.learner.ask import Steps, ask, each, finite, whole
+from speclab.learner.ask import ask, each, finite, seconds, whole
+from speclab.learner.guard import restart
 from speclab.learner.heads import LearnerBlock, LearnerFeature
 from speclab.models.cached import tokens_to_keep
 from speclab.models.prompts import Prompt
@@ -168,11 +169,18 @@ def rate(learner: ModuleType, decode: Callable[[], Iterator[int]], synchronize: 
 
     decode: starts a decoding of the same prompt. synchronize: waits for the device.
     """
-    args = (Steps(decode), time.perf_counter, synchronize, 1)
+
+    def steps() -> Iterator[int]:
+        """The decoding; every step restarts the limit on its time."""
+        for step in decode():
+            restart(seconds(lab_inside=True))
+            yield step
+
+    args = (steps, time.perf_counter, synchronize, 1)
     three = each("three numbers", finite, finite, finite)
-    prefill, seconds, n_tokens = ask(0, learner.time_decoding, *args, check=three, lab_inside=True)
-    speed = ask(0, learner.tokens_per_second, round(n_tokens), seconds, check=finite)
-    return f"{n_tokens:g} tokens, prefill {prefill:.3f} s, decoding {seconds:.2f} s: {speed:.1f} tok/s"
+    prefill, decoding, n_tokens = ask(0, learner.time_decoding, *args, check=three, lab_inside=True)
+    speed = ask(0, learner.tokens_per_second, round(n_tokens), decoding, check=finite)
+    return f"{n_tokens:g} tokens, prefill {prefill:.3f} s, decoding {decoding:.2f} s: {speed:.1f} tok/s"
 
 
 def judge_text(

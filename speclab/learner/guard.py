@@ -13,16 +13,14 @@ from pathlib import Path
 from speclab.system.paths import ROOT
 
 PACKAGES = ("solutions", "exercises")  # where the functions are
-SECONDS = 10  # of processor time in one call
-CLOCK = 30  # the same by the clock: a sleep and a lock take no processor time
-REPEAT = 1  # seconds until an alarm rings once more, for code that has caught the first one
+SECONDS = 30  # by the clock, for one call in a run
 LONGEST = 1000  # characters of a message that are shown
 
 
 class NeverEnds(BaseException):
-    """Code was stopped. Its arguments: after what, and why.
+    """Code was stopped after so many seconds, its argument.
 
-    Not an Exception, so that a learner's own `except Exception` lets it through.
+    It is no Exception, so that a learner's own `except Exception` lets it through.
     """
 
 
@@ -32,47 +30,31 @@ def has_alarm() -> bool:
 
 
 @contextlib.contextmanager
-def at_most(seconds: float, clock: float) -> Iterator[Callable[[], None]]:
-    """Raise NeverEnds in the code inside after that much processor time, or that long by the clock.
+def at_most(seconds: float) -> Iterator[None]:
+    """Raise NeverEnds in the code inside after so many seconds by the clock, and once more every second after that.
 
-    Only where the system has such alarms. Python code alone can be interrupted: a long call into C goes on, and whoever
-    started the process must end it. Gives a function that restarts the alarms, for code that is asked for many things
-    in one call.
+    Nothing is raised where the system has no alarm, nor in a long call into C, which only the end of the process ends.
     """
     if not has_alarm():
-        yield lambda: None
+        yield
         return
-    reasons = {
-        signal.SIGPROF: (f"after {seconds:g} s of processor time", "a loop without an end?"),
-        signal.SIGALRM: (f"after {clock:g} s by the clock", "does it wait for something that never comes?"),
-    }
-    raised, armed = [], True
 
-    def stop(number: int, _) -> None:
-        if armed:  # a signal may wait until its timer is off
-            raised.append(NeverEnds(*reasons[signal.Signals(number)]))
-            raise raised[-1]
+    def stop(*_) -> None:
+        raise NeverEnds(seconds)
 
-    def restart() -> None:
-        signal.setitimer(signal.ITIMER_PROF, seconds, REPEAT)
-        signal.setitimer(signal.ITIMER_REAL, clock, REPEAT)
-
-    # Of a limit around this one.
-    timers = {timer: signal.setitimer(timer, 0) for timer in (signal.ITIMER_PROF, signal.ITIMER_REAL)}
-    handlers = {number: signal.signal(number, stop) for number in reasons}
+    handler = signal.signal(signal.SIGALRM, stop)
+    timer = signal.setitimer(signal.ITIMER_REAL, seconds, 1)
     try:
-        restart()
-        yield restart
-        if raised:  # the code inside has caught it
-            raise raised[0]
+        yield
     finally:
-        armed = False
-        for timer in timers:
-            signal.setitimer(timer, 0)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for timer, left in timers.items():
-            signal.setitimer(timer, *left)
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler)
+
+
+def restart(seconds: float) -> None:
+    """Give the code inside `at_most` so many seconds from now on."""
+    if has_alarm():
+        signal.setitimer(signal.ITIMER_REAL, seconds, 1)
 
 
 # --- what went wrong, in one line -------------------------------------------------------------------------------------
@@ -81,13 +63,18 @@ def at_most(seconds: float, clock: float) -> Iterator[Callable[[], None]]:
 def in_one_line(error: BaseException) -> str:
     """An exception and its place: "IndexError: list index out of range (exercises/ex02_greedy.py:14)".
 
-    Code that was stopped is "still running after 10 s of processor time (exercises/ex02_greedy.py:14): a loop ...".
+    Code that was stopped is "still running after 30 s (exercises/ex02_greedy.py:14): a loop ...".
     """
     if isinstance(error, NeverEnds):
-        limit, reason = error.args
-        return f"still running {limit}{place(error)}: {reason}"
+        return still_running(*error.args, error)
     what = cut(str(error.msg) if isinstance(error, SyntaxError) else text_of(error))
     return f"{cut(type(error).__name__)}{': ' * bool(what)}{what}{place(error)}"
+
+
+def still_running(seconds: float, error: BaseException) -> str:
+    """Say that code was stopped after so many seconds, and where."""
+    reason = "a loop without an end, or a wait for something that never comes?"
+    return f"still running after {seconds:g} s{place(error)}: {reason}"
 
 
 def cut(text: str) -> str:

@@ -18,11 +18,9 @@ import inspect
 import json
 import os
 import re
-import runpy
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from textwrap import dedent
 from types import FunctionType, ModuleType
 
 import pytest
@@ -34,8 +32,8 @@ from speclab.learner.guard import (
     cut,
     in_one_line,
     is_learners_file,
-    place,
     promises_a_value,
+    still_running,
     text_of,
 )
 from speclab.system.paths import ROOT
@@ -93,28 +91,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def module_name(path: Path) -> str:
     """tests/exercises/test_ex02_greedy.py -> ex02_greedy"""
     return path.stem.removeprefix("test_")
-
-
-def wrong_answers(stem: str) -> dict[str, tuple[str, str]]:
-    """Short name of a misconception -> (the hole it fills, its source); none for an exercise without such a file."""
-    path = ROOT / "tests" / "exercises" / "wrong" / f"{stem}.py"
-    return runpy.run_path(str(path)).get("WRONG", {}) if path.exists() else {}
-
-
-def with_wrong_answer(stem: str, hole: str, source: str) -> ModuleType:
-    """A fresh copy of the solution in which one function, or one method of a class, is the wrong one."""
-    path = ROOT / "solutions" / f"{stem}.py"
-    module = ModuleType(f"solutions.{stem}")
-    exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), module.__dict__)
-    name, defined = hole.rpartition(".")[2], {}
-    exec(dedent(source), module.__dict__, defined)
-    # Its own classes only: the `prefill` of a class that it imports is the lab's.
-    owners = [module, *(x for x in vars(module).values() if isinstance(x, type) and x.__module__ == module.__name__)]
-    owner = next((owner for owner in owners if name in vars(owner)), None)
-    assert owner is not None, f"{stem} has no {hole} to replace"
-    module.__dict__.update({key: value for key, value in defined.items() if key != name})
-    setattr(owner, name, defined[name])
-    return module
 
 
 @pytest.fixture
@@ -188,10 +164,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
     return report
 
 
-def seconds_allowed(error: BaseException) -> str:
-    """The time limit that has stopped the code; empty where it was not stopped."""
+def seconds_allowed(error: BaseException) -> float:
+    """The time limit that has stopped the code; 0 where it was not stopped."""
     said = re.match(r"Timeout \(>([\d.]+)s\) from pytest-timeout", text_of(error)[:LONGEST])
-    return f"{float(said[1]):g}" if said and isinstance(error, pytest.fail.Exception) else ""
+    return float(said[1]) if said and isinstance(error, pytest.fail.Exception) else 0
 
 
 PROCESS = os.getpid()
@@ -267,8 +243,7 @@ def reach(uses: list[str], source: str) -> list[str]:
 def in_words(error: BaseException) -> str:
     """What a check says, or an exception that is none of its own, in one line that is never empty."""
     if seconds := seconds_allowed(error):
-        reason = "a loop without an end, or a wait for something that never comes?"
-        return f"still running after {seconds} s{place(error)}: {reason}"
+        return still_running(seconds, error)
     frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     own = isinstance(error, AssertionError) and frames and is_learners_file(frames[-1])  # an assert in the code itself
     if own or not isinstance(error, AssertionError | pytest.fail.Exception):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.exercises.whole import whole
+from tests.exercises.answers import whole
 
 # The chapter's trace: prefix of 3, then 3 drafts; d_model 8, 2 heads, vocabulary of 1000.
 WITHOUT_A_CACHE = {"n_cached": 0, "n_new": 6, "d_model": 8, "n_heads": 2, "vocab_size": 1000}

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.exercises.whole import whole
+from tests.exercises.answers import whole
 
 NO_EOS: frozenset[int] = frozenset()
 

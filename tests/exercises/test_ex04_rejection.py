@@ -13,15 +13,11 @@ import torch
 from torch import Tensor
 
 from speclab.core.sampling import draw as draw_rows
-from tests.exercises.whole import whole
+from tests.exercises.answers import whole, wrong
 from tests.exercises.wrong.ex04_rejection import RIGHT_ROUND, WRONG
 from tests.test_exact import Law, Tables, boxes, cdf_corners, completed, floats, inside, random_tables, target_law
 
 AcceptResult = tuple[int, int]  # drafted tokens kept, next token
-
-
-def wrong(message: str) -> None:
-    pytest.fail(message, pytrace=False)
 
 
 def draw(probs: Tensor, uniform: float) -> int:

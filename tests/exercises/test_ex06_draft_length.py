@@ -7,7 +7,7 @@ import pytest
 
 from exercises import simulator
 from speclab.learner.guard import place
-from tests.exercises.whole import whole
+from tests.exercises.answers import whole
 
 
 def predicted(alpha: float, k: int, c: float, v: Callable[[int], float], o: float) -> float:

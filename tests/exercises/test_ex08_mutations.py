@@ -16,7 +16,8 @@ from speclab.learner.adapters import whole_loop
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem
 from tests.exercises import ex08_bugs
-from tests.exercises.ex08_bugs import BUGS, ROOT, STEM, checks, module, red, seeded, states, the_exercise
+from tests.exercises.answers import checks_of
+from tests.exercises.ex08_bugs import BUGS, ROOT, STEM, module, red, seeded, states, the_exercise
 from tests.exercises.test_ex08_bug_hunt import AS_IT_CAME, fingerprint, is_untouched, untouched
 from tests.tiny_models import VOCAB, perturbed, tiny
 
@@ -30,7 +31,7 @@ def test_exactly_the_checks_of_the_seeded_bugs_are_red(state):
 
 def test_the_table_is_whole():
     """Five bugs, five checks, and one that is there for everything else."""
-    names = list(checks())
+    names = list(checks_of(STEM))
     assert len(BUGS) == 5
     assert [name for name in names if name not in {bug.check for bug in BUGS}] == ["test_nothing_else_is_broken"]
     assert len(names) == 6
@@ -47,7 +48,7 @@ def test_the_exercise_is_the_solution_and_the_five_bugs():
 def test_an_untouched_exercise_is_todo():
     """Also with a comment more; with a change that does something it is under way."""
     source = the_exercise()
-    for check in checks().values():
+    for check in checks_of(STEM).values():
         with pytest.raises(Todo, match="ex08"):
             check(module(source))
     with pytest.raises(Todo):

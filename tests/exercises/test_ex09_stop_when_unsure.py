@@ -7,7 +7,8 @@ from fractions import Fraction
 import pytest
 import torch
 
-from tests.exercises.test_ex04_rejection import draw, rows_along, wrong
+from tests.exercises.answers import with_wrong_answer, wrong, wrong_answers
+from tests.exercises.test_ex04_rejection import draw, rows_along
 from tests.test_exact import Law, Tables, boxes, cdf_corners, completed, floats, inside, random_tables, target_law
 
 NEAR = 1e-9
@@ -172,11 +173,8 @@ def test_a_stop_leaves_the_targets_law_alone(learner):
 
 def test_the_biased_rule_of_the_chapter_is_biased():
     """p = q = (4/5, 1/5): dropping the second token after it was looked at gives (24/25, 1/25)."""
-    from tests.exercises.conftest import with_wrong_answer
-    from tests.exercises.wrong.ex09_stop_when_unsure import WRONG
-
     name = "a token that is not likely is not handed over"
-    draft = with_wrong_answer("ex09_stop_when_unsure", *WRONG[name]).draft_until_unsure
+    draft = with_wrong_answer("ex09_stop_when_unsure", *wrong_answers("ex09_stop_when_unsure")[name]).draft_until_unsure
     law = law_with(draft, of_the_chapter(), 0.5)
     first = [sum(share for tokens, share in law.items() if tokens[0] == token) for token in (0, 1)]
     assert first == [Fraction(24, 25), Fraction(1, 25)]

@@ -9,7 +9,8 @@ from textwrap import dedent
 import pytest
 import torch
 
-from tests.exercises.test_ex04_rejection import FAMILIES, Case, alike, law_of, pair, rows_along, wrong
+from tests.exercises.answers import wrong
+from tests.exercises.test_ex04_rejection import FAMILIES, Case, alike, law_of, pair, rows_along
 from tests.exercises.wrong.ex10_block_rule import RIGHT_PARTS, RIGHT_ROUND, WRONG
 from tests.test_exact import Tables, boxes, cdf_corners, completed, floats, inside, random_tables, target_law
 

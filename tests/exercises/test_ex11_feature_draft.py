@@ -6,7 +6,6 @@ of a position is its digit. The draft adds the state and the token of its last p
 
 import contextlib
 import re
-from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -17,10 +16,7 @@ from draft_models import as_draft
 from exercises.scenes import TinyTarget
 from optimized_speculative import speculative_decode
 from speclab.core.rounds import DecodeSettings, Round, tokens_of
-from speclab.learner import checklist
-from tests.exercises.conftest import with_wrong_answer
-from tests.exercises.test_ex04_rejection import wrong
-from tests.exercises.whole import whole
+from tests.exercises.answers import chapter, named, whole, with_wrong_answer, wrong
 from tests.exercises.wrong.ex11_feature_draft import (
     LAST_ROWS,
     NO_FIRST_ROW,
@@ -31,15 +27,6 @@ from tests.exercises.wrong.ex11_feature_draft import (
 )
 
 STEM = "ex11_feature_draft"
-
-
-def named(ask: Callable[[ModuleType], object], given: object) -> str:
-    """The well-known mistake that gives the very same answers, if it is one."""
-    for name, mistake in WRONG.items():
-        with contextlib.suppress(Exception, pytest.fail.Exception):  # one that does not fit has no answer everywhere
-            if ask(with_wrong_answer(STEM, *mistake)) == given:
-                return f": {name}"
-    return ""
 
 
 # --- the pairs --------------------------------------------------------------------------------------------------------
@@ -82,7 +69,7 @@ def test_a_state_goes_with_the_token_after_it(learner):
         if given != right:
             wrong(
                 f"{what}, text {text}, n_read {n_read}, a pass over {digits}: the states of {right[0]} are read beside "
-                f"{right[1]}, yours gives the states of {given[0]} beside {given[1]}{named(all_pairs, found)}"
+                f"{right[1]}, yours gives the states of {given[0]} beside {given[1]}{named(STEM, all_pairs, found)}"
             )
 
 
@@ -138,14 +125,14 @@ def test_deeper_positions_read_the_drafts_own_state(learner):
         about = f"{len(tokens)} pairs wait from position {position} on, k = {k}, drawn are {ids}"
         for i, (expected, own) in enumerate(zip(right, read, strict=False)):
             if own != expected:
-                name = named(all_passes, found)
+                name = named(STEM, all_passes, found)
                 wrong(f"{about}: pass {i + 1} reads {in_words(expected)}; yours reads {in_words(own)}{name}")
         if len(read) != k:
-            wrong(f"{about}: that takes {k} passes, yours makes {len(read)}{named(all_passes, found)}")
+            wrong(f"{about}: that takes {k} passes, yours makes {len(read)}{named(STEM, all_passes, found)}")
         if drawn_from != [OWN + i for i in range(k)]:
-            wrong(f"{about}: each token is drawn from the state that its pass gave{named(all_passes, found)}")
+            wrong(f"{about}: each token is drawn from the state that its pass gave{named(STEM, all_passes, found)}")
         if given != ids:
-            wrong(f"{about}: return these, in this order; yours returns {given}{named(all_passes, found)}")
+            wrong(f"{about}: return these, in this order; yours returns {given}{named(STEM, all_passes, found)}")
 
 
 # --- the check --------------------------------------------------------------------------------------------------------
@@ -199,7 +186,7 @@ def test_your_check_sees_what_a_text_cannot_show(learner):
         if given != right:
             wrong(
                 f"text {text}; read were, as (digit of the state, id), {pairs} ({what}): the first wrong position is "
-                f"{right}, yours says {given}{named(all_judged, found)}"
+                f"{right}, yours says {given}{named(STEM, all_judged, found)}"
             )
 
 
@@ -292,7 +279,7 @@ def test_as_much_is_accepted_as_can_be(learner):
         wrong(
             f"{N_NEW} tokens by rounds of at most {K} drafts: the text is the target's, as it is whatever is drafted; "
             f"{ACCEPTED[0]} of {ACCEPTED[1]} drafts are accepted in {ACCEPTED[2]} rounds, with yours {found[0]} of "
-            f"{found[1]} in {found[2]}{named(counted, found)}"
+            f"{found[1]} in {found[2]}{named(STEM, counted, found)}"
         )
 
 
@@ -346,13 +333,9 @@ SAID = {
 }
 
 
-def chapter() -> str:
-    return next(exercise.chapter for exercise in checklist.exercises() if exercise.number == 11).read_text("utf-8")
-
-
 def test_the_table_of_the_chapter():
     """How much is accepted of what each bug drafts; `decoded` has looked at the text of each."""
-    rows = re.findall(r"^ (\S.*?) {2,}(\d+) of (\d+) +([\d.]+)$", chapter(), re.MULTILINE)
+    rows = re.findall(r"^ (\S.*?) {2,}(\d+) of (\d+) +([\d.]+)$", chapter(STEM), re.MULTILINE)
     assert [row[0] for row in rows] == list(SAID)
     for name, *said in rows:
         accepted, drafted, n_rounds = counted(with_wrong_answer(STEM, *SAID[name]))
@@ -367,7 +350,7 @@ def test_the_rounds_of_the_picture():
     mistaken, _ = decoded(with_wrong_answer(STEM, *WRONG[LAST_ROWS]))
     assert [(int(state[0]), token) for state, token in mistaken.read[2:5]] == [(5, 5), (8, 8), (3, 4)]
     assert mistaken.proposed[1][0] == 7
-    text = " ".join(chapter().split())
+    text = " ".join(chapter(STEM).split())
     assert "text 1 2 3 5 8 4 state h0 h1 h2 h3 h4 -" in text
     assert "the pass reads 3 5 8 3 the drafts are 5 8 3 the target says 5 8 4 . two accepted" in text
     assert "5 8 4 2 2 3 4 2 its own, of pass 1 2 6 5 3 its own, of pass 2 6 8 6" in text

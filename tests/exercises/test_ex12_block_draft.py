@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import re
-from collections.abc import Callable
 from fractions import Fraction
 from types import ModuleType
 
@@ -11,25 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from speclab.learner import checklist
-from tests.exercises.conftest import with_wrong_answer
-from tests.exercises.test_ex04_rejection import rows_along, wrong
+from tests.exercises.answers import chapter, named, whole, with_wrong_answer, wrong
+from tests.exercises.test_ex04_rejection import rows_along
 from tests.exercises.test_ex09_stop_when_unsure import emitted
-from tests.exercises.whole import whole
 from tests.exercises.wrong.ex12_block_draft import BASE_DRAWN, BASE_HANDED, ONE_HOT, WRONG
 from tests.test_exact import Law, Row, Tables, completed, floats, random_tables, target_law
 
 STEM = "ex12_block_draft"
 NEAR = 1e-9
-
-
-def named(ask: Callable[[ModuleType], object], given: object) -> str:
-    """The well-known mistake that gives the very same answers, if it is one."""
-    for name, mistake in WRONG.items():
-        with contextlib.suppress(Exception, pytest.fail.Exception):  # one that does not fit has no answer everywhere
-            if ask(with_wrong_answer(STEM, *mistake)) == given:
-                return f": {name}"
-    return ""
 
 
 def rows(*lists: list[float]) -> Tensor:
@@ -83,7 +71,7 @@ def test_the_best_length_for_prices_as_they_are(learner):
             wrong(
                 f"acceptance {acceptance}, draft costs {draft}, verify costs {verify}, overhead {overhead}: tokens per "
                 f"step are {by_length} for k from 0 on, so the best k is {right}, yours says {given}"
-                f"{named(all_lengths, found)}"
+                f"{named(STEM, all_lengths, found)}"
             )
 
 
@@ -141,7 +129,9 @@ def test_two_slots_are_tested_one_after_the_other(learner):
         if own != pytest.approx(float(right), abs=1e-8):
             names = ("p first", "p second", "q first", "q second")
             tables = ", ".join(f"{name} {_shown(r)}" for name, r in zip(names, given, strict=True))
-            wrong(f"{what} ({tables}): {right} of two are accepted, yours says {own:g}{named(all_accepted, found)}")
+            wrong(
+                f"{what} ({tables}): {right} of two are accepted, yours says {own:g}{named(STEM, all_accepted, found)}"
+            )
 
 
 def _shown(row: list) -> str:
@@ -228,14 +218,14 @@ def test_each_row_depends_on_the_token_before(learner):
         if seen != right:
             wrong(
                 f"{about}: they are drawn from {in_fractions(right)}, yours from {in_fractions(seen)}"
-                f"{named(all_walks, found)}"
+                f"{named(STEM, all_walks, found)}"
             )
         if tokens != script:
-            wrong(f"{about}: yours returns the ids {tokens}{named(all_walks, found)}")
+            wrong(f"{about}: yours returns the ids {tokens}{named(STEM, all_walks, found)}")
         if handed != right:
             wrong(
                 f"{about}: q are the rows {in_fractions(right)}, yours hands over {in_fractions(handed)}"
-                f"{named(all_walks, found)}"
+                f"{named(STEM, all_walks, found)}"
             )
 
 
@@ -307,27 +297,23 @@ def test_the_rows_that_are_handed_over_keep_the_targets_law(learner):
             wrong(
                 f"slots {slots}, bias {bias}, last {last}, summed over all drafts: the next tokens {tokens} must come "
                 f"with probability {right.get(tokens, 0)}, with yours it is {found.get(tokens, 0)}"
-                f"{named(answers, found)}. {rows_along(at, tokens)}"
+                f"{named(STEM, answers, found)}. {rows_along(at, tokens)}"
             )
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def chapter() -> str:
-    return next(exercise.chapter for exercise in checklist.exercises() if exercise.number == 12).read_text("utf-8")
-
-
 def test_the_prices_of_the_chapter():
     """Both rows of speeds, and the best length of each."""
     said = {
         name: [float(x) for x in cells.replace("*", "").split("|")]
-        for name, cells in re.findall(r"^\| (token by token|one pass) \| (.+) \|$", chapter(), re.MULTILINE)
+        for name, cells in re.findall(r"^\| (token by token|one pass) \| (.+) \|$", chapter(STEM), re.MULTILINE)
     }
     for name, draft in (("token by token", STEPWISE), ("one pass", ONE_PASS)):
         found = speeds(ACCEPTANCE, draft, VERIFY, OVERHEAD)[1:]
         assert said[name] == [round(speed, 2) for speed in found]
-    bold = re.findall(r"\*\*([\d.]+)\*\*", chapter().partition("## Predict")[0])
+    bold = re.findall(r"\*\*([\d.]+)\*\*", chapter(STEM).partition("## Predict")[0])
     assert [float(x) for x in bold] == [max(said["token by token"]), max(said["one pass"])]
 
 
@@ -338,11 +324,11 @@ def test_the_two_slots_of_the_chapter():
     for token in range(2):
         assert sum(joint[token, y] for y in range(2)) == sum(alone[token, y] for y in range(2))
         assert sum(joint[x, token] for x in range(2)) == sum(alone[x, token] for x in range(2))
-    rows_said = re.findall(r"^ (of|no) +(course|problem) +(\S+) +(\S+)", chapter(), re.MULTILINE)
+    rows_said = re.findall(r"^ (of|no) +(course|problem) +(\S+) +(\S+)", chapter(STEM), re.MULTILINE)
     assert [(Fraction(p), Fraction(q)) for _, _, p, q in rows_said] == [(joint[key], alone[key]) for key in joint]
     assert accepted(COIN, OF_COURSE, COIN, [COIN, COIN]) == Fraction(3, 2)
     assert accepted(COIN, OF_COURSE, COIN, OF_COURSE) == 2
-    assert "1 + 1/2 = 3/2" in " ".join(chapter().split())
+    assert "1 + 1/2 = 3/2" in " ".join(chapter(STEM).split())
 
 
 def test_a_row_that_was_not_drawn_from_is_biased():
@@ -352,7 +338,7 @@ def test_a_row_that_was_not_drawn_from_is_biased():
     assert fractions(right_rows(slots, bias, last, [0])[0]) == [Fraction(2, 3), Fraction(1, 3)]
     for name, share in ((BASE_HANDED, Fraction(1, 9)), (BASE_DRAWN, Fraction(1, 4)), (ONE_HOT, Fraction(1, 6))):
         assert sum(chance for tokens, chance in law_with(name).items() if tokens[0] == 1) == share
-    text = " ".join(chapter().split())
+    text = " ".join(chapter(STEM).split())
     assert "1/3 x 1/3 = 1/9" in text
     assert "1/2 x 1/2 = 1/4" in text
     assert "1/3 x 1/6 + 2/3 x 1/6 = 1/6" in text

@@ -1,30 +1,14 @@
 """Checks of exercise 13: seconds of a pass from a data sheet, the best length of a batch, and the knee."""
 
-import contextlib
 import itertools
 import math
 import re
-from collections.abc import Callable
 from types import ModuleType
 
-import pytest
-
 from solutions import ex13_batch_knee as right
-from speclab.learner import checklist
-from tests.exercises.conftest import with_wrong_answer
-from tests.exercises.test_ex04_rejection import wrong
-from tests.exercises.wrong.ex13_batch_knee import WRONG
+from tests.exercises.answers import chapter, named, wrong
 
 STEM = "ex13_batch_knee"
-
-
-def named(ask: Callable[[ModuleType], object], given: object) -> str:
-    """The well-known mistake that gives the very same answers, if it is one."""
-    for name, mistake in WRONG.items():
-        with contextlib.suppress(Exception, pytest.fail.Exception):  # one that does not fit has no answer everywhere
-            if ask(with_wrong_answer(STEM, *mistake)) == given:
-                return f": {name}"
-    return ""
 
 
 def rounded(number: object) -> object:
@@ -66,7 +50,7 @@ def test_seconds_of_a_pass(learner):
             wrong(
                 f"{weights:g} weights and {place_bytes} bytes for a token of context, {bandwidth:g} bytes and "
                 f"{flops:g} operations a second, {n_texts} texts with {width} tokens each after {context}: "
-                f"{expected:g} seconds, yours says {given}{named(seconds_of, found)}"
+                f"{expected:g} seconds, yours says {given}{named(STEM, seconds_of, found)}"
             )
 
 
@@ -110,7 +94,7 @@ def test_the_best_length_of_a_batch(learner):
             wrong(
                 f"{n_texts} texts after {context} tokens each, machine {machine}, target {target}, draft {draft}, "
                 f"survival {shares}: the best k is {expected[0]} with {expected[1]:.3f}x, yours says {given}"
-                f"{named(lengths_of, found)}"
+                f"{named(STEM, lengths_of, found)}"
             )
 
 
@@ -139,15 +123,11 @@ def test_the_knee(learner):
         if given != expected:
             wrong(
                 f"batches {batches}, best speedups {speedups}: the knee is {expected}, yours says {given}"
-                f"{named(knees_of, found)}"
+                f"{named(STEM, knees_of, found)}"
             )
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
-
-
-def chapter() -> str:
-    return next(exercise.chapter for exercise in checklist.exercises() if exercise.number == 13).read_text("utf-8")
 
 
 def models() -> tuple:
@@ -156,9 +136,9 @@ def models() -> tuple:
 
 def test_the_table_of_the_chapter():
     """Best lengths and speedups, of both contexts."""
-    said = re.findall(r"^\| ([\d,]+) tokens +\| (.+) \|$", chapter(), re.MULTILINE)
+    said = re.findall(r"^\| ([\d,]+) tokens +\| (.+) \|$", chapter(STEM), re.MULTILINE)
     assert [context for context, _ in said] == ["0", "1,000", "16,000"]
-    batches = [int(n) for n in re.search(r"^\| batch +\| (.+) \|$", chapter(), re.MULTILINE)[1].split(" | ")]
+    batches = [int(n) for n in re.search(r"^\| batch +\| (.+) \|$", chapter(STEM), re.MULTILINE)[1].split(" | ")]
     for context, cells in said:
         for n, cell in zip(batches, cells.split(" | "), strict=True):
             k, speedup = right.best_k(*models(), n, int(context.replace(",", "")), EIGHTH)
@@ -167,7 +147,7 @@ def test_the_table_of_the_chapter():
 
 def test_the_passes_of_the_chapter():
     machine, target, _ = models()
-    text = " ".join(chapter().split())
+    text = " ".join(chapter(STEM).split())
     for n_texts, width in ((1, 1), (30, 5), (60, 5)):
         seconds = right.step_time(machine, target, n_texts, width, 0)
         assert f"{n_texts} x {width} tokens: {1e3 * seconds:g} ms" in text
@@ -188,4 +168,4 @@ def test_the_knee_of_the_chapter():
         tokens = itertools.accumulate([1.0, *EIGHTH])
         rounds = [k * drafting + right.step_time(machine, target, n, k + 1, 0) for k in range(9)]
         best.append(max(t * step / r for k, (t, r) in enumerate(zip(tokens, rounds, strict=True)) if k))
-    assert f"at a batch of {right.knee(batches, best):.0f}" in " ".join(chapter().split())
+    assert f"at a batch of {right.knee(batches, best):.0f}" in " ".join(chapter(STEM).split())

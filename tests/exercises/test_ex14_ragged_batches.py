@@ -1,7 +1,5 @@
 """Checks of exercise 14: positions, mask, rollback and the next text, one by one and in a batch that decodes."""
 
-import contextlib
-from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -9,26 +7,13 @@ import torch
 from torch import Tensor
 
 from solutions import ex14_ragged_batches as right
-from speclab.learner import checklist
 from speclab.models.backends.buffers import kv_shapes
 from speclab.models.backends.rows import RowBuffers, RowsPass
-from tests.exercises.conftest import with_wrong_answer
-from tests.exercises.test_ex04_rejection import wrong
-from tests.exercises.whole import whole
-from tests.exercises.wrong.ex14_ragged_batches import WRONG
+from tests.exercises.answers import chapter, named, whole, wrong
 from tests.llamas import VOCAB, tiny_llama
 
 STEM = "ex14_ragged_batches"
 torch.set_num_threads(1)  # the model is tiny: more threads only add time, and wait for each other
-
-
-def named(ask: Callable[[ModuleType], object], given: object) -> str:
-    """The well-known mistake that gives the very same answers, if it is one."""
-    for name, mistake in WRONG.items():
-        with contextlib.suppress(Exception, pytest.fail.Exception):  # one that does not fit has no answer everywhere
-            if ask(with_wrong_answer(STEM, *mistake)) == given:
-                return f": {name}"
-    return ""
 
 
 def listed(answer: object) -> object:
@@ -52,7 +37,7 @@ def test_every_text_has_positions_of_its_own(learner):
         if given != expected:
             wrong(
                 f"lengths {lengths}, {m} tokens each: the positions are {expected}, yours are {given}"
-                f"{named(all_positions, found)}"
+                f"{named(STEM, all_positions, found)}"
             )
 
 
@@ -77,7 +62,7 @@ def test_nobody_reads_behind_a_text(learner):
         if given != expected:
             wrong(
                 f"lengths {lengths}, {m} tokens each, {max(lengths) + m + 2} places: the mask is {expected}, yours is "
-                f"{given}{named(all_masks, found)}"
+                f"{given}{named(STEM, all_masks, found)}"
             )
 
 
@@ -107,7 +92,7 @@ def test_every_text_rolls_back_to_its_own_length(learner):
         if given != expected:
             wrong(
                 f"lengths {lengths} before the round, accepted {n_accepted}, ended {ended}: {expected} stay, yours "
-                f"says {given}{named(all_lengths, found)}"
+                f"says {given}{named(STEM, all_lengths, found)}"
             )
 
 
@@ -131,7 +116,7 @@ def test_free_rows_take_the_next_texts(learner):
     found = all_queues(learner)
     for (rows, waiting), given, expected in zip(QUEUES, found, all_queues(right), strict=True):
         if given != expected:
-            wrong(f"rows {rows}, waiting {waiting}: {expected}, yours says {given}{named(all_queues, found)}")
+            wrong(f"rows {rows}, waiting {waiting}: {expected}, yours says {given}{named(STEM, all_queues, found)}")
     for rows, waiting in QUEUES:
         lists = {"rows": list(rows), "waiting": list(waiting)}
         learner.admit(*lists.values())
@@ -214,13 +199,9 @@ def test_every_text_is_what_it_is_alone(learner):
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def chapter() -> str:
-    return next(exercise.chapter for exercise in checklist.exercises() if exercise.number == 14).read_text("utf-8")
-
-
 def test_the_picture_of_the_chapter():
     """Lengths, positions and what stays, as the solution has them."""
-    text = chapter()
+    text = chapter(STEM)
     lengths, n_accepted = [5, 2, 7], [2, 0, 1]
     for row, at in enumerate(right.positions(lengths, 3).tolist()):
         assert f"row {row}   {lengths[row]}        {at[0]} {at[1]} {at[2]}" in text
@@ -232,5 +213,5 @@ def test_what_waiting_costs_in_the_chapter():
     """Rows that accept 3, 0 and 2 of 4: tokens of the round, ragged and in lockstep."""
     assert sum(n + 1 for n in (3, 0, 2)) == 8
     assert 3 * (min(3, 0, 2) + 1) == 3
-    assert "8 tokens" in chapter()
-    assert "3 tokens" in chapter()
+    assert "8 tokens" in chapter(STEM)
+    assert "3 tokens" in chapter(STEM)

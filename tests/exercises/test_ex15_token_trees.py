@@ -1,8 +1,6 @@
 """Checks of exercise 15: positions, mask, path and cache of a tree, one by one and in a decoding."""
 
-import contextlib
 import random
-from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -10,26 +8,13 @@ import torch
 from torch import Tensor
 
 from solutions import ex15_token_trees as right
-from speclab.learner import checklist
 from speclab.models.backends.buffers import kv_shapes
 from speclab.models.backends.rows import RowBuffers, RowsPass
-from tests.exercises.conftest import with_wrong_answer
-from tests.exercises.test_ex04_rejection import wrong
-from tests.exercises.whole import whole
-from tests.exercises.wrong.ex15_token_trees import WRONG
+from tests.exercises.answers import chapter, named, whole, wrong
 from tests.llamas import VOCAB, tiny_llama
 
 STEM = "ex15_token_trees"
 torch.set_num_threads(1)  # the model is tiny: more threads only add time, and wait for each other
-
-
-def named(ask: Callable[[ModuleType], object], given: object) -> str:
-    """The well-known mistake that gives the very same answers, if it is one."""
-    for name, mistake in WRONG.items():
-        with contextlib.suppress(Exception, pytest.fail.Exception):  # one that does not fit has no answer everywhere
-            if ask(with_wrong_answer(STEM, *mistake)) == given:
-                return f": {name}"
-    return ""
 
 
 def numbers(answer: object) -> list[int | None]:
@@ -61,7 +46,7 @@ def test_a_token_stands_where_its_depth_says(learner):
         if given != expected:
             wrong(
                 f"parents {parents} after {length} tokens: positions {expected}, yours are {given}"
-                f"{named(all_positions, found)}"
+                f"{named(STEM, all_positions, found)}"
             )
 
 
@@ -80,7 +65,7 @@ def test_a_row_reads_its_own_branch(learner):
     found = all_masks(learner)
     for parents, given, expected in zip(TREES, found, all_masks(right), strict=True):
         if given != expected:
-            wrong(f"parents {parents}: the mask is {expected}, yours is {given}{named(all_masks, found)}")
+            wrong(f"parents {parents}: the mask is {expected}, yours is {given}{named(STEM, all_masks, found)}")
 
 
 # --- what is kept -----------------------------------------------------------------------------------------------------
@@ -116,7 +101,7 @@ def test_the_path_that_the_target_agrees_with(learner):
         if given != expected:
             wrong(
                 f"parents {parents}, tokens {tokens}, the target's choice of each row {own}: the path is {expected}, "
-                f"yours is {given}{named(all_paths, found)}"
+                f"yours is {given}{named(STEM, all_paths, found)}"
             )
 
 
@@ -148,7 +133,7 @@ def test_the_branch_moves_to_the_front(learner):
         if given != expected:
             wrong(
                 f"{length} tokens in the cache, path {path}: places {expected} stay, yours are {given}"
-                f"{named(all_places, found) or ': ' + cause_of_places(path, length, given)}"
+                f"{named(STEM, all_places, found) or ': ' + cause_of_places(path, length, given)}"
             )
 
 
@@ -225,13 +210,9 @@ def test_the_text_is_the_targets_own(learner):
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def chapter() -> str:
-    return next(exercise.chapter for exercise in checklist.exercises() if exercise.number == 15).read_text("utf-8")
-
-
 def test_the_picture_of_the_chapter():
     """Rows, positions and mask of the tree that is drawn there, its path and what stays."""
-    parents, text = [-1, -1, 0, 1, 1], chapter()
+    parents, text = [-1, -1, 0, 1, 1], chapter(STEM)
     at, seen = right.positions(parents, 10), right.mask(parents).long().tolist()
     names = ["the", "cat", "dog", "sat", "ran", "barked"]
     for row, name in enumerate(names):

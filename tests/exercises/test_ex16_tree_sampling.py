@@ -9,24 +9,12 @@ from types import ModuleType
 import pytest
 
 from solutions import ex16_tree_sampling as right
-from speclab.learner import checklist
-from tests.exercises.conftest import with_wrong_answer
-from tests.exercises.test_ex04_rejection import wrong
-from tests.exercises.whole import whole
+from tests.exercises.answers import chapter, named, whole, with_wrong_answer, wrong
 from tests.exercises.wrong.ex16_tree_sampling import BY_SHARE, LEFT_NOT_SCALED, ON_TARGET, ONE_LAW, WRONG
 
 STEM = "ex16_tree_sampling"
 Row = list[Fraction]
 FINE = 2**40  # a uniform at which a decision turns is looked for to this share
-
-
-def named(ask: Callable[[ModuleType], object], given: object) -> str:
-    """The well-known mistake that gives the very same answers, if it is one."""
-    for name, mistake in WRONG.items():
-        with contextlib.suppress(Exception, pytest.fail.Exception):  # one that does not fit has no answer everywhere
-            if ask(with_wrong_answer(STEM, *mistake)) == given:
-                return f": {name}"
-    return ""
 
 
 def shares(*parts: int) -> Row:
@@ -85,7 +73,7 @@ def test_children_differ_and_say_what_they_were_drawn_from(learner):
             own = ", ".join(f"{token} from {shown(law)}" for token, law in given)
             wrong(
                 f"row {shown(row)}, {m} children, {ids} are drawn: they are {text or 'none'}; yours {own or 'none'}"
-                f"{named(all_children, found)}"
+                f"{named(STEM, all_children, found)}"
             )
     for row, m, ids in DRAWN:
         given_row = list(row)
@@ -131,7 +119,7 @@ def test_children_are_tested_one_after_the_other(learner):
             )
             wrong(
                 f"target {shown(target)}, children {about or 'none'}, uniforms {uniforms}: {want}; yours {own}"
-                f"{named(all_tests, found)}"
+                f"{named(STEM, all_tests, found)}"
             )
 
 
@@ -154,7 +142,7 @@ def test_the_targets_own_draw_is_followed(learner):
         if given != expected:
             wrong(
                 f"target {shown(target)}, children {tokens}, the target draws {own}: {expected[:2]}, yours says "
-                f"{given[:2]}{named(all_followed, found)}"
+                f"{given[:2]}{named(STEM, all_followed, found)}"
             )
 
 
@@ -259,13 +247,9 @@ def test_the_targets_law_comes_out(learner):
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def chapter() -> str:
-    return next(exercise.chapter for exercise in checklist.exercises() if exercise.number == 16).read_text("utf-8")
-
-
 def test_the_table_of_the_chapter():
     """How often a child is kept: both rules, one to three children."""
-    said = re.findall(r"^\| (flat|near|sure) \| (.+) \|$", chapter(), re.MULTILINE)
+    said = re.findall(r"^\| (flat|near|sure) \| (.+) \|$", chapter(STEM), re.MULTILINE)
     rows = {"flat": NODES[5], "near": NODES[1], "sure": NODES[2]}
     assert [name for name, _ in said] == list(rows)
     for name, cells in said:
@@ -286,4 +270,4 @@ def test_what_goes_wrong_in_the_chapter():
             law, _ = law_at(with_wrong_answer(STEM, *WRONG[name]), target, draft, 2)
             assert law != pytest.approx([float(share) for share in target], abs=1e-3), name
     law, _ = law_at(with_wrong_answer(STEM, *WRONG[ON_TARGET]), *NODES[1], 2)
-    assert f"with probability {law[0]:.2f} in place of {float(NODES[1][0][0]):g}" in " ".join(chapter().split())
+    assert f"with probability {law[0]:.2f} in place of {float(NODES[1][0][0]):g}" in " ".join(chapter(STEM).split())

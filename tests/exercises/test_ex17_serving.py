@@ -3,7 +3,6 @@
 The last check and the numbers of the page come from a recorded transcript (exercises/transcript.py).
 """
 
-import contextlib
 import math
 import re
 from collections.abc import Callable
@@ -13,25 +12,10 @@ import pytest
 
 from exercises import transcript
 from solutions import ex17_serving as right
-from speclab.learner import checklist
-from tests.exercises.conftest import with_wrong_answer
-from tests.exercises.wrong.ex17_serving import WRONG
+from tests.exercises.answers import chapter, named, wrong
 
 STEM = "ex17_serving"
 RECORD = transcript.load()
-
-
-def wrong(message: str) -> None:
-    pytest.fail(message, pytrace=False)
-
-
-def named(ask: Callable[[ModuleType], object], given: object) -> str:
-    """The well-known mistake that gives the very same answers, if it is one."""
-    for name, mistake in WRONG.items():
-        with contextlib.suppress(Exception, pytest.fail.Exception):  # one that does not fit has no answer everywhere
-            if ask(with_wrong_answer(STEM, *mistake)) == given:
-                return f": {name}"
-    return ""
 
 
 def rounded(number: object) -> object:
@@ -136,11 +120,11 @@ def test_a_page_is_read(learner):
         others = [name for name in given if name not in expected]
         for name, value in expected.items():
             if name not in given:
-                wrong(f"{what}: {name} is missing, yours has {others or 'no others'}{named(read, found)}")
+                wrong(f"{what}: {name} is missing, yours has {others or 'no others'}{named(STEM, read, found)}")
             if given[name] != value:
-                wrong(f"{what}: {name} is {value}, yours says {given[name]}{named(read, found)}")
+                wrong(f"{what}: {name} is {value}, yours says {given[name]}{named(STEM, read, found)}")
         if others:
-            wrong(f"{what}: {others[0]} does not belong there{named(read, found)}")
+            wrong(f"{what}: {others[0]} does not belong there{named(STEM, read, found)}")
 
 
 # --- two looks --------------------------------------------------------------------------------------------------------
@@ -175,7 +159,7 @@ def test_what_happened_between_two_looks(learner):
         if given != expected:
             wrong(
                 f"before {shown(before)}, after {shown(after)}: {expected}, yours says {given}"
-                f"{named(differences, found)}"
+                f"{named(STEM, differences, found)}"
             )
 
 
@@ -222,7 +206,7 @@ def test_three_numbers_that_are_called_acceptance(learner):
             asked = ", ".join(f"{what} {number}" for what, number in zip(THREE, expected, strict=True))
             wrong(
                 f"k = {k}, the counts of rounds with (drafted, accepted) {rounds}: {asked}; yours says {given}"
-                f"{named(acceptances, found)}"
+                f"{named(STEM, acceptances, found)}"
             )
 
 
@@ -250,7 +234,7 @@ def test_the_time_per_token_is_predicted(learner):
             wrong(
                 f"a plain token takes {plain} s, k = {k}; costs in plain tokens: draft {draft}, verify {verify}, "
                 f"overhead {overhead}; {length} tokens of a round: {expected} s per token, yours says {given}"
-                f"{named(predictions, found)}"
+                f"{named(STEM, predictions, found)}"
             )
 
 
@@ -276,7 +260,7 @@ def test_a_stream_is_timed(learner):
     found = streams(learner)
     for chunks, given, expected in zip(STREAMS, found, streams(right), strict=True):
         if given != expected:
-            wrong(f"chunks (seconds, tokens) {chunks}: {expected}, yours says {given}{named(streams, found)}")
+            wrong(f"chunks (seconds, tokens) {chunks}: {expected}, yours says {given}{named(STEM, streams, found)}")
 
 
 # --- the lab's rounds -------------------------------------------------------------------------------------------------
@@ -334,7 +318,7 @@ def test_counters_are_held_against_own_rounds(learner):
             drafts, drafted, accepted, *kept = (int(n) for n in counts.values())
             wrong(
                 f"k = {k}; the server: {drafts} drafts of {drafted} tokens, {accepted} accepted, by place {kept}; the "
-                f"lab's rounds {own}: {expected!r}, yours says {given!r}{named(verdicts, found)}"
+                f"lab's rounds {own}: {expected!r}, yours says {given!r}{named(STEM, verdicts, found)}"
             )
 
 
@@ -364,19 +348,15 @@ def test_the_recorded_servers(learner):
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def chapter() -> str:
-    return next(exercise.chapter for exercise in checklist.exercises() if exercise.number == 17).read_text("utf-8")
-
-
 def test_the_table_of_the_chapter():
     """What the command prints with the solutions."""
-    blocks = re.findall(r"```text\n(.*?)```", chapter(), re.DOTALL)
+    blocks = re.findall(r"```text\n(.*?)```", chapter(STEM), re.DOTALL)
     assert transcript.table(right, RECORD).strip() in [block.strip() for block in blocks]
 
 
 def test_the_lines_of_the_page_in_the_chapter_are_recorded():
     """Every line of its example."""
-    lines = re.findall(r"^(?:# TYPE |vllm:).*$", chapter(), re.MULTILINE)
+    lines = re.findall(r"^(?:# TYPE |vllm:).*$", chapter(STEM), re.MULTILINE)
     assert len(lines) >= 4
     recorded = RECORD.speculative.pages[-1].splitlines()
     assert [line for line in lines if line not in recorded] == []
@@ -391,7 +371,7 @@ def test_one_observation_for_each_round():
     n_tokens = sum(len(one.text) - 1 for one in RECORD.prompts)
     assert right.between(*plain)[f"{transcript.LATENCY}_count"] == n_tokens
     found = transcript.times(right, RECORD)
-    text = " ".join(chapter().split())
+    text = " ".join(chapter(STEM).split())
     assert f"{n_tokens:.0f} tokens came in {n_outputs:.0f} rounds" in text
     assert f"{n_tokens / n_outputs:.2f} tokens a round" in text
     assert f"{1e3 * found.page:.1f} ms" in text
@@ -403,7 +383,7 @@ def test_the_costs_of_the_chapter():
     """Of a round, on the lab's loop and in the engine."""
     found, costs = transcript.times(right, RECORD), RECORD.costs
     own = RECORD.k * costs["draft"] + costs["verify"] + costs["overhead"]
-    text = " ".join(chapter().split())
+    text = " ".join(chapter(STEM).split())
     assert math.isclose(found.expected, found.plain * own / transcript.tokens_of_a_round(right, RECORD))
     assert f"c = {costs['draft']}, v = {costs['verify']}, o = {costs['overhead']}" in text
     assert f"{own:.2f} plain tokens on the lab's loop" in text

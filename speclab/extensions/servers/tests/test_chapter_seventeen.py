@@ -14,7 +14,7 @@ from speclab.records.samples import Arm
 from speclab.system.errors import EnvironmentProblem
 from speclab.theory import formulas
 from tests.exercises import test_ex17_serving as checks
-from tests.exercises.conftest import with_wrong_answer
+from tests.exercises.answers import named, with_wrong_answer
 from tests.exercises.wrong.ex17_serving import WRONG
 
 RECORD = transcript.load()
@@ -148,7 +148,7 @@ def test_every_known_mistake_has_answers_of_its_own(hole):
     assert len(names) >= 9
     for number, given in enumerate(answers):
         assert given not in [ask(right), *answers[:number]], names[number]
-    assert checks.named(ask, answers[-1]) == f": {names[-1]}"
+    assert named(checks.STEM, ask, answers[-1]) == f": {names[-1]}"
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
