@@ -33,28 +33,31 @@ class Mutant(NamedTuple):
 def mutants(source: str) -> list[Mutant]:
     """Every change of one place, in the order of the file; none of them compiles to what another one does."""
     tree = ast.parse(source)
-    plain = ast.unparse(tree)
-    seen, found = {_code(plain)}, []
-    for name, function in _functions(tree):
+    parts = [ast.unparse(node) for node in tree.body]
+    seen, found = {_code(part) for part in parts}, []
+    for at, name, function in _functions(tree):
         kinds = kinds_of(function)
         for parent, field, index in list(_places(function)):
             here = getattr(parent, field)
             child = here if index is None else here[index]
             for kind, new in replacements(child, parent, field, kinds):
-                if index is None:
-                    setattr(parent, field, new)
-                else:
-                    here[index] = new
-                mutated = ast.unparse(ast.fix_missing_locations(tree))
-                if index is None:
-                    setattr(parent, field, child)
-                else:
-                    here[index] = child
+                _put(parent, field, index, new)
+                mutated = ast.unparse(ast.fix_missing_locations(tree.body[at]))
+                _put(parent, field, index, child)
                 code = _code(mutated)
                 if code is not None and code not in seen:
                     seen.add(code)
-                    found.append(Mutant(name, kind, _change(plain, mutated), mutated))
+                    whole = "\n".join([*parts[:at], mutated, *parts[at + 1 :]])
+                    found.append(Mutant(name, kind, _change(parts[at], mutated), whole))
     return found
+
+
+def _put(parent: ast.AST, field: str, index: int | None, node: ast.AST) -> None:
+    """Put a node into a field of another one, or into a list there."""
+    if index is None:
+        setattr(parent, field, node)
+    else:
+        getattr(parent, field)[index] = node
 
 
 def sample(found: list[Mutant], n: int, seed: int) -> list[Mutant]:
@@ -73,14 +76,14 @@ def sample(found: list[Mutant], n: int, seed: int) -> list[Mutant]:
     return sorted(chosen[:n], key=found.index)
 
 
-def _functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
-    """Functions and methods of a file with their names, in order."""
-    for node in tree.body:
+def _functions(tree: ast.Module) -> Iterator[tuple[int, str, ast.FunctionDef]]:
+    """Functions and methods of a file in order: which statement of the file holds it, its name, and itself."""
+    for at, node in enumerate(tree.body):
         if isinstance(node, ast.FunctionDef):
-            yield node.name, node
+            yield at, node.name, node
         elif isinstance(node, ast.ClassDef):
             yield from (
-                (f"{node.name}.{inner.name}", inner) for inner in node.body if isinstance(inner, ast.FunctionDef)
+                (at, f"{node.name}.{inner.name}", inner) for inner in node.body if isinstance(inner, ast.FunctionDef)
             )
 
 

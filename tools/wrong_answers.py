@@ -9,25 +9,19 @@ tools/equivalent_answers.toml, or a hole in the checks; then the exit code is 1.
 own, under the limits of check.py. Needs a system that can fork (Linux, macOS).
 """
 
-import contextlib
 import datetime
-import importlib.abc
-import importlib.util
-import os
+import functools
+import importlib
+import multiprocessing
 import re
-import signal
 import sys
-import tempfile
-import time
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
 from typing import NamedTuple
 
 from speclab.cli import parsing
-from speclab.learner import checklist, runner
+from speclab.learner import checklist
 from speclab.present.tables import table
 from speclab.system import paths
 from speclab.system.errors import EnvironmentProblem, reports_problems
@@ -37,7 +31,8 @@ from tools.mutations import Mutant, mutants, sample
 PAGE = paths.ROOT / "docs" / "chapters" / "wrong-answers.md"
 EQUIVALENT = paths.ROOT / "tools" / "equivalent_answers.toml"
 N_MUTANTS = 60  # of each exercise
-SECONDS = 10  # by the clock for one check; the slowest of a right answer takes one
+SECONDS = 10  # by the clock for one case of a check; the slowest of a right answer takes one
+PATIENCE = 600  # seconds for all checks of one answer
 # An exception, a time limit and the end of Python say that something is wrong, and not what.
 NO_WORDS = re.compile(r"\w*(Error|Exception|Iteration|Exit|Interrupt)\b|still running|did not run|\w+\.py cannot")
 
@@ -64,77 +59,30 @@ class Outcome(NamedTuple):
         return any(message.startswith("still running") for message in self.messages)
 
 
-# --- one answer in a process of its own -------------------------------------------------------------------------------
+# --- one answer in a copy of this process -----------------------------------------------------------------------------
 
 
-class _Source(importlib.abc.Loader):
-    """Makes a module of a text and gives the text back: the checks of exercise 8 ask for it."""
-
-    def __init__(self, path: Path, source: str):
-        self.path, self.source = path, source
-
-    def exec_module(self, module: ModuleType) -> None:
-        exec(compile(self.source, str(self.path), "exec"), module.__dict__)
-
-    def get_source(self, _: str) -> str:
-        """The text that the module was made of."""
-        return self.source
+def try_out(exercise: checklist.Exercise, answer: Mutant) -> Outcome:
+    """Run the checks of an exercise on another source of its solution."""
+    names = ("conftest", "answers", "ex08_bugs")
+    conftest, answers, ex08_bugs = (importlib.import_module(f"tests.exercises.{name}") for name in names)
+    conftest.limit_memory()
+    learner = ex08_bugs.module(answer.source, f"solutions.{exercise.stem}")
+    watched = conftest.returning_something(learner)
+    return Outcome(answer, [message for _, message in answers.failures(watched, exercise.stem, SECONDS)])
 
 
-def _start(exercise: checklist.Exercise, source: str, folder: Path) -> int:
-    """Run the checks of an exercise on another source of its solution, in a copy of this process.  -> its id"""
-    (folder / "outcomes").touch()
-    (folder / "log").touch()
-    if child := os.fork():
-        return child
-    try:
-        os.setsid()
-        log = os.open(folder / "log", os.O_WRONLY)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        name = f"solutions.{exercise.stem}"
-        loader = _Source(exercise.path("solutions"), source)
-        spec = importlib.util.spec_from_loader(name, loader)
-        assert spec is not None
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        loader.exec_module(module)
-        import pytest  # loaded already, by the parent
-
-        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"], os.environ["PYTEST_ADDOPTS"] = "1", ""
-        words = runner.pytest_words("solutions", folder / "outcomes", [exercise.test_file])
-        os._exit(pytest.main([*words, "--timeout", str(SECONDS)]))
-    finally:
-        os._exit(99)
-
-
-def run_all(exercise: checklist.Exercise, answers: list[Mutant], jobs: int) -> Iterator[Outcome]:
-    """What becomes of each answer, `jobs` of them at a time; in the order in which they end."""
-    if not hasattr(os, "fork"):
+def run_all(exercise: checklist.Exercise, mutants: list[Mutant], jobs: int) -> Iterator[Outcome]:
+    """What becomes of each answer, in their order, `jobs` of them at a time."""
+    if "fork" not in multiprocessing.get_all_start_methods():
         raise EnvironmentProblem("every wrong answer runs in a copy of this process, and this system cannot fork")
-    waiting = answers[::-1]
-    running: dict[int, tuple[Mutant, Path, float]] = {}
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                mutant = waiting.pop()
-                folder = Path(scratch, str(len(waiting)))
-                folder.mkdir()
-                running[_start(exercise, mutant.source, folder)] = mutant, folder, time.monotonic()
-            for child in list(running):
-                mutant, folder, since = running[child]
-                ended, status = os.waitpid(child, os.WNOHANG)
-                if not ended and time.monotonic() - since > 2 * runner.SILENCE:
-                    os.killpg(child, signal.SIGKILL)
-                if ended:
-                    del running[child]
-                    with contextlib.suppress(ProcessLookupError, PermissionError):  # what it has started
-                        os.killpg(child, signal.SIGKILL)
-                    run = runner.read_run(os.waitstatus_to_exitcode(status), folder / "log", folder / "outcomes")
-                    checks = runner.checks_of(run, exercise.test_file.name)
-                    if not checks:
-                        raise EnvironmentProblem(f"the checks cannot be run on {mutant.name}: {run.log[-300:]}")
-                    yield Outcome(mutant, [check.message for check in checks if check.outcome == "failed"])
-            time.sleep(0.01)
+    with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=1) as copies:
+        outcomes = copies.imap(functools.partial(try_out, exercise), mutants)
+        for mutant in mutants:
+            try:
+                yield outcomes.next(PATIENCE)
+            except multiprocessing.TimeoutError:
+                raise EnvironmentProblem(f"the checks cannot be run on {mutant.name}") from None
 
 
 def equivalents() -> dict[str, dict[str, str]]:
@@ -212,8 +160,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.exercise not in (None, exercise.number):
             continue
         _warm(exercise)
-        answers = answers_of(exercise, args.mutants, args.seed)
-        outcomes = sorted(run_all(exercise, answers, args.jobs), key=lambda outcome: answers.index(outcome.mutant))
+        outcomes = list(run_all(exercise, answers_of(exercise, args.mutants, args.seed), args.jobs))
         missed = survivors(exercise, outcomes)[1]
         n_missed += len(missed)
         results.append((exercise, outcomes, len(mutants(exercise.path("solutions").read_text("utf-8")))))

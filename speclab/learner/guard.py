@@ -66,7 +66,7 @@ def in_one_line(error: BaseException) -> str:
     Code that was stopped is "still running after 30 s (exercises/ex02_greedy.py:14): a loop ...".
     """
     if isinstance(error, NeverEnds):
-        return still_running(*error.args, error)
+        return still_running(error.args[0], error)
     what = cut(str(error.msg) if isinstance(error, SyntaxError) else text_of(error))
     return f"{cut(type(error).__name__)}{': ' * bool(what)}{what}{place(error)}"
 

@@ -86,12 +86,12 @@ def cases(check: Callable) -> list[dict]:
     return [{names: v} if isinstance(names, str) else dict(zip(names, v, strict=True)) for v in values]
 
 
-def failures(learner: ModuleType, stem: str) -> Iterator[tuple[str, str]]:
+def failures(learner: ModuleType, stem: str, seconds: float = 3) -> Iterator[tuple[str, str]]:
     """Every case that fails of every check: the check's name, and what it says. Raises Todo as a check does."""
     for name, check in checks_of(stem).items():
         for case in cases(check):
             try:
-                with at_most(3):
+                with at_most(seconds):
                     check(learner, **case)
             except Todo:
                 raise

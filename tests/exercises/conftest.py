@@ -61,8 +61,14 @@ def pytest_configure(config: pytest.Config) -> None:
     """A print or a list without an end fills neither the disk nor the memory, and a crash leaves no image of itself."""
     if resource and config.getoption("--outcomes", None):
         limit(resource.RLIMIT_FSIZE, FILE_BYTES)
-        limit(resource.RLIMIT_DATA, MEMORY_BYTES)
         limit(resource.RLIMIT_CORE, 0)
+        limit_memory()
+
+
+def limit_memory() -> None:
+    """Let this process take no more than MEMORY_BYTES, where the system knows such a limit."""
+    if resource:
+        limit(resource.RLIMIT_DATA, MEMORY_BYTES)
 
 
 def limit(what: int, number: int) -> None:
@@ -101,7 +107,7 @@ def learner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if not (ROOT / impl / f"{stem}.py").is_file():  # a pipe would never end to be read
         pytest.fail(f"{impl}/{stem}.py cannot be imported: there is no such file", pytrace=False)
     try:
-        return returning_something(importlib.import_module(f"{impl}.{stem}"), monkeypatch)
+        return returning_something(importlib.import_module(f"{impl}.{stem}"), monkeypatch.setattr)
     except Todo as todo:
         pytest.skip(cut(text_of(todo)))
     except (KeyboardInterrupt, pytest.fail.Exception):  # somebody has typed Ctrl-C, or the time is over
@@ -111,7 +117,7 @@ def learner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     pytest.fail(f"{impl}/{stem}.py cannot be imported: {reason}", pytrace=False)
 
 
-def returning_something(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def returning_something(module: ModuleType, put: Callable = setattr) -> ModuleType:
     """The module, in which a function that forgets to return fails its check in those words."""
 
     def watched(function: Callable) -> Callable:
@@ -126,7 +132,7 @@ def returning_something(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> 
 
     for owner, name in own_functions(module):
         if promises_a_value(function := vars(owner)[name]):
-            monkeypatch.setattr(owner, name, watched(function))
+            put(owner, name, watched(function))
     return module
 
 

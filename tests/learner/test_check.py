@@ -502,7 +502,7 @@ def test_what_follows_from_what(mine, its, follows):
     assert one.follows_from(other) == follows
 
 
-def test_a_forgotten_return_is_called_that(monkeypatch):
+def test_a_forgotten_return_is_called_that():
     """A method may return None where that is promised."""
     module = ModuleType("exercises.a_drafter")
     source = """
@@ -520,7 +520,7 @@ def test_a_forgotten_return_is_called_that(monkeypatch):
         "no promise"
     """
     exec(dedent(source), module.__dict__)
-    learner = returning_something(module, monkeypatch)
+    learner = returning_something(module)
     assert learner.Mine().start() is learner.Mine().find() is learner.unsaid(1) is None
     with pytest.raises(pytest.fail.Exception, match=r"Mine\.propose returned None; did you forget `return`\?"):
         learner.Mine().propose(3)

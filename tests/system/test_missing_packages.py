@@ -22,7 +22,7 @@ def run(code: str) -> subprocess.CompletedProcess:
     return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=600)
 
 
-def test_a_comparison_needs_no_further_package(pair_folder, tmp_path):
+def test_a_comparison_and_the_other_scripts_need_no_further_package(pair_folder, tmp_path):
     words = ["--target", str(pair_folder / "target"), "--draft", str(pair_folder / "draft"), "--engine", "eager"]
     size = [
         "--limit",
@@ -38,7 +38,8 @@ def test_a_comparison_needs_no_further_package(pair_folder, tmp_path):
         "--prompt",
         "def f(x):",
     ]
-    done = run(f"import compare; sys.exit(compare.main({[*words, *size, '--out-dir', str(tmp_path)]!r}))")
+    scripts = "benchmarks.roofline, benchmarks.gpu.__main__, baseline_autoregressive, training.lab_pair, compare"
+    done = run(f"import {scripts}; sys.exit(compare.main({[*words, *size, '--out-dir', str(tmp_path)]!r}))")
     assert done.returncode == 0, done.stderr
     assert "same text?" in done.stdout  # tables are left out on a busy machine
     assert "no pictures: matplotlib is not installed; type: pip install matplotlib" in done.stderr
@@ -46,9 +47,3 @@ def test_a_comparison_needs_no_further_package(pair_folder, tmp_path):
     assert results == ["local.json", "local.md"]
     assert not list(tmp_path.rglob("*.png"))
     assert "| draft | " in (tmp_path / "results" / "local.md").read_text()
-
-
-def test_benchmarks_and_scripts_need_none_either():
-    benchmarks = "benchmarks.roofline, benchmarks.gpu.__main__"
-    done = run(f"import {benchmarks}, baseline_autoregressive, optimized_speculative, training.lab_pair")
-    assert done.returncode == 0, done.stderr

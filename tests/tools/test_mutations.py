@@ -1,6 +1,7 @@
 """Wrong answers by program: a few for each exercise are made, caught and explained; the page says what came out."""
 
 import ast
+import os
 import re
 
 import pytest
@@ -69,7 +70,7 @@ def test_there_are_at_least_thirty_of_each(exercise):
     assert len(wrong_answers.answers_of(exercise, wrong_answers.N_MUTANTS, 0)) >= 30
 
 
-@pytest.mark.skipif(not hasattr(wrong_answers.os, "fork"), reason="every answer runs in a copy of the process")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="every answer runs in a copy of the process")
 @pytest.mark.parametrize(
     "exercise",
     [pytest.param(e, marks=[] if e.number % 3 == 0 else pytest.mark.full) for e in EXERCISES],
@@ -84,7 +85,7 @@ def test_the_checks_notice_a_few_of_each(exercise):
     assert any(outcome.in_words for outcome in outcomes)
 
 
-@pytest.mark.skipif(not hasattr(wrong_answers.os, "fork"), reason="every answer runs in a copy of the process")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="every answer runs in a copy of the process")
 def test_the_solution_itself_is_no_wrong_answer():
     exercise = EXERCISES[3]
     mutant = wrong_answers.Mutant("crop", "none", "none", exercise.path("solutions").read_text("utf-8"))
