@@ -14,6 +14,7 @@ import functools
 import importlib
 import multiprocessing
 import re
+import signal
 import sys
 import tomllib
 from collections import Counter
@@ -76,7 +77,8 @@ def run_all(exercise: checklist.Exercise, mutants: list[Mutant], jobs: int) -> I
     """What becomes of each answer, in their order, `jobs` of them at a time."""
     if "fork" not in multiprocessing.get_all_start_methods():
         raise EnvironmentProblem("every wrong answer runs in a copy of this process, and this system cannot fork")
-    with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=1) as copies:
+    ends_at_once = (signal.signal, (signal.SIGTERM, signal.SIG_DFL))  # the script's own handler would print
+    with multiprocessing.get_context("fork").Pool(jobs, *ends_at_once, maxtasksperchild=1) as copies:
         outcomes = copies.imap(functools.partial(try_out, exercise), mutants)
         for mutant in mutants:
             try:

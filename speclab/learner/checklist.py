@@ -196,8 +196,7 @@ def report(exercise: Exercise, traceback: bool = False) -> str:
                 remark = "follows from the above"
         lines.append(f"  {MARKS[check.outcome]:>5}  {check.name:<{width}}  {remark}".rstrip())
         if check.outcome == "failed" and not remark:
-            message = check.message or "no reason was given; --traceback shows all that pytest says"
-            lines.append(textwrap.fill(message, 110, initial_indent=indent, subsequent_indent=indent))
+            lines.append(textwrap.fill(check.message, 110, initial_indent=indent, subsequent_indent=indent))
             if not causes:  # only for the first: a print in a loop would bury the others
                 lines += [indent + line for line in check.printed]
             causes.append(check)

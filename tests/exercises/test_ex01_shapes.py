@@ -152,7 +152,7 @@ def _shifted(got: Tensor, fed: list[int], drafted: list[int], table: Tensor, shi
     return torch.allclose(got.double(), table[fed[first : first + len(drafted)], drafted], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("n_drafted", [3, 1, 6])
+@pytest.mark.parametrize("n_drafted", [3, 1])
 def test_rows_of_a_cached_pass(learner, n_drafted):
     """k + 1 tokens were fed: each draft is judged by the row in front of its own, the last row judges none."""
     fed = random.Random(n_drafted).sample(range(20), n_drafted + 1)
@@ -162,7 +162,7 @@ def test_rows_of_a_cached_pass(learner, n_drafted):
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize(("n_prefix", "n_drafted"), [(3, 3), (9, 4), (2, 5), (12, 1)])
+@pytest.mark.parametrize(("n_prefix", "n_drafted"), [(3, 3), (9, 4)])
 def test_rows_of_the_prompt_in_front(learner, n_prefix, n_drafted):
     """Without a cache the prompt's rows stand in front of the ones that count."""
     fed = random.Random(n_prefix).sample(range(20), n_prefix + n_drafted)
