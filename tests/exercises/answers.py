@@ -33,13 +33,18 @@ def wrong(message: str) -> NoReturn:
     pytest.fail(message, pytrace=False)
 
 
-def named(stem: str, ask: Callable[[ModuleType], object], given: object) -> str:
-    """The well-known mistake that gives the very same answers, if it is one."""
+def named_by(stem: str, explains: Callable[[ModuleType], bool]) -> str:
+    """The well-known mistake that `explains` what a learner's code does, if it is one."""
     for name, mistake in wrong_answers(stem).items():
         with contextlib.suppress(Exception, pytest.fail.Exception):  # one that does not fit has no answer everywhere
-            if ask(with_wrong_answer(stem, *mistake)) == given:
+            if explains(with_wrong_answer(stem, *mistake)):
                 return f": {name}"
     return ""
+
+
+def named(stem: str, ask: Callable[[ModuleType], object], given: object) -> str:
+    """The well-known mistake that gives the very same answers, if it is one."""
+    return named_by(stem, lambda mistaken: ask(mistaken) == given)
 
 
 @functools.cache

@@ -1,11 +1,9 @@
 """Checks of exercise 4: the two rules, the round, and its law, exactly and by a statistic."""
 
-import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from fractions import Fraction
-from textwrap import dedent
 from typing import NamedTuple
 
 import pytest
@@ -13,10 +11,10 @@ import torch
 from torch import Tensor
 
 from speclab.core.sampling import draw as draw_rows
-from tests.exercises.answers import whole, wrong
-from tests.exercises.wrong.ex04_rejection import RIGHT_ROUND, WRONG
+from tests.exercises.answers import named_by, whole, wrong
 from tests.test_exact import Law, Tables, boxes, cdf_corners, completed, floats, inside, random_tables, target_law
 
+STEM = "ex04_rejection"
 AcceptResult = tuple[int, int]  # drafted tokens kept, next token
 
 
@@ -33,14 +31,6 @@ def left_over(p: Tensor, q: Tensor) -> Tensor:
     return rest / rest.sum() if rest.sum() > 0 else p
 
 
-def round_with(mistake: str) -> Callable:
-    """verify_draft with one of the known mistakes in it, and everything else right."""
-    scope = {"is_accepted": lambda p, q, u: u * q < p, "residual": left_over}
-    for source in (RIGHT_ROUND, WRONG[mistake][1]):
-        exec(dedent(source), scope)
-    return scope["verify_draft"]
-
-
 class Case(NamedTuple):
     """One round with given uniforms."""
 
@@ -55,14 +45,10 @@ class Case(NamedTuple):
         return verify_draft(list(self.drafted), self.q.clone(), self.p.clone(), list(self.u), draw)
 
 
-def named(cases: list[Case], answers: list[AcceptResult]) -> str:
-    """The mistake that gives the very same answers, if it is a well-known one."""
-    for name in WRONG:
-        mistaken = round_with(name)
-        with contextlib.suppress(ArithmeticError):  # one that divides has no answer everywhere
-            if all(case.ask(mistaken) == answer for case, answer in zip(cases, answers, strict=True)):
-                return f": {name}"
-    return ""
+def named(stem: str, hole: str, cases: list[Case], answers: list[AcceptResult]) -> str:
+    """The mistake of an exercise that gives the very same answers, if it is a well-known one."""
+    asked = list(zip(cases, answers, strict=True))
+    return named_by(stem, lambda module: all(case.ask(getattr(module, hole)) == answer for case, answer in asked))
 
 
 def pair(given: object, about: str) -> AcceptResult:
@@ -207,15 +193,11 @@ def alike(one: tuple, other: tuple) -> bool:
     return all(a.shape == b.shape and torch.allclose(a, b, atol=1e-9) for (a, _), (b, _) in pairs)
 
 
-def named_of_three(verify_draft: Callable) -> str:
+def named_of_three(rule: Callable) -> str:
     """The well-known mistake that makes the same of many rounds of three, if it is one."""
     grid = list(itertools.product((0.05, 0.2, 0.3, 0.4, 0.9), repeat=3))
-    for name in WRONG:
-        mistaken = round_with(name)
-        with contextlib.suppress(Exception):  # an answer of another kind, or a mistake that divides by zero
-            if all(alike(of_three(verify_draft, list(u)), of_three(mistaken, list(u))) for u in grid):
-                return f": {name}"
-    return ""
+    own = [(u, of_three(rule, list(u))) for u in grid]
+    return named_by(STEM, lambda module: all(alike(made, of_three(module.verify_draft, list(u))) for u, made in own))
 
 
 def test_the_first_rejection_ends_the_round(learner):
@@ -322,7 +304,7 @@ def assert_exact(verify_draft: Callable, many: list[Tables]) -> None:
             problems.append((what, rows_along(tables, (0,))))
     if problems:
         what, where = problems[0]
-        wrong(f"{what}{named(all_cases, all_answers)}. {where}")
+        wrong(f"{what}{named(STEM, 'verify_draft', all_cases, all_answers)}. {where}")
 
 
 FAMILIES = ("dense", "zeros", "draft blind", "target forbids", "identical")  # of tables; zeros in one row or the other
@@ -368,11 +350,14 @@ def test_sampled_rounds_follow_the_targets_law(learner):
     for tokens in itertools.product(range(4), repeat=3):
         expected = N_ROUNDS * TARGET[range(3), tokens].prod().item()
         if expected == 0 and counts[tokens]:
-            wrong(f"token {tokens[0]} has target probability 0 and came {counts[tokens]} times" + named(cases, answers))
+            wrong(
+                f"token {tokens[0]} has target probability 0 and came {counts[tokens]} times"
+                + named(STEM, "verify_draft", cases, answers)
+            )
         if expected:
             chi_square += (counts[tokens] - expected) ** 2 / expected
     if chi_square > LIMIT:
         wrong(
             f"the tokens of {N_ROUNDS} rounds do not have the target's shares: chi-square {chi_square:.0f}, a right "
-            f"rule stays below {LIMIT}" + named(cases, answers)
+            f"rule stays below {LIMIT}" + named(STEM, "verify_draft", cases, answers)
         )

@@ -1,38 +1,19 @@
 """Checks of exercise 10: the running ratio, the threshold, the round, and its joint law, exactly."""
 
-import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from fractions import Fraction
-from textwrap import dedent
+from types import ModuleType
 
 import pytest
 import torch
 
-from tests.exercises.answers import wrong
-from tests.exercises.test_ex04_rejection import FAMILIES, Case, alike, law_of, pair, rows_along
-from tests.exercises.wrong.ex10_block_rule import RIGHT_PARTS, RIGHT_ROUND, WRONG
+from tests.exercises.answers import named_by, wrong
+from tests.exercises.test_ex04_rejection import FAMILIES, Case, alike, law_of, named, pair, rows_along
 from tests.test_exact import Tables, boxes, cdf_corners, completed, floats, inside, random_tables, target_law
 
+STEM = "ex10_block_rule"
 NEAR = 1e-9
-
-
-def round_with(mistake: str) -> Callable:
-    """verify_block with one of the known mistakes in it, and everything else right."""
-    scope: dict = {}
-    for source in (*RIGHT_PARTS, RIGHT_ROUND, WRONG[mistake][1]):
-        exec(dedent(source), scope)
-    return scope["verify_block"]
-
-
-def named(cases: list[Case], answers: list[tuple[int, int]]) -> str:
-    """The mistake that gives the very same answers, if it is a well-known one."""
-    for name in WRONG:
-        mistaken = round_with(name)
-        with contextlib.suppress(Exception):  # one that divides by zero has no answer everywhere
-            if all(case.ask(mistaken) == answer for case, answer in zip(cases, answers, strict=True)):
-                return f": {name}"
-    return ""
 
 
 def rows(*lists: list[float]) -> torch.Tensor:
@@ -159,11 +140,11 @@ def noted_rounds(verify_block: Callable) -> list[tuple[object, list[tuple[torch.
 
 def named_rounds(found: list) -> str:
     """The well-known mistake that makes the same of all these rounds, if it is one."""
-    for name in WRONG:
-        with contextlib.suppress(Exception):  # a mistake that divides by zero, or an answer of another kind
-            if all(alike(*both) for both in zip(found, noted_rounds(round_with(name)), strict=True)):
-                return f": {name}"
-    return ""
+
+    def explains(module: ModuleType) -> bool:
+        return all(alike(*both) for both in zip(found, noted_rounds(module.verify_block), strict=True))
+
+    return named_by(STEM, explains)
 
 
 def test_the_longest_length_that_may_be_kept_is_kept(learner):
@@ -274,9 +255,10 @@ def assert_exact(verify_block: Callable, many: list[Tables]) -> Fraction:
         right = target_law(tables, (), tables.k + 1)
         if found != right:
             tokens = max(found.keys() | right.keys(), key=lambda t: abs(found.get(t, 0) - right.get(t, 0)))
+            name = named(STEM, "verify_block", cases, answers)
             wrong(
                 f"summed over all drafts, the next tokens {tokens} must come with probability {right.get(tokens, 0)}, "
-                f"with yours it is {found.get(tokens, 0)}{named(cases, answers)}. {rows_along(tables, tokens)}"
+                f"with yours it is {found.get(tokens, 0)}{name}. {rows_along(tables, tokens)}"
             )
         kept = sum((case.weight * n for case, (n, _) in zip(cases, answers, strict=True)), Fraction(0))
     return kept

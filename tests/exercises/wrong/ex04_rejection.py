@@ -30,8 +30,6 @@ def _residual(*lines: str) -> tuple[str, str]:
     return "residual", "\n    ".join(["def residual(target_probs, draft_probs):", *lines])
 
 
-RIGHT_ROUND = _round()
-
 WRONG = {
     "the correction is drawn from the target's row, not from the residual": (
         "verify_draft",

@@ -51,10 +51,6 @@ def _threshold(*lines: str) -> tuple[str, str]:
 
 
 LEFT = "left = float((ratio * target_row - draft_row).clamp(min=0).sum())"
-RIGHT_PARTS = [_ratios("min(1.0, ratios[-1] * p / q)")[1], _threshold(LEFT, "rest = left + 1 - ratio",
-                "return left / rest if rest > 0 else 1.0")[1]]  # fmt: skip
-RIGHT_ROUND = _round()
-
 WRONG = {
     "the search stops at the first length that may not be kept": ("verify_block", _round(otherwise="break")),
     "u <= the bound keeps a text of target probability 0 at u = 0": (
