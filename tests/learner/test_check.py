@@ -348,11 +348,11 @@ def test_nothing_lives_on(clone, name):
     import os, time
     pipe = open({str(pipe)!r}, "w", buffering=1)
     if os.fork() == 0:
-        time.sleep(600)
+        time.sleep(30)
         pipe.write("lives on\\n")
         os._exit(0)
     pipe.write("ready\\n")
-    {"time.sleep(600)" if name else ""}
+    {"time.sleep(30)" if name else ""}
     """
     with_checks(0, {"forks": (body, None)})
     words = [sys.executable, "check.py", "0"]
