@@ -721,7 +721,8 @@ def test_greedy_keeps_the_longest_agreeing_path():
         own = logits.argmax(-1)
         path = longest_agreeing(draft, own[0].tolist())
         lengths[len(path)] += 1
-        expected = ([len(path)], [int(own[0, path[-1] + 1 if path else 0])], [path + [-1] * (n - len(path))])
+        rejected = [int((path[-1] if path else -1) in parents)]
+        expected = ([len(path)], [int(own[0, path[-1] + 1 if path else 0])], [path + [-1] * (n - len(path))], rejected)
         one_hot_rows = GREEDY.probs(logits)
         draft = replace(draft, probs=(draft.probs + 0.1) / (1 + 0.1 * vocab))  # any of these tokens may be drawn
         for result in (
@@ -731,7 +732,7 @@ def test_greedy_keeps_the_longest_agreeing_path():
             in_turn(draft, one_hot_rows, uniforms),
             in_turn(replace(draft, probs=None), one_hot_rows, uniforms),
         ):
-            assert tuple(part.tolist() for part in result[:3]) == expected
+            assert tuple(part.tolist() for part in result) == expected
 
     check()
     assert {0, 1, 2, 3} <= lengths.keys()
