@@ -19,7 +19,7 @@ DEFAULT_RUN = RESULTS / "cpu-2-cores-intel.json"  # python compare.py
 TWO_RUNS = RESULTS / "cpu-2-cores.json", RESULTS / "cpu-2-cores-again.json"
 FULL_RUN = RESULTS / "cpu-2-cores-full.json"  # --full --draft model,ngram -k 2,4,8 --max-new-tokens 96 --repeats 2
 # --target lab:200m --temperature 0 --limit 2 -k 4,6,8,12,auto
-# --draft model,feature,feature:wide,hybrid,tree:best:feature, without the rows of trees that the lab no longer drafts
+# --draft model,feature,hybrid,tree:best:feature, without the rows of drafts that the lab no longer has
 TREES_RUN = RESULTS / "cpu-2-cores-200m-trees.json"
 PAIR = ROOT / "models" / "lab-pair"
 TRAINING = PAIR / "training.json"

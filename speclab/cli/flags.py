@@ -171,7 +171,7 @@ def add_draft_flag(
         "--draft",
         default=default,
         metavar="KIND",
-        help="model, feature, feature:wide, block, exit:N (the lab's own), lab:SIZE, a folder or hub name, "
+        help="model, feature, block, exit:N (the lab's own), lab:SIZE, a folder or hub name, "
         "feature:HEAD, block:HEAD, ngram, suffix, hybrid, hybrid:LOOKUP+MODEL, merge:A+B, tree:SHAPE:MODEL, "
         "sampled-tree:SHAPE:MODEL, retokenize:NAME, intersect:NAME, dial:A, dial:A:MODEL or dial:A:free"
         + (

@@ -13,7 +13,7 @@ from speclab.system.errors import UsageProblem
 from speclab.system.numbers import whole_number
 
 KINDS = (
-    "model, ngram, suffix, feature, feature:wide, feature:HEAD, block, block:HEAD, exit:N, hybrid, "
+    "model, ngram, suffix, feature, feature:HEAD, block, block:HEAD, exit:N, hybrid, "
     "hybrid:LOOKUP+MODEL, merge:A+B, tree:SHAPE:MODEL, sampled-tree:SHAPE:MODEL, retokenize:NAME, intersect:NAME, "
     "dial:0.8, lab:SIZE, a folder or a hub name"
 )
@@ -21,7 +21,6 @@ LOOKUPS: dict[str, type[NgramDrafter] | type[SuffixDrafter]] = {"ngram": NgramDr
 USUAL_HYBRID = "suffix+feature"
 MERGE = "merge"
 DIAL = "dial"
-AS_WIDE = "wide"  # feature:wide, the lab's head padded to the width of a padded target
 LAB_HEADS = {kind: str(loading.LAB_PAIR / kind) for kind in FORMATS}
 TREES = {"tree": False, "sampled-tree": True}  # whether their tokens are drawn
 RETOKENIZE = "retokenize"  # a model with another tokenizer, whose text is tokenized again for the target
@@ -82,10 +81,9 @@ def check_kind(kind: str, greedy: bool = True) -> None:
 
 def _check_head(kind: str, word: str, rest: str) -> None:
     """Refuse a head that the lab does not have, and a name that can be no head's."""
-    own = kind in (word, f"feature:{AS_WIDE}")
-    if not own and _mistyped(rest):
+    if kind != word and _mistyped(rest):
         raise UsageProblem(f"--draft {kind}: give a head's folder or hub name, for example {word}:build/{word}/out")
-    if not own:
+    if kind != word:
         loading.check_place(rest)
     elif not loading.exists(LAB_HEADS[word]):
         raise UsageProblem(f"--draft {word}: the lab has no such head yet; type: python -m training.drafts {word}")
@@ -255,9 +253,7 @@ def accuracy_of(kind: str, number: str) -> float:
 def drafter_name(kind: str) -> str:
     """What tables and records call a draft."""
     word, _, rest = kind.partition(":")
-    if word in LAB_HEADS and kind not in (word, f"feature:{AS_WIDE}"):
-        return f"{word}:{loading.short_name(rest)}"
-    if word in OTHERS:
+    if word in OTHERS or (word in LAB_HEADS and kind != word):
         return f"{word}:{loading.short_name(rest)}"
     if word == EXIT:
         number = whole_number(rest) if rest else exit_layer_of(LAB_EXIT) or 0

@@ -14,7 +14,6 @@ from speclab.drafts.heads.files import read_head
 from speclab.drafts.hybrid import Choosing, HybridDrafter, LookupDrafter, parts
 from speclab.drafts.intersect import IntersectDrafter, intersect
 from speclab.drafts.kinds import (
-    AS_WIDE,
     EXIT,
     INTERSECT,
     KINDS,
@@ -88,11 +87,7 @@ def make_drafter(kind: str, setup: Setup, seed: int = 0) -> Drafter:
         target = setup.target
         check_not_recurrent(target.model, f"cannot be the target of --draft {kind}", NO_STATES)
         own_width = loading.lab_width() if sizes.is_lab_size(setup.target_name) else None
-        as_wide = kind == f"feature:{AS_WIDE}"
-        if as_wide and own_width is None:
-            raise UsageProblem(f"--draft {kind} is for a padded target; give --target lab:SIZE, or --draft feature")
-        name = LAB_HEADS[word] if as_wide or not rest else rest
-        head, ids = read_head(name, target.model, word, own_width, as_wide)
+        head, ids = read_head(rest or LAB_HEADS[word], target.model, word, own_width)
         target.hidden_layers = tuple(sorted({*target.hidden_layers, *head.config.layers}))
         return BlockDrafter(head, ids) if isinstance(head, BlockHead) else FeatureDrafter(head, ids)
     if word == EXIT:

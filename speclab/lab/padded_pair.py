@@ -47,12 +47,11 @@ def size_for(config: RunConfig, bandwidth: float) -> str | None:
 
 
 def padded_kinds(kinds: list[str], size: str) -> list[str]:
-    """`--draft` for a target of this size: the lab's draft at a tenth of it; lookups as they are; the lab's head as it
-    is and once more as wide as the target is; others are left out."""
+    """`--draft` for a target of this size: the lab's draft at a tenth of it; lookups and the lab's head as they are;
+    others are left out."""
     of_target = sizes.parse_name(size)
     draft = sizes.size_name(of_target.n_parameters // DRAFT_SHARE, vocab_size=of_target.vocab_size)
-    padded = {"model": [draft], "feature": ["feature", "feature:wide"]}
-    return [other for kind in kinds if kind in USABLE_KINDS for other in padded.get(kind, [kind])]
+    return [draft if kind == "model" else kind for kind in kinds if kind in USABLE_KINDS]
 
 
 def check_size(size: str, kinds: list[str]) -> None:

@@ -15,7 +15,6 @@ from benchmarks import (
     scaling,
     scaling_page,
     scaling_turns,
-    states,
     verdicts,
 )
 from draft_models import ModelDrafter, NgramDrafter
@@ -280,31 +279,6 @@ def test_peers_end_to_end(call, pair_folder, tmp_path):
     assert str(tmp_path) not in files.to_json(run)
     assert (tmp_path / "results" / "local-peers.md").read_text().startswith("# Against")
     assert not list(tmp_path.rglob("*.part"))
-
-
-# --- hidden states ----------------------------------------------------------------------------------------------------
-
-
-def test_states_end_to_end(call, tmp_path):
-    code, out, _ = call(states, "--widths", "1,3", "--repeats", "2", "--context", "9")
-    assert code == 0
-    run = files.read(tmp_path / "results" / "local-states.json", states.StatesRun)
-    assert [(p.engine, p.width) for p in run.passes] == [("eager", 1), ("eager", 3)]
-    assert all(min(p.seconds, p.seconds_with_states, p.ratio) > 0 for p in run.passes)
-    assert "What hidden states cost" in out
-    code, _, err = call(states, "--layers", "0,99")
-    assert code == 2
-    assert "the target has 2 layers; give numbers from 0 to 1" in err
-
-
-def test_a_pass_that_is_read_gives_the_states(pair_folder):
-    """What is timed beside a plain pass is what a draft asks for."""
-    reading, asked = states.Reading(tiny_llama(0)), []
-    reading.hidden_layers = (0, 1)
-    right = reading.hidden
-    reading.hidden = lambda layers: asked.append(right(layers)) or asked[-1]
-    timing.time_passes([(reading, 3)], 5, 2)
-    assert [tuple(one.shape) for one in asked[-2:]] == [(1, 3, 2 * reading.model.config.hidden_size)] * 2
 
 
 # --- experts ----------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ LONG = "n" * 300
 DIGITS = "9" * 5000  # Python reads no number of so many
 NO_ENCODER = "{} does not know encoder-decoder models, and {} is one"
 KINDS = (
-    "model, ngram, suffix, feature, feature:wide, feature:HEAD, block, block:HEAD, exit:N, hybrid, "
+    "model, ngram, suffix, feature, feature:HEAD, block, block:HEAD, exit:N, hybrid, "
     "hybrid:LOOKUP+MODEL, merge:A+B, tree:SHAPE:MODEL, sampled-tree:SHAPE:MODEL, "
 )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import experts, peers_page, roofline, rules, scaling_page, states, verdicts
+from benchmarks import experts, peers_page, roofline, rules, scaling_page, verdicts
 from benchmarks.families import __main__ as families
 from benchmarks.gpu import findings
 from speclab.present import tables
@@ -27,7 +27,6 @@ BENCHMARKS = {
     "roofline": (roofline.RooflineRun, roofline.page),
     "rules": (rules.RulesRun, rules.page),
     "scaling": (scaling_page.ScalingRun, scaling_page.page),
-    "states": (states.StatesRun, states.page),
     "experts": (experts.ExpertsRun, experts.page),
     "verdicts": (verdicts.VerdictsRun, verdicts.page),
 }

@@ -24,7 +24,6 @@ from transformers.utils import cached_file
 
 from speclab.drafts.heads.block import BlockConfig, BlockHead
 from speclab.drafts.heads.feature import FeatureHead, HeadConfig
-from speclab.drafts.heads.padding import can_be_padded, padded_head, read_wider
 from speclab.drafts.heads.parts import rotations
 from speclab.models import loading
 from speclab.models.backends.eager import decoder_layers
@@ -55,28 +54,29 @@ class SavedHead(NamedTuple):
     ids: Tensor | None
 
 
-def read_head(
-    name: str, target: PreTrainedModel, kind: str = "feature", own_width: int | None = None, as_wide: bool = False
-) -> SavedHead:
+def read_head(name: str, target: PreTrainedModel, kind: str = "feature", own_width: int | None = None) -> SavedHead:
     """The head of a folder or a hub name, for this target, on its device and in its number format.
 
     kind: of draft, feature or block. own_width: of the model that the target was padded from, which the head was
-    trained for; None where the target is not padded. as_wide: pad the head, too. EnvironmentProblem where it cannot be
-    read; UsageProblem where it belongs to another target.
+    trained for; None where the target is not padded. EnvironmentProblem where it cannot be read; UsageProblem where it
+    belongs to another target.
     """
     found, weights = read_files(name)
     config = loading.loaded(name, f"its {CONFIG}", lambda: config_from(found, target, kind), CORRECT)
-    if own_width is not None and (not isinstance(config, HeadConfig) or not can_be_padded(config)):
-        raise UsageProblem(f"--draft {kind}:{loading.short_name(name)}: only a head like the lab's own can be padded")
+    if own_width is not None and (not isinstance(config, HeadConfig) or config.norm_before_fc or config.fc_norm):
+        raise UsageProblem(
+            f"--draft {kind}:{loading.short_name(name)}: a padded target is read only by a head like the lab's own; "
+            "give --draft feature"
+        )
     _check_fits(f"--draft {kind}:{loading.short_name(name)}", config, target, own_width)
     name_unknown(name, found, kind)
     saved = loading.loaded(name, "its weights", lambda: _built(config, weights, target))
-    if as_wide:
-        return saved._replace(head=padded_head(saved.head, target.config))
     if own_width is not None:
-        width = target.config.get_text_config().hidden_size
-        fc = read_wider(saved.head.fc.weight, len(config.layers), width)
-        saved.head.fc.weight = torch.nn.Parameter(fc, requires_grad=False)
+        # The first dimensions of a padded target's states are those that the head was trained on, the others are 0.
+        fc = saved.head.fc.weight.unflatten(1, (len(config.layers), own_width))  # (hidden, layers, own width)
+        added = target.config.get_text_config().hidden_size - own_width
+        wider = torch.nn.functional.pad(fc, (0, added)).flatten(1)  # (hidden, layers * width)
+        saved.head.fc.weight = torch.nn.Parameter(wider, requires_grad=False)
     return saved
 
 
