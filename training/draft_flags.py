@@ -1,4 +1,4 @@
-"""The flags of `python -m training.drafts`: what each kind of draft takes, and which of them decide what is learned."""
+"""The flags of `python -m training.heads`: what each kind of draft takes, and which of them decide what is learned."""
 
 import argparse
 from pathlib import Path
@@ -8,7 +8,7 @@ from speclab.cli import parsing
 from speclab.drafts.heads.block import BlockHead
 from speclab.models import loading
 from speclab.system.errors import UsageProblem
-from training.heads import Draft
+from training.kinds import Draft
 
 OF_FEATURE = {"intermediate": 1024}  # defaults
 OF_BLOCK = {"intermediate": 704, "layers": 2, "markov_rank": 64, "causal": False}
@@ -19,7 +19,7 @@ IN_WORDS = {"exit": "early exit", "block": "blocks"}
 
 
 def make_parser(docstring: str) -> parsing.Parser:
-    """All flags of training.drafts."""
+    """All flags of training.heads."""
     parser = parsing.make_parser(docstring)
     parser.add_argument("kind", choices=list(KINDS), help="what to train")
     parser.add_argument("--target", default=loading.LAB_TARGET, metavar="NAME", help="(default: the lab's)")
@@ -73,13 +73,13 @@ def parse(argv: list[str] | None, docstring: str = "") -> argparse.Namespace:
         if args.kind != kind and getattr(args, name) is not None:
             flag = name.replace("_", "-")
             raise UsageProblem(
-                f"--{flag} is for {IN_WORDS[kind]}; leave it out, or type: python -m training.drafts {kind}"
+                f"--{flag} is for {IN_WORDS[kind]}; leave it out, or type: python -m training.heads {kind}"
             )
     for name in ("intermediate", "layers", "markov_rank", "causal", "mask"):
         if args.init and getattr(args, name) is not None:
             raise UsageProblem(f"--{name.replace('_', '-')} is what the head of --init has; leave one of the two out")
     if args.kind == "exit" and args.exit_layer is None:
-        raise UsageProblem("exit needs --exit-layer N; type: python -m training.drafts exit --exit-layer 2")
+        raise UsageProblem("exit needs --exit-layer N; type: python -m training.heads exit --exit-layer 2")
     folder = Path("build") / (args.kind if args.exit_layer is None else f"{args.kind}-{args.exit_layer}")
     out = (args.work_dir or folder) / "out"
     for name, default in {**KINDS[args.kind], "work_dir": folder, "out": out}.items():

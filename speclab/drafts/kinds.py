@@ -86,7 +86,7 @@ def _check_head(kind: str, word: str, rest: str) -> None:
     if kind != word:
         loading.check_place(rest)
     elif not loading.exists(LAB_HEADS[word]):
-        raise UsageProblem(f"--draft {word}: the lab has no such head yet; type: python -m training.drafts {word}")
+        raise UsageProblem(f"--draft {word}: the lab has no such head yet; type: python -m training.heads {word}")
 
 
 def _check_other(kind: str, word: str, rest: str) -> None:
@@ -100,7 +100,7 @@ def _check_other(kind: str, word: str, rest: str) -> None:
 
 def _check_exit(kind: str, word: str, rest: str) -> None:
     """Refuse a layer that the lab's adapter does not read, and a name that can be no adapter's."""
-    train = f"python -m training.drafts {word} --exit-layer"
+    train = f"python -m training.heads {word} --exit-layer"
     trained = exit_layer_of(LAB_EXIT)
     if kind == EXIT:
         if trained is None:

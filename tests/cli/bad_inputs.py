@@ -292,11 +292,11 @@ USUAL = {
     "benchmarks.scaling": FILED,
     "benchmarks.families": ["--out-dir", "out"],
     "benchmarks.gpu": ["--out", "out", "--device", "cpu"],
-    "training.lab_pair": ["--out", "out", "--work-dir", "out"],
+    "training.pair": ["--out", "out", "--work-dir", "out"],
 }
 B, S, C = "baseline_autoregressive.py", "optimized_speculative.py --prompt x", "compare.py"
 PEERS, ROOFLINE, SCALING = "-m benchmarks.peers", "-m benchmarks.roofline", "-m benchmarks.scaling"
-GPU, FAMILIES, TRAIN = "-m benchmarks.gpu", "-m benchmarks.families", "-m training.lab_pair"
+GPU, FAMILIES, TRAIN = "-m benchmarks.gpu", "-m benchmarks.families", "-m training.pair"
 
 ROWS = [
     # --- flags of every decoding script ---
@@ -587,8 +587,8 @@ ROWS = [
     Row(f"{S} --draft exit:x", 2, ("an adapter's folder", "exit:2")),
     Row(f"{S} --draft exit:", 2, ("an adapter's folder", "exit:2")),
     Row(f"{S} --draft exit:--3", 2, ("an adapter's folder", "exit:2")),
-    Row(f"{S} --draft exit:5", 2, ("no adapter for layer 5", "python -m training.drafts exit --exit-layer 5")),
-    Row(f"{S} --draft hybrid:suffix+exit:5", 2, ("python -m training.drafts exit --exit-layer 5",)),
+    Row(f"{S} --draft exit:5", 2, ("no adapter for layer 5", "python -m training.heads exit --exit-layer 5")),
+    Row(f"{S} --draft hybrid:suffix+exit:5", 2, ("python -m training.heads exit --exit-layer 5",)),
     Row(f"{S} --draft exit:2", 2, ("belongs to a target with 12 layers of width 256", "trained for it")),
     Row(f"{S} --draft exit:./missing", 3, ("there is no model folder ./missing",)),
     Row(f"{S} --draft exit:draft", 3, ("its config.json", "--draft exit reads")),

@@ -134,7 +134,7 @@ def test_a_padded_target_is_drafted_for_as_the_one_that_it_was_padded_from():
         ("exit:0", "the lab's target has 12 layers; give a number from 1 to 11"),
         ("exit:12", "the lab's target has 12 layers; give a number from 1 to 11"),
         ("exit:-1", "the lab's target has 12 layers"),
-        ("exit:5", "python -m training.drafts exit --exit-layer 5, then --draft exit:build/exit-5/out"),
+        ("exit:5", "python -m training.heads exit --exit-layer 5, then --draft exit:build/exit-5/out"),
         ("exit:x", "give a number of layers or an adapter's folder, for example exit:2 or exit:build/exit-2/out"),
         ("exit:", "give a number of layers or an adapter's folder"),
         ("exits:2", "exits:2"),

@@ -15,8 +15,8 @@ from speclab.system.errors import EnvironmentProblem, UsageProblem
 from tests.decoding import speculative_rounds
 from tests.heads import block, prompts, tiny_block_head, tiny_head
 from tests.tiny_models import VOCAB, tiny
-from training.drafts import main
-from training.heads import trained_head
+from training.heads import main
+from training.kinds import trained_head
 
 
 @pytest.fixture

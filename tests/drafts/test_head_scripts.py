@@ -115,4 +115,4 @@ def test_what_is_no_head_is_one_line(pair_folder, capsys, kind, code, message):
 def test_a_lab_without_the_head_says_how_to_train_it(monkeypatch, capsys, tmp_path, kind):
     monkeypatch.setitem(LAB_HEADS, kind, str(tmp_path / kind))
     assert optimized_speculative.main(["--draft", kind, "--prompt", "x"]) == 2
-    assert f"type: python -m training.drafts {kind}" in capsys.readouterr().err
+    assert f"type: python -m training.heads {kind}" in capsys.readouterr().err

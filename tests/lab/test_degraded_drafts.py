@@ -11,7 +11,7 @@ from speclab.lab.training.corpus import Document
 from speclab.system.errors import UsageProblem
 from tests.conftest import tiny_llama
 from tests.tiny_models import tiny
-from training.lab_pair import next_token_loss, train_tokenizer
+from training.pair import next_token_loss, train_tokenizer
 
 TEXT = "".join(f"def add_{i % 7}(first, second):\n    return first + second\n\n\n" for i in range(400))
 

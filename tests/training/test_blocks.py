@@ -16,11 +16,11 @@ from speclab.system.errors import EnvironmentProblem, UsageProblem
 from tests.decoding import speculative_rounds
 from tests.heads import N_NEW, tiny_block_head, trained, trained_block, trained_exit
 from tests.tiny_models import VOCAB, tiny
-from training import drafts
+from training import heads
 from training.blocks import block_loss, unused_id
 from training.draft_flags import parse
-from training.drafts import main
-from training.heads import fresh_head
+from training.heads import main
+from training.kinds import fresh_head
 from training.passes import reading
 from training.rollouts import CROSS_ENTROPY_WEIGHT, LOW_TEMPERATURE, distance
 from training.scoring import agreement, score
@@ -150,10 +150,10 @@ def test_a_draft_that_agrees_nowhere_still_learns():
 def test_the_head_that_a_training_starts_from_is_told(tmp_path):
     earlier = {"steps": 3, "tokens": 12, "seconds": 1.0, "scores": {}, "init": None}
     (tmp_path / "training.json").write_text(json.dumps(earlier))
-    found = drafts._beginning(str(tmp_path))
+    found = heads._beginning(str(tmp_path))
     assert found == {"name": tmp_path.name, "steps": 3, "tokens": 12, "seconds": 1.0, "init": None}
-    assert drafts._beginning("some/head") == {"name": "some/head"}
+    assert heads._beginning("some/head") == {"name": "some/head"}
     for content in ("{", "[1]"):
         (tmp_path / "training.json").write_text(content)
         with pytest.raises(EnvironmentProblem, match=r"training\.json"):
-            drafts._beginning(str(tmp_path))
+            heads._beginning(str(tmp_path))

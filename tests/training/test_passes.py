@@ -8,7 +8,7 @@ from speclab.drafts.heads.rollout import target_pass
 from tests.tiny_models import VOCAB, tiny
 from training import passes
 from training.passes import Kept, reading
-from training.rows import batch
+from training.texts import batch
 
 LAYERS = (0, 1)
 GIB = 2.0**-10

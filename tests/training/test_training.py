@@ -27,10 +27,10 @@ from tests.heads import tiny_block_head
 from tests.tiny_models import FAMILIES, VOCAB, tiny
 from tests.watch import Watch
 from training import draft as draft_training
-from training import draft_flags, drafts, lab_pair
+from training import draft_flags, heads, pair
 from training import models as lab_models
-from training import rows as training_rows
-from training.rows import batch
+from training import texts as training_rows
+from training.texts import batch
 
 
 def test_corpus_is_the_standard_library_without_tests():
@@ -372,15 +372,15 @@ def test_a_pipe_in_a_work_folder_is_not_read(tmp_path):
 NOT_LEARNED = {"help", "minutes", "own_minutes", "threads", "keep", "work_dir", "out", "part_mb", "kind"}
 
 
-@pytest.mark.parametrize(("script", "kind"), [(lab_pair, None), *((drafts, kind) for kind in draft_flags.KINDS)])
+@pytest.mark.parametrize(("script", "kind"), [(pair, None), *((heads, kind) for kind in draft_flags.KINDS)])
 def test_every_flag_that_decides_what_is_learned_is_a_setting(script, kind, tmp_path):
     if kind:
         head = tiny_block_head(tiny("llama")) if kind == "block" else None
         args = draft_flags.parse([kind, *(["--exit-layer", "2"] if kind == "exit" else [])])
         settings, flags = draft_flags.settings_of(args, head), vars(args)
     else:
-        args = lab_pair.make_parser().parse_args([])
-        settings, flags = lab_pair.settings_of(args), vars(args)
+        args = pair.make_parser().parse_args([])
+        settings, flags = pair.settings_of(args), vars(args)
     unused = {flag for flag, only in draft_flags.FOR.items() if kind and only != kind}
     named = {name: "--" + name.replace("_", "-") for name in set(flags) - NOT_LEARNED - unused}
     assert set(named.values()) <= settings.keys()
@@ -400,15 +400,15 @@ def test_a_folder_by_another_path_is_the_same_target(tmp_path, monkeypatch):
 def test_a_work_folder_of_another_draft_is_refused_at_once(tmp_path, capsys):
     (tmp_path / "own-256.pt").write_text("")
     (tmp_path / "settings.json").write_text('{"KIND": "block"}')
-    assert drafts.main(["feature", "--work-dir", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert heads.main(["feature", "--work-dir", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     assert "KIND is block there, and not feature; use another --work-dir" in capsys.readouterr().err
 
 
 def test_a_work_folder_of_another_pair_is_refused(tmp_path, capsys, models):
     words = ["--work-dir", str(tmp_path / "work"), "--out", str(tmp_path / "out")]
-    assert lab_pair.main(words) == 0
-    assert lab_pair.main([*words, "--minutes", "200"]) == 0
-    assert lab_pair.main([*words, "--seed", "1"]) == 2
+    assert pair.main(words) == 0
+    assert pair.main([*words, "--minutes", "200"]) == 0
+    assert pair.main([*words, "--seed", "1"]) == 2
     assert "--seed is 0 there, and not 1" in capsys.readouterr().err
 
 
@@ -427,7 +427,7 @@ def test_half_of_the_rows_are_the_target_s_own(tokens):
     ("device", "vocab", "n"), [("cpu", 2048, 4096), ("cuda", 2048, 65536), ("cpu", 151936, 883), ("cuda", 128256, 4185)]
 )
 def test_a_step_with_a_large_vocabulary_has_fewer_tokens(device, vocab, n):
-    assert drafts.step_tokens(torch.device(device), vocab) == n
+    assert heads.step_tokens(torch.device(device), vocab) == n
 
 
 @pytest.mark.parametrize("fastest", [torch.float32, torch.bfloat16])
@@ -463,7 +463,7 @@ def test_losses_are_read_now_and_then(monkeypatch):
 def test_a_second_training_in_a_work_folder_is_refused(tmp_path, capsys):
     words = ["--work-dir", str(tmp_path), "--out", str(tmp_path / "out")]
     with training_steps.alone_in(tmp_path):
-        for main, kind in ((drafts.main, ["feature"]), (lab_pair.main, [])):
+        for main, kind in ((heads.main, ["feature"]), (pair.main, [])):
             assert main([*kind, *words]) == 2
             assert "another training is writing into" in capsys.readouterr().err
     with training_steps.alone_in(tmp_path):
@@ -502,19 +502,19 @@ def test_a_draft_goes_into_its_work_folder(kind, tmp_path):
 def test_a_folder_with_other_files_is_not_replaced(tmp_path, capsys, models):
     """By the draft that is written into --out at the end, hours later."""
     (tmp_path / "thesis.txt").touch()
-    assert drafts.main(["feature", "--work-dir", str(tmp_path / "work"), "--out", str(tmp_path)]) == 2
+    assert heads.main(["feature", "--work-dir", str(tmp_path / "work"), "--out", str(tmp_path)]) == 2
     assert "thesis.txt is in" in capsys.readouterr().err
     both = str(tmp_path / "both")
-    assert drafts.main(["feature", "--work-dir", both, "--out", both]) == 2
+    assert heads.main(["feature", "--work-dir", both, "--out", both]) == 2
     assert "lock is in" in capsys.readouterr().err
     (tmp_path / "out" / "draft" / "mine").mkdir(parents=True)
-    assert lab_pair.main(["--work-dir", str(tmp_path / "pair"), "--out", str(tmp_path / "out")]) == 2
+    assert pair.main(["--work-dir", str(tmp_path / "pair"), "--out", str(tmp_path / "out")]) == 2
     assert "mine is in" in capsys.readouterr().err
 
 
 def test_an_adapter_of_another_layer_is_not_trained_further(tmp_path, capsys):
     words = ["exit", "--exit-layer", "4", "--init", "models/lab-pair/exit", "--work-dir", str(tmp_path)]
-    assert drafts.main(words) == 2
+    assert heads.main(words) == 2
     assert "layer 2; give --exit-layer 2, or leave --init out" in capsys.readouterr().err
 
 
@@ -532,7 +532,7 @@ def test_an_adapter_of_another_layer_is_not_trained_further(tmp_path, capsys):
 def test_a_target_that_no_head_is_trained_for_is_refused(target, message):
     """Before it has written for ten minutes."""
     with pytest.raises((UsageProblem, EnvironmentProblem), match=message):
-        drafts.check_target(target())
+        heads.check_target(target())
 
 
 def test_texts_without_an_end_token_are_put_together():
@@ -542,11 +542,11 @@ def test_texts_without_an_end_token_are_put_together():
 
 
 def test_shapes_of_a_target():
-    assert lab_pair._shape("12x256") == lab_models.TARGET_SHAPE
-    assert lab_pair._shape("24x256")["num_hidden_layers"] == 24
+    assert pair._shape("12x256") == lab_models.TARGET_SHAPE
+    assert pair._shape("24x256")["num_hidden_layers"] == 24
     for wrong in ("24", "x256", "24x100", "0x256", "axb"):
         with pytest.raises(argparse.ArgumentTypeError, match="is no shape"):
-            lab_pair._shape(wrong)
+            pair._shape(wrong)
 
 
 def test_parts_put_together_are_the_folder(tmp_path):
@@ -554,7 +554,7 @@ def test_parts_put_together_are_the_folder(tmp_path):
     (folder / "target").mkdir(parents=True)
     data = torch.randint(0, 256, (50_000,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     (folder / "target" / "weights").write_bytes(data.numpy().tobytes())
-    lab_pair.write_parts(folder, 512)
+    pair.write_parts(folder, 512)
     parts = sorted(tmp_path.glob("out.tar.part-*"))
     assert len(parts) > 100
     assert all(part.stat().st_size <= 512 for part in parts)
@@ -586,12 +586,12 @@ def models(monkeypatch):
     texts = [Document(f"{i}.py", "def f(x):\n    return x + 1\n" * 40) for i in range(40)]
     monkeypatch.setattr(corpus, "standard_library", lambda: texts)
     models = {role: tiny_llama(i, vocab_size=64, dtype=torch.float32) for i, role in enumerate(("target", "draft"))}
-    monkeypatch.setattr(lab_pair, "train_target", lambda *_: (models["target"], {"steps": 1}))
-    monkeypatch.setattr(lab_pair, "distil", lambda *_: (models["draft"], {}))
-    monkeypatch.setattr(lab_pair, "uncompiled", lambda model, shape: model)
-    monkeypatch.setattr(lab_pair, "continuations", lambda *_, **__: None)
-    monkeypatch.setattr(lab_pair, "held_out_loss", lambda *_: 1.0)
-    monkeypatch.setattr(lab_pair, "acceptance", lambda *_: {})
+    monkeypatch.setattr(pair, "train_target", lambda *_: (models["target"], {"steps": 1}))
+    monkeypatch.setattr(pair, "distil", lambda *_: (models["draft"], {}))
+    monkeypatch.setattr(pair, "uncompiled", lambda model, shape: model)
+    monkeypatch.setattr(pair, "continuations", lambda *_, **__: None)
+    monkeypatch.setattr(pair, "held_out_loss", lambda *_: 1.0)
+    monkeypatch.setattr(pair, "acceptance", lambda *_: {})
     return models
 
 
@@ -601,11 +601,11 @@ def test_a_full_output_loses_no_facts(tmp_path, monkeypatch, capsys, models):
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(lab_pair, "print", full, raising=False)
-    monkeypatch.setattr(lab_pair, "say", full, raising=False)
+    monkeypatch.setattr(pair, "print", full, raising=False)
+    monkeypatch.setattr(pair, "say", full, raising=False)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "README.md").write_text("mine")
-    assert lab_pair.main(["--work-dir", str(tmp_path / "work"), "--out", str(tmp_path / "out")]) == 3
+    assert pair.main(["--work-dir", str(tmp_path / "work"), "--out", str(tmp_path / "out")]) == 3
     assert "error: standard output: No space left on device" in capsys.readouterr().err
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "README.md",
@@ -627,7 +627,7 @@ def test_a_pair_takes_the_old_ones_place_only_when_both_are_complete(tmp_path, m
             raise RuntimeError("No space left on device")
 
         monkeypatch.setattr(models[failing], "save_pretrained", full)
-    code = lab_pair.main(["--work-dir", str(tmp_path / "work"), "--out", str(tmp_path / "out")])
+    code = pair.main(["--work-dir", str(tmp_path / "work"), "--out", str(tmp_path / "out")])
     assert code == (3 if failing else 0)
     assert ("error: cannot write the weights: No space left" in capsys.readouterr().err) == bool(failing)
     for role in models:
@@ -650,7 +650,7 @@ def test_the_draft_takes_its_place_last(tmp_path, monkeypatch, models):
         return honest(path, other)
 
     monkeypatch.setattr(Path, "replace", replace)
-    assert lab_pair.main(["--work-dir", str(tmp_path / "work"), "--out", str(tmp_path / "out")]) == 130
+    assert pair.main(["--work-dir", str(tmp_path / "work"), "--out", str(tmp_path / "out")]) == 130
     assert (tmp_path / "out" / "target" / "model.safetensors").exists()
     assert [path.name for path in (tmp_path / "out" / "draft").iterdir()] == ["old.json"]
 

@@ -8,9 +8,9 @@ Four stages, each saved when done, so an interrupted run goes on where it stoppe
     continuations  the target continues pieces of its own training text, greedily and by sampling
     draft          distillation: on those continuations and on text, towards the target's own probabilities
 
-    python -m training.lab_pair --minutes 125                # on a CPU; progress on stderr
-    python -m training.lab_pair --minutes 8 --device cuda --with-packages    # not measured on a GPU yet
-    python -m training.lab_pair --minutes 9 --device cuda --with-packages --target-shape 24x256 --out build/deeper
+    python -m training.pair --minutes 125                # on a CPU; progress on stderr
+    python -m training.pair --minutes 8 --device cuda --with-packages    # not measured on a GPU yet
+    python -m training.pair --minutes 9 --device cuda --with-packages --target-shape 24x256 --out build/deeper
 
 The draft is distilled on what the target itself writes because that is where it will be asked to guess
 (Zhou et al., DistillSpec, arXiv 2310.08461). The matrices are trained with Muon, the rest with AdamW.
