@@ -17,7 +17,7 @@ from speclab.present.pictures import figures
 from speclab.system import cores
 from speclab.theory import noise
 from tests.llamas import VOCAB, tiny_llama
-from training.models import train_tokenizer
+from training.pair import train_tokenizer
 
 # The same examples in every run, and no deadline: a slow machine must not fail a test.
 settings.register_profile("lab", deadline=None, derandomize=True, database=None)

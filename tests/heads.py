@@ -17,8 +17,7 @@ from speclab.models.backends.eager import decoder_layers
 from speclab.models.cached import CachedModel
 from tests.decoding import plain_text
 from tests.tiny_models import VOCAB, tiny
-from training.blocks import block_loss
-from training.exits import exit_loss
+from training.kinds import block_loss, exit_loss
 from training.passes import reading
 
 

@@ -1,16 +1,20 @@
-"""Train a draft that reads its target's hidden states: `python -m training.heads KIND`.
+"""Train a draft for a target, or the lab's own pair of both: `python -m training.heads KIND`.
 
     python -m training.heads feature --minutes 180                  # for the lab's target
-    python -m training.heads block --minutes 180 --markov-rank 64   # one pass for all tokens of a round
+    python -m training.heads block --minutes 180                    # one pass for all tokens of a round
     python -m training.heads feature --minutes 10 --device cuda
     python -m training.heads block --target FOLDER --minutes 60
     python -m training.heads exit --exit-layer 2 --minutes 30       # an adapter behind the target's first two layers
     python -m training.heads feature --init models/lab-pair/feature --minutes 80 --rate 0.003    # train one further
+    python -m training.heads pair --minutes 125                     # a target, and a draft model distilled from it
 
-The draft learns from training text (the sources of Python's standard library) and from what the target itself writes
-after pieces of it. An interrupted run goes on where it stopped; with more --minutes a finished one goes on, too. What
-comes out, in --out: config.json and model.safetensors in the `speculators` format, which has none for early exit: an
-adapter's is the lab's own. training.json has the settings and the acceptance by position.
+A draft learns from training text (the sources of Python's standard library) and from what the target itself writes
+after pieces of it, because that is where it will be asked to guess. An interrupted run goes on where it stopped; with
+more --minutes a finished one goes on, too. No network and no GPU is needed. `KIND --help` lists the flags of a kind.
+
+What comes out, in --out: config.json and model.safetensors in the `speculators` format, which has none for early exit:
+an adapter's is the lab's own. Of a pair: two folders that any program loads. training.json has the settings, and what
+the draft reaches on held-out text.
 """
 
 if __name__ == "__main__":
@@ -20,38 +24,33 @@ import argparse
 import functools
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from speclab.drafts.heads.block import BlockConfig, BlockHead
-from speclab.drafts.heads.exit import ExitAdapter, ExitConfig
-from speclab.drafts.heads.exit_files import write_adapter
-from speclab.drafts.heads.files import CONFIG, WEIGHTS, write_head
-from speclab.drafts.heads.rollout import rollout
+from speclab.cli import parsing
+from speclab.drafts.heads.files import CONFIG, WEIGHTS
 from speclab.lab.training import corpus
-from speclab.lab.training.steps import alone_in, check_settings, sent, skip_denormals, train
+from speclab.lab.training.steps import train
 from speclab.models import loading
 from speclab.models.checks import check_no_encoder, check_not_recurrent
 from speclab.models.limits import context_length
 from speclab.records import files
 from speclab.system.errors import UsageProblem, reports_problems
-from speclab.system.files import check_replaceable, check_writable, prepare_folder, read_bytes, write_whole
+from speclab.system.files import check_replaceable, check_writable, do_all, prepare_folder, read_bytes, write_whole
 from speclab.system.terminal import note, say
-from training.blocks import block_loss, unused_id
-from training.draft_flags import parse, settings_of
-from training.exits import exit_loss, fresh_adapter
-from training.kinds import Draft, fresh_head, sizes, trained_head
-from training.models import compiled, encode
+from training import pair
+from training.compiling import compiled
+from training.documents import prose
+from training.kinds import CROSS_ENTROPY_WEIGHT, KINDS, LOW_TEMPERATURE, head_to_train
 from training.passes import reading
-from training.rollouts import CROSS_ENTROPY_WEIGHT, LOW_TEMPERATURE, distance, rollout_loss
 from training.scoring import scored
-from training.texts import ROWS, batch, beginnings, own_texts
+from training.texts import ROWS, batch, beginnings, own_texts, streams
+from training.work import Checkpoint, alone_in, check_settings
 
 OF_TABLES = 0.5  # rate of embeddings, norms and output layers, as a share of --rate
 BATCH_TOKENS = {"cuda": 65536}  # of a step, by device
@@ -63,28 +62,157 @@ FEW_LOGITS = 2**27
 MOST_BYTES = 2**20  # of a training.json
 # What is kept of the training.json of the head that a training starts from.
 OF_BEGINNING = ("steps", "tokens", "seconds", "rate", "seed", "loss", "own_texts", "init", "machine", "versions")
+FOLDERS = {
+    "feature": "build/feature",
+    "block": "build/block",
+    "exit": "build/exit-{exit_layer}",
+    "pair": "build/lab-pair",
+}
+# Flags that say how long, how fast and where to: a training goes on with others. All others decide what is learned.
+NOT_LEARNED = ("kind", "minutes", "own_minutes", "threads", "keep", "work_dir", "out")
 
 
-def head_to_train(args: argparse.Namespace, tokenizer: Any, target: PreTrainedModel) -> Draft:
-    """As it is before the first step: random, or that of --init. UsageProblem for a mask beyond the target's ids."""
-    if args.init:
-        trained = trained_head(args.init, args.kind, target)
-        if isinstance(trained, ExitAdapter) and trained.config.exit_layer != args.exit_layer:
-            raise UsageProblem(
-                f"--exit-layer {args.exit_layer}: the adapter of --init reads the states of layer "
-                f"{trained.config.exit_layer}; give --exit-layer {trained.config.exit_layer}, or leave --init out"
-            )
-        return trained
-    if args.kind == "exit":
-        block = LlamaConfig(**sizes(target, 1, args.intermediate))
-        return fresh_adapter(target, args.exit_layer, block, args.seed)
-    if args.kind == "feature":
-        return fresh_head(target, args)
-    vocab = target.config.get_text_config().vocab_size
-    mask = unused_id(tokenizer, vocab) if args.mask is None else args.mask
-    if mask >= vocab:
-        raise UsageProblem(f"--mask {mask}: the target's last id is {vocab - 1}")
-    return fresh_head(target, args, mask)
+# --- flags ------------------------------------------------------------------------------------------------------------
+
+
+def make_parser() -> parsing.Parser:
+    """All kinds, each with its own flags."""
+    parser = parsing.make_parser(__doc__)
+    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True, help="what to train")
+    for name, kind in KINDS.items():
+        one = kinds.add_parser(name, help=kind.help)
+        _add_head_flags(one, kind.intermediate)
+        _add_shared_flags(one, name, 180)
+    kinds.choices["exit"].add_argument(
+        "--exit-layer", type=parsing.at_least(1), required=True, metavar="N", help="the target's layers that it runs"
+    )
+    one = kinds.add_parser("pair", help="a target, and a draft model that is distilled from it")
+    one.add_argument("--with-packages", action="store_true", help="also learn from installed permissive packages")
+    _add_shared_flags(one, "pair", 125)
+    return parser
+
+
+def _add_head_flags(parser: argparse.ArgumentParser, intermediate: int) -> None:
+    parser.add_argument("--target", default=loading.LAB_TARGET, metavar="NAME", help="(default: the lab's)")
+    parser.add_argument(
+        "--own-minutes", type=parsing.positive, default=10, help="minutes for the target's own texts (default: 10)"
+    )
+    parser.add_argument("--intermediate", type=parsing.at_least(1), help=f"width of the MLPs (default: {intermediate})")
+    parser.add_argument("--init", metavar="NAME", help="a trained head to start from: a folder or a hub name")
+    parser.add_argument(
+        "--keep",
+        type=parsing.at_least(0),
+        metavar="GIB",
+        help="memory for what the target computes of rows that come again, rounded to bfloat16 (default: on a CPU 4, "
+        "or half of what is free; else 0)",
+    )
+
+
+def _add_shared_flags(parser: argparse.ArgumentParser, kind: str, minutes: int) -> None:
+    parser.add_argument(
+        "--minutes", type=parsing.positive, default=minutes, help=f"minutes of training (default: {minutes})"
+    )
+    parser.add_argument("--rate", type=parsing.positive, default=4e-3, help="peak learning rate (default: 0.004)")
+    parser.add_argument("--device", choices=("cpu", "cuda", "mps"), default="cpu", help="(default: cpu)")
+    parser.add_argument("--threads", type=parsing.at_least(1), help="(default: all cores)")
+    parser.add_argument("--seed", type=parsing.seed, default=0, help="(default: 0)")
+    folder = FOLDERS[kind].format(exit_layer="N")
+    parser.add_argument("--work-dir", type=parsing.some_path, help=f"checkpoints, texts (default: {folder})")
+    parser.add_argument(
+        "--out", type=parsing.some_path, help="folder for what was trained (default: out in the work folder)"
+    )
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The flags, with the defaults of the kind. UsageProblem for a size that a head of --init has already."""
+    args = make_parser().parse_args(argv)
+    if args.kind in KINDS:
+        if args.init and args.intermediate:
+            raise UsageProblem("--intermediate is what the head of --init has; leave one of the two out")
+        if not args.init:
+            args.intermediate = args.intermediate or KINDS[args.kind].intermediate
+    args.work_dir = args.work_dir or Path(FOLDERS[args.kind].format(**vars(args)))
+    args.out = args.out or args.work_dir / "out"
+    return args
+
+
+def settings_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Flag -> value, of the flags that decide what is learned."""
+    learned = {name: value for name, value in vars(args).items() if name not in NOT_LEARNED}
+    settings = {"KIND": args.kind, **{"--" + name.replace("_", "-"): value for name, value in learned.items()}}
+    for flag in ("--target", "--init"):
+        if settings.get(flag) and Path(settings[flag]).exists():  # the same folder by another path is the same
+            settings[flag] = str(Path(settings[flag]).resolve())
+    return settings
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+@reports_problems
+def main(argv: list[str] | None = None) -> int:
+    """Train a draft or a pair.  -> exit code"""
+    args = parse(argv)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    device = loading.choose_device(args.device)[0]
+    prepare_folder(args.work_dir, "--work-dir")
+    check_writable(args.out / "training.json", "--out")
+    with alone_in(args.work_dir):
+        about, summary = (pair.train_pair if args.kind == "pair" else train_head)(args, device, settings_of(args))
+        about |= {"machine": asdict(files.machine(device)), "versions": asdict(files.versions())}
+        return do_all(
+            [
+                lambda: write_whole(args.out / "training.json", json.dumps(about, indent=1) + "\n"),
+                lambda: say(json.dumps(summary)),
+            ]
+        )
+
+
+def train_head(
+    args: argparse.Namespace, device: torch.device, settings: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Train a draft that reads its target's states, and write it.  -> facts for training.json, and a summary"""
+    kind = KINDS[args.kind]
+    check_replaceable(args.out, (CONFIG, WEIGHTS, "training.json"), "--out")
+    tokenizer: Any = loading.load_tokenizer(args.target)
+    target = loading.load_model(args.target, device, torch.float32, "target").requires_grad_(False)
+    check_target(target)
+    beginning = _beginning(args.init) if args.init else None
+    head = head_to_train(target, tokenizer, args).to(device)
+    note(f"{sum(weight.numel() for weight in head.parameters()):,} parameters")
+    check_settings(args.work_dir, settings)
+    documents = list(corpus.standard_library())
+    stream, held_out = streams(tokenizer, documents)
+    comments = beginnings(tokenizer, [text for d in documents if not d.held_out for text in prose(d.text)])
+    own = own_texts(args.work_dir, target, stream, comments, 60 * args.own_minutes, args.seed)
+    note(f"the target wrote {', '.join(f'{len(rows):,} texts of {length} tokens' for length, rows in own.items())}")
+    tokens = step_tokens(device, target.config.get_text_config().vocab_size)
+
+    def batches(step: int) -> list[tuple[Tensor, ...]]:
+        return [(batch(stream, own, step, args.seed, tokens).to(device), torch.tensor(step))]
+
+    functions = {name: compiled(function) for name, function in kind.functions.items()}
+    loss_of = functools.partial(kind.loss, head, reading(target, head.config.layers, args.keep), **functions)
+    checkpoint = Checkpoint(args.work_dir / "head.pt")
+    facts = train(head, batches, loss_of, 60 * args.minutes, args.rate, args.kind, checkpoint, OF_TABLES)
+    head.to(torch.bfloat16)  # as it is written; what is scored are the rounded weights
+    scores = scored(head.float().eval(), target, tokenizer, held_out, args.seed)
+    name = loading.short_name(args.target)
+    kind.write(args.out, head.to(torch.bfloat16), name, target.config.architectures or [])
+    about = {
+        "kind": args.kind,
+        "target": name,
+        "parameters": sum(weight.numel() for weight in head.parameters()),
+        **asdict(facts),
+        "own_texts": {length: len(rows) for length, rows in own.items()},
+        "init": beginning,
+        "rate": args.rate,
+        "seed": args.seed,
+        "loss": {"cross_entropy": CROSS_ENTROPY_WEIGHT, "total_variation_at": [1.0, LOW_TEMPERATURE]},
+        "scores": scores,
+    }
+    return about, scores
 
 
 def check_target(target: PreTrainedModel) -> None:
@@ -97,80 +225,6 @@ def check_target(target: PreTrainedModel) -> None:
             f"rows of {max(ROWS):,} tokens are learned from, and the target's context is {room:,}; give "
             "another --target"
         )
-
-
-@reports_problems
-def main(argv: list[str] | None = None) -> int:
-    """Train a draft.  -> exit code"""
-    args = parse(argv, __doc__)
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    device = loading.choose_device(args.device)[0]
-    prepare_folder(args.work_dir, "--work-dir")
-    check_writable(args.out / "training.json", "--out")
-    with alone_in(args.work_dir):
-        check_replaceable(args.out, (CONFIG, WEIGHTS, "training.json"), "--out")
-        return _train(args, device)
-
-
-def _train(args: argparse.Namespace, device: torch.device) -> int:
-    """Everything that is done in the work folder.  -> exit code"""
-    tokenizer: Any = loading.load_tokenizer(args.target)
-    target = loading.load_model(args.target, device, torch.float32, "target").requires_grad_(False)
-    check_target(target)
-    beginning = _beginning(args.init) if args.init else None
-    head = head_to_train(args, tokenizer, target)
-    head.to(device)
-    note(f"{sum(weight.numel() for weight in head.parameters()):,} parameters")
-    check_settings(args.work_dir, settings_of(args, head))
-    documents = list(corpus.standard_library())
-    stream = encode(tokenizer, [d.text for d in documents if not d.held_out])
-    held_out = encode(tokenizer, [d.text for d in documents if d.held_out])
-    note(f"{len(stream):,} tokens to train on, {len(held_out):,} held out")
-    prose = beginnings(tokenizer, [text for d in documents if not d.held_out for text in corpus.prose(d.text)])
-    own = own_texts(args.work_dir, target, stream, prose, 60 * args.own_minutes, args.seed)
-    note(f"the target wrote {', '.join(f'{len(rows):,} texts of {length} tokens' for length, rows in own.items())}")
-    tokens = step_tokens(device, target.config.get_text_config().vocab_size)
-
-    def batches(step: int) -> list[tuple[Tensor, ...]]:
-        return [(sent(batch(stream, own, step, args.seed, tokens), device), torch.tensor(step))]
-
-    loss_of: Callable[..., Tensor]
-    by_distance = compiled(distance)
-    read = reading(target, head.config.layers, args.keep)
-    if isinstance(head, BlockHead):
-        loss_of = functools.partial(block_loss, head, read, distance=by_distance)
-    elif isinstance(head, ExitAdapter):
-        loss_of = functools.partial(exit_loss, head, read, distance=by_distance)
-    else:
-        loss_of = functools.partial(rollout_loss, head, read, rollout=compiled(rollout), distance=by_distance)
-    seconds, checkpoint = 60 * args.minutes, args.work_dir / "head.pt"
-    facts = train(head, batches, loss_of, seconds, args.rate, args.kind, checkpoint, OF_TABLES)
-    head.to(torch.bfloat16)  # as it is written; what is scored are the rounded weights
-    scores = scored(head.float().eval(), target, tokenizer, held_out, args.seed)
-    say(json.dumps(scores))
-    name, architectures = loading.short_name(args.target), target.config.architectures or []
-    if isinstance(head, ExitAdapter):
-        write_adapter(args.out, head.to(torch.bfloat16), name, architectures)
-    else:
-        write_head(args.out, head.to(torch.bfloat16), name, architectures, 4)
-    about = {
-        "kind": args.kind,
-        "target": name,
-        "parameters": sum(weight.numel() for weight in head.parameters()),
-        **asdict(facts),
-        **_sizes_of(head),
-        "own_texts": {length: len(rows) for length, rows in own.items()},
-        "init": beginning,
-        "rate": args.rate,
-        "seed": args.seed,
-        "loss": {"cross_entropy": CROSS_ENTROPY_WEIGHT, "total_variation_at": [1.0, LOW_TEMPERATURE]},
-        "scores": scores,
-        "machine": asdict(files.machine(device)),
-        "versions": asdict(files.versions()),
-    }
-    write_whole(args.out / "training.json", json.dumps(about, indent=1) + "\n")
-    return 0
 
 
 def step_tokens(device: torch.device, vocab: int) -> int:
@@ -192,17 +246,9 @@ def _beginning(name: str) -> dict[str, Any]:
     return about
 
 
-def _sizes_of(head: Draft) -> dict[str, int]:
-    """What a reader of training.json wants to know of it, beside the number of parameters."""
-    config = head.config
-    if isinstance(config, BlockConfig):
-        layers = config.block.num_hidden_layers
-        return {"slots": config.slots, "layers": layers, "markov_rank": config.markov_rank}
-    if isinstance(config, ExitConfig):
-        return {"exit_layer": config.exit_layer, "intermediate": config.block.intermediate_size}
-    return {}
-
-
 if __name__ == "__main__":
-    skip_denormals()
+    # A CPU takes numbers below 1e-38 as 0. Gradients of an attention whose weights are nearly 0 and 1 are full of them,
+    # and a product of them is slow: on an Intel Xeon, with two threads, a step of a feature head took 2.1 s with them
+    # and 1.4 s without. Threads take this over when they start, so it stands before anything is computed.
+    torch.set_flush_denormal(True)
     sys.exit(main())

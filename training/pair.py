@@ -1,71 +1,187 @@
-"""Train the offline pair: a Llama-type target, and a draft distilled from it, on the sources of Python itself.
+"""The offline pair: a Llama-type target, and a draft distilled from it, on the sources of Python itself.
 
-The pair that comes with the lab was made by this file. It needs no network and no GPU; more minutes give better text.
-Four stages, each saved when done, so an interrupted run goes on where it stopped:
+The pair that comes with the lab was made by this file. Each of its four stages is saved when it is done:
 
     tokenizer      byte-level BPE, one for both models
     target         plain next-token training on mixed lengths
     continuations  the target continues pieces of its own training text, greedily and by sampling
     draft          distillation: on those continuations and on text, towards the target's own probabilities
 
-    python -m training.pair --minutes 125                # on a CPU; progress on stderr
-    python -m training.pair --minutes 8 --device cuda --with-packages    # not measured on a GPU yet
-    python -m training.pair --minutes 9 --device cuda --with-packages --target-shape 24x256 --out build/deeper
-
 The draft is distilled on what the target itself writes because that is where it will be asked to guess
 (Zhou et al., DistillSpec, arXiv 2310.08461). The matrices are trained with Muon, the rest with AdamW.
 """
 
-if __name__ == "__main__":
-    from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
-
 import argparse
 import functools
-import io
-import json
-import sys
-import tarfile
-from dataclasses import asdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from speclab.cli import parsing
 from speclab.lab.training import corpus
 from speclab.lab.training.steps import (
-    LENGTHS,
-    alone_in,
-    check_settings,
+    MICRO_BATCH_TOKENS,
     crops,
     next_token_loss,
-    readable,
-    skip_denormals,
+    product_dtype,
+    products_in,
     train,
 )
-from speclab.models import loading
-from speclab.records import files
-from speclab.system.errors import reports_problems
-from speclab.system.files import check_replaceable, check_writable, do_all, prepare_folder, whole_folder, write_whole
-from speclab.system.numbers import whole_number
-from speclab.system.terminal import note, say
-from training.draft import PROMPT, acceptance, continuations, distil
-from training.models import (
-    DRAFT_SHAPE,
-    TARGET_SHAPE,
-    VOCABULARY,
-    compile_layers,
-    encode,
-    llama,
-    save,
-    train_tokenizer,
-    uncompiled,
-)
+from speclab.system.errors import EnvironmentProblem, first_line
+from speclab.system.files import check_replaceable, whole_folder
+from speclab.system.terminal import note, progress_bar
+from training.compiling import compile_layers
+from training.documents import manifest, permissive_packages
+from training.texts import CONTINUED, PROMPT, continuations, streams
+from training.work import Checkpoint, check_ids, check_settings, readable, save_tensors
 
 # Of --minutes; the rest is the teacher's pass over the pool, and reports.
 SHARES = {"target": 0.62, "continuations": 0.05, "draft": 0.21}
+BATCH_TOKENS = {"cuda": 131072}  # of a step, by device
+FEW_TOKENS = 8192  # the same elsewhere
+END = "<|endoftext|>"
+VOCABULARY = 2048
+CONTEXT = 4096
+TARGET_SHAPE = {"num_hidden_layers": 12, "hidden_size": 256, "intermediate_size": 704}
+DRAFT_SHAPE = {"num_hidden_layers": 1, "hidden_size": 256, "intermediate_size": 1024}
+TEACHER_TOP = 32  # probabilities kept of the target's distribution at each place
+TEXTS_PER_CONTINUATION = 6  # pieces of plain text in the draft's pool for each continuation
+
+
+def train_pair(
+    args: argparse.Namespace, device: torch.device, settings: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Train both and write them.  -> facts for training.json, and a summary
+
+    Each model replaces the one of an earlier training whole. A stop between the two leaves the new target beside the
+    old draft, which guesses less well and changes no text; the same command again writes both from its checkpoints.
+    """
+    for role in ("target", "draft"):
+        check_replaceable(args.out / role, ("*.json", "*.safetensors"), "--out")
+    check_settings(args.work_dir, settings)
+    documents = [*corpus.standard_library(), *(permissive_packages() if args.with_packages else [])]
+    tokenizer_folder = args.work_dir / "tokenizer"
+    if not tokenizer_folder.exists():
+        with whole_folder(tokenizer_folder) as folder:
+            train_tokenizer(d.text for d in documents if not d.held_out).save_pretrained(folder)
+    with readable(tokenizer_folder):
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(tokenizer_folder)
+    stream, held_out = streams(tokenizer, documents)
+
+    seconds = {stage: 60 * args.minutes * share for stage, share in SHARES.items()}
+    target, target_facts = train_target(args, device, seconds["target"], stream)
+    target = uncompiled(target, TARGET_SHAPE).to(device)
+    draft, draft_facts = distil(args, device, seconds, target, target_facts["steps"], stream)
+
+    # Both are complete before one takes its place. The draft, which is distilled from the target, takes its own last.
+    with whole_folder(args.out / "draft") as draft_folder, whole_folder(args.out / "target") as target_folder:
+        target = save(target.cpu(), tokenizer, target_folder)
+        draft = save(uncompiled(draft, DRAFT_SHAPE), tokenizer, draft_folder)
+        fresh = continuations(target, held_out.unfold(0, PROMPT, 1), 12, args.seed + 7, rows=24)
+        summary = {
+            "held_out_loss": {
+                "target": round(held_out_loss(target, held_out), 4),
+                "draft": round(held_out_loss(draft, held_out), 4),
+            },
+            "acceptance_on_held_out_continuations": acceptance(target, draft, fresh),
+        }
+    about = {
+        "corpus": manifest(documents),
+        "tokens": {"training": len(stream), "held_out": len(held_out), "vocabulary": VOCABULARY},
+        "target": {"shape": TARGET_SHAPE, "parameters": target.num_parameters(), **target_facts},
+        "draft": {"shape": DRAFT_SHAPE, "parameters": draft.num_parameters(), **draft_facts},
+        **summary,
+        "seed": args.seed,
+    }
+    return about, summary
+
+
+# --- the family of models, and its tokenizer --------------------------------------------------------------------------
+
+
+def llama(shape: dict, fused: bool = False) -> LlamaForCausalLM:
+    """A random Llama of the lab's family: heads of 64, rotary positions, embeddings tied to the output.
+
+    fused: attention in one kernel, for a GPU. On a CPU eager attention, compiled, trains half as fast again in
+    bfloat16.
+    """
+    heads = shape["hidden_size"] // 64
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=64,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=0,
+        attn_implementation="sdpa" if fused else "eager",  # type: ignore[call-arg]
+        **shape,
+    )
+    return LlamaForCausalLM(config)
+
+
+def train_tokenizer(texts: Iterator[str]) -> PreTrainedTokenizerFast:
+    """A byte-level BPE over the corpus; id 0 ends a document."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=END, model_max_length=CONTEXT)
+
+
+def uncompiled(model: LlamaForCausalLM, shape: dict) -> LlamaForCausalLM:
+    """The same weights in a plain module on the CPU."""
+    plain = llama(shape)
+    plain.load_state_dict(model.state_dict())
+    return plain.eval()
+
+
+def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> LlamaForCausalLM:
+    """Write bfloat16 safetensors and the tokenizer; returns the model as a user will load it."""
+    try:
+        model.to(dtype=torch.bfloat16).save_pretrained(folder, max_shard_size="14MB")  # type: ignore[call-arg]
+        tokenizer.save_pretrained(folder)
+    except Exception as error:  # each library below raises its own kinds; a full disk is the usual one
+        raise EnvironmentProblem(
+            f"cannot write the weights: {first_line(error)}; free some space and type the command again"
+        ) from None
+    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+# --- the target -------------------------------------------------------------------------------------------------------
+
+
+def _step_tokens(device: torch.device) -> int:
+    return BATCH_TOKENS.get(device.type, FEW_TOKENS)
+
+
+def train_target(
+    args: argparse.Namespace, device: torch.device, seconds: float, stream: Tensor
+) -> tuple[LlamaForCausalLM, dict[str, Any]]:
+    """Stage 2.  -> target, facts about its training"""
+    torch.manual_seed(args.seed)
+    model = llama(TARGET_SHAPE, fused=device.type == "cuda").to(device)
+    compile_layers(model)
+    stream = stream.to(device)
+
+    def batches(step: int) -> list[tuple[Tensor, ...]]:
+        return [(rows,) for rows in crops(stream, step, args.seed, _step_tokens(device))]
+
+    checkpoint = Checkpoint(args.work_dir / "target.pt")
+    facts = train(model, batches, functools.partial(next_token_loss, model), seconds, args.rate, "target", checkpoint)
+    return model, vars(facts)
 
 
 @torch.inference_mode()
@@ -77,148 +193,122 @@ def held_out_loss(model: LlamaForCausalLM, stream: Tensor, length: int = 512, li
     return sum(losses) / len(windows)
 
 
-def train_target(args: argparse.Namespace, seconds: float, stream: Tensor) -> tuple[LlamaForCausalLM, dict]:
-    """Stage 2.  -> target, facts about its training"""
-    torch.manual_seed(args.seed)
-    model = llama(args.target_shape, fused=args.device.startswith("cuda")).to(args.device)
-    compile_layers(model)
-    stream = stream.to(args.device)
+# --- the draft --------------------------------------------------------------------------------------------------------
+
+
+def distil(
+    args: argparse.Namespace,
+    device: torch.device,
+    seconds: dict[str, float],
+    target: LlamaForCausalLM,
+    n_steps: int,
+    stream: Tensor,
+) -> tuple[LlamaForCausalLM, dict[str, Any]]:
+    """Stages 3 and 4, each of its `seconds`.  -> draft, facts about its training
+
+    n_steps: of the target's training. Texts and a draft of a target with other steps are made anew.
+    """
+    pool_file, draft_file = args.work_dir / "pool.pt", args.work_dir / "draft.pt"
+    pool = None
+    if pool_file.exists():
+        with readable(pool_file):
+            *pool, of_steps = torch.load(pool_file, weights_only=True)
+            if len(pool) != 4:
+                raise ValueError("it is of an older version")
+            _check_pool(*pool)
+        if of_steps != n_steps:
+            note("the target has learned more since its texts were written: they and the draft are made anew")
+            draft_file.unlink(missing_ok=True)
+            pool = None
+    if pool is None:
+        own = continuations(target, stream.unfold(0, PROMPT, 1), seconds["continuations"], args.seed)
+        generator = torch.Generator().manual_seed(args.seed + 1)
+        starts = torch.randint(0, len(stream) - CONTINUED, (TEXTS_PER_CONTINUATION * len(own),), generator=generator)
+        texts = torch.cat([own, stream[starts[:, None] + torch.arange(CONTINUED)].long()])  # (n, CONTINUED)
+        pool = [texts, *teacher_targets(target, texts), len(own)]
+        save_tensors(pool_file, (*pool, n_steps))
+    n_own = pool.pop()
+    texts, probs, ids = (part.to(device) for part in pool)
+    draft = draft_from(target, args.seed).to(device)
+    compile_layers(draft)
 
     def batches(step: int) -> list[tuple[Tensor, ...]]:
-        return [(rows,) for rows in crops(stream, step, args.seed, args.batch_tokens)]
+        generator = torch.Generator().manual_seed((args.seed + 2) * 1_000_003 + step)
+        # A third of every batch is the target's own writing, however large the rest of the pool is.
+        n_rows = _step_tokens(device) // CONTINUED
+        own = torch.randint(0, n_own, (n_rows // 3,), generator=generator)
+        other = torch.randint(n_own, len(texts), (n_rows - n_rows // 3,), generator=generator)
+        at_once = max(1, MICRO_BATCH_TOKENS.get(device.type, n_rows * CONTINUED) // CONTINUED)
+        return [
+            tuple(part[some] for part in (texts, probs, ids))
+            for some in torch.cat([own, other]).to(device).split(at_once)
+        ]
 
-    loss_of = functools.partial(next_token_loss, model)
-    return model, vars(train(model, batches, loss_of, seconds, args.rate, "target", args.work_dir / "target.pt"))
-
-
-def _shape(text: str) -> dict[str, int]:
-    """12x256 -> the sizes of a target, its MLP as wide as the committed one's for its width."""
-    layers, _, width = (whole_number(word) for word in text.partition("x"))
-    if not layers or not width or width % 64:
-        raise argparse.ArgumentTypeError(f"{text!r} is no shape; give layers and a width that 64 divides, as in 24x256")
-    return {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": width * 11 // 4}
-
-
-def settings_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Flag -> value, of the flags that decide what is learned."""
-    names = ("seed", "rate", "device", "batch_tokens", "with_packages", "target_shape")
-    return {"--" + name.replace("_", "-"): getattr(args, name) for name in names}
+    loss_of, checkpoint = functools.partial(distillation_loss, draft), Checkpoint(draft_file)
+    facts = train(draft, batches, loss_of, seconds["draft"], args.rate, "draft", checkpoint)
+    return draft, vars(facts) | {"continuations": n_own, "texts": len(texts) - n_own, "length": CONTINUED}
 
 
-def write_parts(folder: Path, size: int) -> None:
-    """folder.tar.part-00, -01, ... of at most `size` bytes; `cat folder.tar.part-* | tar x` puts them together."""
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w") as tar:
-        tar.add(folder, folder.name)
-    data = archive.getvalue()
-    starts = range(0, len(data), size)
-    digits = max(2, len(str(len(starts) - 1)))  # as many in all names: a shell puts them in order by name
-    for i, start in enumerate(starts):
-        write_whole(folder.with_name(f"{folder.name}.tar.part-{i:0{digits}}"), data[start : start + size])
+def _check_pool(texts: Any, probs: Any, ids: Any, n_own: Any) -> None:
+    """ValueError where these are not what `distil` has written: texts, what the teacher says of them, and how many of
+    them are its own."""
+    check_ids(texts, CONTINUED, VOCABULARY, least=2)
+    shape = (len(texts), CONTINUED, TEACHER_TOP)
+    if any(not isinstance(part, Tensor) or part.shape != shape for part in (probs, ids)):
+        raise ValueError("the teacher's probabilities are not those of its texts")
+    check_ids(ids.flatten(1), CONTINUED * TEACHER_TOP, VOCABULARY)
+    if not probs.is_floating_point() or type(n_own) is not int or not 0 < n_own < len(texts):
+        raise ValueError("it does not say which texts are the target's own")
 
 
-def make_parser() -> parsing.Parser:
-    """The flags."""
-    parser = parsing.make_parser(__doc__)
-    parser.add_argument("--minutes", type=parsing.positive, default=125, help="time for everything (default: 125)")
-    parser.add_argument("--device", choices=("cpu", "cuda", "mps"), default="cpu", help="(default: cpu)")
-    parser.add_argument("--with-packages", action="store_true", help="also learn from installed permissive packages")
-    parser.add_argument(
-        "--batch-tokens",
-        type=parsing.at_least(max(LENGTHS), 2**24),
-        help="tokens per optimizer step (default: 8192, on CUDA 131072)",
-    )
-    parser.add_argument(
-        "--target-shape",
-        type=_shape,
-        default=TARGET_SHAPE,
-        metavar="LAYERSxWIDTH",
-        help="of the target (default: 12x256, the committed one)",
-    )
-    parser.add_argument(
-        "--part-mb",
-        type=parsing.at_least(1),
-        metavar="MB",
-        help="also write the pair as a tar file in parts of this size",
-    )
-    parser.add_argument("--rate", type=parsing.positive, default=4e-3, help="peak learning rate (default: 0.004)")
-    parser.add_argument("--seed", type=parsing.seed, default=0, help="(default: 0)")
-    parser.add_argument("--work-dir", type=parsing.some_path, default=Path("build/lab-pair"), help="checkpoints")
-    parser.add_argument(
-        "--out", type=parsing.some_path, default=Path("build/lab-pair/out"), help="gets the pair when it is complete"
-    )
-    return parser
+@torch.inference_mode()
+def teacher_targets(target: LlamaForCausalLM, texts: Tensor) -> tuple[Tensor, Tensor]:
+    """The target's most probable next tokens.  (n, length) -> probabilities and ids, (n, length, TEACHER_TOP) each"""
+    target.eval()
+    device, probs, ids = next(target.parameters()).device, [], []
+    for rows in progress_bar(texts.split(16), desc="teacher", mininterval=10):
+        with products_in(product_dtype(device), device):
+            logits = target(input_ids=rows.to(device), use_cache=False).logits
+        top = logits.float().softmax(-1).topk(TEACHER_TOP, dim=-1)
+        probs.append((top.values / top.values.sum(-1, keepdim=True)).half().cpu())
+        ids.append(top.indices.short().cpu())
+    return torch.cat(probs), torch.cat(ids)
 
 
-@reports_problems
-def main(argv: list[str] | None = None) -> int:
-    """Train the pair.  -> exit code"""
-    args = make_parser().parse_args(argv)
-    args.device = str(loading.choose_device(args.device)[0])
-    args.batch_tokens = args.batch_tokens or (131072 if args.device.startswith("cuda") else 8192)
-    prepare_folder(args.work_dir, "--work-dir")
-    check_writable(args.out / "training.json", "--out")
-    with alone_in(args.work_dir):
-        for role in ("target", "draft"):
-            check_replaceable(args.out / role, ("*.json", "*.safetensors"), "--out")
-        return _train(args)
+def draft_from(target: LlamaForCausalLM, seed: int) -> LlamaForCausalLM:
+    """A draft that starts from the target's embeddings, final norm and first layer; what is wider starts random."""
+    torch.manual_seed(seed)
+    draft = llama(DRAFT_SHAPE)
+    source = dict(target.named_parameters())
+    with torch.no_grad():
+        for name, weight in draft.named_parameters():
+            overlap = tuple(slice(0, min(a, b)) for a, b in zip(weight.shape, source[name].shape, strict=True))
+            weight[overlap] = source[name].detach().cpu()[overlap]
+    return draft
 
 
-def _train(args: argparse.Namespace) -> int:
-    """Everything that is done in the work folder.  -> exit code
+def distillation_loss(draft: LlamaForCausalLM, texts: Tensor, probs: Tensor, ids: Tensor) -> Tensor:
+    """Cross-entropy to the target's probabilities plus total variation, which is the share of samples rejected.
 
-    Each model replaces the one of an earlier training whole. A stop between the two leaves the new target beside the
-    old draft, which guesses less well and changes no text; the same command again writes both from its checkpoints.
+    texts (batch, length); probs and ids (batch, length, TEACHER_TOP)
     """
-    documents = list(corpus.standard_library())
-    if args.with_packages:
-        documents += corpus.permissive_packages()
-    training = [d.text for d in documents if not d.held_out]
-    check_settings(args.work_dir, settings_of(args))
-    tokenizer_folder = args.work_dir / "tokenizer"
-    if not tokenizer_folder.exists():
-        with whole_folder(tokenizer_folder) as folder:
-            train_tokenizer(iter(training)).save_pretrained(folder)
-    with readable(tokenizer_folder):
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(tokenizer_folder)
-    stream = encode(tokenizer, training)
-    held_out = encode(tokenizer, [d.text for d in documents if d.held_out])
-    note(f"{len(stream):,} tokens to train on, {len(held_out):,} held out")
-
-    seconds = {stage: 60 * args.minutes * share for stage, share in SHARES.items()}
-    target, target_facts = train_target(args, seconds["target"], stream)
-    target = uncompiled(target, args.target_shape).to(args.device)
-    draft, draft_facts = distil(args, seconds, target, target_facts["steps"], stream)
-
-    # Both are complete before one takes its place. The draft, which is distilled from the target, takes its own last.
-    with whole_folder(args.out / "draft") as draft_folder, whole_folder(args.out / "target") as target_folder:
-        target = save(target.cpu(), tokenizer, target_folder)
-        draft = save(uncompiled(draft, DRAFT_SHAPE), tokenizer, draft_folder)
-        fresh = continuations(target, held_out.unfold(0, PROMPT, 1), 12, args.seed + 7, rows=24)
-        facts = {
-            "corpus": corpus.manifest(documents),
-            "tokens": {"training": len(stream), "held_out": len(held_out), "vocabulary": VOCABULARY},
-            "target": {"shape": args.target_shape, "parameters": target.num_parameters(), **target_facts},
-            "draft": {"shape": DRAFT_SHAPE, "parameters": draft.num_parameters(), **draft_facts},
-            "held_out_loss": {
-                "target": round(held_out_loss(target, held_out), 4),
-                "draft": round(held_out_loss(draft, held_out), 4),
-            },
-            "acceptance_on_held_out_continuations": acceptance(target, draft, fresh),
-            "seed": args.seed,
-            "machine": asdict(files.machine(torch.device(args.device))),
-            "versions": asdict(files.versions()),
-        }
-    summary = {key: facts[key] for key in ("held_out_loss", "acceptance_on_held_out_continuations")}
-    steps = [
-        lambda: write_whole(args.out / "training.json", json.dumps(facts, indent=1) + "\n"),
-        lambda: say(json.dumps(summary)),
-    ]
-    if args.part_mb:
-        steps.append(lambda: write_parts(args.out, args.part_mb * 2**20))
-    return do_all(steps)
+    draft_log_probs = draft(input_ids=texts, use_cache=False).logits.float().log_softmax(-1).gather(-1, ids.long())
+    target_probs = probs.float()
+    surprise = -(target_probs * draft_log_probs).sum(-1).mean()
+    rejected = 1 - torch.minimum(target_probs, draft_log_probs.exp()).sum(-1).mean()
+    return surprise + rejected
 
 
-if __name__ == "__main__":
-    skip_denormals()
-    sys.exit(main())
+@torch.inference_mode()
+def acceptance(target: LlamaForCausalLM, draft: LlamaForCausalLM, texts: Tensor) -> dict[str, float]:
+    """Teacher-forced acceptance on the target's continuations: greedy agreement, and the overlap of distributions."""
+    agree, overlap, places = 0, 0.0, 0
+    for rows in texts.split(16):
+        of_target, of_draft = (
+            model.eval()(input_ids=rows, use_cache=False).logits[:, PROMPT - 1 : -1].float()
+            for model in (target, draft)
+        )
+        agree += (of_target.argmax(-1) == of_draft.argmax(-1)).sum().item()
+        overlap += torch.minimum(of_target.softmax(-1), of_draft.softmax(-1)).sum().item()
+        places += of_target.shape[0] * of_target.shape[1]
+    return {"greedy_agreement": round(agree / places, 4), "overlap_at_temperature_1": round(overlap / places, 4)}

@@ -9,7 +9,7 @@ from speclab.drafts.heads.exit import ExitAdapter
 from speclab.drafts.heads.feature import FeatureHead
 from speclab.drafts.heads.rollout import chains, target_pass
 from speclab.models import prompts
-from training.draft import PROMPT, continuations
+from training.texts import PROMPT, continuations
 
 Head = FeatureHead | BlockHead | ExitAdapter
 NEW = 96  # tokens of a text that are scored

@@ -1,20 +1,91 @@
-"""The rows that a head learns from: pieces of training text, and what its target wrote after pieces of it."""
+"""The texts that a draft learns from: training text as ids, what its target wrote after pieces of it, rows of both."""
 
 import copy
+import time
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase, StaticCache
 
-from speclab.lab.training.steps import check_ids, product_dtype, readable, save_tensors
-from training.draft import continuations
+from speclab.lab.training.corpus import Document
+from speclab.lab.training.steps import product_dtype
+from speclab.system.terminal import note, progress_bar
+from training.work import check_ids, readable, save_tensors
 
+ENCODED_AT_ONCE = 512  # texts
+PROMPT, CONTINUED = 48, 256  # tokens of text that a continuation starts from, and its length with them
+TEMPERATURES = (1e-4, 0.8, 1.0)  # the draft will be asked to guess in all of them
 # Tokens of a row: the share of the steps, and tokens of text that the target's own continuation starts from.
 ROWS = {256: (0.65, 48), 512: (0.25, 256), 1024: (0.10, None)}
 OF_PROSE = 64  # tokens of a comment or docstring that the target's own continuation starts from
 OWN = 0.5  # share of the rows that the target has written itself
 OWN_AT_ONCE = 192  # texts that the target writes side by side, a third of them at each temperature
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> Tensor:
+    """All texts in one stream of ids, each ended by the tokenizer's end token if it has one.  -> (tokens,) int32
+
+    Texts are encoded many at once, on all cores.
+    """
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    parts = []
+    for start in range(0, len(texts), ENCODED_AT_ONCE):
+        for ids in tokenizer(texts[start : start + ENCODED_AT_ONCE]).input_ids:
+            parts.append(np.array([*ids, *end], dtype=np.int32))
+    return torch.from_numpy(np.concatenate(parts)) if parts else torch.zeros(0, dtype=torch.int32)
+
+
+def streams(tokenizer: PreTrainedTokenizerBase, documents: list[Document]) -> tuple[Tensor, Tensor]:
+    """The ids of the documents to train on, and of those that are held out."""
+    stream = encode(tokenizer, [d.text for d in documents if not d.held_out])
+    held_out = encode(tokenizer, [d.text for d in documents if d.held_out])
+    note(f"{len(stream):,} tokens to train on, {len(held_out):,} held out")
+    return stream, held_out
+
+
+@torch.inference_mode()
+def continuations(
+    target: PreTrainedModel,
+    pieces: Tensor,
+    seconds: float,
+    seed: int,
+    rows: int = 64,
+    length: int = CONTINUED,
+    temperatures: tuple[float, ...] = TEMPERATURES,
+) -> Tensor:
+    """What the target writes after pieces of text, for `seconds`, at least once.  -> (n, length) ids, pieces included
+
+    pieces: (n, prompt) ids, of which `rows` are drawn at a time. seed: of the pieces and of the tokens.
+    temperatures: of the rows in turn; the lowest is as good as greedy.
+    """
+    target.eval()
+    device, generator = target.device, torch.Generator().manual_seed(seed)
+    draws = torch.Generator(device).manual_seed(seed)
+    divisors = torch.tensor(temperatures, device=device).repeat(rows)[:rows, None]  # (rows, 1)
+    written: list[Tensor] = []
+    end = time.monotonic() + seconds
+    with progress_bar(unit=" texts", desc="continuations", mininterval=10) as bar:
+        while not written or time.monotonic() < end:
+            picks = torch.randint(0, len(pieces), (rows,), generator=generator)
+            text = pieces[picks].long().to(device)  # (rows, prompt)
+            cache, feed = _cache(target, length), text
+            while text.shape[1] < length:
+                logits = target(input_ids=feed, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+                feed = (logits.float() / divisors).softmax(-1).multinomial(1, generator=draws)  # (rows, 1)
+                text = torch.cat([text, feed], dim=1)
+            written.append(text.cpu())
+            bar.update(rows)
+    return torch.cat(written)
+
+
+def _cache(target: PreTrainedModel, length: int) -> Cache:
+    """For texts of this length. A StaticCache is allocated once, while a DynamicCache copies all keys and values for
+    every new token; but models that the library cannot compile may count on the shapes of a DynamicCache."""
+    if target._can_compile_fullgraph:
+        return StaticCache(config=target.config, max_cache_len=length)
+    return DynamicCache(config=target.config)
 
 
 def own_texts(

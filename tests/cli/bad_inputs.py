@@ -292,11 +292,11 @@ USUAL = {
     "benchmarks.scaling": FILED,
     "benchmarks.families": ["--out-dir", "out"],
     "benchmarks.gpu": ["--out", "out", "--device", "cpu"],
-    "training.pair": ["--out", "out", "--work-dir", "out"],
+    "training.heads": ["pair", "--out", "out", "--work-dir", "out"],
 }
 B, S, C = "baseline_autoregressive.py", "optimized_speculative.py --prompt x", "compare.py"
 PEERS, ROOFLINE, SCALING = "-m benchmarks.peers", "-m benchmarks.roofline", "-m benchmarks.scaling"
-GPU, FAMILIES, TRAIN = "-m benchmarks.gpu", "-m benchmarks.families", "-m training.pair"
+GPU, FAMILIES, TRAIN = "-m benchmarks.gpu", "-m benchmarks.families", "-m training.heads"
 
 ROWS = [
     # --- flags of every decoding script ---
@@ -709,7 +709,6 @@ ROWS = [
     Row(f"{TRAIN} --minutes 1e400", 2, ("--minutes", "finite")),
     Row(f"{TRAIN} --minutes -1", 2, ("--minutes", "above 0")),
     Row(f"{TRAIN} --device tpu", 2, ("tpu", "cuda")),
-    Row(f"{TRAIN} --batch-tokens 0", 2, ("--batch-tokens", "2048 or more")),
     Row(f"{TRAIN} --rate 0", 2, ("--rate", "above 0")),
     Row(f"{TRAIN} --seed -1", 2, ("--seed", "0 or more")),
     Row(f"{TRAIN} --nonsense", 2, ("--nonsense", "--help")),

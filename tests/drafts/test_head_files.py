@@ -1,5 +1,6 @@
 """Heads in files: what is written comes back, published shapes are read, and what does not fit is one line."""
 
+import argparse
 import json
 
 import pytest
@@ -16,7 +17,7 @@ from tests.decoding import speculative_rounds
 from tests.heads import block, prompts, tiny_block_head, tiny_head
 from tests.tiny_models import VOCAB, tiny
 from training.heads import main
-from training.kinds import trained_head
+from training.kinds import head_to_train
 
 
 @pytest.fixture
@@ -306,7 +307,7 @@ def test_a_head_that_is_trained_further_leaves_the_target_alone(target, tmp_path
     tensors = load_file(folder / "model.safetensors")
     del tensors["embed_tokens.weight"]
     save_file(tensors, folder / "model.safetensors")
-    head = trained_head(str(folder), "feature", target)
+    head = head_to_train(target, None, argparse.Namespace(kind="feature", init=str(folder)))
     own = {weight.data_ptr() for weight in target.parameters()}
     assert all(weight.requires_grad and weight.data_ptr() not in own for weight in head.parameters())
     assert torch.equal(head.embed_tokens.weight, target.get_input_embeddings().weight)

@@ -8,10 +8,11 @@ from transformers import PreTrainedTokenizerFast
 
 from speclab.lab.training import degraded_drafts, steps
 from speclab.lab.training.corpus import Document
+from speclab.lab.training.steps import next_token_loss
 from speclab.system.errors import UsageProblem
 from tests.conftest import tiny_llama
 from tests.tiny_models import tiny
-from training.pair import next_token_loss, train_tokenizer
+from training.pair import train_tokenizer
 
 TEXT = "".join(f"def add_{i % 7}(first, second):\n    return first + second\n\n\n" for i in range(400))
 

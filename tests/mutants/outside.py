@@ -3,12 +3,12 @@
 import contextlib
 from collections.abc import Iterator
 
-from speclab.lab.training import steps
 from speclab.models import growth, loading, templates
 from speclab.present import tables
 from speclab.records import facts
 from speclab.system import errors, files, terminal
 from tests.mutants.bugs import mutant
+from training import work
 
 
 @mutant(44, "a_row_of_parts_that_multiply_is_refused_unread", file="models/test_growth")
@@ -87,4 +87,4 @@ def does_not_look_into_the_dicts_of_a_record() -> None:
 @mutant(44, "a_checkpoint_with_wrong_facts_is_one_line", file="training/test_training")
 def believes_the_optimizer_of_a_checkpoint() -> None:
     """goes on with whatever numbers a checkpoint has for the optimizer"""
-    steps._load_stepper = lambda stepper, saved: stepper.load_state_dict(saved)
+    work._load_stepper = lambda stepper, saved: stepper.load_state_dict(saved)

@@ -17,24 +17,29 @@ from tests.decoding import speculative_rounds
 from tests.heads import N_NEW, tiny_block_head, trained, trained_block, trained_exit
 from tests.tiny_models import VOCAB, tiny
 from training import heads
-from training.blocks import block_loss, unused_id
-from training.draft_flags import parse
-from training.heads import main
-from training.kinds import fresh_head
+from training.heads import main, parse
+from training.kinds import (
+    CROSS_ENTROPY_WEIGHT,
+    LAYERS,
+    LOW_TEMPERATURE,
+    MARKOV_RANK,
+    block_loss,
+    distance,
+    fresh_block,
+    unused_id,
+)
 from training.passes import reading
-from training.rollouts import CROSS_ENTROPY_WEIGHT, LOW_TEMPERATURE, distance
 from training.scoring import agreement, score
 
 
 def test_a_fresh_head_shares_what_it_does_not_learn():
     """Embedding and output layer are the target's own memory, whatever is learnt; the bias by the token before is 0."""
     target = tiny("llama", dtype=torch.float32).requires_grad_(False)
-    words = ["block", "--layers", "3", "--markov-rank", "5", "--intermediate", "24", "--causal"]
-    head = fresh_head(target, parse(words), mask=7)
+    head = fresh_block(target, Words(), parse(["block", "--intermediate", "24"]))
     assert head.table.data_ptr() == target.get_input_embeddings().weight.data_ptr()
     assert head.output.weight.data_ptr() == target.get_output_embeddings().weight.data_ptr()
-    assert len(head.layers) == 3
-    assert (head.config.mask, head.config.causal, head.config.markov_rank) == (7, True, 5)
+    assert len(head.layers) == LAYERS
+    assert (head.config.mask, head.config.causal, head.config.markov_rank) == (VOCAB - 1, False, MARKOV_RANK)
     assert not head.markov_head(torch.arange(VOCAB)).any()
     before = target.get_input_embeddings().weight.clone()
     read = reading(target, head.config.layers, 0)
@@ -85,7 +90,7 @@ class Words:
 
 def test_without_unused_bytes_a_row_that_fills_up_is_the_mask_or_none():
     assert unused_id(Words(), 12) == 11
-    with pytest.raises(UsageProblem, match="--mask ID"):
+    with pytest.raises(UsageProblem, match="none is left for masks"):
         unused_id(Words(), 9)
 
 
@@ -115,12 +120,11 @@ def test_a_score_replays_the_rounds_of_the_loop(kind):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("feature --causal", "--causal is for blocks; leave it out"),
-        ("feature --markov-rank 0", "--markov-rank is for blocks"),
-        ("block --mask 99999", "--mask 99999: the target's last id is 2047"),
-        ("exit", "exit needs --exit-layer N"),
-        ("exit --exit-layer 2 --causal", "--causal is for blocks"),
-        ("feature --exit-layer 2", "--exit-layer is for early exit; leave it out"),
+        ("exit", "required: --exit-layer"),
+        ("exit --exit-layer 12", "the target has 12 layers; give a number from 1 to 11"),
+        ("feature --exit-layer 2", "unrecognized arguments: --exit-layer 2"),
+        ("pair --target x", "unrecognized arguments: --target x"),
+        ("model", "invalid choice: 'model' (choose from"),
     ],
 )
 def test_flags_that_do_not_fit_are_one_line(words, message, capsys, tmp_path):

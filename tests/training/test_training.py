@@ -2,13 +2,11 @@
 
 import argparse
 import functools
-import io
 import json
 import os
 import re
 import signal
 import subprocess
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -18,36 +16,36 @@ from transformers import GPTNeoConfig, GPTNeoForCausalLM
 from benchmarks.families import tiny_families
 from speclab.lab.training import corpus
 from speclab.lab.training import steps as training_steps
-from speclab.lab.training.corpus import Document, is_permissive
+from speclab.lab.training.corpus import Document
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.paths import ROOT
 from tests import encoders
 from tests.conftest import tiny_llama
-from tests.heads import tiny_block_head
 from tests.tiny_models import FAMILIES, VOCAB, tiny
-from tests.watch import Watch
-from training import draft as draft_training
-from training import draft_flags, heads, pair
-from training import models as lab_models
-from training import texts as training_rows
+from training import documents, heads, pair, work
+from training import texts as training_texts
+from training.kinds import KINDS
 from training.texts import batch
+from training.work import Checkpoint
 
 
 def test_corpus_is_the_standard_library_without_tests():
-    documents = list(corpus.standard_library())
-    names = {d.name for d in documents}
+    found = list(corpus.standard_library())
+    names = {d.name for d in found}
     assert {"json/decoder.py", "textwrap.py", "asyncio/base_events.py"} <= names
     assert not any("site-packages" in n or n.startswith(("test/", "encodings/")) or "/tests/" in n for n in names)
-    held_out = [d for d in documents if d.held_out]
-    assert 0.01 < len(held_out) / len(documents) < 0.10
+    held_out = [d for d in found if d.held_out]
+    assert 0.01 < len(held_out) / len(found) < 0.10
 
 
 def test_held_out_depends_on_the_name_alone():
     assert Document("functools.py", "a").held_out == Document("functools.py", "b").held_out
-    facts = corpus.manifest([Document("functools.py", "x"), Document("pkg:heapq.py", "y")])
+    facts = documents.manifest([Document("functools.py", "x"), Document("pkg:heapq.py", "y")])
     assert facts["held_out"] == ["functools.py"]
     assert facts["packages"] == ["pkg"]
-    assert facts["sha256"] != corpus.manifest([Document("functools.py", "z"), Document("pkg:heapq.py", "y")])["sha256"]
+    assert (
+        facts["sha256"] != documents.manifest([Document("functools.py", "z"), Document("pkg:heapq.py", "y")])["sha256"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,21 +66,21 @@ def test_held_out_depends_on_the_name_alone():
     ],
 )
 def test_only_plainly_permissive_packages_are_read(licence, permissive):
-    assert is_permissive(licence) is permissive
+    assert documents.is_permissive(licence) is permissive
 
 
 def test_packages_are_named_without_paths():
-    document = next(corpus.permissive_packages())
+    document = next(documents.permissive_packages())
     assert ":" in document.name
     assert not document.name.split(":")[1].startswith("/")
 
 
 def test_tokenizer_round_trip_and_end_token():
-    tokenizer = lab_models.train_tokenizer(iter(["def f():\n    return 'é東'\n"]))
+    tokenizer = pair.train_tokenizer(iter(["def f():\n    return 'é東'\n"]))
     text = "class Ω:\n\tpass  # \x00 anything at all 🙂\n"
     assert tokenizer.decode(tokenizer(text).input_ids) == text
     assert tokenizer.eos_token_id == 0
-    stream = lab_models.encode(tokenizer, ["a", "b"])
+    stream = training_texts.encode(tokenizer, ["a", "b"])
     assert (stream == 0).sum() == 2
 
 
@@ -112,7 +110,7 @@ def test_interrupted_training_resumes(tmp_path, monkeypatch):
         def loss(rows):
             return training_steps.next_token_loss(model, rows)
 
-        return training_steps.train(model, batches, loss, seconds, 1e-3, "test", tmp_path / "m.pt"), model
+        return training_steps.train(model, batches, loss, seconds, 1e-3, "test", Checkpoint(tmp_path / "m.pt")), model
 
     first, model = run(60)
     second, later = run(120)
@@ -128,13 +126,12 @@ def test_interrupted_training_resumes(tmp_path, monkeypatch):
     assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), later.parameters(), strict=True))
 
 
-def a_training(monkeypatch, seconds=1000, checkpoint=None, stop_at=None, where="_gradients", every=1):
+def a_training(monkeypatch, seconds=1000, checkpoint=None, stop_at=None, where="_gradients"):
     """A training by a clock that ticks when it is read.  -> facts, model, steps begun
 
     At step `stop_at` Ctrl-C comes in the function `where`; the facts are then None.
     """
     monkeypatch.setattr(training_steps.time, "monotonic", iter(range(10_000)).__next__)
-    monkeypatch.setattr(training_steps, "STEPS_PER_READING", {"cpu": every})
     # The rate must not depend on the clock, or a resumed run could not be the same.
     monkeypatch.setattr(training_steps, "learning_rate_factor", lambda share: 1.0)
     stream = torch.randint(0, 64, (3000,), generator=torch.Generator().manual_seed(0))
@@ -155,7 +152,9 @@ def a_training(monkeypatch, seconds=1000, checkpoint=None, stop_at=None, where="
     with monkeypatch.context() as patch:
         patch.setattr(training_steps, where, stopping)
         try:
-            facts = training_steps.train(model, batches, loss, seconds, 1e-3, "test", checkpoint)
+            facts = training_steps.train(
+                model, batches, loss, seconds, 1e-3, "test", checkpoint and Checkpoint(checkpoint)
+            )
         except KeyboardInterrupt:
             facts = None
     return facts, model, begun
@@ -214,20 +213,20 @@ def test_texts_depend_on_the_seed_alone():
     texts = []
     for noise, seed in ((1, 3), (2, 3), (2, 4)):
         torch.manual_seed(noise)
-        texts.append(draft_training.continuations(model, pieces, 0, seed, rows=6, length=12))
+        texts.append(training_texts.continuations(model, pieces, 0, seed, rows=6, length=12))
     assert torch.equal(texts[0], texts[1])
     assert not torch.equal(texts[1][:, 5:], texts[2][:, 5:])
 
 
 def test_texts_are_written_with_the_targets_own_positions(monkeypatch):
     """The rotary frequencies keep their precision, whatever the weights have."""
-    monkeypatch.setattr(training_rows, "product_dtype", lambda device: torch.bfloat16)
+    monkeypatch.setattr(training_texts, "product_dtype", lambda device: torch.bfloat16)
     model = tiny("llama")
-    writer = training_rows.in_fast_precision(model)
+    writer = training_texts.in_fast_precision(model)
     assert {weight.dtype for weight in writer.parameters()} == {torch.bfloat16}
     assert all(torch.equal(a, b) for a, b in zip(writer.buffers(), model.buffers(), strict=True))
     assert model.dtype == torch.float64
-    texts = draft_training.continuations(writer, torch.randint(0, VOCAB, (9, 5)), 0, 3, rows=6, length=12)
+    texts = training_texts.continuations(writer, torch.randint(0, VOCAB, (9, 5)), 0, 3, rows=6, length=12)
     assert texts.shape == (6, 12)
 
 
@@ -245,7 +244,7 @@ def test_continuations_are_what_the_target_chooses(family, n_prompt):
     """At almost no temperature, whatever the target keeps of a text: every token is its most probable one."""
     target = _gpt_neo() if family == "gpt_neo" else tiny(family)
     pieces = torch.randint(3, VOCAB, (5, n_prompt), generator=torch.Generator().manual_seed(0))
-    texts = draft_training.continuations(target, pieces, 0, 0, rows=4, length=40, temperatures=(1e-5,))
+    texts = training_texts.continuations(target, pieces, 0, 0, rows=4, length=40, temperatures=(1e-5,))
     assert texts.shape == (4, 40)
     assert all(any(torch.equal(text[:n_prompt], piece) for piece in pieces) for text in texts)
     with torch.no_grad():
@@ -257,21 +256,21 @@ def test_continuations_are_what_the_target_chooses(family, n_prompt):
 def test_a_work_folder_has_one_training(tmp_path):
     """Texts and checkpoints of another target must not be taken for those of this one."""
     settings = {"KIND": "feature", "--target": "a", "--init": None, "--rate": 0.1}
-    training_steps.check_settings(tmp_path, settings | {"--target": "mistyped"})
-    training_steps.check_settings(tmp_path, settings)  # nothing was learned of the mistyped one
+    work.check_settings(tmp_path, settings | {"--target": "mistyped"})
+    work.check_settings(tmp_path, settings)  # nothing was learned of the mistyped one
     (tmp_path / "own-256.pt").write_text("")
-    training_steps.check_settings(tmp_path, settings)
+    work.check_settings(tmp_path, settings)
     for flag, other in {"KIND": "block", "--target": "b", "--init": "c", "--rate": None, "--layers": 2}.items():
         message = f"{flag} is {settings.get(flag)} there, and not {other}; use another --work-dir"
         with pytest.raises(UsageProblem, match=re.escape(message)):
-            training_steps.check_settings(tmp_path, settings | {flag: other})
+            work.check_settings(tmp_path, settings | {flag: other})
     for damaged in ("{", "[1]"):
         (tmp_path / "settings.json").write_text(damaged)
         with pytest.raises(EnvironmentProblem, match="cannot go on from"):
-            training_steps.check_settings(tmp_path, settings)
+            work.check_settings(tmp_path, settings)
     (tmp_path / "settings.json").unlink()
     with pytest.raises(UsageProblem, match="says of what"):
-        training_steps.check_settings(tmp_path, settings)
+        work.check_settings(tmp_path, settings)
 
 
 CHECKPOINT = {
@@ -300,7 +299,7 @@ def with_number(state: dict, name: str, value: object) -> dict:
 def test_a_checkpoint_with_wrong_facts_is_one_line(damage, tmp_path, monkeypatch):
     path, ending = tmp_path / "m.pt", ""
     a_training(monkeypatch, 20, checkpoint=path)
-    training_steps.save_tensors(path, damage(torch.load(path, weights_only=True)))
+    work.save_tensors(path, damage(torch.load(path, weights_only=True)))
     try:
         a_training(monkeypatch, 1000, checkpoint=path)
     except Exception as error:
@@ -315,7 +314,7 @@ def test_a_checkpoint_says_nothing_of_how_an_optimizer_works(tmp_path, monkeypat
     a_training(monkeypatch, 20, checkpoint=path)
     state = torch.load(path, weights_only=True)
     state["optimizers"][0]["param_groups"][0]["momentum"] = "x"
-    training_steps.save_tensors(path, state)
+    work.save_tensors(path, state)
     facts, *_ = a_training(monkeypatch, 60, checkpoint=path)
     assert facts.steps > 0
 
@@ -333,9 +332,9 @@ TEXTS = {
 
 @pytest.mark.parametrize("texts", TEXTS.values(), ids=TEXTS)
 def test_texts_of_a_work_folder_that_are_none_are_one_line(texts, tmp_path):
-    training_steps.save_tensors(tmp_path / "own-256.pt", texts)
+    work.save_tensors(tmp_path / "own-256.pt", texts)
     with pytest.raises(EnvironmentProblem, match="cannot go on from"):
-        training_rows.own_texts(tmp_path, tiny("llama"), torch.zeros(600, dtype=torch.int32), torch.zeros(0, 64), 0, 0)
+        training_texts.own_texts(tmp_path, tiny("llama"), torch.zeros(600, dtype=torch.int32), torch.zeros(0, 64), 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -344,57 +343,50 @@ def test_texts_of_a_work_folder_that_are_none_are_one_line(texts, tmp_path):
         {0: torch.zeros(3, 9, dtype=torch.long)},
         {1: torch.zeros(21, 9, 9)},
         {1: "x"},
-        {2: torch.full((21, draft_training.CONTINUED, draft_training.TEACHER_TOP), 10**6)},
+        {2: torch.full((21, pair.CONTINUED, pair.TEACHER_TOP), 10**6)},
         {3: 21},
         {3: "three"},
     ],
 )
 def test_a_pool_that_does_not_fit_together_is_refused(damage):
-    of_teacher = torch.zeros(21, draft_training.CONTINUED, draft_training.TEACHER_TOP)
-    texts = torch.zeros(21, draft_training.CONTINUED, dtype=torch.long)
+    of_teacher = torch.zeros(21, pair.CONTINUED, pair.TEACHER_TOP)
+    texts = torch.zeros(21, pair.CONTINUED, dtype=torch.long)
     parts = [texts, of_teacher, of_teacher.long(), 3]
-    draft_training._check_pool(*parts)
+    pair._check_pool(*parts)
     with pytest.raises(ValueError, match=r"texts|teacher|ids"):
-        draft_training._check_pool(*(damage.get(i, part) for i, part in enumerate(parts)))
+        pair._check_pool(*(damage.get(i, part) for i, part in enumerate(parts)))
 
 
 def test_a_pipe_in_a_work_folder_is_not_read(tmp_path):
     os.mkfifo(tmp_path / "settings.json")
     (tmp_path / "own-256.pt").touch()
     with pytest.raises(EnvironmentProblem, match=r"settings\.json is a device or a pipe, no file"):
-        training_steps.check_settings(tmp_path, {})
+        work.check_settings(tmp_path, {})
     for place in (tmp_path / "settings.json", tmp_path):
-        with pytest.raises(EnvironmentProblem, match="pipe"), training_steps.readable(place):
+        with pytest.raises(EnvironmentProblem, match="pipe"), work.readable(place):
             pytest.fail("it would be opened")
 
 
 # Flags that say how long, how fast and where to: a training goes on with others.
-NOT_LEARNED = {"help", "minutes", "own_minutes", "threads", "keep", "work_dir", "out", "part_mb", "kind"}
+NOT_LEARNED = {"kind", "minutes", "own_minutes", "threads", "keep", "work_dir", "out"}
+WORDS = {kind: [kind, *(["--exit-layer", "2"] if kind == "exit" else [])] for kind in (*KINDS, "pair")}
 
 
-@pytest.mark.parametrize(("script", "kind"), [(pair, None), *((heads, kind) for kind in draft_flags.KINDS)])
-def test_every_flag_that_decides_what_is_learned_is_a_setting(script, kind, tmp_path):
-    if kind:
-        head = tiny_block_head(tiny("llama")) if kind == "block" else None
-        args = draft_flags.parse([kind, *(["--exit-layer", "2"] if kind == "exit" else [])])
-        settings, flags = draft_flags.settings_of(args, head), vars(args)
-    else:
-        args = pair.make_parser().parse_args([])
-        settings, flags = pair.settings_of(args), vars(args)
-    unused = {flag for flag, only in draft_flags.FOR.items() if kind and only != kind}
-    named = {name: "--" + name.replace("_", "-") for name in set(flags) - NOT_LEARNED - unused}
-    assert set(named.values()) <= settings.keys()
-    as_given = named.keys() - {"target", "init", "causal", "mask"}  # those are the head's own, or a folder's path
-    assert all(settings[named[name]] == flags[name] for name in as_given)
+@pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
+def test_every_flag_that_decides_what_is_learned_is_a_setting(words):
+    args = heads.parse(words)
+    settings = heads.settings_of(args)
+    named = {name: "--" + name.replace("_", "-") for name in set(vars(args)) - NOT_LEARNED}
+    assert settings.keys() == {"KIND", *named.values()}
+    as_given = named.keys() - {"target"}  # that is a folder's path
+    assert all(settings[named[name]] == getattr(args, name) for name in as_given)
 
 
 def test_a_folder_by_another_path_is_the_same_target(tmp_path, monkeypatch):
     (tmp_path / "model").mkdir()
     monkeypatch.chdir(tmp_path)
-    named = [
-        draft_flags.parse(["feature", "--target", name]) for name in ("model", "./model/", str(tmp_path / "model"))
-    ]
-    assert len({json.dumps(draft_flags.settings_of(args, None)) for args in named}) == 1
+    named = [heads.parse(["feature", "--target", name]) for name in ("model", "./model/", str(tmp_path / "model"))]
+    assert len({json.dumps(heads.settings_of(args)) for args in named}) == 1
 
 
 def test_a_work_folder_of_another_draft_is_refused_at_once(tmp_path, capsys):
@@ -405,10 +397,10 @@ def test_a_work_folder_of_another_draft_is_refused_at_once(tmp_path, capsys):
 
 
 def test_a_work_folder_of_another_pair_is_refused(tmp_path, capsys, models):
-    words = ["--work-dir", str(tmp_path / "work"), "--out", str(tmp_path / "out")]
-    assert pair.main(words) == 0
-    assert pair.main([*words, "--minutes", "200"]) == 0
-    assert pair.main([*words, "--seed", "1"]) == 2
+    words = ["pair", "--work-dir", str(tmp_path / "work"), "--out", str(tmp_path / "out")]
+    assert heads.main(words) == 0
+    assert heads.main([*words, "--minutes", "200"]) == 0
+    assert heads.main([*words, "--seed", "1"]) == 2
     assert "--seed is 0 there, and not 1" in capsys.readouterr().err
 
 
@@ -446,57 +438,42 @@ def test_products_are_made_in_the_precision_that_is_faster_here(fastest, monkeyp
         training_steps.product_dtype.cache_clear()
 
 
-def test_losses_are_read_now_and_then(monkeypatch):
-    """On a GPU a reading waits for all that is queued. The facts are the same, and nothing else waits.
-
-    PyTorch's optimizers count their steps on the host, which is no wait; they are left out.
-    """
-    monkeypatch.setattr(training_steps, "_update", lambda *args: None)
-    every_step, *_ = a_training(monkeypatch, 60)
-    with Watch() as watch:
-        now_and_then, _, begun = a_training(monkeypatch, 60, every=20)
-    assert vars(now_and_then) == pytest.approx(vars(every_step))
-    assert watch.calls["tolist"] == -(-len(begun) // 20)
-    assert watch.calls.keys() <= {"tolist", "__bool__"}, "the clipping of gradients asks once a step"
-
-
 def test_a_second_training_in_a_work_folder_is_refused(tmp_path, capsys):
     words = ["--work-dir", str(tmp_path), "--out", str(tmp_path / "out")]
-    with training_steps.alone_in(tmp_path):
-        for main, kind in ((heads.main, ["feature"]), (pair.main, [])):
-            assert main([*kind, *words]) == 2
+    with work.alone_in(tmp_path):
+        for kind in ("feature", "pair"):
+            assert heads.main([kind, *words]) == 2
             assert "another training is writing into" in capsys.readouterr().err
-    with training_steps.alone_in(tmp_path):
+    with work.alone_in(tmp_path):
         pass
 
 
 def test_a_draft_learns_from_the_target_as_it_is_now(tmp_path, monkeypatch):
     """A target that was trained further writes new texts, and the draft begins anew."""
     made = []
-    rows = torch.zeros(3, draft_training.CONTINUED, dtype=torch.long)
-    of_teacher = torch.zeros(21, draft_training.CONTINUED, draft_training.TEACHER_TOP)
-    monkeypatch.setattr(draft_training, "continuations", lambda *_: made.append(1) or rows)
-    monkeypatch.setattr(draft_training, "teacher_targets", lambda target, texts: (of_teacher, of_teacher.long()))
-    monkeypatch.setattr(draft_training, "draft_from", lambda *_: tiny_llama(0, dtype=torch.float32))
-    monkeypatch.setattr(draft_training, "compile_layers", lambda model: None)
-    monkeypatch.setattr(draft_training, "train", lambda *_: training_steps.TrainingFacts())
-    args = argparse.Namespace(work_dir=tmp_path, seed=0, device="cpu", batch_tokens=1024, rate=0.1)
+    rows = torch.zeros(3, pair.CONTINUED, dtype=torch.long)
+    of_teacher = torch.zeros(21, pair.CONTINUED, pair.TEACHER_TOP)
+    monkeypatch.setattr(pair, "continuations", lambda *_: made.append(1) or rows)
+    monkeypatch.setattr(pair, "teacher_targets", lambda target, texts: (of_teacher, of_teacher.long()))
+    monkeypatch.setattr(pair, "draft_from", lambda *_: tiny_llama(0, dtype=torch.float32))
+    monkeypatch.setattr(pair, "compile_layers", lambda model: None)
+    monkeypatch.setattr(pair, "train", lambda *_: training_steps.TrainingFacts())
+    args, device = argparse.Namespace(work_dir=tmp_path, seed=0, rate=0.1), torch.device("cpu")
     checkpoint = tmp_path / "draft.pt"
     for n_steps, n_made, goes_on in ((5, 1, True), (5, 1, True), (7, 2, False)):
         checkpoint.touch()
-        draft_training.distil(args, {"continuations": 0, "draft": 0}, None, n_steps, torch.zeros(2000))
+        pair.distil(args, device, {"continuations": 0, "draft": 0}, None, n_steps, torch.zeros(2000))
         assert (len(made), checkpoint.exists()) == (n_made, goes_on)
-    draft_training.save_tensors(tmp_path / "pool.pt", (rows, rows, rows, 3))  # of an older version
+    work.save_tensors(tmp_path / "pool.pt", (rows, rows, rows, 3))  # of an older version
     with pytest.raises(EnvironmentProblem, match="cannot go on from"):
-        draft_training.distil(args, {"continuations": 0, "draft": 0}, None, 7, torch.zeros(2000))
+        pair.distil(args, device, {"continuations": 0, "draft": 0}, None, 7, torch.zeros(2000))
 
 
-@pytest.mark.parametrize("kind", list(draft_flags.KINDS))
-def test_a_draft_goes_into_its_work_folder(kind, tmp_path):
-    words = [kind, *(["--exit-layer", "2"] if kind == "exit" else [])]
-    assert draft_flags.parse([*words, "--work-dir", str(tmp_path)]).out == tmp_path / "out"
-    assert draft_flags.parse(words).out.parent == draft_flags.parse(words).work_dir
-    assert draft_flags.parse([*words, "--out", str(tmp_path)]).out == tmp_path
+@pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
+def test_a_draft_goes_into_its_work_folder(words, tmp_path):
+    assert heads.parse([*words, "--work-dir", str(tmp_path)]).out == tmp_path / "out"
+    assert heads.parse(words).out.parent == heads.parse(words).work_dir
+    assert heads.parse([*words, "--out", str(tmp_path)]).out == tmp_path
 
 
 def test_a_folder_with_other_files_is_not_replaced(tmp_path, capsys, models):
@@ -508,7 +485,7 @@ def test_a_folder_with_other_files_is_not_replaced(tmp_path, capsys, models):
     assert heads.main(["feature", "--work-dir", both, "--out", both]) == 2
     assert "lock is in" in capsys.readouterr().err
     (tmp_path / "out" / "draft" / "mine").mkdir(parents=True)
-    assert pair.main(["--work-dir", str(tmp_path / "pair"), "--out", str(tmp_path / "out")]) == 2
+    assert heads.main(["pair", "--work-dir", str(tmp_path / "pair"), "--out", str(tmp_path / "out")]) == 2
     assert "mine is in" in capsys.readouterr().err
 
 
@@ -536,31 +513,9 @@ def test_a_target_that_no_head_is_trained_for_is_refused(target, message):
 
 
 def test_texts_without_an_end_token_are_put_together():
-    tokenizer = lab_models.train_tokenizer(iter(["def f():\n    return 1\n"]))
+    tokenizer = pair.train_tokenizer(iter(["def f():\n    return 1\n"]))
     tokenizer.eos_token = None
-    assert lab_models.encode(tokenizer, ["a", "b"]).tolist() == tokenizer("ab").input_ids
-
-
-def test_shapes_of_a_target():
-    assert pair._shape("12x256") == lab_models.TARGET_SHAPE
-    assert pair._shape("24x256")["num_hidden_layers"] == 24
-    for wrong in ("24", "x256", "24x100", "0x256", "axb"):
-        with pytest.raises(argparse.ArgumentTypeError, match="is no shape"):
-            pair._shape(wrong)
-
-
-def test_parts_put_together_are_the_folder(tmp_path):
-    folder = tmp_path / "out"
-    (folder / "target").mkdir(parents=True)
-    data = torch.randint(0, 256, (50_000,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    (folder / "target" / "weights").write_bytes(data.numpy().tobytes())
-    pair.write_parts(folder, 512)
-    parts = sorted(tmp_path.glob("out.tar.part-*"))
-    assert len(parts) > 100
-    assert all(part.stat().st_size <= 512 for part in parts)
-    whole = io.BytesIO(b"".join(part.read_bytes() for part in parts))
-    with tarfile.open(fileobj=whole) as tar:
-        assert tar.extractfile("out/target/weights").read() == data.numpy().tobytes()
+    assert training_texts.encode(tokenizer, ["a", "b"]).tolist() == tokenizer("ab").input_ids
 
 
 def test_models_and_the_tracked_tree_stay_small():
@@ -577,7 +532,7 @@ def test_models_and_the_tracked_tree_stay_small():
 def test_a_damaged_checkpoint_is_named(tmp_path):
     (tmp_path / "m.pt").write_bytes(b"half of a file")
     with pytest.raises(EnvironmentProblem, match=r"cannot go on from .*m\.pt: .*; delete it"):
-        training_steps.train(tiny_llama(0), list, lambda _: None, 60, 1e-3, "test", tmp_path / "m.pt")
+        training_steps.train(tiny_llama(0), list, lambda _: None, 60, 1e-3, "test", Checkpoint(tmp_path / "m.pt"))
 
 
 @pytest.fixture
@@ -601,11 +556,10 @@ def test_a_full_output_loses_no_facts(tmp_path, monkeypatch, capsys, models):
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(pair, "print", full, raising=False)
-    monkeypatch.setattr(pair, "say", full, raising=False)
+    monkeypatch.setattr(heads, "say", full)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "README.md").write_text("mine")
-    assert pair.main(["--work-dir", str(tmp_path / "work"), "--out", str(tmp_path / "out")]) == 3
+    assert heads.main(["pair", "--work-dir", str(tmp_path / "work"), "--out", str(tmp_path / "out")]) == 3
     assert "error: standard output: No space left on device" in capsys.readouterr().err
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "README.md",
@@ -627,7 +581,7 @@ def test_a_pair_takes_the_old_ones_place_only_when_both_are_complete(tmp_path, m
             raise RuntimeError("No space left on device")
 
         monkeypatch.setattr(models[failing], "save_pretrained", full)
-    code = pair.main(["--work-dir", str(tmp_path / "work"), "--out", str(tmp_path / "out")])
+    code = heads.main(["pair", "--work-dir", str(tmp_path / "work"), "--out", str(tmp_path / "out")])
     assert code == (3 if failing else 0)
     assert ("error: cannot write the weights: No space left" in capsys.readouterr().err) == bool(failing)
     for role in models:
@@ -650,7 +604,7 @@ def test_the_draft_takes_its_place_last(tmp_path, monkeypatch, models):
         return honest(path, other)
 
     monkeypatch.setattr(Path, "replace", replace)
-    assert pair.main(["--work-dir", str(tmp_path / "work"), "--out", str(tmp_path / "out")]) == 130
+    assert heads.main(["pair", "--work-dir", str(tmp_path / "work"), "--out", str(tmp_path / "out")]) == 130
     assert (tmp_path / "out" / "target" / "model.safetensors").exists()
     assert [path.name for path in (tmp_path / "out" / "draft").iterdir()] == ["old.json"]
 
@@ -662,16 +616,16 @@ def test_distillation_is_best_at_the_target_itself():
     with torch.no_grad():
         log_p = target(input_ids=texts).logits.log_softmax(-1)
         ids = torch.arange(32).expand(2, 16, 32).short()
-        at_target = draft_training.distillation_loss(target, texts, log_p.exp(), ids)
-        elsewhere = draft_training.distillation_loss(other, texts, log_p.exp(), ids)
+        at_target = pair.distillation_loss(target, texts, log_p.exp(), ids)
+        elsewhere = pair.distillation_loss(other, texts, log_p.exp(), ids)
     entropy = -(log_p.exp() * log_p).sum(-1).mean()
     assert at_target == pytest.approx(entropy.item(), abs=1e-4)
     assert elsewhere > at_target + 0.1
 
 
 def test_draft_starts_from_the_target():
-    target = lab_models.llama(lab_models.TARGET_SHAPE)
-    draft = draft_training.draft_from(target, seed=0)
+    target = pair.llama(pair.TARGET_SHAPE)
+    draft = pair.draft_from(target, seed=0)
     assert torch.equal(draft.model.embed_tokens.weight, target.model.embed_tokens.weight)
     mine, theirs = (m.model.layers[0].mlp.up_proj.weight for m in (draft, target))
     rows = min(len(mine), len(theirs))

@@ -1,19 +1,11 @@
-"""The text the lab pair learns from: Python sources that are already on the reader's disk.
+"""The text the lab's models learn from: Python sources that are already on the reader's disk.
 
-Every Python installation carries its standard library, so the pair can be retrained with no network. A twenty-fifth
-of the files, picked by a hash of their names, is held out: losses are measured there. The manifest (files, sizes,
-hash of the whole) goes into the model card, because another Python version is another corpus.
+Every Python installation carries its standard library, so a pair can be trained with no network. A twenty-fifth of the
+files, picked by a hash of their names, is held out: losses are measured there.
 """
 
-import ast
-import contextlib
 import hashlib
-import importlib.metadata
-import itertools
-import platform
-import re
 import sysconfig
-import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +15,6 @@ from pathlib import Path
 SKIPPED_PARTS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "pydoc_data", "__pycache__"}
 SKIPPED_FOLDERS = {"encodings", "lib2to3"}
 HELD_OUT_EVERY = 25
-DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)  # what may have a docstring
-PERMISSIVE = r"\b(MIT\b|0?BSD|APACHE|ISC\b|PSF|PYTHON SOFTWARE FOUNDATION|UNLICENSE|CC0|ZLIB)"
-NOT_PERMISSIVE = r"GPL|\bMPL|EUPL|PROPRIETARY|NVIDIA|COMMERCIAL"
 
 
 @dataclass(frozen=True)
@@ -47,72 +36,14 @@ def standard_library() -> Iterator[Document]:
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).parts
         if SKIPPED_PARTS.isdisjoint(parts) and parts[0] not in SKIPPED_FOLDERS:
-            yield from _read(path, "/".join(parts))
+            yield from read_source(path, "/".join(parts))
 
 
-def prose(source: str) -> Iterator[str]:
-    """The blocks of comments and the docstrings of a Python source, from their first mark on and without indentation.
-
-    Blocks of fewer than three lines are left out, and docstrings of a source that this Python cannot parse.
-    """
-    for comments, lines in itertools.groupby(source.splitlines(keepends=True), lambda line: line.lstrip()[:1] == "#"):
-        block = list(lines)
-        if comments and len(block) > 2:
-            yield textwrap.dedent("".join(block))
-    with contextlib.suppress(SyntaxError, ValueError):
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, DOCUMENTED) and ast.get_docstring(node):
-                text = ast.get_source_segment(source, node.body[0], padded=True) or ""
-                if text.count("\n") > 1:
-                    yield textwrap.dedent(text)
-
-
-def permissive_packages() -> Iterator[Document]:
-    """The sources of every installed package whose metadata name a permissive licence and no other."""
-    for package in sorted(importlib.metadata.distributions(), key=lambda d: str(d.metadata["Name"]).lower()):
-        if not is_permissive(_licence(package)):
-            continue
-        for file in sorted(package.files or [], key=str):
-            inside = file.suffix == ".py" and ".." not in file.parts and SKIPPED_PARTS.isdisjoint(file.parts)
-            if inside:
-                yield from _read(Path(str(file.locate())), f"{package.metadata['Name']}:{file.as_posix()}")
-
-
-def is_permissive(licence: str) -> bool:
-    """True when the licence text names a permissive licence and none that is not."""
-    text = licence.upper()
-    return bool(re.search(PERMISSIVE, text)) and not re.search(NOT_PERMISSIVE, text)
-
-
-def _licence(package: importlib.metadata.Distribution) -> str:
-    meta = package.metadata
-    classifiers = [c for c in meta.get_all("Classifier") or [] if c.startswith("License")]
-    # Some packages paste the whole licence text into one field: its first line names it.
-    stated = (meta.get("License-Expression") or meta.get("License") or "").strip().split("\n")[0]  # type: ignore[attr-defined]
-    return " ".join([stated, *classifiers])
-
-
-def _read(path: Path, name: str) -> Iterator[Document]:
+def read_source(path: Path, name: str) -> Iterator[Document]:
+    """This gives the document in a file; nothing where it is empty or no text in UTF-8."""
     try:
         text = path.read_text(encoding="utf-8")
     except (UnicodeDecodeError, OSError):
         return
     if text.strip():
         yield Document(name, text)
-
-
-def manifest(documents: list[Document]) -> dict:
-    """What was trained on, for the model card: counts, characters, one hash over names and texts, held-out names."""
-    digest = hashlib.sha256()
-    for document in documents:
-        digest.update(document.name.encode() + b"\0" + document.text.encode() + b"\0")
-    packages = sorted({d.name.split(":")[0] for d in documents if ":" in d.name})
-    return {
-        "python": platform.python_version(),
-        "files": len(documents),
-        "characters": sum(len(d.text) for d in documents),
-        "sha256": digest.hexdigest(),
-        "packages": packages,
-        "held_out": [d.name for d in documents if d.held_out],
-        "trained_on": [d.name for d in documents if not d.held_out],
-    }

@@ -1,38 +1,33 @@
-"""The training of a small causal language model: optimizers, batches, the loss, and the loop with its checkpoints."""
+"""The training of a small causal language model: optimizers, batches, the loss, and the loop.
 
-import contextlib
+The sweep over worse drafts trains one here for some seconds. The commands in training/ run the same loop for hours, and
+give it a checkpoint.
+"""
+
 import functools
-import io
-import json
 import math
 import time
 import timeit
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import torch
-from filelock import FileLock, Timeout
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from speclab.records.files import parsed
 from speclab.records.rows import Amount, Count, Part
-from speclab.system.errors import EnvironmentProblem, UsageProblem, first_line, signals_at_the_end
-from speclab.system.files import read_bytes, write_whole
+from speclab.system.errors import EnvironmentProblem, signals_at_the_end
 from speclab.system.terminal import note, progress_bar
 
 # Share of the training steps at each sequence length. Short ones are cheap, long ones keep long texts together.
 LENGTHS = {256: 0.80, 512: 0.15, 2048: 0.05}
 MICRO_BATCH_TOKENS = {"cuda": 32768}  # by device; what a pass trains on at once
-MOST_SETTINGS = 2**20  # bytes of a settings.json
 FEW_TOKENS = 4096  # the same elsewhere
 BY_ROW = ("lm_head", "markov")  # matrices with a row for each id, as embeddings are
 SECONDS_BETWEEN_CHECKPOINTS = 240
 TRIES = 9  # of a product in each precision; the fastest counts
-STEPS_PER_READING = {"cuda": 20}  # a loss is read when the device has done everything before it; elsewhere every step
 
 
 def optimizers(model: nn.Module, rate: float, of_tables: float = 1.0) -> list[torch.optim.Optimizer]:
@@ -60,14 +55,9 @@ def crops(stream: Tensor, step: int, seed: int, batch_tokens: int) -> list[Tenso
     pick = torch.multinomial(torch.tensor(list(LENGTHS.values())), 1, generator=generator)[0]
     length = list(LENGTHS)[int(pick)]
     starts = torch.randint(0, len(stream) - length, (batch_tokens // length,), generator=generator)
-    starts = sent(starts, stream.device)
-    rows = stream[starts[:, None] + torch.arange(length, device=stream.device)]  # (batch, length)
+    places = starts[:, None] + torch.arange(length)
+    rows = stream[places.to(stream.device)]  # (batch, length)
     return list(rows.split(max(1, MICRO_BATCH_TOKENS.get(stream.device.type, FEW_TOKENS) // length)))
-
-
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on `device`, without waiting for what is queued there."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def next_token_loss(model: PreTrainedModel, tokens: Tensor) -> Tensor:
@@ -93,6 +83,16 @@ class TrainingFacts(Part):
     products: Literal["", "float32", "bfloat16"] = ""
 
 
+class Checkpoint(Protocol):
+    """The place where a training is saved, and from which it goes on."""
+
+    def resume(self, model: nn.Module, steppers: list[torch.optim.Optimizer]) -> TrainingFacts:
+        """Set the model and its optimizers to what was saved.  -> how far that is"""
+
+    def save(self, model: nn.Module, steppers: list[torch.optim.Optimizer], facts: TrainingFacts) -> None:
+        """Save all three, whole or not at all."""
+
+
 def train(
     model: nn.Module,
     batches: Callable[[int], list[tuple[Tensor, ...]]],
@@ -100,21 +100,18 @@ def train(
     seconds: float,
     rate: float,
     name: str,
-    checkpoint: Path | None = None,
+    checkpoint: Checkpoint | None = None,
     of_tables: float = 1.0,
 ) -> TrainingFacts:
-    """Train for `seconds`, at least one step; go on from `checkpoint` where it exists, and save there now and then, and
-    when Ctrl-C or a signal ends it.
+    """Train for `seconds`, at least one step; go on from the checkpoint, and save there now and then, and when Ctrl-C
+    or a signal ends it.
 
     batches: step -> its micro-batches, tuples of tensors of which the first holds the tokens.
     loss_of: called with such a tuple's tensors, gives the mean loss in nats per token.
     rate, of_tables: as for `optimizers`. name: of the progress bar.
-    Raises EnvironmentProblem for a checkpoint that cannot be read.
     """
-    steppers, facts = optimizers(model, rate, of_tables), TrainingFacts()
-    peaks = rate, of_tables * rate
-    if checkpoint and checkpoint.exists():
-        facts = _resumed(checkpoint, model, steppers)
+    steppers, peaks = optimizers(model, rate, of_tables), (rate, of_tables * rate)
+    facts = checkpoint.resume(model, steppers) if checkpoint else TrainingFacts()
     device = next(model.parameters()).device
     facts.products = facts.products or ("float32" if product_dtype(device) == torch.float32 else "bfloat16")
     precision = getattr(torch, facts.products)
@@ -123,20 +120,9 @@ def train(
     def save() -> None:
         if checkpoint is None:
             return
-        states = [stepper.state_dict() for stepper in steppers]
-        save_tensors(checkpoint, {"model": model.state_dict(), "optimizers": states, "facts": asdict(facts)})
+        checkpoint.save(model, steppers, facts)
         if bar.disable:  # no terminal: a line now and then
             note(f"{name}: step {facts.steps}, loss {facts.last_loss:.3f}, {facts.seconds:.0f} of {seconds:.0f} s")
-
-    every = STEPS_PER_READING.get(device.type, 1)
-    unread: list[Tensor] = []  # losses that are still on the device
-
-    def read() -> None:
-        for loss in torch.stack(unread).tolist() if unread else []:
-            _check_finite(loss, name, facts.steps)
-            facts.first_loss = loss if facts.first_loss is None else facts.first_loss
-            facts.last_loss = loss if facts.last_loss is None else 0.9 * facts.last_loss + 0.1 * loss
-        unread.clear()
 
     updating = False
     model.train()
@@ -146,25 +132,27 @@ def train(
             while facts.seconds < seconds:
                 micro_batches = batches(facts.steps)
                 factor = learning_rate_factor(facts.seconds / seconds)
-                loss = _gradients(model, micro_batches, loss_of, precision)
+                loss = _gradients(model, micro_batches, loss_of, precision).item()
+                if not math.isfinite(loss):
+                    raise EnvironmentProblem(
+                        f"{name}: the loss is not finite at step {facts.steps}; type the command again with a smaller "
+                        "--rate and another --work-dir"
+                    )
                 updating = True
                 with signals_at_the_end():
                     _update(model, steppers, [peak * factor for peak in peaks])
-                    unread.append(loss)
+                    facts.first_loss = loss if facts.first_loss is None else facts.first_loss
+                    facts.last_loss = loss if facts.last_loss is None else 0.9 * facts.last_loss + 0.1 * loss
                     facts.steps, updating = facts.steps + 1, False
                     facts.tokens += sum(tokens.numel() for tokens, *_ in micro_batches)
                     facts.seconds = time.monotonic() - start
-                if facts.steps % every == 0:
-                    read()
-                    bar.set_postfix_str(f"step {facts.steps}, loss {facts.last_loss:.3f}")
-                    bar.update(min(bar.total, round(facts.seconds)) - bar.n)
+                bar.set_postfix_str(f"step {facts.steps}, loss {facts.last_loss:.3f}")
+                bar.update(min(bar.total, round(facts.seconds)) - bar.n)
                 if time.monotonic() - saved_at > SECONDS_BETWEEN_CHECKPOINTS:
-                    read()
                     save()
                     saved_at = time.monotonic()
         finally:
             if facts.steps and not updating:  # an error inside an update may leave weights of two steps
-                read()
                 save()
     return facts
 
@@ -187,56 +175,9 @@ def products_in(precision: torch.dtype, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == torch.bfloat16)
 
 
-def skip_denormals() -> None:
-    """Let a CPU take numbers below 1e-38 as 0. Gradients of an attention whose weights are nearly 0 and 1 are full of
-    them, and a product of them is slow: on an Intel Xeon, with two threads, a step of a feature head took 2.1 s with
-    them and 1.4 s without.
-
-    To be called before a process computes anything: its threads take this over when they start.
-    """
-    torch.set_flush_denormal(True)
-
-
 def learning_rate_factor(share: float) -> float:
     """By the share of the time that is spent: a short warm-up, flat, linear decay over the last half."""
     return min(1.0, share / 0.02 + 0.02, max(0.02, 2 * (1 - share)))
-
-
-def _check_finite(loss: float, name: str, step: int) -> None:
-    if not math.isfinite(loss):
-        raise EnvironmentProblem(
-            f"{name}: the loss is not finite at step {step}; type the command again with a smaller --rate and another "
-            "--work-dir"
-        )
-
-
-def _resumed(checkpoint: Path, model: nn.Module, steppers: list[torch.optim.Optimizer]) -> TrainingFacts:
-    """Set the model and its optimizers to where a checkpoint is.  -> how far that is"""
-    with readable(checkpoint):
-        state = torch.load(checkpoint, weights_only=True)
-        model.load_state_dict(state["model"])
-        for stepper, saved in zip(steppers, state["optimizers"], strict=True):
-            _load_stepper(stepper, saved)
-        facts = parsed(TrainingFacts, json.dumps(state["facts"]))
-        if facts.first_loss is None or facts.last_loss is None:
-            raise ValueError("it says nothing of the loss")
-        return facts
-
-
-def _load_stepper(stepper: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """An optimizer goes on where a saved one was. ValueError where its numbers do not belong to these weights.
-
-    Its rates and decays are those of this run: a checkpoint says nothing about them.
-    """
-    own = [{name: value for name, value in group.items() if name != "params"} for group in stepper.param_groups]
-    stepper.load_state_dict(saved)
-    for group, settings in zip(stepper.param_groups, own, strict=True):
-        group.update(settings)
-    names = {"momentum_buffer"} if isinstance(stepper, torch.optim.Muon) else {"step", "exp_avg", "exp_avg_sq"}
-    for weight, state in stepper.state.items():
-        shapes = {name: getattr(value, "shape", None) for name, value in state.items()}
-        if shapes != {name: torch.Size() if name == "step" else weight.shape for name in names}:
-            raise ValueError(f"its optimizer's numbers are not those of weights of shape {tuple(weight.shape)}")
 
 
 def _gradients(
@@ -262,72 +203,3 @@ def _update(model: nn.Module, steppers: list[torch.optim.Optimizer], rates: list
         for group in stepper.param_groups:
             group["lr"] = rate
         stepper.step()
-
-
-def save_tensors(path: Path, tensors: object) -> None:
-    """torch.save, whole or not at all."""
-    buffer = io.BytesIO()
-    torch.save(tensors, buffer)
-    write_whole(path, buffer.getvalue())
-
-
-@contextlib.contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """While this is open, no other training writes into the work folder. UsageProblem where one does."""
-    lock = FileLock(folder / "lock", timeout=0)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise UsageProblem(
-            f"another training is writing into {folder}; wait until it has ended, or use another --work-dir"
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def check_settings(folder: Path, settings: dict[str, object]) -> None:
-    """Write a training's settings into its work folder. UsageProblem where the folder has texts or checkpoints of other
-    settings, or of unknown ones.
-
-    settings: flag -> value, of the flags that decide what is learned. How long it takes does not count: a finished
-    training goes on with more minutes.
-    """
-    file, advice = folder / "settings.json", "use another --work-dir, or delete settings.json, *.pt and tokenizer in it"
-    if any(folder.glob("*.pt")) or (folder / "tokenizer").exists():
-        if not file.exists():
-            raise UsageProblem(f"{folder} has a training, and no settings.json says of what; {advice}")
-        with readable(file):
-            earlier = dict(json.loads(read_bytes(file, MOST_SETTINGS)))
-        for flag in settings | earlier:
-            before, now = earlier.get(flag), settings.get(flag)
-            if before != now:
-                raise UsageProblem(f"{folder}: {flag} is {before} there, and not {now}; {advice}")
-    write_whole(file, json.dumps(settings, indent=1) + "\n")
-
-
-def check_ids(ids: Any, length: int, vocab: int, least: int = 1) -> None:
-    """ValueError where this is not (n, length) ids below `vocab`, of at least `least` texts."""
-    whole = isinstance(ids, Tensor) and not ids.is_floating_point() and not ids.is_complex() and ids.dtype != torch.bool
-    if not whole or ids.ndim != 2 or ids.shape[1] != length or len(ids) < least:
-        raise ValueError(f"it does not hold texts of {length} tokens")
-    if not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
-        raise ValueError("it holds ids that the target does not have")
-
-
-@contextlib.contextmanager
-def readable(checkpoint: Path) -> Iterator[None]:
-    """What is wrong with a checkpoint is one line: damaged, or of a model of another shape.
-
-    Nothing but regular files is opened, alone or in a folder: a pipe would never end.
-    """
-    try:
-        for path in checkpoint.iterdir() if checkpoint.is_dir() else [checkpoint]:
-            if not path.is_file() and not path.is_dir():
-                raise ValueError(f"{path.name} is a device or a pipe, no file")
-        yield
-    except Exception as error:  # each layer below raises its own kinds
-        raise EnvironmentProblem(
-            f"cannot go on from {checkpoint}: {first_line(error)}; delete it, or use another --work-dir"
-        ) from None
