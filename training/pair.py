@@ -74,7 +74,7 @@ def train_pair(
 
     seconds = {stage: 60 * args.minutes * share for stage, share in SHARES.items()}
     target, target_facts = train_target(args, device, seconds["target"], stream)
-    target = uncompiled(target, TARGET_SHAPE).to(device)
+    target = uncompiled(target, TARGET_SHAPE).to(device)  # type: ignore[arg-type]
     draft, draft_facts = distil(args, device, seconds, target, target_facts["steps"], stream)
 
     # Both are complete before one takes its place. The draft, which is distilled from the target, takes its own last.
@@ -172,7 +172,7 @@ def train_target(
 ) -> tuple[LlamaForCausalLM, dict[str, Any]]:
     """Stage 2.  -> target, facts about its training"""
     torch.manual_seed(args.seed)
-    model = llama(TARGET_SHAPE, fused=device.type == "cuda").to(device)
+    model = llama(TARGET_SHAPE, fused=device.type == "cuda").to(device)  # type: ignore[arg-type]
     compile_layers(model)
     stream = stream.to(device)
 
@@ -229,7 +229,7 @@ def distil(
         save_tensors(pool_file, (*pool, n_steps))
     n_own = pool.pop()
     texts, probs, ids = (part.to(device) for part in pool)
-    draft = draft_from(target, args.seed).to(device)
+    draft = draft_from(target, args.seed).to(device)  # type: ignore[arg-type]
     compile_layers(draft)
 
     def batches(step: int) -> list[tuple[Tensor, ...]]:
