@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase, Qwen3Config
 
+from speclab.drafts.exit import check_split
 from speclab.drafts.heads.block import BlockConfig, BlockHead, blocks
 from speclab.drafts.heads.exit import ExitAdapter, ExitConfig
 from speclab.drafts.heads.exit_files import read_adapter, write_adapter
@@ -25,7 +26,6 @@ from speclab.drafts.heads.rollout import rollout
 from speclab.models import loading
 from speclab.models.backends.eager import decoder_layers
 from speclab.models.cached import CachedModel
-from speclab.drafts.exit import check_split
 from speclab.system.errors import UsageProblem
 from training.passes import Reading
 
