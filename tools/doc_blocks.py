@@ -6,12 +6,11 @@ from pathlib import Path
 
 from speclab.present import explanations, first_screen, report, run_lines, tables
 from speclab.records.files import read, read_json
-from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
 from speclab.system.paths import ROOT
 from speclab.theory.formulas import book_formula, omega_star
 from speclab.theory.ladder import prediction_rows
-from tools import architecture, chapter_blocks, method_blocks, rerun, tree_blocks
+from tools import architecture, chapter_blocks, draft_blocks, method_blocks, rerun, tree_blocks
 
 RESULTS = ROOT / "results"
 DEFAULT_RUN = RESULTS / "cpu-2-cores-intel.json"  # python compare.py
@@ -24,8 +23,8 @@ TREES_RUN = RESULTS / "cpu-2-cores-200m-trees.json"
 PAIR = ROOT / "models" / "lab-pair"
 TRAINING = PAIR / "training.json"
 STANDS_FOR = {
-    "lab pair": "the rest is computing, and PyTorch between its kernels, so this row says little about large models",
-    "padded": "this is nearer to a large model, whose step is mostly reading",
+    "lab pair": "The rest is computing, and what PyTorch does in between, so this row says little about large models.",
+    "padded": "This is nearer to a large model, whose step is mostly reading.",
 }
 BOOK_TABLE = ((0.7, 4, "2.1"), (0.8, 4, "2.5"), (0.7, 8, "2.5"), (0.8, 8, "3.3"))  # alpha, k, what the book prints
 
@@ -46,7 +45,7 @@ def headline() -> str:
     ValueError where the record has nothing of the kind to say: a wrong text, too much noise, no gain.
     """
     run = comparison(DEFAULT_RUN)
-    lines = [f"On {run_lines.hardware(run)}, greedy, with a trained draft and the same text token for token:", ""]
+    lines = [f"On {run_lines.hardware(run)}, greedy, with a trained draft and the same text, token for token:", ""]
     for one, kind in ((run, "lab pair"), (run.padded, "padded")):
         if one is None:
             continue
@@ -58,12 +57,12 @@ def headline() -> str:
         lines.append(
             f"- **{name}: {tables.speedup(row.speedup)}** ({between}, {row.n_prompts} prompts) at k = "
             f"{row.draft_length}; a drafted token costs {tables.number(row.draft_cost)} of a step. "
-            f"Here {(first_screen.reading_line(one) or '').partition(': ')[2]}; {STANDS_FOR[kind]}."
+            f"Here {(first_screen.reading_line(one) or '').partition(': ')[2]}. {STANDS_FOR[kind]}"
         )
         best = first_screen.best_row(one)
         if best is not None and best is not row:
             highest = f"{best.method} at k = {best.draft_length}: {tables.speedup(best.speedup)}"
-            lines[-1] += f" The highest row is {highest}."
+            lines[-1] += f" The highest row of the table is {highest}."
     return "\n".join(lines)
 
 
@@ -101,35 +100,6 @@ def _head(facts: dict) -> str:
         "of drafted token 1, 2, ..., given that those before it were accepted, and tokens per round:"
     )
     return f"{about}\n\n{_shown(tables.Table(list(scores), cells))}"
-
-
-def summary() -> str:
-    """The longer run: agreement, the headline, and each draft's fastest and slowest row on each kind of prompt."""
-    run = comparison(FULL_RUN)
-    groups: dict[tuple, list[Row]] = {}
-    for row in run.rows:
-        if row.draft:
-            groups.setdefault((row.prompt_kind, row.method), []).append(row)
-    lines = []
-    for names, rows in groups.items():
-        ordered = sorted(rows, key=lambda row: row.speedup)
-        lines.append([*names, *_speed_cells(ordered[-1]), *_speed_cells(ordered[0])])
-    greedy = [entry for entry in run.correctness if entry["temperature"] == 0]
-    notes = [*report.agreement_lines(greedy), report.headline_line(run)]
-    notes += [report.generate_line(run.rows), report.loops_line(run)]
-    headers = ["prompts", "draft", "fastest", "speedup", "95 %", "slowest", "speedup", "95 %"]
-    return "\n\n".join(
-        [
-            "\n".join(f"- {note}" for note in notes),
-            tables.table(lines, headers, markdown=True, n_words=2),
-            f"{run_lines.provenance(run)} All rows: [{FULL_RUN.stem}.md](results/{FULL_RUN.stem}.md).",
-        ]
-    )
-
-
-def _speed_cells(row: Row) -> list[str]:
-    where = f"k = {row.draft_length}, T = {row.temperature:g}"
-    return [where, tables.speedup(row.speedup), tables.interval(row.speedup_low, row.speedup_high)]
 
 
 def pair() -> str:
@@ -183,7 +153,7 @@ def trust() -> str:
 BLOCKS: dict[str, Callable[[], str]] = {
     "headline": headline,
     "first-run": first_run,
-    "summary": summary,
+    "drafts": draft_blocks.drafts,
     "pair": pair,
     "heads": heads,
     "book-table": book_table,

@@ -104,14 +104,6 @@ def test_every_path_in_contributing_exists():
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
-def test_every_listed_file_exists():
-    tree = re.search(r"## Files\n\n```text\n(.*?)```", readme.README.read_text("utf-8"), re.DOTALL)[1]
-    for line in tree.splitlines():
-        if not line.startswith(" "):
-            for name in line.split("  ")[0].split():
-                assert (ROOT / name).exists(), f"the file tree names {name}"
-
-
 def test_committed_records_are_valid_and_clean():
     """Made from committed code, with every required field, and no path or host in them."""
     records = sorted((ROOT / "results").glob("cpu-2-cores*.json"))
