@@ -117,13 +117,13 @@ LEGEND = """\
 Caught: at least one check fails. In words: at least one failed check says what is wrong. The others
 end in an exception of Python's own, such as a NameError, which is shown with its line. Stopped: a check ended it
 after {seconds} s; counted as caught. No mistake: no check fails, and the answer is as good as the
-solution; the reasons stand below. Missed: no check fails, and the answer is wrong.
+solution; `tools/equivalent_answers.toml` has the reasons. Missed: no check fails, and the answer is wrong.
 """
 
 
 def page(results: list[tuple[checklist.Exercise, list[Outcome], int]], seed: int, date: str) -> str:
     """The page about (exercise, what became of its wrong answers, how many are possible)."""
-    rows, reasons, total = [], [], Counter[str]()
+    rows, listed, total = [], [], Counter[str]()
     for exercise, outcomes, possible in results:
         fine, missed = survivors(exercise, outcomes)
         row = {
@@ -137,14 +137,12 @@ def page(results: list[tuple[checklist.Exercise, list[Outcome], int]], seed: int
         total.update(row)
         total["possible"] += possible
         rows.append([f"{exercise.number}. {exercise.title}", *map(str, row.values())])
-        reasons += [f"- {exercise.number}, `{name}`: {why}." for name, why in fine.items()]
-        reasons += [f"- {exercise.number}, `{name}`: **missed**." for name in missed]
+        listed += [f"- {exercise.number}, `{name}`" for name in missed]
     headers = ["exercise", "made", "caught", "in words", "stopped", "no mistake", "missed"]
     rows.append(["all", *(str(total[name]) for name in headers[1:])])
     about = ABOUT.format(made=total["made"], possible=total["possible"], seed=seed, date=date)
-    listed = "\n".join(reasons) or "None."
-    legend = LEGEND.format(seconds=SECONDS)
-    return f"{about}\n{table(rows, headers, markdown=True)}\n\n{legend}\n## Changes that no check notices\n\n{listed}\n"
+    missed_ones = "\n## Missed\n\n" + "\n".join(listed) + "\n" if listed else ""
+    return f"{about}\n{table(rows, headers, markdown=True)}\n\n{LEGEND.format(seconds=SECONDS)}{missed_ones}"
 
 
 @reports_problems
