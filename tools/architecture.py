@@ -68,9 +68,9 @@ def _names(path: Path) -> Iterator[str]:
 
 
 def plan() -> str:
-    """The rooms as a Mermaid drawing, and a table of their files and imports.
+    """The rooms as a Mermaid drawing, and a table of their files.
 
-    The drawing leaves out an arrow that two others make already; the table has them all.
+    The drawing leaves out an arrow that two others make already.
     """
     uses: dict[str, set[str]] = {room: set() for room in ROOMS}
     for file, others in imports().items():
@@ -80,14 +80,15 @@ def plan() -> str:
     for room in reversed(ROOMS):
         indirect = {far for near in uses[room] for far in _reached(uses, near)}
         lines += [f"    {_id(room)} --> {_id(other)}" for other in reversed(ROOMS) if other in uses[room] - indirect]
-    lines += ["```", "", "| room | files | imports |", "|---|---|---|"]
+    lines += ["```", "", "| room | files |", "|---|---|"]
     for room in reversed(ROOMS):
         inside = [Path(file).relative_to(room) for file in files() if room_of(file) == room != file]
         if room == EXTENSIONS:  # their folders, which can be deleted one by one
             names = sorted({path.parts[0] for path in inside if len(path.parts) > 1})
         else:
             names = [path.stem for path in inside]
-        lines.append(f"| {room} | {', '.join(names)} | {', '.join(o for o in reversed(ROOMS) if o in uses[room])} |")
+        if names:
+            lines.append(f"| {room} | {', '.join(names)} |")
     return "\n".join(lines)
 
 
