@@ -55,14 +55,14 @@ def headline() -> str:
         between = tables.interval(row.speedup_low, row.speedup_high)
         name = f"{first_screen.target_name(one)}, draft {row.draft}"
         lines.append(
-            f"- **{name}: {tables.speedup(row.speedup)}** ({between}, {row.n_prompts} prompts) at k = "
+            f"- **{name}: {tables.speedup(row.speedup)}** (95 %: {between}, {row.n_prompts} prompts) at k = "
             f"{row.draft_length}; a drafted token costs {tables.number(row.draft_cost)} of a step. "
             f"Here {(first_screen.reading_line(one) or '').partition(': ')[2]}. {STANDS_FOR[kind]}"
         )
         best = first_screen.best_row(one)
         if best is not None and best is not row:
             highest = f"{best.method} at k = {best.draft_length}: {tables.speedup(best.speedup)}"
-            lines[-1] += f" The highest row of the table is {highest}."
+            lines[-1] += f" The highest row is {highest}."
     return "\n".join(lines)
 
 

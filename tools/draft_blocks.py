@@ -38,14 +38,13 @@ DRAFTS = (
     Draft("`block`", "seven tokens in one pass (DSpark, DFlash)", "done", "12-block-draft"),
     Draft("`exit:2`", "the target's first two layers and a trained adapter", "done", METHODS),
     Draft("`ngram`", "copies what followed the same words earlier in the text", "no", "07-ngram", FULL, "ngram"),
-    Draft("`suffix`", "copies what followed them most often", "no", METHODS),
+    Draft("`suffix`", "the same, but what followed most often", "no", METHODS),
     Draft("`hybrid`", "`suffix` or `feature`, decided in every round", "done", METHODS, FIRST, "hybrid"),
     Draft(
         "`--tree best`", "branches of a draft, here of `feature`", "done", "15-token-trees", PADDED, "tree:best:feature"
     ),
     Draft("`merge:suffix+model`", "several drafts merged into one tree", "done", METHODS),
     Draft("`retokenize:NAME`, `intersect:NAME`", "a model with another tokenizer", "no", METHODS),
-    Draft("`dial:0.8`", "a test instrument, right 80 % of the time", "no", METHODS),
 )
 
 
