@@ -99,11 +99,20 @@ def test_a_part_of_a_page_of_results_is_found_by_its_headings(tmp_path, monkeypa
             readme.filled(f"<!-- begin {name} -->\n<!-- end {name} -->")
 
 
-def test_every_linked_file_exists():
+def _anchors(page) -> set[str]:
+    """What a link to a heading of the page ends with, as GitHub makes it."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_linked_file_and_heading_exists():
     for page in PAGES:
-        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text("utf-8")):
+        for link in re.findall(r"\]\(([^)]+)\)", page.read_text("utf-8")):
             if "://" not in link:
-                assert (page.parent / link).exists(), f"{page.name} links to {link}"
+                path, _, anchor = link.partition("#")
+                there = page.parent / path if path else page
+                assert there.exists(), f"{page.name} links to {link}"
+                assert not anchor or anchor in _anchors(there), f"{page.name} links to {link}"
 
 
 def _typed(text: str) -> list[list[str]]:
