@@ -68,10 +68,7 @@ def _names(path: Path) -> Iterator[str]:
 
 
 def plan() -> str:
-    """The rooms as a Mermaid drawing, and a table of their files.
-
-    The drawing leaves out an arrow that two others make already.
-    """
+    """The rooms as a Mermaid drawing, without an arrow that two others make already."""
     uses: dict[str, set[str]] = {room: set() for room in ROOMS}
     for file, others in imports().items():
         uses[room_of(file)] |= {room_of(other) for other in others if (file, other) not in ALLOWED} - {room_of(file)}
@@ -80,16 +77,7 @@ def plan() -> str:
     for room in reversed(ROOMS):
         indirect = {far for near in uses[room] for far in _reached(uses, near)}
         lines += [f"    {_id(room)} --> {_id(other)}" for other in reversed(ROOMS) if other in uses[room] - indirect]
-    lines += ["```", "", "| room | files |", "|---|---|"]
-    for room in reversed(ROOMS):
-        inside = [Path(file).relative_to(room) for file in files() if room_of(file) == room != file]
-        if room == EXTENSIONS:  # their folders, which can be deleted one by one
-            names = sorted({path.parts[0] for path in inside if len(path.parts) > 1})
-        else:
-            names = [path.stem for path in inside]
-        if names:
-            lines.append(f"| {room} | {', '.join(names)} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "```"])
 
 
 def _reached(uses: dict[str, set[str]], room: str) -> set[str]:

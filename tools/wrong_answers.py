@@ -1,6 +1,6 @@
 """How good are the checks of the exercises? Wrong answers made by program (tools/mutations.py), every check on each.
 
-    python -m tools.wrong_answers                     # write docs/chapters/wrong-answers.md; minutes on two cores
+    python -m tools.wrong_answers                     # write results/wrong-answers.md; minutes on two cores
     python -m tools.wrong_answers 3 --mutants 999     # print what becomes of every change of exercise 3
 
 What comes out: how many of the changed solutions a check notices, how many of those with words of the check's own, and
@@ -29,7 +29,7 @@ from speclab.system.errors import EnvironmentProblem, reports_problems
 from speclab.system.files import write_whole
 from tools.mutations import Mutant, mutants, sample
 
-PAGE = paths.ROOT / "docs" / "chapters" / "wrong-answers.md"
+PAGE = paths.ROOT / "results" / "wrong-answers.md"
 EQUIVALENT = paths.ROOT / "tools" / "equivalent_answers.toml"
 N_MUTANTS = 60  # of each exercise
 SECONDS = 10  # by the clock for one case of a check; the slowest of a right answer takes one

@@ -119,7 +119,7 @@ def test_words_and_exceptions(message, in_words):
 
 
 def test_the_page_names_every_exercise_and_misses_nothing():
-    text = (paths.ROOT / "docs" / "chapters" / "wrong-answers.md").read_text("utf-8")
+    text = wrong_answers.PAGE.read_text("utf-8")
     rows = [line.split("|")[1:-1] for line in text.splitlines() if re.match(r"\| \d+\. ", line)]
     assert [cells[0].strip() for cells in rows] == [f"{e.number}. {e.title}" for e in EXERCISES]
     for cells in rows:
