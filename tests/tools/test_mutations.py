@@ -7,7 +7,6 @@ import re
 import pytest
 
 from speclab.learner import checklist
-from speclab.system import paths
 from tools import wrong_answers
 from tools.mutations import mutants, sample
 

@@ -12,15 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks import experts, peers_page, roofline, rules, scaling_page, verdicts
 from benchmarks.families import __main__ as families
 from benchmarks.gpu import findings
+from speclab.core.rounds import tokens_of
+from speclab.models.cached import CachedModel
 from speclab.present import tables
 from speclab.records import files
 from speclab.records.runs import Head
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.paths import ROOT
+from tests.decoding import plain_text, speculative_rounds
+from tests.tiny_models import VOCAB, tiny
 from tools import doc_blocks, kinds, readme
 
 PAGES = readme.PAGES
@@ -156,6 +161,19 @@ def test_every_path_in_contributing_exists():
     paths = re.findall(r"`([\w./]+/[\w./]*|\w+\.(?:py|md))`", (ROOT / "CONTRIBUTING.md").read_text("utf-8"))
     assert len(paths) > 20
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_the_draft_of_contributing_drafts():
+    """It is a lookup, it proposes, and the text is the target's own."""
+    code = re.search(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.DOTALL)[1]
+    namespace: dict = {}
+    exec(compile(code, "CONTRIBUTING.md", "exec"), namespace)
+    drafter = namespace["RepeatDrafter"](n_ids=VOCAB)
+    assert isinstance(drafter, LookupDrafter)
+    target, prompt = CachedModel(tiny("llama")), torch.tensor([[5, 3, 5]])
+    rounds = list(speculative_rounds(target, drafter, prompt, 3, 24))
+    assert tokens_of(rounds) == plain_text(target, prompt, 24)
+    assert max(round_.n_drafted for round_ in rounds) == 3
 
 
 def test_committed_records_are_valid_and_clean():
