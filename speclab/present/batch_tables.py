@@ -42,7 +42,7 @@ def plain_row(run: BatchRun, n_texts: int) -> BatchRow:
 
 
 def pairs(run: BatchRun, draft: str) -> list[Pair]:
-    """Of every batch the best length; none of a batch for which nothing was ever drafted."""
+    """The table has the best length of every batch, and leaves out batches for which nothing was ever drafted."""
     of_batches = []
     for n in run.batches:
         rows = [row for row in run.rows if (row.n_texts, row.draft, row.lockstep) == (n, draft, False)]
@@ -178,7 +178,7 @@ def knees(run: BatchRun) -> Table:
 
 
 def machines(run: BatchRun) -> Table:
-    """What data sheets say."""
+    """The table says what data sheets promise."""
     batches = [int(n) for n in run.machines[0].best][::2][:SHOWN_BATCHES] if run.machines else []
     columns: dict[str, Cell] = {
         "machine": lambda entry: entry.machine,

@@ -29,7 +29,7 @@ FROM_DATA_SHEETS = (
 
 
 def text(run: BatchRun) -> str:
-    """What the terminal shows: whether the texts are right, then speeds, unless these are not to be believed."""
+    """The terminal shows whether the texts are right, and then the speeds, unless these cannot be trusted."""
     speeds = [] if doubt(run) else _blocks(run, whole=run.thorough)
     return show([*correctness(run), *speeds])
 
@@ -75,14 +75,14 @@ def noise_lines(run: BatchRun) -> list[str]:
 
 
 def plain_gain(run: BatchRun) -> str:
-    """What batching alone gains."""
+    """This line says what batching alone gains."""
     one, most = plain_row(run, 1), plain_row(run, max(run.batches))
     ratio = most.tokens_per_second / one.tokens_per_second
     return f"plain decoding: {most.n_texts} texts at a time make {ratio:.2f} times the tokens a second of one"
 
 
 def notes(run: BatchRun) -> Lines:
-    """What to know about the table."""
+    """These lines say what a reader must know about the table."""
     halves = {entry.n_prompts for entry in run.chosen or []}
     chosen = CHOSEN.format(n=" to ".join(map(str, sorted({min(halves), max(halves)})))) if halves else CHOSEN_ON_ALL
     chosen = CHOSEN_ON_ALL if run.n_distinct == 1 else chosen
@@ -99,7 +99,7 @@ def copies_line(run: BatchRun) -> str | None:
 
 
 def one_by_one_lines(run: BatchRun) -> list[str]:
-    """Of every draft that has no pass for all rows together, that it goes row by row."""
+    """A line names each draft that has no pass for all rows together, and so goes row by row."""
     return [
         f"{draft}: drafts row by row, so drafting for B texts takes B times as long as for one"
         for draft in run.row_by_row or []

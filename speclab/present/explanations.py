@@ -94,7 +94,7 @@ def errors_table(rows: list[Row]) -> Table:
 
 
 def learner_table(run: ComparisonRun) -> Table:
-    """What exercise 5's functions predicted, beside the measurement and the lab's own."""
+    """The table has the predictions of exercise 5's functions beside the measurement and the lab's own predictions."""
     key = attrgetter("method", "draft_length", "temperature")
     yours = {key(entry): entry for entry in run.yours or []}
     rows = [row for row in run.rows if row.prompt_kind == "all" and key(row) in yours]
@@ -136,12 +136,12 @@ def _factor(name: str, row: Row) -> str:
 
 
 def ladder_legend(markdown: bool = False) -> Lines:
-    """What the columns of the ladder are: each factor is what one thing costs or gains."""
+    """The legend explains the columns of the ladder: each factor is what one thing costs or gains."""
     return Lines(f"{effect.name if markdown else effect.head}: {effect.meaning}" for effect in EFFECTS)
 
 
 def outside_legend(rows: list[Row]) -> Lines:
-    """What the columns of drafts by shared tokens are; nothing where there are none."""
+    """The legend explains the columns of drafts by shared tokens; it is empty where there are none."""
     return Lines(OUTSIDE if any(row.target_outside is not None for row in rows) else [])
 
 
@@ -149,7 +149,7 @@ def outside_legend(rows: list[Row]) -> Lines:
 
 
 def costs_table(run: ComparisonRun) -> Table:
-    """What each part of a round costs, for each draft, temperature and k."""
+    """The table has the cost of each part of a round, for each draft, temperature and k."""
     lines, replays = [], any(entry["costs"].get("replay") for entry in run.costs)
     for entry in run.costs:
         costs, context = Costs.from_json(entry["costs"]), usual_context(run)
@@ -173,7 +173,7 @@ def costs_table(run: ComparisonRun) -> Table:
 
 
 def costs_lines(run: ComparisonRun) -> Lines:
-    """What the columns of the costs are, and whether the clocks inside a round account for all of it."""
+    """The legend explains the columns of the costs, and says how much of a round the clocks inside it account for."""
     if not run.costs:
         return Lines()
     line = (

@@ -1,4 +1,4 @@
-"""What compare.py prints: the answer of a comparison on one screen. The rest is in report.py, behind --verbose.
+"""compare.py prints this: the answer of a comparison on one screen. The rest is in report.py, behind --verbose.
 
 Views of the record; every line is a fixed template filled with its numbers.
 """
@@ -190,7 +190,7 @@ def _speedup_at(place: int) -> Callable[[Line], str]:
 
 
 def facts_lines(run: ComparisonRun) -> list[str | None]:
-    """Of one target: what a step is spent on, what the formula says of the fastest model draft, what it misses most."""
+    """These lines say how a target's step is spent, and what the formula misses most for its fastest model draft."""
     row = best_model_row(run)
     if row is None:
         return []

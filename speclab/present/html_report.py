@@ -50,7 +50,7 @@ def page(markdown: str, pictures: Sequence[Path], trace: Trace) -> str:
 
 
 def _sections(parts: list[Part]) -> tuple[list[Part], list[Part], list[Part]]:
-    """What stands before the first heading; under it; from the second one on."""
+    """A page in three parts: before the first heading, under it, and from the second heading on."""
     headings = [i for i, part in enumerate(parts) if part.kind == "heading"]
     first, second = [*headings[:2], len(parts), len(parts)][:2]
     return parts[:first], parts[first:second], parts[second:]

@@ -36,7 +36,7 @@ BREAKS_EVEN = 0.005  # what rounds to 0.00
 
 
 def verdict(run: PlanRun, fact: DraftFacts) -> str:
-    """What to do with one draft, in one line."""
+    """One line says what to do with one draft."""
     even = "-" if fact.break_even is None else f"{fact.break_even:.2f}"
     if fact.break_even is not None and fact.break_even < BREAKS_EVEN:
         even = "0, a round costs no more than a decode step"
@@ -91,7 +91,7 @@ def _is_same(entry: PlanEntry) -> bool:
 
 
 def learner_line(run: PlanRun, fact: DraftFacts) -> str | None:
-    """What exercise 6 chose, and what the plan expects of that length; None where it is not in use."""
+    """The line says what exercise 6 chose and what the plan expects of that length; None where it is not in use."""
     learner = run.settings.get("impl")
     if fact.yours is None or learner is None:
         return None
@@ -161,7 +161,7 @@ def page(run: PlanRun) -> str:
 
 
 def _first(run: PlanRun) -> Lines:
-    """What is to be known before any number."""
+    """These lines stand before any number."""
     agreement = agreement_lines(run.verified.correctness) if run.verified else []
     return Lines([*agreement, *remarks(run), doubt(run)])
 

@@ -52,7 +52,7 @@ def provenance(run: LabRun) -> str:
 
 
 def padding_remark(target: str) -> str:
-    """What must stand beside every number of a padded target; nothing for any other."""
+    """This text must stand beside every number of a padded target; any other target has none."""
     if not sizes.is_lab_size(target):
         return ""
     return f" {target} is {sizes.describe_padding(target)}."
@@ -94,7 +94,7 @@ def wrong_line(run: LabRun) -> str | None:
 
 
 def rule_line(rule: str, lossy: list[Row]) -> str:
-    """What another accept rule than the token rule means for the rows. lossy: those that a lossy rule judged"""
+    """The line says what a rule other than the token rule means for the rows. lossy: rows that a lossy rule judged."""
     if lossy:
         return LOSSY.format(rule=rule)
     what = " (block verification)" * (rule == "block")
@@ -114,7 +114,7 @@ def replay_line(run: LabRun) -> str | None:
 
 
 def outside_lines(run: LabRun) -> list[str]:
-    """Of every draft by shared tokens, at each temperature: how much both models give to other tokens."""
+    """A line for each draft by shared tokens and each temperature says how much both models give to other tokens."""
     rows = [row for row in getattr(run, "rows", []) if isinstance(row, Row) and row.prompt_kind == "all"]
     by_draft: dict[tuple[str, float], list[tuple[float, float]]] = {}
     for row in rows:

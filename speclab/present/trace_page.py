@@ -70,7 +70,7 @@ def split_prompt(prompt: str, n_lines: int = 4, n_chars: int = 320) -> tuple[str
 
 
 def _page_data(trace: Trace) -> dict[str, Any]:
-    """What the page's script draws: rounds, then the baseline's clock. Texts are one-line pictures of tokens."""
+    """The page's script draws this: rounds, then the baseline's clock. Texts are one-line pictures of tokens."""
 
     def row(token: Token) -> list[Any]:
         """Text, kind, outcome; then what the rule used: greedy the target's first choice, otherwise p, q and u."""
@@ -106,7 +106,7 @@ def _rounded(number: float | None) -> float | None:
 
 
 def round_line(event: Event, baseline_tokens: int) -> str:
-    """What a round did, for the line that is read aloud."""
+    """A line that a screen reader reads aloud says what a round did."""
     if event.number == 0:
         return "The first token comes from the prompt's own pass. Both clocks start here."
     return (

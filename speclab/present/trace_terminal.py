@@ -74,12 +74,12 @@ def ascii_quoted(text: str) -> str:
 
 
 def meanings(trace: Trace) -> dict[str, str]:
-    """What the kinds of token mean in this trace."""
+    """The legend explains the kinds of token in this trace."""
     return MEANINGS | (OF_TREES if trace.has_trees else {})
 
 
 def outcome(token: Token, greedy: bool) -> str:
-    """What the accept rule made of an accepted or rejected draft, and the numbers that it rests on."""
+    """The line says how the accept rule judged a drafted token, and on which numbers that rests."""
     position = token.position
     if position is None or position.uniform is None or position.draft_prob is None:
         return ""

@@ -78,8 +78,8 @@ class BatchNoise(Noise):
 
 @dataclass(kw_only=True)
 class PromptTimes(Part):
-    """Of one way to decode and each prompt, in order: tokens, and the prompt's equal parts of the seconds of the passes
-    that it was in, as far as every row had a text."""
+    """For one way to decode, the tokens and seconds of each prompt, in order. A prompt has an equal part of the seconds
+    of every pass that it was in, as far as every row had a text."""
 
     n_texts: Count
     method: str
@@ -103,7 +103,7 @@ class KneeEntry(Part):
 
 @dataclass(kw_only=True)
 class MachineEntry(Part):
-    """What the same model of costs says of another machine, from its data sheet. Nothing of it is measured."""
+    """The same model of costs predicts another machine from its data sheet. Nothing of this is measured."""
 
     machine: str
     models: str

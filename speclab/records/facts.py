@@ -1,4 +1,4 @@
-"""What the dicts inside a record hold: the entries that views read. They are checked when a record is read.
+"""The dicts inside a record hold at least the entries that views read. They are checked when a record is read.
 
 Each class names the entries of one kind of dict and their types; one with a value here may be missing. Others may
 stand beside them, since a run writes down all that it was made with. In memory they stay dicts.
@@ -20,7 +20,7 @@ class Entries:
     sampled: type | None = None
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict:
-        """What pydantic asks an annotation for."""
+        """Pydantic asks for this: the schema of the dict, or of two by temperature."""
         if self.sampled is None:
             return _schema(self.kind, handler)
         choices = {"greedy": _schema(self.kind, handler), "sampled": _schema(self.sampled, handler)}
@@ -53,7 +53,7 @@ class Items:
     most: int | None = None
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict:
-        """What pydantic asks an annotation for."""
+        """Pydantic asks for this: the schema of the list, with bounds on its length."""
         return handler(source) | {"min_length": self.least} | ({"max_length": self.most} if self.most else {})
 
 

@@ -55,7 +55,7 @@ GPU_STATE = (
 
 
 def machine(device: torch.device) -> Machine:
-    """What this process runs on."""
+    """The machine on which this process runs."""
     memory = None
     with contextlib.suppress(ValueError, OSError, AttributeError):  # no sysconf on Windows
         memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
@@ -89,7 +89,7 @@ def _cpu_name() -> str:
 
 
 def versions() -> Versions:
-    """Of the packages in use, and the lab's commit where git knows one."""
+    """The versions of the packages in use, and the lab's commit where git knows one."""
     commit, dirty = None, None
     if IS_CLONE:  # an installed package may lie inside somebody else's repository
         with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -165,7 +165,7 @@ def _rounded(value: Any, name: str) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds; all its numbers are finite. Raises EnvironmentProblem where it cannot be read."""
+    """The contents of a JSON file, whose numbers are all finite. Raises EnvironmentProblem where it cannot be read."""
     return json.loads(_checked_text(path))
 
 

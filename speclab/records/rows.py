@@ -13,7 +13,7 @@ class Within:
     high: float = math.inf
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict:
-        """What pydantic asks an annotation for: the schema of the number, bounded."""
+        """Pydantic asks for this: the schema of the number, bounded."""
         return handler(source) | {"ge": self.low} | ({"le": self.high} if self.high < math.inf else {})
 
 

@@ -37,7 +37,7 @@ class CoreProbe(Part):
 
 @dataclass(kw_only=True)
 class Machine(Part):
-    """What the numbers were taken on."""
+    """The machine on which the numbers were measured."""
 
     cpu: str
     cores: int | None
@@ -51,7 +51,7 @@ class Machine(Part):
 
 @dataclass(kw_only=True)
 class Versions(Part):
-    """Of everything that moves the numbers, and the commit of the lab itself."""
+    """The versions of everything that moves the numbers, and the commit of the lab itself."""
 
     python: str
     torch: str
@@ -74,7 +74,7 @@ class Head(Part):
 
 @dataclass(kw_only=True)
 class LabRun(Head):
-    """What the records of compare.py share."""
+    """All records of compare.py have these entries."""
 
     schema_version: Literal[2]
     settings: RunSettings
@@ -94,7 +94,7 @@ class Noise(Part):
 
 @dataclass(kw_only=True)
 class LearnerPrediction(Part):
-    """What exercise 5's functions say of a row."""
+    """The predictions of exercise 5's functions for a row."""
 
     method: str
     draft_length: Count
@@ -125,7 +125,7 @@ class ComparisonRun(LabRun):
 
 @dataclass(kw_only=True)
 class PlanEntry(Part):
-    """What is expected of one draft at one length."""
+    """A plan expects this of one draft at one length."""
 
     method: str
     draft: str
@@ -154,7 +154,7 @@ class LengthSpeedup(Part):
 
 @dataclass(kw_only=True)
 class DraftFacts(Part):
-    """What a plan says of one draft, at the length with the highest expected speedup."""
+    """A plan's verdict on one draft, at the length with the highest expected speedup."""
 
     method: str
     draft: str

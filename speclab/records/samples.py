@@ -1,4 +1,4 @@
-"""What is measured: ways to decode, and everything that one of them did with one prompt."""
+"""The lab measures arms, which are ways to decode, and notes everything that one of them did with one prompt."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ class Arm:
 
     @property
     def label(self) -> str:
-        """What tables and checks call it."""
+        """The name by which tables and checks call it."""
         return f"{self.method} k={self.draft_length}" if self.speculative and not self.auto else self.method
 
 
@@ -52,7 +52,7 @@ LIBRARY = ("generate", "assisted", "dynamic", "lookup", "early exit", BEAM)  # m
 
 
 class Made(NamedTuple):
-    """What a round did. looked_up: a hybrid's lookup drafted, not its model."""
+    """A round's counts. looked_up: a hybrid's lookup drafted, not its model."""
 
     n_drafted: int
     n_accepted: int
@@ -94,10 +94,10 @@ class Sample:
 
     @property
     def prefill_seconds(self) -> float:
-        """Of all repeats."""
+        """The seconds of all repeats' prefills together."""
         return sum(self.prefill)
 
     @property
     def decode_seconds(self) -> float:
-        """Of all repeats."""
+        """The decoding seconds of all repeats together."""
         return sum(self.decode)

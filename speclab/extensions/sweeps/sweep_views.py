@@ -93,7 +93,7 @@ def picture(sweep: SweepRun, folder: Path, name: str) -> Path:
 
 
 def text(sweep: SweepRun) -> str:
-    """What the terminal shows: the question, the lines, of which some say whether to believe it, and the table."""
+    """The terminal shows the question, lines, of which some say whether the numbers can be trusted, and the table."""
     if doubt(sweep):
         return show([QUESTIONS[sweep.sweep], Lines([*remarks(sweep), doubt(sweep)])])
     return show([QUESTIONS[sweep.sweep], lines(sweep), table(sweep)])

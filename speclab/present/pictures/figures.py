@@ -1,4 +1,4 @@
-"""What all pictures share: a panel is data, and one function draws panels side by side.
+"""All pictures share this module: a panel is data, and one function draws panels side by side.
 
 Measured values are markers with intervals, each with its number above the interval; shares of a whole are bars,
 predictions lines, the line at 1 is no gain.

@@ -113,8 +113,8 @@ def accepted_lengths(rows: list[Row]) -> list[Panel]:
 
 
 def waterfall_rows(rows: list[Row]) -> list[tuple[str, Row]]:
-    """What to take apart at the lowest temperature: (title, row) of the fastest row of four drafts at most, and of the
-    slowest row.
+    """The waterfall takes these rows apart, all at the lowest temperature: (title, row) of the fastest row of each of
+    up to four drafts, and of the slowest row.
     """
     rows = [row for row in rows if row.ladder]
     rows = [row for row in rows if row.temperature == min(row.temperature for row in rows)]
