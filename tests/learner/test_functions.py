@@ -613,7 +613,7 @@ def test_every_script_asks_for_what_it_can_use(monkeypatch, tmp_path):
     assert loading.of_decoding(0.0, "feature", auto=True) == {2, 3, 8, 9}
     assert loading.of_decoding(0.0, "block:elsewhere", auto=True) == {2, 3, 8, 12}
     assert loading.of_comparison([0.0, 0.8], ["model", "ngram"]) == {2, 3, 4, 5, 7, 10}
-    assert loading.of_comparison([0.0], ["feature:wide", "block"]) == {2, 3, 5, 11, 12}
+    assert loading.of_comparison([0.0], ["feature", "block"]) == {2, 3, 5, 11, 12}
     calls = []
 
     def load(text, usable, loop):

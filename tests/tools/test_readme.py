@@ -169,7 +169,6 @@ def test_the_draft_of_contributing_drafts():
     namespace: dict = {}
     exec(compile(code, "CONTRIBUTING.md", "exec"), namespace)
     drafter = namespace["RepeatDrafter"](n_ids=VOCAB)
-    assert isinstance(drafter, LookupDrafter)
     target, prompt = CachedModel(tiny("llama")), torch.tensor([[5, 3, 5]])
     rounds = list(speculative_rounds(target, drafter, prompt, 3, 24))
     assert tokens_of(rounds) == plain_text(target, prompt, 24)
