@@ -14,20 +14,24 @@ speclab/drafts/, and speclab/drafts/select.py turns `--draft KIND` into one of t
 
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from speclab.core.rounds import Draft, Drafter, Target
+from speclab.core.drafter import Drafter
+from speclab.core.law import DrawnLaw, Law
+from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import GREEDY, Drawn, Sampling, draw_draft, faults_in, probability, to_device
 from speclab.models.cached import CachedModel, tokens_to_keep
+from speclab.models.limits import check_draft_prompts
+from speclab.models.uncached import distributions
 from speclab.system.errors import EnvironmentProblem
 
 __all__ = ["Drafter", "ModelDrafter", "NgramDrafter", "as_draft", "as_drawn", "draft_room"]
 
 
-class ModelDrafter:
+class ModelDrafter(Drafter):
     """Drafts with a causal language model, one cached pass per token.
 
     Between rounds its cache holds a prefix of the committed tokens, never a rejected one. What is missing (the last
@@ -38,9 +42,10 @@ class ModelDrafter:
     and where its context ends it drafts fewer tokens, then none.
     """
 
+    is_model = draws = asks_to_go_on = True
+
     def __init__(self, draft: CachedModel):
         self.draft = draft
-        self.keep_drafting: Callable[[float], bool] | None = None  # asked after each token: another one? (-k auto)
         self._sampling, self._vocab_size = GREEDY, 0  # the target's
         self._not_fed: list[int] = []  # committed, not in the draft's cache yet
         self._n_committed = 0
@@ -51,6 +56,11 @@ class ModelDrafter:
         if not self.draft.prefill(self.draft.replace_unknown(prompt)).amax().isfinite():
             raise EnvironmentProblem("the draft model returned logits that are not finite; try --dtype float32")
         self._not_fed, self._n_committed = [], self.draft.length
+
+    @property
+    def models(self) -> tuple[CachedModel, ...]:
+        """The draft model."""
+        return (self.draft,)
 
     @property
     def room(self) -> int:
@@ -70,6 +80,39 @@ class ModelDrafter:
         kept = tokens_to_keep(self.draft.length, self._n_committed)
         self.draft.crop(kept)
         self._not_fed = (self._not_fed + committed)[-(self._n_committed - kept) :]
+
+    def law(self, target: CachedModel, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
+        """What the draft says at each place, from one uncached pass: the same wherever a round begins."""
+        n_ids = min(self.draft.vocab_size, target.vocab_size)
+        rows = distributions(self.draft.model, prompt, text, sampling, n_ids)
+        rows = nn.functional.pad(rows, (0, target.vocab_size - n_ids))  # (n, the target's vocabulary)
+        n_before = self.draft.room.length_after(len(prompt))
+        return DrawnLaw(lambda depth: rows[depth:], k, self.sizes(range(n_before, n_before + len(text))))
+
+    def sizes(self, n_read: Iterable[int]) -> list[int]:
+        """How many tokens it can draft after so many of its own."""
+        return [draft_room(self.draft, n) for n in n_read]
+
+    def describe(self, name: str, engine: str) -> str:
+        """A line about the model, and about its engine where that is not the target's."""
+        from speclab.models import loading  # here: a loop alone needs nothing of it
+
+        eager = "; on the eager engine" * (self.draft.engine != engine)
+        return loading.describe_model(name, self.draft.model, "draft") + self.notes() + eager
+
+    def notes(self) -> str:
+        """What such a line says beside."""
+        return ""
+
+    def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
+        """UsageProblem where a prompt does not fit its context.  -> whether the texts reach its end, or None"""
+        return check_draft_prompts(self.draft.room, prompts, max_new_tokens, self.read_as, self.whose)
+
+    whose = " tokens"  # of which a prompt is made that it reads
+
+    def read_as(self, prompt: list[int]) -> list[int]:
+        """The ids that it reads for a prompt of the target."""
+        return prompt
 
     def not_fed(self) -> Tensor:
         """The ids that are committed and not in the draft's cache yet, (1, m): they go in first."""
@@ -124,7 +167,7 @@ def draft_room(draft: CachedModel, n_committed: int) -> int:
     return sys.maxsize if draft.max_length is None else max(0, draft.max_length - n_committed + 1)
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """Prompt lookup: find the last n tokens earlier in the text, propose what followed. No model, no cost, one-hot.
 
     The longest match wins (n from `longest` down to `shortest`), among equals the most recent. Proposes fewer than k

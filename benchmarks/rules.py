@@ -24,9 +24,9 @@ from optimized_speculative import speculative_decode
 from speclab.cli import flags, parsing
 from speclab.core.accept import rule_of
 from speclab.core.counts import Counts
-from speclab.core.rounds import DecodeSettings, Drafter
+from speclab.core.drafter import Drafter
+from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
-from speclab.drafts.hybrid import forget
 from speclab.drafts.kinds import check_kind, drafter_name
 from speclab.drafts.select import check_prompts, make_drafter
 from speclab.lab.harness import kept_when_stopped
@@ -90,7 +90,7 @@ def measure(
     drafter = make_drafter(args.draft, setup, args.seed)
     drafters = {case: copy.deepcopy(drafter) for case in itertools.product(temperatures, lengths, RULES)}
     for own in drafters.values():
-        forget(own)
+        own.forget()
     raw: list[RuleCounts] = []
     check_prompts(setup.target, [drafter], prompts, args.max_new_tokens)
     with (

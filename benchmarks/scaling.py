@@ -35,7 +35,6 @@ from dataclasses import replace
 from benchmarks import common
 from benchmarks.scaling_page import ScalePoint, ScalingRun, Sweep, page
 from benchmarks.scaling_turns import Line, Subject, as_prompt, point, room_for_turns
-from draft_models import ModelDrafter
 from speclab.cli import flags, parsing
 from speclab.drafts.kinds import drafter_name
 from speclab.drafts.select import make_drafters
@@ -168,7 +167,7 @@ def make_subject(
 
 def draft_models(subject: Subject) -> list[CachedModel]:
     """The draft's model where it has one."""
-    return [drafter.draft for drafter in subject.bench.drafters.values() if isinstance(drafter, ModelDrafter)]
+    return [model for drafter in subject.bench.drafters.values() for model in drafter.models]
 
 
 def check_room(subject: Subject, sweeps: list[Sweep]) -> None:

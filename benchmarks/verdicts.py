@@ -39,12 +39,13 @@ from speclab.core.sampling import Sampling
 from speclab.models import loading
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
+from speclab.models.uncached import distributions
 from speclab.present.tables import Block, Cell, Lines, Table
 from speclab.records import files
 from speclab.records.rows import Amount, Count, Part
 from speclab.system.errors import reports_problems
 from speclab.system.terminal import progress
-from speclab.theory.losslessness import Places, ZSums, distributions, known_law
+from speclab.theory.losslessness import Places, ZSums, known_law
 
 WIDTH = 5  # tokens of the cached passes whose logits the wrong laws are made of
 DRAFT_LENGTH = 4

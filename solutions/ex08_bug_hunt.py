@@ -21,7 +21,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from speclab.core.rounds import AcceptResult, DecodeSettings, Draft, Drafter, Round
+from speclab.core.drafter import Drafter
+from speclab.core.rounds import AcceptResult, DecodeSettings, Draft, Round
 from speclab.core.sampling import draw, draw_next, to_host, uniforms
 from speclab.models.cached import CachedModel, check_prompt
 

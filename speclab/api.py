@@ -21,12 +21,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
-from speclab.core.rounds import DecodeSettings, Drafter, Round
+from speclab.core.drafter import Drafter
+from speclab.core.rounds import DecodeSettings, Round
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.drafts.hybrid import Choosing, forget
+from speclab.drafts.hybrid import auto_length
 from speclab.drafts.kinds import check_auto, check_kind
 from speclab.drafts.lengths import LONGEST
-from speclab.drafts.select import auto_length, check_prompts, lengths_of, make_drafter
+from speclab.drafts.select import check_prompts, make_drafter
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.round_costs import measure_costs
 from speclab.models import generation, loading
@@ -47,7 +48,7 @@ class Pair:
     kind: str = "model"  # of draft, as it was given
 
     @functools.cached_property
-    def on_auto(self) -> Choosing:
+    def on_auto(self) -> Drafter:
         """The same draft choosing its lengths; what rounds cost stays known from text to text."""
         check_auto(self.kind)
         return auto_length(self.drafter)
@@ -123,17 +124,17 @@ def speculate(
     check_prompts(setup.target, [pair.drafter], [encoded], max_new_tokens)
     drafter, ids = pair.on_auto if draft_length == "auto" else pair.drafter, encoded.ids.to(setup.device)
     if k:
-        [k] = lengths_of(drafter, [k])
+        [k] = drafter.lengths([k])
         _measure_costs(setup, drafter, ids, settings)
     own = copy.deepcopy(drafter)
-    forget(own)  # texts may have the same random numbers: what one of them taught must not decide in another
+    own.forget()  # texts may have the same random numbers: what one of them taught must not decide in another
     rounds = LoopFunctions(speculative_decode).rounds(setup.target.with_own_cache(), own, ids, k, settings)
     return with_text(rounds, setup.pieces(encoded))
 
 
 def _measure_costs(setup: Setup, drafter: Drafter, ids: Tensor, settings: DecodeSettings) -> None:
     """For a draft that chooses by what rounds cost, unless they are known at this temperature."""
-    if isinstance(drafter, Choosing) and settings.sampling.temperature not in drafter.costs:
+    if drafter.costs is not None and settings.sampling.temperature not in drafter.costs:
         measure_costs(LoopFunctions(speculative_decode), setup.target, drafter, [ids], settings)
 
 

@@ -23,9 +23,9 @@ from transformers.utils import logging as transformers_logging
 
 from benchmarks import common, peers, peers_page, roofline
 from benchmarks.gpu.findings import Finding, FindingsRun, page
-from draft_models import ModelDrafter, NgramDrafter
+from draft_models import NgramDrafter
 from speclab.cli import flags, parsing
-from speclab.core.rounds import Drafter
+from speclab.core.drafter import Drafter
 from speclab.drafts.kinds import check_kind, drafter_name
 from speclab.drafts.select import check_prompts
 from speclab.lab import comparison
@@ -56,7 +56,7 @@ ASSISTED = 4  # the length at which the library's assisted generation runs, too
 
 def models_of(config: RunConfig) -> list[tuple[roofline.Role, str, CachedModel]]:
     """The target, and the draft model."""
-    drafts = [(name, d.draft) for name, d in config.drafters.items() if isinstance(d, ModelDrafter)]
+    drafts = [(name, model) for name, d in config.drafters.items() for model in d.models]
     return [("target", config.setup.target_name, config.setup.target), *(("draft", *draft) for draft in drafts)]
 
 

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from draft_models import Drafter, as_draft, as_drawn, draft_room
 from speclab.core.rounds import Decided, Draft
 from speclab.core.sampling import GREEDY, Drawn, Sampling, draw_draft, to_device
-from speclab.drafts.hybrid import forget
 from speclab.drafts.trees.draft import TreeDraft, parents_of
 from speclab.models.batched import BatchedModel
 from speclab.models.cached import tokens_to_keep
@@ -52,7 +51,7 @@ class RowByRow:
 
     def prefill(self, row: int, prompt: Tensor, committed: list[int]) -> None:
         """Let the row's drafter read the prompt."""
-        forget(self.rows[row])  # what one text taught must not decide in another
+        self.rows[row].forget()  # what one text taught must not decide in another
         self.rows[row].prefill(RowOfTarget(self._target, row), prompt, self._sampling)
         self.rows[row].observe(0, committed)
 

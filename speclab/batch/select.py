@@ -4,7 +4,7 @@ from typing import TypeGuard
 
 from draft_models import ModelDrafter
 from speclab.batch.drafters import BatchDrafter, BatchedModelDrafter, RowByRow
-from speclab.core.rounds import Drafter
+from speclab.core.drafter import Drafter
 from speclab.drafts.kinds import EXIT
 from speclab.models.batched import BatchedModel, check_batch
 from speclab.system.errors import UsageProblem

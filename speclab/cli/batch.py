@@ -9,7 +9,8 @@ from speclab.cli.output import LOSSY, how_many, prompt_heading
 from speclab.cli.parsing import AUTO, at_least, first_given
 from speclab.core.accept import rule_of
 from speclab.core.clock import old_objects_frozen
-from speclab.core.rounds import DecodeSettings, Drafter
+from speclab.core.drafter import Drafter
+from speclab.core.rounds import DecodeSettings
 from speclab.drafts.kinds import is_tree
 from speclab.lab.batching.decodings import BatchDecoding
 from speclab.models.batched import BatchedModel, check_batch

@@ -5,12 +5,10 @@ import functools
 from pathlib import Path
 
 from baseline_autoregressive import autoregressive_decode
-from draft_models import ModelDrafter
 from speclab.cli import compare_config, compare_flags, flags, parsing
 from speclab.cli.output import Output, Step, View, write_report, write_trace
 from speclab.core.rounds import DecodeSettings
 from speclab.drafts.lengths import LONGEST
-from speclab.drafts.oracle import OracleDraft
 from speclab.lab import comparison, padded_pair, plan
 from speclab.lab.batching.comparison import compare_batches
 from speclab.lab.harness import Measurement, kept_when_stopped
@@ -160,7 +158,7 @@ def _drawable(pictures: list[Step]) -> list[Step]:
 def _bytes_of_rounds(config: RunConfig) -> str:
     """What the first model draft's rounds read, at the longest k and the longest prompt."""
     context = max(prompt.ids.shape[1] for prompt in config.prompts)
-    drafts = [part.draft.model for part in config.parts if isinstance(part, ModelDrafter)]
+    drafts = [model.model for model in config.cached_models()[1:]]
     return memory.describe(
         config.setup.target.model, drafts[0] if drafts else None, max(config.draft_lengths, default=LONGEST), context
     )
@@ -171,7 +169,7 @@ def _first_that_can_be_traced(config: RunConfig) -> str:
     greedy = config.temperatures[0] == 0
     drafting = {arm.draft for arm in config.arms() if arm.draft_length}
     drafters = {name: part for name, part in config.drafters.items() if name in drafting or not drafting}
-    names = [name for name, drafter in drafters.items() if greedy or not isinstance(drafter, OracleDraft)]
+    names = [name for name, drafter in drafters.items() if greedy or not drafter.needs_text]
     if not names:
         raise UsageProblem(
             "nothing to draw for --trace or --report: the dial only replays greedy output; put 0 first in --temperature"

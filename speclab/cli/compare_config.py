@@ -6,9 +6,9 @@ from optimized_speculative import speculative_decode
 from speclab.batch.select import check_kind
 from speclab.cli import compare_flags, flags, no_effect, parsing
 from speclab.cli.output import Output
-from speclab.drafts.described import length_notes
+from speclab.drafts.hybrid import auto_length
 from speclab.drafts.kinds import check_auto, check_kinds, drafter_name, is_dial, is_tree, with_trees
-from speclab.drafts.select import auto_length, check_prompts, make_drafters
+from speclab.drafts.select import check_prompts, make_drafters
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.run_config import RunConfig
 from speclab.learner import loading
@@ -93,7 +93,7 @@ def load(
     drafters = make_drafters(kinds, setup, args.seed)
     check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens)
     typed = lengths if args.has_typed_lengths else []
-    for line in [line for name, drafter in drafters.items() for line in length_notes(name, drafter, typed)]:
+    for line in [line for name, drafter in drafters.items() for line in drafter.length_notes(name, typed)]:
         note(line)
     size = (args.max_new_tokens, args.repeats, args.seed)
     functions = functions or LoopFunctions(speculative_decode)

@@ -9,19 +9,18 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from draft_models import ModelDrafter
 from speclab.cli import batch, flags, no_effect, parsing
 from speclab.cli.output import LOSSY, how_many, prompt_heading, write_trace
 from speclab.core.accept import rule_of
 from speclab.core.clock import old_objects_frozen, synchronize
 from speclab.core.counts import Counts
-from speclab.core.rounds import DecodeSettings, Drafter, Round, tokens_of
-from speclab.drafts.described import describe_draft, length_notes
-from speclab.drafts.hybrid import Choosing, forget, parts
+from speclab.core.drafter import Drafter
+from speclab.core.rounds import DecodeSettings, Round, tokens_of
+from speclab.drafts.hybrid import auto_length
 from speclab.drafts.kinds import check_auto, check_kind, drafter_name, is_tree, with_trees
 from speclab.drafts.lengths import LONGEST
-from speclab.drafts.oracle import OracleDraft, reference_text
-from speclab.drafts.select import auto_length, check_prompts, lengths_of, make_drafter
+from speclab.drafts.oracle import reference_text
+from speclab.drafts.select import check_prompts, make_drafter
 from speclab.lab.instruments import Loop, LoopFunctions
 from speclab.lab.round_costs import measure_costs
 from speclab.lab.tracing import follow, shapes
@@ -190,10 +189,10 @@ def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) ->
     check_prompts(setup.target, [drafter], prompts, args.max_new_tokens)
     no_effect.note_flags(args, [args.temperature], setup.device)
     name, typed = drafter_name(args.draft), [] if auto or args.typed_length is None else [args.typed_length]
-    draft, notes = describe_draft(name, drafter, setup.engine) or name, length_notes(name, drafter, typed)
+    draft, notes = drafter.describe(name, setup.engine) or name, drafter.length_notes(name, typed)
     if auto:
         drafter, k = auto_length(drafter), LONGEST
-    [k] = lengths_of(drafter, [k])
+    [k] = drafter.lengths([k])
     if args.trace_shapes:
         return _show_shapes(functions, setup, drafter, prompts[0], k, settings)
     draft += f"; chosen in the run, at most {k} tokens" if auto else f"; k = {k}"
@@ -222,15 +221,15 @@ def _in_turn(
 ) -> int:
     """Decode one prompt after the other, and print how fast it was.  -> wrong texts that a learner's functions made"""
     decoded, n_wrong = _Decoded(setup, args), 0
-    if isinstance(drafter, Choosing):
+    if drafter.costs is not None:
         measure_costs(functions, setup.target, drafter, [prompts[0].ids.to(setup.device)], settings)
         if args.verbose and (costs := drafter.costs.get(setup.sampling.temperature)):
             note(costs.describe())
     for prompt in prompts:
         ids = prompt.ids.to(setup.device)
-        if isinstance(drafter, OracleDraft):
+        if drafter.needs_text:
             drafter.replay(reference_text(functions.decode, setup.target, ids, k, settings))
-        forget(drafter)  # all prompts have the same random numbers: what one of them taught must not decide in another
+        drafter.forget()  # all prompts have the same random numbers: what one of them taught must not decide in another
         tokens = decoded.show(prompt, functions.rounds(setup.target, functions.adapt(drafter, k), ids, k, settings))
         if functions.exercises and setup.sampling.greedy:  # functions may pass their checks and still make a wrong text
             text = tokens_of(baseline(setup.target, ids, settings))
@@ -244,8 +243,7 @@ def _in_turn(
     if rule_of(args.rule).law:
         print(LOSSY.format(rule=args.rule, temperature=args.temperature))
     if args.verbose:
-        proposing = parts(drafter)[-1]
-        draft = proposing.draft.model if isinstance(proposing, ModelDrafter) else None
+        draft = drafter.models[0].model if drafter.models else None
         print(memory.describe(setup.target.model, draft, k, setup.target.length))
     return n_wrong
 

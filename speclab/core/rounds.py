@@ -87,22 +87,6 @@ class Target(Protocol):
         """
 
 
-class Drafter(Protocol):
-    """Proposes tokens for one row of text. Its state is its own; the loop tells it what was committed."""
-
-    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        """Drop all state and read a prompt, (1, prompt length) ids. The target has just read it."""
-
-    def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """Propose tokens after everything committed, so that at most `k` of them can be accepted.
-
-        uniforms: (1, n) in [0, 1) with n >= k. A draft has at most n tokens.
-        """
-
-    def observe(self, n_accepted: int, committed: list[int]) -> None:
-        """`n_accepted` proposals were kept; `committed` are the ids now final: those, then one from the target."""
-
-
 class Decided(NamedTuple):
     """What a round decided, on the host."""
 

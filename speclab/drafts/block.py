@@ -25,10 +25,19 @@ class BlockDrafter(HeadDrafter):
     head: BlockHead
     _anchor: Tensor | None  # (1,) the last committed token
 
+    def __init__(self, head: BlockHead, ids: Tensor | None = None):
+        super().__init__(head, ids)
+        self.longest = head.config.longest
+
     @property
-    def longest(self) -> int:
-        """Tokens that a draft has at most."""
-        return self.head.config.longest
+    def room(self) -> int:
+        """Tokens of a draft at most."""
+        return self.longest
+
+    def length_notes(self, name: str, asked: list[int]) -> list[str]:
+        """The lengths that are longer than a block."""
+        longer = ",".join(str(k) for k in asked if k > self.longest)
+        return [f"{name} proposes at most {self.longest} tokens; -k {longer} drafts no more"] if longer else []
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Take the target's states of the prompt, (1, prompt length) ids; they are read in the first round."""

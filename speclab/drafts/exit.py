@@ -17,7 +17,6 @@ has not read yet (the prompt's, the last drafted one's, and all of a round in wh
 together with the first pass of the next round. Nothing that it reads is a guess: its states are the target's.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -110,10 +109,11 @@ class ExitDrafter(HeadDrafter):
     """Proposes tokens one by one, and gives the target's states with them."""
 
     head: ExitAdapter
+    asks_to_go_on = True
 
     def __init__(self, head: ExitAdapter, ids: None = None):
         super().__init__(head, ids)
-        self.keep_drafting: Callable[[float], bool] | None = None  # asked after each token: another one? (-k auto)
+        self.n_target_layers = head.config.exit_layer
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Take the target's states of the prompt, (1, prompt length) ids; they are read in the first round."""
@@ -171,7 +171,7 @@ class ExitDrafter(HeadDrafter):
         )
         return self.head.logits(states[:, -1:], attended)[:, -1]
 
-    def describe(self) -> str:
+    def size(self) -> str:
         """What it is, in a few words."""
         config, millions = self.head.config, sum(weight.numel() for weight in self.head.parameters()) / 1e6
         return (

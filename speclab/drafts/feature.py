@@ -6,8 +6,6 @@ together with the first pass of the next round, each with the token after it. Wi
 the place of the states that the target has not computed yet; those keys and values are overwritten in the next round.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -23,10 +21,7 @@ class FeatureDrafter(HeadDrafter):
     """Proposes tokens one by one."""
 
     head: FeatureHead
-
-    def __init__(self, head: FeatureHead, ids: Tensor | None = None):
-        super().__init__(head, ids)
-        self.keep_drafting: Callable[[float], bool] | None = None  # asked after each token: another one? (-k auto)
+    asks_to_go_on = True
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Take the target's states of the prompt, (1, prompt length) ids; they are read in the first round."""

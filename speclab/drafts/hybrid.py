@@ -12,24 +12,24 @@ anything is drawn, so the output stays exact.
 """
 
 import copy
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from draft_models import as_draft
-from speclab.core.rounds import Draft, Drafter, Target
+from speclab.core.drafter import Drafter
+from speclab.core.law import Law
+from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Sampling
 from speclab.drafts.lengths import LONGEST, AutoLength, RoundCosts, Tally, expected_tokens
-from speclab.drafts.trees.best import Branching
-from speclab.drafts.trees.merged import MergedDrafter
 
 MATCHES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)  # guesses for matches of one token, two, ... and more
 # Before anything is measured: a drafted token costs an eighth of a step, a token more to verify a fifteenth.
 USUAL = RoundCosts(tuple(n / 8 for n in range(LONGEST + 1)), tuple(1 + n / 15 for n in range(LONGEST + 1)))
 
 
-@runtime_checkable
-class LookupDrafter(Drafter, Protocol):
+class LookupDrafter(Protocol):
     """A drafter that copies from the text: `ngram`, `suffix`."""
 
     matched: int
@@ -40,6 +40,9 @@ class LookupDrafter(Drafter, Protocol):
 
     def lookup(self, k: int) -> list[int]:
         """At most k ids."""
+
+    def observe(self, n_accepted: int, committed: list[int]) -> None:
+        """Read what was committed."""
 
 
 class Known:
@@ -54,22 +57,7 @@ class Known:
         return self.matches[min(matched, len(self.matches)) - 1]
 
 
-def parts(drafter: Drafter) -> list[Drafter]:
-    """What proposes the tokens: a drafter alone, or those that one is made of, a lookup before its model."""
-    inner = drafter.parts if isinstance(drafter, AutoLength | HybridDrafter | Branching | MergedDrafter) else ()
-    return [part for one in inner for part in parts(one)] or [drafter]
-
-
-def forget(drafter: Drafter) -> None:
-    """Drop what a drafter has learned from texts, and share nothing of it with its copies any more; costs stay."""
-    if isinstance(drafter, HybridDrafter):
-        drafter.known = {}
-        forget(drafter.drafter)
-    elif isinstance(drafter, AutoLength):
-        drafter.seen = {}
-
-
-class HybridDrafter:
+class HybridDrafter(Drafter):
     """A lookup where it pays more, `drafter` elsewhere. Both follow the text all the time.
 
     looked_up: whether the lookup made the last draft, not the model.
@@ -77,16 +65,44 @@ class HybridDrafter:
     text to text and shared by copies.
     """
 
+    costs: dict[float, RoundCosts]
+
     def __init__(self, lookup: LookupDrafter, drafter: Drafter):
         self.lookup, self.drafter = lookup, drafter
-        self.costs: dict[float, RoundCosts] = drafter.costs if isinstance(drafter, AutoLength) else {}
+        self.costs = {} if drafter.costs is None else drafter.costs
         self.known: dict[float, Known] = {}  # by temperature
         self._begin(0.0)
 
     @property
-    def parts(self) -> tuple[Drafter, Drafter]:
-        """What proposes the tokens."""
-        return self.lookup, self.drafter
+    def parts(self) -> tuple[Any, ...]:
+        """What proposes the tokens, the lookup first."""
+        return (self.lookup, *self.drafter.parts)
+
+    @property
+    def models(self) -> tuple[Any, ...]:
+        """The draft's."""
+        return self.drafter.models
+
+    def forget(self) -> None:
+        """Drop what was right in other texts."""
+        self.known = {}
+        self.drafter.forget()
+
+    def law(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
+        """The model's: where the lookup drafts instead depends on the rounds before."""
+        return self.drafter.law(target, prompt, text, sampling, k)
+
+    def length_notes(self, name: str, asked: list[int]) -> list[str]:
+        """What its model says."""
+        return self.drafter.length_notes(f"{name}: its draft", asked)
+
+    def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
+        """What its model says."""
+        return self.drafter.check_prompts(prompts, max_new_tokens)
+
+    def with_draft(self, change: Callable[[Drafter], Drafter]) -> Drafter:
+        """The same with a change of its model."""
+        return type(self)(self.lookup, change(self.drafter))
 
     def __deepcopy__(self, memo: dict) -> "HybridDrafter":
         other = type(self)(copy.deepcopy(self.lookup, memo), copy.deepcopy(self.drafter, memo))
@@ -126,11 +142,9 @@ class HybridDrafter:
         """
         if n == 0:
             return 0
-        costs, proposing, on_auto = self.costs.get(self._temperature, USUAL), self.drafter, False
-        if isinstance(proposing, AutoLength):
-            proposing, on_auto = proposing.drafter, True
+        costs, on_auto = self.costs.get(self._temperature, USUAL), self.drafter.costs is not None
         after_lookup = costs.of_lookups
-        longest, most = min(k, costs.longest, getattr(proposing, "room", k)), min(n, len(after_lookup) - 1)
+        longest, most = min(k, costs.longest, self.drafter.room), min(n, len(after_lookup) - 1)
         modelled = expected_tokens([self._known.model.rate] * longest, 0, 1.0)
         found = expected_tokens([self._known.after(self.lookup.matched).rate] * most, 0, 1.0)
         of_model = [modelled[m] / costs.seconds(m) for m in (range(longest + 1) if on_auto else (longest,))]
@@ -153,5 +167,6 @@ class HybridDrafter:
         self.drafter.observe(n_accepted, committed)
 
 
-Choosing = AutoLength | HybridDrafter
-"""Drafters that choose by what rounds cost, which has to be measured first."""
+def auto_length(drafter: Drafter) -> Drafter:
+    """The drafter, with its draft lengths chosen in every round: of a hybrid its model's."""
+    return drafter.with_draft(AutoLength)

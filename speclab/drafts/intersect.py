@@ -18,12 +18,14 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from draft_models import ModelDrafter
+from speclab.core.law import DrawnLaw, Law
 from speclab.core.rounds import Target
 from speclab.core.sampling import Sampling, to_device
 from speclab.models.cached import CachedModel
 from speclab.models.loading import eos_ids
 from speclab.models.setup import Setup
 from speclab.models.shared_tokens import Reading, SharedTokens, shared_tokens, token_bytes
+from speclab.models.uncached import distributions
 from speclab.system.errors import UsageProblem
 
 LEAST_SHARED = 0.05  # of the tokens of the smaller vocabulary
@@ -78,16 +80,40 @@ class IntersectDrafter(ModelDrafter):
         rows[:, self._target_ids] = logits[:, self._draft_ids]
         return rows
 
-    def own_ids(self, prompt: list[int]) -> list[int]:
-        """The draft's ids of a prompt."""
+    is_model, is_restricted = False, True
+    whose = " of the draft's tokens"
+
+    def read_as(self, prompt: list[int]) -> list[int]:
+        """The draft's ids of a prompt of the target."""
         return self._reads.prompt(prompt)
+
+    def notes(self) -> str:
+        """What both vocabularies share."""
+        return f"; {self.shared.describe()}"
+
+    def law(self, target: CachedModel, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
+        """What the draft says at each place, restricted to shared tokens."""
+        rows = self.probs(prompt, text, sampling, target.vocab_size)[0]
+        return DrawnLaw(lambda depth: rows[depth:], k, self.sizes(self.n_read(prompt, text)))
 
     def n_read(self, prompt: list[int], tokens: list[int]) -> list[int]:
         """How many of its own ids the draft has read before each of `tokens`, all ids of the target."""
-        counts = [len(self.own_ids(prompt))]
+        counts = [len(self.read_as(prompt))]
         for token in tokens:
             counts.append(counts[-1] + len(self._reads.token(token)))
         return counts[:-1]
+
+    def outside(
+        self, target: CachedModel, prompt: list[int], text: list[int], sampling: Sampling
+    ) -> tuple[float, float]:
+        """The probability of tokens that are not shared, as sampled from, from uncached passes.
+
+        The draft's, before its distribution is restricted, is 0 beyond its context.
+        """
+        target_probs = distributions(target.model, prompt, text, sampling, target.vocab_size)
+        of_target = 1 - target_probs.double()[:, self.shared.target_ids].sum(-1)  # (n,)
+        of_draft = self.probs(prompt, text, sampling, target.vocab_size)[1].double()
+        return of_draft.clamp(0, 1)[1:].sum().item(), of_target.clamp(0, 1)[1:].sum().item()
 
     @torch.inference_mode()
     def probs(self, prompt: list[int], tokens: list[int], sampling: Sampling, vocab_size: int) -> tuple[Tensor, Tensor]:

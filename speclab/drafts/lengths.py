@@ -17,13 +17,15 @@ tokens included, and the output stays exact; dropping a token after it was looke
 import copy
 import math
 from bisect import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 from torch import Tensor
 
-from speclab.core.rounds import Draft, Drafter, Target
+from speclab.core.drafter import Drafter
+from speclab.core.law import Law
+from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Sampling
 
 LONGEST = 8  # tokens of a draft, unless costs say otherwise
@@ -140,19 +142,11 @@ class Acceptance:
             tally.add(accepted)
 
 
-@runtime_checkable
-class StepDrafter(Drafter, Protocol):
-    """A drafter that works token by token."""
-
-    keep_drafting: Callable[[float], bool] | None
-    """Asked after every token with the probability that the draft gave it: whether to draft another one."""
-
-
-class AutoLength:
+class AutoLength(Drafter):
     """Lets a drafter draft as far as it pays, and not beyond the length up to which costs are known.
 
-    A StepDrafter is asked after each of its tokens; on a GPU, where that would wait for the device, and for any other
-    drafter the length is decided before the draft.
+    A drafter that works token by token is asked after each of them. On a GPU, where that would wait for the device, and
+    for any other drafter the length is decided before the draft.
 
     costs: by temperature; where there are none yet, all that is asked for is drafted. Costs and what was accepted are
     kept from text to text and shared by copies.
@@ -165,9 +159,31 @@ class AutoLength:
         self._begin(0.0)
 
     @property
-    def parts(self) -> tuple[Drafter]:
+    def parts(self) -> tuple[Drafter, ...]:
         """What proposes the tokens."""
-        return (self.drafter,)
+        return self.drafter.parts
+
+    @property
+    def models(self) -> tuple[Any, ...]:
+        """The draft's."""
+        return self.drafter.models
+
+    def law(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
+        """The draft's, at a fixed length."""
+        return self.drafter.law(target, prompt, text, sampling, k)
+
+    @property
+    def room(self) -> int:
+        """The draft's."""
+        return self.drafter.room
+
+    def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
+        """What the draft says."""
+        return self.drafter.check_prompts(prompts, max_new_tokens)
+
+    def forget(self) -> None:
+        """Drop what was accepted in other texts."""
+        self.seen = {}
 
     def __deepcopy__(self, memo: dict) -> "AutoLength":
         other = type(self)(copy.deepcopy(self.drafter, memo))
@@ -189,7 +205,7 @@ class AutoLength:
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         """At most `k` tokens. uniforms (1, k), in [0, 1)."""
         self._probabilities, n = [], k
-        step_drafter = self.drafter if isinstance(self.drafter, StepDrafter) and uniforms.device.type == "cpu" else None
+        step_drafter = self.drafter if self.drafter.asks_to_go_on and uniforms.device.type == "cpu" else None
         if costs := self.costs.get(self._temperature):
             self._last = min(k, costs.longest)
             self._chain = [self._acceptance.at_depth(depth) for depth in range(costs.longest)]

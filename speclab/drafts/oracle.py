@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from draft_models import ModelDrafter, as_draft
+from speclab.core.drafter import Drafter
+from speclab.core.law import ConstantLaw, Law
 from speclab.core.rounds import DecodeSettings, Draft, Round, Target, tokens_of
 from speclab.core.sampling import Sampling, to_device
 from speclab.models.cached import CachedModel
@@ -20,7 +22,7 @@ from speclab.system.errors import UsageProblem
 NEEDS_GREEDY = "the dial replays greedy output; use --temperature 0"
 
 
-class OracleDraft:
+class OracleDraft(Drafter):
     """An instrument, not a method: it replays the baseline's output, each token right with probability `accuracy`.
 
     So it turns acceptance from 0 to 1 while everything else stays what it is. Greedy decoding only.
@@ -31,6 +33,12 @@ class OracleDraft:
             raise ValueError(f"accuracy must lie in 0 … 1, got {accuracy}")
         self.accuracy, self.seed = accuracy, seed
         self._reference: list[int] = []
+
+    needs_text = True
+
+    def law(self, target: CachedModel, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
+        """Each token is right with one probability."""
+        return ConstantLaw(self.accuracy, [len(text)] * len(text))
 
     def replay(self, reference: list[int]) -> None:
         """Set the baseline's output for the prompt that comes next."""
@@ -58,6 +66,8 @@ class OracleDraft:
 class OracleModelDrafter(OracleDraft, ModelDrafter):
     """The oracle draft at the cost of a real draft model, which makes all its passes over the proposed tokens."""
 
+    is_model = False
+
     def __init__(self, draft: CachedModel, accuracy: float, seed: int = 0):
         OracleDraft.__init__(self, accuracy, seed)
         ModelDrafter.__init__(self, draft)
@@ -67,6 +77,11 @@ class OracleModelDrafter(OracleDraft, ModelDrafter):
         self._begin(prompt, sampling)
         super().prefill(target, prompt, sampling)
         self._n_prompt = self._n_committed
+
+    def law(self, target: CachedModel, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
+        """Each token is right with one probability, as far as the model's context goes."""
+        n_before = self.draft.room.length_after(len(prompt))
+        return ConstantLaw(self.accuracy, self.sizes(range(n_before, n_before + len(text))))
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         """The baseline's tokens, right or wrong, after as many passes of the draft model; that this reads its own
@@ -102,7 +117,7 @@ class FreeOracleDrafter(OracleDraft):
         self._position += len(committed)
 
 
-class ConstantDrafter:
+class ConstantDrafter(Drafter):
     """An instrument: it proposes the same id again and again, so that every pass of the target has k + 1 tokens."""
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:

@@ -13,22 +13,25 @@ runs eagerly: a text that changes further back is read anew from its beginning.
 """
 
 import sys
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from draft_models import as_draft, draft_room
+from speclab.core.drafter import Drafter
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Sampling, most_probable, to_host
+from speclab.models import loading
 from speclab.models.cached import CachedModel
-from speclab.models.limits import shortest_window
+from speclab.models.limits import check_draft_prompts, shortest_window
 from speclab.models.shared_tokens import start_of_text, text_of, tokenized_inside
 
 BEFORE = 8  # tokens in front of what is tokenized or decoded, so that it is read as it stands in the text
 
 
-class RetokenizedDrafter:
+class RetokenizedDrafter(Drafter):
     """Proposes what a model with another tokenizer says next.
 
     draft: the model, cut at the ids of `own`, its tokenizer. tokenizer: the target's; n_ids: ids that the target knows.
@@ -49,6 +52,18 @@ class RetokenizedDrafter:
         self._window = sys.maxsize if window is None else window
         self._device = draft.device
         self._start = start_of_text(own)
+
+    shorter_is_beginning = False
+
+    def describe(self, name: str, engine: str) -> str:
+        """A line about the model, and about its engine where that is not the target's."""
+        eager = "; on the eager engine" * (self.draft.engine != engine)
+        model = loading.describe_model(name, self.draft.model, "draft")
+        return f"{model}; its text is tokenized again for the target{eager}"
+
+    def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
+        """UsageProblem where a prompt does not fit its context.  -> whether the texts reach its end, or None"""
+        return check_draft_prompts(self.draft.room, prompts, max_new_tokens, self.own_ids, " of the draft's tokens")
 
     def prefill(self, target: Target | None, prompt: Tensor, sampling: Sampling) -> None:
         """Note the prompt, (1, prompt length) ids of the target; the draft reads it with the first proposal."""

@@ -1,18 +1,17 @@
 """From `--draft KIND` (speclab/drafts/kinds.py) to a drafter, and whether a run's prompts fit it."""
 
-import sys
 from collections.abc import Iterable
 
-from draft_models import ModelDrafter
-from speclab.core.rounds import Drafter
+from draft_models import ModelDrafter, NgramDrafter
+from speclab.core.drafter import Drafter
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.exit import ExitDrafter, check_split
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.block import BlockHead
 from speclab.drafts.heads.exit_files import read_adapter
 from speclab.drafts.heads.files import read_head
-from speclab.drafts.hybrid import Choosing, HybridDrafter, LookupDrafter, parts
-from speclab.drafts.intersect import IntersectDrafter, intersect
+from speclab.drafts.hybrid import HybridDrafter
+from speclab.drafts.intersect import intersect
 from speclab.drafts.kinds import (
     EXIT,
     INTERSECT,
@@ -32,9 +31,9 @@ from speclab.drafts.kinds import (
     of_merge,
     of_tree,
 )
-from speclab.drafts.lengths import AutoLength
 from speclab.drafts.oracle import FreeOracleDrafter, OracleModelDrafter
 from speclab.drafts.retokenized import RetokenizedDrafter
+from speclab.drafts.suffix import SuffixDrafter
 from speclab.drafts.trees.best import BestTreeDrafter
 from speclab.drafts.trees.checks import check_tree
 from speclab.drafts.trees.fixed import TreeDrafter
@@ -52,7 +51,7 @@ NO_ENCODER = "use --draft FOLDER with a model of its family, --draft ngram, or -
 NO_SPLIT = "early exit runs the target in two parts, and CUDA graphs do not"
 
 
-def _lookup(kind: str, setup: Setup) -> LookupDrafter:
+def _lookup(kind: str, setup: Setup) -> NgramDrafter | SuffixDrafter:
     """It proposes no id that the target never emits, though a prompt may have some."""
     return LOOKUPS[kind](n_ids=setup.target.vocab_size)
 
@@ -74,9 +73,8 @@ def make_drafter(kind: str, setup: Setup, seed: int = 0) -> Drafter:
         return BestTreeDrafter(drafter) if isinstance(shape, str) else TreeDrafter(drafter, shape, TREES[word])
     if word == MERGE:
         check_tree(setup.target)
-        kinds = of_merge(kind)
-        lookups = [_lookup(one, setup) for one in kinds if one in LOOKUPS]
-        return MergedDrafter(lookups, [_growing(one, setup, seed) for one in kinds if one not in LOOKUPS])
+        made = (_lookup(one, setup) if one in LOOKUPS else _growing(one, setup, seed) for one in of_merge(kind))
+        return MergedDrafter([*made])
     if is_dial(kind):
         number, _, name = rest.partition(":")
         accuracy = accuracy_of(kind, number)
@@ -106,9 +104,9 @@ def _check_encoder(kind: str, word: str, target: CachedModel) -> None:
 def _growing(kind: str, setup: Setup, seed: int) -> Drafter:
     """A draft that can be a tree; EnvironmentProblem for a model that cannot read one."""
     drafter = make_drafter(kind, setup, seed)
-    if isinstance(drafter, ModelDrafter):
-        check_no_encoder(drafter.draft.model, "a tree", OTHER_DRAFT)
-        check_tree(drafter.draft)
+    for model in drafter.models:
+        check_no_encoder(model.model, "a tree", OTHER_DRAFT)
+        check_tree(model)
     return drafter
 
 
@@ -134,16 +132,6 @@ def _exit_drafter(rest: str, setup: Setup) -> ExitDrafter:
     return ExitDrafter(adapter)
 
 
-def lengths_of(drafter: Drafter, asked: list[int]) -> list[int]:
-    """Tokens of a draft, one entry for each length in `asked`; of a merged draft, the sum over its drafts.
-
-    A tree of a fixed shape has one entry, its tokens: `asked` has no effect.
-    """
-    if isinstance(drafter, MergedDrafter):
-        return [len(drafter.drafters) * k for k in asked]
-    return [drafter.n_tokens] if isinstance(drafter, TreeDrafter) else asked
-
-
 def _draft_model(name: str, setup: Setup) -> CachedModel:
     """A draft model by its name. A name that may have been meant as a kind gets the kinds into its error."""
     try:
@@ -162,13 +150,6 @@ def make_drafters(kinds: list[str], setup: Setup, seed: int) -> dict[str, Drafte
     return {drafter_name(kind): made[kind] for kind in kinds}
 
 
-def auto_length(drafter: Drafter) -> Choosing:
-    """The drafter, with its draft lengths chosen in every round: of a hybrid its model's. See `check_auto`."""
-    if isinstance(drafter, HybridDrafter):
-        return HybridDrafter(drafter.lookup, AutoLength(drafter.drafter))
-    return AutoLength(drafter)
-
-
 def check_prompts(target: CachedModel, drafters: Iterable[Drafter], prompts: list[Prompt], max_new_tokens: int) -> None:
     """Before decoding: every prompt and its new tokens fit the target's context, and every prompt fits each draft's.
 
@@ -176,27 +157,6 @@ def check_prompts(target: CachedModel, drafters: Iterable[Drafter], prompts: lis
     """
     for prompt in prompts:
         check_prompt(target, prompt.ids, max_new_tokens)
-    proposing = [part for drafter in drafters for part in parts(drafter)]
-    for part in (part for part in proposing if isinstance(part, ModelDrafter | RetokenizedDrafter)):
-        draft = part.draft
-        longest, prompt = max(((_n_read(part, prompt), prompt) for prompt in prompts), key=lambda pair: pair[0])
-        room = sys.maxsize if draft.max_length is None else draft.max_length
-        for_prompt = draft.room.for_prompt()
-        if for_prompt is not None and longest > for_prompt:
-            whose = " of the draft's tokens" if isinstance(part, RetokenizedDrafter | IntersectDrafter) else " tokens"
-            raise UsageProblem(
-                f"a prompt has {longest}{whose} and the draft model's context only {for_prompt}{draft.room.reason}; "
-                "shorten the prompt or use --draft ngram"
-            )
-        # The new ones in its own tokens, where it cuts them as it cuts the prompt.
-        n_new = max_new_tokens * longest / prompt.ids.shape[1]
-        if draft.room.length_after(longest) + n_new > room + 1:
-            whose = f"the draft model's context is {room} tokens{draft.room.reason}"
-            note(f"{whose}: near and beyond it rounds draft fewer, or none")
-
-
-def _n_read(drafter: ModelDrafter | RetokenizedDrafter, prompt: Prompt) -> int:
-    """Tokens of a prompt, as the drafter reads it."""
-    if isinstance(drafter, RetokenizedDrafter | IntersectDrafter):
-        return len(drafter.own_ids(prompt.id_list))
-    return prompt.ids.shape[1]
+    for drafter in drafters:
+        if said := drafter.check_prompts([prompt.id_list for prompt in prompts], max_new_tokens):
+            note(said)

@@ -3,23 +3,18 @@ have to record before a clock counts."""
 
 import copy
 from collections.abc import Iterable, Iterator
-from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
 from baseline_autoregressive import autoregressive_decode
-from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
 from speclab.core import graphs
 from speclab.core.accept import rule_of
-from speclab.core.rounds import DecodeSettings, Draft, Drafter
+from speclab.core.drafter import Drafter
+from speclab.core.rounds import DecodeSettings, Draft
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.drafts.exit import ExitDrafter
-from speclab.drafts.heads.drafter import HeadDrafter
-from speclab.drafts.hybrid import forget, parts
-from speclab.drafts.intersect import IntersectDrafter
-from speclab.drafts.oracle import OracleDraft, reference_text
+from speclab.drafts.oracle import reference_text
 from speclab.drafts.trees.best import Branching
 from speclab.drafts.trees.draft import TreeDraft, chain
 from speclab.drafts.trees.merged import MergedDrafter
@@ -71,8 +66,8 @@ class Bench:
         ids = prompt.ids.to(self.setup.device)
         if arm.method in LIBRARY:
             drafter = self.drafters[arm.draft] if arm.draft else None
-            draft = drafter.draft.model if isinstance(drafter, ModelDrafter) else None
-            exit_layer = drafter.head.config.exit_layer if isinstance(drafter, ExitDrafter) else None
+            draft = drafter.models[0].model if drafter and drafter.models else None
+            exit_layer = drafter.n_target_layers or None if drafter else None
             return LibraryDecoding(arm, target.model, ids, budget, draft, exit_layer)
         settings = DecodeSettings(budget, sampling, seed=self.seed * 1009 + stream)
         if not arm.speculative:
@@ -90,11 +85,15 @@ class Bench:
 
     def greedy_only(self, arm: Arm) -> bool:
         """Other plain decoding than the baseline is compared greedily, and an oracle draft replays greedy text."""
-        return arm == EAGER or arm.method in LIBRARY or isinstance(self.drafters.get(arm.draft), OracleDraft)
+        return (
+            arm == EAGER
+            or arm.method in LIBRARY
+            or (arm.draft in self.drafters and self.drafters[arm.draft].needs_text)
+        )
 
     def exits_early(self, draft: str) -> bool:
         """Whether a draft runs some of the target's own layers, so that its verification does not."""
-        return any(isinstance(part, ExitDrafter) for part in parts(self.drafters[draft]))
+        return any(part.n_target_layers for part in self.drafters[draft].parts)
 
     def lossy_rule(self, arm: Arm) -> str | None:
         """Name of the rule that judges the drafted tokens of an arm where it is lossy; None where there are none."""
@@ -118,12 +117,12 @@ class Bench:
             return
         target, most = self.setup.target, max(draft_lengths, default=0)
         target.prepare({k + 1 for k in draft_lengths}, longest)
-        proposing = [part for drafter in self.drafters.values() for part in parts(drafter)]
+        proposing = [part for drafter in self.drafters.values() for part in drafter.parts]
         trees = any(isinstance(drafter, Branching | MergedDrafter) for drafter in self.drafters.values())
         widths = {2**i for i in range(1, (most.bit_length() if trees else 2) + 1)}
-        for model in [part.draft for part in proposing if isinstance(part, ModelDrafter)]:
+        for model in [model for drafter in self.drafters.values() for model in drafter.models]:
             model.prepare(widths, longest)
-        drawn = [part for part in proposing if isinstance(part, ModelDrafter | HeadDrafter)]
+        drawn = [part for part in proposing if part.draws]
         for sampling in samplings:
             for n in range(most + 1):
                 sampled = bool(drawn) and not sampling.greedy
@@ -151,17 +150,12 @@ class Bench:
     def _drafter(self, arm: Arm, ids: Tensor, budget: int) -> Drafter:
         if arm not in self._own:
             self._own[arm] = copy.deepcopy(self.drafters[arm.draft])
-            forget(self._own[arm])
+            self._own[arm].forget()
         drafter = copy.deepcopy(self._own[arm])  # keeps what this arm has learned from the prompts before
-        if isinstance(drafter, OracleDraft):
+        if drafter.needs_text:
             key = (arm.draft_length, *ids[0].tolist())
             if len(self._references.get(key, [])) < budget:
                 target, settings = self.setup.target.with_own_cache(), DecodeSettings(budget)
                 self._references[key] = reference_text(speculative_decode, target, ids, arm.draft_length, settings)
             drafter.replay(self._references[key])
         return drafter
-
-
-def is_model(drafter: Drafter) -> TypeGuard[ModelDrafter]:
-    """A draft model with the target's ids, not the instrument that pays for one."""
-    return isinstance(drafter, ModelDrafter) and not isinstance(drafter, OracleDraft | IntersectDrafter)

@@ -5,13 +5,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from draft_models import ModelDrafter
 from speclab.core.accept import rule_of
-from speclab.drafts.heads.drafter import HeadDrafter
-from speclab.drafts.hybrid import parts
 from speclab.drafts.lengths import LONGEST
 from speclab.lab.acceptance_probs import CostTable, calibrated, note_outside, probs_of_texts
-from speclab.lab.bench import is_model
 from speclab.lab.harness import Measurement, measure, mixed
 from speclab.lab.output_checks import judge
 from speclab.lab.replay import rounds_of_texts
@@ -244,7 +240,7 @@ def _best_lengths(measured: Measurement, costs: CostTable) -> dict[tuple[Arm, fl
     probs, found, drafters = probs_of_texts(measured, LONGEST), {}, measured.bench.drafters
     for sample in measured.samples:
         arm, place, draft = sample.arm, (sample.temperature, sample.prompt_index), sample.arm.draft.removesuffix(AUTO)
-        if not arm.auto or (draft, sample.temperature) not in costs or len(parts(drafters[arm.draft])) > 1:
+        if not arm.auto or (draft, sample.temperature) not in costs or len(drafters[arm.draft].parts) > 1:
             continue
         if is_judged_alone(measured, arm, sample.temperature):
             of_draft = costs[draft, sample.temperature]
@@ -255,7 +251,7 @@ def _best_lengths(measured: Measurement, costs: CostTable) -> dict[tuple[Arm, fl
 
 def is_judged_alone(measured: Measurement, arm: Arm, temperature: float) -> bool:
     """Whether each drafted token is judged by itself, and nothing that is not the target's is kept."""
-    drawn = isinstance(parts(measured.bench.drafters[arm.draft])[-1], ModelDrafter | HeadDrafter)
+    drawn = measured.bench.drafters[arm.draft].parts[-1].draws
     rule = rule_of(measured.bench.functions.rule)
     return rule.name == "token" or temperature == 0 or not (drawn or rule.law is not None)
 
@@ -264,7 +260,7 @@ def follows_text(measured: Measurement, arm: Arm) -> bool:
     """Whether the text alone says what is proposed at a place, however the rounds before went: not on auto, and not of
     a hybrid."""
     drafter = measured.bench.drafters[arm.draft]
-    return parts(drafter) == [drafter]
+    return drafter.parts == (drafter,)
 
 
 def headline(measured: Measurement, common: dict) -> Row | None:
@@ -279,7 +275,7 @@ def headline(measured: Measurement, common: dict) -> Row | None:
         return {
             arm: build_row(arm, samples(arm), samples(BASELINE), common, "held-out half")
             for arm in arms
-            if is_model(measured.bench.drafters[arm.draft]) and samples(arm)
+            if measured.bench.drafters[arm.draft].is_model and samples(arm)
         }
 
     chosen_on, reported_on = half(False), half(True)

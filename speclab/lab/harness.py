@@ -19,7 +19,6 @@ from speclab.core import graphs
 from speclab.core.clock import old_objects_frozen
 from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
-from speclab.drafts.hybrid import Choosing
 from speclab.drafts.lengths import LONGEST
 from speclab.lab.bench import Bench
 from speclab.lab.decodings import Decoding, interleaved, take_turns
@@ -230,7 +229,7 @@ def _warm_up(
     """Meet every shape once before the clock counts."""
     budget = min(WARM_UP_TOKENS, bench.max_new_tokens)
     used = [bench.drafters[arm.draft] for arm in arms if arm.draft]
-    priced = {name: d for name, d in bench.drafters.items() if d in used and isinstance(d, Choosing)}
+    priced = {name: d for name, d in bench.drafters.items() if d in used and d.costs is not None}
     lengths = {arm.draft_length for arm in arms if arm.draft}.union(range(LONGEST + 1) if priced else ())
     longest = max(prompt.ids.shape[1] for prompt in prompts) + bench.max_new_tokens + max(lengths, default=0)
     bench.prepare(lengths, samplings, longest)

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from speclab.core.accept import accept_from_logits, rule_of
 from speclab.core.clock import mark, seconds_between
-from speclab.core.rounds import AcceptRule, Draft, Drafter, Round, Target
+from speclab.core.drafter import Drafter
+from speclab.core.rounds import AcceptRule, Draft, Round, Target
 from speclab.core.sampling import Sampling
-from speclab.drafts.hybrid import HybridDrafter
 from speclab.models.cached import CachedModel, tokens_to_keep
 from speclab.records.rows import Row
 from speclab.records.runs import LearnerPrediction
@@ -136,12 +136,12 @@ def with_replays(rounds: Iterator[Round], target: CachedModel) -> Iterator[Round
 
 def with_parts(rounds: Iterator[Round], drafter: Drafter) -> Iterator[Round]:
     """The same rounds; of a hybrid, which they have asked for drafts, each says whether its lookup drafted."""
-    if not isinstance(drafter, HybridDrafter):
+    if drafter.looked_up is None:
         return rounds
-    return (round_._replace(looked_up=drafter.looked_up and not round_.prefill) for round_ in rounds)
+    return (round_._replace(looked_up=bool(drafter.looked_up) and not round_.prefill) for round_ in rounds)
 
 
-class VariedLength:
+class VariedLength(Drafter):
     """A drafter that caps its drafts at another length in every round, each of `lengths` equally often.
 
     Near the token limit a draft is shorter than its length says.

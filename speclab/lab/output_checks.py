@@ -1,19 +1,13 @@
 """Correctness before speed: do the timed texts agree with the baseline, or with the target's own distributions?"""
 
-import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
-from draft_models import ModelDrafter
 from speclab.core.accept import rule_of
-from speclab.core.sampling import GREEDY, Sampling
-from speclab.drafts.heads.drafter import HeadDrafter
-from speclab.drafts.hybrid import LookupDrafter, parts
-from speclab.drafts.intersect import IntersectDrafter
-from speclab.lab.bench import Bench
 from speclab.lab.harness import Measurement
+from speclab.models.uncached import distributions
 from speclab.records.samples import BASELINE, Arm, Made
 from speclab.theory import losslessness
 
@@ -104,16 +98,19 @@ def _judge_sampled(measured: Measurement, arm: Arm, temperature: float) -> dict:
     bench, setup, samples = measured.bench, measured.bench.setup, measured.of(arm, temperature)
     sums, sampling, lossy_rule = losslessness.ZSums(), setup.sampling_at(temperature), bench.lossy_rule(arm)
     vocab = setup.target.vocab_size
-    known = len(parts(bench.drafters[arm.draft])) == 1  # of a hybrid it is not known which part drafted
+    known = len(bench.drafters[arm.draft].parts) == 1  # of a hybrid it is not known which part drafted
     for sample in samples:
         prompt, distance = measured.prompts[sample.prompt_index].id_list, 0.0
         for tokens, rounds in zip(sample.texts, sample.rounds, strict=True):
-            draft_probs = draft_distribution(bench, arm.draft, prompt, tokens, sampling)
+            law = bench.drafters[arm.draft].law(setup.target, prompt, tokens, sampling, max(1, arm.draft_length))
+            draft_probs = law.drawn_from([(start, 0, 1) for start in range(len(tokens))])
             losslessness.judge_text(sums, setup.reference, prompt, tokens, sampling, vocab, draft_probs)
             if lossy_rule and known:
-                target_probs = losslessness.distributions(setup.target.model, prompt, tokens, sampling, vocab)
+                target_probs = distributions(setup.target.model, prompt, tokens, sampling, vocab)
                 tested = judged_places(rounds, len(tokens))
-                proposed = proposal_probs(bench, arm, prompt, tokens, sampling, tested, draft_probs)
+                most = max(bench.max_new_tokens, len(tokens))
+                asked = [max(0, min(arm.draft_length, most - start - 1)) for start, _ in tested]
+                proposed = law.drawn_from([(*place, n) for place, n in zip(tested, asked, strict=True)])
                 of_target = target_probs[[start + depth for start, depth in tested]]
                 distance += distances(lossy_rule, of_target, proposed).sum().item()
         sample.distance = distance if lossy_rule and known else None
@@ -164,77 +161,3 @@ def judged_places(rounds: Iterable[Made], n_tokens: int) -> list[tuple[int, int]
         places += [(start, depth) for depth in depths]
         start += n_accepted + 1
     return places
-
-
-def proposal_probs(
-    bench: Bench,
-    arm: Arm,
-    prompt: list[int],
-    tokens: list[int],
-    sampling: Sampling,
-    places: list[tuple[int, int]],
-    draft_probs: torch.Tensor,
-) -> torch.Tensor:
-    """What the token drafted at each of `places` was drawn from.  -> (places, vocab)
-
-    draft_probs: of a draft that begins at each token, as `draft_distribution` gives them. A model's are the same for
-    all drafts; a head's and prompt lookup's depend on where the draft began.
-    """
-    drafter, vocab = parts(bench.drafters[arm.draft])[-1], draft_probs.shape[1]
-    if isinstance(drafter, ModelDrafter):
-        return draft_probs[[start + depth for start, depth in places]]
-    if isinstance(drafter, HeadDrafter):
-        model = bench.setup.target.model
-        rows = list(drafter.chain_probs(model, prompt, tokens, sampling, arm.draft_length, vocab))
-        return torch.stack([rows[depth][start] for start, depth in places]) if places else draft_probs[:0]
-    assert isinstance(drafter, LookupDrafter)
-    most = max(bench.max_new_tokens, len(tokens))
-    proposals = list(lookups(drafter, prompt, tokens, arm.draft_length, most))
-    ids = torch.tensor([proposals[start][depth] for start, depth in places], dtype=torch.long)
-    return torch.nn.functional.one_hot(ids, vocab).to(draft_probs)
-
-
-def draft_distribution(
-    bench: Bench, draft: str, prompt: list[int], tokens: list[int], sampling: Sampling
-) -> torch.Tensor:
-    """The draft's distribution at the place of each token, from uncached passes.  -> (n, vocab)
-
-    Prompt lookup's are one-hot rows, or zeros where it finds nothing.
-    """
-    vocab = bench.setup.target.vocab_size
-    drafter = parts(bench.drafters[draft])[-1]
-    if isinstance(drafter, IntersectDrafter):
-        return drafter.probs(prompt, tokens, sampling, vocab)[0]
-    if isinstance(drafter, ModelDrafter):
-        n_ids = min(drafter.draft.vocab_size, vocab)
-        rows = losslessness.distributions(drafter.draft.model, prompt, tokens, sampling, n_ids)
-        return torch.nn.functional.pad(rows, (0, vocab - n_ids))
-    if isinstance(drafter, HeadDrafter):
-        return next(drafter.chain_probs(bench.setup.target.model, prompt, tokens, sampling, 1, vocab))
-    if not isinstance(drafter, LookupDrafter):
-        raise TypeError(f"no distribution is known of a {type(drafter).__name__}")
-    rows = torch.zeros(len(tokens), vocab)
-    for i, proposals in enumerate(lookups(drafter, prompt, tokens, 1)):
-        for proposal in proposals:
-            rows[i, proposal] = 1.0
-    return rows
-
-
-def lookups(
-    drafter: LookupDrafter, prompt: list[int], tokens: list[int], k: int, most: int | None = None
-) -> Iterator[list[int]]:
-    """What a lookup proposes at the place of each token: at most `k` ids.
-
-    most: new tokens of the run; near their end a round asks for fewer, as the loop does.
-    """
-    for n, at_place in enumerate(followed(drafter, prompt, tokens)):
-        yield at_place.lookup(k if most is None else max(0, min(k, most - n - 1)))
-
-
-def followed(drafter: LookupDrafter, prompt: list[int], tokens: list[int]) -> Iterator[LookupDrafter]:
-    """A copy of the drafter, at the place of each token."""
-    drafter = copy.deepcopy(drafter)
-    drafter.prefill(None, torch.tensor([prompt]), GREEDY)
-    for token in tokens:
-        yield drafter
-        drafter.observe(0, [token])

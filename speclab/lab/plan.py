@@ -16,10 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from speclab.drafts.block import BlockDrafter
-from speclab.drafts.intersect import IntersectDrafter
 from speclab.lab.acceptance_probs import CostTable, ProbsOfText, calibrated, probs_of_texts
-from speclab.lab.bench import is_model
 from speclab.lab.comparison import build_rows, explained, measure_and_judge, noise_at
 from speclab.lab.harness import Measurement, measure
 from speclab.lab.rows import halves
@@ -98,13 +95,13 @@ def make_plan(
             left_out = {prompt: table[key] for prompt, table in others.items() if key in table}
             name: dict[str, Any] = {"method": config.method(draft), "draft": draft, "temperature": temperature}
             drafter = config.drafters[draft]
-            most = drafter.longest if isinstance(drafter, BlockDrafter) else max(config.draft_lengths)
+            most = min(drafter.longest, max(config.draft_lengths))
             # Beyond the tokens of a block nothing changes; of lengths that are all beyond it the first one stays.
             lengths = sorted(k for k in config.draft_lengths if k <= most) or [min(config.draft_lengths)]
             of_lengths = [PlanEntry(**name, **of_draft.expected(k)) for k in lengths]
             best = max(of_lengths, key=operator.attrgetter("speedup"))  # the shortest among equals
             _add_intervals(of_lengths, best, *of_draft.of_prompts(lengths, left_out))
-            of_best = of_draft.facts(config, best, is_model(drafter) or isinstance(drafter, IntersectDrafter))
+            of_best = of_draft.facts(config, best, bool(drafter.models) and drafter.draws and not drafter.needs_text)
             facts.append(DraftFacts(**name, **of_best, costs=costs.to_json()))
             entries += of_lengths
     if not facts:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from speclab.core.rounds import DecodeSettings, Drafter
+from speclab.core.drafter import Drafter
+from speclab.core.rounds import DecodeSettings
 from speclab.drafts.heads.rollout import target_pass
-from speclab.drafts.hybrid import forget
 from speclab.lab.harness import Measurement
 from speclab.lab.instruments import LoopFunctions, with_parts
 from speclab.models.backends.eager import first_states
@@ -159,7 +159,7 @@ def rounds_of_texts(measured: Measurement) -> Callable[[Arm, int, Text], list[Ma
     def rounds(arm: Arm, prompt_index: int, text: Text) -> list[Made]:
         if arm not in drafters:
             drafters[arm] = copy.deepcopy(bench.drafters[arm.draft])
-            forget(drafters[arm])
+            drafters[arm].forget()
         drafter = copy.deepcopy(drafters[arm])  # shares what is learned
         prompt = measured.prompts[prompt_index].ids.to(bench.setup.device)
         return replayed(bench.functions, bench.setup.target, drafter, prompt, text, arm.draft_length)

@@ -8,10 +8,8 @@ from dataclasses import replace
 import numpy as np
 from torch import Tensor
 
-from speclab.core.rounds import DecodeSettings, Drafter, Round
-from speclab.drafts.block import BlockDrafter
-from speclab.drafts.exit import ExitDrafter
-from speclab.drafts.hybrid import Choosing, parts
+from speclab.core.drafter import Drafter
+from speclab.core.rounds import DecodeSettings, Round
 from speclab.drafts.lengths import LONGEST, RoundCosts
 from speclab.drafts.oracle import ConstantDrafter
 from speclab.lab.instruments import LoopFunctions, VariedLength, with_phases
@@ -24,20 +22,21 @@ OTHER_SEED = 2**50  # more than the seeds of all texts: what is measured here mu
 def measure_costs(
     functions: LoopFunctions,
     target: CachedModel,
-    drafter: Choosing,
+    drafter: Drafter,
     prompts: Sequence[Tensor],
     settings: DecodeSettings,
 ) -> None:
     """Give `drafter` what rounds cost at the temperature of `settings`, a hybrid's with its model. prompts: (1, prompt
     length) ids each."""
-    proposing = parts(drafter)[-1]
-    longest = min(LONGEST, proposing.longest) if isinstance(proposing, BlockDrafter) else LONGEST
+    proposing = drafter.parts[-1]
+    longest = min(LONGEST, proposing.longest)
     looked_up = None
     timed = _rounds(functions, target, proposing, prompts, settings)
-    if isinstance(proposing, ExitDrafter):  # the first layers run in the draft: a lookup's rounds cost something else
+    if proposing.n_target_layers:  # the first layers run in the draft: a lookup's rounds cost something else
         looked_up = costs_of([(round_, own) for round_, own in timed if not own], longest)
         timed = [(round_, own) for round_, own in timed if own]
     if costs := costs_of(timed, longest):
+        assert drafter.costs is not None
         drafter.costs[settings.sampling.temperature] = replace(costs, looked_up=looked_up.rest if looked_up else ())
 
 

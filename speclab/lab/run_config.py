@@ -5,15 +5,10 @@ from typing import Any
 
 import torch
 
-from draft_models import ModelDrafter
 from speclab.core.accept import rule_of
-from speclab.core.rounds import Drafter
-from speclab.drafts.described import describe_draft
-from speclab.drafts.heads.drafter import HeadDrafter
-from speclab.drafts.hybrid import parts
+from speclab.core.drafter import Drafter
 from speclab.drafts.lengths import LONGEST
-from speclab.drafts.select import lengths_of
-from speclab.lab.bench import SPECULATIVE, Bench, is_model
+from speclab.lab.bench import SPECULATIVE, Bench
 from speclab.lab.harness import Measurement
 from speclab.lab.instruments import LoopFunctions
 from speclab.models import loading, select
@@ -55,7 +50,7 @@ class RunConfig:
         """The baseline, then every draft at every length."""
         arms = [BASELINE]
         for name, drafter in self.drafters.items():
-            lengths = lengths_of(drafter, [LONGEST] if name.endswith(AUTO) else self.draft_lengths)
+            lengths = drafter.lengths([LONGEST] if name.endswith(AUTO) else self.draft_lengths)
             arms += [Arm(self.method(name), name, k) for k in lengths]
         return arms
 
@@ -81,19 +76,18 @@ class RunConfig:
 
     def method(self, name: str) -> str:
         """What a draft's rows are called; the only model among the drafts is called just that."""
-        models = [name for name, drafter in self.drafters.items() if is_model(drafter)]
+        models = [name for name, drafter in self.drafters.items() if drafter.is_model]
         auto = AUTO * name.endswith(AUTO)
         return f"model{auto}" if [name.removesuffix(AUTO)] == models else name
 
     @property
     def parts(self) -> list[Drafter]:
         """What proposes the tokens, in all drafts."""
-        return [part for drafter in self.drafters.values() for part in parts(drafter)]
+        return [part for drafter in self.drafters.values() for part in drafter.parts]
 
     def cached_models(self) -> list[CachedModel]:
         """The target, and every draft model."""
-        drafts = [part.draft for part in self.parts if isinstance(part, ModelDrafter)]
-        return [self.setup.target, *drafts]
+        return [self.setup.target, *(model for drafter in self.drafters.values() for model in drafter.models)]
 
     @property
     def rule(self) -> str:
@@ -115,7 +109,7 @@ class RunConfig:
         """A line about each model."""
         lines = {"target": loading.describe_model(self.setup.target_name, self.setup.target.model)}
         for name, drafter in self.drafters.items():
-            if line := describe_draft(name, drafter, self.setup.engine):
+            if line := drafter.describe(name, self.setup.engine):
                 lines[name] = line
         return lines
 
@@ -137,8 +131,7 @@ class RunConfig:
             for fast in [model.fast for model in self.cached_models() if model.fast]:
                 select.choose_kernels(fast)  # they were chosen with more threads
             for part in self.parts:
-                if isinstance(part, HeadDrafter):
-                    part.choose_packing()
+                part.choose_packing()
             complaint += "; this run takes one thread"
         return complaint
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from draft_models import ModelDrafter
-from speclab.core.rounds import Draft, Drafter, Round, Target
+from speclab.core.drafter import Drafter
+from speclab.core.rounds import Draft, Round, Target
 from speclab.core.sampling import NOT_FINITE, Sampling, draw, most_probable, to_host
 from speclab.drafts.lengths import AutoLength
 from speclab.learner.ask import Impossible, ask, each, short, whole
@@ -93,7 +94,7 @@ class LearnerCatchUp(ModelDrafter):
         raise Impossible(f"{short(answer)}; missing in the draft's cache are {short(self._not_fed)}")
 
 
-class CheckedDrafter:
+class CheckedDrafter(Drafter):
     """Exercise 7's drafter; what it proposes is looked at before the target is fed with it."""
 
     def __init__(self, make: Callable[[], Drafter]):
@@ -128,7 +129,7 @@ class CheckedDrafter:
         ask(7, self._inner.observe, n_accepted, committed)
 
 
-class LearnerLength:
+class LearnerLength(Drafter):
     """Around any drafter: exercise 6's rule chooses how long the next draft may be."""
 
     def __init__(self, drafter: Drafter, rule: Callable[[int, int, int, int], int], longest: int):

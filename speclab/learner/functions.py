@@ -24,13 +24,13 @@ from torch import Tensor
 
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.accept import accept_from_logits
-from speclab.core.rounds import AcceptResult, Draft, Drafter
+from speclab.core.drafter import Drafter
+from speclab.core.rounds import AcceptResult, Draft
 from speclab.core.sampling import Sampling
 from speclab.drafts.block import BlockDrafter
-from speclab.drafts.exit import ExitDrafter
 from speclab.drafts.feature import FeatureDrafter
-from speclab.drafts.hybrid import HybridDrafter, parts
-from speclab.drafts.lengths import AutoLength, StepDrafter
+from speclab.drafts.hybrid import HybridDrafter
+from speclab.drafts.lengths import AutoLength
 from speclab.lab.instruments import Loop, LoopFunctions
 from speclab.learner.adapters import (
     CheckedDrafter,
@@ -139,7 +139,7 @@ def adapt(modules: Modules, drafter: Drafter, longest: int | None = None) -> Dra
 
     UsageProblem for early exit with a loop of the learner's own, whose passes are whole.
     """
-    if WHOLE_LOOP in modules and any(isinstance(part, ExitDrafter) for part in parts(drafter)):
+    if WHOLE_LOOP in modules and any(part.n_target_layers for part in drafter.parts):
         raise UsageProblem("the loop of exercise 8 verifies with whole passes; use another --draft than exit")
     if isinstance(drafter, AutoLength | HybridDrafter):  # the lab's, around a draft that may be the learner's
         inner = drafter.drafter
@@ -154,7 +154,7 @@ def adapt(modules: Modules, drafter: Drafter, longest: int | None = None) -> Dra
         drafter = LearnerFeature(drafter, modules[11].new_pairs, modules[11].draft_chain)
     elif 12 in modules and type(drafter) is BlockDrafter:
         drafter = LearnerBlock(drafter, modules[12].walk)
-    if 9 in modules and type(drafter) is AutoLength and isinstance(drafter.drafter, StepDrafter):
+    if 9 in modules and type(drafter) is AutoLength and drafter.drafter.asks_to_go_on:
         drafter = LearnerStop(drafter, modules[9].keep_drafting)
     if 6 in modules and longest is not None:
         drafter = LearnerLength(drafter, modules[6].next_draft_length, longest)

@@ -2,6 +2,7 @@
 
 import inspect
 import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -76,6 +77,33 @@ def check_room(n_prompt: int, max_new_tokens: int, room: Room) -> None:
         what = f"prompt of {n_prompt} tokens and {max_new_tokens} new ones do not fit the model's context of {most}"
         what += f"{room.reason}; shorten the prompt" + f" or {way_out}" * bool(way_out)
     raise UsageProblem(what)
+
+
+def check_draft_prompts(
+    room: Room,
+    prompts: Sequence[list[int]],
+    max_new_tokens: int,
+    read_as: Callable[[list[int]], list[int]],
+    whose: str,
+) -> str | None:
+    """UsageProblem where a prompt, as a draft model reads it, does not fit its room.
+
+    whose: whose tokens these are. -> what to know where the new tokens reach its end, or None
+    """
+    longest, n = max((len(read_as(prompt)), len(prompt)) for prompt in prompts)
+    most = room.for_prompt()
+    if most is not None and longest > most:
+        raise UsageProblem(
+            f"a prompt has {longest}{whose} and the draft model's context only {most}{room.reason}; shorten the prompt "
+            "or use --draft ngram"
+        )
+    # The new ones in its own tokens, where it cuts them as it cuts the prompt.
+    end = room.length_after(longest) + max_new_tokens * longest / n
+    if room.text is None or end <= room.text + 1:
+        return None
+    return (
+        f"the draft model's context is {room.text} tokens{room.reason}: near and beyond it rounds draft fewer, or none"
+    )
 
 
 def is_encoder_decoder(model: PreTrainedModel) -> bool:

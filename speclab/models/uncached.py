@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from speclab.core.sampling import Sampling
+from speclab.models.cached import CachedModel
 from speclab.models.limits import is_encoder_decoder, start_of
 
 
@@ -21,3 +23,22 @@ def logits_after(model: PreTrainedModel, prompt: Tensor, text: Tensor, n_last: i
     options = {"logits_to_keep": n_last} if n_last else {}
     logits = model(input_ids=torch.cat([prompt, text], dim=1), use_cache=False, **options).logits
     return logits[:, -(text.shape[1] + 1) :]
+
+
+@torch.inference_mode()
+def distributions(
+    model: PreTrainedModel, prompt: list[int], tokens: list[int], sampling: Sampling, vocab_size: int
+) -> Tensor:
+    """Distribution at the place of each of `tokens`, from one uncached pass.  -> (n, vocab_size), on the CPU
+
+    A draft model may lack some ids and positions. Ids that it lacks have probability 0, and so has everything after
+    its context; what it is fed instead of an id that it lacks is what CachedModel feeds it.
+    """
+    cached = CachedModel(model, vocab_size)
+    n_before = cached.room.length_after(len(prompt))
+    n = len(tokens) if cached.max_length is None else min(len(tokens), cached.max_length - n_before + 1)
+    parts = (torch.tensor([ids], dtype=torch.long, device=model.device) for ids in (prompt, tokens[: n - 1]))
+    before, text = map(cached.replace_unknown, parts)
+    logits = logits_after(model, before, text)[0, :, : cached.vocab_size]
+    probs = sampling.probs(logits).cpu()  # (n, ids that the model has)
+    return torch.nn.functional.pad(probs, (0, vocab_size - probs.shape[1], 0, len(tokens) - n))

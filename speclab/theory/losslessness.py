@@ -16,13 +16,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from speclab.core.sampling import Sampling
 from speclab.models import rounding
-from speclab.models.cached import CachedModel
 from speclab.models.rounding import Reference
-from speclab.models.uncached import logits_after
 from speclab.theory import filters
 
 Z_BOUND = 4.9  # two-sided false-alarm rate 1e-6 for one statistic
@@ -246,22 +243,3 @@ def known_law(
         noise = (deviations[part] / sampling.temperature) ** 2
         coarse = noise if noise.max() > NOISE_THAT_COUNTS else None
         yield part, Places(probs, draft_probs[part], possible, edge, coarse)
-
-
-@torch.inference_mode()
-def distributions(
-    model: PreTrainedModel, prompt: list[int], tokens: list[int], sampling: Sampling, vocab_size: int
-) -> Tensor:
-    """Distribution at the place of each of `tokens`, from one uncached pass.  -> (n, vocab_size), on the CPU
-
-    A draft model may lack some ids and positions. Ids that it lacks have probability 0, and so has everything after
-    its context; what it is fed instead of an id that it lacks is what CachedModel feeds it.
-    """
-    cached = CachedModel(model, vocab_size)
-    n_before = cached.room.length_after(len(prompt))
-    n = len(tokens) if cached.max_length is None else min(len(tokens), cached.max_length - n_before + 1)
-    parts = (torch.tensor([ids], dtype=torch.long, device=model.device) for ids in (prompt, tokens[: n - 1]))
-    before, text = map(cached.replace_unknown, parts)
-    logits = logits_after(model, before, text)[0, :, : cached.vocab_size]
-    probs = sampling.probs(logits).cpu()  # (n, ids that the model has)
-    return torch.nn.functional.pad(probs, (0, vocab_size - probs.shape[1], 0, len(tokens) - n))

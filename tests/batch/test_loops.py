@@ -17,7 +17,7 @@ from speclab.core.rounds import DecodeSettings, Draft, Round, tokens_of
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
-from speclab.drafts.hybrid import HybridDrafter, forget
+from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.trees.best import BestTreeDrafter
 from speclab.drafts.trees.draft import TreeDraft
 from speclab.drafts.trees.fixed import TreeDrafter
@@ -100,7 +100,7 @@ def by_text(found, n: int = N_TEXTS) -> list[list[Round]]:
 def alone(target: CachedModel, drafter, asked: list[Request], k: int, **how) -> list[list[Round]]:
     texts = []
     for request in asked:
-        forget(drafter)
+        drafter.forget()
         texts.append(list(speculative_decode(target, drafter, request.prompt, k, request.settings, **how)))
     return texts
 

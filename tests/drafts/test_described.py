@@ -1,12 +1,9 @@
 """What the head of a run says about a draft, and what of -k has no effect."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.drafts.block import BlockDrafter
-from speclab.drafts.described import describe_draft, length_notes
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.suffix import SuffixDrafter
 from speclab.drafts.trees.best import BestTreeDrafter
@@ -18,20 +15,20 @@ from tests.tiny_models import tiny
 def block(longest: int = 7) -> BlockDrafter:
     """As much of one as says how far it drafts."""
     drafter = BlockDrafter.__new__(BlockDrafter)
-    drafter.head = SimpleNamespace(config=SimpleNamespace(longest=longest))
+    drafter.longest = longest
     return drafter
 
 
 def test_models_and_trees_have_a_line_and_lookups_their_name():
     model = ModelDrafter(CachedModel(tiny("llama")))
     engine = model.draft.engine
-    assert describe_draft("model", model, engine).startswith("model: llama, ")
-    assert "on the eager engine" not in describe_draft("model", model, engine)
-    assert describe_draft("model", model, "another").endswith("; on the eager engine")
-    assert describe_draft("tree:2x2x1:model", TreeDrafter(model, (2, 2, 1)), engine).startswith(
-        "tree:2x2x1:model: trees of 10"
+    assert model.describe("model", engine).startswith("model: llama, ")
+    assert "on the eager engine" not in model.describe("model", engine)
+    assert model.describe("model", "another").endswith("; on the eager engine")
+    assert (
+        TreeDrafter(model, (2, 2, 1)).describe("tree:2x2x1:model", engine).startswith("tree:2x2x1:model: trees of 10")
     )
-    assert describe_draft("ngram", NgramDrafter(), engine) is None
+    assert NgramDrafter().describe("ngram", engine) is None
 
 
 @pytest.mark.parametrize(
@@ -43,7 +40,7 @@ def test_models_and_trees_have_a_line_and_lookups_their_name():
             "hybrid:suffix+block",
             HybridDrafter(SuffixDrafter(), block()),
             [12],
-            ["hybrid:suffix+block: its block proposes at most 7 tokens; -k 12 drafts no more"],
+            ["hybrid:suffix+block: its draft proposes at most 7 tokens; -k 12 drafts no more"],
         ),
         ("tree:best:block", BestTreeDrafter(block()), [12], []),
         (
@@ -57,4 +54,4 @@ def test_models_and_trees_have_a_line_and_lookups_their_name():
     ],
 )
 def test_what_of_k_has_no_effect_is_said(name, drafter, asked, notes):
-    assert length_notes(name, drafter, asked) == notes
+    assert drafter.length_notes(name, asked) == notes

@@ -9,7 +9,7 @@ from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.feature import FeatureDrafter
-from speclab.drafts.hybrid import USUAL, HybridDrafter, Known, LookupDrafter, parts
+from speclab.drafts.hybrid import USUAL, HybridDrafter, Known
 from speclab.drafts.lengths import AutoLength, RoundCosts, Tally
 from speclab.drafts.suffix import SuffixDrafter
 from speclab.models.cached import CachedModel
@@ -249,10 +249,7 @@ def test_in_the_loop(how, auto):
 
 def test_parts_are_what_proposes():
     lookup, model = SuffixDrafter(), model_of("model")
-    assert parts(HybridDrafter(lookup, AutoLength(model))) == [lookup, model]
-    assert parts(AutoLength(model)) == parts(model) == [model]
+    assert HybridDrafter(lookup, AutoLength(model)).parts == (lookup, model)
+    assert AutoLength(model).parts == model.parts == (model,)
     auto = AutoLength(model)
     assert HybridDrafter(lookup, auto).costs is auto.costs
-    assert isinstance(lookup, LookupDrafter)
-    assert isinstance(NgramDrafter(), LookupDrafter)
-    assert not isinstance(model, LookupDrafter)

@@ -12,7 +12,6 @@ from draft_models import NgramDrafter
 from speclab.batch.select import batch_drafter
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import Sampling
-from speclab.drafts.described import describe_draft
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.intersect import IntersectDrafter, intersect
 from speclab.drafts.kinds import check_kind, drafter_name
@@ -111,7 +110,7 @@ def test_greedy_text_of_two_tokenizers(kind):
             assert tokens_of(rounds) == text, name
             kept[name] += sum(r.n_accepted for r in rounds)
     assert min(kept.values()) > 5, kept
-    assert "tokens in both vocabularies" in (describe_draft("intersect:own", drafter, "eager") or "")
+    assert "tokens in both vocabularies" in (drafter.describe("intersect:own", "eager") or "")
 
 
 def test_the_end_of_a_text_is_drafted():

@@ -10,12 +10,9 @@ from speclab.core.rounds import Draft, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
-from speclab.drafts.hybrid import parts
 from speclab.drafts.kinds import check_auto, check_kind, drafter_name, is_tree
-from speclab.drafts.select import lengths_of
 from speclab.drafts.suffix import SuffixDrafter
 from speclab.drafts.trees.draft import TreeDraft, parents_of
-from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.drafts.trees.merged import MergedDrafter, merged
 from speclab.lab.bench import SPECULATIVE
 from speclab.lab.replay import replayed
@@ -176,10 +173,9 @@ def test_what_it_is_made_of():
     _, drafter = pair()
     lookup = NgramDrafter()
     tree = MergedDrafter([drafter, lookup])
-    assert parts(tree) == [lookup, drafter]
-    assert isinstance(tree.drafters[0], TreeDrafter)
-    assert lengths_of(tree, [2, 4]) == [4, 8]
-    assert "2 drafts" in tree.describe()
+    assert tree.parts == (lookup, drafter)
+    assert tree.lengths([2, 4]) == [4, 8]
+    assert "2 drafts" in tree.describe("merge", "eager")
     with pytest.raises(UsageProblem, match="give -k a number"):
         check_auto("merge:model+ngram")
 

@@ -6,12 +6,10 @@ import pytest
 import torch
 
 from speclab.core.sampling import Sampling
-from speclab.drafts.described import describe_draft
 from speclab.drafts.retokenized import BEFORE, RetokenizedDrafter
 from speclab.drafts.select import check_prompts
 from speclab.lab.acceptance_probs import accept_probs
 from speclab.lab.bench import Bench
-from speclab.lab.output_checks import lookups
 from speclab.models import loading, prompts, select
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
@@ -164,8 +162,8 @@ def test_prompts_are_counted_in_the_drafts_tokens(capsys):
 
 def test_the_head_of_a_run_says_on_which_engine_it_is():
     drafter = drafter_for(OTHERS["others"])
-    assert describe_draft("own", drafter, "eager").endswith("; its text is tokenized again for the target")
-    assert describe_draft("own", drafter, "fast").endswith("tokenized again for the target; on the eager engine")
+    assert drafter.describe("own", "eager").endswith("; its text is tokenized again for the target")
+    assert drafter.describe("own", "fast").endswith("tokenized again for the target; on the eager engine")
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -229,8 +227,10 @@ def test_the_forecast_asks_for_the_lengths_that_rounds_ask_for(kind):
                 assert list(rows[place][:asked]) == [
                     float(token == own) for token, own in zip(tokens, text[place:], strict=False)
                 ]
-            noted = list(lookups(drafter, ids[0].tolist(), text, k, BUDGET))
-            assert all(noted[place] == tokens for place, (_, tokens) in drafter.proposed.items())
+            law = made.law(model, ids[0].tolist(), text, Sampling(), k)
+            for place, (asked, tokens) in drafter.proposed.items():
+                drawn = law.drawn_from([(place, depth, asked) for depth in range(len(tokens))])
+                assert drawn.argmax(-1).tolist() == tokens
             found = forecast(rows, BUDGET, k)
             assert found.n_rounds == len(rounds)
             assert found.n_drafted == sum(round_.n_drafted for round_ in rounds)

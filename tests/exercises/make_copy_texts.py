@@ -22,7 +22,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from baseline_autoregressive import autoregressive_decode
 from exercises import Todo
-from speclab.core.rounds import DecodeSettings, Drafter, tokens_of
+from speclab.core.drafter import Drafter
+from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.models import loading, prompts
 from speclab.models.cached import CachedModel

@@ -16,14 +16,13 @@ from draft_models import ModelDrafter, NgramDrafter
 from optimized_speculative import speculative_decode
 from speclab.core.accept import accept_from_logits
 from speclab.core.counts import Counts
-from speclab.core.sampling import Sampling
+from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.oracle import OracleModelDrafter
 from speclab.lab.acceptance_probs import accept_probs, calibrated, probs_of_texts
 from speclab.lab.bench import Bench
 from speclab.lab.comparison import build_rows
 from speclab.lab.harness import Measurement, measure
 from speclab.lab.instruments import LoopFunctions
-from speclab.lab.output_checks import lookups
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
@@ -256,8 +255,12 @@ def test_sampled_forecast_holds_on_average(draft):
 
 def test_lookups_are_those_of_the_text_so_far():
     """At the place of each token: only what stands before it."""
-    assert list(lookups(NgramDrafter(), [1, 2, 3, 1, 2], [3, 1, 9], 2)) == [[3, 1], [1, 2], [2, 3]]
-    assert list(lookups(NgramDrafter(), [1, 2], [3, 4], 2)) == [[], []]
+    target = SimpleNamespace(vocab_size=10)
+    law = NgramDrafter().law(target, [1, 2, 3, 1, 2], [3, 1, 9], GREEDY, 2)
+    rows = law.drawn_from([(start, depth, 2) for start in range(3) for depth in range(2)])
+    assert rows.nonzero().tolist() == [[0, 3], [1, 1], [2, 1], [3, 2], [4, 2], [5, 3]]
+    assert law.drawn_from([(0, 1, 1)]).sum() == 0  # a round that asks for one token has no second one
+    assert NgramDrafter().law(target, [1, 2], [3, 4], GREEDY, 2).drawn_from([(0, 0, 2), (1, 1, 2)]).sum() == 0
 
 
 # --- prices -----------------------------------------------------------------------------------------------------------

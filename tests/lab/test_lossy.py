@@ -20,7 +20,7 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.lab import output_checks
 from speclab.lab.bench import Bench
 from speclab.lab.instruments import LoopFunctions
-from speclab.lab.output_checks import distances, draft_distribution, judged_places, proposal_probs
+from speclab.lab.output_checks import distances, judged_places
 from speclab.models import prompts
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
@@ -205,8 +205,8 @@ def test_laws_of_proposals_are_those_that_were_drawn_from(kind):
     pairs = [Made(round_.n_drafted, round_.n_accepted) for round_ in rounds if not round_.prefill]
     places = judged_places(pairs, len(tokens))
     assert {depth for _, depth in places} >= {0, 1}
-    draft_probs = draft_distribution(bench, "draft", ids, tokens, sampling)
-    found = proposal_probs(bench, arm, ids, tokens, sampling, places, draft_probs)
+    law = drafter.law(bench.setup.target, ids, tokens, sampling, arm.draft_length)
+    found = law.drawn_from([(*place, max(0, min(3, 48 - place[0] - 1))) for place in places])
     used = dict(noted.drafts)
     for (start, depth), row in zip(places, found, strict=True):
         draft = used[start]

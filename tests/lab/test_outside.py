@@ -6,7 +6,7 @@ import torch
 import compare
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.counts import Counts
-from speclab.core.rounds import Drafter
+from speclab.core.drafter import Drafter
 from speclab.core.sampling import Sampling
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.intersect import IntersectDrafter

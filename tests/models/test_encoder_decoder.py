@@ -23,10 +23,10 @@ from speclab.lab.decodings import LibraryDecoding, library_generate
 from speclab.models import checks, generation, limits, memory, rounding, select
 from speclab.models.backends.eager import EncoderDecoderBackend
 from speclab.models.cached import CachedModel, check_prompt
-from speclab.models.uncached import logits_after
+from speclab.models.uncached import distributions, logits_after
 from speclab.records.samples import BEAM, Arm
 from speclab.system.errors import EnvironmentProblem, UsageProblem
-from speclab.theory.losslessness import distributions, judge_divergence
+from speclab.theory.losslessness import judge_divergence
 from tests.decoding import keys_and_values, plain_text, speculative_rounds
 from tests.encoders import BOS, FAMILIES, START, VOCAB, tiny, tiny_of
 from tests.grids import pairs_often

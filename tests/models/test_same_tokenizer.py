@@ -1,7 +1,5 @@
 """A draft's ids mean the target's words, up to ids that one of the two lacks at the end; else the error names them."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,7 +10,6 @@ from transformers import PreTrainedTokenizerFast
 
 from draft_models import ModelDrafter
 from speclab.core.sampling import Sampling
-from speclab.lab.output_checks import draft_distribution
 from speclab.models.cached import CachedModel
 from speclab.models.loading import check_same_tokenizer
 from speclab.models.setup import Setup
@@ -80,7 +77,7 @@ def test_what_is_drawn_is_what_the_forecast_computes(narrow):
     drafter.prefill(setup.target, prompt, sampling)
     drafter.observe(0, [VOCAB - 1])
     drawn = drafter.propose(1, torch.tensor([[0.5]])).probs[0, 0]
-    bench = SimpleNamespace(setup=setup, drafters={"narrow": drafter})
-    rows = draft_distribution(bench, "narrow", prompt[0].tolist(), [VOCAB - 1, 0], sampling)
+    law = drafter.law(setup.target, prompt[0].tolist(), [VOCAB - 1, 0], sampling, 1)
+    rows = law.drawn_from([(0, 0, 1), (1, 0, 1)])
     assert drawn[N_KNOWN:].sum() == 0
     assert torch.allclose(drawn, rows[1].to(drawn.dtype), atol=1e-6)

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.gpu import one_size, results
 from draft_models import ModelDrafter
-from speclab.core.rounds import Drafter
+from speclab.core.drafter import Drafter
 from speclab.core.sampling import Sampling
 from speclab.drafts import select
 from speclab.lab import acceptance_probs, bench, decodings, harness, output_checks, plan

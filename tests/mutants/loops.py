@@ -11,7 +11,8 @@ from torch import Tensor
 import draft_models
 import optimized_speculative
 from draft_models import ModelDrafter
-from speclab.core.rounds import Decided, DecodeSettings, Draft, Drafter, Round, fetch
+from speclab.core.drafter import Drafter
+from speclab.core.rounds import Decided, DecodeSettings, Draft, Round, fetch
 from speclab.core.sampling import Drawn, Sampling, uniforms
 from speclab.models import cached
 from speclab.models.cached import CachedModel, tokens_to_keep

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from speclab.core.rounds import Draft, Drafter
+from speclab.core.drafter import Drafter
+from speclab.core.rounds import Draft
 from speclab.drafts.trees import best as tree
 from speclab.drafts.trees import merged
 from speclab.drafts.trees.best import BestTreeDrafter

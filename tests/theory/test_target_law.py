@@ -13,8 +13,9 @@ from speclab.core.sampling import Sampling
 from speclab.models import rounding
 from speclab.models.cached import CachedModel
 from speclab.models.rounding import Reference
+from speclab.models.uncached import distributions
 from speclab.theory import filters
-from speclab.theory.losslessness import ZStatistics, ZSums, distributions, judge_text, known_law
+from speclab.theory.losslessness import ZStatistics, ZSums, judge_text, known_law
 from tests.tiny_models import VOCAB, perturbed, tiny
 
 PROMPT = [5, 9, 2, 40, 7]

@@ -7,21 +7,25 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from speclab.core.drafter import Drafter
+from speclab.core.law import DrawnLaw, Law
 from speclab.core.rounds import Target
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.heads.parts import choose_packing, freeze, rotations
 from speclab.drafts.heads.rollout import chains, target_pass
+from speclab.models.cached import CachedModel
 
 SPARE = 512  # rows of new buffers beyond what is needed
 
 
-class HeadDrafter:
+class HeadDrafter(Drafter):
     """Reads the target's hidden states: its passes have to keep the outputs of the head's layers
     (CachedModel.hidden_layers).
 
     ids: (draft vocabulary,) the target's id of each of the head's; None where they are the same.
     """
 
+    draws = True
     _target: Target
 
     def __init__(self, head: Any, ids: Tensor | None = None):
@@ -58,12 +62,16 @@ class HeadDrafter:
         self._length = 0
         self._hidden = target.hidden(self._layers)  # (1, rows, layers * width), not read yet
 
-    def describe(self) -> str:
-        """What it is, in a few words."""
+    def describe(self, name: str, engine: str) -> str:
+        """A line about the head."""
+        return f"{name}: {self.size()}"
+
+    def size(self) -> str:
+        """What the head is, in a few words."""
         n, layers = len(self.head.layers), ", ".join(map(str, self._layers))
         millions = sum(weight.numel() for weight in self.head.parameters()) / 1e6
-        name = "one layer" if n == 1 else f"{n} layers"
-        return f"{name} over the target's states after layers {layers} (from 0), {millions:.1f} M parameters"
+        depth = "one layer" if n == 1 else f"{n} layers"
+        return f"{depth} over the target's states after layers {layers} (from 0), {millions:.1f} M parameters"
 
     def of_target(self, logits: Tensor, vocab_size: int) -> Tensor:
         """The head's logits (n, draft vocabulary) -> (n, vocab_size); ids that the head lacks have no probability"""
@@ -72,6 +80,19 @@ class HeadDrafter:
             ids = torch.arange(logits.shape[1], device=logits.device) if self.ids is None else self.ids
             logits = logits.new_full((len(logits), n_ids), float("-inf")).index_copy_(1, ids, logits)
         return logits[:, :vocab_size]
+
+    def law(self, target: CachedModel, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
+        """What the head says at each place depends on where the round began: from one pass of the target."""
+        chain = self.chain_probs(target.model, prompt, text, sampling, k, target.vocab_size)
+        found: list[Tensor] = []
+
+        def rows(depth: int) -> Tensor:
+            """Passes are made as far as somebody asks: rows of a large vocabulary take much memory."""
+            while len(found) <= depth:
+                found.append(next(chain))
+            return found[depth]
+
+        return DrawnLaw(rows, k)
 
     def chain_probs(
         self,

@@ -8,19 +8,22 @@ is made before the random numbers that judge it are used, and its tokens are not
 that the draft knows.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from draft_models import as_draft
-from speclab.core.rounds import Draft, Drafter, Target
+from speclab.core.drafter import Drafter
+from speclab.core.law import Law
+from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import GREEDY, NOT_FINITE, Sampling, to_host
 from speclab.drafts.trees.draft import TreeDraft
 from speclab.drafts.trees.growing import growing
 
 
-class Branching:
+class Branching(Drafter):
     """What drafts trees. drafter: what says which tokens come next, of a kind that `growing` knows."""
 
     def __init__(self, drafter: Drafter):
@@ -29,9 +32,22 @@ class Branching:
         self._device = torch.device("cpu")
 
     @property
-    def parts(self) -> tuple[Drafter]:
+    def parts(self) -> tuple[Drafter, ...]:
         """What proposes the tokens."""
-        return (self.growing.drafter,)
+        return self.growing.drafter.parts
+
+    @property
+    def models(self) -> tuple[Any, ...]:
+        """The draft's."""
+        return self.growing.drafter.models
+
+    def law(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
+        """The draft's own."""
+        return self.growing.drafter.law(target, prompt, text, sampling, k)
+
+    def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
+        """What the draft says."""
+        return self.growing.drafter.check_prompts(prompts, max_new_tokens)
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Let the drafter read the prompt."""
@@ -43,8 +59,12 @@ class Branching:
         self.growing.end_tree()
         self.growing.observe(n_accepted, committed)
 
-    def describe(self) -> str:
-        """What it is, in a few words."""
+    def describe(self, name: str, engine: str) -> str:
+        """A line about the trees."""
+        return f"{name}: {self.shape_in_words()}"
+
+    def shape_in_words(self) -> str:
+        """What the trees are, in a few words."""
         raise NotImplementedError
 
 
@@ -104,8 +124,8 @@ class BestTreeDrafter(Branching):
         """(m, vocab) -> the same; greedy decoding knows no probabilities, and those at temperature 1 stand for them"""
         return logits.float().log_softmax(-1) if self._sampling.greedy else self._sampling.probs(logits).log()
 
-    def describe(self) -> str:
-        """What it is, in a few words."""
+    def shape_in_words(self) -> str:
+        """What the trees are, in a few words."""
         return f"trees of the most probable branches, looking at {self.width} tokens for a place"
 
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from draft_models import as_draft
-from speclab.core.rounds import Draft, Drafter, Target
+from speclab.core.drafter import Drafter
+from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Sampling, faults_in, without_replacement
 from speclab.drafts.trees.best import Branching
 from speclab.drafts.trees.draft import TreeDraft, reads
@@ -89,8 +90,17 @@ class TreeDrafter(Branching):
         tokens, laws, _ = without_replacement(self._sampling.probs(logits), uniforms)
         return tokens, laws
 
-    def describe(self) -> str:
-        """What it is, in a few words."""
+    def lengths(self, asked: list[int]) -> list[int]:
+        """One entry, its tokens: the shape says them."""
+        return [self.n_tokens]
+
+    def length_notes(self, name: str, asked: list[int]) -> list[str]:
+        """All of them."""
+        shape = "x".join(map(str, self.shape))
+        return [f"{name}: a tree of the shape {shape} has {self.n_tokens} tokens; -k is not used"] if asked else []
+
+    def shape_in_words(self) -> str:
+        """What the trees are, in a few words."""
         how = "drawn without replacement" if self.sampled else "the most probable ones"
         return f"trees of {self.n_tokens} tokens, {'x'.join(map(str, self.shape))}, {how}"
 

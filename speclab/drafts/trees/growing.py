@@ -5,7 +5,6 @@ block serve all tokens of a level, so it reads nothing.
 """
 
 import functools
-import sys
 from typing import Protocol
 
 import torch
@@ -13,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from draft_models import ModelDrafter
-from speclab.core.rounds import Drafter, Target
+from speclab.core.drafter import Drafter
+from speclab.core.rounds import Target
 from speclab.core.sampling import Sampling
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
@@ -104,11 +104,6 @@ class GrowingFeature(FeatureDrafter):
         """This one."""
         return self
 
-    @property
-    def room(self) -> int:
-        """Tokens of a branch at most: no limit."""
-        return sys.maxsize
-
     def start_tree(self) -> Tensor:
         """Logits of the token after everything committed, (1, the target's vocabulary)."""
         self._outputs = self._catch_up()  # (1, 1 + j, hidden), of the committed text and of the tree's tokens
@@ -148,11 +143,6 @@ class GrowingBlock(BlockDrafter):
     def drafter(self) -> Drafter:
         """This one."""
         return self
-
-    @property
-    def room(self) -> int:
-        """Tokens of a branch at most."""
-        return self.longest
 
     def start_tree(self) -> Tensor:
         """Logits of the token after everything committed, (1, the target's vocabulary)."""

@@ -10,12 +10,15 @@ never passes. Both rules are exact for every tree whose tokens were fixed before
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from draft_models import as_draft
-from speclab.core.rounds import Draft, Drafter, Target
+from speclab.core.drafter import Drafter
+from speclab.core.law import Law
+from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Sampling, to_device, to_host
 from speclab.drafts.trees.draft import TreeDraft, parents_of
 from speclab.drafts.trees.fixed import TreeDrafter
@@ -23,19 +26,38 @@ from speclab.drafts.trees.fixed import TreeDrafter
 LONGEST = 64  # tokens of a chain
 
 
-class MergedDrafter:
-    """Proposes what several drafters propose. lookups: their proposals follow from the text alone. models: drafters
-    that know what follows each of several tokens; a chain of theirs is a tree of one branch, so that they take in what
-    was committed on any branch."""
+class MergedDrafter(Drafter):
+    """Proposes what several drafters propose: lookups, and drafters that know what follows each of several tokens.
 
-    def __init__(self, lookups: Sequence[Drafter], models: Sequence[Drafter]):
-        self.drafters = [*lookups, *(TreeDrafter(model, (1,) * LONGEST) for model in models)]
+    A chain of the latter is a tree of one branch, so that they take in what was committed on any branch.
+    """
+
+    def __init__(self, drafters: Sequence[Drafter]):
+        self.drafters = [TreeDrafter(one, (1,) * LONGEST) if one.draws else one for one in drafters]
         self._device = torch.device("cpu")
 
     @property
     def parts(self) -> tuple[Drafter, ...]:
         """What proposes the tokens, lookups before models."""
-        return tuple(self.drafters)
+        return tuple(sorted((part for one in self.drafters for part in one.parts), key=lambda part: part.draws))
+
+    @property
+    def models(self) -> tuple[Any, ...]:
+        """Of all of them."""
+        return tuple(model for drafter in self.drafters for model in drafter.models)
+
+    def law(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
+        """That of the last one of its parts."""
+        return self.parts[-1].law(target, prompt, text, sampling, k)
+
+    def lengths(self, asked: list[int]) -> list[int]:
+        """Every draft has its own tokens."""
+        return [len(self.drafters) * k for k in asked]
+
+    def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
+        """What the drafts say."""
+        said = [drafter.check_prompts(prompts, max_new_tokens) for drafter in self.drafters]
+        return next(filter(None, said), None)
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Let all read the prompt."""
@@ -55,9 +77,9 @@ class MergedDrafter:
         for drafter in self.drafters:
             drafter.observe(n_accepted, committed)
 
-    def describe(self) -> str:
-        """What it is, in a few words."""
-        return f"chains of {len(self.drafters)} drafts, merged where they begin with the same tokens"
+    def describe(self, name: str, engine: str) -> str:
+        """A line about the drafts."""
+        return f"{name}: chains of {len(self.drafters)} drafts, merged where they begin with the same tokens"
 
 
 def merged(drafts: Sequence[Draft], device: torch.device) -> Draft:

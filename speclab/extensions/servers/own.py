@@ -15,8 +15,8 @@ from baseline_autoregressive import autoregressive_decode
 from draft_models import NgramDrafter
 from optimized_speculative import speculative_decode
 from speclab.core.clock import old_objects_frozen
-from speclab.core.rounds import DecodeSettings, Drafter, Round, tokens_of
-from speclab.drafts.hybrid import LookupDrafter
+from speclab.core.drafter import Drafter
+from speclab.core.rounds import DecodeSettings, Round, tokens_of
 from speclab.extensions.servers.server_record import EngineCounts, Reconciled
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
@@ -185,4 +185,4 @@ def _within_last_round(engine: EngineCounts, own: OwnRounds, draft_length: int) 
 
 def looks_up(drafter: Drafter) -> bool:
     """Whether a draft is a lookup, without a model."""
-    return isinstance(drafter, LookupDrafter)
+    return not drafter.draws

@@ -11,12 +11,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from draft_models import ModelDrafter
-from speclab.core.rounds import Drafter
+from speclab.core.drafter import Drafter
 from speclab.drafts.oracle import FreeOracleDrafter, OracleDraft
 from speclab.drafts.select import check_prompts
 from speclab.extensions.sweeps.sweep_record import Point, SweepRun
 from speclab.lab.acceptance_probs import CostTable, calibrated
-from speclab.lab.bench import is_model
 from speclab.lab.comparison import build_rows, explained, measure_and_judge, noise_at
 from speclab.lab.harness import Measurement, kept_when_stopped
 from speclab.lab.run_config import RunConfig
@@ -87,7 +86,7 @@ def _one_run(x: str, series: str = "method", kinds: bool = False) -> Callable[[R
 
 def _oracles_only(config: RunConfig) -> tuple[RunConfig, dict]:
     """Greedy: an oracle draft replays greedy text."""
-    if not all(isinstance(drafter, OracleDraft) for drafter in config.drafters.values()):
+    if not all(drafter.needs_text for drafter in config.drafters.values()):
         raise UsageProblem(
             "the sweep acceptance turns a dial; leave --draft away or give dials, as in dial:0.5,dial:0.9"
         )
@@ -152,7 +151,7 @@ def _output_length(config: RunConfig, facts: dict) -> Points:
 
 def _context(config: RunConfig, facts: dict) -> Points:
     """Prompts of growing length: the standard prompts of a kind one after the other, cut to size."""
-    models = [config.setup.target, *(d.draft for d in config.drafters.values() if isinstance(d, ModelDrafter))]
+    models = [config.setup.target, *(model for d in config.drafters.values() for model in d.models)]
     rooms = (model.room.for_prompt(config.max_new_tokens) for model in models)
     room = min((n for n in rooms if n is not None), default=sys.maxsize)
     if room < CONTEXTS[0]:
@@ -189,10 +188,11 @@ def stretched(prompts: list[Prompt], n: int) -> list[Prompt]:
 
 def _degraded(config: RunConfig) -> tuple[RunConfig, dict]:
     """The trained draft, the same with noise in its weights, one trained on the spot, a random one."""
-    trained = next((drafter for drafter in config.drafters.values() if is_model(drafter)), None)
+    trained = next((drafter for drafter in config.drafters.values() if drafter.is_model), None)
     if trained is None:
         raise UsageProblem("the sweep mismatch starts from a draft model; give --draft model or a folder")
-    source, vocab = trained.draft.model, trained.draft.vocab_size
+    [draft] = trained.models
+    source, vocab = draft.model, draft.vocab_size
     note(f"training a draft for {TRAINING_SECONDS:.0f} s")
     spot, facts = degraded_drafts.trained_on_the_spot(source, config.setup.tokenizer, TRAINING_SECONDS, config.seed)
     models = {

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from speclab.drafts.select import lengths_of
 from speclab.lab.run_config import RunConfig
 from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm
 
@@ -34,7 +33,7 @@ def arms(config: RunConfig, batches: list[int], thorough: bool) -> list[BatchArm
     sizes = sorted({1, *batches})
     ways: list[BatchArm] = []
     for name, drafter in config.drafters.items():
-        for k in lengths_of(drafter, config.draft_lengths):
+        for k in drafter.lengths(config.draft_lengths):
             if k:
                 arm = Arm(config.method(name), name, k)
                 together = [n for n in sizes if thorough and 1 < n <= n_distinct(config) and not arm.tree]

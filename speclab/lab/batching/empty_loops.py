@@ -11,7 +11,8 @@ from draft_models import ModelDrafter, as_drawn
 from speclab.batch.drafters import BatchDrafter, BatchedModelDrafter
 from speclab.batch.loops import autoregressive_decode_batch, speculative_decode_batch
 from speclab.batch.rows import Request
-from speclab.core.rounds import AcceptRule, DecodeSettings, Draft, Drafter
+from speclab.core.drafter import Drafter
+from speclab.core.rounds import AcceptRule, DecodeSettings, Draft
 from speclab.core.sampling import Drawn, Sampling
 from speclab.lab.batching.decodings import BatchDecoding
 from speclab.models.batched import BatchedModel

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from draft_models import ModelDrafter
-from speclab.drafts.select import lengths_of
 from speclab.lab.batching.knees import knee_of, on_machines
 from speclab.lab.batching.passes import LoopKey, PassTimer, Shape, pass_costs
 from speclab.lab.run_config import RunConfig
@@ -190,7 +189,7 @@ class Expectations:
 
 def make_timer(config: RunConfig, context: int, sizes: list[int], thorough: bool) -> PassTimer:
     """Times passes over one text, and over several what is predicted from them."""
-    lengths = {k for drafter in config.drafters.values() for k in lengths_of(drafter, config.draft_lengths) if k}
+    lengths = {k for drafter in config.drafters.values() for k in drafter.lengths(config.draft_lengths) if k}
     models, widths = {TARGET: config.setup.target}, {TARGET: sorted({1, *(k + 1 for k in lengths)})}
     for name, drafter in config.drafters.items():
         if type(drafter) is ModelDrafter:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from speclab.core.clock import old_objects_frozen
-from speclab.core.rounds import AcceptResult, DecodeSettings, Draft, Drafter, Round, tokens_of
+from speclab.core.drafter import Drafter
+from speclab.core.rounds import AcceptResult, DecodeSettings, Draft, Round, tokens_of
 from speclab.core.sampling import Sampling
-from speclab.drafts.oracle import OracleDraft
 from speclab.drafts.trees.draft import TreeDraft
 from speclab.lab.instruments import Loop, LoopFunctions, with_phases
 from speclab.lab.tracing.branches import positions_of_tree
@@ -50,7 +50,7 @@ def follow(
     def rounds(settings: DecodeSettings) -> Iterator[Round]:
         return detailed(functions, setup.target, functions.adapt(drafter, longest), ids, draft_length, settings)
 
-    if isinstance(drafter, OracleDraft):
+    if drafter.needs_text:
         drafter.replay(tokens_of(plain(settings)))
     warm = replace(settings, max_new_tokens=min(WARM, settings.max_new_tokens))
     for stream in (plain(warm), rounds(warm)):

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from speclab.core.rounds import DecodeSettings, Drafter
+from speclab.core.drafter import Drafter
+from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import draw_next, uniforms
-from speclab.drafts.heads.drafter import HeadDrafter
-from speclab.drafts.hybrid import parts
 from speclab.models.cached import CachedModel, check_prompt
 from speclab.system.errors import EnvironmentProblem
 
@@ -91,8 +90,8 @@ def first_round(
     drafter.prefill(eager, prompt, settings.sampling)
     drafter.observe(0, token.tolist())
     with contextlib.ExitStack() as stack:
-        proposing = parts(drafter)[-1]
-        steps = stack.enter_context(watched_head(proposing.head)) if isinstance(proposing, HeadDrafter) else []
+        head = getattr(drafter.parts[-1], "head", None)
+        steps = stack.enter_context(watched_head(head)) if head is not None else []
         draft = drafter.propose(draft_length, uniforms((1, draft_length), generator, target.device))
     ids = torch.cat([prompt, token[None], draft.tokens], dim=1)
     eager.prefill(prompt)  # a whole pass is watched, also where the draft has run a part of it

@@ -1,0 +1,129 @@
+"""What every drafter is: three calls of the loop, and what the lab asks of a drafter beside them.
+
+A new kind inherits from `Drafter`, writes `prefill`, `propose` and `observe`, and changes what is not true of it.
+Nobody asks which kind a drafter is.
+"""
+
+import copy
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from speclab.core.law import CertainLaw, Law
+from speclab.core.rounds import Draft, Target
+from speclab.core.sampling import GREEDY, Sampling
+
+
+class Drafter:
+    """Proposes tokens for one row of text. Its state is its own; the loop tells it what was committed.
+
+    is_model: whether it is a draft model with the target's ids.
+    draws: whether its tokens are drawn from probabilities when sampling; else they are certain.
+    shorter_is_beginning: whether its draft of fewer tokens is the beginning of a longer one.
+    longest: tokens of a draft at most.
+    needs_text: whether it replays a greedy text of the target, which `replay` gives it.
+    n_target_layers: layers of the target that it runs itself, so that verification costs less; 0 for most.
+    is_restricted: whether it drafts only tokens that two vocabularies share.
+    looked_up: of a drafter with two parts whether its lookup made the last draft; None for all others.
+    keep_drafting: where `asks_to_go_on`, it is asked after each token, with its probability: another one?
+    costs: what rounds cost, by temperature, of a drafter that chooses by that; None for all others.
+    """
+
+    is_model = draws = needs_text = asks_to_go_on = is_restricted = False
+    shorter_is_beginning = True
+    longest, n_target_layers = sys.maxsize, 0
+    looked_up: bool | None = None
+    keep_drafting: Callable[[float], bool] | None = None
+    costs: dict[float, Any] | None = None
+
+    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
+        """Drop all state and read a prompt, (1, prompt length) ids. The target has just read it."""
+        raise NotImplementedError
+
+    def propose(self, k: int, uniforms: Tensor) -> Draft:
+        """Propose tokens after everything committed, so that at most `k` of them can be accepted.
+
+        uniforms: (1, n) in [0, 1) with n >= k. A draft has at most n tokens.
+        """
+        raise NotImplementedError
+
+    def observe(self, n_accepted: int, committed: list[int]) -> None:
+        """`n_accepted` proposals were kept; `committed` are the ids now final: those, then one from the target."""
+        raise NotImplementedError
+
+    # --- what it is made of -------------------------------------------------------------------------------------------
+
+    @property
+    def parts(self) -> tuple["Drafter", ...]:
+        """What proposes the tokens: itself, or those that it is made of, a lookup before its model."""
+        return (self,)
+
+    @property
+    def models(self) -> tuple[Any, ...]:
+        """The draft models, CachedModels with the target's ids, whose passes it runs."""
+        return ()
+
+    @property
+    def room(self) -> int:
+        """How many tokens it can draft after what is committed."""
+        return sys.maxsize
+
+    def with_draft(self, change: Callable[["Drafter"], "Drafter"]) -> "Drafter":
+        """The same with a change of what drafts beside a lookup: here of all."""
+        return change(self)
+
+    def choose_packing(self) -> None:
+        """Choose again what depends on the number of threads."""
+
+    def forget(self) -> None:
+        """Drop what it has learned from texts, and share nothing of it with its copies any more; costs stay."""
+
+    def replay(self, text: list[int]) -> None:
+        """Take the greedy text of the prompt that comes next."""
+        raise NotImplementedError
+
+    # --- what it would propose ----------------------------------------------------------------------------------------
+
+    def law(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
+        """What it would have proposed along `text` after `prompt`, in drafts of up to k tokens.
+
+        target: a CachedModel. Here a copy is led along the text; a drafter that draws its tokens says it otherwise.
+        """
+        if self.draws:
+            raise TypeError(f"no distribution is known of a {type(self).__name__}")
+        led, proposals = copy.deepcopy(self), []
+        led.prefill(target, torch.tensor([prompt]), GREEDY)
+        lengths = (k,) if self.shorter_is_beginning else range(k + 1)
+        for token in text:
+            drafts = [led.propose(n, torch.zeros(1, n)) for n in lengths]
+            proposals.append([draft.tokens[0].tolist() for draft in drafts])
+            led.observe(0, [token])
+        return CertainLaw(proposals, target.vocab_size)
+
+    def outside(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling) -> tuple[float, float]:
+        """Of a draft that is restricted: the probability of other tokens, of its model and of the target.
+
+        Two sums over the places of the decoded tokens, all but the first, which came with the prompt's own pass.
+        """
+        raise NotImplementedError
+
+    # --- what a run says of it, and asks before it begins -------------------------------------------------------------
+
+    def describe(self, name: str, engine: str) -> str | None:
+        """A line for the head of a run; None where the name says it. engine: the target's."""
+        return None
+
+    def lengths(self, asked: list[int]) -> list[int]:
+        """Tokens of a draft, an entry for each length in `asked`, or one entry where these have no effect."""
+        return asked
+
+    def length_notes(self, name: str, asked: list[int]) -> list[str]:
+        """What of these typed draft lengths has no effect, a line each."""
+        return []
+
+    def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
+        """UsageProblem for a prompt that it cannot read.  -> what a reader should know of the texts' end, or None"""
+        return None

@@ -1,0 +1,109 @@
+"""What a drafter would have proposed along a text that is known, and how likely that is accepted.
+
+A place is (tokens of the text before the round, number in its draft, tokens that the round asks for). The numbers are
+for rules that judge each drafted token by itself: a token that is drawn from q is kept with min(1, q / p) where the
+text has it, p being the target's probability there; a token that is certain is kept where it is the text's own.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from speclab.core.proposals import AcceptProbs, ByLength
+
+Place = tuple[int, int, int]
+
+
+class Law(Protocol):
+    """What would have been proposed in every round that may begin within a text of n tokens."""
+
+    def accept_probs(self, target_probs: Callable[[], Tensor], text: Sequence[int]) -> AcceptProbs:
+        """How likely each proposed token is accepted, given that those before it were; a row for each of n beginnings.
+
+        target_probs: gives the target's distributions at the text's places, (n, vocab), where they are needed.
+        """
+
+    def drawn_from(self, places: Sequence[Place]) -> Tensor:
+        """What the token at each place is drawn from, (places, vocab): zeros where nothing is proposed."""
+
+
+class DrawnLaw:
+    """Tokens are drawn from distributions that the text before them decides.
+
+    rows: of a number in the draft, (at least n - number, vocab) for rounds that begin after 0, 1, ... tokens. longest:
+    tokens of a draft at most. sizes: (n,) the same for each beginning.
+    """
+
+    def __init__(self, rows: Callable[[int], Tensor], longest: int, sizes: Sequence[int] | None = None):
+        self._rows, self._longest, self._sizes = rows, longest, sizes
+
+    def accept_probs(self, target_probs: Callable[[], Tensor], text: Sequence[int]) -> AcceptProbs:
+        """See Law."""
+        of_target, n = target_probs(), len(text)
+        found: list[list[float]] = [[] for _ in text]
+        for depth in range(min(self._longest, n)):
+            ratios = _ratios(of_target[depth:], self._rows(depth)[: n - depth], text[depth:])
+            for start, ratio in enumerate(ratios):
+                if self._sizes is None or depth < self._sizes[start]:
+                    found[start].append(float(ratio))
+        return found
+
+    def drawn_from(self, places: Sequence[Place]) -> Tensor:
+        """See Law."""
+        rows = [self._rows(depth)[start] for start, depth, _ in places]
+        return torch.stack(rows) if rows else self._rows(0)[:0]
+
+
+class CertainLaw:
+    """Tokens are certain. proposals: for each beginning what is proposed; the drafts of 0, 1, ... tokens where a
+    shorter one is not the beginning of a longer one, else the longest alone."""
+
+    def __init__(self, proposals: Sequence[Sequence[Sequence[int]]], vocab_size: int):
+        self._proposals, self._vocab_size = proposals, vocab_size
+
+    def accept_probs(self, target_probs: Callable[[], Tensor], text: Sequence[int]) -> AcceptProbs:
+        """See Law; the target's distributions play no part."""
+
+        def right(start: int, tokens: Sequence[int]) -> list[float]:
+            return [float(token == own) for token, own in zip(tokens, text[start:], strict=False)]
+
+        rows = [[right(start, tokens) for tokens in drafts] for start, drafts in enumerate(self._proposals)]
+        return [ByLength(of_lengths) if len(of_lengths) > 1 else of_lengths[0] for of_lengths in rows]
+
+    def drawn_from(self, places: Sequence[Place]) -> Tensor:
+        """See Law."""
+        rows = torch.zeros(len(places), self._vocab_size)
+        for row, (start, depth, asked) in zip(rows, places, strict=True):
+            drafts = self._proposals[start]
+            tokens = drafts[min(asked, len(drafts) - 1)][:asked]
+            if depth < len(tokens):
+                row[tokens[depth]] = 1.0
+        return rows
+
+
+class ConstantLaw:
+    """An instrument's: every token is accepted with one probability."""
+
+    def __init__(self, acceptance: float, sizes: Sequence[int]):
+        self._acceptance, self._sizes = acceptance, sizes
+
+    def accept_probs(self, target_probs: Callable[[], Tensor], text: Sequence[int]) -> AcceptProbs:
+        """See Law; the target's distributions play no part."""
+        n = len(text)
+        return [[self._acceptance] * min(n - start, size) for start, size in enumerate(self._sizes)]
+
+    def drawn_from(self, places: Sequence[Place]) -> Tensor:
+        """There is none."""
+        raise TypeError("what an instrument proposes is drawn from no distribution")
+
+
+def _ratios(target_probs: Tensor, draft_probs: Tensor, text: Sequence[int]) -> np.ndarray:
+    """How likely each token of the text is accepted, (n,); both distributions at its place, (n, vocab)."""
+    ids = torch.tensor(text)[:, None]
+    of_target, of_draft = (probs.gather(1, ids)[:, 0].double().numpy() for probs in (target_probs, draft_probs))
+    # Where rounding gives the target's own token no mass, the draft's belief decides.
+    ratio = of_draft / np.where(of_target > 0, of_target, 1.0)
+    return np.where(of_target > 0, np.minimum(1.0, ratio), of_draft > 0)
