@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from speclab.core.drafter import Drafter
-from speclab.core.law import DrawnLaw, Law
+from speclab.core.law import Law, PlaceLaw
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import GREEDY, Drawn, Sampling, draw_draft, faults_in, probability, to_device
 from speclab.models.cached import CachedModel, tokens_to_keep
@@ -87,7 +87,7 @@ class ModelDrafter(Drafter):
         rows = distributions(self.draft.model, prompt, text, sampling, n_ids)
         rows = nn.functional.pad(rows, (0, target.vocab_size - n_ids))  # (n, the target's vocabulary)
         n_before = self.draft.room.length_after(len(prompt))
-        return DrawnLaw(lambda depth: rows[depth:], k, self.sizes(range(n_before, n_before + len(text))))
+        return PlaceLaw(rows, self.sizes(range(n_before, n_before + len(text))))
 
     def sizes(self, n_read: Iterable[int]) -> list[int]:
         """How many tokens it can draft after so many of its own."""

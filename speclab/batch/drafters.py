@@ -8,7 +8,7 @@ pays for each row.
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,9 @@ from speclab.core.sampling import GREEDY, Drawn, Sampling, draw_draft, to_device
 from speclab.drafts.trees.draft import TreeDraft, parents_of
 from speclab.models.batched import BatchedModel
 from speclab.models.cached import tokens_to_keep
-from speclab.system.errors import EnvironmentProblem
+from speclab.system.errors import EnvironmentProblem, UsageProblem
+
+OWN_PASSES = "this draft makes passes of the target itself, which a batch does not; give another --draft"
 
 
 class BatchDrafter(Protocol):
@@ -86,8 +88,13 @@ class RowOfTarget:
         return self._target.hidden(layers, self._row)
 
     def forward(self, tokens: Tensor, reads: Tensor | None = None) -> Tensor:
-        """One row alone reads nothing: the loop reads the tokens of all rows at once."""
-        raise RuntimeError("a row of a batch makes no pass of its own")
+        """There is none: the loop reads the tokens of all rows at once."""
+        raise UsageProblem(OWN_PASSES)
+
+    @property
+    def backend(self) -> NoReturn:
+        """There is none, for the same reason."""
+        raise UsageProblem(OWN_PASSES)
 
 
 MOST_TO_CATCH_UP = 2  # tokens: the last committed one, and before it a drafted one that was accepted last

@@ -30,15 +30,34 @@ class Law(Protocol):
         """What the token at each place is drawn from, (places, vocab): zeros where nothing is proposed."""
 
 
-class DrawnLaw:
-    """Tokens are drawn from distributions that the text before them decides.
+class PlaceLaw:
+    """Tokens are drawn from distributions that are the same wherever a round begins.
 
-    rows: of a number in the draft, (at least n - number, vocab) for rounds that begin after 0, 1, ... tokens. longest:
-    tokens of a draft at most. sizes: (n,) the same for each beginning.
+    rows: (n, vocab), of the token at each place of the text. sizes: (n,) tokens of a draft at most, by its beginning.
     """
 
-    def __init__(self, rows: Callable[[int], Tensor], longest: int, sizes: Sequence[int] | None = None):
-        self._rows, self._longest, self._sizes = rows, longest, sizes
+    def __init__(self, rows: Tensor, sizes: Sequence[int]):
+        self._rows, self._sizes = rows, sizes
+
+    def accept_probs(self, target_probs: Callable[[], Tensor], text: Sequence[int]) -> AcceptProbs:
+        """See Law."""
+        ratios = _ratios(target_probs(), self._rows, text)  # (n,)
+        return [ratios[start:][:size] for start, size in enumerate(self._sizes)]
+
+    def drawn_from(self, places: Sequence[Place]) -> Tensor:
+        """See Law."""
+        return self._rows[[start + depth for start, depth, _ in places]]
+
+
+class ChainLaw:
+    """Tokens are drawn from distributions that depend on where the round began.
+
+    rows: of a number in the draft, (at least n - number, vocab) for rounds that begin after 0, 1, ... tokens. longest:
+    tokens of a draft at most.
+    """
+
+    def __init__(self, rows: Callable[[int], Tensor], longest: int):
+        self._rows, self._longest = rows, longest
 
     def accept_probs(self, target_probs: Callable[[], Tensor], text: Sequence[int]) -> AcceptProbs:
         """See Law."""
@@ -47,8 +66,7 @@ class DrawnLaw:
         for depth in range(min(self._longest, n)):
             ratios = _ratios(of_target[depth:], self._rows(depth)[: n - depth], text[depth:])
             for start, ratio in enumerate(ratios):
-                if self._sizes is None or depth < self._sizes[start]:
-                    found[start].append(float(ratio))
+                found[start].append(float(ratio))
         return found
 
     def drawn_from(self, places: Sequence[Place]) -> Tensor:

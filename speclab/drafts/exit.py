@@ -30,7 +30,6 @@ from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.heads.exit import ExitAdapter
 from speclab.models.cached import CachedModel
 from speclab.models.checks import WIDTHS, WRONG, cached_logits, check_passes, random_text, uncached_logits
-from speclab.system.errors import UsageProblem
 
 
 class FirstLayers:

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from draft_models import ModelDrafter
-from speclab.core.law import DrawnLaw, Law
+from speclab.core.law import Law, PlaceLaw
 from speclab.core.rounds import Target
 from speclab.core.sampling import Sampling, to_device
 from speclab.models.cached import CachedModel
@@ -94,7 +94,7 @@ class IntersectDrafter(ModelDrafter):
     def law(self, target: CachedModel, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
         """What the draft says at each place, restricted to shared tokens."""
         rows = self.probs(prompt, text, sampling, target.vocab_size)[0]
-        return DrawnLaw(lambda depth: rows[depth:], k, self.sizes(self.n_read(prompt, text)))
+        return PlaceLaw(rows, self.sizes(self.n_read(prompt, text)))
 
     def n_read(self, prompt: list[int], tokens: list[int]) -> list[int]:
         """How many of its own ids the draft has read before each of `tokens`, all ids of the target."""

@@ -9,14 +9,13 @@ from speclab.drafts.suffix import SuffixDrafter
 from speclab.drafts.trees.best import BestTreeDrafter
 from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.models.cached import CachedModel
+from tests.heads import tiny_block_head
 from tests.tiny_models import tiny
 
 
-def block(longest: int = 7) -> BlockDrafter:
-    """As much of one as says how far it drafts."""
-    drafter = BlockDrafter.__new__(BlockDrafter)
-    drafter.longest = longest
-    return drafter
+def block() -> BlockDrafter:
+    """One that drafts at most as many tokens as its head's block has."""
+    return BlockDrafter(tiny_block_head(tiny("llama"), slots=7))
 
 
 def test_models_and_trees_have_a_line_and_lookups_their_name():

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from draft_models import ModelDrafter, NgramDrafter
+from speclab.core.drafter import Drafter
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.feature import FeatureDrafter
@@ -54,7 +55,7 @@ class Scripted(NgramDrafter):
         ][:k]
 
 
-class Kept:
+class Kept(Drafter):
     """Keeps what its model proposes, and at which place of the text."""
 
     def __init__(self, drafter):

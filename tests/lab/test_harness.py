@@ -63,20 +63,20 @@ class Machine:
         fake = SimpleNamespace(perf_counter=self.now)
         monkeypatch.setattr(decodings, "time", fake)
         monkeypatch.setattr(clock, "time", fake)
-        start, feed, self.target = CachedModel.prefill, CachedModel.forward, target
+        start, feed, self.target = CachedModel.prefill, CachedModel.run, target
 
-        def timed_start(model, prompt, **options):
+        def timed_start(model, prompt):
             self.seconds += self.PREFILL
-            return start(model, prompt, **options)
+            return start(model, prompt)
 
-        def timed_feed(model, tokens):
-            who, width, context = "target" if self.is_target(model.model) else "draft", tokens.shape[1], model.length
+        def timed_feed(model, width, one_pass):
+            who, context = "target" if self.is_target(model.model) else "draft", model.length
             self.passes.append((who, width, context))
             self.seconds += by_width(width) + slope * context if who == "target" else draft + catch * (width - 1)
-            return feed(model, tokens)
+            return feed(model, width, one_pass)
 
         monkeypatch.setattr(CachedModel, "prefill", timed_start)
-        monkeypatch.setattr(CachedModel, "forward", timed_feed)
+        monkeypatch.setattr(CachedModel, "run", timed_feed)
 
     def is_target(self, model) -> bool:
         return model is self.target

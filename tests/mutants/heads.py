@@ -90,9 +90,9 @@ def keeps_the_states_of_the_pass_before() -> None:
     """gives a draft the hidden states of the pass before the last one"""
     right, before = CachedModel.forward, {}
 
-    def forward(model: CachedModel, tokens: Tensor) -> Tensor:
+    def forward(model: CachedModel, tokens: Tensor, reads: Tensor | None = None) -> Tensor:
         before[id(model)] = dict(model._backend.hidden)
-        logits = right(model, tokens)
+        logits = right(model, tokens, reads)
         if all(
             old.shape == new.shape
             for old, new in zip(before[id(model)].values(), model._backend.hidden.values(), strict=True)

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from speclab.core.drafter import Drafter
-from speclab.core.law import DrawnLaw, Law
+from speclab.core.law import ChainLaw, Law
 from speclab.core.rounds import Target
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.heads.parts import choose_packing, freeze, rotations
@@ -92,7 +92,7 @@ class HeadDrafter(Drafter):
                 found.append(next(chain))
             return found[depth]
 
-        return DrawnLaw(rows, k)
+        return ChainLaw(rows, k)
 
     def chain_probs(
         self,
