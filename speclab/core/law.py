@@ -42,7 +42,7 @@ class PlaceLaw:
     def accept_probs(self, target_probs: Callable[[], Tensor], text: Sequence[int]) -> AcceptProbs:
         """See Law."""
         ratios = _ratios(target_probs(), self._rows, text)  # (n,)
-        return [ratios[start:][:size] for start, size in enumerate(self._sizes)]
+        return [ratios[start:][:size].tolist() for start, size in enumerate(self._sizes)]
 
     def drawn_from(self, places: Sequence[Place]) -> Tensor:
         """See Law."""

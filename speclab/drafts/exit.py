@@ -18,6 +18,7 @@ together with the first pass of the next round. Nothing that it reads is a guess
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -114,13 +115,9 @@ class ExitDrafter(HeadDrafter):
         super().__init__(head, ids)
         self.n_target_layers = head.config.exit_layer
 
-    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        """Take the target's states of the prompt, (1, prompt length) ids; they are read in the first round."""
+    def prefill(self, target: Any, prompt: Tensor, sampling: Sampling) -> None:
+        """Take the states of the prompt, (1, prompt length) ids, of a CachedModel; they are read in the first round."""
         super().prefill(target, prompt, sampling)
-        if not isinstance(target, CachedModel):
-            raise UsageProblem(
-                "--draft exit runs layers of the target ahead, which batches do not; give another --draft"
-            )
         self._first = FirstLayers(target, self.head.config.exit_layer)
         self._last = prompt[:, :0]  # (1, 1), the last committed token; it comes with `observe`
         self._n_read = 0  # rows of this round's pass that are read while drafting

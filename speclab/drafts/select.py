@@ -43,7 +43,7 @@ from speclab.models.cached import CachedModel, check_prompt
 from speclab.models.checks import OTHER_DRAFT, check_no_encoder, check_not_recurrent
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.system.errors import EnvironmentProblem, UsageProblem
+from speclab.system.errors import EnvironmentProblem
 from speclab.system.terminal import note
 
 NO_STATES = "use --draft model or --draft ngram"

@@ -17,7 +17,7 @@ from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.lab.bench import Bench
 from speclab.lab.harness import Measurement
 from speclab.lab.instruments import LoopFunctions, with_parts
-from speclab.lab.replay import forget, replayed, rounds_of_texts
+from speclab.lab.replay import replayed, rounds_of_texts
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
@@ -155,7 +155,7 @@ def test_what_is_forgotten():
     drafter.costs[0.0] = COSTS
     drafter._known.model.add(True)
     drafter.drafter._acceptance.add(True, 0, None)
-    forget(drafter)
+    drafter.forget()
     assert not drafter.known
     assert not drafter.drafter.seen
     assert drafter.costs == drafter.drafter.costs == {0.0: COSTS}
