@@ -15,18 +15,19 @@ speclab/drafts/, and speclab/drafts/select.py turns `--draft KIND` into one of t
 import itertools
 import sys
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from speclab.core.drafter import Drafter
-from speclab.core.law import Law, PlaceLaw
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import GREEDY, Drawn, Sampling, draw_draft, faults_in, probability, to_device
 from speclab.models.cached import CachedModel, tokens_to_keep
-from speclab.models.limits import check_draft_prompts
-from speclab.models.uncached import distributions
 from speclab.system.errors import EnvironmentProblem
+
+if TYPE_CHECKING:
+    from speclab.core.law import Law
 
 __all__ = ["Drafter", "ModelDrafter", "NgramDrafter", "as_draft", "as_drawn", "draft_room"]
 
@@ -81,8 +82,11 @@ class ModelDrafter(Drafter):
         self.draft.crop(kept)
         self._not_fed = (self._not_fed + committed)[-(self._n_committed - kept) :]
 
-    def law(self, target: CachedModel, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
+    def law(self, target: CachedModel, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> "Law":
         """What the draft says at each place, from one uncached pass: the same wherever a round begins."""
+        from speclab.core.law import PlaceLaw  # here: a loop alone needs nothing of it
+        from speclab.models.uncached import distributions
+
         n_ids = min(self.draft.vocab_size, target.vocab_size)
         rows = distributions(self.draft.model, prompt, text, sampling, n_ids)
         rows = nn.functional.pad(rows, (0, target.vocab_size - n_ids))  # (n, the target's vocabulary)
@@ -106,6 +110,8 @@ class ModelDrafter(Drafter):
 
     def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
         """UsageProblem where a prompt does not fit its context.  -> whether the texts reach its end, or None"""
+        from speclab.models.limits import check_draft_prompts
+
         return check_draft_prompts(self.draft.room, prompts, max_new_tokens, self.read_as, self.whose)
 
     whose = " tokens"  # of which a prompt is made that it reads

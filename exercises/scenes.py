@@ -20,7 +20,7 @@ from torch import Tensor
 
 from draft_models import as_draft
 from speclab.cli import parsing
-from speclab.core.rounds import DecodeSettings, Draft, Round, tokens_of
+from speclab.core.rounds import Decided, DecodeSettings, Draft, Round, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.models.limits import Room
 from speclab.system.errors import reports_problems
@@ -75,6 +75,14 @@ class TinyTarget:
             rows.append(self.choose(self.cache))
         self.n_passes += 1
         return 9.0 * torch.nn.functional.one_hot(torch.tensor([rows]), VOCAB).double()  # (1, m, vocab)
+
+    def verify(self, last_token: Tensor, draft: Draft) -> Tensor:
+        """One pass over the last committed token, (1,), and the n drafted ones.  -> (1, n + 1, vocab) logits"""
+        return self.forward(torch.cat([last_token[:, None], draft.tokens], dim=1))
+
+    def commit(self, decided: Decided) -> None:
+        """Keep of the last pass what was accepted."""
+        self.crop(self.length - decided.n_drafted + decided.n_accepted)
 
     def crop(self, length: int) -> None:
         """Keep the first `length` tokens of the cache."""

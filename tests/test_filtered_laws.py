@@ -349,7 +349,7 @@ def enumerated(monkeypatch, name: str, rule: str, first: float, end: float) -> F
         sides = sides_of(rule, text, tokens, parents, laws, tree, draft.probs is None)
         cells = list(itertools.product(*sides))
         points = torch.tensor([[piece.at(end) for piece in cell] for cell in cells], dtype=torch.float64)
-        parts = {name: part for name, part in vars(draft).items() if part is not None}
+        parts = {name: part for name, part in vars(draft).items() if isinstance(part, torch.Tensor)}
         many = replace(draft, **{name: part.expand(len(cells), *part.shape[1:]) for name, part in parts.items()})
         result = rule_of(rule).accept(many, logits.expand(len(cells), -1, -1), sampling, points)
         for cell, decided in zip(cells, fetch_rows(many, result), strict=True):

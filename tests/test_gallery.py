@@ -518,13 +518,13 @@ def script(monkeypatch, capsys, prompt):
         now = 0.0
 
     class TimedModel(CachedModel):
-        def prefill(self, prompt, **options):
+        def prefill(self, prompt):
             Clock.now += 100.0
-            return super().prefill(prompt, **options)
+            return super().prefill(prompt)
 
-        def forward(self, tokens):
+        def run(self, n_tokens, one_pass):
             Clock.now += 1.0
-            return super().forward(tokens)
+            return super().run(n_tokens, one_pass)
 
     def no_drafts(*_):
         return NgramDrafter(longest=40, shortest=40)  # the text is too short for a match

@@ -109,7 +109,7 @@ def make_drafter(kind: str, s: Subject):
         return HybridDrafter(NgramDrafter(longest=3, shortest=1), ModelDrafter(CachedModel(s.good)))
     if kind.startswith("dial"):
         dial = OracleModelDrafter(CachedModel(s.bad), float(kind.partition(":")[2]), seed=3)
-        dial.replay(s.text)
+        dial.take_text(s.text)
         return dial
     return ModelDrafter(CachedModel({"good": s.good, "bad": s.bad, "identical": s.model}[kind]))
 

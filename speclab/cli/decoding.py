@@ -228,7 +228,7 @@ def _in_turn(
     for prompt in prompts:
         ids = prompt.ids.to(setup.device)
         if drafter.needs_text:
-            drafter.replay(reference_text(functions.decode, setup.target, ids, k, settings))
+            drafter.take_text(reference_text(functions.decode, setup.target, ids, k, settings))
         drafter.forget()  # all prompts have the same random numbers: what one of them taught must not decide in another
         tokens = decoded.show(prompt, functions.rounds(setup.target, functions.adapt(drafter, k), ids, k, settings))
         if functions.exercises and setup.sampling.greedy:  # functions may pass their checks and still make a wrong text

@@ -7,14 +7,16 @@ Nobody asks which kind a drafter is.
 import copy
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from speclab.core.law import CertainLaw, Law
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import GREEDY, Sampling
+
+if TYPE_CHECKING:
+    from speclab.core.law import Law
 
 
 class Drafter:
@@ -23,8 +25,8 @@ class Drafter:
     is_model: whether it is a draft model with the target's ids.
     draws: whether its tokens are drawn from probabilities when sampling; else they are certain.
     shorter_is_beginning: whether its draft of fewer tokens is the beginning of a longer one.
-    longest: tokens of a draft at most.
-    needs_text: whether it replays a greedy text of the target, which `replay` gives it.
+    longest_draft: tokens of a draft at most.
+    needs_text: whether it needs a greedy text of the target, which `take_text` gives it.
     n_target_layers: layers of the target that it runs itself, so that verification costs less; 0 for most.
     is_restricted: whether it drafts only tokens that two vocabularies share.
     looked_up: of a drafter with two parts whether its lookup made the last draft; None for all others.
@@ -34,7 +36,7 @@ class Drafter:
 
     is_model = draws = needs_text = asks_to_go_on = is_restricted = False
     shorter_is_beginning = True
-    longest, n_target_layers = sys.maxsize, 0
+    longest_draft, n_target_layers = sys.maxsize, 0
     looked_up: bool | None = None
     keep_drafting: Callable[[float], bool] | None = None
     costs: dict[float, Any] | None = None
@@ -81,17 +83,19 @@ class Drafter:
     def forget(self) -> None:
         """Drop what it has learned from texts, and share nothing of it with its copies any more; costs stay."""
 
-    def replay(self, text: list[int]) -> None:
+    def take_text(self, text: list[int]) -> None:
         """Take the greedy text of the prompt that comes next."""
         raise NotImplementedError
 
     # --- what it would propose ----------------------------------------------------------------------------------------
 
-    def law(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
+    def law(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> "Law":
         """What it would have proposed along `text` after `prompt`, in drafts of up to k tokens.
 
         target: a CachedModel. Here a copy is led along the text; a drafter that draws its tokens says it otherwise.
         """
+        from speclab.core.law import CertainLaw  # here: a loop alone needs nothing of it
+
         if self.draws:
             raise TypeError(f"no distribution is known of a {type(self).__name__}")
         led, proposals = copy.deepcopy(self), []

@@ -27,17 +27,17 @@ class BlockDrafter(HeadDrafter):
 
     def __init__(self, head: BlockHead, ids: Tensor | None = None):
         super().__init__(head, ids)
-        self.longest = head.config.longest
+        self.longest_draft = head.config.longest
 
     @property
     def room(self) -> int:
         """Tokens of a draft at most."""
-        return self.longest
+        return self.longest_draft
 
     def length_notes(self, name: str, asked: list[int]) -> list[str]:
         """The lengths that are longer than a block."""
-        longer = ",".join(str(k) for k in asked if k > self.longest)
-        return [f"{name} proposes at most {self.longest} tokens; -k {longer} drafts no more"] if longer else []
+        longer = ",".join(str(k) for k in asked if k > self.longest_draft)
+        return [f"{name} proposes at most {self.longest_draft} tokens; -k {longer} drafts no more"] if longer else []
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Take the target's states of the prompt, (1, prompt length) ids; they are read in the first round."""
@@ -50,7 +50,7 @@ class BlockDrafter(HeadDrafter):
         At a temperature above 0 each token's distribution is the whole row that it was drawn from, the Markov head's
         bias by the token before it included.
         """
-        k = min(k, self.longest)
+        k = min(k, self.longest_draft)
         if k == 0:
             return as_draft([], self.device)
         assert self._anchor is not None

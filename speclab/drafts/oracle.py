@@ -40,7 +40,7 @@ class OracleDraft(Drafter):
         """Each token is right with one probability."""
         return ConstantLaw(self.accuracy, [len(text)] * len(text))
 
-    def replay(self, reference: list[int]) -> None:
+    def take_text(self, reference: list[int]) -> None:
         """Set the baseline's output for the prompt that comes next."""
         self._reference = list(reference)
 

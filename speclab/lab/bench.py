@@ -157,5 +157,5 @@ class Bench:
             if len(self._references.get(key, [])) < budget:
                 target, settings = self.setup.target.with_own_cache(), DecodeSettings(budget)
                 self._references[key] = reference_text(speculative_decode, target, ids, arm.draft_length, settings)
-            drafter.replay(self._references[key])
+            drafter.take_text(self._references[key])
         return drafter

@@ -95,7 +95,7 @@ def make_plan(
             left_out = {prompt: table[key] for prompt, table in others.items() if key in table}
             name: dict[str, Any] = {"method": config.method(draft), "draft": draft, "temperature": temperature}
             drafter = config.drafters[draft]
-            most = min(drafter.longest, max(config.draft_lengths))
+            most = min(drafter.longest_draft, max(config.draft_lengths))
             # Beyond the tokens of a block nothing changes; of lengths that are all beyond it the first one stays.
             lengths = sorted(k for k in config.draft_lengths if k <= most) or [min(config.draft_lengths)]
             of_lengths = [PlanEntry(**name, **of_draft.expected(k)) for k in lengths]

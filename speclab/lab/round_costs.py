@@ -29,7 +29,7 @@ def measure_costs(
     """Give `drafter` what rounds cost at the temperature of `settings`, a hybrid's with its model. prompts: (1, prompt
     length) ids each."""
     proposing = drafter.parts[-1]
-    longest = min(LONGEST, proposing.longest)
+    longest = min(LONGEST, proposing.longest_draft)
     looked_up = None
     timed = _rounds(functions, target, proposing, prompts, settings)
     if proposing.n_target_layers:  # the first layers run in the draft: a lookup's rounds cost something else

@@ -92,7 +92,7 @@ class LearnerBlock(BlockDrafter):
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         """At most `k` tokens, and not more than a block has, with the rows that the learner hands over."""
-        k = min(k, self.longest)
+        k = min(k, self.longest_draft)
         if k == 0:
             return as_draft([], self.device)
         assert self._anchor is not None

@@ -721,7 +721,7 @@ def test_greedy_keeps_the_longest_agreeing_path():
         own = logits.argmax(-1)
         path = longest_agreeing(draft, own[0].tolist())
         lengths[len(path)] += 1
-        rejected = [int((path[-1] if path else -1) in parents)]
+        rejected = [int((path[-1] if path else -1) in parents[: int(draft.size[0])])]
         expected = ([len(path)], [int(own[0, path[-1] + 1 if path else 0])], [path + [-1] * (n - len(path))], rejected)
         one_hot_rows = GREEDY.probs(logits)
         draft = replace(draft, probs=(draft.probs + 0.1) / (1 + 0.1 * vocab))  # any of these tokens may be drawn

@@ -32,7 +32,7 @@ def recorder(monkeypatch):
 def drafter_of(kind: str, target: CachedModel):
     if kind == "dial":
         drafter = OracleModelDrafter(graphed(noise=0.1), 0.7)
-        drafter.replay(plain_text(target, PROMPT, 30))
+        drafter.take_text(plain_text(target, PROMPT, 30))
         return drafter
     if kind == "feature":
         target.hidden_layers = (0, 1)

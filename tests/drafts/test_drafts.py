@@ -206,7 +206,7 @@ def dialed(
 ) -> tuple[OracleModelDrafter, list[Round]]:
     """Decode with a dial over a draft model that knows nothing."""
     dial = OracleModelDrafter(CachedModel(tiny("llama", seed=50)), accuracy, seed)
-    dial.replay(plain_text(target, PROMPT, limit))
+    dial.take_text(plain_text(target, PROMPT, limit))
     return dial, rounds_of(target, dial, k, limit)
 
 
@@ -235,7 +235,7 @@ def test_dial_acceptance_rate():
     target, draft = CachedModel(tiny("gpt2")), CachedModel(tiny("gpt2", seed=50, n_layer=1))
     text = plain_text(target, PROMPT, 480)
     dial = OracleModelDrafter(draft, 0.6, seed=1)
-    dial.replay(text)
+    dial.take_text(text)
     rounds = rounds_of(target, dial, 4, 480)
     assert [token for r in rounds for token in r.tokens] == text
     outcomes = [outcome for r in rounds for outcome in [1] * r.n_accepted + [0] * r.n_rejected][:350]
@@ -290,7 +290,7 @@ def test_dial_beyond_its_reference(target):
     """A text that goes on behind the reference is drafted by the draft model itself, and still right."""
     dial = OracleModelDrafter(CachedModel(target.model), 0.0)
     text = plain_text(target, PROMPT, 20)
-    dial.replay(text[:10])
+    dial.take_text(text[:10])
     rounds = rounds_of(target, dial, 3, 20)
     assert [token for r in rounds for token in r.tokens] == text
     assert [r.n_accepted for r in rounds[:10]] == [0] * 10
@@ -302,9 +302,9 @@ def test_free_dial_is_the_dial_without_a_model(target, accuracy):
     """Same dice, same proposals, same rounds; behind its reference it has nothing to say."""
     free = FreeOracleDrafter(accuracy)
     text = plain_text(target, PROMPT, 31)
-    free.replay(text)
+    free.take_text(text)
     assert rounds_of(target, free, 4, 31) == dialed(target, accuracy, 4, 31)[1]
-    free.replay(text[:10])
+    free.take_text(text[:10])
     rounds = rounds_of(target, free, 4, 31)
     assert [token for r in rounds for token in r.tokens] == text
     assert rounds[-2].n_drafted == 0

@@ -213,7 +213,7 @@ def test_greedy_forecast_of_the_dial_holds_on_average():
     for seed in range(40):
         prompt = make_prompt(seed)
         text = said(bench, prompt)
-        bench.drafters["dial"].replay(text)
+        bench.drafters["dial"].take_text(text)
         rows = accept_probs(bench, "dial", prompt, text, Sampling(), LONGEST)
         differences.append(decoded(bench, "dial", prompt, 4)[1].n_rounds - forecast(rows, 24, 4).n_rounds)
     error = np.std(differences, ddof=1) / math.sqrt(len(differences))

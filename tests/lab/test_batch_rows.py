@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from draft_models import NgramDrafter
 from speclab.core.counts import Counts
 from speclab.core.rounds import Round
 from speclab.lab.batching import decodings, rows, turns
@@ -156,7 +157,7 @@ def test_rows_in_lockstep_have_no_acceptance_rate(monkeypatch):
 
 def test_lockstep_ends_where_copies_begin():
     """Three different prompts, one of them twice."""
-    about = config(3, n_copies=1, drafters={"ngram": None}, method=lambda name: name)
+    about = config(3, n_copies=1, drafters={"ngram": NgramDrafter()}, method=lambda name: name)
     ways = arms(about, [2, 3, 4], thorough=True)
     assert {one.n_texts for one in ways if one.lockstep} == {2, 3}
     assert {one.n_texts for one in ways if not one.lockstep} == {1, 2, 3, 4}

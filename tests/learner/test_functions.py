@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from fractions import Fraction
 from operator import attrgetter
 from types import ModuleType, SimpleNamespace
@@ -314,7 +315,7 @@ def test_the_size_of_a_draft_is_counted(pair, sampling):
 
     class Sizeless(NgramDrafter):
         def propose(self, k, uniforms):
-            return super().propose(k, uniforms)._replace(size="many")
+            return replace(super().propose(k, uniforms), size="many")
 
     found = rounds(pair, with_function(7, MyDrafter=Sizeless), sampling, ngram=True)
     assert sum(r.n_drafted for r in found) > 0
@@ -592,14 +593,14 @@ def test_failing_checks_end_it_as_check_py_says_them(checked, capsys):
 
 def test_a_file_that_is_imported_in_its_checks_only_is_one_line(checked, monkeypatch, tmp_path):
     """loading.load imports it once more, in the run's own process."""
-    package = tmp_path / "answers"
+    package = tmp_path / "written_elsewhere"
     package.mkdir()
     (package / "ex02_greedy.py").write_text("import sys\nsys.exit('not here')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(loading, "PACKAGES", ("answers",))
+    monkeypatch.setattr(loading, "PACKAGES", ("written_elsewhere",))
     checked[2] = ["passed"]
-    with pytest.raises(Problem, match=r"import_module raised SystemExit: not here .*'answers\.ex02_greedy'"):
-        loading.load("answers", {2}, speculative_decode)
+    with pytest.raises(Problem, match=r"import_module raised SystemExit: not here .*'written_elsewhere\.ex02_greedy'"):
+        loading.load("written_elsewhere", {2}, speculative_decode)
 
 
 def test_every_script_asks_for_what_it_can_use(monkeypatch, tmp_path):

@@ -63,7 +63,7 @@ def drafter_of(kind: str, family: str, dtype: torch.dtype = torch.float64):
         return ModelDrafter(CachedModel(tiny_decoder("llama", dtype=dtype)))
     if kind == "dial":
         dial = OracleModelDrafter(CachedModel(target_of(family, dtype)), 0.6, seed=3)
-        dial.replay(text_of(family, dtype))
+        dial.take_text(text_of(family, dtype))
         return dial
     return ModelDrafter(CachedModel(perturbed(target_of(family, dtype), {"all": 0.0, "some": 0.06}[kind])))
 

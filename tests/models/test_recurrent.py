@@ -77,7 +77,7 @@ def drafter_of(family: str, accepted: str, length: int) -> ModelDrafter:
     """Of its drafts all, some or none are accepted."""
     if accepted == "none":
         dial = OracleModelDrafter(CachedModel(tiny(family)), 0.0, seed=3)
-        dial.replay(text_of(family, length))
+        dial.take_text(text_of(family, length))
         return dial
     return ModelDrafter(CachedModel(perturbed(tiny(family), NOISES[accepted])))
 

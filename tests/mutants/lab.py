@@ -13,9 +13,10 @@ from draft_models import ModelDrafter
 from speclab.core.drafter import Drafter
 from speclab.core.sampling import Sampling
 from speclab.drafts import select
-from speclab.lab import acceptance_probs, bench, decodings, harness, output_checks, plan
+from speclab.drafts.retokenized import RetokenizedDrafter
+from speclab.lab import bench, decodings, harness, output_checks, plan
 from speclab.lab.harness import Decoding
-from speclab.models import rounding
+from speclab.models import rounding, uncached
 from speclab.models import select as engines
 from speclab.models.cached import CachedModel
 from speclab.models.rounding import Reference
@@ -71,7 +72,7 @@ def reads_the_whole_text_with_the_draft() -> None:
             super().__init__(*args)
             self.max_length = None
 
-    losslessness.CachedModel = Endless
+    uncached.CachedModel = Endless
 
 
 @mutant(29, "a_prompt_longer_than_the_drafts_context_is_refused", file="models/test_loading", raises="RuntimeError")
@@ -263,17 +264,17 @@ def forgets_what_a_stage_has_left() -> None:
 @mutant(25, "the_forecast_asks_for_the_lengths_that_rounds_ask_for", file="drafts/test_retokenized_text")
 def takes_short_proposals_from_long_ones() -> None:
     """forecasts a draft of k tokens by the first k of a longer proposal, whose last word is cut in another way"""
-    acceptance_probs.RetokenizedDrafter = ()
+    RetokenizedDrafter.shorter_is_beginning = True
 
 
 @mutant(25, "what_is_drawn_is_what_the_forecast_computes", file="models/test_same_tokenizer")
 def forecasts_a_draft_with_all_rows_of_its_model() -> None:
     """forecasts a draft from all rows of its model, though it draws from the ids of its tokenizer"""
-    right = losslessness.distributions
+    right = uncached.distributions
 
     def distributions(
         model: PreTrainedModel, prompt: list[int], tokens: list[int], sampling: Sampling, n_ids: int
     ) -> Tensor:
         return right(model, prompt, tokens, sampling, model.config.vocab_size)[:, :n_ids]
 
-    losslessness.distributions = distributions
+    uncached.distributions = distributions

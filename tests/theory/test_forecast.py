@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 import optimized_speculative
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.counts import Counts
+from speclab.core.proposals import ByLength
 from speclab.core.sampling import Sampling
 from speclab.models.limits import Room
-from speclab.theory.forecast import ByLength, Forecast, forecast, model_accept_probs, oracle
+from speclab.theory.forecast import Forecast, forecast, model_accept_probs, oracle
 from speclab.theory.formulas import expected_tokens_per_round
 from tests.decoding import plain_text, speculative_rounds
 from tests.test_exact import (

@@ -83,6 +83,7 @@ class HeadDrafter(Drafter):
 
     def law(self, target: CachedModel, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
         """What the head says at each place depends on where the round began: from one pass of the target."""
+        k = min(k, self.longest_draft)
         chain = self.chain_probs(target.model, prompt, text, sampling, k, target.vocab_size)
         found: list[Tensor] = []
 

@@ -148,7 +148,7 @@ class GrowingBlock(BlockDrafter):
         """Logits of the token after everything committed, (1, the target's vocabulary)."""
         assert self._anchor is not None
         self._read()
-        self._slots = self.head.logits(self._block(self.longest))  # (1, longest, draft vocabulary)
+        self._slots = self.head.logits(self._block(self.longest_draft))  # (1, longest, draft vocabulary)
         return self._after(self._anchor, 0)
 
     def grow(self, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:

@@ -51,7 +51,7 @@ def follow(
         return detailed(functions, setup.target, functions.adapt(drafter, longest), ids, draft_length, settings)
 
     if drafter.needs_text:
-        drafter.replay(tokens_of(plain(settings)))
+        drafter.take_text(tokens_of(plain(settings)))
     warm = replace(settings, max_new_tokens=min(WARM, settings.max_new_tokens))
     for stream in (plain(warm), rounds(warm)):
         collections.deque(stream, maxlen=0)

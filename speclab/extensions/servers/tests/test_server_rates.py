@@ -23,7 +23,7 @@ def test_a_servers_row_is_exact(monkeypatch):
         return Sent(arm, MODEL, 0.7, index, Answer([1] * n_tokens, n_first, 3, first, decode), None)
 
     prompts = [Prompt("code", "", torch.tensor([[1, number]])) for number in range(3)]
-    config = SimpleNamespace(prompts=prompts, temperatures=[0.7], drafters={"model": None})
+    config = SimpleNamespace(prompts=prompts, temperatures=[0.7], drafters={"model": SimpleNamespace(draws=True)})
     served = Served(config, None)
     served.sent = [sent(BASELINE, i, 17, 1, 2.0, 4.0) for i in range(3)]
     served.sent += [sent(MODEL, i, 17, n_first, 1.0, 2.5) for i, n_first in enumerate((1, 2, 4))]
