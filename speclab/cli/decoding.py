@@ -243,7 +243,7 @@ def _in_turn(
     if rule_of(args.rule).law:
         print(LOSSY.format(rule=args.rule, temperature=args.temperature))
     if args.verbose:
-        draft = drafter.models[0].model if drafter.models else None
+        draft = drafter.models[-1].model if drafter.models else None
         print(memory.describe(setup.target.model, draft, k, setup.target.length))
     return n_wrong
 

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from speclab.cli.parsing import DASH, at_least, first_given, plain_name, seed, some_name, some_path
 from speclab.core.accept import rule_of
 from speclab.core.sampling import Sampling
+from speclab.drafts import trees  # noqa: F401 - registers --rule follow
 from speclab.drafts.kinds import is_tree
 from speclab.lab.instruments import LoopFunctions
 from speclab.models import loading, prompts, select, sizes

@@ -177,7 +177,9 @@ def _judged(
     draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, kind: str, value: tuple[float, ...] = ()
 ) -> AcceptResult:
     """`_from_logits` without what no rule reads: shapes then depend on n only, and so does the CUDA graph."""
-    return _from_logits(draft.chain(), logits, sampling, uniforms[:, : logits.shape[1]], kind, value)
+    if (chain := draft.chain()) is None:
+        raise UsageProblem(f"--rule {kind} judges chains of tokens, and this draft is none; leave it out")
+    return _from_logits(chain, logits, sampling, uniforms[:, : logits.shape[1]], kind, value)
 
 
 @graphed
@@ -215,9 +217,7 @@ RULES: dict[str, Callable[[Draft, Tensor, Sampling, Tensor], AcceptResult]] = {
 }
 """The lossless rules by their names."""
 LAWS = {"lenient": lenient_law, "typical": typical_law}
-RULE_NAMES = (
-    "token, block, follow, lenient:L (0 < L <= 1, as in lenient:0.5) or typical:E (0 < E < 1, as in typical:0.09)"
-)
+LOSSY_NAMES = "lenient:L (0 < L <= 1, as in lenient:0.5) or typical:E (0 < E < 1, as in typical:0.09)"
 
 
 def rule_of(name: str) -> Rule:
@@ -233,7 +233,7 @@ def rule_of(name: str) -> Rule:
     except ValueError:
         value = math.nan
     if kind not in LAWS or not (0 < value < 1 or (kind == "lenient" and value == 1)):
-        raise UsageProblem(f"there is no accept rule {name!r}; give {RULE_NAMES}")
+        raise UsageProblem(f"there is no accept rule {name!r}; give {', '.join(RULES)}, {LOSSY_NAMES}")
 
     def judge(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
         return _judged(draft, logits, sampling, uniforms, kind, (value,))

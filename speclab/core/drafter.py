@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class Drafter:
     """Proposes tokens for one row of text. Its state is its own; the loop tells it what was committed.
 
+    These attributes are about what drafts; of a drafter that is made of others its `parts` have them.
+
     is_model: whether it is a draft model with the target's ids.
     draws: whether its tokens are drawn from probabilities when sampling; else they are certain.
     shorter_is_beginning: whether its draft of fewer tokens is the beginning of a longer one.

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from speclab.core.proposals import AcceptProbs, ByLength
+from speclab.core.proposals import AcceptProbs, ByLength, model_accept_probs
 
 Place = tuple[int, int, int]
 
@@ -42,7 +42,8 @@ class PlaceLaw:
     def accept_probs(self, target_probs: Callable[[], Tensor], text: Sequence[int]) -> AcceptProbs:
         """See Law."""
         ratios = _ratios(target_probs(), self._rows, text)  # (n,)
-        return [ratios[start:][:size].tolist() for start, size in enumerate(self._sizes)]
+        rows = model_accept_probs(ratios)
+        return [row[:size] for row, size in zip(rows, self._sizes, strict=True)]
 
     def drawn_from(self, places: Sequence[Place]) -> Tensor:
         """See Law."""
@@ -120,7 +121,7 @@ class ConstantLaw:
 
 def _ratios(target_probs: Tensor, draft_probs: Tensor, text: Sequence[int]) -> np.ndarray:
     """How likely each token of the text is accepted, (n,); both distributions at its place, (n, vocab)."""
-    ids = torch.tensor(text)[:, None]
+    ids = torch.tensor(text, dtype=torch.long)[:, None]
     of_target, of_draft = (probs.gather(1, ids)[:, 0].double().numpy() for probs in (target_probs, draft_probs))
     # Where rounding gives the target's own token no mass, the draft's belief decides.
     ratio = of_draft / np.where(of_target > 0, of_target, 1.0)

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import overload
 
+import numpy as np
+
 AcceptProbs = Sequence[Sequence[float]]  # by state; asked for the first n of a row, `ByLength` answers for a draft of n
 
 
@@ -28,3 +30,13 @@ class ByLength(Sequence[float]):
         if place.start or place.step or place.stop is None or not 0 <= place.stop < len(self.rows):
             raise ValueError(f"there are rows of 0 to {len(self.rows) - 1} tokens, not of {place}")
         return self.rows[place.stop]
+
+
+def model_accept_probs(accept: Sequence[float] | np.ndarray) -> list[Sequence[float]]:
+    """AcceptProbs per state of a draft that continues the text token by token: `accept[t]` belongs to new token t.
+
+    What such a draft proposes at a place does not depend on where its round began, so one number per token is enough;
+    an n-gram proposal does depend on it and needs a row of its own for every state.
+    """
+    accept_probs = np.asarray(accept, dtype=float)  # (n_tokens,)
+    return [accept_probs[t:] for t in range(len(accept_probs))]  # type: ignore[misc]

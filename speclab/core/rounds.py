@@ -51,8 +51,8 @@ class Draft:
         """
         return target.forward(torch.cat([last_tokens[:, None], self.tokens], dim=1))
 
-    def chain(self) -> "Draft":
-        """The same tokens with nothing but what a rule for chains reads. UsageProblem where they are no chain."""
+    def chain(self) -> "Draft | None":
+        """The same tokens with nothing but what a rule for chains reads; None where they are no chain."""
         return Draft(self.tokens, self.size, self.probs, self.certain)
 
 

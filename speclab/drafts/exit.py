@@ -167,7 +167,7 @@ class ExitDrafter(HeadDrafter):
         )
         return self.head.logits(states[:, -1:], attended)[:, -1]
 
-    def size(self) -> str:
+    def in_words(self) -> str:
         """What it is, in a few words."""
         config, millions = self.head.config, sum(weight.numel() for weight in self.head.parameters()) / 1e6
         return (

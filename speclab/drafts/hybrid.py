@@ -94,7 +94,7 @@ class HybridDrafter(Drafter):
 
     def length_notes(self, name: str, asked: list[int]) -> list[str]:
         """What its model says."""
-        return self.drafter.length_notes(f"{name}: its draft", asked)
+        return self.drafter.length_notes(f"{name}: its block", asked)
 
     def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
         """What its model says."""

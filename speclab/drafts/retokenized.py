@@ -63,7 +63,7 @@ class RetokenizedDrafter(Drafter):
 
     def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
         """UsageProblem where a prompt does not fit its context.  -> whether the texts reach its end, or None"""
-        return check_draft_prompts(self.draft.room, prompts, max_new_tokens, self.own_ids, " of the draft's tokens")
+        return check_draft_prompts(self.draft.room, prompts, max_new_tokens, self.read_as, " of the draft's tokens")
 
     def prefill(self, target: Target | None, prompt: Tensor, sampling: Sampling) -> None:
         """Note the prompt, (1, prompt length) ids of the target; the draft reads it with the first proposal."""
@@ -77,13 +77,13 @@ class RetokenizedDrafter(Drafter):
         """Note what was committed."""
         self._ids += committed
 
-    def own_ids(self, ids: list[int]) -> list[int]:
+    def read_as(self, ids: list[int]) -> list[int]:
         """A text of the target, in the draft's tokens."""
         return [*self._start, *self.own.encode(text_of(self.tokenizer, ids), add_special_tokens=False)]
 
     def lookup(self, k: int) -> list[int]:
         """At most k ids of the target: what the draft's next k tokens say."""
-        context = self.own_ids(self._ids)
+        context = self.read_as(self._ids)
         said = self._continued(context, min(k, draft_room(self.draft, len(context)))) if context else []
         tail = context[-BEFORE:]
         before, whole = text_of(self.own, tail), text_of(self.own, tail + said)

@@ -95,8 +95,8 @@ class LoopFunctions:
 
     def rounds(self, target: CachedModel, drafter: Drafter, *args) -> Iterator[Round]:
         """The rounds of one decoding; `args` are the loop's further ones: prompt, draft length, settings."""
-        target.keeps = self.keeps
-        return with_replays(self.decode(target, drafter, *args, accept=self.accept), target)
+        decoded = self.decode(target, drafter, *args, accept=self.accept)
+        return with_replays(with_rule(decoded, target, self.keeps), target)
 
 
 def with_phases(functions: LoopFunctions, target: CachedModel, drafter: Drafter, *args) -> Iterator[Round]:
@@ -104,14 +104,14 @@ def with_phases(functions: LoopFunctions, target: CachedModel, drafter: Drafter,
 
     The prefill round has one phase, `prefill`. What no other phase covers is the host's.
     """
-    clock, target.keeps = PhaseClock(target.device), functions.keeps
+    clock = PhaseClock(target.device)
     decoded = functions.decode(
         _Timed(target, clock, verify="verify", forward="verify", commit="rollback", crop="rollback"),
         _Timed(drafter, clock, propose="draft", observe="rollback"),
         *args,
         accept=clock.timed("accept", functions.accept),
     )
-    rounds = with_replays(decoded, target)
+    rounds = with_replays(with_rule(decoded, target, functions.keeps), target)
     while True:
         start = mark(target.device)
         round_ = next(rounds, None)
@@ -124,6 +124,19 @@ def with_phases(functions: LoopFunctions, target: CachedModel, drafter: Drafter,
             seconds = {phase: seconds.get(phase, 0.0) for phase in PHASES}
             seconds["host"] = whole - sum(seconds.values())
         yield round_._replace(seconds=seconds)
+
+
+def with_rule(rounds: Iterator[Round], target: CachedModel, keeps: Callable[[int, int], int]) -> Iterator[Round]:
+    """The same rounds, in which the target is rolled back by the rule `keeps`; between them its own one stands."""
+    while True:
+        own, target.keeps = target.keeps, keeps
+        try:
+            round_ = next(rounds, None)
+        finally:
+            target.keeps = own
+        if round_ is None:
+            return
+        yield round_
 
 
 def with_replays(rounds: Iterator[Round], target: CachedModel) -> Iterator[Round]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 
 from speclab.core.accept import rule_of
+from speclab.core.law import Place
 from speclab.lab.harness import Measurement
 from speclab.models.uncached import distributions
 from speclab.records.samples import BASELINE, Arm, Made
@@ -102,15 +103,14 @@ def _judge_sampled(measured: Measurement, arm: Arm, temperature: float) -> dict:
     for sample in samples:
         prompt, distance = measured.prompts[sample.prompt_index].id_list, 0.0
         for tokens, rounds in zip(sample.texts, sample.rounds, strict=True):
-            law = bench.drafters[arm.draft].law(setup.target, prompt, tokens, sampling, max(1, arm.draft_length))
+            k = arm.draft_length if lossy_rule and known else 1
+            law = bench.drafters[arm.draft].law(setup.target, prompt, tokens, sampling, k)
             draft_probs = law.drawn_from([(start, 0, 1) for start in range(len(tokens))])
             losslessness.judge_text(sums, setup.reference, prompt, tokens, sampling, vocab, draft_probs)
             if lossy_rule and known:
                 target_probs = distributions(setup.target.model, prompt, tokens, sampling, vocab)
                 tested = judged_places(rounds, len(tokens))
-                most = max(bench.max_new_tokens, len(tokens))
-                asked = [max(0, min(arm.draft_length, most - start - 1)) for start, _ in tested]
-                proposed = law.drawn_from([(*place, n) for place, n in zip(tested, asked, strict=True)])
+                proposed = law.drawn_from(asked_at(tested, k, max(bench.max_new_tokens, len(tokens))))
                 of_target = target_probs[[start + depth for start, depth in tested]]
                 distance += distances(lossy_rule, of_target, proposed).sum().item()
         sample.distance = distance if lossy_rule and known else None
@@ -161,3 +161,11 @@ def judged_places(rounds: Iterable[Made], n_tokens: int) -> list[tuple[int, int]
         places += [(start, depth) for depth in depths]
         start += n_accepted + 1
     return places
+
+
+def asked_at(places: Iterable[tuple[int, int]], k: int, most: int) -> list[Place]:
+    """The same places with the number of tokens that the loop asks for there.
+
+    k: of the arm. most: new tokens of the run; near their end a round asks for fewer.
+    """
+    return [(start, depth, max(0, min(k, most - start - 1))) for start, depth in places]

@@ -39,14 +39,22 @@ def at_most(seconds: float) -> Iterator[None]:
         yield
         return
 
+    raised: list[NeverEnds] = []
+    armed = True
+
     def stop(*_) -> None:
-        raise NeverEnds(seconds)
+        if armed:  # a signal may wait until its timer is off
+            raised.append(NeverEnds(seconds))
+            raise raised[-1]
 
     handler = signal.signal(signal.SIGALRM, stop)
     timer = signal.setitimer(signal.ITIMER_REAL, seconds, 1)
     try:
         yield
+        if raised:  # the code inside has caught it
+            raise raised[0]
     finally:
+        armed = False
         signal.setitimer(signal.ITIMER_REAL, *timer)
         signal.signal(signal.SIGALRM, handler)
 

@@ -71,7 +71,7 @@ class CachedModel:
     def with_own_cache(self) -> "CachedModel":
         """The same weights with a cache of their own, so that two decoders can work side by side."""
         twin = type(self)(self.model, self.vocab_size, self.fast)
-        twin.hidden_layers, twin.keeps = self.hidden_layers, self.keeps
+        twin.hidden_layers = self.hidden_layers
         return twin
 
     def __deepcopy__(self, memo: dict) -> "CachedModel":

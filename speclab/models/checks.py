@@ -4,7 +4,7 @@ Four properties of the logits, with the library's own forward and cache (the eag
 
 1. they are numbers, and the same pass gives them twice;
 2. causal: changing a later token changes no earlier position;
-3. cached passes of several widths give the logits of one uncached pass;
+3. cached passes of several widths, and the steps of plain decoding, give the logits of one uncached pass;
 4. the same logits come after rejected tokens have been fed and rolled back; recurrent layers replay what stays.
 
 Two computations of the same logits may differ by the bound of models/rounding.py, or by a few times what the model's
@@ -79,6 +79,9 @@ def check_model(model: PreTrainedModel) -> None:
     cached = CachedModel(model)
     reason = "ignores its cache, or computes other logits with it"
     _compare(model, text, reason, _tried(model, reason, lambda: cached_logits(cached, text)), last)
+    steps = (1,) * sum(WIDTHS)  # what plain decoding runs: nothing is kept for a roll-back
+    by_steps = _tried(model, reason, lambda: cached_logits(cached, text, steps, one_pass=_one_step))
+    _compare(model, text, reason, by_steps, last)
     reason = "keeps a state that cannot be rolled back after a rejected draft"
     _compare(model, text, reason, _tried(model, reason, lambda: cached_logits(cached, text, wrong=WRONG)), last)
 
@@ -183,6 +186,11 @@ def cached_logits(
         if wrong:
             cached.crop(cached.length - wrong[i])
     return torch.cat(logits, dim=1)
+
+
+def _one_step(cached: CachedModel, token: Tensor) -> Tensor:
+    """A pass of plain decoding over (1, 1) ids."""
+    return cached.step(token[:, 0])
 
 
 @torch.inference_mode()

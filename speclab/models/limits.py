@@ -90,7 +90,7 @@ def check_draft_prompts(
 
     whose: whose tokens these are. -> what to know where the new tokens reach its end, or None
     """
-    longest, n = max((len(read_as(prompt)), len(prompt)) for prompt in prompts)
+    longest, n = max(((len(read_as(prompt)), len(prompt)) for prompt in prompts), key=lambda pair: pair[0])
     most = room.for_prompt()
     if most is not None and longest > most:
         raise UsageProblem(

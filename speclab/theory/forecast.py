@@ -123,16 +123,6 @@ def _ahead(row: Sequence[float], cheapest: np.ndarray, rejected_round_extra: flo
     return float(rejected + survival[n] * cheapest[n] + rejected_round_extra * (1 - survival[n]))
 
 
-def model_accept_probs(accept: Sequence[float] | np.ndarray) -> list[Sequence[float]]:
-    """AcceptProbs per state of a draft that continues the text token by token: `accept[t]` belongs to new token t.
-
-    What such a draft proposes at a place does not depend on where its round began, so one number per token is enough;
-    an n-gram proposal does depend on it and needs a row of its own for every state.
-    """
-    accept_probs = np.asarray(accept, dtype=float)  # (n_tokens,)
-    return [accept_probs[t:] for t in range(len(accept_probs))]  # type: ignore[misc]
-
-
 def _one(n_drafted: int, state: int) -> float:
     return 1.0
 

@@ -302,7 +302,7 @@ def test_every_reader_of_a_record_ends_in_an_exit_code(text):
         patched.setattr(readme, "PAGES", [page])
         patched.setattr(doc_blocks, "DEFAULT_RUN", folder / "run.json")
         patched.setattr(doc_blocks, "FULL_RUN", folder / "run.json")
-        for block in (doc_blocks.first_run, doc_blocks.summary, doc_blocks.pair):
+        for block in (doc_blocks.first_run, doc_blocks.pair):
             patched.setattr(readme, "BLOCKS", {"b": block})
             assert readme.main([]) in (0, 3)
 

@@ -706,7 +706,7 @@ def test_greedy_keeps_the_longest_agreeing_path():
     lengths = Counter()
 
     @given(st.integers(0, 2**32), st.integers(0, 12))
-    @settings(max_examples=150)
+    @settings(max_examples=300)
     def check(seed: int, n: int) -> None:
         dice, vocab = random.Random(seed), 3
         draft, rows, uniforms = random_batch(seed, 1, n, vocab)

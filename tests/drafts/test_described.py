@@ -39,7 +39,7 @@ def test_models_and_trees_have_a_line_and_lookups_their_name():
             "hybrid:suffix+block",
             HybridDrafter(SuffixDrafter(), block()),
             [12],
-            ["hybrid:suffix+block: its draft proposes at most 7 tokens; -k 12 drafts no more"],
+            ["hybrid:suffix+block: its block proposes at most 7 tokens; -k 12 drafts no more"],
         ),
         ("tree:best:block", BestTreeDrafter(block()), [12], []),
         (

@@ -243,7 +243,7 @@ def test_costs_of_a_blocks_drafts_end_with_its_slots():
     auto = AutoLength(BlockDrafter(tiny_block_head(model, slots=4)))
     measure_costs(SPECULATIVE, target, auto, [PROMPT], DecodeSettings(40))
     costs = auto.costs[0.0]
-    assert costs.longest == auto.drafter.longest == len(costs.draft) - 1
+    assert costs.longest == auto.drafter.longest_draft == len(costs.draft) - 1
     assert len(costs.rest) == LONGEST + 1
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from speclab.core import clock as clock_module
+from speclab.core.drafter import Drafter
 from speclab.core.rounds import Round
 from speclab.lab.instruments import LoopFunctions, PhaseClock, with_phases
 
@@ -64,7 +65,7 @@ def test_work_on_the_device_counts_for_the_phase_that_queued_it(fake):
 
 def test_every_part_of_a_round_counts_for_its_phase(fake):
     """draft: propose; verify: the target's pass; rollback: both caches; what is left is the host's."""
-    target = SimpleNamespace(device=CPU, n_replays=0, verify=fake.work(20), commit=fake.work(1))
+    target = SimpleNamespace(device=CPU, n_replays=0, keeps=min, verify=fake.work(20), commit=fake.work(1))
     drafter = SimpleNamespace(prefill=fake.work(1000), propose=fake.work(10), observe=fake.work(2))
 
     def decode(target, drafter, n_rounds, accept):
@@ -85,6 +86,24 @@ def test_every_part_of_a_round_counts_for_its_phase(fake):
     assert [round_.seconds for round_ in rounds] == [
         {"draft": 10, "verify": 20, "accept": 4, "rollback": 3, "host": 0.5}
     ] * 2
+
+
+def test_a_rule_for_the_cache_stands_in_its_own_rounds_alone():
+    """A learner's rule must not go on in the next decoding with the same target."""
+    target = SimpleNamespace(device=CPU, n_replays=0, keeps=max)
+    seen = []
+
+    def decode(target, drafter, accept):
+        for _ in range(2):
+            seen.append(target.keeps)
+            yield Round([2, 3])
+
+    functions = LoopFunctions(decode, keeps=min)
+    for _ in functions.rounds(target, Drafter()):
+        assert target.keeps is max
+    for _ in with_phases(functions, target, Drafter()):
+        assert target.keeps is max
+    assert seen == [min] * 4
 
 
 # --- a GPU's events ---------------------------------------------------------------------------------------------------
@@ -128,7 +147,7 @@ def test_events_of_a_round_are_read_after_it(monkeypatch):
             yield Round([2, 3])
 
     functions = LoopFunctions(decode, accept=work(4))
-    target = SimpleNamespace(n_replays=0, device=CUDA, verify=work(20))
+    target = SimpleNamespace(n_replays=0, keeps=min, device=CUDA, verify=work(20))
     drafter = SimpleNamespace(propose=work(10), observe=work(2))
     rounds = with_phases(functions, target, drafter)
     for _ in range(2):

@@ -20,7 +20,7 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.lab import output_checks
 from speclab.lab.bench import Bench
 from speclab.lab.instruments import LoopFunctions
-from speclab.lab.output_checks import distances, judged_places
+from speclab.lab.output_checks import asked_at, distances, judged_places
 from speclab.models import prompts
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
@@ -172,13 +172,14 @@ class Noted:
     """A drafter that keeps what it proposed, with the length of the text before each draft."""
 
     def __init__(self, drafter):
-        self.drafter, self.drafts, self.n = drafter, [], 0
+        self.drafter, self.drafts, self.asked, self.n = drafter, [], {}, 0
 
     def prefill(self, *args):
         self.drafter.prefill(*args)
 
     def propose(self, k, uniforms):
         draft = self.drafter.propose(k, uniforms)
+        self.asked[self.n] = k
         self.drafts.append((self.n, draft))
         return draft
 
@@ -206,7 +207,9 @@ def test_laws_of_proposals_are_those_that_were_drawn_from(kind):
     places = judged_places(pairs, len(tokens))
     assert {depth for _, depth in places} >= {0, 1}
     law = drafter.law(bench.setup.target, ids, tokens, sampling, arm.draft_length)
-    found = law.drawn_from([(*place, max(0, min(3, 48 - place[0] - 1))) for place in places])
+    asked = asked_at(places, 3, 48)
+    assert all(n == min(3, noted.asked[start]) for start, _, n in asked)
+    found = law.drawn_from(asked)
     used = dict(noted.drafts)
     for (start, depth), row in zip(places, found, strict=True):
         draft = used[start]

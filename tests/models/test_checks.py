@@ -17,6 +17,7 @@ from transformers import (
     RobertaConfig,
     RobertaForCausalLM,
 )
+from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from speclab.drafts.exit import check_split
 from speclab.drafts.trees.checks import check_tree
@@ -272,3 +273,30 @@ def test_a_model_with_more_rows_than_its_tokenizer_has_ids_passes_the_checks_of_
     check_tree(target)
     check_batch(target)
     check_split(target, 1)
+
+
+def test_the_steps_of_plain_decoding_are_checked_too(monkeypatch):
+    """A window that is wrong only where nothing is kept for a roll-back: no pass of a draft or of a round shows it."""
+    right = DynamicSlidingWindowLayer.update
+
+    def update(layer, keys, values, *args, **options):
+        found = right(layer, keys, values, *args, **options)
+        plain = keys.shape[2] == 1 and not layer.record_past
+        return (1.5 * found[0], found[1]) if plain else found
+
+    model = tiny("mistral_window")
+    check_model(model)
+    monkeypatch.setattr(DynamicSlidingWindowLayer, "update", update)
+    with pytest.raises(EnvironmentProblem, match="computes other logits with it"):
+        check_model(model)
+
+
+def test_what_a_step_has_read_stays():
+    """Behind a window its rows are gone: to go back there is an error, not a wrong text."""
+    cached = CachedModel(tiny("mistral_window"))
+    text = torch.randint(0, VOCAB, (1, 30), generator=torch.Generator().manual_seed(0))
+    cached.prefill(text[:, :20])
+    for i in range(20, 30):
+        cached.step(text[0, i : i + 1])
+    with pytest.raises(RuntimeError):
+        cached.crop(26)

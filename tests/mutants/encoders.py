@@ -29,7 +29,7 @@ def runs_the_encoder_at_every_pass() -> None:
         options = {"past_key_values": backend._both, "use_cache": True}
         return backend._model(input_ids=backend.prompt, decoder_input_ids=tokens, **options).logits
 
-    EncoderDecoderBackend.prefill, EncoderDecoderBackend.step = prefill, forward
+    EncoderDecoderBackend.prefill, EncoderDecoderBackend._read = prefill, forward
 
 
 @mutant(43, TEXTS, file=FILE)

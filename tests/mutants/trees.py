@@ -1,5 +1,5 @@
-"""Bugs in the rules for trees (speclab/core/accept_tree.py), in how the children of a node are drawn, and in what the
-caches hold of a tree."""
+"""Bugs in the rules for trees (speclab/drafts/trees/accept.py), in how children are drawn, and in what caches hold of a
+tree."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -11,13 +11,14 @@ from types import SimpleNamespace
 import pytest
 
 from speclab.core.counts import Counts
+from speclab.core.proposals import AcceptProbs, model_accept_probs
 from speclab.lab.rows import build_row
 from speclab.records.runs import Noise
 from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm, Made, Sample
 from speclab.theory import attribution, ladder
 from speclab.theory.attribution import Part, explained, noise_floor, price, verdict
 from speclab.theory.costs import Costs, catch_ups
-from speclab.theory.forecast import AcceptProbs, forecast, model_accept_probs
+from speclab.theory.forecast import forecast
 
 COSTS = Costs(
     step_at=1.0,

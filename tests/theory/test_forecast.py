@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 import optimized_speculative
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.counts import Counts
-from speclab.core.proposals import ByLength
+from speclab.core.proposals import ByLength, model_accept_probs
+from speclab.core.rounds import Decided, Draft
 from speclab.core.sampling import Sampling
 from speclab.models.limits import Room
-from speclab.theory.forecast import Forecast, forecast, model_accept_probs, oracle
+from speclab.theory.forecast import Forecast, forecast, oracle
 from speclab.theory.formulas import expected_tokens_per_round
 from tests.decoding import plain_text, speculative_rounds
 from tests.test_exact import (
@@ -72,8 +73,14 @@ class TableModel:
         self.widths.append(tokens.shape[1])
         return self._logits(first)
 
-    def run(self, program, *inputs):
-        return program(self.forward, *inputs)
+    def step(self, token: torch.Tensor) -> torch.Tensor:
+        return self.forward(token[:, None])
+
+    def verify(self, last_token: torch.Tensor, draft: Draft) -> torch.Tensor:
+        return draft.verified_by(self, last_token)
+
+    def commit(self, decided: Decided) -> None:
+        self.crop(self.length - decided.n_drafted + decided.n_accepted)
 
     def crop(self, length: int) -> None:
         del self.tokens[length:]

@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,14 +19,18 @@ from benchmarks import experts, peers_page, roofline, rules, scaling_page, verdi
 from benchmarks.families import __main__ as families
 from benchmarks.gpu import findings
 from speclab.core.rounds import tokens_of
+from speclab.core.sampling import GREEDY
+from speclab.drafts.kinds import LOOKUPS
+from speclab.drafts.select import check_prompts, make_drafter
 from speclab.models.cached import CachedModel
+from speclab.models.prompts import Prompt
 from speclab.present import tables
 from speclab.records import files
 from speclab.records.runs import Head
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.paths import ROOT
 from tests.decoding import plain_text, speculative_rounds
-from tests.tiny_models import VOCAB, tiny
+from tests.tiny_models import tiny
 from tools import doc_blocks, kinds, readme
 
 PAGES = readme.PAGES
@@ -163,13 +168,29 @@ def test_every_path_in_contributing_exists():
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
-def test_the_draft_of_contributing_drafts():
+def test_every_source_file_that_a_page_names_exists():
+    folders = {"docs": "**/*.md", "exercises": "*.py", "tests/mutants": "*.py"}
+    pages = [page for folder, pattern in folders.items() for page in (ROOT / folder).glob(pattern)]
+    path = re.compile(r"\b(?:speclab|tests|tools|training)/[\w./]+\.py\b")
+    named = {(page.name, found) for page in pages for found in path.findall(page.read_text("utf-8"))}
+    assert len(named) > 20
+    assert sorted((page, found) for page, found in named if not (ROOT / found).exists()) == []
+
+
+def test_the_draft_of_contributing_drafts(monkeypatch):
     """It is a lookup, it proposes, and the text is the target's own."""
     code = re.search(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.DOTALL)[1]
     namespace: dict = {}
     exec(compile(code, "CONTRIBUTING.md", "exec"), namespace)
-    drafter = namespace["RepeatDrafter"](n_ids=VOCAB)
     target, prompt = CachedModel(tiny("llama")), torch.tensor([[5, 3, 5]])
+    monkeypatch.setitem(LOOKUPS, "repeat", namespace["RepeatDrafter"])
+    setup = SimpleNamespace(target=target, sampling=GREEDY)
+    drafter = make_drafter("repeat", setup)
+    check_prompts(target, [drafter], [Prompt("code", "", prompt)], 24)
+    assert drafter.describe("repeat", "eager") is None
+    assert drafter.lengths([3]) == [3]
+    law = drafter.law(target, [5, 3, 5], [5, 5, 2], GREEDY, 2)
+    assert [list(row) for row in law.accept_probs(None, [5, 5, 2])] == [[1.0, 1.0], [1.0, 0.0], [0.0]]
     rounds = list(speculative_rounds(target, drafter, prompt, 3, 24))
     assert tokens_of(rounds) == plain_text(target, prompt, 24)
     assert max(round_.n_drafted for round_ in rounds) == 3

@@ -64,9 +64,9 @@ class HeadDrafter(Drafter):
 
     def describe(self, name: str, engine: str) -> str:
         """A line about the head."""
-        return f"{name}: {self.size()}"
+        return f"{name}: {self.in_words()}"
 
-    def size(self) -> str:
+    def in_words(self) -> str:
         """What the head is, in a few words."""
         n, layers = len(self.head.layers), ", ".join(map(str, self._layers))
         millions = sum(weight.numel() for weight in self.head.parameters()) / 1e6

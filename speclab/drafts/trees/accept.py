@@ -84,7 +84,9 @@ def accept_tree(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptR
 
 def accept_follow_from_logits(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
     """`accept_follow` from the target's logits, (batch, n + 1, vocab); greedy, it follows the most probable token."""
-    return _judged(replace(draft, probs=None), logits, sampling, uniforms, accept_follow)
+    result = _judged(replace(draft, probs=None), logits, sampling, uniforms, accept_follow)
+    # Of a chain the leading tokens are kept: nothing moves, and less is copied to the host.
+    return result if isinstance(draft, TreeDraft) else AcceptResult(result.n_accepted, result.next_token)
 
 
 @accept_from_logits.register(TreeDraft)

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from speclab.core.rounds import Draft, Target
-from speclab.system.errors import UsageProblem
 
 
 @dataclass(frozen=True)
@@ -28,9 +27,9 @@ class TreeDraft(Draft):
         """One pass over the last committed token of each row, (batch,), and all nodes.  -> (batch, n + 1, vocab)"""
         return target.forward(torch.cat([last_tokens[:, None], self.tokens], dim=1), reads(self.parents))
 
-    def chain(self) -> Draft:
-        """There is none."""
-        raise UsageProblem("this rule judges chains of tokens, not trees; leave --rule out, or give --rule follow")
+    def chain(self) -> None:
+        """A tree is no chain, so the answer is None."""
+        return
 
 
 def reads(parents: Tensor) -> Tensor:

@@ -43,11 +43,11 @@ class MergedDrafter(Drafter):
 
     @property
     def models(self) -> tuple[Any, ...]:
-        """Of all of them."""
+        """The models of all drafters."""
         return tuple(model for drafter in self.drafters for model in drafter.models)
 
     def law(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
-        """That of the last one of its parts."""
+        """The law of the last one of its parts is the law of the drafter."""
         return self.parts[-1].law(target, prompt, text, sampling, k)
 
     def lengths(self, asked: list[int]) -> list[int]:
@@ -57,7 +57,11 @@ class MergedDrafter(Drafter):
     def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
         """What the drafts say."""
         said = [drafter.check_prompts(prompts, max_new_tokens) for drafter in self.drafters]
-        return next(filter(None, said), None)
+        return "\n".join(filter(None, said)) or None
+
+    def length_notes(self, name: str, asked: list[int]) -> list[str]:
+        """What the drafts say."""
+        return [note for part in self.parts for note in part.length_notes(f"{name}: its block", asked)]
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Let all read the prompt."""

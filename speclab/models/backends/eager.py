@@ -111,7 +111,7 @@ class EagerBackend:
     """
 
     n_replays = n_single = 0
-    _keeps_what_leaves = False
+    _keeps_what_leaves = _has_stepped = False
 
     def __init__(self, model: PreTrainedModel, hidden_layers: Iterable[int] = ()):
         self._model, self._hidden_layers = model, hidden_layers
@@ -126,13 +126,17 @@ class EagerBackend:
 
     def step(self, tokens: Tensor, length: int) -> Tensor:
         """As `forward`, for tokens that will not be rolled back."""
-        with layer_outputs(self._model, self._hidden_layers) as self.hidden:
-            return self._model(input_ids=tokens, past_key_values=self._cache, use_cache=True).logits
+        self._has_stepped = True
+        return self._read(tokens, length)
 
     def forward(self, tokens: Tensor, length: int) -> Tensor:
         """(1, m) ids -> (1, m, vocab) logits. `length` is in the cache already."""
         self._keep_what_leaves()
-        return self.step(tokens, length)
+        return self._read(tokens, length)
+
+    def _read(self, tokens: Tensor, length: int) -> Tensor:
+        with layer_outputs(self._model, self._hidden_layers) as self.hidden:
+            return self._model(input_ids=tokens, past_key_values=self._cache, use_cache=True).logits
 
     def forward_first(self, tokens: Tensor, length: int, n_layers: int) -> Tensor:
         """The first `n_layers` layers alone: (1, m) ids after `length` tokens -> their outputs (1, m, hidden)."""
@@ -188,9 +192,9 @@ class EagerBackend:
     def crop(self, n_tokens: int, length: int) -> None:
         """Of the `length` tokens in the cache, drop the last `n_tokens`."""
         # The negative form is the portable one, and for sliding windows a crop of 0 is what frees old entries.
-        if n_tokens:
+        if n_tokens and not self._has_stepped:  # after a step the library refuses, where a window has lost tokens
             self._keep_what_leaves()
-        if self._keeps_what_leaves:
+        if n_tokens or self._keeps_what_leaves:
             self._cache.crop(-n_tokens)
 
     def _keep_what_leaves(self) -> None:
@@ -274,9 +278,9 @@ class EncoderDecoderBackend(EagerBackend):
     def prefill(self, prompt: Tensor) -> Tensor:
         """Run the encoder over (1, prompt) ids, and the decoder over its start.  -> (1, 1, vocab) logits"""
         self._encoded = self._model.get_encoder()(input_ids=prompt, attention_mask=torch.ones_like(prompt))
-        return self.step(start_of(self._model), 0)
+        return self._read(start_of(self._model), 0)
 
-    def step(self, tokens: Tensor, length: int) -> Tensor:
+    def _read(self, tokens: Tensor, length: int) -> Tensor:
         """A pass of the decoder alone: (1, m) ids -> (1, m, vocab) logits. `length` is in its cache already."""
         options = {"encoder_outputs": self._encoded, "past_key_values": self._both, "use_cache": True}
         return self._model(decoder_input_ids=tokens, **options).logits
