@@ -1,5 +1,6 @@
 """Bugs in speclab/core/accept.py: which drafts are kept, and the token after them."""
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -176,7 +177,7 @@ def tests_greedy_drafts_with_the_row_after() -> None:
         n_accepted = right_accept_from_logits(draft, later, sampling, uniforms).n_accepted
         return AcceptResult(n_accepted, most_probable(rows(logits, n_accepted)))
 
-    accept_module.accept_from_logits = accept
+    accept_module.accept_from_logits = functools.singledispatch(accept)  # as kinds of draft register with it
 
 
 @mutant(8, "greedy_output_is_the_targets_own_choice")
@@ -189,7 +190,7 @@ def takes_the_greedy_bonus_one_row_early() -> None:
         early = most_probable(rows(logits, result.n_accepted.clamp(max=last)))
         return result._replace(next_token=early) if sampling.greedy else result
 
-    accept_module.accept_from_logits = accept
+    accept_module.accept_from_logits = functools.singledispatch(accept)  # as kinds of draft register with it
 
 
 @mutant(6, "greedy_keeps_no_draft_but_the_argmax", "greedy_output_is_the_targets_own_choice")
@@ -202,7 +203,7 @@ def tests_greedy_drafts_with_the_softmax() -> None:
         result = right_accept_from_logits(draft, logits, Sampling(temperature=1.0), uniforms)
         return result._replace(next_token=rows(logits, result.n_accepted).argmax(-1))
 
-    accept_module.accept_from_logits = accept
+    accept_module.accept_from_logits = functools.singledispatch(accept)  # as kinds of draft register with it
 
 
 @mutant(6, "drafted_positions_are_judged_at_the_texts_temperature")
@@ -215,7 +216,7 @@ def tempers_the_bonus_row_alone() -> None:
         uneven = torch.cat([logits[:, :-1] * sampling.temperature, logits[:, -1:]], dim=1)
         return right_accept_from_logits(draft, uneven, sampling, uniforms)
 
-    accept_module.accept_from_logits = accept
+    accept_module.accept_from_logits = functools.singledispatch(accept)  # as kinds of draft register with it
 
 
 # ---------------------------------------------------------------- block verification

@@ -259,6 +259,6 @@ def looks_at_the_logits_of_the_last_token_alone() -> None:
     right = draft_models.as_drawn
 
     def as_drawn(drawn: list[Drawn], size: Tensor | None = None) -> Draft:
-        return right(drawn, size)._replace(faults=right(drawn[-1:]).faults)
+        return replace(right(drawn, size), faults=right(drawn[-1:]).faults)
 
     draft_models.as_drawn = as_drawn

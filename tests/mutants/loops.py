@@ -55,11 +55,11 @@ def drafts_as_if_the_budget_had_no_end() -> None:
     right = optimized_speculative.speculative_decode
 
     def decode(
-        target: CachedModel, drafter: Drafter, prompt: Tensor, draft_length: int, settings: DecodeSettings, **others
+        target: CachedModel, drafter: Drafter, prompt: Tensor, draft_length: int, settings: DecodeSettings, *others
     ) -> Iterator[Round]:
         n_new, budget = 0, settings.max_new_tokens
         endless = dataclasses.replace(settings, max_new_tokens=budget + draft_length + 1)
-        for round_ in right(target, drafter, prompt, draft_length, endless, **others):
+        for round_ in right(target, drafter, prompt, draft_length, endless, *others):
             n_new += len(round_.tokens)
             yield round_._replace(finish="length") if n_new >= budget else round_
             if n_new >= budget:

@@ -52,11 +52,11 @@ def change_cached_logits(instead: Callable[..., Tensor], eager: bool, rolled_bac
     right = checks.cached_logits
 
     def logits(
-        cached: CachedModel, text: Tensor, widths: tuple[int, ...] = checks.WIDTHS, wrong: tuple[int, ...] = ()
+        cached: CachedModel, text: Tensor, widths: tuple[int, ...] = checks.WIDTHS, wrong: tuple[int, ...] = (), **more
     ) -> Tensor:
         if (cached.fast is None) == eager and bool(wrong) == rolled_back:
             return instead(right, cached, text)
-        return right(cached, text, widths, wrong)
+        return right(cached, text, widths, wrong, **more)
 
     checks.cached_logits = logits
 

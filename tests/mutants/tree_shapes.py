@@ -39,7 +39,7 @@ def goes_on_from_the_best_token_alone() -> None:
     tree._n_to_grow = lambda *given: min(1, right(*given))
 
 
-@mutant(36, "caches_equal_a_recomputation_after_every_round", "what_it_is_made_of", file=MERGED)
+@mutant(36, "caches_equal_a_recomputation_after_every_round", file=MERGED)
 def draft_model_keeps_its_own_chain() -> None:
     """leaves a draft model's own tokens in its cache where another drafter's branch was kept"""
 
@@ -56,7 +56,7 @@ def merges_equal_tokens_of_one_depth() -> None:
 
     def by_depth(drafts: Sequence[Draft], device: torch.device) -> Draft:
         found = right(drafts, device)
-        if found.parents is None:
+        if not isinstance(found, TreeDraft):
             return found
         seen: dict[tuple[int, int], int] = {}
         kept, parents, depths = [], [], []

@@ -67,7 +67,7 @@ def change_tree(order: Callable = in_number_order, against: Callable = against_w
             left = torch.where(failed[:, None], residual, left)
             left = torch.where(passed[:, None], target_probs[row, i + 1], left)
             here = torch.where(passed, i + 1, here)
-        return tree_module._result(kept, draw(left, uniforms[:, n]))
+        return tree_module._result(draft, kept, draw(left, uniforms[:, n]))
 
     tree_module.accept_tree = accept_tree
 
@@ -116,7 +116,7 @@ def draws_again_for_each_child() -> None:
             hit = draw(target_probs[row, here], uniforms[:, i]) == draft.tokens[:, i]
             kept[:, i] = (i < draft.size) & (draft.parents[:, i] + 1 == here) & hit
             here = torch.where(kept[:, i], i + 1, here)
-        return tree_module._result(kept, draw(target_probs[row, here], uniforms[:, n]))
+        return tree_module._result(draft, kept, draw(target_probs[row, here], uniforms[:, n]))
 
     tree_module.accept_follow = accept_follow
 
