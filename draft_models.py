@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from speclab.core.drafter import Drafter
+from speclab.core.drafter import Drafter, Lookup
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import GREEDY, Drawn, Sampling, draw_draft, faults_in, probability, to_device
 from speclab.models.cached import CachedModel, tokens_to_keep
@@ -173,7 +173,7 @@ def draft_room(draft: CachedModel, n_committed: int) -> int:
     return sys.maxsize if draft.max_length is None else max(0, draft.max_length - n_committed + 1)
 
 
-class NgramDrafter(Drafter):
+class NgramDrafter(Lookup):
     """Prompt lookup: find the last n tokens earlier in the text, propose what followed. No model, no cost, one-hot.
 
     The longest match wins (n from `longest` down to `shortest`), among equals the most recent. Proposes fewer than k

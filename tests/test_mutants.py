@@ -21,7 +21,7 @@ def test_every_bug_has_a_mutant():
     assert {m.bug for m in MUTANTS if m.name.startswith("tests.")} == set(BUGS)
 
 
-LAB = ("benchmarks", "speclab", "draft_models", "baseline_autoregressive", "optimized_speculative")
+LAB = ("benchmarks", "speclab", "training", "draft_models", "baseline_autoregressive", "optimized_speculative")
 
 
 def names() -> dict[object, dict[str, object]]:

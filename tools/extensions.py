@@ -43,9 +43,9 @@ STILL_THERE: dict[str, set[str]] = {
 
 @reports_problems
 def main() -> int:
-    """Run both checks, and print what is wrong.  -> exit code"""
+    """Run the checks, and print what is wrong.  -> exit code"""
     began = time.perf_counter()
-    wrong = [*words_of_extensions(), *deleted()]
+    wrong = [*words_of_extensions(), *no_packages(), *deleted()]
     for line in wrong:
         print(line)
     print(f"extensions: {len(wrong)} problems, {time.perf_counter() - began:.0f} s")
@@ -64,6 +64,14 @@ def words_of_extensions() -> list[str]:
         wrong += [f"{file}: the word {word!r} belongs to an extension" for word in sorted(here - listed)]
         wrong += [f"{file}: {word!r} is gone, take it out of STILL_THERE" for word in sorted(listed - here)]
     return wrong
+
+
+def no_packages() -> list[str]:
+    """The folders that have a register.py and no __init__.py, which nothing would find."""
+    found = sorted((ROOT / FOLDER).glob("*/register.py"))
+    return [
+        f"{file.parent.name}: give it an __init__.py" for file in found if not file.with_name("__init__.py").exists()
+    ]
 
 
 def names() -> list[str]:
@@ -109,8 +117,9 @@ def _received(connection: Connection) -> list[str]:
 
 
 def copied(folder: Path, without: Iterable[str]) -> Path:
-    """Copy the tracked files, but for these extensions; large ones are linked.  -> folder"""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    """Copy the files that git does not ignore, but for these extensions; large ones are linked.  -> folder"""
+    command = ["git", "ls-files", "-co", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     left_out = tuple(f"{(FOLDER / name).as_posix()}/" for name in without)
     for file in listed.strip("\0").split("\0"):
         source, copy = ROOT / file, folder / file

@@ -133,3 +133,16 @@ class Drafter:
     def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
         """UsageProblem for a prompt that it cannot read.  -> what a reader should know of the texts' end, or None"""
         return None
+
+
+class Lookup(Drafter):
+    """A drafter that copies from the text: what it proposes is certain, and follows from the text alone.
+
+    matched: tokens of the match that the last lookup found; a hybrid trusts long matches more.
+    """
+
+    matched = 0
+
+    def lookup(self, k: int) -> list[int]:
+        """At most k ids that may follow the text. Nothing but `matched` changes."""
+        raise NotImplementedError

@@ -13,12 +13,12 @@ anything is drawn, so the output stays exact.
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
 from draft_models import as_draft
-from speclab.core.drafter import Drafter
+from speclab.core.drafter import Drafter, Lookup
 from speclab.core.law import Law
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Sampling
@@ -27,22 +27,6 @@ from speclab.drafts.lengths import LONGEST, AutoLength, RoundCosts, Tally, expec
 MATCHES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)  # guesses for matches of one token, two, ... and more
 # Before anything is measured: a drafted token costs an eighth of a step, a token more to verify a fifteenth.
 USUAL = RoundCosts(tuple(n / 8 for n in range(LONGEST + 1)), tuple(1 + n / 15 for n in range(LONGEST + 1)))
-
-
-class LookupDrafter(Protocol):
-    """A drafter that copies from the text: `ngram`, `suffix`."""
-
-    matched: int
-    """Tokens of the match of the last lookup."""
-
-    def prefill(self, target: Target | None, prompt: Tensor, sampling: Sampling) -> None:
-        """Read a prompt; the target is not needed."""
-
-    def lookup(self, k: int) -> list[int]:
-        """At most k ids."""
-
-    def observe(self, n_accepted: int, committed: list[int]) -> None:
-        """Read what was committed."""
 
 
 class Known:
@@ -67,7 +51,7 @@ class HybridDrafter(Drafter):
 
     costs: dict[float, RoundCosts]
 
-    def __init__(self, lookup: LookupDrafter, drafter: Drafter):
+    def __init__(self, lookup: Lookup, drafter: Drafter):
         self.lookup, self.drafter = lookup, drafter
         self.costs = {} if drafter.costs is None else drafter.costs
         self.known: dict[float, Known] = {}  # by temperature

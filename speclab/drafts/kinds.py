@@ -1,8 +1,10 @@
 """What `--draft KIND` may be: names, their parts, and whether they are right, before a model is loaded."""
 
 import difflib
+from collections.abc import Callable
 
 from draft_models import NgramDrafter
+from speclab.core.drafter import Lookup
 from speclab.drafts.heads.exit_files import exit_layer_of
 from speclab.drafts.heads.files import FORMATS
 from speclab.drafts.oracle import NEEDS_GREEDY, OracleDraft
@@ -12,12 +14,16 @@ from speclab.models import loading, sizes
 from speclab.system.errors import UsageProblem
 from speclab.system.numbers import whole_number
 
+# A lookup of its own is one line here: what makes it gets `n_ids`, below which the target's ids are.
+LOOKUPS: dict[str, Callable[..., Lookup]] = {
+    "ngram": NgramDrafter,
+    "suffix": SuffixDrafter,
+}
 KINDS = (
-    "model, ngram, suffix, feature, feature:HEAD, block, block:HEAD, exit:N, hybrid, "
+    f"model, {', '.join(LOOKUPS)}, feature, feature:HEAD, block, block:HEAD, exit:N, hybrid, "
     "hybrid:LOOKUP+MODEL, merge:A+B, tree:SHAPE:MODEL, sampled-tree:SHAPE:MODEL, retokenize:NAME, intersect:NAME, "
     "dial:0.8, lab:SIZE, a folder or a hub name"
 )
-LOOKUPS: dict[str, type[NgramDrafter] | type[SuffixDrafter]] = {"ngram": NgramDrafter, "suffix": SuffixDrafter}
 USUAL_HYBRID = "suffix+feature"
 MERGE = "merge"
 DIAL = "dial"
@@ -32,7 +38,7 @@ BEST = "best"  # in the place of a shape: the most probable branches, as many to
 EXIT, LAB_EXIT = "exit", str(loading.LAB_PAIR / "exit")
 # What may be meant by a name that is nearly one of these: the lab's kinds, and words of other programs for them.
 WORDS = (
-    *("model", "ngram", "suffix", "feature", "hybrid", "eagle3", "block", "dflash", "dspark", "dial:0.8", "none"),
+    *("model", *LOOKUPS, "feature", "hybrid", "eagle3", "block", "dflash", "dspark", "dial:0.8", "none"),
     *("exit", "early-exit", "layerskip", "kangaroo", "tree", "sampled-tree", "merge"),
     *("retokenize", "intersect", "universal", "lookup", "prompt-lookup", "assistant", "draft", "draft-model"),
 )

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from draft_models import as_draft, draft_room
-from speclab.core.drafter import Drafter
+from speclab.core.drafter import Lookup
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Sampling, most_probable, to_host
 from speclab.models import loading
@@ -31,7 +31,7 @@ from speclab.models.shared_tokens import start_of_text, text_of, tokenized_insid
 BEFORE = 8  # tokens in front of what is tokenized or decoded, so that it is read as it stands in the text
 
 
-class RetokenizedDrafter(Drafter):
+class RetokenizedDrafter(Lookup):
     """Proposes what a model with another tokenizer says next.
 
     draft: the model, cut at the ids of `own`, its tokenizer. tokenizer: the target's; n_ids: ids that the target knows.

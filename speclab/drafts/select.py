@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from draft_models import ModelDrafter, NgramDrafter
-from speclab.core.drafter import Drafter
+from draft_models import ModelDrafter
+from speclab.core.drafter import Drafter, Lookup
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.exit import ExitDrafter, check_split
 from speclab.drafts.feature import FeatureDrafter
@@ -33,7 +33,6 @@ from speclab.drafts.kinds import (
 )
 from speclab.drafts.oracle import FreeOracleDrafter, OracleModelDrafter
 from speclab.drafts.retokenized import RetokenizedDrafter
-from speclab.drafts.suffix import SuffixDrafter
 from speclab.drafts.trees.best import BestTreeDrafter
 from speclab.drafts.trees.checks import check_tree
 from speclab.drafts.trees.fixed import TreeDrafter
@@ -51,7 +50,7 @@ NO_ENCODER = "use --draft FOLDER with a model of its family, --draft ngram, or -
 NO_SPLIT = "early exit runs the target in two parts, and CUDA graphs do not"
 
 
-def _lookup(kind: str, setup: Setup) -> NgramDrafter | SuffixDrafter:
+def _lookup(kind: str, setup: Setup) -> Lookup:
     """It proposes no id that the target never emits, though a prompt may have some."""
     return LOOKUPS[kind](n_ids=setup.target.vocab_size)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from draft_models import as_draft
-from speclab.core.drafter import Drafter
+from speclab.core.drafter import Lookup
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Sampling
 
@@ -39,7 +39,7 @@ class Node:
         return token, sum(node.count for node in self.after.values()) - child.count
 
 
-class SuffixDrafter(Drafter):
+class SuffixDrafter(Lookup):
     """Proposes what followed the longest match most often. No model, no cost, one-hot.
 
     n_ids: the target emits ids 0 to n_ids - 1. A prompt may have higher ids; they are never proposed.

@@ -2,6 +2,7 @@
 
 An extension can be deleted: no room below names it or imports it, and no extension imports another one. A folder holds
 
+    __init__.py   which makes it a package that can be found
     register.py   the one hook: it is imported by speclab/system/extensions.py, and tells the registries what is new
     __main__.py   the extension's own command, `python -m speclab.extensions.NAME`, with its own flags
     tests/        its tests; its mutants stand in tests/mutants.py

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from transformers import LlamaConfig
 
+from speclab.drafts.kinds import LOOKUPS
 from speclab.drafts.select import make_drafters
 from speclab.lab.run_config import RunConfig
 from speclab.models import loading, prompts, sizes
@@ -20,7 +21,7 @@ SIZES = ("lab:50m", "lab:100m", "lab:200m", "lab:400m", "lab:1b", "lab:2b", "lab
 SECONDS = 120.0  # that the second comparison may take
 READINGS = 4700  # of the target's weights that take as long as it: passes of all arms, prefill, loading, checks
 DRAFT_SHARE = 10  # the padded draft has a tenth of the target's parameters, a usual ratio: 8b and 1b, 70b and 8b
-USABLE_KINDS = ("model", "feature", "ngram", "suffix", "hybrid")
+USABLE_KINDS = ("model", "feature", *LOOKUPS, "hybrid")
 PROMPTS_OF_A_KIND, NEW_TOKENS, LENGTHS = 2, 32, [2, 4]
 
 

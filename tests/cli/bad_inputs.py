@@ -21,16 +21,15 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from speclab.drafts import kinds
+
 ROOT = Path(__file__).parents[2]
 TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
 DEEP = "[" * 100_000
 LONG = "n" * 300
 DIGITS = "9" * 5000  # Python reads no number of so many
 NO_ENCODER = "{} does not know encoder-decoder models, and {} is one"
-KINDS = (
-    "model, ngram, suffix, feature, feature:HEAD, block, block:HEAD, exit:N, hybrid, "
-    "hybrid:LOOKUP+MODEL, merge:A+B, tree:SHAPE:MODEL, sampled-tree:SHAPE:MODEL, "
-)
+KINDS = kinds.KINDS.partition("retokenize")[0]
 
 # --- the files --------------------------------------------------------------------------------------------------------
 

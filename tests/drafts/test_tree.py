@@ -110,7 +110,7 @@ def test_no_lengths_are_chosen_for_trees(kind):
 
 def test_a_rule_that_knows_chains_only_refuses_trees():
     target, drafter = with_model("llama")
-    with pytest.raises(UsageProblem, match="trees"):
+    with pytest.raises(UsageProblem, match="--rule block judges chains of tokens"):
         decoded(target, TreeDrafter(drafter, (2,)), PROMPT, 9, WARM, accept=RULES["block"])
 
 
