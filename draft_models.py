@@ -44,6 +44,7 @@ class ModelDrafter(Drafter):
     """
 
     is_model = draws = asks_to_go_on = True
+    whose = " tokens"  # the words for the tokens of a prompt that does not fit
 
     def __init__(self, draft: CachedModel):
         self.draft = draft
@@ -83,7 +84,7 @@ class ModelDrafter(Drafter):
         self._not_fed = (self._not_fed + committed)[-(self._n_committed - kept) :]
 
     def law(self, target: CachedModel, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> "Law":
-        """What the draft says at each place, from one uncached pass: the same wherever a round begins."""
+        """One uncached pass says what the draft proposes at each place, wherever a round begins."""
         from speclab.core.law import PlaceLaw  # here: a loop alone needs nothing of it
         from speclab.models.uncached import distributions
 
@@ -105,7 +106,7 @@ class ModelDrafter(Drafter):
         return loading.describe_model(name, self.draft.model, "draft") + self.notes() + eager
 
     def notes(self) -> str:
-        """What such a line says beside."""
+        """A subclass adds its own words to such a line here."""
         return ""
 
     def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
@@ -113,8 +114,6 @@ class ModelDrafter(Drafter):
         from speclab.models.limits import check_draft_prompts
 
         return check_draft_prompts(self.draft.room, prompts, max_new_tokens, self.read_as, self.whose)
-
-    whose = " tokens"  # of which a prompt is made that it reads
 
     def read_as(self, prompt: list[int]) -> list[int]:
         """The ids that it reads for a prompt of the target."""
@@ -125,7 +124,7 @@ class ModelDrafter(Drafter):
         return self.draft.replace_unknown(to_device(self._not_fed, self.draft.device)[None])
 
     def draft_ids(self, tokens: Tensor) -> Tensor:
-        """What the draft reads for drafted ids of the target."""
+        """The draft reads these ids for drafted ids of the target."""
         return self.draft.replace_unknown(tokens)
 
     def of_target(self, logits: Tensor) -> Tensor:

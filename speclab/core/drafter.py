@@ -76,11 +76,11 @@ class Drafter:
         return sys.maxsize
 
     def with_draft(self, change: Callable[["Drafter"], "Drafter"]) -> "Drafter":
-        """The same with a change of what drafts beside a lookup: here of all."""
+        """This gives the drafter with a change of what drafts beside a lookup, which is all of it here."""
         return change(self)
 
     def choose_packing(self) -> None:
-        """Choose again what depends on the number of threads."""
+        """The number of threads has changed: what depends on it is chosen again."""
 
     def forget(self) -> None:
         """Drop what it has learned from texts, and share nothing of it with its copies any more; costs stay."""
@@ -110,9 +110,9 @@ class Drafter:
         return CertainLaw(proposals, target.vocab_size)
 
     def outside(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling) -> tuple[float, float]:
-        """Of a draft that is restricted: the probability of other tokens, of its model and of the target.
+        """A restricted draft says here what probability its model and the target give to other tokens.
 
-        Two sums over the places of the decoded tokens, all but the first, which came with the prompt's own pass.
+        These are two sums over the places of the decoded tokens, without the first, which the prompt's own pass gave.
         """
         raise NotImplementedError
 
@@ -127,12 +127,44 @@ class Drafter:
         return asked
 
     def length_notes(self, name: str, asked: list[int]) -> list[str]:
-        """What of these typed draft lengths has no effect, a line each."""
+        """A line for each of these typed draft lengths that has no effect."""
         return []
 
     def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
         """UsageProblem for a prompt that it cannot read.  -> what a reader should know of the texts' end, or None"""
         return None
+
+
+class Wrapper(Drafter):
+    """A drafter around another one, `drafter`, which makes its drafts or some of them.
+
+    Its parts, models, room, law and check of prompts are those of `drafter`.
+    """
+
+    drafter: Drafter
+
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        """The parts of the drafter inside."""
+        return self.drafter.parts
+
+    @property
+    def models(self) -> tuple[Any, ...]:
+        """The models of the drafter inside."""
+        return self.drafter.models
+
+    @property
+    def room(self) -> int:
+        """The room of the drafter inside."""
+        return self.drafter.room
+
+    def law(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> "Law":
+        """The law of the drafter inside, at a fixed length."""
+        return self.drafter.law(target, prompt, text, sampling, k)
+
+    def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
+        """The drafter inside checks the prompts."""
+        return self.drafter.check_prompts(prompts, max_new_tokens)
 
 
 class Lookup(Drafter):

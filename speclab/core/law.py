@@ -27,7 +27,7 @@ class Law(Protocol):
         """
 
     def drawn_from(self, places: Sequence[Place]) -> Tensor:
-        """What the token at each place is drawn from, (places, vocab): zeros where nothing is proposed."""
+        """This gives the distribution of each place, (places, vocab), and zeros where nothing is proposed."""
 
 
 class PlaceLaw:
@@ -40,13 +40,13 @@ class PlaceLaw:
         self._rows, self._sizes = rows, sizes
 
     def accept_probs(self, target_probs: Callable[[], Tensor], text: Sequence[int]) -> AcceptProbs:
-        """See Law."""
+        """This is as Law says."""
         ratios = _ratios(target_probs(), self._rows, text)  # (n,)
         rows = model_accept_probs(ratios)
         return [row[:size] for row, size in zip(rows, self._sizes, strict=True)]
 
     def drawn_from(self, places: Sequence[Place]) -> Tensor:
-        """See Law."""
+        """This is as Law says."""
         return self._rows[[start + depth for start, depth, _ in places]]
 
 
@@ -61,7 +61,7 @@ class ChainLaw:
         self._rows, self._longest = rows, longest
 
     def accept_probs(self, target_probs: Callable[[], Tensor], text: Sequence[int]) -> AcceptProbs:
-        """See Law."""
+        """This is as Law says."""
         of_target, n = target_probs(), len(text)
         found: list[list[float]] = [[] for _ in text]
         for depth in range(min(self._longest, n)):
@@ -71,7 +71,7 @@ class ChainLaw:
         return found
 
     def drawn_from(self, places: Sequence[Place]) -> Tensor:
-        """See Law."""
+        """This is as Law says."""
         rows = [self._rows(depth)[start] for start, depth, _ in places]
         return torch.stack(rows) if rows else self._rows(0)[:0]
 
@@ -84,7 +84,7 @@ class CertainLaw:
         self._proposals, self._vocab_size = proposals, vocab_size
 
     def accept_probs(self, target_probs: Callable[[], Tensor], text: Sequence[int]) -> AcceptProbs:
-        """See Law; the target's distributions play no part."""
+        """This is as Law says; the target's distributions play no part."""
 
         def right(start: int, tokens: Sequence[int]) -> list[float]:
             return [float(token == own) for token, own in zip(tokens, text[start:], strict=False)]
@@ -93,7 +93,7 @@ class CertainLaw:
         return [ByLength(of_lengths) if len(of_lengths) > 1 else of_lengths[0] for of_lengths in rows]
 
     def drawn_from(self, places: Sequence[Place]) -> Tensor:
-        """See Law."""
+        """This is as Law says."""
         rows = torch.zeros(len(places), self._vocab_size)
         for row, (start, depth, asked) in zip(rows, places, strict=True):
             drafts = self._proposals[start]
@@ -104,18 +104,18 @@ class CertainLaw:
 
 
 class ConstantLaw:
-    """An instrument's: every token is accepted with one probability."""
+    """Every token is accepted with one probability, as an instrument sets it."""
 
     def __init__(self, acceptance: float, sizes: Sequence[int]):
         self._acceptance, self._sizes = acceptance, sizes
 
     def accept_probs(self, target_probs: Callable[[], Tensor], text: Sequence[int]) -> AcceptProbs:
-        """See Law; the target's distributions play no part."""
+        """This is as Law says; the target's distributions play no part."""
         n = len(text)
         return [[self._acceptance] * min(n - start, size) for start, size in enumerate(self._sizes)]
 
     def drawn_from(self, places: Sequence[Place]) -> Tensor:
-        """There is none."""
+        """TypeError: an instrument draws from no distribution."""
         raise TypeError("what an instrument proposes is drawn from no distribution")
 
 

@@ -52,7 +52,7 @@ class Draft:
         return target.forward(torch.cat([last_tokens[:, None], self.tokens], dim=1))
 
     def chain(self) -> "Draft | None":
-        """The same tokens with nothing but what a rule for chains reads; None where they are no chain."""
+        """A rule for chains reads these tokens as this draft; None where they are no chain."""
         return Draft(self.tokens, self.size, self.probs, self.certain)
 
 

@@ -168,7 +168,7 @@ class ExitDrafter(HeadDrafter):
         return self.head.logits(states[:, -1:], attended)[:, -1]
 
     def in_words(self) -> str:
-        """What it is, in a few words."""
+        """A few words say what the draft is."""
         config, millions = self.head.config, sum(weight.numel() for weight in self.head.parameters()) / 1e6
         return (
             f"the target's first {config.exit_layer} of {config.target_layers} layers, and an adapter of "

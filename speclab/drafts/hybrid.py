@@ -12,14 +12,13 @@ anything is drawn, so the output stays exact.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from draft_models import as_draft
-from speclab.core.drafter import Drafter, Lookup
-from speclab.core.law import Law
+from speclab.core.drafter import Drafter, Lookup, Wrapper
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Sampling
 from speclab.drafts.lengths import LONGEST, AutoLength, RoundCosts, Tally, expected_tokens
@@ -41,8 +40,10 @@ class Known:
         return self.matches[min(matched, len(self.matches)) - 1]
 
 
-class HybridDrafter(Drafter):
+class HybridDrafter(Wrapper):
     """A lookup where it pays more, `drafter` elsewhere. Both follow the text all the time.
+
+    Its law is the model's: where the lookup drafts instead depends on the rounds before.
 
     looked_up: whether the lookup made the last draft, not the model.
     costs: of rounds with the model, by temperature; USUAL where there are none. Costs and what is known are kept from
@@ -62,30 +63,17 @@ class HybridDrafter(Drafter):
         """What proposes the tokens, the lookup first."""
         return (self.lookup, *self.drafter.parts)
 
-    @property
-    def models(self) -> tuple[Any, ...]:
-        """The draft's."""
-        return self.drafter.models
-
     def forget(self) -> None:
-        """Drop what was right in other texts."""
+        """Drop the counts of what was right in other texts."""
         self.known = {}
         self.drafter.forget()
 
-    def law(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
-        """The model's: where the lookup drafts instead depends on the rounds before."""
-        return self.drafter.law(target, prompt, text, sampling, k)
-
     def length_notes(self, name: str, asked: list[int]) -> list[str]:
-        """What its model says."""
+        """The model inside says which lengths have no effect."""
         return self.drafter.length_notes(f"{name}: its block", asked)
 
-    def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
-        """What its model says."""
-        return self.drafter.check_prompts(prompts, max_new_tokens)
-
     def with_draft(self, change: Callable[[Drafter], Drafter]) -> Drafter:
-        """The same with a change of its model."""
+        """This gives the hybrid with a change of its model."""
         return type(self)(self.lookup, change(self.drafter))
 
     def __deepcopy__(self, memo: dict) -> "HybridDrafter":

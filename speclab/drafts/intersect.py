@@ -88,11 +88,11 @@ class IntersectDrafter(ModelDrafter):
         return self._reads.prompt(prompt)
 
     def notes(self) -> str:
-        """What both vocabularies share."""
+        """These words say what both vocabularies share."""
         return f"; {self.shared.describe()}"
 
     def law(self, target: CachedModel, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
-        """What the draft says at each place, restricted to shared tokens."""
+        """The draft proposes shared tokens alone; one uncached pass says with which probabilities."""
         rows = self.probs(prompt, text, sampling, target.vocab_size)[0]
         return PlaceLaw(rows, self.sizes(self.n_read(prompt, text)))
 

@@ -19,12 +19,10 @@ import math
 from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
-from speclab.core.drafter import Drafter
-from speclab.core.law import Law
+from speclab.core.drafter import Drafter, Wrapper
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Sampling
 
@@ -142,7 +140,7 @@ class Acceptance:
             tally.add(accepted)
 
 
-class AutoLength(Drafter):
+class AutoLength(Wrapper):
     """Lets a drafter draft as far as it pays, and not beyond the length up to which costs are known.
 
     A drafter that works token by token is asked after each of them. On a GPU, where that would wait for the device, and
@@ -158,31 +156,8 @@ class AutoLength(Drafter):
         self.seen: dict[float, Acceptance] = {}  # by temperature
         self._begin(0.0)
 
-    @property
-    def parts(self) -> tuple[Drafter, ...]:
-        """What proposes the tokens."""
-        return self.drafter.parts
-
-    @property
-    def models(self) -> tuple[Any, ...]:
-        """The draft's."""
-        return self.drafter.models
-
-    def law(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
-        """The draft's, at a fixed length."""
-        return self.drafter.law(target, prompt, text, sampling, k)
-
-    @property
-    def room(self) -> int:
-        """The draft's."""
-        return self.drafter.room
-
-    def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
-        """What the draft says."""
-        return self.drafter.check_prompts(prompts, max_new_tokens)
-
     def forget(self) -> None:
-        """Drop what was accepted in other texts."""
+        """Drop the counts of what was accepted in other texts."""
         self.seen = {}
 
     def __deepcopy__(self, memo: dict) -> "AutoLength":

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from speclab.core.accept import accept_from_logits, rule_of
 from speclab.core.clock import mark, seconds_between
-from speclab.core.drafter import Drafter
+from speclab.core.drafter import Drafter, Wrapper
 from speclab.core.rounds import AcceptRule, Draft, Round, Target
 from speclab.core.sampling import Sampling
 from speclab.models.cached import CachedModel, tokens_to_keep
@@ -127,7 +127,7 @@ def with_phases(functions: LoopFunctions, target: CachedModel, drafter: Drafter,
 
 
 def with_rule(rounds: Iterator[Round], target: CachedModel, keeps: Callable[[int, int], int]) -> Iterator[Round]:
-    """The same rounds, in which the target is rolled back by the rule `keeps`; between them its own one stands."""
+    """These are the same rounds; the rule `keeps` rolls the target back in them, and its own rule elsewhere."""
     while True:
         own, target.keeps = target.keeps, keeps
         try:
@@ -154,27 +154,27 @@ def with_parts(rounds: Iterator[Round], drafter: Drafter) -> Iterator[Round]:
     return (round_._replace(looked_up=bool(drafter.looked_up) and not round_.prefill) for round_ in rounds)
 
 
-class VariedLength(Drafter):
+class VariedLength(Wrapper):
     """A drafter that caps its drafts at another length in every round, each of `lengths` equally often.
 
     Near the token limit a draft is shorter than its length says.
     """
 
     def __init__(self, drafter: Drafter, lengths: list[int], seed: int):
-        self._drafter, self._lengths, self._random = drafter, lengths, random.Random(seed)
+        self.drafter, self._lengths, self._random = drafter, lengths, random.Random(seed)
         self._left: list[int] = []
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Let the drafter read the prompt."""
-        self._drafter.prefill(target, prompt, sampling)
+        self.drafter.prefill(target, prompt, sampling)
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         """At most `k` tokens, and at most this round's length."""
         if not self._left:
             self._left = self._random.sample(self._lengths, len(self._lengths))
         length = min(k, self._left.pop())
-        return self._drafter.propose(length, uniforms[:, :length])
+        return self.drafter.propose(length, uniforms[:, :length])
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         """Tell the drafter what was committed."""
-        self._drafter.observe(n_accepted, committed)
+        self.drafter.observe(n_accepted, committed)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from draft_models import ModelDrafter
-from speclab.core.drafter import Drafter
+from speclab.core.drafter import Drafter, Wrapper
 from speclab.core.rounds import Draft, Round, Target
 from speclab.core.sampling import NOT_FINITE, Sampling, draw, most_probable, to_host
 from speclab.drafts.lengths import AutoLength
@@ -129,23 +129,23 @@ class CheckedDrafter(Drafter):
         ask(7, self._inner.observe, n_accepted, committed)
 
 
-class LearnerLength(Drafter):
+class LearnerLength(Wrapper):
     """Around any drafter: exercise 6's rule chooses how long the next draft may be."""
 
     def __init__(self, drafter: Drafter, rule: Callable[[int, int, int, int], int], longest: int):
-        self._drafter, self._rule, self._longest = drafter, rule, longest
+        self.drafter, self._rule, self._longest = drafter, rule, longest
         self._length = min(FIRST_LENGTH, longest)
         self._n_drafted: int | None = None  # None before the first round
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Begin a text with the first length."""
         self._length, self._n_drafted = min(FIRST_LENGTH, self._longest), None
-        self._drafter.prefill(target, prompt, sampling)
+        self.drafter.prefill(target, prompt, sampling)
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         """At most `k` tokens, and no more than the rule said."""
         length = min(k, self._length)
-        draft = self._drafter.propose(length, uniforms[:, :length])
+        draft = self.drafter.propose(length, uniforms[:, :length])
         self._n_drafted = draft.tokens.shape[1]
         return draft
 
@@ -154,7 +154,7 @@ class LearnerLength(Drafter):
         if self._n_drafted is not None:
             args = (self._length, self._n_drafted, n_accepted, self._longest)
             self._length = ask(6, self._rule, *args, check=whole(0, self._longest))
-        self._drafter.observe(n_accepted, committed)
+        self.drafter.observe(n_accepted, committed)
 
 
 class LearnerStop(AutoLength):

@@ -20,7 +20,7 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.lab import output_checks
 from speclab.lab.bench import Bench
 from speclab.lab.instruments import LoopFunctions
-from speclab.lab.output_checks import asked_at, distances, judged_places
+from speclab.lab.output_checks import distances, judged_places
 from speclab.models import prompts
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
@@ -160,6 +160,12 @@ def test_tested_places():
     assert judged_places(rounds, 8) == [(1, 0), (1, 1), (1, 2), (4, 0), (4, 1)]
 
 
+def test_a_round_near_the_end_asks_for_fewer_tokens():
+    """A round commits one token more than it accepts, so it asks for at most one less than are left."""
+    places = [(1, 0), (44, 2), (45, 1), (46, 0), (47, 0)]
+    assert [n for *_, n in output_checks.asked_at(places, 3, 48)] == [3, 3, 2, 1, 0]
+
+
 def bench_of(drafter) -> Bench:
     target = CachedModel(tiny("llama"))
     target.hidden_layers = (0, 1)
@@ -207,7 +213,7 @@ def test_laws_of_proposals_are_those_that_were_drawn_from(kind):
     places = judged_places(pairs, len(tokens))
     assert {depth for _, depth in places} >= {0, 1}
     law = drafter.law(bench.setup.target, ids, tokens, sampling, arm.draft_length)
-    asked = asked_at(places, 3, 48)
+    asked = output_checks.asked_at(places, 3, 48)
     assert all(n == min(3, noted.asked[start]) for start, _, n in asked)
     found = law.drawn_from(asked)
     used = dict(noted.drafts)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
+from speclab.lab import instruments, output_checks
 from speclab.models import (
     cached,
     checks,
@@ -309,3 +310,26 @@ def lets_added_ids_win() -> None:
         return large
 
     padding.pad_to = pad_to
+
+
+@mutant(24, "the_steps_of_plain_decoding_are_checked_too", file="models/test_checks")
+def checks_no_step_of_plain_decoding() -> None:
+    """checks the passes of rounds alone, and not the steps of plain decoding"""
+    checks._one_step = CachedModel.forward
+
+
+@mutant(32, "a_rule_for_the_cache_stands_in_its_own_rounds_alone", file="lab/test_instruments")
+def leaves_a_learners_rule_in_the_target() -> None:
+    """leaves the rule by which one decoding rolls the target back to the next decoding"""
+
+    def with_rule(rounds: Iterator, target: Any, keeps: Callable[[int, int], int]) -> Iterator:
+        target.keeps = keeps
+        yield from rounds
+
+    instruments.with_rule = with_rule
+
+
+@mutant(37, "a_round_near_the_end_asks_for_fewer_tokens", file="lab/test_lossy")
+def asks_near_the_end_as_in_the_middle() -> None:
+    """measures how far a lossy rule is off with the long proposals that no round near the end of a text asks for"""
+    output_checks.asked_at = lambda places, k, most: [(start, depth, k) for start, depth in places]

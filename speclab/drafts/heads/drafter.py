@@ -67,7 +67,7 @@ class HeadDrafter(Drafter):
         return f"{name}: {self.in_words()}"
 
     def in_words(self) -> str:
-        """What the head is, in a few words."""
+        """A few words say what the head is."""
         n, layers = len(self.head.layers), ", ".join(map(str, self._layers))
         millions = sum(weight.numel() for weight in self.head.parameters()) / 1e6
         depth = "one layer" if n == 1 else f"{n} layers"
@@ -82,7 +82,7 @@ class HeadDrafter(Drafter):
         return logits[:, :vocab_size]
 
     def law(self, target: CachedModel, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
-        """What the head says at each place depends on where the round began: from one pass of the target."""
+        """One pass of the target gives the states; the proposals depend on where the round began."""
         k = min(k, self.longest_draft)
         chain = self.chain_probs(target.model, prompt, text, sampling, k, target.vocab_size)
         found: list[Tensor] = []

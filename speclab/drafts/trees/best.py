@@ -8,46 +8,27 @@ is made before the random numbers that judge it are used, and its tokens are not
 that the draft knows.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from draft_models import as_draft
-from speclab.core.drafter import Drafter
-from speclab.core.law import Law
+from speclab.core.drafter import Drafter, Wrapper
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import GREEDY, NOT_FINITE, Sampling, to_host
 from speclab.drafts.trees.draft import TreeDraft
 from speclab.drafts.trees.growing import growing
 
 
-class Branching(Drafter):
+class Branching(Wrapper):
     """What drafts trees. drafter: what says which tokens come next, of a kind that `growing` knows."""
 
     def __init__(self, drafter: Drafter):
         self.growing = growing(drafter)
+        self.drafter = self.growing.drafter
         self._sampling = GREEDY
         self._device = torch.device("cpu")
-
-    @property
-    def parts(self) -> tuple[Drafter, ...]:
-        """What proposes the tokens."""
-        return self.growing.drafter.parts
-
-    @property
-    def models(self) -> tuple[Any, ...]:
-        """The draft's."""
-        return self.growing.drafter.models
-
-    def law(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
-        """The draft's own."""
-        return self.growing.drafter.law(target, prompt, text, sampling, k)
-
-    def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
-        """What the draft says."""
-        return self.growing.drafter.check_prompts(prompts, max_new_tokens)
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Let the drafter read the prompt."""
@@ -64,7 +45,7 @@ class Branching(Drafter):
         return f"{name}: {self.shape_in_words()}"
 
     def shape_in_words(self) -> str:
-        """What the trees are, in a few words."""
+        """A few words say what the trees are."""
         raise NotImplementedError
 
 
@@ -125,7 +106,7 @@ class BestTreeDrafter(Branching):
         return logits.float().log_softmax(-1) if self._sampling.greedy else self._sampling.probs(logits).log()
 
     def shape_in_words(self) -> str:
-        """What the trees are, in a few words."""
+        """A few words say what the trees are."""
         return f"trees of the most probable branches, looking at {self.width} tokens for a place"
 
 

@@ -91,16 +91,16 @@ class TreeDrafter(Branching):
         return tokens, laws
 
     def lengths(self, asked: list[int]) -> list[int]:
-        """One entry, its tokens: the shape says them."""
+        """The shape says how many tokens a tree has, so there is one entry."""
         return [self.n_tokens]
 
     def length_notes(self, name: str, asked: list[int]) -> list[str]:
-        """All of them."""
+        """No typed length has an effect."""
         shape = "x".join(map(str, self.shape))
         return [f"{name}: a tree of the shape {shape} has {self.n_tokens} tokens; -k is not used"] if asked else []
 
     def shape_in_words(self) -> str:
-        """What the trees are, in a few words."""
+        """A few words say what the trees are."""
         how = "drawn without replacement" if self.sampled else "the most probable ones"
         return f"trees of {self.n_tokens} tokens, {'x'.join(map(str, self.shape))}, {how}"
 

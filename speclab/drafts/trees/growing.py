@@ -53,7 +53,7 @@ class Growing(Protocol):
 
 @functools.singledispatch
 def growing(drafter: Drafter) -> Growing:
-    """The same drafter in the form that grows trees. TypeError for a kind that cannot."""
+    """This gives the drafter in the form that grows trees. TypeError for a kind that cannot."""
     raise TypeError(f"{type(drafter).__name__} does not say what comes after each of several tokens")
 
 

@@ -55,12 +55,12 @@ class MergedDrafter(Drafter):
         return [len(self.drafters) * k for k in asked]
 
     def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
-        """What the drafts say."""
+        """Each drafter checks the prompts."""
         said = [drafter.check_prompts(prompts, max_new_tokens) for drafter in self.drafters]
         return "\n".join(filter(None, said)) or None
 
     def length_notes(self, name: str, asked: list[int]) -> list[str]:
-        """What the drafts say."""
+        """Each drafter says which lengths have no effect."""
         return [note for part in self.parts for note in part.length_notes(f"{name}: its block", asked)]
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
