@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from speclab.lab import instruments, output_checks
+from speclab.lab import decodings, instruments, output_checks
 from speclab.models import (
     cached,
     checks,
-    generation,
     limits,
     loading,
     padding,
@@ -231,7 +230,7 @@ OWN_SETTINGS = "the_library_runs_with_the_labs_settings_and_gets_its_own_back"
 @mutant(26, OWN_SETTINGS, file="models/test_loading")
 def lets_generate_apply_the_checkpoints_settings() -> None:
     """lets generate apply the checkpoint's settings"""
-    generation.settings_of_the_lab = contextlib.nullcontext
+    decodings.settings_of_the_lab = contextlib.nullcontext
 
 
 @mutant(26, OWN_SETTINGS, file="models/test_loading")
@@ -243,7 +242,7 @@ def keeps_the_labs_settings_in_the_model() -> None:
         model.generation_config = GenerationConfig(pad_token_id=0)
         yield
 
-    generation.settings_of_the_lab = settings
+    decodings.settings_of_the_lab = settings
 
 
 @mutant(26, "settings_that_the_lab_leaves_out_are_named_once", file="models/test_loading")
