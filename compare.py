@@ -7,9 +7,7 @@ and pictures.
 
     python compare.py                             # the lab's own pair: no network, no GPU, a few minutes
     python compare.py --quick                     # a minute
-    python compare.py --plan                      # predict every draft length from a baseline run
-    python compare.py --verify-plan               # plan on half of the prompts, measure on the other half
-    python -m speclab.extensions                  # further commands: sweeps, vLLM's servers
+    python -m speclab.extensions                  # further commands: a plan, sweeps, vLLM's servers
     python compare.py --quick --trace trace.html  # and look at a decoding, round by round, in a browser
     python compare.py --draft model,ngram,dial:0.9 -k 1,2,4,8 --temperature 0 --by-kind
     python compare.py --target lab:200m --temperature 0        # the lab's text at the price of 200M parameters

@@ -11,10 +11,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from speclab.present import batch_views, first_screen, plan_views
+from speclab.present import batch_views, first_screen
 from speclab.present.pictures import batch_plots, plots
 from speclab.records.batches import BatchRun
-from speclab.records.runs import ComparisonRun, Head, PlanRun
+from speclab.records.runs import ComparisonRun, Head
 from speclab.system.paths import ROOT
 
 Draw = functools.partial[Any]  # its last arguments are a folder and the picture's name
@@ -43,7 +43,6 @@ KINDS: dict[str, Kind] = {
         BatchRun, lambda run, name: batch_views.page(run, f"../plots/{name}.png"), _one_picture(batch_plots.picture)
     ),
     "rows": Kind(ComparisonRun, first_screen.page, _comparison),
-    "plan": Kind(PlanRun, lambda run, name: plan_views.page(run), _one_picture(plan_views.picture)),
 }
 
 

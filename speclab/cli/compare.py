@@ -1,4 +1,4 @@
-"""The command line of compare.py: a comparison, a plan or a run of batches, shown and written down."""
+"""The command line of compare.py: a comparison or a run of batches, shown and written down."""
 
 import argparse
 import functools
@@ -9,7 +9,7 @@ from speclab.cli import compare_config, compare_flags, flags, parsing
 from speclab.cli.output import Output, Step, View, write_report, write_trace
 from speclab.core.rounds import DecodeSettings
 from speclab.drafts.lengths import LONGEST
-from speclab.lab import comparison, padded_pair, plan
+from speclab.lab import comparison, padded_pair
 from speclab.lab.batching.comparison import compare_batches
 from speclab.lab.harness import Measurement, kept_when_stopped
 from speclab.lab.output_checks import exit_code
@@ -18,10 +18,10 @@ from speclab.lab.tracing import follow, profiling
 from speclab.lab.tracing.trace import Trace
 from speclab.learner import loading
 from speclab.models import memory
-from speclab.present import batch_views, first_screen, plan_views, report
+from speclab.present import batch_views, first_screen, report
 from speclab.present.pictures import batch_plots, library, plots
 from speclab.records.batches import BatchRun
-from speclab.records.runs import ComparisonRun, LabRun, PlanRun
+from speclab.records.runs import ComparisonRun, LabRun
 from speclab.system.errors import Problem, UsageProblem, reports_problems
 from speclab.system.files import do_all, shown
 from speclab.system.terminal import note, say
@@ -53,11 +53,9 @@ def run(docstring: str, argv: list[str] | None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    """A comparison, a plan or a run of batches, shown and written.  -> exit code"""
+    """A comparison or a run of batches, shown and written.  -> exit code"""
     config, output = compare_config.prepare(args)
     traced = _first_that_can_be_traced(config) if args.trace or args.report else ""
-    if args.verify_plan:
-        plan.check_prompts(config)
     if args.profile:
         profiling.write_trace(config, args.profile)
     with output.redirected():
@@ -93,9 +91,6 @@ def _measure(args: argparse.Namespace, config: RunConfig) -> tuple[LabRun, list[
     if args.batch is not None:
         batch_record, measured = compare_batches(config, args.batch, args.thorough)
         return batch_record, [measured], None
-    if args.plan or args.verify_plan:
-        plan_record, measured = plan.make(config, args.verify_plan)
-        return plan_record, [measured], None
     run, measured, problem = comparison.compare(config)
     of_padded, missed = _measure_padded(args, config, run, measured)
     return run, [measured, *of_padded], problem or missed
@@ -137,9 +132,6 @@ def _views(args: argparse.Namespace, record: LabRun, output: Output) -> tuple[Vi
         if record.padded:
             pictures += plots.comparison(record.padded, folder, f"{name}-padded")
         return text, page, pictures
-    if isinstance(record, PlanRun):
-        picture = partial(plan_views.picture, record, folder, name)
-        return partial(plan_views.text, record), partial(plan_views.page, record), [picture]
     if isinstance(record, BatchRun):
         picture = partial(batch_plots.picture, record, folder, name)
         page = partial(batch_views.page, record, f"../plots/{name}.png")

@@ -30,7 +30,7 @@ def head(config: RunConfig) -> str:
 def prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     """Load and check everything; a Problem with the flags is raised before anything is timed."""
     lengths, auto = parsing.lengths(args.draft_length, "-k")
-    if auto and (other := parsing.first_given(args, "plan", "verify_plan", "batch", "profile")):
+    if auto and (other := parsing.first_given(args, "batch", "profile")):
         where = "a run of batches has no -k auto" if other == "--batch" else "-k auto belongs to a comparison"
         raise UsageProblem(f"{where}; leave out auto, or {other}")
     temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
@@ -38,19 +38,13 @@ def prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     output = Output(args, _name_of_files(args))
     output.check()
     kinds = with_trees([kind for kind in args.draft.split(",") if kind], args.tree)
-    flags.check_trees(args, kinds, "--plan", "--verify-plan")
+    flags.check_trees(args, kinds)
     if args.batch is not None:
         _check_batch(args, kinds, temperatures)
-    exercises = loading.of_comparison(temperatures, args.draft.split(","), args.plan or args.verify_plan)
+    exercises = loading.of_comparison(temperatures, args.draft.split(","))
     functions = loading.load(args.impl, exercises, speculative_decode)
-    flags.check_rule(args, functions, temperatures, "--plan", "--verify-plan", "--batch", "--trace", "--report")
+    flags.check_rule(args, functions, temperatures, "--batch", "--trace", "--report")
     check_drafts(kinds, temperatures)
-    if (args.plan or args.verify_plan) and (
-        hybrid := next((kind for kind in kinds if kind.startswith("hybrid")), None)
-    ):
-        raise UsageProblem(
-            f"--draft {hybrid}: what it drafts depends on the rounds before, so no plan knows it; leave it out"
-        )
     if auto:
         for kind in kinds:
             if not lengths or not is_tree(kind):  # beside numbers a tree has those
@@ -104,7 +98,7 @@ def _name_of_files(args: argparse.Namespace) -> str:
     """What the names of this run's files begin with: each kind of run has files of its own."""
     if args.batch is not None:
         return args.name + ("-sweep-batch" if args.thorough else "-batch")
-    return args.name + "-plan" * (args.plan or args.verify_plan)
+    return args.name
 
 
 def _check_batch(args: argparse.Namespace, kinds: list[str], temperatures: list[float]) -> None:

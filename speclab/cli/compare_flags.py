@@ -9,41 +9,30 @@ from speclab.models.loading import LAB_TARGET
 from speclab.system.errors import UsageProblem
 
 # What the command line leaves open, by the kind of the run. limit 0: all prompts.
-ALL_LENGTHS = ",".join(map(str, range(17)))
 SIZE_FLAGS = ("limit", "max_new_tokens", "repeats", "draft_length", "temperature")
-SHORT_LENGTHS = ",".join(map(str, range(9)))
 SIZES = {
     "default": (4, 64, 1, "2,4,6,auto", "0,0.8"),
     "quick": (2, 48, 1, "2,4", "0,0.8"),
     "full": (0, 128, 1, "2,4,6,auto", "0,0.8"),
-    "plan": (4, 64, 3, ALL_LENGTHS, "0"),
-    "verify_plan": (0, 64, 2, ALL_LENGTHS, "0"),
-    "quick plan": (2, 48, 2, SHORT_LENGTHS, "0"),
-    "quick verify_plan": (2, 48, 2, SHORT_LENGTHS, "0"),
-    "full plan": (0, 128, 3, ALL_LENGTHS, "0"),
-    "full verify_plan": (0, 128, 2, ALL_LENGTHS, "0"),
     "batch": (0, 48, 1, "2,4,6", "0"),  # all prompts: a batch of 16 shall hold no copies
     "quick batch": (2, 32, 1, "2,4", "0"),
     "full batch": (0, 128, 1, "2,4,6", "0"),
 }
 COMPARISONS = ("default", "quick", "full")
-SIZE_NAMES = ("quick", "full", "plan", "verify_plan", "batch")  # flags that name a size, alone or one after another
+SIZE_NAMES = ("quick", "full", "batch")  # flags that name a size, alone or one after another
 USUAL_DRAFTS = "model,ngram"
 BATCHES = "1,2,4,8,16"
 MOST_TEXTS = 1024  # side by side
 LAB_DRAFTS = "model,feature,hybrid"  # of a comparison with the lab's own target
 NO_PADDED = "none"  # of --padded
-OF_A_COMPARISON = ("brief", "by_kind", "padded", "report")  # flags that neither a plan nor a run of batches has
+OF_A_COMPARISON = ("brief", "by_kind", "padded", "report")  # flags that a run of batches does not have
 
 
 def size_of(args: argparse.Namespace) -> str:
     """The kind of the run: one of SIZES. UsageProblem where a flag belongs to another kind."""
-    if args.batch is not None and (other := parsing.first_given(args, "plan", "verify_plan")):
-        raise UsageProblem(f"--batch is a run of its own; leave it out, or {other}")
     names = [name for name in SIZE_NAMES if getattr(args, name) or (name == "batch" and args.batch is not None)]
-    kind = names[-1] if names else ""
-    if kind in ("plan", "verify_plan", "batch") and (flag := parsing.first_given(args, *OF_A_COMPARISON)):
-        raise UsageProblem(f"{flag} belongs to a comparison; leave it out, or --{kind.replace('_', '-')}")
+    if "batch" in names and (flag := parsing.first_given(args, *OF_A_COMPARISON)):
+        raise UsageProblem(f"{flag} belongs to a comparison; leave it out, or --batch")
     return " ".join(names) or "default"
 
 
@@ -59,18 +48,13 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
         "-k",
         "--draft-length",
         metavar="K,K",
-        help="auto: chosen in every round (default: 2,4,6,auto; --quick 2,4; plans 0 to 16)",
+        help="auto: chosen in every round (default: 2,4,6,auto; --quick 2,4)",
     )
-    group.add_argument("--temperature", metavar="T,T", help="(default: 0,0.8; plans 0)")
+    group.add_argument("--temperature", metavar="T,T", help="(default: 0,0.8)")
     group.add_argument("--repeats", type=parsing.at_least(1), help="times each prompt is decoded by each arm")
     size = group.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="2 prompts of a kind, 48 tokens, k = 2, 4; a plan: 0 to 8")
+    size.add_argument("--quick", action="store_true", help="2 prompts of a kind, 48 tokens, k = 2, 4")
     size.add_argument("--full", action="store_true", help="all prompts, 128 tokens")
-    what = group.add_mutually_exclusive_group()
-    what.add_argument("--plan", action="store_true", help="predict k = 0 to 16 from a baseline run and calibration")
-    what.add_argument(
-        "--verify-plan", action="store_true", help="the plan from half of the prompts, measured on the rest"
-    )
     group.add_argument(
         "-B",
         "--batch",

@@ -179,7 +179,7 @@ def add_draft_flag(
             " (default: %(default)s)"
             if default
             else "; several with commas (default: model,feature,hybrid with the lab's target; model,ngram with another "
-            "one, --batch, --plan, --verify-plan or --impl)"
+            "one, --batch or --impl)"
         ),
     )
     group.add_argument(

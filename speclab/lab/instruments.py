@@ -80,7 +80,6 @@ class LoopFunctions:
     rate: Callable[..., str] | None = None  # exercise 0, on the baseline
     shapes: Callable[..., dict] | None = None  # exercise 1, for one pass
     predict: Callable[[Row, list[tuple[int, int]]], LearnerPrediction] | None = None  # exercise 5, on a row's rounds
-    choose_length: Callable[..., int] | None = None  # exercise 6, for a plan
     package: str = ""  # whose functions take part: exercises or solutions
     exercises: tuple[int, ...] = ()  # which of them; none for the lab as it is
     lines: tuple[str, ...] = ()  # what the head of a run says about them

@@ -24,7 +24,7 @@ SURELY = 1.15  # times as fast at one token in the race at the start: the eager 
 
 @dataclass
 class RunConfig:
-    """Everything that a comparison or a plan needs."""
+    """Everything that a run needs."""
 
     setup: Setup
     drafters: dict[str, Drafter]  # by the name that tables and records give them

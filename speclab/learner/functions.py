@@ -101,7 +101,6 @@ def learner_functions(
         of(0, rate),
         of(1, shapes),
         of(5, predicted),
-        of(6, best_length),
         package,
         tuple(modules),
         (f"impl    from {package}/: {used}" + (f"; the lab's own: {rest}" if rest else ""),),
@@ -217,19 +216,6 @@ def predicted(learner: ModuleType, row: Row, rounds: list[tuple[int, int]]) -> L
     return LearnerPrediction(
         method=row.method, draft_length=k, temperature=row.temperature, acceptance_rate=alpha, speedup=speedup
     )
-
-
-def best_length(
-    learner: ModuleType,
-    alpha: float,
-    draft_cost: float,
-    verify_cost: Callable[[int], float],
-    overhead: float,
-    longest: int,
-) -> int:
-    """Exercise 6's choice for a plan, from 0 to `longest`. Costs in target steps, as in theory/formulas.py."""
-    args = (alpha, draft_cost, verify_cost, overhead, longest)
-    return ask(6, learner.best_draft_length, *args, check=whole(0, longest))
 
 
 def shapes(learner: ModuleType, n_cached: int, n_new: int, d_model: int, n_heads: int, vocab_size: int) -> dict:

@@ -35,10 +35,8 @@ def of_decoding(
     return usable - {BLOCK_RULE} if trace else usable | {WHOLE_LOOP}
 
 
-def of_comparison(temperatures: Iterable[float], drafts: Iterable[str], plan: bool = False) -> set[int]:
-    """What a comparison can use. A plan only asks for the best k; every row of a comparison has a fixed one."""
-    if plan:
-        return {6}
+def of_comparison(temperatures: Iterable[float], drafts: Iterable[str]) -> set[int]:
+    """What a comparison can use; exercise 6 has no part in it, since every row has a fixed length."""
     rules = set().union(*map(of_temperature, temperatures))
     drafts = set(drafts)
     return {3, 5} | rules | ({7} if "ngram" in drafts else set()) | of_heads(drafts)

@@ -43,7 +43,7 @@ def circumstances(run: Head) -> str:
 
 
 def provenance(run: LabRun) -> str:
-    """The circumstances and the size of a comparison or a plan, in one paragraph."""
+    """The circumstances and the size of a run, in one paragraph."""
     settings = run.settings
     return (
         f"{circumstances(run)}; {settings['n_prompts']} prompts, {settings['max_new_tokens']} new tokens each, "
@@ -86,10 +86,8 @@ def remarks(run: LabRun) -> list[str]:
 
 
 def wrong_line(run: LabRun) -> str | None:
-    """The arms whose texts are not the target's; None where there are none. A plan decodes texts to verify itself."""
-    verified = getattr(run, "verified", None)
-    judged = verified.correctness if verified else getattr(run, "correctness", [])
-    wrong = [entry["arm"] for entry in judged if not entry["passed"]]
+    """The arms whose texts are not the target's; None where there are none."""
+    wrong = [entry["arm"] for entry in getattr(run, "correctness", []) if not entry["passed"]]
     return f"WRONG OUTPUT: {', '.join(wrong)}; see correctness in the record" if wrong else None
 
 

@@ -170,7 +170,7 @@ def read_json(path: Path) -> Any:
 
 
 def read(path: Path, kind: type[Record]) -> Record:
-    """A record from disk, checked: `kind` is ComparisonRun, PlanRun, or the class of an extension or a benchmark.
+    """A record from disk, checked: `kind` is ComparisonRun, or the class of an extension or a benchmark.
 
     Raises EnvironmentProblem where it is no such record.
     """

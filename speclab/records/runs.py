@@ -1,8 +1,8 @@
-"""The run records as dataclasses: a comparison, a plan. Every table and picture is a view of one.
+"""The run records as dataclasses. Every table and picture is a view of one.
 
-A comparison keeps raw seconds and counts, and the rows that speclab/lab/rows.py makes of them; plans keep rows and
-costs alone. A record names the machine by what it is, never by its host or user name, and holds no absolute
-path. Schema, reading and writing follow from these classes (speclab/records/files.py).
+A comparison keeps raw seconds and counts, and the rows that speclab/lab/rows.py makes of them. A record names the
+machine by what it is, never by its host or user name, and holds no absolute path. Schema, reading and writing follow
+from these classes (speclab/records/files.py).
 """
 
 from dataclasses import dataclass
@@ -121,93 +121,3 @@ class ComparisonRun(LabRun):
     bandwidth: Amount | None = None  # bytes a second that the machine reads; absent in older records
     best_plain: str | None = None  # method of the fastest plain decoding; absent in older records
     padded: "ComparisonRun | None" = None  # a short run of the same pair at the price of a larger one
-
-
-@dataclass(kw_only=True)
-class PlanEntry(Part):
-    """A plan expects this of one draft at one length."""
-
-    method: str
-    draft: str
-    temperature: Amount
-    draft_length: Count
-    speedup: Amount
-    tokens_per_round: Amount
-    drafted_per_round: Amount
-    acceptance_rate: float | None
-    draft_cost: float | None
-    verify_cost: float
-    overhead: float
-    band_low: float | None = None  # of the speedup, 95 %; absent with fewer than three prompts
-    band_high: float | None = None
-    time_low: float | None = None  # of its time over that of the best length, 95 %; absent there and in older records
-    time_high: float | None = None
-
-
-@dataclass(kw_only=True)
-class LengthSpeedup(Part):
-    """A draft length and its speedup."""
-
-    draft_length: Count
-    speedup: Amount
-
-
-@dataclass(kw_only=True)
-class DraftFacts(Part):
-    """A plan's verdict on one draft, at the length with the highest expected speedup."""
-
-    method: str
-    draft: str
-    temperature: Amount
-    best_draft_length: Count
-    speedup: Amount
-    acceptance_rate: float | None
-    oracle: Amount
-    break_even: float | None
-    draft_cost: float
-    verify_cost: float
-    step_seconds: Amount
-    n_tokens: Count
-    costs: Facts  # no view reads them
-    choice: Facts | None = None  # of an older plan: it smoothed its costs and took the shortest length near the best
-    yours: Count | None = None  # the length that exercise 6 chooses; absent where it was not asked
-
-
-@dataclass(kw_only=True)
-class PlanFacts(Part):
-    """A plan's drafts."""
-
-    drafts: list[DraftFacts]
-
-
-@dataclass(kw_only=True)
-class VerifiedDraft(Part):
-    """A draft's plan beside what was measured on prompts that it had not seen."""
-
-    method: str
-    draft: str
-    temperature: Amount
-    planned: LengthSpeedup
-    measured: Amount
-    best_measured: LengthSpeedup
-    share_of_best: Amount
-
-
-@dataclass(kw_only=True)
-class Verified(Part):
-    """`--verify-plan`."""
-
-    n_prompts: Count
-    drafts: list[VerifiedDraft]
-    rows: list[Row]
-    correctness: list[Judged]
-
-
-@dataclass(kw_only=True)
-class PlanRun(LabRun):
-    """`python compare.py --plan`."""
-
-    facts: PlanFacts
-    verified: Verified | None
-    noise: list[Noise] | None = None
-    plan: list[PlanEntry]

@@ -9,7 +9,7 @@ from speclab.drafts.heads.files import write_head
 from speclab.drafts.kinds import LAB_HEADS
 from speclab.models import prompts
 from speclab.records.files import read
-from speclab.records.runs import ComparisonRun, PlanRun
+from speclab.records.runs import ComparisonRun
 from tests.heads import tiny_block_head, tiny_head
 
 
@@ -50,16 +50,6 @@ def test_a_comparison_proves_it_forecasts_it_and_names_it(pair_folder, head, tmp
     assert run.models[name].startswith(f"{name}: {layers} over the target's states")
 
 
-def test_no_plan_is_longer_than_a_block(pair_folder, head, tmp_path, monkeypatch):
-    monkeypatch.setattr(prompts, "standard", lambda: [("code", "def f(x):"), ("prose", "return x")])
-    words = ["--target", str(pair_folder / "target"), "--draft", head, "--plan", "-k", "0,2,4,9"]
-    words += ["--limit", "1", "--max-new-tokens", "24", "--threads", "1", "--engine", "eager"]
-    assert compare.main([*words, "--out-dir", str(tmp_path / "out")]) == 0
-    plan = read(tmp_path / "out" / "results" / "local-plan.json", PlanRun).plan
-    lengths = [0, 2, 4, 9] if head.startswith("feature") else [0, 2, 4]
-    assert {entry.draft_length for entry in plan} == set(lengths)
-
-
 def test_block_verification_is_named_and_has_no_forecast_of_sampled_rows(pair_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(prompts, "standard", lambda: [("code", "def f(x):"), ("prose", "return x")])
     words = ["--target", str(pair_folder / "target"), "--draft", f"{pair_folder / 'draft'},ngram", "-k", "2"]
@@ -73,7 +63,7 @@ def test_block_verification_is_named_and_has_no_forecast_of_sampled_rows(pair_fo
     assert [key for key, forecast in found.items() if forecast is None] == [("model", 0.8)]
 
 
-@pytest.mark.parametrize("words", [("--plan",), ("--batch", "2"), ("--trace", "-"), ("--impl", "solutions")])
+@pytest.mark.parametrize("words", [("--batch", "2"), ("--trace", "-"), ("--impl", "solutions")])
 def test_what_knows_the_token_rule_only_is_refused(words, capsys):
     assert compare.main(["--rule", "block", *words]) == 2
     assert "--rule block" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from speclab.models import prompts, select
 from speclab.models.setup import why_threads
 from speclab.present import run_lines
 from speclab.records import files
-from speclab.records.runs import CoreProbe, Machine, PlanRun
+from speclab.records.runs import CoreProbe, Machine
 from speclab.system import cores
 from speclab.theory import noise
 from tests.heads import tiny_block_head
@@ -42,10 +42,9 @@ def saved(folder, name="local"):
     return json.loads((folder / "results" / f"{name}.json").read_text("utf-8"))
 
 
-@pytest.mark.parametrize("words", [(), ("--plan",)])
-def test_a_busy_machine_is_said_before_and_after_and_marked(run, tmp_path, monkeypatch, words):
+def test_a_busy_machine_is_said_before_and_after_and_marked(run, tmp_path, monkeypatch):
     monkeypatch.setattr(cores, "together", lambda threads: HALF)
-    out, err = run(*words)
+    out, err = run()
     (line,) = [line for line in err.splitlines() if line.startswith("busy")]
     assert "one thread got 50% of the processor time" in line
     assert "BUSY: one thread got 50%" in out
@@ -130,13 +129,3 @@ def test_speedups_that_are_not_to_be_believed_are_not_shown(run, tmp_path, monke
     assert "NOT TO BE BELIEVED" in page
     assert page.index("NOT TO BE BELIEVED") < page.index("| speedup |")
     assert len(saved(tmp_path)["rows"]) >= 2
-
-
-def test_a_plan_that_is_not_to_be_believed_recommends_nothing(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(noise, "FURTHEST", 1.0)
-    out, _ = run("--plan")
-    assert "NOT TO BE BELIEVED" in out
-    assert "expected" not in out
-    record = files.read(tmp_path / "results" / "local-plan.json", PlanRun)
-    assert record.plan
-    assert record.noise

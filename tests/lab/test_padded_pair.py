@@ -138,9 +138,9 @@ def test_a_size_that_was_asked_for_and_cannot_be_made_is_an_error(run, monkeypat
         (["--padded", "lab:12m", "--draft", "model"], "lab:1.2m is smaller than the lab model it is to hold"),
         (["--padded", "lab:20m", "--draft", "dial:0.8"], "use --draft model,feature,hybrid"),
         (["--padded", "lab:20m", "--target", "some/model"], "leave out --target"),
-        (["--padded", "lab:20m", "--plan"], "--padded belongs to a comparison"),
+        (["--padded", "lab:20m", "--batch", "2"], "--padded belongs to a comparison"),
         (["--brief", "--batch", "2"], "--brief belongs to a comparison"),
-        (["--by-kind", "--plan"], "--by-kind belongs to a comparison"),
+        (["--by-kind", "--batch", "2"], "--by-kind belongs to a comparison"),
     ],
 )
 def test_flags_that_do_not_go_together(run, monkeypatch, words, said):

@@ -42,7 +42,7 @@ from speclab.models import prompts
 from speclab.models.cached import CachedModel
 from speclab.present import report
 from speclab.records.files import read
-from speclab.records.runs import ComparisonRun, PlanRun
+from speclab.records.runs import ComparisonRun
 from speclab.system import paths
 from speclab.system.errors import Problem, UsageProblem
 from tests.decoding import plain_text
@@ -604,7 +604,7 @@ def test_a_file_that_is_imported_in_its_checks_only_is_one_line(checked, monkeyp
 
 
 def test_every_script_asks_for_what_it_can_use(monkeypatch, tmp_path):
-    """The rule of a run: greedy or sampled, n-grams or not, a plan or rows."""
+    """The rule of a run: greedy or sampled, n-grams or not."""
     assert loading.of_decoding(0.0, "model") == {2, 3, 6, 8}
     assert loading.of_decoding(0.7, "ngram") == {3, 4, 6, 7, 8, 10}
     assert loading.of_decoding(0.7, "model", trace=True) == {3, 4, 6}
@@ -624,10 +624,9 @@ def test_every_script_asks_for_what_it_can_use(monkeypatch, tmp_path):
     monkeypatch.setattr(loading, "load", load)
     folder = ["--out-dir", str(tmp_path)]
     assert compare.main(["--temperature", "0.8", "--draft", "ngram,model", *folder]) == 1
-    assert compare.main(["--plan", *folder]) == 1
     assert optimized_speculative.main(["--temperature", "0.7", "--trace", str(tmp_path / "x.html")]) == 1
     assert baseline_autoregressive.main(["--impl", "exercises:0"]) == 1
-    assert calls == [(None, {3, 4, 5, 7, 10}), (None, {6}), (None, {3, 4, 6}), ("exercises:0", {0})]
+    assert calls == [(None, {3, 4, 5, 7, 10}), (None, {3, 4, 6}), ("exercises:0", {0})]
 
 
 # --- the scripts ------------------------------------------------------------------------------------------------------
@@ -700,13 +699,12 @@ def comparison(script, pair_folder, tmp_path, monkeypatch):
     """compare.py on the tiny pair and two prompts, without pictures.  -> exit code, stdout, stderr, record"""
     monkeypatch.setattr(prompts, "standard", lambda: [("code", "def f(x):"), ("prose", "x + 1, x + 1,")])
     monkeypatch.setattr("speclab.present.pictures.plots.comparison", lambda *args: [])
-    monkeypatch.setattr("speclab.present.plan_views.picture", lambda *args: tmp_path)
 
-    def call(learner, *words, ending=""):
+    def call(learner, *words):
         size = ["--limit", "1", "--max-new-tokens", "12", "--repeats", "1", "--out-dir", str(tmp_path)]
         result = script(compare, learner, "--draft", f"{pair_folder / 'draft'},ngram", *size, *words)
-        path = tmp_path / "results" / f"local{ending}.json"
-        return (*result, read(path, PlanRun if ending else ComparisonRun) if path.exists() else None)
+        path = tmp_path / "results" / "local.json"
+        return (*result, read(path, ComparisonRun) if path.exists() else None)
 
     return call
 
@@ -767,18 +765,6 @@ def test_a_number_of_another_kind_becomes_a_float(kind):
     """A right answer that JSON cannot hold would lose the record."""
     answer = ask(5, lambda: kind(0.5), check=finite)
     assert (answer, type(answer)) == (0.5, float)
-
-
-def test_a_plan_asks_for_the_best_length(comparison):
-    learner = with_function(6, best_draft_length=lambda alpha, c, v, o, longest: 3 if v(2) > 0 and longest == 4 else 0)
-    code, out, _, run = comparison(learner, "--plan", "-k", "1,2,3,4", ending="-plan")
-    assert code == 0
-    tested = [fact for fact in run.facts.drafts if fact.acceptance_rate is not None]
-    assert tested
-    assert all(fact.yours == 3 for fact in tested)
-    planned = next(e for e in run.plan if e.method == tested[0].method and e.draft_length == 3)
-    said = " ".join(out.split())
-    assert f"best_draft_length of exercises: k = 3, expected {planned.speedup:.2f}x" in said
 
 
 def test_a_record_without_the_flag_does_not_know_of_it(comparison):

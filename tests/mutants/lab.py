@@ -14,16 +14,16 @@ from speclab.core.drafter import Drafter
 from speclab.core.sampling import Sampling
 from speclab.drafts import select
 from speclab.drafts.retokenized import RetokenizedDrafter
-from speclab.lab import bench, decodings, harness, output_checks, plan
+from speclab.lab import bench, decodings, harness, output_checks
 from speclab.lab.harness import Decoding
 from speclab.models import rounding, uncached
 from speclab.models import select as engines
 from speclab.models.cached import CachedModel
 from speclab.models.rounding import Reference
-from speclab.present import plan_views, tables
+from speclab.present import tables
 from speclab.records.runs import ComparisonRun
 from speclab.system import cores
-from speclab.theory import filters, fitting, losslessness, noise, planning
+from speclab.theory import filters, losslessness, noise
 from speclab.theory.losslessness import Divergence
 from tests.mutants.bugs import mutant
 
@@ -200,27 +200,6 @@ def believes_that_all_cores_are_free() -> None:
 def believes_a_run_whose_ratio_is_near_one() -> None:
     """judges a noise floor by its ratio and not by its interval"""
     noise.reach = lambda floor: max(floor.ratio, 1 / floor.ratio)
-
-
-@mutant(30, "lengths_that_share_their_noise_are_told_apart", file="theory/test_planning")
-def resamples_every_length_apart() -> None:
-    """holds one prompt's seconds at a length against another prompt's at the best length"""
-    right = planning.ratio_interval
-    planning.ratio_interval = lambda tops, bottoms: right(tops, bottoms[::-1])
-
-
-@mutant(30, "each_prompt_is_left_out_with_its_calibration", file="lab/test_plan")
-def takes_calibrated_costs_as_known() -> None:
-    """leaves a prompt's text out and keeps its calibration"""
-    plan.without_each_prompt = lambda measured: {
-        index: fitting.fit(measured.rounds, measured.steps) for index in {one.prompt for one in measured.rounds}
-    }
-
-
-@mutant(30, "a_gain_that_may_be_none_is_called_that", file="lab/test_plan")
-def recommends_a_gain_within_noise() -> None:
-    """recommends a gain that cannot be told apart from none"""
-    plan_views._pays = lambda fact, entries: fact.speedup > 1
 
 
 @mutant(30, "engines_race_again_until_the_fast_one_wins", file="models/test_exported")

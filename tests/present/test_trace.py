@@ -469,9 +469,6 @@ def test_trace_of_a_comparison(pair_folder, tmp_path, capsys, monkeypatch):
     assert "<b>dial:0.5:free</b> drafts, up to 3 tokens" in text
     assert "greedy, seed 0" in text
     assert "def f(x):" in text
-    for other in (["--plan"], ["--verify-plan"]):
-        assert compare.main([*words, *other, "--report", str(whole)]) == 2
-        assert "--report" in capsys.readouterr().err
 
 
 def test_a_trace_of_lengths_that_choose_themselves_drafts(pair_folder, tmp_path, monkeypatch):

@@ -2,17 +2,17 @@
 
 import functools
 import json
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
 from pydantic import TypeAdapter
 
-from speclab.present import batch_views, first_screen, plan_views, report
+from speclab.present import batch_views, first_screen, report
 from speclab.records import facts, files
 from speclab.records.batches import BatchRun
-from speclab.records.runs import ComparisonRun, PlanRun
+from speclab.records.runs import ComparisonRun
 from speclab.theory.costs import Costs
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -20,7 +20,6 @@ TRUTH_ONLY = {"under load"}  # an entry of older records, whose truth value alon
 VIEWS: list[tuple[str, type, list]] = [
     ("cpu-2-cores-intel", ComparisonRun, [first_screen.screen, functools.partial(first_screen.page, name="x")]),
     ("cpu-2-cores-full", ComparisonRun, [first_screen.screen, report.comparison]),
-    ("cpu-2-cores-plan", PlanRun, [plan_views.text, plan_views.page]),
     ("cpu-2-cores-sweep-batch", BatchRun, [batch_views.text, functools.partial(batch_views.page, picture="x")]),
 ]
 
@@ -111,9 +110,7 @@ def test_an_entry_of_another_type_is_refused(name, kind, place, value):
 
 def test_what_may_be_missing_is_not_missed():
     """Costs with an entry of a later version, and a row of a lossy rule without its numbers."""
-    plan = files.parsed(PlanRun, (RESULTS / "cpu-2-cores-plan.json").read_text("utf-8"))
-    entry = plan.facts.drafts[0].costs
+    entry = files.parsed(ComparisonRun, (RESULTS / "cpu-2-cores-intel.json").read_text("utf-8")).costs[0]["costs"]
     assert Costs.from_json(entry | {"later": 1}) == Costs.from_json(entry)
     lossy = {"temperature": 1, "arm": "x", "lossy_rule": "y", "passed": True, "n_tokens": 1, "bound": 5.0}
     assert report.agreement_lines([lossy])
-    assert plan_views.learner_line(plan, replace(plan.facts.drafts[0], yours=3)) is None

@@ -4,6 +4,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
+from speclab.extensions.plan.plan_record import DraftFacts, PlanEntry, PlanRun, Verified
 from speclab.present.pictures import figures
 from speclab.present.pictures.figures import STYLES, Panel, Series, column, draw, plain, speedups
 from speclab.present.report import agreement_lines
@@ -22,7 +23,6 @@ from speclab.present.tables import (
     temperature_name,
 )
 from speclab.records.rows import Row
-from speclab.records.runs import DraftFacts, PlanEntry, PlanRun, Verified
 
 METHOD = (
     "95 %: of the expectation, over prompts, each with its text and its calibration; time / best: expected time over "
@@ -90,16 +90,6 @@ def _is_same(entry: PlanEntry) -> bool:
     return entry.time_low is not None and entry.time_high is not None and entry.time_low <= 1 <= entry.time_high
 
 
-def learner_line(run: PlanRun, fact: DraftFacts) -> str | None:
-    """The line says what exercise 6 chose and what the plan expects of that length; None where it is not in use."""
-    learner = run.settings.get("impl")
-    if fact.yours is None or learner is None:
-        return None
-    rows = _of_draft(run.plan, fact)
-    expected = next((row.speedup for row in rows if row.draft_length == fact.yours), None)
-    return f"best_draft_length of {learner['package']}: k = {fact.yours}, expected {speedup(expected)}"
-
-
 def _of_draft(rows: list[Any], fact: DraftFacts) -> list[Any]:
     """The rows of this draft, planned or measured."""
     return [row for row in rows if (row.method, row.temperature) == (fact.method, fact.temperature)]
@@ -150,7 +140,7 @@ def checked_table(verified: Verified) -> Table:
 
 
 def text(run: PlanRun) -> str:
-    """Whether the texts of `--verify-plan` are right; for every draft the verdict and the table; then how the plan did
+    """Whether the texts of a check are right; for every draft the verdict and the table; then how the plan did
     on other prompts."""
     return show([_first(run)] if doubt(run) else [_first(run), *_blocks(run)])
 
@@ -162,14 +152,13 @@ def page(run: PlanRun) -> str:
 
 def _first(run: PlanRun) -> Lines:
     """These lines stand before any number."""
-    agreement = agreement_lines(run.verified.correctness) if run.verified else []
-    return Lines([*agreement, *remarks(run), doubt(run)])
+    return Lines([*agreement_lines(run.correctness), *remarks(run), doubt(run)])
 
 
 def _blocks(run: PlanRun) -> list[Block]:
     blocks: list[Block] = []
     for fact in run.facts.drafts:
-        blocks += [Lines([verdict(run, fact), learner_line(run, fact)]), plan_table(run, fact)]
+        blocks += [Lines([verdict(run, fact)]), plan_table(run, fact)]
     blocks.append(COSTS)
     if any(fact.choice for fact in run.facts.drafts):
         blocks.append(OLD_METHOD)

@@ -1,13 +1,13 @@
-"""`compare.py --plan`: how fast will speculation be here, at which draft length? Answered without a speculative run.
+"""How fast will speculation be here, at which draft length? A plan answers without a speculative run.
 
 The baseline's texts, one pass of each draft over them, and calibrated costs give the expected time at every draft
 length (theory/forecast.py). The instrumented decodings that calibrate the costs do draft and verify, because a pass
 costs what it costs only in that rhythm; what they accept is used only to know how many tokens a draft had to catch up.
 
 The length with the highest expected speedup is taken. Every expectation gets an interval, and so does every length's
-time over that of the best, so that the plan says which lengths cannot be told apart from it (theory/planning.py).
+time over that of the best, so that the plan says which lengths cannot be told apart from it (intervals.py).
 
-`--verify-plan` makes the plan on half of the prompts and then measures on the other half.
+`--verify` makes the plan on half of the prompts and then measures on the other half.
 """
 
 import functools
@@ -16,13 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from speclab.lab.acceptance_probs import CostTable, ProbsOfText, calibrated, probs_of_texts
-from speclab.lab.comparison import build_rows, explained, measure_and_judge, noise_at
-from speclab.lab.harness import Measurement, measure
-from speclab.lab.rows import halves
-from speclab.lab.run_config import RunConfig
-from speclab.models.prompts import Prompt
-from speclab.records.runs import (
+from speclab.extensions.plan import intervals
+from speclab.extensions.plan.plan_record import (
     DraftFacts,
     LengthSpeedup,
     PlanEntry,
@@ -31,9 +26,15 @@ from speclab.records.runs import (
     Verified,
     VerifiedDraft,
 )
+from speclab.lab.acceptance_probs import CostTable, ProbsOfText, calibrated, probs_of_texts
+from speclab.lab.comparison import build_rows, explained, measure_and_judge, noise_at
+from speclab.lab.harness import Measurement, measure
+from speclab.lab.rows import halves
+from speclab.lab.run_config import RunConfig
+from speclab.models.prompts import Prompt
 from speclab.records.samples import BASELINE, Arm, Sample
 from speclab.system.errors import UsageProblem
-from speclab.theory import attribution, planning
+from speclab.theory import attribution
 from speclab.theory.costs import Costs
 from speclab.theory.fitting import fit
 from speclab.theory.forecast import forecast
@@ -42,9 +43,14 @@ from speclab.theory.formulas import break_even_acceptance
 MEASURED_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # on the other half, and what the plan chose
 
 
-def check_prompts(config: RunConfig) -> None:
-    """UsageProblem where a plan cannot be verified on these prompts."""
-    if not _held_out(config):
+def check(config: RunConfig, verify: bool = False) -> None:
+    """UsageProblem where a draft cannot be planned, or where a plan cannot be verified on these prompts."""
+    for name, drafter in config.drafters.items():
+        if len(drafter.parts) > 1:
+            raise UsageProblem(
+                f"--draft {name}: what it drafts depends on the rounds before, so no plan knows it; leave it out"
+            )
+    if verify and not _held_out(config):
         raise UsageProblem("a plan is checked on prompts it has not seen; give at least two prompts of a kind")
 
 
@@ -112,7 +118,7 @@ def make_plan(
 def without_each_prompt(measured: Measurement) -> dict[int, CostTable]:
     """Prompt -> the costs that are calibrated without it; empty where the prompts are too few for an interval."""
     indexes = sorted({sample.prompt_index for sample in measured.samples})
-    if len(indexes) < planning.FEWEST:
+    if len(indexes) < intervals.FEWEST:
         return {}
     tables = {}
     for index in indexes:
@@ -128,9 +134,9 @@ def _add_intervals(entries: list[PlanEntry], best: PlanEntry, baseline: np.ndarr
     """
     of_best = seconds[:, entries.index(best)]
     for entry, of_entry in zip(entries, seconds.T, strict=True):
-        entry.band_low, entry.band_high = planning.interval(baseline, of_entry)
+        entry.band_low, entry.band_high = intervals.interval(baseline, of_entry)
         if entry is not best:
-            entry.time_low, entry.time_high = planning.interval(of_entry, of_best)
+            entry.time_low, entry.time_high = intervals.interval(of_entry, of_best)
 
 
 class _DraftPlan:
@@ -161,10 +167,10 @@ class _DraftPlan:
         left_out: for each prompt the costs that know nothing of it.
         """
         longest = max(lengths)
-        works: dict[tuple[int, int], planning.Work] = {}
+        works: dict[tuple[int, int], intervals.Work] = {}
         for index, n_prompt, rows in self.texts:
             for k in lengths:
-                work = planning.work_of_text(rows, n_prompt, k, longest)
+                work = intervals.work_of_text(rows, n_prompt, k, longest)
                 works[index, k] = works[index, k] + work if (index, k) in works else work
         prompts = {index for index, _ in works}
         total = [functools.reduce(operator.add, (works[index, k] for index in prompts)) for k in lengths]
@@ -175,7 +181,7 @@ class _DraftPlan:
             if index in prompts
         ]
         everything = [self.baseline_seconds, *(of_all.seconds(self.costs) for of_all in total)]
-        of_each = planning.added(everything, np.reshape(without, (-1, len(everything))))
+        of_each = intervals.added(everything, np.reshape(without, (-1, len(everything))))
         return of_each[:, 0], of_each[:, 1:]
 
     def expected(self, k: int) -> dict[str, Any]:
@@ -216,18 +222,16 @@ class _DraftPlan:
         )
         oracle_seconds = sum(attribution.cheapest(rows, longest, costs, n_prompt) for _, n_prompt, rows in self.texts)
         replay = costs.replay / costs.step_seconds(context)
-        choose, alpha = config.functions.choose_length, best.acceptance_rate
         return {
             "best_draft_length": best.draft_length,
             "speedup": best.speedup,
-            "acceptance_rate": alpha,
+            "acceptance_rate": best.acceptance_rate,
             "oracle": self.baseline_seconds / oracle_seconds,
             "break_even": break_even_acceptance(*prices, longest, replay) if always_drafts else None,
             "draft_cost": prices[0],
             "verify_cost": costs.verify_cost(best.draft_length + 1, context),
             "step_seconds": costs.step_seconds(context),
             "n_tokens": self.n_tokens,
-            "yours": choose(alpha, *prices, longest) if choose and alpha is not None else None,
         }
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from speclab.core.proposals import model_accept_probs
+from speclab.extensions.plan.intervals import Work, added, interval, work_of_text
 from speclab.theory.attribution import round_cost
 from speclab.theory.forecast import forecast
 from speclab.theory.formulas import ratio_interval
-from speclab.theory.planning import Work, added, interval, work_of_text
 from tests.theory.test_costs import MODEL, NGRAM
 
 # --- work -------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`compare.py --plan` and `--verify-plan` on a tiny pair: what is looked at, what comes out, and whether it is true."""
+"""A plan and its check on a tiny pair: what is looked at, what comes out, and whether it is true."""
 
 import json
 from dataclasses import replace
@@ -7,19 +7,23 @@ from types import SimpleNamespace
 
 import pytest
 
-import compare
-from speclab.lab import acceptance_probs, comparison, output_checks, plan
+from speclab import load
+from speclab.drafts.heads.files import write_head
+from speclab.extensions.plan import intervals, plan_views, plans
+from speclab.extensions.plan.__main__ import main
+from speclab.extensions.plan.plan_record import DraftFacts, LengthSpeedup, PlanEntry, PlanRun, Verified, VerifiedDraft
+from speclab.lab import acceptance_probs, comparison, output_checks
 from speclab.lab.bench import Bench
 from speclab.models import prompts
-from speclab.present import plan_views
 from speclab.present.tables import show
 from speclab.records.files import as_dict, read
-from speclab.records.runs import DraftFacts, LengthSpeedup, PlanEntry, PlanRun, Verified, VerifiedDraft
 from speclab.records.samples import BASELINE, BASELINE_REPEAT
+from speclab.system import cores
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.paths import ROOT
-from speclab.theory import planning
+from speclab.theory import noise
 from speclab.theory.costs import Costs
+from tests.heads import tiny_block_head
 from tests.lab.test_harness import Machine
 
 # The tiny target repeats itself after some of these, so that prompt lookup finds something in each half.
@@ -28,7 +32,7 @@ TEXTS = [("code", "((("), ("code", "return x"), ("prose", "x + 1, x + 1,"), ("pr
 
 @pytest.fixture
 def run(pair_folder, tmp_path, capsys, monkeypatch):
-    """compare.py on the tiny pair and four short prompts of two kinds; returns (exit code, stdout, stderr).
+    """The command on the tiny pair and four short prompts of two kinds; returns (exit code, stdout, stderr).
 
     The picture takes longer than the plan and is drawn only where it is asked for.
     """
@@ -40,7 +44,7 @@ def run(pair_folder, tmp_path, capsys, monkeypatch):
         models = ["--target", str(pair_folder / "target"), "--draft", f"{pair_folder / 'draft'},ngram"]
         size = ["--max-new-tokens", "16", "--repeats", "1"]
         machine = ["--threads", "1", "--engine", "eager", "--out-dir", str(tmp_path)]
-        code = compare.main([*models, *size, *machine, *words])
+        code = main([*models, *size, *machine, *words])
         return (code, *capsys.readouterr())
 
     return call
@@ -49,14 +53,14 @@ def run(pair_folder, tmp_path, capsys, monkeypatch):
 @pytest.fixture
 def measurements(monkeypatch):
     """What the plan measured: (arms, prompts, instruments, result) of each measurement."""
-    seen, honest = [], plan.measure
+    seen, honest = [], plans.measure
 
     def watched(bench, arms, temperatures, texts, *rest, **named):
         found = honest(bench, arms, temperatures, texts, *rest, **named)
         seen.append((list(arms), [p.text for p in texts], rest[1], found))
         return found
 
-    monkeypatch.setattr(plan, "measure", watched)
+    monkeypatch.setattr(plans, "measure", watched)
     monkeypatch.setattr(comparison, "measure", watched)
     return seen
 
@@ -74,7 +78,7 @@ def of_draft(entries: list[PlanEntry], fact: DraftFacts) -> list[PlanEntry]:
 
 
 def test_plan_has_every_length_and_names_the_best(run, tmp_path, measurements):
-    code, out, _ = run("--plan", "--temperature", "0,0.2", picture=True)
+    code, out, _ = run("--temperature", "0,0.2", picture=True)
     made = loaded(tmp_path)
     assert code == 0
     assert made.verified is None
@@ -117,7 +121,7 @@ def test_plan_makes_no_speculative_run(run, measurements, monkeypatch):
         return honest(bench, arm, *args, **kwargs)
 
     monkeypatch.setattr(Bench, "decoding", watched)
-    assert run("--plan", "-k", "0,2,4")[0] == 0
+    assert run("-k", "0,2,4")[0] == 0
     ((asked, texts, tools, found),) = measurements
     assert asked == [BASELINE]
     assert texts == [text for _, text in TEXTS]
@@ -128,7 +132,7 @@ def test_plan_makes_no_speculative_run(run, measurements, monkeypatch):
 
 
 def test_plan_of_given_lengths(run, tmp_path):
-    assert run("--plan", "-k", "3,5")[0] == 0
+    assert run("-k", "3,5")[0] == 0
     made = loaded(tmp_path)
     assert [e.draft_length for e in made.plan] == [3, 5, 3, 5]
     assert {f.best_draft_length for f in made.facts.drafts} <= {3, 5}
@@ -136,32 +140,32 @@ def test_plan_of_given_lengths(run, tmp_path):
 
 def test_a_plan_on_two_prompts_has_no_interval(run, tmp_path, monkeypatch):
     monkeypatch.setattr(prompts, "standard", lambda: TEXTS[:2])
-    code, out, _ = run("--plan", "-k", "0,2")
+    code, out, _ = run("-k", "0,2")
     made = loaded(tmp_path)
     assert code == 0
     assert all(e.band_low is e.time_low is None for e in made.plan)
     assert "no interval below three prompts" in " ".join(out.split()) or "leave speculation off" in out
 
 
-@pytest.mark.parametrize(("words", "lengths"), [(["--quick", "--plan"], 9), (["--quick", "--verify-plan"], 9)])
+@pytest.mark.parametrize(("words", "lengths"), [(["--quick"], 9), (["--quick", "--verify"], 9)])
 def test_a_quick_plan_is_a_short_one(run, tmp_path, words, lengths):
     assert run(*words)[0] == 0
     made = loaded(tmp_path)
     assert {e.draft_length for e in made.plan} == set(range(lengths))
-    assert (made.verified is not None) == ("--verify-plan" in words)
+    assert (made.verified is not None) == ("--verify" in words)
     assert made.noise, "the baseline ran twice"
 
 
 def test_each_prompt_is_left_out_with_its_calibration(run, measurements):
     """The rounds and steps of a prompt carry its index; without it, costs are fitted to the others' alone."""
-    assert run("--plan", "-k", "0,2", "--repeats", "2")[0] == 0
+    assert run("-k", "0,2", "--repeats", "2")[0] == 0
     ((_, _, _, found),) = measurements
     assert {r.prompt for r in found.rounds} == {s.prompt for s in found.steps} == set(range(len(TEXTS)))
-    tables = plan.without_each_prompt(found)
+    tables = plans.without_each_prompt(found)
     assert set(tables) == set(range(len(TEXTS)))
     slow = [r._replace(seconds={**r.seconds, "host": 1.0}) if r.prompt == 2 else r for r in found.rounds]
     found.rounds = slow
-    hosts = {index: table["ngram", 0.0].host for index, table in plan.without_each_prompt(found).items()}
+    hosts = {index: table["ngram", 0.0].host for index, table in plans.without_each_prompt(found).items()}
     assert min(hosts, key=hosts.get) == 2
     assert hosts[2] < 0.1
 
@@ -170,8 +174,8 @@ def test_the_intervals_are_of_what_the_prompts_add(run, tmp_path, monkeypatch):
     """Where every prompt pays the same prices, what they add sums up to the expectation: of the baseline over a length
     that is its speedup, of a length over the best one the quotient of their speedups."""
     PricedPair(monkeypatch, None, by_width=lambda width: 1 + 0.05 * width, slope=0.002, draft=0.1, catch=0.01)
-    monkeypatch.setattr(planning, "interval", lambda tops, bottoms: (tops.sum() / bottoms.sum(), float(len(tops))))
-    assert run("--plan", "-k", "0,4,2,1")[0] == 0
+    monkeypatch.setattr(intervals, "interval", lambda tops, bottoms: (tops.sum() / bottoms.sum(), float(len(tops))))
+    assert run("-k", "0,4,2,1")[0] == 0
     made = loaded(tmp_path)
     for fact in made.facts.drafts:
         mine = of_draft(made.plan, fact)
@@ -193,7 +197,7 @@ def test_a_committed_plan_of_an_older_version_is_shown_as_what_it_was():
 
 
 def test_plan_to_stdout_is_json_alone(run, tmp_path):
-    code, out, err = run("--plan", "-k", "0,2", "--json", "-")
+    code, out, err = run("-k", "0,2", "--json", "-")
     assert code == 0
     assert json.loads(out) == as_dict(loaded(tmp_path))
     assert "decode step" in " ".join(err.split())
@@ -201,7 +205,7 @@ def test_plan_to_stdout_is_json_alone(run, tmp_path):
 
 def test_plan_of_the_dial(run, tmp_path, pair_folder):
     """An acceptance that is known: the plan's alpha is the dial's."""
-    assert run("--plan", "-k", "2,4", "--draft", f"dial:0.75:{pair_folder / 'draft'}")[0] == 0
+    assert run("-k", "2,4", "--draft", f"dial:0.75:{pair_folder / 'draft'}")[0] == 0
     assert [e.acceptance_rate for e in loaded(tmp_path).plan] == pytest.approx([0.75, 0.75])
 
 
@@ -214,7 +218,7 @@ def test_interrupted_plan_rests_on_what_is_complete(run, tmp_path, monkeypatch):
         return honest(bench, arm, sampling, prompt, *args, **kwargs)
 
     monkeypatch.setattr(Bench, "decoding", decoding)
-    code, out, _ = run("--plan", "-k", "0,2")
+    code, out, _ = run("-k", "0,2")
     made = loaded(tmp_path)
     assert code == 0
     assert made.interrupted
@@ -226,7 +230,7 @@ def test_interrupted_plan_rests_on_what_is_complete(run, tmp_path, monkeypatch):
 
 
 def test_verify_plan_measures_on_the_other_half(run, tmp_path, measurements):
-    code, out, _ = run("--verify-plan", "-k", "0,1,2,4")
+    code, out, _ = run("--verify", "-k", "0,1,2,4")
     made = loaded(tmp_path)
     assert code == 0
     (_, planned_on, _, _), (arms, reported_on, tools, found) = measurements
@@ -255,8 +259,8 @@ def test_verify_plan_measures_on_the_other_half(run, tmp_path, measurements):
 @pytest.mark.parametrize("texts", [TEXTS[:1], [TEXTS[0], TEXTS[2]]], ids=["one prompt", "one of each kind"])
 def test_verify_plan_needs_prompts_to_hold_out(run, monkeypatch, texts):
     monkeypatch.setattr(prompts, "standard", lambda: texts)
-    monkeypatch.setattr(plan, "measure", lambda *a, **k: pytest.fail("measured first"))
-    code, _, err = run("--verify-plan")
+    monkeypatch.setattr(plans, "measure", lambda *a, **k: pytest.fail("measured first"))
+    code, _, err = run("--verify")
     assert code == 2
     assert "at least two prompts of a kind" in err
 
@@ -273,7 +277,7 @@ def test_where_prices_hold_the_plan_comes_true(run, tmp_path, monkeypatch):
     twice = [(kind, text) for kind, text in (TEXTS[0], TEXTS[2]) for _ in range(2)]
     monkeypatch.setattr(prompts, "standard", lambda: twice)
     PricedPair(monkeypatch, None, by_width=lambda width: 1 + 0.05 * width, slope=0.002, draft=0.1, catch=0.01)
-    assert run("--verify-plan", "-k", "1,2,3,4")[0] == 0
+    assert run("--verify", "-k", "1,2,3,4")[0] == 0
     made = loaded(tmp_path)
     planned = {(e.method, e.draft_length): e.speedup for e in made.plan}
     measured = {(r.method, r.draft_length): r.speedup for r in made.verified.rows}
@@ -292,7 +296,7 @@ def test_a_check_that_is_stopped_loses_no_measured_length(run, tmp_path, monkeyp
         raise stop
 
     monkeypatch.setattr(output_checks, "judge_greedy", fail)
-    found, out, _ = run("--verify-plan", "-k", "0,2")
+    found, out, _ = run("--verify", "-k", "0,2")
     made = loaded(tmp_path)
     assert found == code
     assert made.interrupted
@@ -311,7 +315,7 @@ def test_a_plan_that_is_stopped_keeps_the_drafts_that_are_done(run, tmp_path, mo
         return honest(bench, draft, *rest)
 
     monkeypatch.setattr(acceptance_probs, "accept_probs", accept_probs)
-    assert run("--plan", "-k", "0,2")[0] == code
+    assert run("-k", "0,2")[0] == code
     made = loaded(tmp_path)
     assert made.interrupted
     assert [fact.method for fact in made.facts.drafts] == ["model"]
@@ -434,19 +438,57 @@ def test_the_table_of_a_checked_plan():
     assert show([table]).splitlines()[2].split() == ["model", "0", "4", "1.50x", "1.60x", "-6%", "6", "1.62x", "98.8%"]
 
 
-def test_what_exercise_6_chose_stands_beside_the_plan():
-    entry = planned(3)
-    run = SimpleNamespace(plan=[entry], settings={"impl": {"package": "exercises"}})
-    assert plan_views.learner_line(run, PAYS) is None
-    chosen = plan_views.learner_line(run, replace(PAYS, yours=3))
-    assert chosen == "best_draft_length of exercises: k = 3, expected 1.50x"
-    assert plan_views.learner_line(run, replace(PAYS, yours=9)).endswith("k = 9, expected -")
-
-
 @pytest.mark.usefixtures("forgetful")
 def test_a_wrong_text_of_a_plan_is_said_before_any_number(run, tmp_path):
-    code, out, _ = run("--verify-plan", "-k", "0,2")
+    code, out, _ = run("--verify", "-k", "0,2")
     page = (tmp_path / "results" / "local-plan.md").read_text()
     assert code == 1
     for text in (out, page):
         assert text.index("WRONG OUTPUT: model k=") < text.index("break-even")
+
+
+# --- what is refused, and what is doubted -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-k", "2,auto"], ("-k 2,auto", "give numbers")),
+        (["-k", "300"], ("-k 300", "256 or less")),
+        (["--draft", "tree:2x2:model"], ("tree:2x2:model drafts trees", "leave it out")),
+        (["--draft", "hybrid:ngram+{draft}"], ("hybrid:ngram+draft", "no plan knows it")),
+        (["--max-new-tokens", "1"], ("--max-new-tokens 2",)),
+        (["--max-new-tokens", "999", "--prompt", "x"], ("512", "--max-new-tokens 511")),
+    ],
+)
+def test_a_bad_input_is_one_line_before_anything_is_measured(run, pair_folder, monkeypatch, words, said):
+    monkeypatch.setattr(plans, "measure", lambda *a, **k: pytest.fail("measured first"))
+    code, _, err = run(*(word.format(draft=pair_folder / "draft") for word in words))
+    assert code == 2
+    assert err.startswith("error: ")
+    assert len(err.splitlines()) == 1
+    assert all(word in err for word in said)
+
+
+def test_no_plan_is_longer_than_a_block(run, pair_folder, tmp_path):
+    target = load(str(pair_folder / "target"), str(pair_folder / "draft"), engine="eager").setup.target.model
+    write_head(tmp_path / "head", tiny_block_head(target, markov_rank=3).float(), "tiny", ["LlamaForCausalLM"], 4)
+    assert run("--draft", f"block:{tmp_path / 'head'}", "-k", "0,2,4,9", "--limit", "1")[0] == 0
+    assert [entry.draft_length for entry in loaded(tmp_path).plan] == [0, 2, 4]
+
+
+def test_a_plan_on_a_busy_machine_is_marked(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(cores, "together", lambda threads: cores.Work(blocks=50.0, got=0.5, wanted=1.0))
+    _, out, err = run("-k", "0,2")
+    assert any(line.startswith("busy") for line in err.splitlines())
+    assert "BUSY: one thread got 50%" in out
+    assert loaded(tmp_path).machine.probe.free is False
+
+
+def test_a_plan_that_is_not_to_be_believed_recommends_nothing(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(noise, "FURTHEST", 1.0)
+    _, out, _ = run("-k", "0,2")
+    assert "NOT TO BE BELIEVED" in out
+    assert "expected" not in out
+    assert loaded(tmp_path).plan
+    assert loaded(tmp_path).noise

@@ -1,0 +1,113 @@
+"""How fast will speculation be here, at which draft length? Answered from a run of the baseline and calibrated costs.
+
+    python -m speclab.extensions.plan               # for every draft a table of k = 0 to 16, and which k to take
+    python -m speclab.extensions.plan --quick       # k up to 8, two prompts of a kind
+    python -m speclab.extensions.plan --verify      # planned on half of the prompts, measured on the other half
+    python -m speclab.extensions.plan --target FOLDER --draft FOLDER,ngram
+
+What comes out: verdicts and tables, a run record (JSON), a page in Markdown, and a picture. See docs/why-not-faster.md.
+Exit code 1 if --verify decodes a greedy difference that is not a near-tie, or a sampled row fails its statistics.
+"""
+
+if __name__ == "__main__":
+    from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+
+import argparse
+import functools
+import sys
+
+from speclab.cli import compare_config, flags, no_effect, parsing
+from speclab.cli.output import Output, Step
+from speclab.drafts.kinds import is_tree
+from speclab.extensions.plan import plan_views, plans
+from speclab.lab.output_checks import exit_code
+from speclab.lab.run_config import RunConfig
+from speclab.present.pictures import library
+from speclab.system.errors import UsageProblem, reports_problems
+from speclab.system.files import do_all
+from speclab.system.terminal import note, say
+
+# What the command line leaves open. limit 0: all prompts.
+SIZES = {
+    "a plan": {"limit": 4, "max_new_tokens": 64, "repeats": 3, "longest": 16},
+    "its check": {"limit": 0, "max_new_tokens": 64, "repeats": 2, "longest": 16},
+    "quick": {"limit": 2, "max_new_tokens": 48, "repeats": 2, "longest": 8},
+    "full": {"limit": 0, "max_new_tokens": 128, "repeats": 3, "longest": 16},
+    "full check": {"limit": 0, "max_new_tokens": 128, "repeats": 2, "longest": 16},
+}
+
+
+@reports_problems
+def main(argv: list[str] | None = None) -> int:
+    """Make a plan, show and write it.  -> exit code"""
+    args = filled(make_parser().parse_args(argv))
+    config, output = _prepare(args)
+    with output.redirected():
+        if busy := config.look_at_cores():  # may take one thread, which the head says
+            note(f"busy    {busy}")
+        say(compare_config.head(config))
+        record, measured = plans.make(config, args.verify)
+        page = functools.partial(plan_views.page, record)
+        steps: list[Step] = [lambda: say(plan_views.text(record)), *output.writes(record, page)]
+        if library.is_here():
+            steps.append(functools.partial(plan_views.picture, record, output.plots, output.name))
+        else:
+            note(library.MISSING)
+        code = do_all(steps)
+    wrong = exit_code(measured)  # raises what ended the run early, if that can be mended
+    return code or wrong
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """All flags of the command."""
+    parser = parsing.make_parser(__doc__ or "", "python -m speclab.extensions.plan")
+    flags.add_shared_flags(parser)
+    group = parser.add_argument_group("plan")
+    group.add_argument("--verify", action="store_true", help="plan on half of the prompts, then measure on the rest")
+    group.add_argument(
+        "--draft",
+        default="model,ngram",
+        metavar="KIND",
+        help="as of compare.py, but no trees and no hybrids; several with commas (default: model,ngram)",
+    )
+    group.add_argument("-k", "--draft-length", metavar="K,K", help="lengths to try (default: 0 to 16; --quick 0 to 8)")
+    group.add_argument("--temperature", default="0", metavar="T,T", help="(default: 0)")
+    group.add_argument("--repeats", type=parsing.at_least(1), help="times the baseline decodes each prompt")
+    size = group.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="2 prompts of a kind, 48 tokens, k = 0 to 8")
+    size.add_argument("--full", action="store_true", help="all prompts, 128 tokens")
+    flags.add_output_flags(parser.add_argument_group("results"))
+    parser.set_defaults(max_new_tokens=None)
+    return parser
+
+
+def filled(args: argparse.Namespace) -> argparse.Namespace:
+    """The arguments, with the defaults of the size that was asked for wherever the command line gives none."""
+    long = "full check" if args.verify else "full"
+    name = "quick" if args.quick else long if args.full else "its check" if args.verify else "a plan"
+    size = dict(SIZES[name])
+    lengths = ",".join(map(str, range(size.pop("longest") + 1)))
+    asked = flags.with_defaults(args, {"draft_length": lengths} | size)
+    asked.has_typed_lengths = args.draft_length is not None
+    return asked
+
+
+def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
+    """Load and check everything; a Problem with the flags is raised before anything is timed."""
+    lengths = parsing.numbers(args.draft_length, int, 0, "-k")
+    temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
+    compare_config.check_tokens(args)
+    output = Output(args, f"{args.name}-plan")
+    output.check()
+    kinds = [kind for kind in args.draft.split(",") if kind]
+    if tree := next((kind for kind in kinds if is_tree(kind)), None):
+        raise UsageProblem(f"a plan knows chains only, and {tree} drafts trees; leave it out")
+    compare_config.check_drafts(kinds, temperatures)
+    config = compare_config.load(args, kinds, lengths, temperatures)
+    plans.check(config, args.verify)
+    no_effect.note_flags(args, temperatures, config.setup.device)
+    return config, output
+
+
+if __name__ == "__main__":
+    sys.exit(main())
