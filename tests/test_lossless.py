@@ -12,7 +12,7 @@ import pytest
 import scipy.stats
 import torch
 from torch import Tensor
-from transformers import Lfm2Config, Lfm2ForCausalLM, MixtralConfig, MixtralForCausalLM
+from transformers import MixtralConfig, MixtralForCausalLM
 
 import draft_models
 from baseline_autoregressive import autoregressive_decode
@@ -456,17 +456,6 @@ def test_joint_law_of_a_real_architecture(family):
     """The same through Hugging Face's own models."""
     model = tiny(family, vocab_size=IDS)
     check_law(Law(1.0, 2), model, ModelDrafter(CachedModel(perturbed(model, 0.2))), 3000)
-
-
-@pytest.mark.parametrize("n_draws", [500, pytest.param(3000, marks=pytest.mark.full)])
-def test_joint_law_of_recurrent_layers(n_draws):
-    """A state that has read a rejected token, or an accepted one twice, gives the next tokens another law."""
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
-    layers = {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"], "initializer_range": 0.5}
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = Lfm2ForCausalLM(Lfm2Config(vocab_size=IDS, **sizes, **layers)).double().eval()
-    check_law(Law(1.0, 2), model, ModelDrafter(CachedModel(perturbed(model, 0.2))), n_draws)
 
 
 @pytest.mark.parametrize("n_draws", [600, pytest.param(3000, marks=pytest.mark.full)])

@@ -37,8 +37,7 @@ from speclab.drafts.heads.files import CONFIG, WEIGHTS
 from speclab.lab.training import corpus
 from speclab.lab.training.steps import train
 from speclab.models import loading
-from speclab.models.checks import check_no_encoder, check_not_recurrent
-from speclab.models.limits import context_length
+from speclab.models.family import check_family, context_length
 from speclab.records import files
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.files import check_replaceable, check_writable, do_all, prepare_folder, read_bytes, write_whole
@@ -217,8 +216,7 @@ def train_head(
 
 def check_target(target: PreTrainedModel) -> None:
     """A Problem with a target that no head is trained for."""
-    check_no_encoder(target, "training.heads", "give another --target")
-    check_not_recurrent(target, "gets no head of the lab's", "give another --target")
+    check_family(target, "training.heads", "give another --target")
     room = context_length(target)
     if room is not None and room < max(ROWS):
         raise UsageProblem(

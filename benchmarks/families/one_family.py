@@ -33,8 +33,8 @@ from speclab.models import loading, memory, select
 from speclab.models.backends.protocols import FastModel
 from speclab.models.batched import BatchedModel, check_batch
 from speclab.models.cached import CachedModel
-from speclab.models.checks import OTHER_DRAFT, check_model, check_no_encoder
-from speclab.models.limits import is_encoder_decoder, start_id
+from speclab.models.checks import OTHER_DRAFT, check_model
+from speclab.models.family import check_family, family_of
 from speclab.models.rounding import Reference
 from speclab.models.uncached import logits_after
 from speclab.records.rows import Count, Part
@@ -161,7 +161,7 @@ def in_trees(model: PreTrainedModel, backend: FastModel | None, draft: CachedMod
     target = CachedModel(model, fast=backend)
     try:
         for one in (target, draft):
-            check_no_encoder(one.model, "a tree", OTHER_DRAFT)
+            check_family(one.model, "a tree", OTHER_DRAFT, crops=False)
             check_tree(one)
     except (EnvironmentProblem, UsageProblem) as problem:
         return reason_of(problem, model)
@@ -199,15 +199,14 @@ def reason_of(problem: Exception, model: PreTrainedModel) -> str:
 def library_texts(model: PreTrainedModel) -> Texts:
     """What the library's own greedy loop makes of each prompt."""
     model.generation_config = GenerationConfig()  # no ends of text, no forced tokens
-    if is_encoder_decoder(model):
-        model.generation_config.decoder_start_token_id = start_id(model)
+    model.generation_config.decoder_start_token_id = family_of(model).start_id(model)
     return {length: library_text(model, prompt_of(length)) for length in PROMPTS}
 
 
 def library_text(model: PreTrainedModel, prompt: torch.Tensor) -> list[int]:
     """What the library's own greedy loop makes of the prompt."""
     ids = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=N_TOKENS)  # type: ignore[operator]
-    return ids[0, 1 if is_encoder_decoder(model) else prompt.shape[1] :].tolist()
+    return ids[0, family_of(model).room(model).length_after(prompt.shape[1]) :].tolist()
 
 
 def check_text(target: CachedModel, length: int, expected: Texts, text: list[int], way: str = "no drafts") -> None:

@@ -13,7 +13,6 @@ from speclab.drafts import trees  # noqa: F401 - registers --rule follow
 from speclab.drafts.kinds import is_tree
 from speclab.lab.instruments import LoopFunctions
 from speclab.models import loading, prompts, select, sizes
-from speclab.models.limits import check_room
 from speclab.models.placement import PLANS, read_device_map
 from speclab.models.setup import Setup, load_setup
 from speclab.system.errors import UsageProblem
@@ -22,7 +21,7 @@ from speclab.system.paths import OUTPUT
 
 MOST_THREADS = 1024
 FOR_TREES = ("token", "follow")  # rules
-FOR_DECODERS = ("batch", "trace_shapes")  # flags that know models without an encoder alone
+FOR_ONE_TEXT = ("batch", "trace_shapes")  # flags that take prompt and output as one text
 
 
 def add_shared_flags(parser: argparse.ArgumentParser) -> None:
@@ -241,14 +240,14 @@ def load(args: argparse.Namespace, temperature: float | None = None) -> tuple[Se
     loading.choose_device(args.device)
     tokenizer = loading.load_tokenizer(args.target)
     texts = read_prompts(args, tokenizer)
-    room = loading.room_of(args.target)
-    if room.encodes and (flag := first_given(args, *filter(args.__contains__, FOR_DECODERS))):
+    family, config = loading.family_named(args.target)
+    if not family.one_text and (flag := first_given(args, *filter(args.__contains__, FOR_ONE_TEXT))):
         raise UsageProblem(
-            f"{flag} does not know encoder-decoder models, and {loading.short_name(args.target)} "
-            "is one; leave it out, or choose another --target"
+            f"{flag} does not know {family.plural}, and {loading.short_name(args.target)} is one; leave it out, or "
+            "choose another --target"
         )
     for prompt in texts:
-        check_room(prompt.ids.shape[1], args.max_new_tokens, room)
+        family.configured_room(config).check(prompt.ids.shape[1], args.max_new_tokens)
     return setup_from(args, temperature, tokenizer), texts
 
 

@@ -15,8 +15,8 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from speclab.core.counts import Counts
 from speclab.core.rounds import Round
+from speclab.models.family import family_of
 from speclab.models.generation import settings_of_the_lab
-from speclab.models.limits import is_encoder_decoder, is_recurrent, room_of
 from speclab.records.samples import BEAM, Arm, Made
 from speclab.system.errors import EnvironmentProblem
 
@@ -89,9 +89,9 @@ class LibraryDecoding(Decoding):
         exit_layer: int | None = None,
     ):
         super().__init__(arm, iter(()), ids.shape[1], budget)
-        if arm.method != "generate" and any(is_recurrent(one) for one in (model, draft) if one is not None):
+        if arm.method != "generate" and not all(family_of(one).crops for one in (model, draft) if one is not None):
             raise EnvironmentProblem(
-                "the library's own speculative decoding takes no model with recurrent layers; use compare.py"
+                "the library's own speculative decoding takes no model whose states cannot be cropped; use compare.py"
             )
         self._model, self._ids, self._draft, self._exit_layer = model, ids, draft, exit_layer
 
@@ -127,7 +127,7 @@ def library_generate(model: PreTrainedModel, ids: Tensor, max_new_tokens: int, *
     with warnings.catch_warnings(), settings_of_the_lab(model):
         warnings.simplefilter("ignore")
         output = model.generate(ids, max_new_tokens=max_new_tokens, **options)  # type: ignore[operator]
-    tokens = output[0, room_of(model).length_after(ids.shape[1]) :].tolist()  # waits for the device
+    tokens = output[0, family_of(model).room(model).length_after(ids.shape[1]) :].tolist()  # waits for the device
     return time.perf_counter() - start, tokens
 
 
@@ -152,7 +152,7 @@ def drafting(draft: PreTrainedModel, k: int | None) -> Iterator[PreTrainedModel]
 def counted_passes(model: PreTrainedModel) -> Iterator[list[int]]:
     """Widths of the passes of all layers of `model` while this is open. It costs a microsecond a pass."""
     widths: list[int] = []
-    name = "decoder_input_ids" if is_encoder_decoder(model) else "input_ids"
+    name = family_of(model).input_name
     n_layers = model.config.get_text_config().num_hidden_layers
 
     def count(module, args: tuple, kwargs: dict) -> None:

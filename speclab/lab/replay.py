@@ -43,7 +43,7 @@ class KnownText:
     def __init__(self, target: CachedModel, prompt: Tensor, text: Iterable[int]):
         self._model, self._n_ids = target.model, target.vocab_size
         self._ids = torch.cat([prompt, torch.tensor([list(text)], device=prompt.device)], dim=1)
-        # Behind an encoder the cache holds no prompt, but a start token in its place.
+        # The cache may hold something else in the place of the prompt.
         self._offset = prompt.shape[1] - target.room.length_after(prompt.shape[1])
         self._states: dict[int, Tensor] = {}  # of all tokens, by layer
         self._ahead: list[int] = []  # tokens that the first layers were run over, behind those in the cache

@@ -71,7 +71,7 @@ class LearnerCatchUp(ModelDrafter):
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """As the lab's, and remember the text."""
         super().prefill(target, prompt, sampling)
-        # Behind an encoder one token stands here for the start, which is never fed again.
+        # As many tokens as the cache holds; where it holds no prompt, they are never fed again.
         self._committed = prompt[0, : self.draft.length].tolist()
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:

@@ -22,6 +22,7 @@ kind.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,8 +31,9 @@ from transformers import PreTrainedModel
 
 from speclab.core.rounds import Decided, Draft
 from speclab.core.sampling import to_device
-from speclab.models.backends.eager import EagerBackend, EncoderDecoderBackend, RecurrentBackend
-from speclab.models.limits import Room, check_room, embedded_ids, is_encoder_decoder, is_recurrent, room_of
+from speclab.models.backends.eager import EagerBackend
+from speclab.models.family import family_of
+from speclab.models.limits import Room, embedded_ids
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 
 if TYPE_CHECKING:  # what a backend is, for the checker of types alone
@@ -45,8 +47,8 @@ class CachedModel:
     draft at its target's. Models of one family may pad their output layers differently (Qwen2.5 7B: 152,064 rows, 0.5B:
     151,936).
     n_ids: ids that have an embedding; no other can go into a pass.
-    max_length: positions of a text, prompt and output together; of an encoder-decoder the start token and the output.
-    None where the model has no limit.
+    family: what is different in this kind of models (speclab/models/family.py).
+    max_length: positions of a text, prompt and output together; None where the model has no limit.
     fast: the same model exported, or with CUDA graphs; without it passes run eagerly.
     hidden_layers: decoder layers, from 0, whose outputs a draft reads; every decoding keeps them, the baseline too, so
     that both arms run on the same engine.
@@ -58,7 +60,8 @@ class CachedModel:
         n_rows = model.config.get_text_config().vocab_size
         self.n_ids = embedded_ids(model)
         self.vocab_size = min(vocab_size or n_rows, n_rows, self.n_ids)
-        self._room = room_of(model)
+        self.family = family_of(model)
+        self._room = self.family.room(model)
         self.max_length = self._room.text
         self._n_calls = 0  # of passes since `prefill`, that one included
         self.hidden_layers: tuple[int, ...] = ()
@@ -95,12 +98,12 @@ class CachedModel:
 
     @property
     def room(self) -> Room:
-        """Positions that the model has, and whether an encoder reads the prompt."""
-        return self._room._replace(text=self.max_length)
+        """Positions that the model has, and what of the prompt takes some of them."""
+        return replace(self._room, text=self.max_length)
 
     @property
     def n_replays(self) -> int:
-        """Passes since `prefill` that read accepted tokens once more, for layers that cannot be cropped."""
+        """Passes since `prefill` that read accepted tokens once more: some backends cannot crop all layers."""
         return 0 if self._backend is None else self._backend.n_replays
 
     @property
@@ -128,7 +131,7 @@ class CachedModel:
         if self.fast:
             self._backend = self.fast.start(self.hidden_layers)
         else:
-            self._backend = eager_backend(self.model, self.hidden_layers)
+            self._backend = (self.family.backend or EagerBackend)(self.model, self.hidden_layers)
         with torch.inference_mode():
             logits = self.backend.prefill(prompt)
         self._length, self._n_calls = self.room.length_after(prompt.shape[1]), 1
@@ -219,13 +222,6 @@ class CachedModel:
         return self._backend
 
 
-def eager_backend(model: PreTrainedModel, hidden_layers: Iterable[int] = ()) -> EagerBackend:
-    """The eager backend for one decoding of this model."""
-    if is_encoder_decoder(model):
-        return EncoderDecoderBackend(model, hidden_layers)
-    return (RecurrentBackend if is_recurrent(model) else EagerBackend)(model, hidden_layers)
-
-
 def tokens_to_keep(n_cached: int, n_committed: int) -> int:
     """Of the `n_cached` tokens in a cache, those that stay once `n_committed` are final: all of these but the last."""
     return min(n_cached, n_committed - 1)
@@ -241,4 +237,4 @@ def check_prompt(model: CachedModel, prompt: Tensor, max_new_tokens: int) -> Non
             f"the prompt has token {largest} and the model knows {model.n_ids} ids: tokenizer and model do not belong "
             "together; give another --target"
         )
-    check_room(prompt.shape[1], max_new_tokens, model.room)
+    model.room.check(prompt.shape[1], max_new_tokens)

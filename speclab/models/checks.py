@@ -5,7 +5,7 @@ Four properties of the logits, with the library's own forward and cache (the eag
 1. they are numbers, and the same pass gives them twice;
 2. causal: changing a later token changes no earlier position;
 3. cached passes of several widths, and the steps of plain decoding, give the logits of one uncached pass;
-4. the same logits come after rejected tokens have been fed and rolled back; recurrent layers replay what stays.
+4. the same logits come after rejected tokens have been fed and rolled back.
 
 Two computations of the same logits may differ by the bound of models/rounding.py, or by a few times what the model's
 uncached logits differ from those of a copy in higher precision; that copy is made only where the bound is passed.
@@ -20,17 +20,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from speclab.models import memory, rounding
 from speclab.models.backends.buffers import kv_shapes
 from speclab.models.backends.windows import window_of
 from speclab.models.cached import CachedModel
-from speclab.models.limits import NoFastBackend, decoder_config, is_encoder_decoder, is_mixture_of_experts, is_recurrent
+from speclab.models.family import check_family, family_of
+from speclab.models.limits import NoFastBackend, is_mixture_of_experts
 from speclab.models.placement import is_quantised
 from speclab.models.rounding import Reference
 from speclab.models.uncached import logits_after
-from speclab.system.errors import EnvironmentProblem, UsageProblem, first_line
+from speclab.system.errors import EnvironmentProblem, first_line
 
 N_TOKENS = 24  # of the random text; fewer where the model's context is shorter
 WIDTHS = (1, 3, 1, 5)  # of the cached passes after the prefill
@@ -39,11 +40,6 @@ WRONG = (3, 0, 4, 1)  # rejected tokens that are fed after the pass of each widt
 # Most operations of a pass over a text longer than a window, in a check: half a minute on two cores, seconds on a GPU.
 MOST_OPERATIONS, MOST_ON_CUDA = 2e12, 1e15
 OTHER_DRAFT = "choose another --draft"
-STATES = {  # by whether the model reads several tokens in one pass
-    True: "recurrent layers: after a rejected draft the accepted tokens are read once more, in a pass of their own",
-    False: "recurrent layers whose library code reads one token a pass: drafts are verified token by token, which is "
-    "no faster than plain decoding",
-}
 ADVICE = "choose a causal language model with plain attention layers"
 ADVICE_QUANTISED = "its quantised weights take other kernels in other passes; choose another quantisation of the model"
 
@@ -51,8 +47,8 @@ ADVICE_QUANTISED = "its quantised weights take other kernels in other passes; ch
 def check_model(model: PreTrainedModel) -> None:
     """Prove the four properties, or raise EnvironmentProblem with the one that fails."""
     name = model.config.model_type
-    cache = _tried(model, "has no cache that the library can make", lambda: DynamicCache(config=decoder_config(model)))
-    if not getattr(cache, "is_croppable", True) and not is_recurrent(model):
+    cache = _tried(model, "has no cache that the library can make", lambda: family_of(model).cache(model))
+    if family_of(model).crops and not getattr(cache, "is_croppable", True):
         raise EnvironmentProblem(f"{name} keeps a state that cannot be rolled back after a rejected draft; {ADVICE}")
     text = random_text(model)
     right = _tried(model, "has no plain forward pass", lambda: uncached_logits(model, text))
@@ -98,18 +94,13 @@ def check_rows(model: PreTrainedModel, reason: str, way_out: str = OTHER_DRAFT) 
 
 def check_not_recurrent(model: PreTrainedModel, reason: str, way_out: str = OTHER_DRAFT) -> None:
     """EnvironmentProblem for a model with layers that keep a state instead of rows for each token."""
-    if is_recurrent(model):
-        raise EnvironmentProblem(
-            f"{model.config.model_type} {reason}: it has recurrent layers, which cannot be cropped; {way_out}"
-        )
+    if not family_of(model).crops:
+        raise EnvironmentProblem(f"{model.config.model_type} {reason}: {family_of(model).why_eager}; {way_out}")
 
 
 def check_no_encoder(model: PreTrainedModel, what: str, way_out: str) -> None:
-    """UsageProblem for an encoder-decoder. what: is asked of it, and is there for models with a decoder alone"""
-    if is_encoder_decoder(model):
-        raise UsageProblem(
-            f"{what} does not know encoder-decoder models, and {model.config.model_type} is one; {way_out}"
-        )
+    """UsageProblem for a model that does not take prompt and output as one text."""
+    check_family(model, what, way_out, crops=False)
 
 
 def check_passes(
@@ -195,17 +186,13 @@ def _one_step(cached: CachedModel, token: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def uncached_logits(model: PreTrainedModel, text: Tensor, n_last: int | None = None) -> Tensor:
-    """(1, n) ids -> (1, n, vocab); with n_last of so many tokens at the end, or of more
-
-    An encoder-decoder takes all tokens but the last ones as its prompt, and gives logits of these: (1, sum(WIDTHS) + 1,
-    vocab).
-    """
+    """(1, n) ids -> (1, n - prompt + 1, vocab); with n_last of so many tokens at the end, or of more"""
     return logits_after(model, *in_two(model, text), n_last)[..., : CachedModel(model).vocab_size]
 
 
 def in_two(model: PreTrainedModel, text: Tensor) -> tuple[Tensor, Tensor]:
     """(1, n) ids -> what is the prompt in these checks, and what continues it."""
-    n = text.shape[1] - sum(WIDTHS) if is_encoder_decoder(model) else 1
+    n = family_of(model).n_prompt(text.shape[1], sum(WIDTHS))
     return text[:, :n], text[:, n:]
 
 

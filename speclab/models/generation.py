@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
 
-from speclab.models.limits import is_encoder_decoder, start_id
+from speclab.models.family import family_of
 from speclab.system.errors import EnvironmentProblem
 
 # What `generate` applies and the lab does not, and the values that change nothing. Absent: any value counts.
@@ -54,7 +54,7 @@ def settings_of_the_lab(model: PreTrainedModel) -> Iterator[None]:
     The library fills what a call leaves out from the model's own settings, so those are replaced for a while.
     """
     own = model.generation_config
-    start = start_id(model) if is_encoder_decoder(model) else None
+    start = family_of(model).start_id(model)
     model.generation_config = GenerationConfig(pad_token_id=0, decoder_start_token_id=start)
     try:
         yield

@@ -17,10 +17,7 @@ from typing import Any
 import torch
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
     AutoTokenizer,
-    DynamicCache,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -34,9 +31,9 @@ from transformers.utils import logging as transformers_logging
 from speclab.models import padding, sizes
 from speclab.models.checks import check_model
 from speclab.models.experts import with_experts
+from speclab.models.family import Family, family_for, family_of
 from speclab.models.generation import eos_ids
 from speclab.models.growth import PARTS, check_growth
-from speclab.models.limits import Room, configured_room, decoder_config, is_encoder_decoder
 from speclab.models.placement import DeviceMap, describe, load_placed, map_options
 from speclab.system.errors import EnvironmentProblem, Problem, UsageProblem, is_out_of_memory, panics_as_errors
 from speclab.system.paths import DATA
@@ -61,7 +58,7 @@ KNOWN_ERRORS = {
     "weights_only": PICKLED,
     "Weights only load": PICKLED,
     "ignore_mismatched_sizes": ("their tensors differ in shape", "download it again, or correct its config.json"),
-    "kind of AutoModel": ("it is no causal language model and no encoder-decoder of text", "choose one"),
+    "kind of AutoModel": ("it is no language model that makes a text", "choose one"),
     "does not give any device": (
         "the file of --device-map leaves out some of its weights",
         "name the modules of all of them",
@@ -99,9 +96,12 @@ def _parts(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     return {name: json.loads(part.__getstate__()) for name in PARTS if (part := getattr(backend, name, None))}
 
 
-def room_of(name: str) -> Room:
-    """Positions that the config of a folder, a hub name or lab:SIZE allows."""
-    return configured_room(load_config(LAB_TARGET if sizes.is_lab_size(name) else name))
+def family_named(name: str) -> tuple[Family, PreTrainedConfig]:
+    """The family of a folder, a hub name or lab:SIZE, and its config. EnvironmentProblem where nothing decodes it."""
+    config = load_config(LAB_TARGET if sizes.is_lab_size(name) else name)
+    family = family_for(config)
+    family.check_config(config)
+    return family, config
 
 
 def lab_width() -> int:
@@ -122,7 +122,7 @@ def load_model(
     copies: int = 1,
     device_map: DeviceMap | None = None,
 ) -> PreTrainedModel:
-    """A checked causal LM or encoder-decoder on the device, from a folder or the hub, or a padded lab model.
+    """A checked model on the device, from a folder or the hub, or a padded lab model.
 
     `copies` of a padded model's weights must fit the memory. EnvironmentProblem: it cannot be loaded, weights are
     missing, or it is not fit for cached decoding.
@@ -143,7 +143,7 @@ def _whole_model(
     name: str, dtype: torch.dtype, device: torch.device, device_map: DeviceMap | None = None
 ) -> PreTrainedModel:
     """All weights from the checkpoint, on the device. The library fills what is missing with random numbers."""
-    config = load_config(name)
+    family, config = family_named(name)
     if os.path.isfile(Path(name) / "generation_config.json"):  # the library goes on without one that is damaged
         loaded(name, "its generation_config.json", lambda: GenerationConfig.from_pretrained(name))
     options = {"dtype": dtype, "weights_only": True, "output_loading_info": True, **NO_CODE}
@@ -151,10 +151,9 @@ def _whole_model(
     if quantised and device_map is None:  # the library puts such weights where they stay
         options |= {"device_map": {"": str(device)}}
     placed = map_options(device_map)
-    kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
 
     def load(**more: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
-        read = functools.partial(kind.from_pretrained, name, config=config, **options, **more)
+        read = functools.partial(family.loader.from_pretrained, name, config=config, **options, **more)
         return loaded(name, "its config.json and weights", read)
 
     model, report = load_placed(load, placed)
@@ -253,11 +252,7 @@ def describe_model(name: str, model: PreTrainedModel, role: str = "target") -> s
     """One line: family, layers, parameters, whether it is padded, and where its weights lie if not in one place."""
     config = model.config.get_text_config()
     millions = sum(p.numel() for p in model.parameters()) / 1e6
-    n_layers = getattr(config, "num_hidden_layers", None)
-    layers = "layers of several kinds" if n_layers is None else f"{n_layers} layer{'s' * (n_layers != 1)}"
-    if is_encoder_decoder(model):
-        n_layers = len(DynamicCache(config=decoder_config(model)).layers)
-        layers = f"an encoder, and a decoder of {n_layers} layer{'s' * (n_layers != 1)}"
+    layers = family_of(model).layers_in_words(model)
     padded = f"; {sizes.describe_padding(name, role)}" if sizes.is_lab_size(name) else ""
     placed = f"; {where}" if (where := describe(model)) else ""
     return f"{name}: {config.model_type}, {layers}, {millions:.1f} M parameters{padded}{placed}"

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from speclab.models.limits import cached_layers, is_encoder_decoder, is_mixture_of_experts
+from speclab.models.family import cached_layers, family_of
+from speclab.models.limits import is_mixture_of_experts
 
 USABLE = 0.9  # of the free memory; the rest is for the cache, activations and the other model
 
@@ -16,16 +17,9 @@ USABLE = 0.9  # of the free memory; the rest is for the cache, activations and t
 def weights_read(model: PreTrainedModel) -> tuple[int, int]:
     """Weights that every pass reads; of a mixture of experts the most that one can.  -> how many, bytes
 
-    Shared weights count once. An embedding of its own is left out: a pass reads a row for each token. So is what only
-    an encoder reads, which runs once for a text. Behind an encoder the sum is a little too high: cross-attention's
-    weights of keys and values count, and are read once for a text, too.
+    Shared weights count once. An embedding of its own is left out: a pass reads a row for each token.
     """
-    unique = {id(p): p for p in model.parameters()}
-    if is_encoder_decoder(model):
-        of_decoder = {id(p) for p in model.get_decoder().parameters()}
-        for p in model.get_encoder().parameters():
-            if id(p) not in of_decoder:
-                unique.pop(id(p), None)
+    unique = {id(p): p for p in family_of(model).weights(model)}
     inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
     if outputs is None or inputs.weight is not outputs.weight:
         unique.pop(id(inputs.weight), None)
@@ -40,7 +34,7 @@ def cached_shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
 
 
 def cache_bytes(model: PreTrainedModel, n_tokens: int) -> int:
-    """Bytes of the keys and values of `n_tokens`; behind an encoder, a prompt token has as many in cross-attention."""
+    """Bytes of the keys and values of `n_tokens`."""
     return sum(n for n, _ in cached_shapes(model)) * n_tokens * model.dtype.itemsize
 
 

@@ -21,7 +21,8 @@ from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.backends.protocols import FastModel
 from speclab.models.cached import CachedModel
-from speclab.models.limits import NoFastBackend, is_encoder_decoder
+from speclab.models.family import family_of
+from speclab.models.limits import NoFastBackend
 from speclab.models.timing import time_passes
 from speclab.system.errors import first_line, is_out_of_memory
 
@@ -86,8 +87,8 @@ def own_weights(fast: FastModel | None) -> str:
 
 def build(model: PreTrainedModel) -> tuple[FastModel | None, str]:
     """The fast form of a model, checked; or None and why there is none."""
-    if is_encoder_decoder(model):
-        return None, f"no fast engine for {model.config.model_type}: the eager engine alone runs an encoder"
+    if why := family_of(model).why_eager:
+        return None, f"no fast engine for {model.config.model_type}: {why}"
     if why := placement.why_eager(model):
         return None, f"no fast engine: {why}"
     makers: list[Callable[[PreTrainedModel], FastModel]] = [ExportedModel]

@@ -8,17 +8,16 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.models import checks, generation, limits, loading, select
+from speclab.models import checks, generation, loading, select
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.backends.rewrites import can_prepack
 from speclab.models.cached import CachedModel
+from speclab.models.family import check_family
 from speclab.models.pieces import Pieces, added, pieces
 from speclab.models.placement import DeviceMap
 from speclab.models.prompts import Prompt
 from speclab.models.rounding import Reference
 from speclab.system.terminal import note
-
-ENCODER = "reads the prompt once, in the prefill; steps and rounds are passes of the decoder"
 
 
 @dataclass
@@ -64,18 +63,13 @@ class Setup:
         return self.target.engine
 
     @property
-    def recurrent(self) -> bool:
-        """Whether the target has recurrent layers, which are not cropped."""
-        return limits.is_recurrent(self.target.model)
-
-    @property
     def dtype_name(self) -> str:
         """float32 or bfloat16."""
         return str(self.dtype).removeprefix("torch.")
 
     def ids_before(self, prompt: Prompt) -> list[int]:
-        """The ids that a new text continues: the prompt's, or none where an encoder reads the prompt."""
-        return [] if self.target.room.encodes else prompt.id_list
+        """The ids that a new text continues: the prompt's, or none where the output is a text of its own."""
+        return prompt.id_list if self.target.family.one_text else []
 
     def pieces(self, prompt: Prompt) -> Pieces:
         """For the text of the ids that are made after a prompt."""
@@ -115,8 +109,7 @@ class Setup:
         Its passes have any width, so never as CUDA graphs.
         """
         tokenizer, model = loading.load_tokenizer(name), self._load(name)
-        checks.check_not_recurrent(model, f"cannot be the model of {kind}")
-        checks.check_no_encoder(model, f"--draft {kind}", checks.OTHER_DRAFT)
+        check_family(model, f"--draft {kind}", checks.OTHER_DRAFT)
         return self.cached(model, max(tokenizer.get_vocab().values()) + 1, graphs=False), tokenizer
 
     def _load(self, name: str) -> PreTrainedModel:
@@ -130,14 +123,13 @@ class Setup:
         n = torch.get_num_threads()
         threads = f", {n} thread{'s' * (n != 1)} ({self.reasons['threads']})" * (self.device.type == "cpu")
         weights = f"; {own}" if (own := select.own_weights(self.target.fast)) else ""
-        encoder = f"\nencoder {ENCODER}" * self.target.room.encodes
-        states = f"\nstates  {checks.STATES[limits.reads_several(self.target.model)]}" if self.recurrent else ""
+        family = f"\n{head}" if (head := self.target.family.head(self.target.model)) else ""
         unused = f"\nunused  the checkpoint's generation settings {self.unapplied}" * bool(self.unapplied)
         return (
             f"target  {loading.describe_model(self.target_name, self.target.model)}\n"
             f"on      {machine}{threads}\nengine  {self.engine} ({self.reasons['engine']}){weights}\n"
             "checks  passed on a short random text: causal, cached passes as uncached ones, exact rollback"
-            f"{encoder}{states}{unused}"
+            f"{family}{unused}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Finds the extensions, and holds the list of the commands that they add.
+"""Finds the extensions, and holds the lists of what they add: commands, and families of models.
 
 An extension is a package under speclab/extensions. Nothing below names one: `load` looks which folders are there and
 imports the module `register` of each, by its name as a string. An error in such a module is not hidden.
@@ -10,6 +10,7 @@ import pkgutil
 
 PACKAGE = "speclab.extensions"
 COMMANDS: dict[str, str] = {}  # name of an extension -> one line that says what its command does
+FAMILIES: list[str] = []  # "module:name" of each family of models (speclab/models/family.py)
 
 
 @functools.cache
@@ -26,3 +27,13 @@ def add_command(name: str, line: str) -> None:
     if name in COMMANDS:
         raise ValueError(f"two extensions add a command named {name}")
     COMMANDS[name] = line
+
+
+def add_family(place: str) -> None:
+    """Called by a register.py: the lab also decodes the models of this family.
+
+    place: "module:name" of an object as in speclab/models/family.py. Its module is imported when the first model is
+    loaded, so that a list of commands needs no torch.
+    """
+    if place not in FAMILIES:
+        FAMILIES.append(place)

@@ -22,28 +22,20 @@ COVERING = {
     "gemma3_text": (BOTH, ""),  # sliding windows among full layers
     "llama4_text": (EAGER, "chunks of the text"),
     "bloom": (EAGER, "torch.export gave up"),  # ALiBi
-    "mamba": (EAGER, "recurrent layers"),  # read token by token
-    "jamba": (EAGER, "recurrent layers"),  # the same, beside attention layers
-    "qwen3_next": (EAGER, "recurrent layers"),  # restored and replayed
-    "lfm2": (EAGER, "recurrent layers"),
-    "zamba2": (REFUSED, "computes other logits"),  # a pass over one token is not like one over several
     "recurrent_gemma": (REFUSED, "cannot be rolled back"),  # the state is no part of its cache
     "rwkv": (REFUSED, "ignores its cache"),
     "openai-gpt": (REFUSED, "ignores its cache"),  # has none
     "bert": (REFUSED, "attends to later tokens"),  # an encoder
     "gemma4_assistant": (CANNOT, "another model"),  # the draft head of another model
-    "t5+encoder": (EAGER, "runs an encoder"),
-    "bart+encoder": (EAGER, "runs an encoder"),
 }
 
 # Of those that are decoded.
-NO_TREES = {"llama4_text", "bloom", "mamba", "jamba", "qwen3_next", "lfm2", "t5+encoder", "bart+encoder"}
+NO_TREES = {"llama4_text", "bloom"}
 NO_BATCHES = NO_TREES
 
 
 # Of each kind of cache, and of each reason for a refusal, the family that is examined fastest.
-OFTEN = {"gpt2", "gemma3_text", "bloom", "mamba", "lfm2", "recurrent_gemma", "rwkv", "bert", "gemma4_assistant"}
-OFTEN |= {"llama4_text", "bart+encoder"}
+OFTEN = {"gpt2", "gemma3_text", "bloom", "llama4_text", "recurrent_gemma", "rwkv", "bert", "gemma4_assistant"}
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,6 @@ from transformers import (
     BertLMHeadModel,
     RecurrentGemmaConfig,
     RecurrentGemmaForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
 )
 
 from speclab.drafts import kinds
@@ -28,7 +26,6 @@ TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num
 DEEP = "[" * 100_000
 LONG = "n" * 300
 DIGITS = "9" * 5000  # Python reads no number of so many
-NO_ENCODER = "{} does not know encoder-decoder models, and {} is one"
 KINDS = kinds.KINDS.partition("retokenize")[0]
 
 # --- the files --------------------------------------------------------------------------------------------------------
@@ -157,12 +154,9 @@ def families(folder: Path) -> None:
     """Models of families that cannot be decoded with a cache that rolls back."""
     vocab_size = json.loads((folder / "target" / "config.json").read_text())["vocab_size"]
     size = {**TINY, "vocab_size": vocab_size}
-    t5 = {"vocab_size": vocab_size, "d_model": 16, "d_kv": 16, "d_ff": 16, "num_layers": 1, "num_heads": 1}
     for name, model in {
         "encoder": BertLMHeadModel(BertConfig(**size)),
         "recurrent": RecurrentGemmaForCausalLM(RecurrentGemmaConfig(**size | {"num_hidden_layers": 3})),
-        "encoder-decoder": T5ForConditionalGeneration(T5Config(**t5, decoder_start_token_id=3)),
-        "no-start": T5ForConditionalGeneration(T5Config(**t5)),
     }.items():
         model.save_pretrained(folder / name)
         for file in (folder / "target").glob("tokenizer*"):
@@ -440,31 +434,7 @@ ROWS = [
     # --- weights, tokenizer, generation_config.json ---
     Row(f"{B} --prompt x --target encoder", 3, ("bert attends to later tokens", "causal language model")),
     Row(f"{B} --prompt x --target recurrent", 3, ("recurrent_gemma keeps a state", "rolled back")),
-    Row(f"{B} --prompt x --target of-images", 3, ("no causal language model and no encoder-decoder",)),
-    # --- encoder-decoder models ---
-    Row(f"{B} --prompt x --target no-start", 3, ("t5 is an encoder-decoder", "names no decoder_start_token_id")),
-    Row(f"{B} --prompt x --target encoder-decoder --batch 2", 2, (NO_ENCODER.format("--batch", "encoder-decoder"),)),
-    Row(f"{S} --target encoder-decoder --draft ngram --batch 2", 2, ("--batch does not know encoder-decoder models",)),
-    Row(f"{S} --target encoder-decoder --draft ngram --trace-shapes", 2, ("--trace-shapes does not know",)),
-    *(
-        Row(f"{S} --target encoder-decoder --draft {kind}", 2, (NO_ENCODER.format(f"--draft {name}", "t5"),))
-        for kind, name in {
-            "feature": "feature",
-            "block": "block",
-            "exit:2": "exit:2",
-            "hybrid": "feature",
-            "merge:ngram+model": "merge:ngram+model",
-            "tree:2x1:model": "tree:2x1:model",
-            "model --tree best": "tree:best:model",
-            "sampled-tree:2x1:model": "sampled-tree:2x1:model",
-            "retokenize:draft": "retokenize:draft",
-            "intersect:draft": "intersect:draft",
-        }.items()
-    ),
-    Row(f"{S} --target target --draft tree:2x1:encoder-decoder", 2, ("a tree does not know encoder-decoder models",)),
-    Row(f"{S} --target target --draft retokenize:encoder-decoder", 2, ("--draft retokenize does not know encoder-d",)),
-    Row(f"{S} --target target --draft intersect:encoder-decoder", 2, ("--draft intersect does not know encoder-d",)),
-    Row(f"{C} --target encoder-decoder --draft ngram --batch 2", 2, ("--batch does not know encoder-decoder models",)),
+    Row(f"{B} --prompt x --target of-images", 3, ("no language model that makes a text",)),
     Row(f"{B} --prompt x --target target --device-map /dev/zero", 2, ("--device-map /dev/zero", "JSON file")),
     Row(f"{B} --prompt x --target target --device-map deep.json", 2, ("--device-map deep.json", "JSON file")),
     Row(f"{C} --engine vllm", 2, ("invalid choice: 'vllm'", "eager")),

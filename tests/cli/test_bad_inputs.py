@@ -66,6 +66,10 @@ def is_one_line(err: str, *said: str) -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: ascii(row.command)[1:70])
 def test_bad_input_is_one_line(folder, capfd, monkeypatch, row: Row):
+    check_row(folder, capfd, monkeypatch, row)
+
+
+def check_row(folder: Path, capfd, monkeypatch, row: Row) -> None:
     """In particular nothing is said before it, so nothing was measured or decoded, and no file is new or other."""
     if "--device cuda" in row.command and torch.cuda.is_available():
         pytest.skip("needs a machine without a GPU")

@@ -8,8 +8,6 @@ import torch
 from transformers import (
     BertConfig,
     BertLMHeadModel,
-    MambaConfig,
-    MambaForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
     OpenAIGPTConfig,
@@ -21,7 +19,7 @@ from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from speclab.drafts.exit import check_split
 from speclab.drafts.trees.checks import check_tree
-from speclab.models import checks, rounding
+from speclab.models import checks, family, rounding
 from speclab.models.backends import eager
 from speclab.models.batched import check_batch
 from speclab.models.cached import CachedModel
@@ -32,7 +30,7 @@ from speclab.models.checks import (
     random_text,
     uncached_logits,
 )
-from speclab.models.limits import context_length, is_mixture_of_experts
+from speclab.models.limits import configured_room, is_mixture_of_experts
 from speclab.models.rounding import Reference
 from speclab.system.errors import EnvironmentProblem
 from tests.tiny_models import FAMILIES, VOCAB, tiny
@@ -60,16 +58,6 @@ def test_a_model_without_a_cache_is_refused():
     config = OpenAIGPTConfig(n_embd=32, n_layer=2, n_head=2, vocab_size=VOCAB, n_positions=64)
     with pytest.raises(EnvironmentProblem, match="openai-gpt ignores its cache"):
         check_model(OpenAIGPTLMHeadModel(config).eval())
-
-
-def test_a_recurrent_state_that_is_not_restored_is_refused(monkeypatch):
-    """It has no crop: speculation would go on from a state that has read rejected tokens."""
-    sizes = {"hidden_size": 16, "state_size": 4, "num_hidden_layers": 1, "vocab_size": VOCAB, "initializer_range": 0.5}
-    model = MambaForCausalLM(MambaConfig(**sizes)).eval()
-    check_model(model)
-    monkeypatch.setattr(eager, "put_back", lambda cache, states: None)
-    with pytest.raises(EnvironmentProblem, match="mamba keeps a state that cannot be rolled back"):
-        check_model(model)
 
 
 def test_a_cache_that_keeps_rejected_tokens_is_refused(monkeypatch):
@@ -182,7 +170,7 @@ def test_a_config_that_the_librarys_cache_cannot_read_is_refused(monkeypatch):
     def trouble(*args, **kwargs):
         raise AttributeError("no attribute 'num_hidden_layers'")
 
-    monkeypatch.setattr(checks, "DynamicCache", trouble)
+    monkeypatch.setattr(family, "DynamicCache", trouble)
     with pytest.raises(EnvironmentProblem, match=r"llama has no cache that the library can make.*num_hidden_layers"):
         check_model(tiny("llama"))
 
@@ -217,10 +205,7 @@ def test_a_model_that_enlarges_rounding_is_judged_by_what_its_own_uncached_logit
 )
 def test_the_context_is_found_under_the_names_that_families_use(entries, length):
     config = SimpleNamespace(**entries)
-    model = SimpleNamespace(
-        config=SimpleNamespace(get_text_config=lambda: config, is_encoder_decoder=False), named_modules=list
-    )
-    assert context_length(model) == length
+    assert configured_room(SimpleNamespace(get_text_config=lambda: config)).text == length
 
 
 def test_positions_after_a_padding_index_are_fewer_than_the_table_has_rows():

@@ -45,8 +45,6 @@ BUGS = {
     38: "one part of the target's layers out of step with the other",
     39: "tokens of a tree at wrong places, or the wrong branch kept",
     40: "size or shape of a tree chosen by the wrong numbers",
-    41: "recurrent state that has read a rejected token, or an accepted one twice or never",
-    43: "an encoder run again, or a decoder behind it begun or rolled back wrongly",
     44: "a tokenizer, a template, a name or a record from outside trusted",
 }
 

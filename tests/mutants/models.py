@@ -12,6 +12,7 @@ from speclab.lab import decodings, instruments, output_checks
 from speclab.models import (
     cached,
     checks,
+    family,
     limits,
     loading,
     padding,
@@ -332,3 +333,16 @@ def leaves_a_learners_rule_in_the_target() -> None:
 def asks_near_the_end_as_in_the_middle() -> None:
     """measures how far a lossy rule is off with the long proposals that no round near the end of a text asks for"""
     output_checks.asked_at = lambda places, k, most: [(start, depth, k) for start, depth in places]
+
+
+@mutant(24, "an_encoder_decoder_without_its_extension_is_refused_at_load", file="models/test_family")
+def loads_the_decoder_of_an_encoder_decoder() -> None:
+    """takes an encoder-decoder for a decoder alone, which the library loads without its encoder"""
+    family.Family.check_config = lambda self, config: None
+
+
+@mutant(24, "what_a_draft_needs_decides_who_is_refused", file="models/test_family")
+def takes_layers_that_cannot_be_cropped() -> None:
+    """gives a draft that needs something of each token a model that keeps nothing of it"""
+    right = family.check_family
+    family.check_family = lambda model, what, way_out, crops=True: right(model, what, way_out, False)

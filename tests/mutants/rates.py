@@ -9,6 +9,7 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import Round
 from speclab.lab.batching import rows as batch_rows
 from speclab.lab.batching.decodings import BatchDecoding, PassMade
+from speclab.theory.costs import Costs
 from tests.mutants.bugs import mutant
 
 RATES = "lab/test_rates"
@@ -82,3 +83,10 @@ def counts_what_follows_an_end_token() -> None:
         counts.n_emitted += 0 if round_.prefill else round_.n_after_eos
 
     Counts.add = add
+
+
+@mutant(20, "a_replay_is_priced_where_drafts_are_rejected", file="theory/test_costs")
+def prices_a_replay_in_every_round() -> None:
+    """prices a replay in every round, whether drafts were rejected or not"""
+    right = Costs.overhead_seconds
+    Costs.overhead_seconds = lambda costs, n_drafted, rejected=False: right(costs, n_drafted, True)

@@ -76,7 +76,7 @@ def _prepare(args: argparse.Namespace) -> tuple[Output, RunConfig, Plan]:
     limits, further = server_flags.limits_of(args), installed.further_flags(args.vllm_flags or "")
     output = Output(args, args.name + f"-{server_flags.VLLM}" * (not args.name.endswith(server_flags.VLLM)))
     output.check()
-    if loading.room_of(args.target).encodes:
+    if not loading.family_named(args.target)[0].one_text:
         raise UsageProblem("the lab asks vLLM's servers for no encoder-decoder models; choose another --target")
     found = None if args.url else installed.find()
     setup, prompts = flags.load(args, temperature=0.0)

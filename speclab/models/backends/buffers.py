@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
 from speclab.models.backends.eager import layer_outputs, move_rows
-from speclab.models.limits import NoFastBackend, cached_layers, context_length, is_recurrent
+from speclab.models.family import cached_layers, context_length, family_of
+from speclab.models.limits import NoFastBackend
 
 SPARE = 512  # tokens that new buffers can take after a prompt before they have to grow
 WIDEST = 64  # passes up to this width take their mask from a table
@@ -20,8 +21,8 @@ WIDEST = 64  # passes up to this width take their mask from a table
 
 def kv_shapes(model: PreTrainedModel) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """What each layer keeps of a token: (kv heads, head width) of its keys and of its values."""
-    if is_recurrent(model):
-        raise NoFastBackend("it has recurrent layers, whose states cannot be cropped")
+    if why := family_of(model).why_eager:
+        raise NoFastBackend(why)
     layers = cached_layers(model)
     kinds = (DynamicLayer, DynamicSlidingWindowLayer)
     if not layers or any(type(layer) not in kinds or layer.keys is None for layer in layers):

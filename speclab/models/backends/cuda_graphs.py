@@ -27,7 +27,7 @@ from speclab.models.backends.buffers import BufferedBackend, Buffers, WrittenInP
 from speclab.models.backends.eager import decoder_layers, layer_outputs
 from speclab.models.backends.kernels import GroupedAttention, compiled_parts, with_kernels
 from speclab.models.backends.windows import masks, window_of
-from speclab.models.limits import context_length
+from speclab.models.family import context_length
 
 BUCKET = 256  # rows
 

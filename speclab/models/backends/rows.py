@@ -21,7 +21,7 @@ from speclab.models.backends.cuda_graphs import GraphedModel, rows_read
 from speclab.models.backends.eager import layer_outputs
 from speclab.models.backends.kernels import with_kernels
 from speclab.models.backends.windows import masks, window_of
-from speclab.models.limits import context_length
+from speclab.models.family import context_length
 
 Pass = Callable[..., tuple[Tensor, ...]]
 """(ids, positions, mask, places, keys, values) -> (logits, outputs of all layers), see `RowsPass.forward`"""

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from speclab.models.limits import NoFastBackend, cached_layers
+from speclab.models.family import cached_layers
+from speclab.models.limits import NoFastBackend
 
 
 class Window(NamedTuple):

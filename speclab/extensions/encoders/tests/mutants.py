@@ -7,12 +7,15 @@ from transformers import PreTrainedModel
 from draft_models import ModelDrafter
 from speclab.core.rounds import Target
 from speclab.core.sampling import Sampling
-from speclab.models import limits, rounding, uncached
-from speclab.models.backends import eager
-from speclab.models.backends.eager import EagerBackend, EncoderDecoderBackend
+from speclab.extensions.encoders import backend as encoders_backend
+from speclab.extensions.encoders.backend import EncoderDecoderBackend
+from speclab.extensions.encoders.family import EncoderRoom
+from speclab.models import rounding, uncached
+from speclab.models.backends.eager import EagerBackend
 from tests.mutants.bugs import mutant
 
-FILE = "models/test_encoder_decoder"
+FILE = "test_encoder_decoder"
+BUGS = {43: "an encoder run again, or a decoder behind it begun or rolled back wrongly"}
 TEXTS = "plain_text_is_the_librarys_greedy_text"
 
 
@@ -38,7 +41,7 @@ def begins_with_the_prompts_last_token() -> None:
     right = EncoderDecoderBackend.prefill
 
     def prefill(backend: EncoderDecoderBackend, prompt: Tensor) -> Tensor:
-        eager.start_of = lambda model: prompt[:, -1:]
+        encoders_backend.start_of = lambda model: prompt[:, -1:]
         return right(backend, prompt)
 
     EncoderDecoderBackend.prefill = prefill
@@ -47,7 +50,7 @@ def begins_with_the_prompts_last_token() -> None:
 @mutant(43, TEXTS, file=FILE)
 def begins_with_padding() -> None:
     """begins the decoder's text with the padding token, which is the start token of T5 alone"""
-    eager.start_of = lambda model: torch.tensor([[model.config.pad_token_id]])
+    encoders_backend.start_of = lambda model: torch.tensor([[model.config.pad_token_id]])
 
 
 @mutant(43, "a_rejected_draft_leaves_the_cross_attention_untouched", file=FILE)
@@ -71,7 +74,7 @@ def makes_the_cross_attention_anew() -> None:
     def crop(backend: EagerBackend, n_tokens: int, length: int) -> None:
         right(backend, n_tokens, length)
         if n_tokens and isinstance(backend, EncoderDecoderBackend):
-            backend._both.cross_attention_cache = eager.DynamicCache()
+            backend._both.cross_attention_cache = encoders_backend.DynamicCache()
             backend._both.is_updated = {}
 
     EagerBackend.crop = crop
@@ -86,7 +89,7 @@ def crops_no_self_attention() -> None:
 @mutant(10, "caches_equal_a_recomputation_after_every_round", file=FILE)
 def counts_the_prompt_in_the_decoder() -> None:
     """counts the encoder's tokens as tokens of the decoder's cache"""
-    limits.Room.length_after = lambda room, n_prompt: n_prompt
+    EncoderRoom.length_after = lambda room, n_prompt: n_prompt
 
 
 @mutant(10, "caches_equal_a_recomputation_after_every_round", file=FILE)

@@ -13,26 +13,29 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, LEDConfig, PreTrainedModel
 
+from benchmarks.families import one_family
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.oracle import OracleModelDrafter
+from speclab.extensions.encoders.backend import EncoderDecoderBackend, start_id
+from speclab.extensions.encoders.family import ENCODER_DECODER, EncoderRoom
+from speclab.extensions.encoders.tests.tiny_encoders import BOS, FAMILIES, START, VOCAB, tiny, tiny_of
 from speclab.lab.decodings import LibraryDecoding, library_generate
-from speclab.models import checks, generation, limits, memory, rounding, select
-from speclab.models.backends.eager import EncoderDecoderBackend
+from speclab.models import checks, generation, memory, rounding, select
 from speclab.models.cached import CachedModel, check_prompt
 from speclab.models.uncached import distributions, logits_after
 from speclab.records.samples import BEAM, Arm
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.theory.losslessness import judge_divergence
 from tests.decoding import keys_and_values, plain_text, speculative_rounds
-from tests.encoders import BOS, FAMILIES, START, VOCAB, tiny, tiny_of
 from tests.grids import pairs_often
 from tests.test_lossless import chi_square, reference_probs
 from tests.tiny_models import perturbed
 from tests.tiny_models import tiny as tiny_decoder
+from training import heads
 
 N_NEW = 24
 OTHERS = ["bigbird_pegasus", "blenderbot", "encoder-decoder", "led", "m2m_100", "marian", "mbart", "mvp"]
@@ -168,7 +171,7 @@ def test_the_encoder_runs_once_for_a_text(family):
 def worst_difference(cached: CachedModel, text: list[int]) -> float:
     """Largest difference of any key or value from those of a new cache that has read `text` in one pass."""
     own = cached._backend._cache
-    fresh = EncoderDecoderCache(DynamicCache(config=limits.decoder_config(cached.model)), DynamicCache())
+    fresh = EncoderDecoderCache(DynamicCache(config=cached.model.get_decoder().config), DynamicCache())
     with torch.inference_mode():
         ids = torch.tensor([[START, *text]])
         cached.model(input_ids=PROMPT, decoder_input_ids=ids, past_key_values=fresh, use_cache=True)
@@ -359,9 +362,9 @@ def test_distributions_are_those_of_an_uncached_pass(family):
 
 
 def test_the_positions_of_encoder_and_decoder_are_limits_of_their_own():
-    assert limits.room_of(target_of("t5")) == limits.Room(None, None, True)
+    assert ENCODER_DECODER.room(target_of("t5")) == EncoderRoom(None)
     bart = CachedModel(target_of("bart"))
-    assert bart.room == limits.Room(64, 64, True)
+    assert bart.room == EncoderRoom(64, encoder=64)
     long = PROMPT.repeat(1, 7)  # 63 tokens
     check_prompt(bart, long, 63)
     assert len(plain_text(bart, long, 63)) == 63
@@ -371,9 +374,9 @@ def test_the_positions_of_encoder_and_decoder_are_limits_of_their_own():
         check_prompt(bart, long, 64)
     with pytest.raises(UsageProblem, match="prompt of 65 tokens does not fit the 64 positions of the model's encoder"):
         check_prompt(bart, torch.cat([long, PROMPT[:, :2]], dim=1), 4)
-    assert limits.room_of(tiny_of("encoder-decoder")) == limits.Room(64, 64, True), "of two configs"
+    assert ENCODER_DECODER.room(tiny_of("encoder-decoder")) == EncoderRoom(64, encoder=64), "of two configs"
     led = LEDConfig(max_encoder_position_embeddings=100, max_decoder_position_embeddings=20)
-    assert limits.configured_room(led) == limits.Room(20, 100, True)
+    assert ENCODER_DECODER.configured_room(led) == EncoderRoom(20, encoder=100)
 
 
 def test_a_draft_with_fewer_positions_drafts_fewer_tokens_near_its_end():
@@ -386,13 +389,13 @@ def test_a_draft_with_fewer_positions_drafts_fewer_tokens_near_its_end():
 
 def test_the_decoders_start_is_found_as_generate_finds_it():
     model = tiny("t5")
-    assert limits.start_id(model) == START
+    assert start_id(model) == START
     model.generation_config = GenerationConfig(decoder_start_token_id=7)
-    assert limits.start_id(model) == 7
+    assert start_id(model) == 7
     model.generation_config = GenerationConfig()
-    assert limits.start_id(model) == START, "from the config"
+    assert start_id(model) == START, "from the config"
     model.config.decoder_start_token_id = None
-    assert limits.start_id(model) == BOS
+    assert start_id(model) == BOS
     model.config.bos_token_id = None
     with pytest.raises(EnvironmentProblem, match="names no decoder_start_token_id"):
         checks.check_model(model)
@@ -422,6 +425,22 @@ def test_no_fast_engine_is_built_and_the_reason_said():
     fast, why = select.choose(target_of("t5"), "auto")
     assert fast is None
     assert why == "no fast engine for t5: the eager engine alone runs an encoder"
+
+
+def test_no_head_is_trained_for_it():
+    with pytest.raises(UsageProblem, match=r"training\.heads does not know encoder-decoder models, and t5 is one"):
+        heads.check_target(target_of("t5"))
+
+
+@pytest.mark.parametrize("family", ["bart", pytest.param("t5", marks=pytest.mark.full)])
+def test_the_sweep_of_families_decodes_it_eagerly_and_in_no_other_way(family):
+    row = one_family.examine(f"{family}+encoder")
+    assert row.outcome == one_family.EAGER, row
+    assert "runs an encoder" in row.reason
+    assert row.accepted > 0
+    assert row.rejected > 0
+    assert row.no_trees
+    assert row.no_batches
 
 
 # --- The library's own decoders --------------------------------------------------------------------------------------

@@ -6,15 +6,17 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from speclab.models import checks, limits
-from speclab.models.backends import eager
-from speclab.models.backends.eager import EagerBackend, RecurrentBackend
-from speclab.theory.costs import Costs
+from speclab.extensions.recurrent import backend, family
+from speclab.extensions.recurrent.backend import RecurrentBackend
+from speclab.models import checks
+from speclab.models.backends.eager import EagerBackend
+from speclab.models.family import family_of
 from tests.mutants.bugs import mutant
 
 TEXTS = "texts_are_those_of_decoding_token_by_token"
 STATES = "states_equal_a_recomputation_after_every_round"
-FILE = "models/test_recurrent"
+FILE = "test_recurrent"
+BUGS = {41: "recurrent state that has read a rejected token, or an accepted one twice or never"}
 
 
 @mutant(41, "any_number_of_tokens_can_be_taken_back", file=FILE)
@@ -25,7 +27,7 @@ def restores_no_state() -> None:
         for layer, held in zip(cache.layers, states, strict=True):
             vars(layer).update({name: value for name, value in held.items() if not isinstance(value, dict)})
 
-    eager.put_back = put_back
+    backend.put_back = put_back
 
 
 @mutant(41, "any_number_of_tokens_can_be_taken_back", file=FILE)
@@ -38,7 +40,7 @@ def keeps_no_copy() -> None:
             for layer in cache.layers
         ]
 
-    eager.states_of = states_of
+    backend.states_of = states_of
 
 
 def replay_more(n_more: int) -> None:
@@ -46,8 +48,8 @@ def replay_more(n_more: int) -> None:
     right = RecurrentBackend.crop
 
     @torch.inference_mode()
-    def crop(backend: RecurrentBackend, n_tokens: int, length: int) -> None:
-        right(backend, n_tokens - n_more if n_tokens else 0, length)
+    def crop(of_target: RecurrentBackend, n_tokens: int, length: int) -> None:
+        right(of_target, n_tokens - n_more if n_tokens else 0, length)
 
     RecurrentBackend.crop = crop
 
@@ -67,25 +69,25 @@ def replays_one_too_few() -> None:
 @mutant(41, "attention_layers_of_a_hybrid_hold_the_committed_tokens_alone", file=FILE)
 def crops_no_attention_layer() -> None:
     """restores the recurrent layers of a hybrid and leaves its attention layers as they are"""
-    right = eager.put_back
+    right = backend.put_back
 
     def put_back(cache: Cache, states: list[dict[str, Any]]) -> None:
         kept = [{} if not any(isinstance(v, dict) for v in held.values()) else held for held in states]
         right(cache, kept)
 
-    eager.put_back = put_back
+    backend.put_back = put_back
 
 
 @mutant(41, TEXTS, file=FILE)
 def reads_several_tokens_where_the_library_cannot() -> None:
     """verifies all drafted tokens in one pass where such a pass does not read the states"""
-    eager.reads_several = lambda model: True
+    family.reads_several = lambda model: True
 
 
 @mutant(41, "a_family_is_read_one_by_one_only_where_the_library_needs_it", file=FILE)
 def reads_all_one_by_one() -> None:
     """verifies token by token in every family"""
-    limits.reads_several = lambda model: False
+    family.reads_several = lambda model: False
 
 
 @mutant(24, "what_cannot_be_restored_is_refused", file=FILE)
@@ -94,7 +96,7 @@ def takes_every_recurrent_family() -> None:
     right = checks._compare
 
     def compare(model: Any, text: Tensor, reason: str, logits: Tensor, right_logits: Tensor) -> None:
-        if not limits.is_recurrent(model):
+        if family_of(model).crops:
             right(model, text, reason, logits, right_logits)
 
     checks._compare = compare
@@ -103,11 +105,4 @@ def takes_every_recurrent_family() -> None:
 @mutant(20, "replays_are_counted_and_timed_with_the_rollback", file=FILE)
 def counts_no_replay() -> None:
     """does not count the passes that replay"""
-    EagerBackend.n_replays = property(lambda backend: 0, lambda backend, n: None)
-
-
-@mutant(20, "a_replay_is_priced_where_drafts_are_rejected", file="theory/test_costs")
-def prices_a_replay_in_every_round() -> None:
-    """prices a replay in every round, whether drafts were rejected or not"""
-    right = Costs.overhead_seconds
-    Costs.overhead_seconds = lambda costs, n_drafted, rejected=False: right(costs, n_drafted, True)
+    EagerBackend.n_replays = property(lambda self: 0, lambda self, n: None)

@@ -10,10 +10,17 @@ import itertools
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import (
+    DynamicCache,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    PreTrainedModel,
+)
 from transformers.cache_utils import DynamicLayer
 
-from benchmarks.families import tiny_families
+from benchmarks.families import one_family, tiny_families
 from benchmarks.families.tiny_families import VOCAB
 from draft_models import ModelDrafter, NgramDrafter
 from optimized_speculative import speculative_decode
@@ -21,17 +28,21 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Round, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.oracle import OracleModelDrafter
-from speclab.drafts.trees.checks import check_tree
+from speclab.extensions.recurrent import backend
+from speclab.extensions.recurrent.backend import RecurrentBackend, pass_options
+from speclab.extensions.recurrent.family import RECURRENT, is_recurrent, reads_several
 from speclab.lab.decodings import LibraryDecoding
 from speclab.lab.instruments import LoopFunctions, with_phases
-from speclab.models import checks, limits, select
-from speclab.models.backends.eager import RecurrentBackend
+from speclab.models import checks, family, limits, select
 from speclab.models.cached import CachedModel
 from speclab.records.samples import Arm
-from speclab.system.errors import EnvironmentProblem
+from speclab.system import extensions
+from speclab.system.errors import EnvironmentProblem, UsageProblem
 from tests.decoding import plain_text, speculative_rounds
 from tests.grids import often, pairs_often
+from tests.test_lossless import IDS, Law, check_law
 from tests.tiny_models import perturbed
+from training import heads
 
 N_NEW = 24
 EXACT, IN_FLOAT32 = 1e-9, 1e-3
@@ -95,7 +106,7 @@ def worst_difference(cached: CachedModel, ids: list[int]) -> float:
     n_prompt = cached._backend.n_prompt
     with torch.inference_mode():
         for start, end in [(0, n_prompt), *((i, i + 1) for i in range(n_prompt, len(ids)))]:
-            options = limits.pass_options(model, fresh, start, end - start)
+            options = pass_options(model, fresh, start, end - start)
             model(input_ids=torch.tensor([ids[start:end]]), **options)
     pairs = zip(states_of(cached._backend._cache), states_of(fresh), strict=True)
     return max((mine - theirs).abs().max().item() for mine, theirs in pairs if mine.numel())
@@ -173,9 +184,9 @@ def test_any_number_of_tokens_can_be_taken_back(family):
 
 
 def test_a_family_is_read_one_by_one_only_where_the_library_needs_it():
-    assert {family for family in FAMILIES if not limits.reads_several(tiny(family))} == set(ONE_BY_ONE)
-    assert all(limits.is_recurrent(tiny(family)) for family in FAMILIES)
-    assert not limits.is_recurrent(tiny("gemma3_text"))
+    assert {family for family in FAMILIES if not reads_several(tiny(family))} == set(ONE_BY_ONE)
+    assert all(is_recurrent(tiny(family).config) for family in FAMILIES)
+    assert not is_recurrent(tiny("gemma3_text").config)
 
 
 def test_attention_layers_of_a_hybrid_hold_the_committed_tokens_alone():
@@ -184,6 +195,17 @@ def test_attention_layers_of_a_hybrid_hold_the_committed_tokens_alone():
         layers = [layer for layer in target._backend._cache.layers if type(layer) is DynamicLayer]
         assert layers
         assert all(layer.keys.shape[2] == target.length for layer in layers)
+
+
+@pytest.mark.parametrize("n_draws", [500, pytest.param(3000, marks=pytest.mark.full)])
+def test_joint_law_of_recurrent_layers(n_draws):
+    """A state that has read a rejected token, or an accepted one twice, gives the next tokens another law."""
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
+    layers = {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"], "initializer_range": 0.5}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Lfm2ForCausalLM(Lfm2Config(vocab_size=IDS, **sizes, **layers)).double().eval()
+    check_law(Law(1.0, 2), model, ModelDrafter(CachedModel(perturbed(model, 0.2))), n_draws)
 
 
 # --- counts and prices -----------------------------------------------------------------------------------------------
@@ -223,17 +245,55 @@ def test_what_cannot_be_restored_is_refused(family, reason):
         checks.check_model(tiny_families.tiny(family))
 
 
-def test_trees_and_the_fast_engine_refuse_recurrent_targets():
-    with pytest.raises(
-        EnvironmentProblem, match=r"lfm2 cannot be given the branches of a tree.*; choose another --draft"
-    ):
-        check_tree(CachedModel(tiny("lfm2")))
-    fast, why = select.build(tiny("lfm2"))
+def test_what_needs_something_of_each_token_refuses_recurrent_models():
+    """The buffers of the fast engine and of branches, and drafts that read the states of the target's tokens."""
+    model = tiny("lfm2")
+    assert family.family_of(model) is CachedModel(model).family is RECURRENT
+    with pytest.raises(EnvironmentProblem, match=r"lfm2 cannot be that: it has recurrent layers.*; choose another"):
+        checks.check_rows(model, "cannot be that")
+    fast, why = select.build(model)
     assert fast is None
     assert "recurrent layers" in why
-    with pytest.raises(EnvironmentProblem, match=r"lfm2 cannot be that: it has recurrent layers.*; choose another"):
-        checks.check_not_recurrent(tiny("lfm2"), "cannot be that")
-    checks.check_not_recurrent(tiny("gemma3_text"), "cannot be that")
+    with pytest.raises(UsageProblem, match="that does not know models with recurrent layers, and lfm2 is one; leave"):
+        family.check_family(model, "that", "leave it out")
+    family.check_family(model, "that", "leave it out", crops=False)
+    family.check_family(tiny("gemma3_text"), "that", "leave it out")
+
+
+@pytest.mark.parametrize("name", ["mamba", "lfm2", "qwen3_next"])
+def test_without_the_extension_such_a_model_is_refused_at_load(name, monkeypatch):
+    monkeypatch.setattr(extensions, "FAMILIES", [])
+    with pytest.raises(EnvironmentProblem, match=f"{name} keeps a state that cannot be rolled back"):
+        checks.check_model(tiny_families.tiny(name))
+
+
+def test_a_state_that_is_not_restored_is_refused_at_load(monkeypatch):
+    """It has no crop: speculation would go on from a state that has read rejected tokens."""
+    sizes = {"hidden_size": 16, "state_size": 4, "num_hidden_layers": 1, "vocab_size": VOCAB, "initializer_range": 0.5}
+    model = MambaForCausalLM(MambaConfig(**sizes)).eval()
+    checks.check_model(model)
+    monkeypatch.setattr(backend, "put_back", lambda cache, states: None)
+    with pytest.raises(EnvironmentProblem, match="mamba keeps a state that cannot be rolled back"):
+        checks.check_model(model)
+
+
+def test_no_head_is_trained_for_it():
+    with pytest.raises(UsageProblem, match=r"training\.heads does not know models with recurrent layers, and lfm2"):
+        heads.check_target(tiny("lfm2"))
+
+
+# "mamba" and "jamba" are read token by token, the others restored and replayed.
+@pytest.mark.parametrize(
+    "name", ["mamba", "lfm2", *(pytest.param(n, marks=pytest.mark.full) for n in ("jamba", "qwen3_next"))]
+)
+def test_the_sweep_of_families_decodes_it_eagerly_and_in_no_other_way(name):
+    row = one_family.examine(name)
+    assert row.outcome == one_family.EAGER, row
+    assert "recurrent layers" in row.reason
+    assert row.accepted > 0
+    assert row.rejected > 0
+    assert row.no_trees
+    assert row.no_batches
 
 
 def test_the_librarys_own_speculation_refuses_recurrent_models():
@@ -241,7 +301,7 @@ def test_the_librarys_own_speculation_refuses_recurrent_models():
     ids, model = prompt_of(4), tiny("lfm2")
     LibraryDecoding(Arm("generate"), model, ids, 4, None)
     for arm, draft in ((Arm("lookup", "ngram", 4), None), (Arm("assisted", "model", 4), model)):
-        with pytest.raises(EnvironmentProblem, match=r"no model with recurrent layers; use compare\.py"):
+        with pytest.raises(EnvironmentProblem, match=r"no model whose states cannot be cropped; use compare\.py"):
             LibraryDecoding(arm, model, ids, 4, draft)
 
 

@@ -1,0 +1,122 @@
+"""The family of models whose encoder reads the prompt and whose decoder makes the text: what the lab is told of it."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForSeq2SeqLM, DynamicCache, EncoderDecoderCache, PreTrainedConfig, PreTrainedModel
+
+from speclab.extensions.encoders.backend import EncoderDecoderBackend, start_id, start_of
+from speclab.models.family import Family
+from speclab.models.limits import Room, configured_room, named_positions, with_table
+from speclab.system.errors import UsageProblem
+
+# A config's own names for the positions of each part, where they differ.
+OF_DECODERS = ("max_decoder_position_embeddings",)
+OF_ENCODERS = ("max_encoder_position_embeddings", "max_source_positions")
+HEAD = "encoder reads the prompt once, in the prefill; steps and rounds are passes of the decoder"
+
+
+@dataclass(frozen=True)
+class EncoderRoom(Room):
+    """How many positions the two parts have, None without a limit.
+
+    text: of the output and the token that it begins with. encoder: of the prompt.
+    """
+
+    encoder: int | None = None
+
+    def length_after(self, n_prompt: int) -> int:
+        """Tokens in the decoder's cache after the prefill: its start alone."""
+        return 1
+
+    def for_prompt(self, n_new: int = 0) -> int | None:
+        """Most tokens of a prompt, whatever follows it."""
+        return self.encoder
+
+    def check(self, n_prompt: int, max_new_tokens: int) -> None:
+        """Raise UsageProblem for a prompt that does not fit the encoder, or an output that does not fit the decoder."""
+        if self.encoder is not None and n_prompt > self.encoder:
+            raise UsageProblem(
+                f"prompt of {n_prompt} tokens does not fit the {self.encoder} positions of the model's encoder; "
+                "shorten the prompt"
+            )
+        if self.text is not None and 1 + max_new_tokens > self.text:
+            raise UsageProblem(
+                f"{max_new_tokens} new tokens do not fit the {self.text} positions of the model's decoder; "
+                + f"use --max-new-tokens {self.text - 1}" * (self.text > 1)
+            )
+
+
+class EncoderDecoder(Family):
+    """An encoder, and a decoder that reads what it gave through cross-attention."""
+
+    plural = "encoder-decoder models"
+    loader = AutoModelForSeq2SeqLM
+    input_name = "decoder_input_ids"
+    one_text = False
+    why_eager = "the eager engine alone runs an encoder"
+    backend = EncoderDecoderBackend
+
+    def claims(self, config: PreTrainedConfig) -> bool:
+        """Whether the config says so."""
+        return bool(config.is_encoder_decoder)
+
+    def check_config(self, config: PreTrainedConfig) -> None:
+        """Nothing in a config is refused."""
+
+    def configured_room(self, config: PreTrainedConfig) -> EncoderRoom:
+        """How many positions the config names, before weights are read."""
+        decoder = configured_room(config, OF_DECODERS)
+        encoder = getattr(config, "encoder", config).get_text_config()  # a config of its own, or one for both parts
+        return EncoderRoom(decoder.text, decoder.rope, named_positions(encoder, OF_ENCODERS))
+
+    def room(self, model: PreTrainedModel) -> EncoderRoom:
+        """How many positions can be decoded with a cache."""
+        room = self.configured_room(model.config)
+        decoder = with_table(Room(room.text), model.get_decoder())
+        return EncoderRoom(decoder.text, room.rope, with_table(Room(room.encoder), model.get_encoder()).text)
+
+    def cache(self, model: PreTrainedModel) -> DynamicCache:
+        """An empty cache of the decoder's self-attention."""
+        return DynamicCache(config=model.get_decoder().config)
+
+    def fill(self, model: PreTrainedModel, cache: DynamicCache, ids: Tensor) -> None:
+        """Run both parts over (1, n) ids, so that the decoder fills an empty cache."""
+        options = {"past_key_values": EncoderDecoderCache(cache, DynamicCache()), "use_cache": True}
+        model(encoder_outputs=model.get_encoder()(input_ids=ids), decoder_input_ids=ids, **options)
+
+    def start_id(self, model: PreTrainedModel) -> int:
+        """The id that the decoder's text begins with."""
+        return start_id(model)
+
+    def logits_after(self, model: PreTrainedModel, prompt: Tensor, text: Tensor, n_last: int | None) -> Tensor:
+        """The encoder reads the prompt, and the decoder its start and the text: (1, m + 1, ids of the output layer)."""
+        ids = torch.cat([start_of(model), text], dim=1)
+        masks = {"attention_mask": torch.ones_like(prompt), "decoder_attention_mask": torch.ones_like(ids)}
+        return model(input_ids=prompt, decoder_input_ids=ids, use_cache=False, **masks).logits
+
+    def n_prompt(self, n_tokens: int, n_compared: int) -> int:
+        """All tokens but the last ones are the encoder's."""
+        return n_tokens - n_compared
+
+    def weights(self, model: PreTrainedModel) -> list[nn.Parameter]:
+        """All weights but those that the encoder alone reads, once for a text.
+
+        A little too many: cross-attention's weights of keys and values are read once for a text, too.
+        """
+        of_decoder = {id(p) for p in model.get_decoder().parameters()}
+        of_encoder = {id(p) for p in model.get_encoder().parameters()} - of_decoder
+        return [p for p in model.parameters() if id(p) not in of_encoder]
+
+    def layers_in_words(self, model: PreTrainedModel) -> str:
+        """The layers, for the head of a run."""
+        n_layers = len(self.cache(model).layers)
+        return f"an encoder, and a decoder of {n_layers} layer{'s' * (n_layers != 1)}"
+
+    def head(self, model: PreTrainedModel) -> str:
+        """Which passes a reader will see."""
+        return HEAD
+
+
+ENCODER_DECODER = EncoderDecoder()

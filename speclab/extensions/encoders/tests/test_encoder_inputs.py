@@ -1,0 +1,58 @@
+"""Bad inputs with an encoder-decoder end in one line, as those of tests/cli/bad_inputs.py do."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from transformers import T5Config, T5ForConditionalGeneration
+
+from tests.cli.bad_inputs import B, C, Row, S
+from tests.cli.test_bad_inputs import check_row
+
+UNKNOWN = "{} does not know encoder-decoder models, and {} is one"
+ROWS = [
+    Row(f"{B} --prompt x --target no-start", 3, ("t5 is an encoder-decoder", "names no decoder_start_token_id")),
+    Row(f"{B} --prompt x --target encoder-decoder --batch 2", 2, (UNKNOWN.format("--batch", "encoder-decoder"),)),
+    Row(f"{S} --target encoder-decoder --draft ngram --batch 2", 2, ("--batch does not know encoder-decoder models",)),
+    Row(f"{S} --target encoder-decoder --draft ngram --trace-shapes", 2, ("--trace-shapes does not know",)),
+    *(
+        Row(f"{S} --target encoder-decoder --draft {kind}", 2, (UNKNOWN.format(f"--draft {name}", "t5"),))
+        for kind, name in {
+            "feature": "feature",
+            "block": "block",
+            "exit:2": "exit:2",
+            "hybrid": "feature",
+            "merge:ngram+model": "merge:ngram+model",
+            "tree:2x1:model": "tree:2x1:model",
+            "model --tree best": "tree:best:model",
+            "sampled-tree:2x1:model": "sampled-tree:2x1:model",
+            "retokenize:draft": "retokenize:draft",
+            "intersect:draft": "intersect:draft",
+        }.items()
+    ),
+    Row(f"{S} --target target --draft tree:2x1:encoder-decoder", 2, ("a tree does not know encoder-decoder models",)),
+    Row(f"{S} --target target --draft retokenize:encoder-decoder", 2, ("--draft retokenize does not know encoder-d",)),
+    Row(f"{S} --target target --draft intersect:encoder-decoder", 2, ("--draft intersect does not know encoder-d",)),
+    Row(f"{C} --target encoder-decoder --draft ngram --batch 2", 2, ("--batch does not know encoder-decoder models",)),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, pair_folder) -> Path:
+    """A model with an encoder, one that names no start of the decoder's text, and the tiny pair."""
+    made = tmp_path_factory.mktemp("encoders")
+    for role in ("target", "draft"):
+        (made / role).symlink_to(pair_folder / role)
+    vocab_size = json.loads((made / "target" / "config.json").read_text())["vocab_size"]
+    t5 = {"vocab_size": vocab_size, "d_model": 16, "d_kv": 16, "d_ff": 16, "num_layers": 1, "num_heads": 1}
+    for name, start in {"encoder-decoder": {"decoder_start_token_id": 3}, "no-start": {}}.items():
+        T5ForConditionalGeneration(T5Config(**t5, **start)).save_pretrained(made / name)
+        for file in (made / "target").glob("tokenizer*"):
+            shutil.copy(file, made / name)
+    return made
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: ascii(row.command)[1:70])
+def test_bad_input_is_one_line(folder, capfd, monkeypatch, row: Row):
+    check_row(folder, capfd, monkeypatch, row)

@@ -1,0 +1,1 @@
+"""Models with recurrent layers (Mamba, gated delta rule, short convolution), whose states cannot be cropped."""

@@ -1,0 +1,118 @@
+"""The eager backend for recurrent layers: it restores their states, and reads the accepted tokens once more.
+
+Keys and values are rows, one for each token: rolling back drops the last ones. A recurrent layer (Mamba, gated delta
+rule, short convolution) keeps one state, which every token changes, so there is nothing to drop. `RecurrentBackend`
+keeps the state from before a pass, restores it, and reads the accepted tokens once more: a replay, a pass of its own.
+With k = 4 drafted tokens of which 2 are accepted, after a text of L tokens:
+
+                  tokens in the states    fed in this step
+    before                L - 1
+    verify                L + 4           the last committed token, drafts 1 to 4; the states of L - 1 are kept
+    restore               L - 1           nothing
+    replay                L + 2           the last committed token, drafts 1 and 2
+
+Where all drafts are accepted nothing is restored. A draft model reads its tokens one by one, and keeps the states from
+before each of them: it never replays.
+"""
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache, PreTrainedModel
+
+from speclab.models.backends.eager import EagerBackend, layer_outputs
+
+
+class RecurrentBackend(EagerBackend):
+    """The eager backend for a model some of whose layers keep a state that cannot be cropped.
+
+    Before a pass the states of all layers are kept, until the next crop. Where the library's passes over several tokens
+    do not go on from the states, tokens are read one by one: right, and no faster than plain decoding.
+    """
+
+    def __init__(self, model: PreTrainedModel, reads_several: bool, hidden_layers: Iterable[int] = ()):
+        super().__init__(model, hidden_layers)
+        self._width = None if reads_several else 1  # most tokens of a pass
+        self._kept: dict[int, list[dict[str, Any]]] = {}  # tokens in the cache -> what its layers held then
+        self._fed: dict[int, Tensor] = {}  # tokens in the cache -> the (1, m) ids that were fed then
+
+    def prefill(self, prompt: Tensor) -> Tensor:
+        """(1, prompt) ids -> (1, 1, vocab) logits of the last one."""
+        with layer_outputs(self._model, self._hidden_layers) as self.hidden:
+            return self._read(prompt, 0)[:, -1:]
+
+    def step(self, tokens: Tensor, length: int) -> Tensor:
+        """As `forward`, for tokens that will not be rolled back."""
+        return self._forward(tokens, length, rolls_back=False)
+
+    def forward(self, tokens: Tensor, length: int) -> Tensor:
+        """(1, m) ids -> (1, m, vocab) logits. `length` is in the cache already."""
+        return self._forward(tokens, length, rolls_back=True)
+
+    def _forward(self, tokens: Tensor, length: int, rolls_back: bool) -> Tensor:
+        logits, blocks = [], tokens.split(self._width or tokens.shape[1], dim=1)
+        for block in blocks:
+            if rolls_back:
+                self._kept[length], self._fed[length] = states_of(self._cache), block
+            with layer_outputs(self._model, self._hidden_layers) as self.hidden:
+                logits.append(self._read(block, length))
+            length += block.shape[1]
+        self.n_single += len(blocks) - 1
+        return torch.cat(logits, dim=1)
+
+    @torch.inference_mode()
+    def crop(self, n_tokens: int, length: int) -> None:
+        """Of the `length` tokens in the cache, drop the last `n_tokens`: restore the states, and replay what stays.
+
+        RuntimeError where no states are kept from so early.
+        """
+        kept, fed, self._kept, self._fed = self._kept, self._fed, {}, {}
+        if n_tokens == 0:
+            return
+        wanted = length - n_tokens
+        if not (places := [place for place in kept if place <= wanted]):
+            raise RuntimeError(f"cannot go back to {wanted} tokens: the states after {sorted(kept)} tokens are kept")
+        place = max(places)
+        put_back(self._cache, kept[place])
+        if place < wanted:
+            self._read(fed[place][:, : wanted - place], place)
+            self.n_replays += 1
+
+    def _read(self, tokens: Tensor, length: int) -> Tensor:
+        """One pass: (1, m) ids after `length` tokens -> (1, m, vocab) logits."""
+        options = pass_options(self._model, self._cache, length, tokens.shape[1])
+        return self._model(input_ids=tokens, **options).logits
+
+
+def states_of(cache: Cache) -> list[dict[str, Any]]:
+    """What each layer of the cache holds. Named states are written in place by the next pass, so they are copied; keys
+    and values are replaced by longer ones, and are not."""
+
+    def kept(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {name: part.clone() if isinstance(part, Tensor) else part for name, part in value.items()}
+
+    return [{name: kept(value) for name, value in vars(layer).items()} for layer in cache.layers]
+
+
+def put_back(cache: Cache, states: list[dict[str, Any]]) -> None:
+    """Give the layers of the cache what they held: keys and values are cropped by it, and states restored."""
+    for layer, held in zip(cache.layers, states, strict=True):
+        vars(layer).update(held)
+
+
+def pass_options(model: PreTrainedModel, cache: Any, length: int, width: int) -> dict[str, Any]:
+    """The options of a pass over `width` tokens that goes on from a cache with `length` tokens.
+
+    Some families begin at position 0 where none is given, and those without attention layers know no positions and have
+    another name for the cache.
+    """
+    names = inspect.signature(model.forward).parameters
+    options = {"cache_params" if "cache_params" in names else "past_key_values": cache, "use_cache": True}
+    if "position_ids" in names:
+        options["position_ids"] = torch.arange(length, length + width, device=model.device)[None]
+    return options

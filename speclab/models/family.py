@@ -1,0 +1,150 @@
+"""What the lab asks of a family of models, once for each model; and which families there are.
+
+`Family` itself stands for the models that the lab decodes without any extension: a decoder alone, whose layers keep
+keys and values of each token, so that a rollback drops the last ones. An extension adds a family that has other passes,
+another cache or another room: a subclass, named in its register.py by `extensions.add_family`. What no family claims is
+treated as a decoder alone, and speclab/models/checks.py proves whether it is one.
+"""
+
+import pkgutil
+import weakref
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
+
+from speclab.models.limits import Room, configured_room, with_table
+from speclab.system import extensions
+from speclab.system.errors import EnvironmentProblem, UsageProblem
+
+if TYPE_CHECKING:  # what a backend is, for the checker of types alone
+    from speclab.models.backends.protocols import Backend
+
+_families: weakref.WeakKeyDictionary[nn.Module, "Family"] = weakref.WeakKeyDictionary()
+_layers: weakref.WeakKeyDictionary[nn.Module, list] = weakref.WeakKeyDictionary()
+
+
+class Family:
+    """A decoder alone that keeps keys and values of each token. A subclass changes what is different in its family.
+
+    plural: how a refusal names models of the family.
+    loader: the library's class that loads them.
+    input_name: the name of the ids in the calls of the model's forward pass inside the library's `generate`.
+    crops: whether every layer keeps something for each token, so that the last tokens can be dropped.
+    one_text: whether prompt and output are one text for the model, each token of which reads those before it.
+    why_eager: why only the eager engine runs the models, "" where others may.
+    backend: makes the eager backend of one decoding from the model and the layers whose outputs it keeps; None for
+    `EagerBackend`.
+    """
+
+    plural = "causal language models"
+    loader: Any = AutoModelForCausalLM
+    input_name = "input_ids"
+    crops = one_text = True
+    why_eager = ""
+    backend: Callable[[PreTrainedModel, Iterable[int]], "Backend"] | None = None
+
+    def claims(self, config: PreTrainedConfig) -> bool:
+        """Whether models with this config belong to the family."""
+        return True
+
+    def check_config(self, config: PreTrainedConfig) -> None:
+        """EnvironmentProblem for a config whose weights the family cannot load."""
+        if config.is_encoder_decoder:
+            raise EnvironmentProblem(
+                f"{config.model_type} is an encoder-decoder, and no extension here decodes those; choose a causal "
+                "language model"
+            )
+
+    def configured_room(self, config: PreTrainedConfig) -> Room:
+        """How many positions the config names, before weights are read."""
+        return configured_room(config)
+
+    def room(self, model: PreTrainedModel) -> Room:
+        """How many positions can be decoded with a cache: never more than the config names."""
+        return with_table(self.configured_room(model.config), model)
+
+    def cache(self, model: PreTrainedModel) -> DynamicCache:
+        """An empty cache of what makes the text."""
+        return DynamicCache(config=model.config)
+
+    def fill(self, model: PreTrainedModel, cache: DynamicCache, ids: Tensor) -> None:
+        """Run one pass over (1, n) ids that fills an empty cache."""
+        model(input_ids=ids, past_key_values=cache, use_cache=True)
+
+    def start_id(self, model: PreTrainedModel) -> int | None:
+        """The id that stands before the output in the place of the prompt; None where the output follows the prompt."""
+        return None
+
+    def logits_after(self, model: PreTrainedModel, prompt: Tensor, text: Tensor, n_last: int | None) -> Tensor:
+        """What speclab/models/uncached.py gives: from one pass without a cache, (1, m + 1, ids of the output layer)."""
+        options = {"logits_to_keep": n_last} if n_last else {}
+        logits = model(input_ids=torch.cat([prompt, text], dim=1), use_cache=False, **options).logits
+        return logits[:, -(text.shape[1] + 1) :]
+
+    def n_prompt(self, n_tokens: int, n_compared: int) -> int:
+        """How many of a random text's tokens are its prompt where the logits of the last `n_compared` are compared."""
+        return 1
+
+    def weights(self, model: PreTrainedModel) -> list[nn.Parameter]:
+        """The weights that a pass of decoding may read."""
+        return list(model.parameters())
+
+    def layers_in_words(self, model: PreTrainedModel) -> str:
+        """The layers, for the head of a run."""
+        n_layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+        return "layers of several kinds" if n_layers is None else f"{n_layers} layer{'s' * (n_layers != 1)}"
+
+    def head(self, model: PreTrainedModel) -> str:
+        """One more line for the head of a run, "" for none."""
+        return ""
+
+
+DECODER_ONLY = Family()
+
+
+def family_for(config: PreTrainedConfig) -> Family:
+    """The first family of an extension that claims models with this config; else `DECODER_ONLY`."""
+    extensions.load()
+    families: Iterable[Family] = map(pkgutil.resolve_name, extensions.FAMILIES)
+    return next((family for family in families if family.claims(config)), DECODER_ONLY)
+
+
+def family_of(model: PreTrainedModel) -> Family:
+    """The family of a loaded model. The families are asked once for each model."""
+    if model not in _families:
+        _families[model] = family_for(model.config)
+    return _families[model]
+
+
+def check_family(model: PreTrainedModel, what: str, way_out: str, crops: bool = True) -> None:
+    """UsageProblem for a model that a draft or a command does not know.
+
+    what: the draft or the command, as the user gave it. It takes prompt and output as one text; with `crops`, it also
+    needs what each layer keeps for each token.
+    """
+    family = family_of(model)
+    if not family.one_text or (crops and not family.crops):
+        raise UsageProblem(f"{what} does not know {family.plural}, and {model.config.model_type} is one; {way_out}")
+
+
+def context_length(model: PreTrainedModel) -> int | None:
+    """How many positions can be decoded with a cache; None where the model sets no limit."""
+    return family_of(model).room(model).text
+
+
+@torch.inference_mode()
+def cached_layers(model: PreTrainedModel) -> list:
+    """The layers of a cache that holds two tokens.
+
+    A config does not tell: layers may differ, share a cache, or keep something smaller than keys and values. Found out
+    once for each model.
+    """
+    if model not in _layers:
+        family = family_of(model)
+        cache = family.cache(model)
+        family.fill(model, cache, torch.zeros(1, 2, dtype=torch.long, device=model.device))
+        _layers[model] = cache.layers
+    return _layers[model]
