@@ -111,7 +111,7 @@ class ModelDrafter(Drafter):
 
     def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
         """UsageProblem where a prompt does not fit its context.  -> whether the texts reach its end, or None"""
-        from speclab.models.limits import check_draft_prompts
+        from speclab.models.family import check_draft_prompts
 
         return check_draft_prompts(self.draft.room, prompts, max_new_tokens, self.read_as, self.whose)
 

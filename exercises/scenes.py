@@ -22,7 +22,7 @@ from draft_models import as_draft
 from speclab.cli import parsing
 from speclab.core.rounds import Decided, DecodeSettings, Draft, Round, tokens_of
 from speclab.core.sampling import Sampling
-from speclab.models.limits import Room
+from speclab.models.family import Room
 from speclab.system.errors import reports_problems
 
 # --- small worlds: greedy models that cost nothing; in each of them one bug shows and the others do not --------------

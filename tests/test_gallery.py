@@ -22,7 +22,7 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import Decided, Draft, Round
 from speclab.core.sampling import Sampling, draw
 from speclab.models.cached import CachedModel
-from speclab.models.limits import Room
+from speclab.models.family import Room
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.theory.formulas import book_formula, expected_tokens_per_round

@@ -13,8 +13,7 @@ from speclab.lab.output_checks import judge
 from speclab.lab.replay import rounds_of_texts
 from speclab.lab.rows import build_row, ends_in_repetition, groups, halves, timing
 from speclab.lab.run_config import RunConfig
-from speclab.models.limits import is_mixture_of_experts
-from speclab.models.memory import weights_read
+from speclab.models.memory import is_mixture_of_experts, weights_read
 from speclab.models.prompts import Prompt
 from speclab.models.timing import bandwidth, block_bytes
 from speclab.records.rows import Row

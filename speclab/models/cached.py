@@ -32,8 +32,7 @@ from transformers import PreTrainedModel
 from speclab.core.rounds import Decided, Draft
 from speclab.core.sampling import to_device
 from speclab.models.backends.eager import EagerBackend
-from speclab.models.family import family_of
-from speclab.models.limits import Room, embedded_ids
+from speclab.models.family import Room, family_of
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 
 if TYPE_CHECKING:  # what a backend is, for the checker of types alone
@@ -238,3 +237,11 @@ def check_prompt(model: CachedModel, prompt: Tensor, max_new_tokens: int) -> Non
             "together; give another --target"
         )
     model.room.check(prompt.shape[1], max_new_tokens)
+
+
+def embedded_ids(model: PreTrainedModel) -> int:
+    """How many ids can be fed: the rows of the input embedding, which may be fewer than the output's."""
+    try:
+        return int(model.get_input_embeddings().weight.shape[0])  # type: ignore[index]
+    except (AttributeError, NotImplementedError):  # no such method, or no single matrix
+        return model.config.get_text_config().vocab_size

@@ -26,8 +26,8 @@ from speclab.models import memory, rounding
 from speclab.models.backends.buffers import kv_shapes
 from speclab.models.backends.windows import window_of
 from speclab.models.cached import CachedModel
-from speclab.models.family import check_family, family_of
-from speclab.models.limits import NoFastBackend, is_mixture_of_experts
+from speclab.models.family import NoFastBackend, check_family, family_of
+from speclab.models.memory import is_mixture_of_experts
 from speclab.models.placement import is_quantised
 from speclab.models.rounding import Reference
 from speclab.models.uncached import logits_after

@@ -4,12 +4,12 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from speclab.models.family import cached_layers, family_of
-from speclab.models.limits import is_mixture_of_experts
 
 USABLE = 0.9  # of the free memory; the rest is for the cache, activations and the other model
 
@@ -44,6 +44,22 @@ def operations(model: PreTrainedModel, width: int, context: int) -> int:
     attended = sum(context + i + 1 for i in range(width))
     per_pair = sum(4 * heads * size for _, size in cached_shapes(model))
     return 2 * weights_read(model)[0] * width + per_pair * attended
+
+
+def shortest_window(model: PreTrainedModel) -> int | None:
+    """Tokens that a layer with a sliding window reads, of several the fewest; None where no layer has one."""
+    windows = (getattr(layer, "sliding_window", None) for layer in DynamicCache(config=model.config).layers)
+    return min((window for window in windows if window), default=None)
+
+
+def is_mixture_of_experts(model: PreTrainedModel) -> bool:
+    """Does the config, or a part of it, name several experts?"""
+
+    def several(entries: dict[str, Any]) -> bool:
+        counts = (v for k, v in entries.items() if "experts" in str(k) and "_per_" not in k and isinstance(v, int))
+        return any(n > 1 for n in counts) or any(several(v) for v in entries.values() if isinstance(v, dict))
+
+    return several(model.config.get_text_config().to_dict())
 
 
 def round_bytes(target: PreTrainedModel, draft: PreTrainedModel | None, k: int, context: int) -> tuple[int, int]:

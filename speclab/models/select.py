@@ -21,8 +21,7 @@ from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.backends.protocols import FastModel
 from speclab.models.cached import CachedModel
-from speclab.models.family import family_of
-from speclab.models.limits import NoFastBackend
+from speclab.models.family import NoFastBackend, family_of
 from speclab.models.timing import time_passes
 from speclab.system.errors import first_line, is_out_of_memory
 

@@ -30,7 +30,8 @@ from speclab.models.checks import (
     random_text,
     uncached_logits,
 )
-from speclab.models.limits import configured_room, is_mixture_of_experts
+from speclab.models.family import configured_room
+from speclab.models.memory import is_mixture_of_experts
 from speclab.models.rounding import Reference
 from speclab.system.errors import EnvironmentProblem
 from tests.tiny_models import FAMILIES, VOCAB, tiny

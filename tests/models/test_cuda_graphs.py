@@ -27,7 +27,7 @@ from speclab.models.backends import buffers, cuda_graphs, windows
 from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.backends.kernels import GroupedAttention, compiled_parts, with_kernels
 from speclab.models.cached import CachedModel
-from speclab.models.limits import NoFastBackend
+from speclab.models.family import NoFastBackend
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records.samples import BASELINE, Arm

@@ -16,7 +16,8 @@ from speclab.models import select, timing
 from speclab.models.backends import eager, exported, rewrites
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
-from speclab.models.limits import NoFastBackend, is_mixture_of_experts
+from speclab.models.family import NoFastBackend
+from speclab.models.memory import is_mixture_of_experts
 from tests.decoding import counted_kernels, keys_and_values, plain_text, speculative_rounds
 from tests.grids import pairs_often
 from tests.tiny_models import CONTEXT, VOCAB, flattened, perturbed, tiny

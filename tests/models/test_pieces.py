@@ -21,7 +21,6 @@ from speclab.cli.decoding import _Decoded
 from speclab.core.rounds import Round
 from speclab.core.sampling import Sampling
 from speclab.models import pieces as pieces_module
-from speclab.models.limits import Room
 from speclab.models.pieces import _after, added, pieces, text_of, with_text
 from speclab.models.prompts import Prompt, encode
 from speclab.models.setup import Setup
@@ -132,7 +131,7 @@ def texts(draw, kinds=(*KNOWN, *UNKNOWN)):
 
 
 def setup_with(tokenizer, encodes: bool) -> Setup:
-    target = Namespace(room=Room(None, encodes=encodes))
+    target = Namespace(family=Namespace(one_text=not encodes))
     return Setup(target, tokenizer, "tiny", Sampling(), torch.device("cpu"), torch.float32)
 
 
@@ -274,7 +273,7 @@ def test_the_first_new_word_keeps_its_space():
 
 
 @pytest.mark.parametrize("encodes", [False, True])
-def test_behind_an_encoder_a_text_begins(encodes):
+def test_where_the_prompt_is_another_text_the_output_begins_one(encodes):
     tokenizer = tokenizer_of("byte fallback, first space")
     [prompt], new = encode([("prompt", "the")], tokenizer), tokenizer("cat", add_special_tokens=False).input_ids
     setup, right = setup_with(tokenizer, encodes), "cat" if encodes else " cat"

@@ -14,7 +14,7 @@ from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.models import select
 from speclab.models.batched import BatchedModel
 from speclab.models.cached import CachedModel
-from speclab.models.limits import configured_room
+from speclab.models.family import configured_room
 from tests.decoding import plain_text, settings, speculative_rounds
 from tests.tiny_models import VOCAB, flattened, perturbed, tiny
 

@@ -13,7 +13,6 @@ from speclab.models import (
     cached,
     checks,
     family,
-    limits,
     loading,
     padding,
     pieces,
@@ -211,7 +210,7 @@ def drafts_with_all_rows_of_a_drafts_model() -> None:
 )
 def decodes_across_the_border_of_longrope() -> None:
     """decodes on where longrope gives all positions other factors"""
-    limits._up_to_borders = lambda config, room: room
+    family._up_to_borders = lambda config, room: room
 
 
 @mutant(25, "a_tokenizer_with_more_ids_than_the_model_is_refused", file="models/test_loading", raises="IndexError")

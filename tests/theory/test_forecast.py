@@ -23,7 +23,7 @@ from speclab.core.counts import Counts
 from speclab.core.proposals import ByLength, model_accept_probs
 from speclab.core.rounds import Decided, Draft
 from speclab.core.sampling import Sampling
-from speclab.models.limits import Room
+from speclab.models.family import Room
 from speclab.theory.forecast import Forecast, forecast, oracle
 from speclab.theory.formulas import expected_tokens_per_round
 from tests.decoding import plain_text, speculative_rounds

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForSeq2SeqLM, DynamicCache, EncoderDecoderCache, PreTrainedConfig, PreTrainedModel
 
 from speclab.extensions.encoders.backend import EncoderDecoderBackend, start_id, start_of
-from speclab.models.family import Family
-from speclab.models.limits import Room, configured_room, named_positions, with_table
+from speclab.models.family import Family, Room, configured_room, named_positions, with_table
 from speclab.system.errors import UsageProblem
 
 # A config's own names for the positions of each part, where they differ.

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from speclab.extensions.recurrent.backend import RecurrentBackend, pass_options
+from speclab.models.cached import embedded_ids
 from speclab.models.family import Family
-from speclab.models.limits import embedded_ids
 
 N_PROBE = 4  # tokens that fill the states, and as many that are then read in one pass and one by one
 PROBE_GAP = 1e-5  # times the largest logit: a pass that does not read its states is off by much more

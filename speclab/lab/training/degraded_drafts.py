@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from speclab.lab.training import corpus
 from speclab.lab.training.steps import TrainingFacts, crops, next_token_loss, train
-from speclab.models.limits import embedded_ids
+from speclab.models.cached import embedded_ids
 from speclab.system.errors import UsageProblem
 
 RATE = 4e-3  # peak learning rate, the one the lab pair was trained with

@@ -12,8 +12,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
 from speclab.models.backends.eager import layer_outputs, move_rows
-from speclab.models.family import cached_layers, context_length, family_of
-from speclab.models.limits import NoFastBackend
+from speclab.models.family import NoFastBackend, cached_layers, context_length, family_of
 
 SPARE = 512  # tokens that new buffers can take after a prompt before they have to grow
 WIDEST = 64  # passes up to this width take their mask from a table

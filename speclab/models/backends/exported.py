@@ -31,7 +31,7 @@ from speclab.models.backends.buffers import (
 from speclab.models.backends.eager import decoder_layers, layer_outputs
 from speclab.models.backends.rows import RowsPass
 from speclab.models.backends.windows import masks, window_of
-from speclab.models.limits import NoFastBackend
+from speclab.models.family import NoFastBackend
 from speclab.system.errors import first_line
 
 aten = torch.ops.aten

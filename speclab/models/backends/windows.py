@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from speclab.models.family import cached_layers
-from speclab.models.limits import NoFastBackend
+from speclab.models.family import NoFastBackend, cached_layers
 
 
 class Window(NamedTuple):

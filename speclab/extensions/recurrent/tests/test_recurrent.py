@@ -33,7 +33,7 @@ from speclab.extensions.recurrent.backend import RecurrentBackend, pass_options
 from speclab.extensions.recurrent.family import RECURRENT, is_recurrent, reads_several
 from speclab.lab.decodings import LibraryDecoding
 from speclab.lab.instruments import LoopFunctions, with_phases
-from speclab.models import checks, family, limits, select
+from speclab.models import checks, family, memory, select
 from speclab.models.cached import CachedModel
 from speclab.records.samples import Arm
 from speclab.system import extensions
@@ -67,7 +67,7 @@ NOISES = {"all": 0.0, "some": 0.05}
 def tiny(family: str) -> PreTrainedModel:
     """In float64; of its experts the plain code, which the fast kernels have no float64 for."""
     model = tiny_families.tiny(family).double()
-    if limits.is_mixture_of_experts(model):
+    if memory.is_mixture_of_experts(model):
         model.set_experts_implementation("eager")
     return model
 
