@@ -119,7 +119,7 @@ def _per_token(learner: ModuleType, side: Side) -> float:
 
 def table(learner: ModuleType, record: Transcript) -> str:
     """What `main` prints."""
-    lines = [f"{'prompt':<10}{'drafts':>8}{'drafted':>9}{'accepted':>10}{'alpha':>7}{'f':>6}  the lab's rounds"]
+    lines = [f"{'prompt':<10}{'drafts':>8}{'drafted':>9}{'accepted':>10}{'α':>7}{'f':>6}  the lab's rounds"]
     for asked, counts in zip(record.prompts, prompt_by_prompt(learner, record), strict=True):
         numbers = [int(counts[name]) for name in (learner.DRAFTS, learner.DRAFTED, learner.ACCEPTED)]
         alpha, fraction, _ = learner.acceptance(counts, record.k)

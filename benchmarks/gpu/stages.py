@@ -64,7 +64,7 @@ def of_run(args: argparse.Namespace, targets: list[Target], work: Path) -> list[
     sizes = ",".join(target.words for target in targets)
     first, *others = targets
     plain = f"-m benchmarks.gpu.plain {how} --engine eager --limit 1 --name gpu"
-    exact = f"compare.py --quick --padded none --temperature 0 {how} --dtype float32 --name gpu-float32"
+    exact = f"compare.py --quick --no-padded --temperature 0 {how} --dtype float32 --name gpu-float32"
     pytest = "-m pytest -q -o addopts= -p no:cacheprovider -m cuda tests/test_cuda.py"
     return [
         stage(PREFLIGHT, 60, f"-m benchmarks.gpu.preflight {how} --name gpu", "--sizes", sizes, *draft),

@@ -45,7 +45,7 @@ def run(docstring: str, argv: list[str] | None) -> int:
         args.batch = compare_flags.BATCHES
     size = compare_flags.size_of(args)
     args = compare_flags.filled(args, size)
-    compare_flags.check_padded(args, size)
+    args.padded = compare_flags.wants_padded(args, size)
     return _run(args)
 
 
@@ -66,8 +66,8 @@ def _run(args: argparse.Namespace) -> int:
         record, measured, problem = _measure(args, config)
         text, page, pictures = _views(args, record, output)
         tables: list[Step] = [lambda: say(text())]
-        if isinstance(record, ComparisonRun) and (args.verbose or args.by_kind):
-            tables.append(lambda: say(report.comparison(record, by_kind=args.by_kind)))
+        if isinstance(record, ComparisonRun) and args.verbose:
+            tables.append(lambda: say(report.comparison(record, by_kind=True)))
         if args.verbose:
             tables.append(lambda: say(_bytes_of_rounds(config)))
         drawn: list[Path] = []
@@ -87,38 +87,29 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _measure(args: argparse.Namespace, config: RunConfig) -> tuple[LabRun, list[Measurement], Problem | None]:
-    """The record, what it is made from, and what went wrong in a learner's own predictions or in a padded pair."""
+    """The record, what it is made from, and what went wrong in a learner's own predictions."""
     if args.batch is not None:
         batch_record, measured = compare_batches(config, args.batch, args.thorough)
         return batch_record, [measured], None
     run, measured, problem = comparison.compare(config)
-    of_padded, missed = _measure_padded(args, config, run, measured)
-    return run, [measured, *of_padded], problem or missed
+    if args.padded and not measured.interrupted:
+        return run, [measured, *_measure_padded(args, config, run)], problem
+    return run, [measured], problem
 
 
-def _measure_padded(
-    args: argparse.Namespace, config: RunConfig, run: ComparisonRun, measured: Measurement
-) -> tuple[list[Measurement], Problem | None]:
-    """Put a short comparison of the padded pair into the record, where one is wanted.
-
-    -> what it is made from, and why there is none of a size that was asked for
-    """
-    size = args.padded
-    if measured.interrupted or size == compare_flags.NO_PADDED:
-        return [], None
+def _measure_padded(args: argparse.Namespace, config: RunConfig, run: ComparisonRun) -> list[Measurement]:
+    """Put a short comparison of the padded pair into the record, where the machine can do one.  -> what was timed"""
+    size = padded_pair.size_for(config, run.bandwidth or 0.0)
     if size is None:
-        size = padded_pair.size_for(config, run.bandwidth or 0.0)
-        if size is None:
-            note("no padded pair: reading its weights would take too long here, or they do not fit into memory")
-            return [], None
+        note("no padded pair: reading its weights would take too long here, or they do not fit into memory")
+        return []
     with kept_when_stopped(lambda: "the lab's pair is measured, the padded pair is not") as stops:
         second = padded_pair.second_config(config, size, args.draft.split(","))
         note(f"now a short run of the same comparison at another size: {', '.join(second.models().values())}")
         run.padded, of_padded, _ = comparison.compare(second)
-        return [of_padded], None
-    (stop,) = stops
-    run.interrupted = isinstance(stop, KeyboardInterrupt)
-    return [], stop if args.padded and isinstance(stop, Problem) else None
+        return [of_padded]
+    run.interrupted = isinstance(stops[0], KeyboardInterrupt)
+    return []
 
 
 def _views(args: argparse.Namespace, record: LabRun, output: Output) -> tuple[View, View, list[Step]]:

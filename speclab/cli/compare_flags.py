@@ -24,8 +24,7 @@ USUAL_DRAFTS = "model,ngram"
 BATCHES = "1,2,4,8,16"
 MOST_TEXTS = 1024  # side by side
 LAB_DRAFTS = "model,feature,hybrid"  # of a comparison with the lab's own target
-NO_PADDED = "none"  # of --padded
-OF_A_COMPARISON = ("brief", "by_kind", "padded", "report")  # flags that a run of batches does not have
+OF_A_COMPARISON = ("brief", "report")  # flags that a run of batches does not have
 
 
 def size_of(args: argparse.Namespace) -> str:
@@ -40,18 +39,19 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
     """All flags of compare.py."""
     parser = parsing.make_parser(docstring)
     flags.add_shared_flags(parser)
-    flags.add_draft_flag(parser, default=None)
-    flags.add_rule_flag(parser)
+    group = flags.add_draft_flag(parser, default=None, title="experiment")
+    flags.add_rule_flag(group)
     flags.add_impl_flag(parser)
-    group = parser.add_argument_group("experiment")
     group.add_argument(
         "-k",
         "--draft-length",
         metavar="K,K",
-        help="auto: chosen in every round (default: 2,4,6,auto; --quick 2,4)",
+        help="tokens per draft; auto: chosen in every round (default: 2,4,6,auto)",
     )
-    group.add_argument("--temperature", metavar="T,T", help="(default: 0,0.8)")
-    group.add_argument("--repeats", type=parsing.at_least(1), help="times each prompt is decoded by each arm")
+    group.add_argument("--temperature", metavar="T,T", help="0 is greedy (default: 0,0.8)")
+    group.add_argument(
+        "--repeats", type=parsing.at_least(1), metavar="N", help="times that each arm decodes each prompt (default: 1)"
+    )
     size = group.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="2 prompts of a kind, 48 tokens, k = 2, 4")
     size.add_argument("--full", action="store_true", help="all prompts, 128 tokens")
@@ -69,15 +69,13 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
         f"it: --batch {BATCHES})",
     )
     group.add_argument(
-        "--padded",
-        metavar="SIZE",
-        help="then a short run with the lab's pair padded to lab:SIZE; none: no such run (default: what this machine "
-        "can do in two minutes; with --quick none)",
+        "--no-padded", action="store_true", help="leave out the short run with the lab's pair padded to a larger size"
     )
     group = parser.add_argument_group("results")
     group.add_argument("--brief", action="store_true", help="print the table alone")
-    group.add_argument("--by-kind", action="store_true", help="as --verbose, with tables for each kind of prompt")
-    flags.add_verbose_flag(group)
+    group.add_argument(
+        "--verbose", action="store_true", help="print all tables, also of each kind of prompt, and what a round reads"
+    )
     group.add_argument(
         "--profile", type=parsing.some_path, metavar="FILE", help="first write a profiler trace of a few rounds"
     )
@@ -98,21 +96,11 @@ def filled(args: argparse.Namespace, size: str) -> argparse.Namespace:
     return filled
 
 
-def check_padded(args: argparse.Namespace, size: str) -> None:
-    """Set `args.padded` to a size, NO_PADDED, or None: chosen after the machine is measured.
+def wants_padded(args: argparse.Namespace, size: str) -> bool:
+    """Whether the lab's pair is measured at a larger size as well.
 
-    size: of the run, as in SIZES. UsageProblem where a size is asked for that cannot be.
+    size: of the run, as in SIZES.
     """
     of_lab = args.target == LAB_TARGET and args.impl is None
     usable = of_lab and size in ("default", "full") and padded_pair.padded_kinds(args.draft.split(","), "lab:50m")
-    if args.padded is None:
-        args.padded = None if usable else NO_PADDED
-    elif args.padded != NO_PADDED:
-        args.padded = sizes.PREFIX + args.padded.removeprefix(sizes.PREFIX)
-        kinds = args.draft.split(",")
-        if not (of_lab and padded_pair.padded_kinds(kinds, args.padded)):
-            raise UsageProblem(
-                "--padded is the lab's own pair at another size; leave out --target and --impl, "
-                f"use --draft {LAB_DRAFTS}"
-            )
-        padded_pair.check_size(args.padded, kinds)
+    return bool(usable) and not args.no_padded

@@ -61,9 +61,10 @@ def _parse(docstring: str, argv: list[str] | None, speculative: bool) -> argpars
             "-k",
             "--draft-length",
             type=parsing.length_or_auto,
+            metavar="K",
             help=f"tokens per draft, or auto: chosen in every round (default: {DRAFT_LENGTH})",
         )
-        flags.add_rule_flag(parser)
+        flags.add_rule_flag(group)
     flags.add_impl_flag(parser)
     if speculative:
         flags.add_trace_flag(parser)

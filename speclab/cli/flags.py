@@ -31,14 +31,14 @@ def add_shared_flags(parser: argparse.ArgumentParser) -> None:
         "--device-map",
         type=read_device_map,
         metavar="PLAN",
-        help="spread the target's weights over GPUs, memory and disk: "
-        f"{', '.join(PLANS)}, or a JSON file (docs/engines.md)",
+        help=f"spread the target's weights: {', '.join(PLANS)} or a JSON file",
     )
     group.add_argument(
         "--engine",
         choices=select.ENGINES,
         default="auto",
-        help="how models run; auto: both engines are timed, the faster one runs (see speclab/models/select.py)",
+        metavar="NAME",
+        help="auto, fast or eager; auto: both are timed, and the faster one runs",
     )
     add_text_flags(parser)
 
@@ -50,14 +50,29 @@ def add_model_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         "--target",
         type=some_name,
         default=loading.LAB_TARGET,
-        help="folder, hub name, or lab:SIZE: the lab's target padded, as in lab:200m (lab:200m:e8k2: with experts)",
+        metavar="NAME",
+        help="folder, hub name, or lab:SIZE, the lab's target padded, as in lab:200m",
     )
-    group.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"), default="auto", help="auto: cuda, else cpu")
+    devices, dtypes = ("auto", "cpu", "cuda", "mps"), ("auto", "float32", "bfloat16")
     group.add_argument(
-        "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="auto: bfloat16 on cuda"
+        "--device",
+        choices=devices,
+        default="auto",
+        metavar="NAME",
+        help="auto, cpu, cuda or mps; auto: cuda, else cpu",
     )
     group.add_argument(
-        "--threads", type=at_least(1, MOST_THREADS), help="CPU threads (default: OMP_NUM_THREADS, else one per core)"
+        "--dtype",
+        choices=dtypes,
+        default="auto",
+        metavar="NAME",
+        help="auto, float32 or bfloat16; auto: bfloat16 on cuda",
+    )
+    group.add_argument(
+        "--threads",
+        type=at_least(1, MOST_THREADS),
+        metavar="N",
+        help="CPU threads (default: OMP_NUM_THREADS, else one per core)",
     )
     return group
 
@@ -66,7 +81,9 @@ def add_text_flags(parser: argparse.ArgumentParser) -> None:
     """Prompts, length, randomness."""
     group = parser.add_argument_group("text")
     where = group.add_mutually_exclusive_group()
-    where.add_argument("--prompt", action="append", help="a text to continue; may be given several times")
+    where.add_argument(
+        "--prompt", action="append", metavar="TEXT", help="a text to continue; may be given several times"
+    )
     where.add_argument(
         "--prompts",
         type=some_name,
@@ -74,40 +91,48 @@ def add_text_flags(parser: argparse.ArgumentParser) -> None:
         help="file of prompts with lines of %%%% between them; - for stdin",
     )
     group.add_argument(
-        "--limit", type=at_least(0), metavar="N", help="of the standard prompts, at most N of each kind; 0: all"
+        "--limit", type=at_least(0), metavar="N", help="at most N of each kind of the standard prompts; 0: all"
     )
     group.add_argument(
         "--chat",
         action=argparse.BooleanOptionalAction,
-        help="put each prompt into the tokenizer's chat template (default: yes where there is one and the prompt is "
-        "typed, by --prompt or --prompts -)",
+        help="use the chat template (default: if there is one and the prompt is typed)",
     )
     group.add_argument(
-        "--max-new-tokens", type=at_least(1), default=128, help="tokens per prompt (default: 128; comparisons 64)"
+        "--max-new-tokens",
+        type=at_least(1),
+        default=128,
+        metavar="N",
+        help="tokens per prompt (default: 128; comparisons 64)",
     )
-    group.add_argument("--top-k", type=at_least(0), default=0, help="keep the k most probable tokens; 0: all")
-    group.add_argument("--top-p", type=float, default=1.0, help="keep the smallest set of this mass (default: 1)")
-    group.add_argument("--seed", type=seed, default=0, help="randomness of sampling (default: 0)")
-
-
-def add_verbose_flag(parser: argparse._ActionsContainer, more: str = "") -> None:
-    """--verbose: memory and bytes. more: what else it prints"""
-    parser.add_argument(
-        "--verbose",
-        action="store_true",
-        help=f"print bytes read by a step and a round{more}, and peak memory",
+    group.add_argument(
+        "--top-k", type=at_least(0), default=0, metavar="K", help="keep the K most probable tokens; 0: all"
     )
+    group.add_argument(
+        "--top-p", type=float, default=1.0, metavar="P", help="keep the smallest set of this mass (default: 1)"
+    )
+    group.add_argument("--seed", type=seed, default=0, metavar="N", help="randomness of sampling (default: 0)")
 
 
 def add_output_flags(group: argparse._ArgumentGroup) -> None:
     """Where the record, the page and the pictures of a comparison go."""
     group.add_argument(
-        "--json", type=some_path, metavar="PATH", help="the run record here as well; - for stdout, alone"
+        "--json", type=some_path, metavar="FILE", help="write the run record there, too; - for stdout, alone"
     )
     group.add_argument(
-        "--out-dir", type=some_path, default=OUTPUT, help=f"of results/, plots/ (default: {shown(OUTPUT)})"
+        "--out-dir",
+        type=some_path,
+        default=OUTPUT,
+        metavar="DIR",
+        help=f"folder for results/ and plots/ (default: {shown(OUTPUT)})",
     )
-    group.add_argument("--name", type=plain_name, default="local", help="of this run's files (default: local)")
+    group.add_argument(
+        "--name",
+        type=plain_name,
+        default="local",
+        metavar="NAME",
+        help="what names of this run's files begin with (default: local)",
+    )
 
 
 def add_impl_flag(parser: argparse.ArgumentParser) -> None:
@@ -119,7 +144,7 @@ def add_impl_flag(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_rule_flag(parser: argparse.ArgumentParser) -> None:
+def add_rule_flag(parser: argparse._ActionsContainer) -> None:
     """--rule: how drafted tokens are judged."""
     parser.add_argument(
         "--rule",
@@ -156,17 +181,20 @@ def check_rule(args: argparse.Namespace, functions: LoopFunctions, temperatures:
 
 def add_decoding_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of the two scripts that decode once and print the text."""
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
-    parser.add_argument("--stream", action="store_true", help="print the text as it is committed")
-    add_verbose_flag(parser, ", with -k auto and hybrids what rounds cost")
-    parser.add_argument("--ignore-eos", action="store_true", help="go on to --max-new-tokens also after an end token")
+    group = parser.add_argument_group("decoding")
+    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
+    group.add_argument("--stream", action="store_true", help="print the text as it is committed")
+    group.add_argument(
+        "--verbose", action="store_true", help="print what a step and a round read and cost, and the peak of memory"
+    )
+    group.add_argument("--ignore-eos", action="store_true", help="go on to --max-new-tokens also after an end token")
 
 
 def add_draft_flag(
-    parser: argparse.ArgumentParser, default: str | None = "model"
-) -> argparse._ArgumentGroup:  # for further flags of the draft
+    parser: argparse.ArgumentParser, default: str | None = "model", title: str = "draft"
+) -> argparse._ArgumentGroup:  # for further flags beside it
     """--draft: what speclab/drafts/kinds.py knows."""
-    group = parser.add_argument_group("draft")
+    group = parser.add_argument_group(title)
     group.add_argument(
         "--draft",
         default=default,

@@ -3,14 +3,33 @@
 import argparse
 import math
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from speclab.system.errors import UsageProblem
 
 DASH = Path("-")  # in place of a file: the terminal
 AUTO = "auto"  # of -k: the length is chosen in every round
 LARGEST = 256  # of the numbers in a list; every draft length up to the longest is calibrated
+HELP_WIDTH, HELP_COLUMN = 100, 26  # columns of a help, and where what a flag does begins in it
 LARGEST_SEED = 2**32 - 1  # with room for the numbers that are made from it: PyTorch takes 64 bits
+
+
+class Help(argparse.RawDescriptionHelpFormatter):
+    """A help that fits on a screen: no list of all flags above it, and one line for a flag where words allow that."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=HELP_COLUMN, width=HELP_WIDTH)
+
+    def add_usage(self, usage: str | None, actions: Any, groups: Any, prefix: str | None = None) -> None:
+        """The usage names what has to stand at a place of its own; flags are listed below it."""
+        places = [self._format_args(action, action.dest) for action in actions if not action.option_strings]
+        super().add_usage(" ".join(["%(prog)s", "[options]", *places]), actions, groups, prefix)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        value = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{', '.join(action.option_strings)} {value}"  # once, not behind each of the flag's names
 
 
 class Parser(argparse.ArgumentParser):
@@ -26,7 +45,9 @@ def make_parser(docstring: str, prog: str | None = None) -> Parser:
 
     prog: how the script is called, where that is not its file's name.
     """
-    return Parser(prog=prog, description=docstring, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog=prog, description=docstring, formatter_class=Help, add_help=False)
+    parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)  # who reads the help knows it
+    return parser
 
 
 def first_given(args: argparse.Namespace, *names: str) -> str | None:

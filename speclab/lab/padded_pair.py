@@ -6,15 +6,12 @@ its weights. Speculation gains differently in the two, so a run shows both.
 
 from dataclasses import replace
 
-from transformers import LlamaConfig
-
 from speclab.drafts.kinds import LOOKUPS
 from speclab.drafts.select import make_drafters
 from speclab.lab.run_config import RunConfig
-from speclab.models import loading, prompts, sizes
+from speclab.models import prompts, sizes
 from speclab.models.backends.rewrites import can_prepack
 from speclab.models.memory import USABLE, free_memory
-from speclab.models.padding import shape_for
 from speclab.models.setup import load_setup
 
 SIZES = ("lab:50m", "lab:100m", "lab:200m", "lab:400m", "lab:1b", "lab:2b", "lab:4b", "lab:8b")
@@ -53,15 +50,6 @@ def padded_kinds(kinds: list[str], size: str) -> list[str]:
     of_target = sizes.parse_name(size)
     draft = sizes.size_name(of_target.n_parameters // DRAFT_SHARE, vocab_size=of_target.vocab_size)
     return [draft if kind == "model" else kind for kind in kinds if kind in USABLE_KINDS]
-
-
-def check_size(size: str, kinds: list[str]) -> None:
-    """UsageProblem for a size that one of the lab's models cannot be padded to. kinds: `--draft`"""
-    drafts = [name for name in padded_kinds(kinds, size) if sizes.is_lab_size(name)]
-    for name, small in [(size, loading.LAB_TARGET), *((draft, loading.LAB_DRAFT) for draft in drafts)]:
-        asked, config = sizes.parse_name(name), loading.load_config(small)
-        assert isinstance(config, LlamaConfig)
-        shape_for(asked.n_parameters, config, asked.vocab_size)
 
 
 def second_config(config: RunConfig, size: str, kinds: list[str]) -> RunConfig:

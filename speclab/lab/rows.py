@@ -29,7 +29,7 @@ def build_row(arm: Arm, samples: list[Sample], baseline: list[Sample], common: d
     before, seconds = sum(baseline_seconds), sum(arm_seconds)
     low, high = ratio_interval(baseline_seconds, arm_seconds) or (None, None)
     baseline_prefill, prefill = (sum(s.prefill_seconds for s in side) for side in zip(*pairs, strict=True))
-    alpha, fraction = counts.acceptance_rate, counts.drafted_fraction
+    acceptance_rate, fraction = counts.acceptance_rate, counts.drafted_fraction
     of_book = None if arm.auto or arm.tree else arm.draft_length  # the formula knows one length, and no branches
     distances = [s.distance for _, s in pairs if s.distance is not None]
     outside = [s.outside for _, s in pairs if s.outside is not None]
@@ -54,10 +54,10 @@ def build_row(arm: Arm, samples: list[Sample], baseline: list[Sample], common: d
         speedup_with_prefill=before / seconds if end_to_end else (before + baseline_prefill) / (seconds + prefill),
         accepted_lengths=[counts.accepted_lengths[i] for i in range(arm.draft_length + 1)] if arm.draft else None,
         n_without_drafts=counts.n_without_drafts if arm.draft else None,
-        acceptance_rate=alpha,
+        acceptance_rate=acceptance_rate,
         drafted_fraction=fraction,
         tokens_per_round=counts.tokens_per_round if arm.speculative else None,
-        book_formula=book_formula(alpha, of_book) if alpha is not None and of_book else None,
+        book_formula=book_formula(acceptance_rate, of_book) if acceptance_rate is not None and of_book else None,
         book_formula_drafted_fraction=book_formula(fraction, of_book) if fraction is not None and of_book else None,
         lossy_rule=samples[0].lossy_rule,
         total_variation=sum(distances) / counts.n_emitted if len(distances) == len(pairs) else None,

@@ -291,5 +291,5 @@ def no_gain_line(runs: list[ComparisonRun]) -> str | None:
     run, low = min(rows, key=lambda pair: pair[1].speedup)
     where = f"{target_name(run)}, {low.method} k = {low.draft_length}, T = {low.temperature:g}, {low.prompt_kind}"
     n_not = sum(row.speedup <= 1 or row.verdict in ("slower", "unclear") for _, row in rows)
-    counted = f"{n_not} of {len(rows)} rows, each kind of prompt counted apart (--by-kind)"
+    counted = f"{n_not} of {len(rows)} rows, each kind of prompt counted apart (--verbose)"
     return f"not shown to be faster: {counted}; lowest of all {speedup_of(low)} ({where} prompts)"

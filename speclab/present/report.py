@@ -135,7 +135,7 @@ def counts_summary(counts: Counts, of_trees: bool = False) -> str:
         + (f"rejected places {counts.n_rejected}" if of_trees else f"rejected {counts.n_rejected}")
         + f", never tested {n_untested}" * (not of_trees),
         *([f"replays {counts.n_replays}: {REPLAYS}"] if counts.n_replays else []),
-        f"alpha (accepted / tested)           {number(counts.acceptance_rate, 3)}",
+        f"α (accepted / tested)               {number(counts.acceptance_rate, 3)}",
         f"drafted fraction (accepted/drafted) {number(counts.drafted_fraction, 3)}",
         f"tokens per round (target pass)      {number(counts.tokens_per_round)}",
         "accepted in a round:",
@@ -229,5 +229,5 @@ def headline_line(run: ComparisonRun) -> str | None:
     return (
         f"{row.method} draft, greedy, best k = {row.draft_length} chosen on half of the prompts; on the other "
         f"half {speedup_of(row)}{slower} (95 %: {interval(row.speedup_low, row.speedup_high)}), "
-        f"alpha {number(row.acceptance_rate)}"
+        f"α = {number(row.acceptance_rate)}"
     )

@@ -13,7 +13,7 @@ COSTS = "c: a drafted token, v: a target pass over k + 1 tokens, o: the rest of 
 
 REJECTED_PLACES = (
     "in a tree several children can be tested for one place and fail; a place without a child that passes is counted "
-    "once as rejected. alpha of trees: accepted / tested places"
+    "once as rejected. α of trees: accepted / tested places"
 )
 
 REPLAYS = "passes in which recurrent layers, which cannot be cropped, read accepted tokens once more"

@@ -3,6 +3,7 @@
 Standard library only: check.py and every error need this before anything else can be imported.
 """
 
+import codecs
 import contextlib
 import os
 import sys
@@ -20,6 +21,21 @@ if TYPE_CHECKING:
 # numbers and verses, and the two joiners, without which Persian, Hindi and many emoji are written wrongly.
 ALLOWED = frozenset("\n\t\u00ad\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u08e2\u200c\u200d")
 
+
+# What stands for a character that the encoding of an output lacks; "?" stands for all others.
+PLAIN = {
+    "α": "alpha",
+    "τ": "tau",
+    "ω": "omega",
+    "µ": "u",
+    "×": "x",
+    "÷": "/",
+    "≤": "<=",
+    "≥": ">=",
+    "…": "...",
+    "→": "->",
+}
+REPLACE = "speclab.plain"  # the name of that rule, as `errors` of a stream
 
 LINE_SECONDS = 60.0  # between two lines of progress in a file
 
@@ -141,6 +157,16 @@ def without_stderr() -> Iterator[None]:
         _silence.end()
 
 
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    """The rule of PLAIN, for `codecs`: what stands for the characters that cannot be encoded, and where they end."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(PLAIN.get(char, "?") for char in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error(REPLACE, _plain)
+
+
 def open_streams() -> None:
     """Give a closed output a place to go, and replace what an encoding lacks instead of raising an error."""
     for name in ("stdout", "stderr"):
@@ -148,7 +174,7 @@ def open_streams() -> None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open as long as the process
         stream = getattr(sys, name)
         if hasattr(stream, "reconfigure") and stream.errors in ("strict", "surrogateescape"):
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(errors=REPLACE)
 
 
 def flush_streams() -> OSError | None:

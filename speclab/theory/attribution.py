@@ -173,17 +173,17 @@ def explained(row: Row, part: Part) -> dict[str, Any]:
         "forecast": part.baseline / part.expected if part.expected else None,
         "forecast_tokens_per_round": part.n_tokens / part.expected_rounds if part.expected else None,
     }
-    alpha, k = row.acceptance_rate, row.draft_length
-    if alpha is None or not k or not part.endless_early:
+    acceptance_rate, k = row.acceptance_rate, row.draft_length
+    if acceptance_rate is None or not k or not part.endless_early:
         return added
     step = part.baseline_early / part.n_tokens
     draft, verify, overhead = (
         seconds / part.n_rounds / step for seconds in (part.draft_early, part.verify_early, part.overhead)
     )  # of a round, in decode steps
-    independent = expected_tokens_per_round(alpha, k)
+    independent = expected_tokens_per_round(acceptance_rate, k)
     cost_model = cost_model_speedup(independent, 1.0, draft, verify, overhead)
     values = (
-        book_formula(alpha, k),
+        book_formula(acceptance_rate, k),
         independent,
         independent / (1 + draft),
         independent / (draft + verify),
@@ -196,7 +196,7 @@ def explained(row: Row, part: Part) -> dict[str, Any]:
         row.speedup_with_prefill,
     )
     return added | {
-        "leviathan": leviathan_speedup(alpha, k, added["draft_cost"]),
+        "leviathan": leviathan_speedup(acceptance_rate, k, added["draft_cost"]),
         "cost_model": cost_model,
         "ladder": [Rung(name=name, speedup=value) for name, value in zip(RUNGS, values, strict=True)],
     }

@@ -137,7 +137,7 @@ class Outcome(NamedTuple):
 def rehearse(pair_folder, tmp_path, tmp_path_factory, monkeypatch):
     """The command in a process group of its own, until something happens at an event."""
     events = Events()
-    identity = ["--target", str(pair_folder / "target"), "--draft", f"{pair_folder / 'draft'},ngram", "--by-kind"]
+    identity = ["--target", str(pair_folder / "target"), "--draft", f"{pair_folder / 'draft'},ngram", "--verbose"]
 
     def start(stage, log) -> Forked:
         def work() -> int:

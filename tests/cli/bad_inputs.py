@@ -538,7 +538,6 @@ ROWS = [
     Row(f"{C} --plan", 2, ("unrecognized arguments: --plan",)),
     Row(f"{C} --batch 2 --impl solutions", 2, ("--impl looks at one text",)),
     Row(f"{C} --batch 2 --trace x.html", 2, ("--trace looks at one text",)),
-    Row(f"{C} --batch 2 --by-kind", 2, ("--by-kind belongs to a comparison",)),
     Row(f"{C} --batch 2 -k auto", 2, ("a run of batches has no -k auto; leave out auto, or --batch",)),
     Row(f"{C} --batch 1,2 -k 2,auto", 2, ("a run of batches has no -k auto; leave out auto, or --batch",)),
     Row(f"{C} --batch 2 --temperature 0,1", 2, ("one temperature", "for example 0.8")),

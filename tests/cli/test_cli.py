@@ -1,5 +1,6 @@
 """The scripts as one types them: chat templates, where the prompt ends, and bad input in one line."""
 
+import importlib
 import io
 import json
 import re
@@ -11,7 +12,7 @@ import torch
 import baseline_autoregressive
 import compare
 import optimized_speculative
-from speclab.cli import output
+from speclab.cli import output, parsing
 from speclab.drafts import kinds
 from speclab.models import loading
 
@@ -100,7 +101,7 @@ def test_both_scripts_print_the_same_greedy_text(run, pair_folder):
     assert len(text) > 40
     assert drafted.startswith(text)
     assert streamed.startswith(text)
-    for word in ("rounds", "drafted", "accepted", "alpha", "tokens per round", "tok/s"):
+    for word in ("rounds", "drafted", "accepted", "α", "tokens per round", "tok/s"):
         assert word in drafted
 
 
@@ -231,3 +232,29 @@ def test_a_name_that_the_hub_may_have_is_asked_for_and_the_error_lists_the_kinds
     assert err.rstrip().endswith(f"--draft takes {kinds.KINDS}")
     _, _, err = run(optimized_speculative, "--prompt", "def f", "--draft", "somebody/gpt2")
     assert "--draft takes" not in err
+
+
+# A line is one of the terminal's: no help is wider than the tables are.
+SCREEN = {"compare": 73, "optimized_speculative": 62, "baseline_autoregressive": 45, "check": 45}
+
+
+@pytest.mark.parametrize("name", SCREEN)
+def test_a_help_fits_on_a_screen_and_has_every_flag(name, capsys):
+    with pytest.raises(SystemExit):
+        importlib.import_module(name).main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= SCREEN[name]
+    assert "[options]" in lines[0]
+    assert lines[1] == "", "the usage is one line"
+    flags = [line for line in lines if line.startswith("  -")]
+    assert all(len(line) <= parsing.HELP_WIDTH for line in flags)
+
+
+def test_a_usage_names_what_stands_at_a_place_of_its_own():
+    parser = parsing.make_parser("x", "prog")
+    parser.add_argument("records", nargs=2, metavar="RECORD")
+    parser.add_argument("rest", nargs="*", metavar="MORE")
+    parser.add_argument("-k", "--draft-length", metavar="K,K", help="how many")
+    text = parser.format_help()
+    assert text.splitlines()[0] == "usage: prog [options] RECORD RECORD [MORE ...]"
+    assert "  -k, --draft-length K,K  how many" in text.splitlines()

@@ -37,7 +37,7 @@ def without_times(out: str) -> list[str]:
         ("speculative", "--draft dial:0.5:free --seed 7", ["--top-k", "3"], {"--top-k"}),
         ("speculative", "--draft ngram --temperature 0.8 --rule block --seed 7", [], set()),
         ("speculative", "--draft ngram --trace-shapes", ["--stream", "--ignore-eos"], {"--stream", "--ignore-eos"}),
-        ("compare", "--draft ngram -k 1 --temperature 0 --padded none", FILTERS, {"--top-k", "--top-p"}),
+        ("compare", "--draft ngram -k 1 --temperature 0 --no-padded", FILTERS, {"--top-k", "--top-p"}),
     ],
 )
 def test_flags_without_effect_are_named_and_have_none(pair_folder, capsys, tmp_path, script, words, idle, flags):

@@ -64,7 +64,7 @@ def saved(folder) -> ComparisonRun:
 
 def test_record_tables_and_pictures(run, tmp_path):
     words = ["--engine", "fast", "--verbose", "--profile", str(tmp_path / "trace.json")]
-    code, out, _ = run("--by-kind", "--json", str(tmp_path / "copy.json"), *words)
+    code, out, _ = run("--json", str(tmp_path / "copy.json"), *words)
     assert code == 0
     assert "engine  fast (asked for)" in out
     assert "a round at k = 4 reads" in out

@@ -51,8 +51,20 @@ def run(tmp_path, capsys):
     return call
 
 
-def test_both_sizes_stand_in_one_record_and_one_table(run, tmp_path):
-    code, out, err = run("--draft", "ngram", "--padded", "12m")
+@pytest.fixture
+def larger(monkeypatch) -> list[float]:
+    """A machine on which lab:12m is the largest size. Returns what was read each time a size was chosen, in bytes/s."""
+    asked: list[float] = []
+    monkeypatch.setattr(padded_pair, "SIZES", ("lab:12m",))
+    monkeypatch.setattr(comparison, "bandwidth", lambda *_, **__: {"copy": 1e15})
+    honest = padded_pair.choose_size
+    monkeypatch.setattr(padded_pair, "choose_size", lambda *given: asked.append(given[0]) or honest(*given))
+    return asked
+
+
+def test_both_sizes_stand_in_one_record_and_one_table(run, larger, tmp_path):
+    code, out, err = run("--draft", "ngram")
+    assert larger == [1e15], "the size is chosen by what the machine reads"
     assert code == 0
     assert "lab:12m: llama" in err
     record = read(tmp_path / "results" / "local.json", ComparisonRun)
@@ -67,19 +79,6 @@ def test_both_sizes_stand_in_one_record_and_one_table(run, tmp_path):
     assert len(out.splitlines()) <= 40
 
 
-def test_the_size_is_chosen_by_what_the_machine_reads(run, monkeypatch, tmp_path):
-    """Without a flag, of the sizes here."""
-    asked = []
-    monkeypatch.setattr(padded_pair, "SIZES", ("lab:11m",))
-    monkeypatch.setattr(comparison, "bandwidth", lambda *_, **__: {"copy": 1e15})
-    honest = padded_pair.choose_size
-    monkeypatch.setattr(padded_pair, "choose_size", lambda *given: asked.append(given[0]) or honest(*given))
-    code, *_ = run("--draft", "ngram")
-    assert code == 0
-    assert asked == [1e15]
-    assert read(tmp_path / "results" / "local.json", ComparisonRun).padded.settings["target"] == "lab:11m"
-
-
 def test_a_machine_that_is_too_slow_is_told_so(run, monkeypatch, tmp_path):
     monkeypatch.setattr(comparison, "bandwidth", lambda *_, **__: {"copy": 1.0})
     code, _, err = run("--draft", "ngram")
@@ -88,13 +87,15 @@ def test_a_machine_that_is_too_slow_is_told_so(run, monkeypatch, tmp_path):
     assert read(tmp_path / "results" / "local.json", ComparisonRun).padded is None
 
 
-@pytest.mark.parametrize("words", [["--quick"], ["--padded", "none"], ["--draft", "dial:0.8"]])
+@pytest.mark.usefixtures("larger")
+@pytest.mark.parametrize("words", [["--quick"], ["--no-padded"], ["--draft", "dial:0.8"]])
 def test_where_no_second_size_is_measured(run, monkeypatch, words):
     monkeypatch.setattr(padded_pair, "second_config", lambda *_: pytest.fail("measured a second size"))
     code, *_ = run("--draft", "ngram", *words)
     assert code == 0
 
 
+@pytest.mark.usefixtures("larger")
 def test_ctrl_c_in_the_second_size_keeps_the_first(run, monkeypatch, tmp_path):
     honest = padded_pair.second_config
 
@@ -107,7 +108,7 @@ def test_ctrl_c_in_the_second_size_keeps_the_first(run, monkeypatch, tmp_path):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(padded_pair, "second_config", stopped)
-    code, out, err = run("--draft", "ngram", "--padded", "lab:12m")
+    code, out, err = run("--draft", "ngram")
     record = read(tmp_path / "results" / "local.json", ComparisonRun)
     assert code == 0
     assert record.interrupted
@@ -117,35 +118,24 @@ def test_ctrl_c_in_the_second_size_keeps_the_first(run, monkeypatch, tmp_path):
     assert "Stopped before the end" in out
 
 
-def test_a_size_that_was_asked_for_and_cannot_be_made_is_an_error(run, monkeypatch, tmp_path):
-    """After everything else is written."""
-
+@pytest.mark.usefixtures("larger")
+def test_models_that_cannot_be_loaded_leave_the_first_size(run, monkeypatch, tmp_path):
     def no_memory(*args):
         raise EnvironmentProblem("it needs 99 GB")
 
     monkeypatch.setattr(padded_pair, "second_config", no_memory)
-    code, out, err = run("--draft", "ngram", "--padded", "lab:12m")
-    assert (code, err.splitlines()[-1]) == (3, "error: it needs 99 GB")
-    assert "ngram" in out
-    assert read(tmp_path / "results" / "local.json", ComparisonRun).rows
+    code, _, err = run("--draft", "ngram")
+    record = read(tmp_path / "results" / "local.json", ComparisonRun)
+    assert code == 0
+    assert "it needs 99 GB" in err
+    assert record.rows
+    assert not record.interrupted
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--padded", "big"], "lab:big is not a size"),
-        (["--padded", "9m"], "lab:9m is smaller than the lab model it is to hold"),
-        (["--padded", "lab:12m", "--draft", "model"], "lab:1.2m is smaller than the lab model it is to hold"),
-        (["--padded", "lab:20m", "--draft", "dial:0.8"], "use --draft model,feature,hybrid"),
-        (["--padded", "lab:20m", "--target", "some/model"], "leave out --target"),
-        (["--padded", "lab:20m", "--batch", "2"], "--padded belongs to a comparison"),
-        (["--brief", "--batch", "2"], "--brief belongs to a comparison"),
-        (["--by-kind", "--batch", "2"], "--by-kind belongs to a comparison"),
-    ],
-)
-def test_flags_that_do_not_go_together(run, monkeypatch, words, said):
+@pytest.mark.parametrize("word", ["--brief", "--report=a.html"])
+def test_flags_that_do_not_go_together(run, monkeypatch, word):
     monkeypatch.setattr(flags, "setup_from", lambda *_: pytest.fail("loaded a model first"))
-    code, _, err = run(*words)
+    code, _, err = run(word, "--batch", "2")
     assert code == 2
-    assert said in err
+    assert "belongs to a comparison" in err
     assert len(err.splitlines()) == 1

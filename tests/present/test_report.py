@@ -250,7 +250,7 @@ def test_the_headline_is_the_held_out_row():
     row = make_row(k=6, speedup=1.5, speedup_low=1.2, speedup_high=1.9, alpha=0.65)
     run = make_run()
     line = report.headline_line(replace(run, headline=row))
-    assert "best k = 6 chosen on half of the prompts; on the other half 1.50x (95 %: 1.20 to 1.90), alpha 0.65" in line
+    assert "best k = 6 chosen on half of the prompts; on the other half 1.50x (95 %: 1.20 to 1.90), α = 0.65" in line
     assert "half 0.80x slower (95 %" in report.headline_line(replace(run, headline=replace(row, speedup=0.8)))
     assert report.headline_line(replace(run, headline=None)) is None
 

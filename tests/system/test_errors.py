@@ -174,6 +174,14 @@ def test_any_text_can_be_printed_in_any_encoding(encoding):
     assert done.stdout == ("? ?" if encoding != "utf-8" else "東 ?").encode()
 
 
+@pytest.mark.parametrize(
+    ("encoding", "shown"), [("ascii", "alpha <= 2 us"), ("cp1252", "alpha <= 2 µs"), ("utf-8", "α ≤ 2 µs")]
+)
+def test_symbols_of_tables_have_names_where_an_encoding_lacks_them(encoding, shown):
+    done = run(script(r"print('\u03b1 \u2264 2 \u00b5s', end='')"), PYTHONIOENCODING=encoding)
+    assert done.stdout.decode(encoding) == shown
+
+
 def test_ctrl_c_during_imports_is_one_line():
     wait = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(60)"
     done = run(f"from speclab.system import startup; {wait}")

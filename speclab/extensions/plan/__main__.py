@@ -68,11 +68,13 @@ def make_parser() -> argparse.ArgumentParser:
         "--draft",
         default="model,ngram",
         metavar="KIND",
-        help="as of compare.py, but no trees and no hybrids; several with commas (default: model,ngram)",
+        help="as of compare.py, but no trees and no hybrids (default: model,ngram)",
     )
     group.add_argument("-k", "--draft-length", metavar="K,K", help="lengths to try (default: 0 to 16; --quick 0 to 8)")
-    group.add_argument("--temperature", default="0", metavar="T,T", help="(default: 0)")
-    group.add_argument("--repeats", type=parsing.at_least(1), help="times the baseline decodes each prompt")
+    group.add_argument("--temperature", default="0", metavar="T,T", help="0 is greedy (default: 0)")
+    group.add_argument(
+        "--repeats", type=parsing.at_least(1), metavar="N", help="times that the baseline decodes each prompt"
+    )
     size = group.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="2 prompts of a kind, 48 tokens, k = 0 to 8")
     size.add_argument("--full", action="store_true", help="all prompts, 128 tokens")

@@ -27,11 +27,13 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
     group.add_argument(
         "--draft",
         metavar="KIND",
-        help=f"{installed.KINDS}; several with commas (default: {VLLM_DRAFTS})",
+        help=f"{installed.KINDS} (default: {VLLM_DRAFTS})",
     )
     group.add_argument("-k", "--draft-length", metavar="K,K", help="drafted tokens in every round (default: 4)")
-    group.add_argument("--temperature", metavar="T,T", help="(default: 0)")
-    group.add_argument("--repeats", type=parsing.at_least(1), help="times each prompt is asked of each server")
+    group.add_argument("--temperature", metavar="T,T", help="0 is greedy (default: 0)")
+    group.add_argument(
+        "--repeats", type=parsing.at_least(1), metavar="N", help="times that each server is asked each prompt"
+    )
     size = group.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="2 prompts of a kind, 48 tokens, 1 and 4 at a time")
     size.add_argument("--full", action="store_true", help="all prompts, 128 tokens")
@@ -56,13 +58,12 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         type=check_url,
         metavar="URL",
-        help="ask servers that run already: first the one without speculation, then, given again, the one with it; its "
-        "draft and k are --draft and -k",
+        help="ask a server that runs; once the one without speculation, then the one with it",
     )
     group.add_argument(
         "--concurrency",
         metavar="N,N",
-        help=f"then ask so many at a time; none: do not (default: {LEVELS['default']}; --quick {LEVELS['quick']})",
+        help=f"then ask so many at a time; none: do not (default: {LEVELS['default']})",
     )
     group.add_argument(
         "--tensor-parallel", type=parsing.at_least(1, MOST_RANKS), metavar="N", help="split every model over N ranks"
@@ -73,13 +74,12 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--goodput",
         metavar="FIRST,TOKEN",
-        help="milliseconds to the first chunk and per token after it that a request under load must meet to count "
-        "(default: 4 and 2 times the plain server's medians at one request at a time)",
+        help="milliseconds to the first chunk and per token, the most with which a request counts",
     )
     group.add_argument(
         "--schedule",
         action="store_true",
-        help="under load also one server for each draft whose k follows the load: the best measured k at each level",
+        help="under load also a server for each draft whose k follows the load",
     )
 
 

@@ -113,7 +113,7 @@ def _row(
     whole = [sum(s.decode_seconds + s.prefill_seconds for s in one) for one in zip(*pairs, strict=True)]
     n_tokens = sum(len(one.answer.tokens) - one.answer.n_first for one in sent)
     counts = counters.total([one.counts for one in sent if one.counts]) if arm.speculative else None
-    alpha = counters.acceptance_rate(counts, arm.draft_length) if counts else None
+    acceptance_rate = counters.acceptance_rate(counts, arm.draft_length) if counts else None
     every_round = arm.speculative and not looks_up(served.config.drafters[arm.draft])
     decode = sum(one.answer.decode_seconds for one in sent)
     per_token = sum(before_seconds) / sum(len(text) - 1 for s in after.values() for text in s.texts)
@@ -136,10 +136,10 @@ def _row(
         verdict=attribution.verdict(speedup, low, high, None, floor) if arm.speculative else None,
         same_text=_same(measured, arm) if temperature == 0 else None,
         counts=counts,
-        acceptance_rate=alpha,
+        acceptance_rate=acceptance_rate,
         drafted_fraction=counters.as_counts(counts, arm.draft_length).drafted_fraction if counts else None,
         acceptance_length=counters.acceptance_length(counts) if counts else None,
-        book_formula=book_formula(alpha, arm.draft_length) if alpha is not None else None,
+        book_formula=book_formula(acceptance_rate, arm.draft_length) if acceptance_rate is not None else None,
         # A lookup has rounds that draft nothing, which no counter counts.
         round_cost=sum(seconds) / counts.n_drafts / per_token if counts and counts.n_drafts and every_round else None,
         tokens_per_round=own.tokens_per_round if own else None,

@@ -96,14 +96,15 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--draft",
         metavar="KIND",
-        help="as of compare.py, but no trees; several with commas (default: model,ngram; acceptance has oracle drafts, "
-        "draft-kind one more)",
+        help="as of compare.py, but no trees (default: model,ngram; acceptance has dials)",
     )
     group.add_argument(
-        "-k", "--draft-length", metavar="K,K", help="(default: 4; draft-length 0 to 16, definitions 1,2,4,8)"
+        "-k", "--draft-length", metavar="K,K", help="tokens per draft (default: 4; draft-length 0 to 16)"
     )
-    group.add_argument("--temperature", metavar="T,T", help="(default: 0; temperature 0 to 1.2)")
-    group.add_argument("--repeats", type=parsing.at_least(1), help="times each prompt is decoded by each arm")
+    group.add_argument("--temperature", metavar="T,T", help="0 is greedy (default: 0; temperature 0 to 1.2)")
+    group.add_argument(
+        "--repeats", type=parsing.at_least(1), metavar="N", help="times that each arm decodes each prompt (default: 1)"
+    )
     flags.add_output_flags(parser.add_argument_group("results"))
     parser.set_defaults(max_new_tokens=None)
     return parser

@@ -122,8 +122,8 @@ def all_pages(sweeps: list[SweepRun], pictures: dict[str, str]) -> str:
 
 
 def _omega_star(point: Point) -> str:
-    alpha, k = point.acceptance_rate, point.draft_length
-    return number(omega_star(alpha, k) if alpha is not None and k else None)
+    acceptance_rate, k = point.acceptance_rate, point.draft_length
+    return number(omega_star(acceptance_rate, k) if acceptance_rate is not None and k else None)
 
 
 def _book_fed(key: str, point: Point) -> float | None:
