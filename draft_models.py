@@ -100,7 +100,7 @@ class ModelDrafter(Drafter):
 
     def describe(self, name: str, engine: str) -> str:
         """A line about the model, and about its engine where that is not the target's."""
-        from speclab.models import loading  # here: a loop alone needs nothing of it
+        from speclab.models import loading
 
         eager = "; on the eager engine" * (self.draft.engine != engine)
         return loading.describe_model(name, self.draft.model, "draft") + self.notes() + eager

@@ -27,8 +27,9 @@ from baseline_autoregressive import autoregressive_decode
 from benchmarks import common
 from speclab.cli import flags, parsing
 from speclab.core.rounds import DecodeSettings, tokens_of
-from speclab.models import prompts, sizes
+from speclab.models import prompts
 from speclab.models.cached import CachedModel
+from speclab.models.padded import sizes
 from speclab.models.setup import Setup
 from speclab.models.timing import time_passes
 from speclab.present.tables import Block, Cell, Lines, Table, number, percent

@@ -32,9 +32,10 @@ import torch
 
 from benchmarks import common
 from speclab.cli import flags, parsing
-from speclab.models import loading, sizes
+from speclab.models import loading
 from speclab.models.cached import CachedModel
 from speclab.models.memory import cache_bytes, operations, weights_read
+from speclab.models.padded import sizes
 from speclab.models.setup import Setup
 from speclab.models.timing import bandwidth, best, block_bytes, time_passes
 from speclab.present.tables import Block, Cell, Heading, Lines, Table

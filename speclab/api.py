@@ -30,12 +30,13 @@ from speclab.drafts.lengths import LONGEST
 from speclab.drafts.select import check_prompts, make_drafter
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.round_costs import measure_costs
-from speclab.models import generation, loading
+from speclab.models import loading
 from speclab.models.checks import check_model
+from speclab.models.outside import generation
+from speclab.models.outside.templates import Messages
 from speclab.models.pieces import with_text
 from speclab.models.prompts import Prompt, chats_ids, encode
 from speclab.models.setup import Setup, load_setup, setup_of
-from speclab.models.templates import Messages
 from speclab.system.errors import UsageProblem
 
 

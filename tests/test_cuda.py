@@ -12,9 +12,10 @@ from speclab.core import graphs
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.trees.fixed import TreeDrafter
-from speclab.models import loading, padding, rounding, select
+from speclab.models import engine_choice, loading, rounding
 from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.cached import CachedModel
+from speclab.models.padded import padding
 from speclab.theory import losslessness
 from tests.decoding import plain_text, speculative_rounds
 from tests.tiny_models import FAMILIES, VOCAB, perturbed, tiny
@@ -139,7 +140,7 @@ def test_two_decodings_side_by_side_over_many_buckets():
             assert verdict is None or verdict.numerical
 
 
-@pytest.mark.parametrize("wish", select.ENGINES)
+@pytest.mark.parametrize("wish", engine_choice.ENGINES)
 def test_the_lab_pair_in_bfloat16_differs_at_near_ties_only(wish):
     parser = parsing.make_parser("test")
     flags.add_shared_flags(parser)

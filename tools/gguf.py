@@ -23,7 +23,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from speclab.cli import parsing
-from speclab.models import generation, loading
+from speclab.models import loading
+from speclab.models.outside import generation
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.files import prepare_folder, shown, write_whole
 from speclab.system.terminal import note

@@ -29,7 +29,7 @@ from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.drafts.trees.checks import check_tree
 from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.lab.training.degraded_drafts import noisy
-from speclab.models import loading, memory, select
+from speclab.models import engine_choice, loading, memory
 from speclab.models.backends.protocols import FastModel
 from speclab.models.batched import BatchedModel, check_batch
 from speclab.models.cached import CachedModel
@@ -92,7 +92,7 @@ def examine(model_type: str) -> FamilyRow:
         return replace(row, outcome=CANNOT, reason=WHY.get(model_type) or in_one_line(error))
     try:
         model = loaded(model)
-        backend, why = select.choose(model, "fast")
+        backend, why = engine_choice.choose(model, "fast")
         backends = [None, backend] if backend else [None]
         expected = library_texts(model)
         counts, draft = compare(model, backends, expected)

@@ -36,7 +36,7 @@ from speclab.lab.run_config import RunConfig
 from speclab.lab.tracing.profiling import most_expensive
 from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.cached import CachedModel
-from speclab.models.sizes import is_lab_size
+from speclab.models.padded.sizes import is_lab_size
 from speclab.present import first_screen
 from speclab.records import files
 from speclab.records.runs import ComparisonRun

@@ -4,8 +4,8 @@ import argparse
 
 from speclab.cli import flags, parsing
 from speclab.lab import padded_pair
-from speclab.models import sizes
 from speclab.models.loading import LAB_TARGET
+from speclab.models.padded import sizes
 from speclab.system.errors import UsageProblem
 
 # What the command line leaves open, by the kind of the run. limit 0: all prompts.

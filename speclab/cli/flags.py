@@ -12,8 +12,9 @@ from speclab.core.sampling import Sampling
 from speclab.drafts import trees  # noqa: F401 - registers --rule follow
 from speclab.drafts.kinds import is_tree
 from speclab.lab.instruments import LoopFunctions
-from speclab.models import loading, prompts, select, sizes
-from speclab.models.placement import PLANS, read_device_map
+from speclab.models import engine_choice, loading, prompts
+from speclab.models.outside.placement import PLANS, read_device_map
+from speclab.models.padded import sizes
 from speclab.models.setup import Setup, load_setup
 from speclab.system.errors import UsageProblem
 from speclab.system.files import check_writable, shown
@@ -35,7 +36,7 @@ def add_shared_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--engine",
-        choices=select.ENGINES,
+        choices=engine_choice.ENGINES,
         default="auto",
         metavar="NAME",
         help="auto, fast or eager; auto: both are timed, and the faster one runs",

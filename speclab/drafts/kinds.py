@@ -10,7 +10,8 @@ from speclab.drafts.heads.files import FORMATS
 from speclab.drafts.oracle import NEEDS_GREEDY, OracleDraft
 from speclab.drafts.suffix import SuffixDrafter
 from speclab.drafts.trees.fixed import tokens_in
-from speclab.models import loading, sizes
+from speclab.models import loading
+from speclab.models.padded import sizes
 from speclab.system.errors import UsageProblem
 from speclab.system.numbers import whole_number
 

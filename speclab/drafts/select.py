@@ -37,9 +37,10 @@ from speclab.drafts.trees.best import BestTreeDrafter
 from speclab.drafts.trees.checks import check_tree
 from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.drafts.trees.merged import MergedDrafter
-from speclab.models import loading, sizes
+from speclab.models import loading
 from speclab.models.cached import CachedModel, check_prompt
 from speclab.models.checks import OTHER_DRAFT, check_no_encoder, check_not_recurrent
+from speclab.models.padded import sizes
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.system.errors import EnvironmentProblem

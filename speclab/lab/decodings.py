@@ -16,7 +16,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from speclab.core.counts import Counts
 from speclab.core.rounds import Round
 from speclab.models.family import family_of
-from speclab.models.generation import settings_of_the_lab
+from speclab.models.outside.generation import settings_of_the_lab
 from speclab.records.samples import BEAM, Arm, Made
 from speclab.system.errors import EnvironmentProblem
 

@@ -9,9 +9,10 @@ from dataclasses import replace
 from speclab.drafts.kinds import LOOKUPS
 from speclab.drafts.select import make_drafters
 from speclab.lab.run_config import RunConfig
-from speclab.models import prompts, sizes
+from speclab.models import prompts
 from speclab.models.backends.rewrites import can_prepack
 from speclab.models.memory import USABLE, free_memory
+from speclab.models.padded import sizes
 from speclab.models.setup import load_setup
 
 SIZES = ("lab:50m", "lab:100m", "lab:200m", "lab:400m", "lab:1b", "lab:2b", "lab:4b", "lab:8b")

@@ -11,7 +11,7 @@ from speclab.drafts.lengths import LONGEST
 from speclab.lab.bench import SPECULATIVE, Bench
 from speclab.lab.harness import Measurement
 from speclab.lab.instruments import LoopFunctions
-from speclab.models import loading, select
+from speclab.models import engine_choice, loading
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
@@ -129,7 +129,7 @@ class RunConfig:
             torch.set_num_threads(1)
             self.setup.reasons["threads"] = "the cores are not free"
             for fast in [model.fast for model in self.cached_models() if model.fast]:
-                select.choose_kernels(fast)  # they were chosen with more threads
+                engine_choice.choose_kernels(fast)  # they were chosen with more threads
             for part in self.parts:
                 part.choose_packing()
             complaint += "; this run takes one thread"
@@ -137,7 +137,7 @@ class RunConfig:
 
     def head(self, measured: Measurement) -> dict[str, Any]:
         """The fields of runs.LabRun: what, where and how."""
-        own = select.own_weights(self.setup.target.fast)
+        own = engine_choice.own_weights(self.setup.target.fast)
         return {
             "schema_version": runs.SCHEMA_VERSION,
             "created": files.today(),

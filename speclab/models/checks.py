@@ -28,7 +28,7 @@ from speclab.models.backends.windows import window_of
 from speclab.models.cached import CachedModel
 from speclab.models.family import NoFastBackend, check_family, family_of
 from speclab.models.memory import is_mixture_of_experts
-from speclab.models.placement import is_quantised
+from speclab.models.outside.placement import is_quantised
 from speclab.models.rounding import Reference
 from speclab.models.uncached import logits_after
 from speclab.system.errors import EnvironmentProblem, first_line

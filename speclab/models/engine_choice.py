@@ -15,13 +15,14 @@ from typing import NamedTuple
 
 from transformers import PreTrainedModel
 
-from speclab.models import checks, placement, rounding
+from speclab.models import checks, rounding
 from speclab.models.backends import cuda_graphs
 from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.backends.protocols import FastModel
 from speclab.models.cached import CachedModel
 from speclab.models.family import NoFastBackend, family_of
+from speclab.models.outside import placement
 from speclab.models.timing import time_passes
 from speclab.system.errors import first_line, is_out_of_memory
 

@@ -28,13 +28,13 @@ from transformers.tokenization_utils_base import get_fast_tokenizer_file
 from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
-from speclab.models import padding, sizes
 from speclab.models.checks import check_model
-from speclab.models.experts import with_experts
 from speclab.models.family import Family, family_for, family_of
-from speclab.models.generation import eos_ids
-from speclab.models.growth import PARTS, check_growth
-from speclab.models.placement import DeviceMap, describe, load_placed, map_options
+from speclab.models.outside.generation import eos_ids
+from speclab.models.outside.growth import PARTS, check_growth
+from speclab.models.outside.placement import DeviceMap, describe, load_placed, map_options
+from speclab.models.padded import padding, sizes
+from speclab.models.padded.experts import with_experts
 from speclab.system.errors import EnvironmentProblem, Problem, UsageProblem, is_out_of_memory, panics_as_errors
 from speclab.system.paths import DATA
 from speclab.system.terminal import harmless, note

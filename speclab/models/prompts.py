@@ -1,7 +1,7 @@
 """Prompts: the standard set in `prompts/`, a file, standard input, or a text.
 
 A model that is trained to answer expects what a person says inside its chat template, a small program that comes with
-the tokenizer. It runs in a process of its own (speclab/models/templates.py).
+the tokenizer. It runs in a process of its own (speclab/models/outside/templates.py).
 """
 
 import errno
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from speclab.models.templates import Messages, rendered
+from speclab.models.outside.templates import Messages, rendered
 from speclab.system import files
 from speclab.system.errors import EnvironmentProblem, Panic, UsageProblem, panics_as_errors
 from speclab.system.paths import DATA
@@ -132,7 +132,7 @@ def _ids(tokenizer: PreTrainedTokenizerBase, text: str, special: bool) -> Tensor
 def chats_ids(chats: list[Messages], tokenizer: PreTrainedTokenizerBase) -> list[Tensor]:
     """(1, length) ids of each chat up to where the model answers.
 
-    Raises UsageProblem: there is no template. EnvironmentProblem: it cannot be used (speclab/models/templates.py).
+    UsageProblem: there is no template. EnvironmentProblem: it cannot be used (speclab/models/outside/templates.py).
     """
     if not tokenizer.chat_template:
         raise UsageProblem(

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from speclab.models.memory import USABLE, free_memory
-from speclab.models.placement import why_eager
+from speclab.models.outside.placement import why_eager
 from speclab.models.uncached import logits_after
 
 UNITS = {torch.float64: 64, torch.float32: 64}  # allowed between two right computations

@@ -8,13 +8,14 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.models import checks, generation, loading, select
+from speclab.models import checks, engine_choice, loading
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.backends.rewrites import can_prepack
 from speclab.models.cached import CachedModel
 from speclab.models.family import check_family
+from speclab.models.outside import generation
+from speclab.models.outside.placement import DeviceMap
 from speclab.models.pieces import Pieces, added, pieces
-from speclab.models.placement import DeviceMap
 from speclab.models.prompts import Prompt
 from speclab.models.rounding import Reference
 from speclab.system.terminal import note
@@ -85,9 +86,9 @@ class Setup:
         graphs: whether its passes have few widths, so that they can be CUDA graphs.
         """
         fast, why = None, "its passes have any width, and CUDA graphs are recorded for few"
-        if self.target.fast and (graphs or not select.runs_on_graphs(model)):
-            fast, why = select.choose(model, "fast")
-        if self.target.fast and (fast is None or why != select.ASKED_FOR):
+        if self.target.fast and (graphs or not engine_choice.runs_on_graphs(model)):
+            fast, why = engine_choice.choose(model, "fast")
+        if self.target.fast and (fast is None or why != engine_choice.ASKED_FOR):
             note(f"this draft runs on the {'fast' if fast else 'eager'} engine: {why}")
         return CachedModel(model, vocab_size, fast)
 
@@ -122,7 +123,7 @@ class Setup:
         machine = f"{self.device.type} ({self.reasons['device']}), {self.dtype_name} ({self.reasons['dtype']})"
         n = torch.get_num_threads()
         threads = f", {n} thread{'s' * (n != 1)} ({self.reasons['threads']})" * (self.device.type == "cpu")
-        weights = f"; {own}" if (own := select.own_weights(self.target.fast)) else ""
+        weights = f"; {own}" if (own := engine_choice.own_weights(self.target.fast)) else ""
         family = f"\n{head}" if (head := self.target.family.head(self.target.model)) else ""
         unused = f"\nunused  the checkpoint's generation settings {self.unapplied}" * bool(self.unapplied)
         return (
@@ -185,6 +186,6 @@ def setup_of(
     """A loaded and checked target on the engine that is asked for, with its device and dtype as they are."""
     if model.device.type == "cuda":
         torch.cuda.set_device(model.device)  # graphs and the clock's marks are of the current device
-    fast, why = select.choose(model, engine)
+    fast, why = engine_choice.choose(model, engine)
     target = CachedModel(model, max(tokenizer.get_vocab().values()) + 1, fast)
     return Setup(target, tokenizer, name, sampling, model.device, model.dtype, reasons | {"engine": why})

@@ -2,7 +2,7 @@
 
 from statistics import mean
 
-from speclab.models import sizes
+from speclab.models.padded import sizes
 from speclab.present.tables import interval, speedup
 from speclab.records.rows import Row
 from speclab.records.runs import Head, LabRun, Noise

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from speclab.models import templates
+from speclab.models.outside import templates
 from speclab.system.paths import ROOT
 from tests.cli.bad_inputs import ROWS, USUAL, Row, places
 

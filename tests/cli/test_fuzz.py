@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, GenerationConfig
 
 from speclab.cli import parsing
-from speclab.models import generation, loading, prompts
+from speclab.models import loading, prompts
+from speclab.models.outside import generation
 from speclab.present import first_screen, report
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun

@@ -22,7 +22,7 @@ from speclab.lab.instruments import LoopFunctions
 from speclab.lab.round_costs import measure_costs
 from speclab.models import prompts as lab_prompts
 from speclab.models.cached import CachedModel
-from speclab.models.padding import padded
+from speclab.models.padded.padding import padded
 from speclab.models.setup import Setup
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun

@@ -8,7 +8,7 @@ from speclab.core.sampling import Sampling
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.files import read_head, write_head
 from speclab.models.cached import CachedModel
-from speclab.models.padding import pad_to
+from speclab.models.padded.padding import pad_to
 from speclab.system.errors import UsageProblem
 from tests.decoding import plain_text, speculative_rounds
 from tests.heads import tiny_head

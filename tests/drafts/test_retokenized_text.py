@@ -10,7 +10,7 @@ from speclab.drafts.retokenized import BEFORE, RetokenizedDrafter
 from speclab.drafts.select import check_prompts
 from speclab.lab.acceptance_probs import accept_probs
 from speclab.lab.bench import Bench
-from speclab.models import loading, prompts, select
+from speclab.models import engine_choice, loading, prompts
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
@@ -176,15 +176,15 @@ def test_it_is_loaded_as_every_draft(packed, monkeypatch, capsys):
     fast.packed = packed
     setup = Setup(CachedModel(model), tokenizer, "tiny", Sampling(), model.device, model.dtype)
     setup.target.fast = fast
-    monkeypatch.setattr(select, "choose", lambda model, wish: (fast, select.ASKED_FOR))
+    monkeypatch.setattr(engine_choice, "choose", lambda model, wish: (fast, engine_choice.ASKED_FOR))
     of_draft, (other, own) = setup.load_draft("other/name"), setup.load_other_draft("other/name", "retokenize:x/y")
     assert asked[0] == asked[1]
     assert asked[0][-2:] == ("draft", 1 + packed)
     assert of_draft.fast is other.fast is fast
     assert own is tokenizer
     assert other.vocab_size == max(tokenizer.get_vocab().values()) + 1
-    monkeypatch.setattr(select, "runs_on_graphs", lambda model: True)
-    monkeypatch.setattr(select, "choose", None)
+    monkeypatch.setattr(engine_choice, "runs_on_graphs", lambda model: True)
+    monkeypatch.setattr(engine_choice, "choose", None)
     assert "eager" not in capsys.readouterr().err
     assert setup.load_other_draft("other/name", "retokenize:x/y")[0].fast is None
     assert "this draft runs on the eager engine" in capsys.readouterr().err

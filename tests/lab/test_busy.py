@@ -10,7 +10,7 @@ import torch
 import compare
 from speclab.drafts.block import BlockDrafter
 from speclab.lab.run_config import RunConfig
-from speclab.models import prompts, select
+from speclab.models import engine_choice, prompts
 from speclab.models.setup import why_threads
 from speclab.present import run_lines
 from speclab.records import files
@@ -63,7 +63,7 @@ def test_a_run_on_busy_cores_takes_one_thread_unless_told_otherwise(monkeypatch,
     monkeypatch.setattr(torch, "set_num_threads", taken.append)
     target = SimpleNamespace(fast=SimpleNamespace())
     chosen: list = []
-    monkeypatch.setattr(select, "choose_kernels", chosen.append)
+    monkeypatch.setattr(engine_choice, "choose_kernels", chosen.append)
     setup = SimpleNamespace(device=torch.device("cpu"), reasons={"threads": asked}, target=target)
     head = BlockDrafter(tiny_block_head(tiny("llama")))
     monkeypatch.setattr(head, "choose_packing", lambda: chosen.append(head))

@@ -7,7 +7,7 @@ import pytest
 import compare
 from speclab.cli import flags
 from speclab.lab import comparison, harness, padded_pair
-from speclab.models import sizes
+from speclab.models.padded import sizes
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun
 from speclab.system.errors import EnvironmentProblem

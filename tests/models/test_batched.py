@@ -232,7 +232,7 @@ def test_wrong_passes_are_refused(engine, monkeypatch):
     ids=str,
 )
 def test_a_batch_of_one_runs_the_kernels_of_one_text(narrow, kernels, monkeypatch):
-    """Those that models/select.py has chosen, and none of the exported pass over rows."""
+    """Those that models/engine_choice.py has chosen, and none of the exported pass over rows."""
     target = on("fast")
     for name, value in narrow.items():
         setattr(target.fast, name, value)

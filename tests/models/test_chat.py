@@ -7,7 +7,8 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
-from speclab.models import prompts, templates
+from speclab.models import prompts
+from speclab.models.outside import templates
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.paths import ROOT
 
@@ -105,7 +106,7 @@ def test_several_chats_are_one_process_and_what_was_rendered_costs_none(tokenize
 
 def test_a_renderer_without_the_whole_library_is_the_librarys_own():
     """The child stands in for packages that it does not import."""
-    words = "from speclab.models.chat_child import *; print(renderer().__module__, 'torch' in sys.modules)"
+    words = "from speclab.models.outside.chat_child import *; print(renderer().__module__, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", words], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["transformers.utils.chat_template_utils", "False"]
 

@@ -22,7 +22,7 @@ from speclab.drafts.trees.merged import MergedDrafter
 from speclab.lab.bench import Bench
 from speclab.lab.harness import measure
 from speclab.lab.run_config import RunConfig
-from speclab.models import select
+from speclab.models import engine_choice
 from speclab.models.backends import buffers, cuda_graphs, windows
 from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.backends.kernels import GroupedAttention, compiled_parts, with_kernels
@@ -406,12 +406,12 @@ def test_models_without_groups_keep_the_librarys_attention():
 @pytest.fixture
 def on_cuda(monkeypatch):
     """A choice as on a GPU."""
-    monkeypatch.setattr(select, "runs_on_graphs", lambda model: True)
+    monkeypatch.setattr(engine_choice, "runs_on_graphs", lambda model: True)
 
 
 def test_a_gpu_gets_graphs(on_cuda, monkeypatch):
     monkeypatch.setattr(cuda_graphs, "compiled_parts", lambda model: {})
-    chosen, why = select.choose(tiny("llama"), "fast")
+    chosen, why = engine_choice.choose(tiny("llama"), "fast")
     assert isinstance(chosen, GraphedModel)
     assert why == "asked for"
     assert chosen.widths == {1}, "those of the check are not those of the run"
@@ -420,7 +420,7 @@ def test_a_gpu_gets_graphs(on_cuda, monkeypatch):
 def test_windows_get_graphs(on_cuda, monkeypatch):
     """After a check of a text that is longer than the window."""
     monkeypatch.setattr(cuda_graphs, "compiled_parts", lambda model: {})
-    chosen, why = select.choose(tiny("gemma3_window"), "fast")
+    chosen, why = engine_choice.choose(tiny("gemma3_window"), "fast")
     assert isinstance(chosen, GraphedModel), why
     assert chosen.window == (8, False)
 
@@ -432,7 +432,7 @@ def test_parts_that_cannot_be_compiled_are_left_out(on_cuda, monkeypatch):
         return compiled_parts(model, lambda function: lambda *args: 1 / 0)
 
     monkeypatch.setattr(cuda_graphs, "compiled_parts", broken)
-    chosen, _ = select.choose(tiny("llama"), "fast")
+    chosen, _ = engine_choice.choose(tiny("llama"), "fast")
     assert isinstance(chosen, GraphedModel)
     assert chosen.parts == {}
 
@@ -440,7 +440,7 @@ def test_parts_that_cannot_be_compiled_are_left_out(on_cuda, monkeypatch):
 def test_wrong_logits_are_no_graphs(on_cuda, monkeypatch):
     honest = GraphedModel.forward
     monkeypatch.setattr(GraphedModel, "forward", lambda self, ids, n, *rest: honest(self, ids, n - 1, *rest))
-    chosen, why = select.choose(tiny("llama"), "fast")
+    chosen, why = engine_choice.choose(tiny("llama"), "fast")
     assert chosen is None
     assert "off by" in why
 

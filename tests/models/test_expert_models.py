@@ -9,12 +9,12 @@ from benchmarks.experts import chosen_experts, counted_union, read_bytes
 from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
 from speclab.core.rounds import DecodeSettings, tokens_of
-from speclab.models import padding, sizes
 from speclab.models.cached import CachedModel
 from speclab.models.checks import check_model
-from speclab.models.experts import count_added, with_experts
-from speclab.models.padding import check_memory
-from speclab.models.sizes import Experts, Size
+from speclab.models.padded import padding, sizes
+from speclab.models.padded.experts import count_added, with_experts
+from speclab.models.padded.padding import check_memory
+from speclab.models.padded.sizes import Experts, Size
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from tests.decoding import plain_text
 from tests.llamas import VOCAB, tiny_llama

@@ -12,7 +12,7 @@ from draft_models import ModelDrafter
 from speclab.cli import flags, parsing
 from speclab.core.sampling import Sampling
 from speclab.drafts.exit import check_split
-from speclab.models import select, timing
+from speclab.models import engine_choice, timing
 from speclab.models.backends import eager, exported, rewrites
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
@@ -26,7 +26,7 @@ PLAIN = ["llama", "qwen2", "gpt2", "gpt_neox", "opt", "gemma"]
 WINDOWED = ["mistral_window", "gemma3_window"]
 PROMPT = torch.randint(0, VOCAB, (1, 9), generator=torch.Generator().manual_seed(1))
 model_of = functools.cache(tiny)
-built = functools.cache(lambda model: select.build(model)[0])
+built = functools.cache(lambda model: engine_choice.build(model)[0])
 
 
 def pair(family: str, dtype: torch.dtype, fast: bool) -> tuple[CachedModel, ModelDrafter]:
@@ -240,16 +240,16 @@ def test_a_windowed_pass_can_be_run_in_two_parts(family):
 def test_the_check_of_a_window_reads_a_longer_text(monkeypatch):
     """Where that would take too long there is no fast form; nor of chunks."""
     model, lengths = model_of("gemma3_window"), []
-    right = select.checks.cached_logits
+    right = engine_choice.checks.cached_logits
     monkeypatch.setattr(
-        select.checks,
+        engine_choice.checks,
         "cached_logits",
         lambda cached, text, **how: lengths.append(text.shape[1]) or right(cached, text, **how),
     )
-    assert select.build(model)[0] is not None
-    assert lengths == [select.checks.N_TOKENS + 8]
-    monkeypatch.setattr(select.checks, "MOST_OPERATIONS", 1e3)
-    fast, why = select.build(model)
+    assert engine_choice.build(model)[0] is not None
+    assert lengths == [engine_choice.checks.N_TOKENS + 8]
+    monkeypatch.setattr(engine_choice.checks, "MOST_OPERATIONS", 1e3)
+    fast, why = engine_choice.build(model)
     assert fast is None
     assert "a check of its window of 8 tokens would take too long" in why
     chunked = tiny_families.tiny("llama4_text")
@@ -272,7 +272,7 @@ def wrong_rotation(monkeypatch):
 
 def test_wrong_logits_are_noticed(wrong_rotation):
     """They must not get as far as a decoding."""
-    chosen, why = select.choose(tiny("llama"), "fast")
+    chosen, why = engine_choice.choose(tiny("llama"), "fast")
     assert chosen is None
     assert "off by" in why
     assert "64 * eps(float64) * max|logit|" in why
@@ -285,7 +285,7 @@ def test_experts_do_not_excuse_a_fast_engine_that_loses_its_cache(monkeypatch):
         torch.manual_seed(0)
         config = MixtralConfig(**sizes, num_key_value_heads=2, vocab_size=VOCAB, initializer_range=0.3)
         model = MixtralForCausalLM(config).eval()
-    assert select.choose(model, "fast")[0] is not None
+    assert engine_choice.choose(model, "fast")[0] is not None
 
     def crop(self, n_tokens, length):
         with torch.inference_mode():
@@ -293,7 +293,7 @@ def test_experts_do_not_excuse_a_fast_engine_that_loses_its_cache(monkeypatch):
                 keys[:, :, 8:] = values[:, :, 8:] = 0.0
 
     monkeypatch.setattr(exported.ExportedBackend, "crop", crop)
-    chosen, why = select.choose(model, "fast")
+    chosen, why = engine_choice.choose(model, "fast")
     assert chosen is None
     assert "off by" in why
 
@@ -301,7 +301,7 @@ def test_experts_do_not_excuse_a_fast_engine_that_loses_its_cache(monkeypatch):
 def test_wrong_logits_are_no_fast_engine_however_noisy_the_eager_one(monkeypatch, wrong_rotation):
     """The bound comes from uncached logits: an eager cache that is broken as well does not widen it."""
     monkeypatch.setattr(eager.EagerBackend, "crop", lambda self, n_tokens, length: None)
-    assert select.choose(tiny("llama"), "fast")[0] is None
+    assert engine_choice.choose(tiny("llama"), "fast")[0] is None
 
 
 @pytest.mark.parametrize("error", [KeyError("what"), RuntimeError(), torch.OutOfMemoryError("too large\nreally")])
@@ -312,7 +312,7 @@ def test_any_trouble_with_the_fast_backend_leaves_the_eager_one(monkeypatch, err
         raise error
 
     monkeypatch.setattr(exported.rewrites, "rotate_by_roll", trouble)
-    chosen, why = select.choose(tiny("llama"), "auto")
+    chosen, why = engine_choice.choose(tiny("llama"), "auto")
     assert chosen is None
     assert type(error).__name__ in why
     assert "\n" not in why
@@ -322,7 +322,7 @@ def test_damaged_weights_are_no_fast_engine():
     model = tiny("llama", seed=5)
     with torch.no_grad():
         model.lm_head.weight.fill_(torch.nan)
-    assert select.choose(model, "fast")[0] is None
+    assert engine_choice.choose(model, "fast")[0] is None
 
 
 def test_a_model_whose_code_cannot_be_exported_stays_eager(monkeypatch):
@@ -330,7 +330,7 @@ def test_a_model_whose_code_cannot_be_exported_stays_eager(monkeypatch):
         raise RuntimeError("data-dependent branch\nsecond line")
 
     monkeypatch.setattr(torch.export, "export", refuse)
-    chosen, why = select.choose(tiny("llama"), "auto")
+    chosen, why = engine_choice.choose(tiny("llama"), "auto")
     assert chosen is None
     assert "data-dependent branch" in why
     assert "second line" not in why
@@ -340,8 +340,8 @@ def test_a_model_whose_code_cannot_be_exported_stays_eager(monkeypatch):
 def test_auto_takes_the_winner_of_a_race(monkeypatch, wide, fast):
     """Eager: 3 s a token, 8 s for five. Fast: 2 s a token."""
     taken = {(False, 1): 3.0, (False, 5): 8.0, (True, 1): 2.0, (True, 4): 2.0, (True, 5): wide}
-    monkeypatch.setattr(select, "fastest", lambda passes: [taken[m.fast is not None, w] for m, w in passes])
-    chosen, why = select.choose(model_of("llama", dtype=torch.float64), "auto")
+    monkeypatch.setattr(engine_choice, "fastest", lambda passes: [taken[m.fast is not None, w] for m, w in passes])
+    chosen, why = engine_choice.choose(model_of("llama", dtype=torch.float64), "auto")
     assert (chosen is not None) == fast
     assert "1.50x" in why
     assert f"{8 / wide:.2f}x at 5" in why
@@ -371,7 +371,7 @@ def test_auto_takes_the_winner_of_a_race(monkeypatch, wide, fast):
 def test_engines_race_again_until_the_fast_one_wins(races, expected, words):
     """Seconds of eager and fast at one token, then at five."""
     rest = iter(races)
-    result = select.race(lambda: next(rest))
+    result = engine_choice.race(lambda: next(rest))
     assert result == pytest.approx(expected)
     assert result.takes_fast == (expected[0] > 0.97 and expected[0] * expected[1] > 1)
     assert result.reason.startswith(words)
@@ -405,8 +405,8 @@ def test_narrow_passes_take_the_fastest_kernels(monkeypatch, packed, own, padded
         return own[width] if fast is not chosen[0] else packed.get(fast.padded.get(width, width), 2.0)
 
     chosen = [copy.copy(flattened(model))]
-    monkeypatch.setattr(select, "fastest", lambda passes: [seconds(*one) for one in passes])
-    select.choose_kernels(chosen[0])
+    monkeypatch.setattr(engine_choice, "fastest", lambda passes: [seconds(*one) for one in passes])
+    engine_choice.choose_kernels(chosen[0])
     assert (chosen[0].padded, chosen[0].plain_up_to) == (padded, plain_up_to)
 
 
@@ -420,8 +420,8 @@ def test_no_pass_is_tried_that_the_model_has_no_room_for(monkeypatch):
         tried.extend(width for _, width in passes)
         return [2.0 if m.fast is fast else 1.0 for m, _ in passes]
 
-    monkeypatch.setattr(select, "fastest", own_weights_win)
-    select.choose_kernels(fast)
+    monkeypatch.setattr(engine_choice, "fastest", own_weights_win)
+    engine_choice.choose_kernels(fast)
     assert max(tried) == fast.plain_up_to == 5
 
 
@@ -455,17 +455,17 @@ def test_every_backend_and_width_is_timed():
 
 def test_timing_a_slow_model_ends_early(monkeypatch):
     """Two passes of each are enough where patience is short."""
-    monkeypatch.setattr(select, "PATIENCE", 0.0)
+    monkeypatch.setattr(engine_choice, "PATIENCE", 0.0)
     passes = []
     honest = CachedModel.forward
     monkeypatch.setattr(CachedModel, "forward", lambda self, tokens: passes.append(1) or honest(self, tokens))
     model = CachedModel(model_of("llama"))
-    select.fastest([(model, 1), (model, 5)])
+    engine_choice.fastest([(model, 1), (model, 5)])
     assert len(passes) == 4
 
 
 def test_eager_is_eager():
-    assert select.choose(model_of("llama"), "eager") == (None, "asked for")
+    assert engine_choice.choose(model_of("llama"), "eager") == (None, "asked for")
 
 
 # --- The flag ---------------------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers
 
-from speclab.models import growth
 from speclab.models.loading import LAB_TARGET, load_tokenizer
+from speclab.models.outside import growth
 from speclab.system.errors import Panic, panics_as_errors
 from tests import small_tokenizers
 

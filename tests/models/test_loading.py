@@ -17,7 +17,8 @@ import baseline_autoregressive
 import compare
 import optimized_speculative
 from speclab.lab.decodings import library_generate
-from speclab.models import generation, loading
+from speclab.models import loading
+from speclab.models.outside import generation
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun
 from speclab.system.errors import EnvironmentProblem

@@ -5,9 +5,10 @@ import torch
 from transformers import AutoConfig
 
 from speclab.lab.decodings import library_generate
-from speclab.models import loading, memory, padding, prompts, sizes
+from speclab.models import loading, memory, prompts
 from speclab.models.cached import CachedModel
 from speclab.models.checks import check_model
+from speclab.models.padded import padding, sizes
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from tests.decoding import plain_text
 from tests.llamas import tiny_llama

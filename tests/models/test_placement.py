@@ -14,8 +14,9 @@ from draft_models import ModelDrafter
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.trees.fixed import TreeDrafter
-from speclab.models import loading, placement, rounding, select
+from speclab.models import engine_choice, loading, rounding
 from speclab.models.cached import CachedModel
+from speclab.models.outside import placement
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from tests.decoding import plain_text, speculative_rounds
 from tests.llamas import VOCAB, tiny_llama
@@ -67,7 +68,7 @@ def test_a_spread_model_runs_eagerly_and_its_weights_on_disk_go_with_it(folder, 
     monkeypatch.setattr(placement.tempfile, "tempdir", str(tmp_path))
     model = loaded(folder, MAP)
     (on_disk,) = tmp_path.glob("weights-*")
-    assert select.choose(model, "fast") == (None, "no fast engine: its weights lie on several devices")
+    assert engine_choice.choose(model, "fast") == (None, "no fast engine: its weights lie on several devices")
     assert placement.describe(model) == "modules on cpu: 5, disk: 1"
     assert rounding._in_higher_precision(model) is model
     del model
@@ -160,7 +161,7 @@ def test_quantised_weights_stay_as_they_are():
     model = copy.deepcopy(tiny_llama(3, dtype=torch.float32))
     assert not placement.is_quantised(model)
     model.hf_quantizer = SimpleNamespace()
-    assert select.choose(model, "auto") == (None, "no fast engine: its weights are quantised")
+    assert engine_choice.choose(model, "auto") == (None, "no fast engine: its weights are quantised")
     assert placement.describe(model) == "quantised"
     assert rounding._in_higher_precision(model) is model
 

@@ -11,7 +11,7 @@ from speclab.batch.drafters import BatchedModelDrafter
 from speclab.batch.loops import speculative_decode_batch
 from speclab.batch.rows import Request
 from speclab.drafts.trees.fixed import TreeDrafter
-from speclab.models import select
+from speclab.models import engine_choice
 from speclab.models.batched import BatchedModel
 from speclab.models.cached import CachedModel
 from speclab.models.family import Room, configured_room
@@ -99,10 +99,10 @@ def test_texts_up_to_the_limit_are_those_of_uncached_passes(kind, engine, monkey
 def test_what_cannot_be_exported_is_one_reason_and_nothing_on_standard_error(capfd):
     """torch.export prints what it has traced before it gives up, and warns of factors that a pass sets."""
     model = model_of("dynamic").float()
-    fast, why = select.build(model)
+    fast, why = engine_choice.build(model)
     assert fast is None
     assert len(why.splitlines()) == 1
-    select.ExportedModel(model_of("longrope"))
+    engine_choice.ExportedModel(model_of("longrope"))
     assert capfd.readouterr() == ("", "")
 
 

@@ -16,8 +16,8 @@ from speclab.drafts import select
 from speclab.drafts.retokenized import RetokenizedDrafter
 from speclab.lab import bench, decodings, harness, output_checks
 from speclab.lab.harness import Decoding
+from speclab.models import engine_choice as engines
 from speclab.models import rounding, uncached
-from speclab.models import select as engines
 from speclab.models.cached import CachedModel
 from speclab.models.rounding import Reference
 from speclab.present import tables

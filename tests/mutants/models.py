@@ -9,20 +9,10 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from speclab.lab import decodings, instruments, output_checks
-from speclab.models import (
-    cached,
-    checks,
-    family,
-    loading,
-    padding,
-    pieces,
-    prompts,
-    rounding,
-    select,
-    setup,
-)
+from speclab.models import cached, checks, engine_choice, family, loading, pieces, prompts, rounding, setup
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
+from speclab.models.padded import padding
 from speclab.models.setup import Setup
 from tests.mutants.bugs import mutant
 
@@ -32,7 +22,7 @@ from tests.mutants.bugs import mutant
 @mutant(24, "a_spread_model_runs_eagerly_and_its_weights_on_disk_go_with_it", file="models/test_placement")
 def takes_weights_in_several_places_for_weights_in_one() -> None:
     """takes a model with weights in several places for one with all of them in one place"""
-    select.placement.is_sharded = lambda model: False
+    engine_choice.placement.is_sharded = lambda model: False
 
 
 @mutant(24, "an_encoder_attends_to_later_tokens", file="models/test_checks")
@@ -117,7 +107,7 @@ def counts_masked_tokens() -> None:
 @mutant(28, "wrong_logits_are_no_fast_engine_however_noisy_the_eager_one", file="models/test_exported")
 def holds_the_fast_engine_against_itself() -> None:
     """holds the fast engine against itself"""
-    right, uncached = select.check, checks.uncached_logits
+    right, uncached = engine_choice.check, checks.uncached_logits
 
     def check(model: PreTrainedModel, exported: ExportedModel) -> None:
         fast = CachedModel(model, fast=exported)
@@ -127,7 +117,7 @@ def holds_the_fast_engine_against_itself() -> None:
         finally:
             checks.uncached_logits = uncached
 
-    select.check = check
+    engine_choice.check = check
 
 
 # ---------------------------------------------------------------- what is loaded

@@ -3,7 +3,8 @@
 import contextlib
 from collections.abc import Iterator
 
-from speclab.models import growth, loading, templates
+from speclab.models import loading
+from speclab.models.outside import growth, templates
 from speclab.present import tables
 from speclab.records import facts
 from speclab.system import errors, files, terminal

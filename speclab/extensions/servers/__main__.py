@@ -32,7 +32,8 @@ from speclab.extensions.servers.server_comparison import compare_serving
 from speclab.extensions.servers.server_record import ServingRun
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
-from speclab.models import loading, sizes
+from speclab.models import loading
+from speclab.models.padded import sizes
 from speclab.present.pictures import library
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.files import do_all, shown

@@ -5,7 +5,7 @@ shapes and writes down the kernels it called; the lab replays that list, without
 buffers that are allocated once. Rewrites follow (rewrites.py).
 
 A model that cannot be exported raises `NoFastBackend` and keeps the eager backend. Whether the logits are right
-is checked by speclab/models/select.py.
+is checked by speclab/models/engine_choice.py.
 """
 
 import contextlib
@@ -66,7 +66,7 @@ class ExportedModel:
     window: of layers with a sliding window, None where there are none. Their buffers hold the whole text
     all the same, which costs memory, and makes a rollback past the window's edge exact.
     packed: whether the products read copies of the weights in oneDNN's own order. Such products are made for several
-    rows at once; models/select.py finds out what that means for narrow passes, and sets
+    rows at once; models/engine_choice.py finds out what that means for narrow passes, and sets
     padded: tokens of a pass on packed weights -> the tokens that it is padded to, and
     plain_up_to: tokens of the widest pass that reads the model's own weights instead.
     """

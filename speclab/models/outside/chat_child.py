@@ -1,4 +1,4 @@
-"""A chat template, run in a process of its own: `speclab/models/templates.py` starts this file.
+"""A chat template, run in a process of its own: `speclab/models/outside/templates.py` starts this file.
 
 A template is a program from outside, and the library's sandbox bounds neither how long it runs nor how much it writes.
 Standard input has a question as JSON, standard output gets the answer. On Linux the kernel ends this process after

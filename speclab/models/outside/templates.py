@@ -1,7 +1,7 @@
 """Chats as texts, by the template that comes with a tokenizer, which is a program that nobody here has read.
 
-It runs in a process of its own (speclab/models/chat_child.py) with limits of time and memory. Starting that takes a
-fifth of a second; several chats can be given at once, and what was rendered once is remembered.
+It runs in a process of its own (speclab/models/outside/chat_child.py) with limits of time and memory. Starting that
+takes a fifth of a second; several chats can be given at once, and what was rendered once is remembered.
 """
 
 import functools

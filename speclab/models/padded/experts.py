@@ -13,8 +13,8 @@ import copy
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedModel
 
-from speclab.models.padding import check_memory
-from speclab.models.sizes import Experts
+from speclab.models.padded.padding import check_memory
+from speclab.models.padded.sizes import Experts
 
 # Entries of the config that stay.
 SAME = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]

@@ -30,7 +30,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from speclab.models.memory import USABLE, free_memory
-from speclab.models.sizes import size_name
+from speclab.models.padded.sizes import size_name
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 
 SPREAD = 0.02  # standard deviation of random weights; what Llama is initialised with

@@ -1,8 +1,8 @@
 """`lab:SIZE`, `lab:SIZE:vROWS`, `lab:SIZE:eEkK`: names of lab models at the price of larger ones.
 
-lab:200m           padded to 200 million parameters (speclab/models/padding.py)
+lab:200m           padded to 200 million parameters (speclab/models/padded/padding.py)
 lab:8b:v128256     the same with so many rows in the output layer
-lab:200m:e8k2      the same with each MLP copied 8 times, of which a token uses 2 (speclab/models/experts.py)
+lab:200m:e8k2      the same with each MLP copied 8 times, of which a token uses 2 (speclab/models/padded/experts.py)
 """
 
 import re

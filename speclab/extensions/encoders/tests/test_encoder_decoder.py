@@ -24,8 +24,9 @@ from speclab.extensions.encoders.backend import EncoderDecoderBackend, start_id
 from speclab.extensions.encoders.family import ENCODER_DECODER, EncoderRoom
 from speclab.extensions.encoders.tests.tiny_encoders import BOS, FAMILIES, START, VOCAB, tiny, tiny_of
 from speclab.lab.decodings import LibraryDecoding, library_generate
-from speclab.models import checks, generation, memory, rounding, select
+from speclab.models import checks, engine_choice, memory, rounding
 from speclab.models.cached import CachedModel, check_prompt
+from speclab.models.outside import generation
 from speclab.models.uncached import distributions, logits_after
 from speclab.records.samples import BEAM, Arm
 from speclab.system.errors import EnvironmentProblem, UsageProblem
@@ -422,7 +423,7 @@ def test_a_step_reads_the_decoder_alone():
 
 
 def test_no_fast_engine_is_built_and_the_reason_said():
-    fast, why = select.choose(target_of("t5"), "auto")
+    fast, why = engine_choice.choose(target_of("t5"), "auto")
     assert fast is None
     assert why == "no fast engine for t5: the eager engine alone runs an encoder"
 

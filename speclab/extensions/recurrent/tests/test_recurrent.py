@@ -33,7 +33,7 @@ from speclab.extensions.recurrent.backend import RecurrentBackend, pass_options
 from speclab.extensions.recurrent.family import RECURRENT, is_recurrent, reads_several
 from speclab.lab.decodings import LibraryDecoding
 from speclab.lab.instruments import LoopFunctions, with_phases
-from speclab.models import checks, family, memory, select
+from speclab.models import checks, engine_choice, family, memory
 from speclab.models.cached import CachedModel
 from speclab.records.samples import Arm
 from speclab.system import extensions
@@ -251,7 +251,7 @@ def test_what_needs_something_of_each_token_refuses_recurrent_models():
     assert family.family_of(model) is CachedModel(model).family is RECURRENT
     with pytest.raises(EnvironmentProblem, match=r"lfm2 cannot be that: it has recurrent layers.*; choose another"):
         checks.check_rows(model, "cannot be that")
-    fast, why = select.build(model)
+    fast, why = engine_choice.build(model)
     assert fast is None
     assert "recurrent layers" in why
     with pytest.raises(UsageProblem, match="that does not know models with recurrent layers, and lfm2 is one; leave"):

@@ -1,0 +1,1 @@
+"""What comes with a model and is not trusted: templates, tokenizers, generation settings, places of weights."""

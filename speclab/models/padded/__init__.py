@@ -1,0 +1,1 @@
+"""The lab's pair padded to a size: its text at the price of a larger model."""
