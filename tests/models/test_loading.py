@@ -18,6 +18,7 @@ import compare
 import optimized_speculative
 from speclab.lab.decodings import library_generate
 from speclab.models import loading
+from speclab.models.family import DECODER_ONLY
 from speclab.models.outside import generation
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun
@@ -123,7 +124,7 @@ def test_a_model_too_large_for_the_memory_is_not_called_damaged(copied, capsys, 
     def full(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", full)
+    monkeypatch.setattr(DECODER_ONLY.loader, "from_pretrained", full)
     assert "out of memory" in refused(capsys, copied / "target")
 
 
