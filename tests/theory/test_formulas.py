@@ -15,9 +15,7 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import Round
 from speclab.theory import formulas
 from speclab.theory.formulas import (
-    best_draft_length,
     book_formula,
-    break_even_acceptance,
     cost_model_speedup,
     expected_tokens_per_round,
     leviathan_speedup,
@@ -210,58 +208,6 @@ def test_model_speedup_is_tau_over_the_round():
     assert model_speedup(0.8, 4, 0.1, 1.2, 0.05) == pytest.approx(3.3616 / 1.65)
     assert model_speedup(0.8, 0, 0.1, 1, 0) == 1
     assert model_speedup(0.8, 4, 0.1, 1, 0) == leviathan_speedup(0.8, 4, 0.1)
-
-
-@pytest.mark.parametrize("alpha", [0.5, 0.6, 0.7, 0.8, 0.9, 0.95])
-def test_best_draft_length_against_the_printed_grid(alpha):
-    """It must be at least as good as every printed k, and no neighbour is better."""
-    for c in COSTS[1:]:
-        best = best_draft_length(lambda k, c=c: leviathan_speedup(alpha, k, c), 60)
-        for k in range(61):
-            assert leviathan_speedup(alpha, best, c) >= leviathan_speedup(alpha, k, c)
-
-
-def test_best_draft_length_at_the_edges():
-    """Plain decoding where drafting never pays, `longest` where it is free, the shortest of equals."""
-    assert best_draft_length(lambda k: leviathan_speedup(0.1, k, 0.2), 16) == 0
-    assert best_draft_length(lambda k: leviathan_speedup(0.8, k, 0), 16) == 16
-    assert best_draft_length(lambda k: leviathan_speedup(0, k, 0), 16) == 0
-    assert best_draft_length(lambda k: 1 + (k >= 3), 16) == 3
-    assert best_draft_length(lambda k: k, 0) == 0
-
-
-@given_cases
-@given(st.floats(0.01, 0.99), st.integers(1, 16))
-def test_break_even_without_overhead_is_the_drafts_cost(c, longest):
-    """Leviathan et al., corollary 3.9: free verification pays if alpha > c, and then k = 1 already does."""
-    assert break_even_acceptance(c, lambda width: 1, 0, longest) == pytest.approx(c, abs=2e-6)
-
-
-@given_cases
-@given(st.floats(0, 0.5), st.floats(0, 0.4), st.floats(0, 2), st.integers(1, 16), st.floats(0, 1))
-def test_break_even_divides_loss_from_gain(c, per_token, o, longest, replay):
-    """Just above, some k is not slower; just below, all are; None only if even perfect drafts lose."""
-
-    def best(alpha: float) -> float:
-        rest = {k: o + replay * (1 - alpha**k) for k in range(1, longest + 1)}
-        return max(model_speedup(alpha, k, c, 1 + per_token * k, one) for k, one in rest.items())
-
-    alpha = break_even_acceptance(c, lambda width: 1 + per_token * (width - 1), o, longest, replay)
-    if alpha is None:
-        assert best(1) < 1
-    else:
-        assert best(alpha) >= 1
-        assert alpha <= 2e-6 or best(alpha - 2e-6) < 1
-
-
-def test_break_even_at_the_edges():
-    """One draft token: alpha = c + v + o - 1. With a fixed overhead longer drafts pay earlier."""
-    assert break_even_acceptance(0.1, lambda width: 1.2, 0.3, longest=1) == pytest.approx(0.6, abs=2e-6)
-    longer = break_even_acceptance(0.0, lambda width: 1.0, 0.8, longest=16)
-    assert longer < 0.5 < break_even_acceptance(0.0, lambda width: 1.0, 0.8, longest=1)
-    assert break_even_acceptance(0.01, lambda width: width, 0.0) is None
-    assert break_even_acceptance(0.0, lambda width: 1.0, 0.0) == 0
-    assert break_even_acceptance(0.0, lambda width: 2.0, 0.0, longest=1) == 1  # only what is always right
 
 
 @given_cases

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from speclab.extensions.plan import intervals
+from speclab.extensions.plan.break_even import break_even_acceptance
 from speclab.extensions.plan.plan_record import (
     DraftFacts,
     LengthSpeedup,
@@ -38,7 +39,6 @@ from speclab.theory import attribution
 from speclab.theory.costs import Costs
 from speclab.theory.fitting import fit
 from speclab.theory.forecast import forecast
-from speclab.theory.formulas import break_even_acceptance
 
 MEASURED_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # on the other half, and what the plan chose
 
