@@ -2,7 +2,7 @@
 
 Letters, the same in text, code, tables and plots:
 
-    alpha   acceptance rate of a tested position (`acceptance_rate`)
+    α       acceptance rate of a tested position (`acceptance_rate`)
     f       drafted fraction, accepted / drafted (`drafted_fraction`)
     tau     tokens per target pass (`tokens_per_round`)
     k       draft length
