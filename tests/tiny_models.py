@@ -117,13 +117,13 @@ def perturbed(model: nn.Module, noise: float, seed: int = 1) -> nn.Module:
 
 _FLAT: weakref.WeakKeyDictionary[PreTrainedModel, ExportedModel] = weakref.WeakKeyDictionary()
 _KERNELS: dict[tuple, fx.GraphModule] = {}  # as exported, by all that they depend on
-_export = exported._exported
+_export = exported.export
 
 
 def flattened(model: PreTrainedModel) -> ExportedModel:
     """The model for the fast backend. An export takes seconds: models that differ in their weights alone share one."""
     if model not in _FLAT:
-        with mock.patch.object(exported, "_exported", _exported_once):
+        with mock.patch.object(exported, "export", _exported_once):
             _FLAT[model] = ExportedModel(model)
     return _FLAT[model]
 

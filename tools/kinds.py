@@ -11,9 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from speclab.present import batch_views, first_screen
-from speclab.present.pictures import batch_plots, plots
-from speclab.records.batches import BatchRun
+from speclab.present import first_screen
+from speclab.present.pictures import plots
 from speclab.records.runs import ComparisonRun, Head
 from speclab.system.paths import ROOT
 
@@ -33,15 +32,8 @@ def _comparison(run: ComparisonRun, folder: Path, name: str) -> list[Draw]:
     return [*plots.comparison(run, folder, name), *padded]
 
 
-def _one_picture(view: Callable) -> Callable[[Any, Path, str], list[Draw]]:
-    return lambda run, folder, name: [functools.partial(view, run, folder, name)]
-
-
 # By a field that no other kind has.
 KINDS: dict[str, Kind] = {
-    "batches": Kind(
-        BatchRun, lambda run, name: batch_views.page(run, f"../plots/{name}.png"), _one_picture(batch_plots.picture)
-    ),
     "rows": Kind(ComparisonRun, first_screen.page, _comparison),
 }
 

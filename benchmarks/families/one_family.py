@@ -21,17 +21,17 @@ from baseline_autoregressive import autoregressive_decode
 from benchmarks.families.tiny_families import ENCODER, VOCAB, families, tiny
 from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
-from speclab.batch.drafters import BatchedModelDrafter
-from speclab.batch.loops import speculative_decode_batch
-from speclab.batch.rows import Request
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.drafts.trees.checks import check_tree
 from speclab.drafts.trees.fixed import TreeDrafter
+from speclab.extensions.batch.batched_model import BatchedModel, check_batch
+from speclab.extensions.batch.drafters import BatchedModelDrafter
+from speclab.extensions.batch.loops import speculative_decode_batch
+from speclab.extensions.batch.texts import Request
 from speclab.lab.training.degraded_drafts import noisy
 from speclab.models import engine_choice, loading, memory
 from speclab.models.backends.protocols import FastModel
-from speclab.models.batched import BatchedModel, check_batch
 from speclab.models.cached import CachedModel
 from speclab.models.checks import OTHER_DRAFT, check_model
 from speclab.models.family import check_family, family_of

@@ -1,4 +1,4 @@
-"""The command line of compare.py: a comparison or a run of batches, shown and written down."""
+"""The command line of compare.py: a comparison, shown and written down."""
 
 import argparse
 import functools
@@ -10,7 +10,6 @@ from speclab.cli.output import Output, Step, View, write_report, write_trace
 from speclab.core.rounds import DecodeSettings
 from speclab.drafts.lengths import LONGEST
 from speclab.lab import comparison, padded_pair
-from speclab.lab.batching.comparison import compare_batches
 from speclab.lab.harness import Measurement, kept_when_stopped
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
@@ -18,10 +17,9 @@ from speclab.lab.tracing import follow, profiling
 from speclab.lab.tracing.trace import Trace
 from speclab.learner import loading
 from speclab.models import memory
-from speclab.present import batch_views, first_screen, report
-from speclab.present.pictures import batch_plots, library, plots
-from speclab.records.batches import BatchRun
-from speclab.records.runs import ComparisonRun, LabRun
+from speclab.present import first_screen, report
+from speclab.present.pictures import library, plots
+from speclab.records.runs import ComparisonRun
 from speclab.system.errors import Problem, UsageProblem, reports_problems
 from speclab.system.files import do_all, shown
 from speclab.system.terminal import note, say
@@ -41,8 +39,6 @@ def run(docstring: str, argv: list[str] | None) -> int:
         raise UsageProblem("--report -: a page with pictures is no text for a terminal; give a file")
     if args.profile == parsing.DASH:
         raise UsageProblem("--profile -: a profiler trace is too long for a terminal; give a file")
-    if args.thorough and args.batch is None:
-        args.batch = compare_flags.BATCHES
     size = compare_flags.size_of(args)
     args = compare_flags.filled(args, size)
     args.padded = compare_flags.wants_padded(args, size)
@@ -53,7 +49,7 @@ def run(docstring: str, argv: list[str] | None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    """A comparison or a run of batches, shown and written.  -> exit code"""
+    """A comparison, shown and written.  -> exit code"""
     config, output = compare_config.prepare(args)
     traced = _first_that_can_be_traced(config) if args.trace or args.report else ""
     if args.profile:
@@ -66,7 +62,7 @@ def _run(args: argparse.Namespace) -> int:
         record, measured, problem = _measure(args, config)
         text, page, pictures = _views(args, record, output)
         tables: list[Step] = [lambda: say(text())]
-        if isinstance(record, ComparisonRun) and args.verbose:
+        if args.verbose:
             tables.append(lambda: say(report.comparison(record, by_kind=True)))
         if args.verbose:
             tables.append(lambda: say(_bytes_of_rounds(config)))
@@ -86,11 +82,8 @@ def _run(args: argparse.Namespace) -> int:
     return code or wrong
 
 
-def _measure(args: argparse.Namespace, config: RunConfig) -> tuple[LabRun, list[Measurement], Problem | None]:
+def _measure(args: argparse.Namespace, config: RunConfig) -> tuple[ComparisonRun, list[Measurement], Problem | None]:
     """The record, what it is made from, and what went wrong in a learner's own predictions."""
-    if args.batch is not None:
-        batch_record, measured = compare_batches(config, args.batch, args.thorough)
-        return batch_record, [measured], None
     run, measured, problem = comparison.compare(config)
     if args.padded and not measured.interrupted:
         return run, [measured, *_measure_padded(args, config, run)], problem
@@ -112,22 +105,16 @@ def _measure_padded(args: argparse.Namespace, config: RunConfig, run: Comparison
     return []
 
 
-def _views(args: argparse.Namespace, record: LabRun, output: Output) -> tuple[View, View, list[Step]]:
+def _views(args: argparse.Namespace, record: ComparisonRun, output: Output) -> tuple[View, View, list[Step]]:
     """What makes the text for the terminal and the page, and what writes the pictures."""
     partial, folder, name = functools.partial, output.plots, output.name
-    if isinstance(record, ComparisonRun):
-        where = f"everything else: {shown(output.result('.md'))}, or --verbose"
-        text = partial(first_screen.screen, record, args.brief, [where, WHY])
-        page = partial(first_screen.page, record, name)
-        pictures: list[Step] = [*plots.comparison(record, folder, name)]
-        if record.padded:
-            pictures += plots.comparison(record.padded, folder, f"{name}-padded")
-        return text, page, pictures
-    if isinstance(record, BatchRun):
-        picture = partial(batch_plots.picture, record, folder, name)
-        page = partial(batch_views.page, record, f"../plots/{name}.png")
-        return partial(batch_views.text, record), page, [picture]
-    raise TypeError(type(record))
+    where = f"everything else: {shown(output.result('.md'))}, or --verbose"
+    text = partial(first_screen.screen, record, args.brief, [where, WHY])
+    page = partial(first_screen.page, record, name)
+    pictures: list[Step] = [*plots.comparison(record, folder, name)]
+    if record.padded:
+        pictures += plots.comparison(record.padded, folder, f"{name}-padded")
+    return text, page, pictures
 
 
 def _drawable(pictures: list[Step]) -> list[Step]:
@@ -167,10 +154,10 @@ def _kept(drawn: list[Path], draw: Step) -> Path | None:
     return path
 
 
-def _traced(config: RunConfig, draft: str, record: LabRun) -> Trace:
+def _traced(config: RunConfig, draft: str, record: ComparisonRun) -> Trace:
     """The first prompt at the first temperature, at the length that was fastest for this draft."""
     settings = DecodeSettings(config.max_new_tokens, config.setup.sampling_at(config.temperatures[0]), seed=config.seed)
-    rows = first_screen.rows_of(record, draft) if isinstance(record, ComparisonRun) else []
+    rows = first_screen.rows_of(record, draft)
     fastest = max(rows, key=lambda row: row.speedup, default=None)
     k = fastest.draft_length if fastest else next(filter(None, config.draft_lengths), 0)
     drafter = config.drafters[draft]

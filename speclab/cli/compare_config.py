@@ -3,8 +3,7 @@
 import argparse
 
 from optimized_speculative import speculative_decode
-from speclab.batch.select import check_kind
-from speclab.cli import compare_flags, flags, no_effect, parsing
+from speclab.cli import flags, no_effect, parsing
 from speclab.cli.output import Output
 from speclab.drafts.hybrid import auto_length
 from speclab.drafts.kinds import check_auto, check_kinds, drafter_name, is_dial, is_tree, with_trees
@@ -30,20 +29,17 @@ def head(config: RunConfig) -> str:
 def prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     """Load and check everything; a Problem with the flags is raised before anything is timed."""
     lengths, auto = parsing.lengths(args.draft_length, "-k")
-    if auto and (other := parsing.first_given(args, "batch", "profile")):
-        where = "a run of batches has no -k auto" if other == "--batch" else "-k auto belongs to a comparison"
-        raise UsageProblem(f"{where}; leave out auto, or {other}")
+    if auto and (other := parsing.first_given(args, "profile")):
+        raise UsageProblem(f"-k auto belongs to a comparison; leave out auto, or {other}")
     temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
     check_tokens(args)
-    output = Output(args, _name_of_files(args))
+    output = Output(args, args.name)
     output.check()
     kinds = with_trees([kind for kind in args.draft.split(",") if kind], args.tree)
     flags.check_trees(args, kinds)
-    if args.batch is not None:
-        _check_batch(args, kinds, temperatures)
     exercises = loading.of_comparison(temperatures, args.draft.split(","))
     functions = loading.load(args.impl, exercises, speculative_decode)
-    flags.check_rule(args, functions, temperatures, "--batch", "--trace", "--report")
+    flags.check_rule(args, functions, temperatures, "--trace", "--report")
     check_drafts(kinds, temperatures)
     if auto:
         for kind in kinds:
@@ -92,21 +88,3 @@ def load(
     size = (args.max_new_tokens, args.repeats, args.seed)
     functions = functions or LoopFunctions(speculative_decode)
     return RunConfig(setup, drafters, prompts, lengths, temperatures, *size, functions)
-
-
-def _name_of_files(args: argparse.Namespace) -> str:
-    """What the names of this run's files begin with: each kind of run has files of its own."""
-    if args.batch is not None:
-        return args.name + ("-sweep-batch" if args.thorough else "-batch")
-    return args.name
-
-
-def _check_batch(args: argparse.Namespace, kinds: list[str], temperatures: list[float]) -> None:
-    """Raise UsageProblem where --batch comes with what looks at one text; args.batch becomes numbers."""
-    if flag := parsing.first_given(args, "impl", "profile", "trace", "verbose"):
-        raise UsageProblem(f"{flag} looks at one text, and --batch decodes several; leave one of the two out")
-    if len(temperatures) > 1:
-        raise UsageProblem("--batch takes one temperature; give --temperature one number, for example 0.8")
-    for kind in kinds:
-        check_kind(kind)
-    args.batch = parsing.numbers(args.batch, int, 1, "--batch", compare_flags.MOST_TEXTS)

@@ -6,7 +6,6 @@ from speclab.cli import flags, parsing
 from speclab.lab import padded_pair
 from speclab.models.loading import LAB_TARGET
 from speclab.models.padded import sizes
-from speclab.system.errors import UsageProblem
 
 # What the command line leaves open, by the kind of the run. limit 0: all prompts.
 SIZE_FLAGS = ("limit", "max_new_tokens", "repeats", "draft_length", "temperature")
@@ -14,25 +13,14 @@ SIZES = {
     "default": (4, 64, 1, "2,4,6,auto", "0,0.8"),
     "quick": (2, 48, 1, "2,4", "0,0.8"),
     "full": (0, 128, 1, "2,4,6,auto", "0,0.8"),
-    "batch": (0, 48, 1, "2,4,6", "0"),  # all prompts: a batch of 16 shall hold no copies
-    "quick batch": (2, 32, 1, "2,4", "0"),
-    "full batch": (0, 128, 1, "2,4,6", "0"),
 }
-COMPARISONS = ("default", "quick", "full")
-SIZE_NAMES = ("quick", "full", "batch")  # flags that name a size, alone or one after another
 USUAL_DRAFTS = "model,ngram"
-BATCHES = "1,2,4,8,16"
-MOST_TEXTS = 1024  # side by side
 LAB_DRAFTS = "model,feature,hybrid"  # of a comparison with the lab's own target
-OF_A_COMPARISON = ("brief", "report")  # flags that a run of batches does not have
 
 
 def size_of(args: argparse.Namespace) -> str:
-    """The kind of the run: one of SIZES. UsageProblem where a flag belongs to another kind."""
-    names = [name for name in SIZE_NAMES if getattr(args, name) or (name == "batch" and args.batch is not None)]
-    if "batch" in names and (flag := parsing.first_given(args, *OF_A_COMPARISON)):
-        raise UsageProblem(f"{flag} belongs to a comparison; leave it out, or --batch")
-    return " ".join(names) or "default"
+    """The size of the run, one of SIZES."""
+    return "quick" if args.quick else "full" if args.full else "default"
 
 
 def make_parser(docstring: str) -> argparse.ArgumentParser:
@@ -56,19 +44,6 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
     size.add_argument("--quick", action="store_true", help="2 prompts of a kind, 48 tokens, k = 2, 4")
     size.add_argument("--full", action="store_true", help="all prompts, 128 tokens")
     group.add_argument(
-        "-B",
-        "--batch",
-        metavar="B,B",
-        help="decode so many texts side by side, token by token and with drafts: up to which batch speculation pays, "
-        f"for example {BATCHES}",
-    )
-    group.add_argument(
-        "--thorough",
-        action="store_true",
-        help="batches in lockstep, too, and with long contexts, the library's batches and other machines (default with "
-        f"it: --batch {BATCHES})",
-    )
-    group.add_argument(
         "--no-padded", action="store_true", help="leave out the short run with the lab's pair padded to a larger size"
     )
     group = parser.add_argument_group("results")
@@ -89,7 +64,7 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
 def filled(args: argparse.Namespace, size: str) -> argparse.Namespace:
     """The arguments, with the defaults of this size wherever the command line gives none."""
     of_lab = args.target == LAB_TARGET or sizes.is_lab_size(args.target)
-    drafts = LAB_DRAFTS if of_lab and not args.impl and size in COMPARISONS else USUAL_DRAFTS
+    drafts = LAB_DRAFTS if of_lab and not args.impl else USUAL_DRAFTS
     defaults = {"draft": drafts} | dict(zip(SIZE_FLAGS, SIZES[size], strict=True))
     filled = flags.with_defaults(args, defaults)
     filled.has_typed_lengths = args.draft_length is not None

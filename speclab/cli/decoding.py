@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from speclab.cli import batch, flags, no_effect, parsing
+from speclab.cli import flags, no_effect, parsing
 from speclab.cli.output import LOSSY, how_many, prompt_heading, write_trace
 from speclab.core.accept import rule_of
 from speclab.core.clock import old_objects_frozen, synchronize
@@ -27,7 +27,7 @@ from speclab.lab.tracing import follow, shapes
 from speclab.learner import loading
 from speclab.learner.functions import judge_text
 from speclab.models import memory
-from speclab.models.prompts import KINDS, Prompt, describe_chat
+from speclab.models.prompts import Prompt, describe_chat
 from speclab.models.setup import Setup
 from speclab.present import report
 from speclab.present import shapes as shape_views
@@ -54,7 +54,6 @@ def _parse(docstring: str, argv: list[str] | None, speculative: bool) -> argpars
     parser = parsing.make_parser(docstring)
     flags.add_shared_flags(parser)
     flags.add_decoding_flags(parser)
-    batch.add_flag(parser)
     if speculative:
         group = flags.add_draft_flag(parser)
         group.add_argument(
@@ -78,10 +77,8 @@ def _parse(docstring: str, argv: list[str] | None, speculative: bool) -> argpars
         args.draft_length = DRAFT_LENGTH if args.draft_length is None else args.draft_length
         args.draft = with_trees([args.draft], args.tree)[-1]
         flags.check_trees(args, [args.draft], "--trace-shapes")
-    batch.check_flags(args, *(("--trace", "--trace-shapes") if speculative else ()))
     args.typed_limit = args.limit
-    if args.limit is None:  # of each of the standard kinds at least one, and so many that no row stays empty
-        args.limit = -(-(args.batch or 1) // len(KINDS))
+    args.limit = 1 if args.limit is None else args.limit
     return args
 
 
@@ -149,9 +146,6 @@ def _baseline(args: argparse.Namespace, baseline: Loop) -> int:
     check_prompts(setup.target, [], prompts, args.max_new_tokens)
     no_effect.note_flags(args, [args.temperature], setup.device)
     note("\n".join([setup.describe(), *describe_chat(prompts, setup.tokenizer), *functions.lines]))
-    if args.batch:
-        batch.run(args, setup, prompts, settings)
-        return 0
     decoded = _Decoded(setup, args)
     for prompt in prompts:
         decoded.show(prompt, baseline(setup.target, prompt.ids.to(setup.device), settings, setup.chunk))
@@ -199,9 +193,6 @@ def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) ->
     draft += f"; chosen in the run, at most {k} tokens" if auto else f"; k = {k}"
     head = [setup.describe(), f"draft   {draft}", *describe_chat(prompts, setup.tokenizer), *functions.lines]
     note("\n".join([*head, *notes]))
-    if args.batch:
-        batch.run(args, setup, prompts, settings, drafter, k)
-        return 0
     functions = functions.judged_by(args.rule)
     n_wrong = _in_turn(args, setup, prompts, settings, drafter, k, functions, baseline)
     if args.trace:  # the first prompt once more, with clocks and details

@@ -22,7 +22,7 @@ from speclab.system.paths import OUTPUT
 
 MOST_THREADS = 1024
 FOR_TREES = ("token", "follow")  # rules
-FOR_ONE_TEXT = ("batch", "trace_shapes")  # flags that take prompt and output as one text
+FOR_ONE_TEXT = ("trace_shapes",)  # flags that take prompt and output as one text
 
 
 def add_shared_flags(parser: argparse.ArgumentParser) -> None:
@@ -34,13 +34,7 @@ def add_shared_flags(parser: argparse.ArgumentParser) -> None:
         metavar="PLAN",
         help=f"spread the target's weights: {', '.join(PLANS)} or a JSON file",
     )
-    group.add_argument(
-        "--engine",
-        choices=engine_choice.ENGINES,
-        default="auto",
-        metavar="NAME",
-        help="auto, fast or eager; auto: both are timed, and the faster one runs",
-    )
+    add_engine_flag(group)
     add_text_flags(parser)
 
 
@@ -76,6 +70,17 @@ def add_model_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         help="CPU threads (default: OMP_NUM_THREADS, else one per core)",
     )
     return group
+
+
+def add_engine_flag(group: argparse._ArgumentGroup) -> None:
+    """--engine."""
+    group.add_argument(
+        "--engine",
+        choices=engine_choice.ENGINES,
+        default="auto",
+        metavar="NAME",
+        help="auto, fast or eager; auto: both are timed, and the faster one runs",
+    )
 
 
 def add_text_flags(parser: argparse.ArgumentParser) -> None:
@@ -207,7 +212,7 @@ def add_draft_flag(
             " (default: %(default)s)"
             if default
             else "; several with commas (default: model,feature,hybrid with the lab's target; model,ngram with another "
-            "one, --batch or --impl)"
+            "one, or --impl)"
         ),
     )
     group.add_argument(
@@ -288,8 +293,6 @@ def _check_device_map(args: argparse.Namespace) -> None:
         raise UsageProblem(
             f"--device-map is for folders and hub names; {args.target} is made on one device; leave it out"
         )
-    if getattr(args, "batch", None):
-        raise UsageProblem("--device-map and --batch do not go together; leave one of them out")
 
 
 def sampling_from(args: argparse.Namespace, temperature: float | None = None) -> Sampling:

@@ -106,7 +106,7 @@ def check_no_encoder(model: PreTrainedModel, what: str, way_out: str) -> None:
 def check_passes(
     model: PreTrainedModel, reason: str, passes: Callable[[], Tensor], right: Tensor, way_out: str = OTHER_DRAFT
 ) -> None:
-    """EnvironmentProblem where passes as a draft or a batch needs them do not give the right logits.
+    """EnvironmentProblem where passes that are made in another way do not give the right logits.
 
     The passes may give fewer ids: a target is cut at its tokenizer's, and its output layer may be padded.
     """

@@ -23,7 +23,7 @@ from speclab.present.tables import (
     through,
     with_verdict,
 )
-from speclab.records.batches import BatchRun
+from speclab.records.facts import Facts
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun, LabRun
 from speclab.theory.ladder import factors, prediction_rows
@@ -57,7 +57,7 @@ def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = No
     table = speed_table(believed) if believed else None
     if brief:
         return tables.show([Lines(filter(None, map(wrong_line, runs))), doubts, table], markdown)
-    agreement = Lines(line for one in runs for line in (*same_text_lines(one), *remarks(one)))
+    agreement = Lines(line for one in runs for line in (*same_text_lines(one, one.correctness), *remarks(one)))
     facts = Lines(
         [
             trees_line(believed),
@@ -103,15 +103,15 @@ def target_name(run: LabRun) -> str:
 # --- same text? -------------------------------------------------------------------------------------------------------
 
 
-def same_text_lines(run: ComparisonRun | BatchRun) -> list[str]:
-    """One line for all greedy texts, one for each temperature above 0; more where something is wrong."""
+def same_text_lines(run: LabRun, judged: list[Facts]) -> list[str]:
+    """One line for all greedy texts that were judged, one for each temperature above 0; more if something is wrong."""
     prefix, lines = f"same text? {target_name(run)}, ", []
-    greedy = [entry for entry in run.correctness if entry["temperature"] == 0]
+    greedy = [entry for entry in judged if entry["temperature"] == 0]
     if greedy:
         *differences, verdict = report.agreement_lines(greedy)
         lines += [*differences, prefix + verdict]
-    for temperature in dict.fromkeys(e["temperature"] for e in run.correctness if e["temperature"] > 0):
-        entries = [entry for entry in run.correctness if entry["temperature"] == temperature]
+    for temperature in dict.fromkeys(e["temperature"] for e in judged if e["temperature"] > 0):
+        entries = [entry for entry in judged if entry["temperature"] == temperature]
         wrong = [entry for entry in entries if not entry["passed"]]
         lossy = [entry for entry in entries if entry.get("lossy_rule")]
         if lossy:  # arms that draft nothing are in the details alone

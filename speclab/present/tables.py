@@ -186,6 +186,11 @@ def cost(value: float | None, digits: int = 2, error: float = 0.0) -> str:
     return f"< {max(unit, value + 2 * error):.{digits}f}"
 
 
+def rate(value: float | None) -> str:
+    """Tokens a second."""
+    return number(value, 1 if value is not None and value < 999.95 else 0)
+
+
 def speedup(value: float | None) -> str:
     """1.45x; a dash where there is none."""
     return "-" if value is None else f"{value:.2f}x"

@@ -7,7 +7,7 @@ stand beside them, since a run writes down all that it was made with. In memory 
 from dataclasses import dataclass
 from typing import Annotated, Any, get_type_hints
 
-from speclab.records.rows import Amount, Count, Share, Within
+from speclab.records.rows import Amount, Count, Share
 
 Facts = dict[str, Any]  # plain JSON whose keys depend on the run
 
@@ -179,14 +179,6 @@ class Phases:
 
     seconds: Amount
     share: Share | None
-
-
-class LibraryBatch:
-    """This is one batch of `model.generate`."""
-
-    n_texts: Count
-    n_tokens: Count
-    seconds: Annotated[float, Within(1e-12)]  # it is divided by
 
 
 RunSettings = Annotated[Facts, Entries(CommonSettings)]

@@ -20,6 +20,7 @@ class Within:
 Count = Annotated[int, Within(0)]
 Amount = Annotated[float, Within(0)]  # seconds, speedups, temperatures
 Share = Annotated[float, Within(0, 1)]
+Verdict = Literal["faster", "unclear", "slower"]
 
 
 class Part:
@@ -88,7 +89,7 @@ class Row(ArmCounts):
     forecast: float | None = None
     forecast_tokens_per_round: float | None = None
     ladder: list[Rung] | None = None
-    verdict: Literal["faster", "unclear", "slower"] | None = None
+    verdict: Verdict | None = None
     repeat_noise: float | None = None
     speedup_best_plain: float | None = None  # over ComparisonRun.best_plain, prefill included, on half of the prompts
     best_plain_low: float | None = None  # its interval

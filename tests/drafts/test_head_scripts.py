@@ -63,7 +63,7 @@ def test_block_verification_is_named_and_has_no_forecast_of_sampled_rows(pair_fo
     assert [key for key, forecast in found.items() if forecast is None] == [("model", 0.8)]
 
 
-@pytest.mark.parametrize("words", [("--batch", "2"), ("--trace", "-"), ("--impl", "solutions")])
+@pytest.mark.parametrize("words", [("--trace", "-"), ("--impl", "solutions")])
 def test_what_knows_the_token_rule_only_is_refused(words, capsys):
     assert compare.main(["--rule", "block", *words]) == 2
     assert "--rule block" in capsys.readouterr().err

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from draft_models import NgramDrafter
-from speclab.batch.select import batch_drafter
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.hybrid import HybridDrafter
@@ -163,11 +162,9 @@ def test_the_context_of_the_draft_ends_the_proposals():
     assert outside[-1] == 0
 
 
-def test_rows_of_a_batch_have_caches_of_their_own():
+def test_a_copy_has_a_cache_of_its_own_and_shares_the_weights():
     target = CachedModel(tiny_llama(0, vocab_size=12))
     drafter = IntersectDrafter(CachedModel(cousin(target.model, OVERLAP, 10)), OVERLAP, Pairs(OVERLAP, 10))
-    made = batch_drafter(drafter, 2)
-    assert not hasattr(made, "draft")
     twin = copy.deepcopy(drafter)
     assert twin.draft is not drafter.draft
     assert twin.draft.model is drafter.draft.model

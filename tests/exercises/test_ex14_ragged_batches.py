@@ -8,7 +8,6 @@ from torch import Tensor
 
 from solutions import ex14_ragged_batches as right
 from speclab.models.backends.buffers import kv_shapes
-from speclab.models.backends.rows import RowBuffers, RowsPass
 from tests.exercises.answers import chapter, named, whole, wrong
 from tests.llamas import VOCAB, tiny_llama
 
@@ -141,6 +140,8 @@ def alone(model, prompt: list[int], n_new: int) -> list[int]:
 
 def decoded(learner: ModuleType, model, expected: list[list[int]]) -> list[list[int]]:
     """All texts, two rows side by side; the draft knows the text, and is wrong at every third token."""
+    from speclab.extensions.batch.row_buffers import RowBuffers, RowsPass  # here: the other checks do without it
+
     buffers = RowBuffers(model, RowsPass(model, range(2)), kv_shapes(model), 2, 24)
     texts: list[list[int]] = [[] for _ in PROMPTS]
     lengths, waiting = [0, 0], list(range(len(PROMPTS)))

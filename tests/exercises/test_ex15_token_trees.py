@@ -6,10 +6,9 @@ from types import ModuleType
 import pytest
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
 from solutions import ex15_token_trees as right
-from speclab.models.backends.buffers import kv_shapes
-from speclab.models.backends.rows import RowBuffers, RowsPass
 from tests.exercises.answers import chapter, named, whole, wrong
 from tests.llamas import VOCAB, tiny_llama
 
@@ -170,8 +169,8 @@ def tree_for(parents: list[int], comes: list[int], drawn: random.Random) -> list
 
 def decoded(learner: ModuleType, model, expected: list[int]) -> tuple[list[int], int]:
     """-> the text, rounds"""
-    buffers = RowBuffers(model, RowsPass(model, range(2)), kv_shapes(model), 1, 64)
-    logits, _ = buffers.prefill(0, torch.tensor([PROMPT]), ())
+    cache = DynamicCache(config=model.config)
+    logits = model(input_ids=torch.tensor([PROMPT]), past_key_values=cache).logits
     text, length, drawn, n_rounds = [int(logits[0, -1].argmax())], len(PROMPT), random.Random(1), 0
     while len(text) < N_NEW and n_rounds < 40:
         parents = SHAPES[n_rounds % len(SHAPES)]
@@ -182,10 +181,15 @@ def decoded(learner: ModuleType, model, expected: list[int]) -> tuple[list[int],
         seen[..., length:] = learner.mask(list(parents))
         at = torch.tensor([numbers(learner.positions(list(parents), length))])
         fed = torch.tensor([[text[-1], *tokens]])
-        own = buffers.forward(fed, at, torch.arange(length, length + m)[None], seen)[0][0].argmax(-1).tolist()
+        mask = torch.zeros(1, 1, m, length + m, dtype=model.dtype)
+        mask = mask.masked_fill(~seen[:, None], torch.finfo(mask.dtype).min)
+        logits = model(input_ids=fed, position_ids=at, attention_mask=mask, past_key_values=cache).logits
+        own = logits[0].argmax(-1).tolist()
         path = [int(i) for i in learner.best_path(list(parents), list(tokens), list(own))]
         stay = [int(i) for i in learner.gather(list(path), length)]
-        buffers.move(torch.tensor([stay]), torch.arange(len(stay))[None])
+        places = [min(i, length + m - 1) for i in stay]
+        for layer in cache.layers:
+            layer.keys, layer.values = layer.keys[:, :, places], layer.values[:, :, places]
         text += [tokens[i] for i in path] + [own[path[-1] + 1 if path else 0]]
         length, n_rounds = len(stay), n_rounds + 1
     return text[:N_NEW], n_rounds

@@ -119,7 +119,7 @@ def test_greedy_decoding_is_refused(words, capsys):
         assert "give --temperature above 0" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [("--batch", "2"), ("--trace", "-"), ("--report", "a.html")])
+@pytest.mark.parametrize("words", [("--trace", "-"), ("--report", "a.html")])
 def test_what_knows_the_token_rule_only_is_refused(words, capsys):
     assert compare.main(["--rule", "lenient:0.5", "--temperature", "0.8", *words]) == 2
     assert "--rule lenient:0.5" in capsys.readouterr().err

@@ -5,7 +5,6 @@ import re
 import pytest
 
 import compare
-from speclab.cli import flags
 from speclab.lab import comparison, harness, padded_pair
 from speclab.models.padded import sizes
 from speclab.records.files import read
@@ -124,18 +123,3 @@ def test_models_that_cannot_be_loaded_leave_the_first_size(run, monkeypatch, tmp
         raise EnvironmentProblem("it needs 99 GB")
 
     monkeypatch.setattr(padded_pair, "second_config", no_memory)
-    code, _, err = run("--draft", "ngram")
-    record = read(tmp_path / "results" / "local.json", ComparisonRun)
-    assert code == 0
-    assert "it needs 99 GB" in err
-    assert record.rows
-    assert not record.interrupted
-
-
-@pytest.mark.parametrize("word", ["--brief", "--report=a.html"])
-def test_flags_that_do_not_go_together(run, monkeypatch, word):
-    monkeypatch.setattr(flags, "setup_from", lambda *_: pytest.fail("loaded a model first"))
-    code, _, err = run(word, "--batch", "2")
-    assert code == 2
-    assert "belongs to a comparison" in err
-    assert len(err.splitlines()) == 1

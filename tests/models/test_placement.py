@@ -145,7 +145,6 @@ def test_what_a_device_map_needs(folder, tmp_path, monkeypatch):
     ("words", "said"),
     [
         (["--target", "lab:20m", "--device-map", "auto"], "lab:20m is made on one device"),
-        (["--device-map", "auto", "--batch", "2"], "--device-map and --batch do not go together"),
         (["--device-map", "nowhere"], "nowhere is no plan and no JSON file"),
     ],
 )

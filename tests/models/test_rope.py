@@ -7,15 +7,11 @@ import torch
 from transformers import LlamaConfig
 
 from draft_models import ModelDrafter
-from speclab.batch.drafters import BatchedModelDrafter
-from speclab.batch.loops import speculative_decode_batch
-from speclab.batch.rows import Request
 from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.models import engine_choice
-from speclab.models.batched import BatchedModel
 from speclab.models.cached import CachedModel
 from speclab.models.family import Room, configured_room
-from tests.decoding import plain_text, settings, speculative_rounds
+from tests.decoding import plain_text, speculative_rounds
 from tests.tiny_models import VOCAB, flattened, perturbed, tiny
 
 BORDER, NAMED = 24, 40
@@ -29,6 +25,7 @@ KINDS = {
     "longrope": {"factor": 2.0, "short_factor": [1.0] * 4, "long_factor": [3.0] * 4, **ORIGINAL},
 }
 LIMIT = dict.fromkeys(KINDS, NAMED) | {"longrope": BORDER, "learned": NAMED}
+GRID = [*((kind, "eager") for kind in LIMIT), ("longrope", "fast")]
 CHANGES = ("dynamic", "longrope")  # factors of all positions, behind the limit
 PROMPT = torch.randint(0, VOCAB, (1, 6), generator=torch.Generator().manual_seed(3))
 
@@ -71,29 +68,30 @@ def test_the_limit_is_where_the_factors_change(kind):
         assert (gap(limit + 1) > 1e-3) == (kind in CHANGES)
 
 
-@pytest.mark.parametrize(("kind", "engine"), [*((kind, "eager") for kind in LIMIT), ("longrope", "fast")])
-def test_texts_up_to_the_limit_are_those_of_uncached_passes(kind, engine, monkeypatch):
-    """Chains, trees and batches. Padding behind the last position must not count as a longer text.
-
-    To the fast engine the factors of the other kinds are constants, and dynamic rope is not for it.
-    """
-    model, n_tokens = model_of(kind), LIMIT[kind] - PROMPT.shape[1]
+def pair_of(kind: str, engine: str, monkeypatch) -> tuple[CachedModel, CachedModel]:
+    """A target and a draft on this engine."""
+    model = model_of(kind)
     target, draft = CachedModel(model), CachedModel(perturbed(model, 0.1))
     if engine == "fast":
         target, draft = (CachedModel(part.model, fast=flattened(part.model)) for part in (target, draft))
         for part in (target, draft):
             monkeypatch.setattr(part.fast, "padded", {1: 4, 2: 4, 3: 4})
+    return target, draft
+
+
+@pytest.mark.parametrize(("kind", "engine"), GRID)
+def test_texts_up_to_the_limit_are_those_of_uncached_passes(kind, engine, monkeypatch):
+    """Chains and trees. Padding behind the last position must not count as a longer text.
+
+    To the fast engine the factors of the other kinds are constants, and dynamic rope is not for it.
+    """
+    n_tokens = LIMIT[kind] - PROMPT.shape[1]
+    target, draft = pair_of(kind, engine, monkeypatch)
     right = uncached(kind, n_tokens)
     assert plain_text(target, PROMPT, n_tokens) == right
     for drafter in (ModelDrafter(draft), TreeDrafter(ModelDrafter(draft), (2, 1, 1))):
         rounds = speculative_rounds(target, drafter, PROMPT, 4, n_tokens)
         assert [token for round_ in rounds for token in round_.tokens] == right
-    requests = [Request(ids, settings(n_tokens)) for ids in (PROMPT[:, :2], PROMPT)]
-    found: list[list[int]] = [[], []]
-    batch = BatchedModel(target, 2), BatchedModelDrafter(BatchedModel(draft, 2))
-    for number, round_ in speculative_decode_batch(*batch, requests, 4):
-        found[number] += round_.tokens
-    assert found[1] == right
 
 
 def test_what_cannot_be_exported_is_one_reason_and_nothing_on_standard_error(capfd):

@@ -23,7 +23,6 @@ BUGS = {
     16: "block verification that ends early, or corrects wrongly",
     17: "two target passes per round",
     18: "EOS inside a block, or the budget, ignored",
-    19: "rows of a batch that read, move or wait for what is not theirs",
     20: "other things counted or timed than decoded tokens",
     21: "accepted / drafted where alpha is meant",
     22: "zero-probability token emitted, 0/0",

@@ -1,57 +1,14 @@
 """Bugs in rates: tokens or seconds that do not belong to what is said to be measured."""
 
-import copy
 from collections.abc import Iterator
 
-from speclab.cli import batch as batch_cli
 from speclab.cli import decoding as decoding_cli
 from speclab.core.counts import Counts
 from speclab.core.rounds import Round
-from speclab.lab.batching import rows as batch_rows
-from speclab.lab.batching.decodings import BatchDecoding, PassMade
 from speclab.theory.costs import Costs
 from tests.mutants.bugs import mutant
 
 RATES = "lab/test_rates"
-
-
-@mutant(20, "a_batch_prints_and_records_its_exact_rates", file=RATES)
-def batch_rate_counts_the_prompts_own_tokens() -> None:
-    """counts the tokens of the prompts' own passes in the rate of a batch, and not their seconds"""
-    right = batch_cli.speed
-
-    def speed(decoding: BatchDecoding, at_once: int) -> str:
-        n, seconds = decoding.counts.n_emitted, sum(made.seconds for made in decoding.passes)
-        wrong = f"{decoding.n_tokens / seconds:.1f} tok/s" if n else ""
-        return right(decoding, at_once).replace(f"{n / seconds:.1f} tok/s", wrong) if n else right(decoding, at_once)
-
-    batch_cli.speed = speed
-
-
-@mutant(20, "a_batch_prints_and_records_its_exact_rates", file=RATES)
-def batch_rate_holds_the_prompts_own_passes() -> None:
-    """divides the decoded tokens of a batch by seconds with the prompts' own passes in them"""
-    right = batch_cli.speed
-
-    def speed(decoding: BatchDecoding, at_once: int) -> str:
-        whole = copy.copy(decoding)
-        whole.passes = [*decoding.passes, PassMade({}, decoding.seconds - sum(one.seconds for one in decoding.passes))]
-        return right(whole, at_once)
-
-    batch_cli.speed = speed
-
-
-@mutant(20, "a_batch_prints_and_records_its_exact_rates", file=RATES)
-def batch_row_weighs_prompts_by_their_tokens() -> None:
-    """records tokens over seconds of all texts for the rate of a batch, and a mean over prompts for its speedup"""
-    right = batch_rows.row
-
-    def row(*given) -> batch_rows.BatchRow:
-        made = right(*given)
-        made.tokens_per_second = made.n_tokens / made.seconds
-        return made
-
-    batch_rows.row = row
 
 
 @mutant(20, "a_script_prints_its_exact_rate", file=RATES)

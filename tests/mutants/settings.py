@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 import draft_models
-from speclab.batch import loops
 from speclab.core import accept as accept_module
-from speclab.core.rounds import Draft, Round
-from speclab.core.sampling import Drawn, Sampling, draw, draw_next, to_host, without_replacement
+from speclab.core.rounds import Draft
+from speclab.core.sampling import Drawn, Sampling, draw, without_replacement
 from speclab.drafts import feature as feature_module
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.lengths import AutoLength
@@ -244,18 +243,3 @@ def learns_for_all_temperatures_at_once() -> None:
         right(auto, temperature)
 
     AutoLength._begin = begin
-
-
-# ---------------------------------------------------------------- batches
-
-
-@mutant(6, "rounds_of_each_text_are_those_that_it_has_alone", file="batch/test_loops")
-def first_token_of_a_batch_is_not_filtered() -> None:
-    """draws the first token of every text of a batch before the filters"""
-
-    def first(target, row) -> tuple[Round, Tensor]:
-        logits = target.prefill(row.place, row.prompt)
-        token = draw_next(logits[:, -1], unfiltered(row.settings.sampling), row.uniforms(1))
-        return row.commit(to_host(token)), token
-
-    loops._first = first

@@ -9,9 +9,8 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from pydantic import TypeAdapter
 
-from speclab.present import batch_views, first_screen, report
+from speclab.present import first_screen, report
 from speclab.records import facts, files
-from speclab.records.batches import BatchRun
 from speclab.records.runs import ComparisonRun
 from speclab.theory.costs import Costs
 
@@ -20,7 +19,6 @@ TRUTH_ONLY = {"under load"}  # an entry of older records, whose truth value alon
 VIEWS: list[tuple[str, type, list]] = [
     ("cpu-2-cores-intel", ComparisonRun, [first_screen.screen, functools.partial(first_screen.page, name="x")]),
     ("cpu-2-cores-full", ComparisonRun, [first_screen.screen, report.comparison]),
-    ("cpu-2-cores-sweep-batch", BatchRun, [batch_views.text, functools.partial(batch_views.page, picture="x")]),
 ]
 
 
@@ -93,8 +91,8 @@ def test_the_watch_notices():
 @pytest.mark.parametrize(
     ("name", "kind", "place", "value"),
     [
-        ("cpu-2-cores-sweep-batch", BatchRun, ("library", 0, "seconds"), 0.0),
-        ("cpu-2-cores-sweep-batch", BatchRun, ("library", 0, "n_tokens"), None),
+        ("cpu-2-cores", ComparisonRun, ("phases", "share"), 1.5),
+        ("cpu-2-cores", ComparisonRun, ("prompts", "n"), None),
     ],
 )
 def test_an_entry_of_another_type_is_refused(name, kind, place, value):

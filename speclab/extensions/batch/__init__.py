@@ -1,1 +1,1 @@
-"""Several texts side by side: the loops over a batch, and drafts for it."""
+"""Batches: several texts that are decoded side by side, each with a row of one cache."""

@@ -1,4 +1,4 @@
-"""`compare.py --batch`: the same requests, 1, 2, 4, ... at a time, token by token and with every draft at every length.
+"""The same requests, 1, 2, 4, ... at a time, token by token and with every draft at every length.
 
 Speedups are over plain decoding of as many texts at a time on the same engine; they and the rates are of the rounds in
 which every row had a text. What is predicted is made from passes over one text and from the loops without their models,
@@ -7,27 +7,24 @@ never from the batches that it is held against.
 
 from dataclasses import replace
 
-from speclab.batch.select import check_drafter, in_one_pass
+from speclab.extensions.batch import batch_rows, library
+from speclab.extensions.batch.arms import FIRST, arms, n_distinct, requests_of
+from speclab.extensions.batch.batch_record import BatchRun
+from speclab.extensions.batch.batched_model import check_batch
+from speclab.extensions.batch.expectations import Draft, Expectations, expectations, known_of, make_timer
+from speclab.extensions.batch.forms import check_drafter, shared_model
+from speclab.extensions.batch.turns import Batches, decode, mean_context
 from speclab.lab import output_checks
-from speclab.lab.batching import library, rows
-from speclab.lab.batching.arms import FIRST, arms, n_distinct, requests_of
-from speclab.lab.batching.expectations import Draft, Expectations, expectations, known_of, make_timer
-from speclab.lab.batching.turns import Batches, decode, mean_context
 from speclab.lab.harness import Measurement, kept_when_stopped
 from speclab.lab.run_config import RunConfig
-from speclab.models.batched import check_batch
-from speclab.records.batches import BatchRun
 from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm, Made, Sample
 
 
 def compare_batches(config: RunConfig, batches: list[int], thorough: bool = False) -> tuple[BatchRun, Measurement]:
     """Measure, check, predict.  -> the record, and the texts with what their checks say
 
-    thorough: in lockstep, too, and with long contexts, the library and other machines (--thorough).
+    thorough: in lockstep, too, and with long contexts, the library and other machines .
     """
-    check_batch(config.setup.target)
-    for drafter in config.drafters.values():
-        check_drafter(drafter)
     decoded = Batches(config)
     contexts = {n: mean_context(config, n) for n in sorted({1, *batches})}
     timer = make_timer(config, round(contexts[1]), sorted(contexts), thorough)
@@ -43,6 +40,13 @@ def compare_batches(config: RunConfig, batches: list[int], thorough: bool = Fals
     return record(decoded, measured, expected, batches, thorough, others), measured
 
 
+def check(config: RunConfig) -> None:
+    """Raise a Problem where the target, or one of the drafters, cannot work on several texts."""
+    check_batch(config.setup.target)
+    for name, drafter in config.drafters.items():
+        check_drafter(name, drafter)
+
+
 def record(
     decoded: Batches,
     measured: Measurement,
@@ -53,8 +57,8 @@ def record(
 ) -> BatchRun:
     """Everything that tables and pictures are views of. others: what the library's batches took"""
     config, context = decoded.config, mean_context(decoded.config, 1)
-    chosen = rows.chosen(decoded)
-    floors = [rows.floor(decoded, n) for n in sorted({1, *batches})]
+    chosen = batch_rows.chosen(decoded)
+    floors = [batch_rows.floor(decoded, n) for n in sorted({1, *batches})]
     return BatchRun(
         **config.head(measured),
         batches=batches,
@@ -64,15 +68,15 @@ def record(
         correctness=measured.correctness,
         costs=expected.facts() if expected else {},
         library=others,
-        knees=[*rows.measured_knees(chosen, round(context)), *(expected.knees() if expected else [])],
+        knees=[*batch_rows.measured_knees(chosen, round(context)), *(expected.knees() if expected else [])],
         machines=expected.machines() if expected and thorough else [],
-        rows=[rows.row(decoded, one, expected) for one in decoded.decodings if one.arm != BASELINE_REPEAT],
+        rows=[batch_rows.row(decoded, one, expected) for one in decoded.decodings if one.arm != BASELINE_REPEAT],
         passes=expected.passes() if expected else [],
         chosen=chosen,
         noise=[floor for floor in floors if floor],
-        raw=rows.raw(decoded),
+        raw=batch_rows.raw(decoded),
         n_distinct=n_distinct(config),
-        row_by_row=[name for name, drafter in config.drafters.items() if not in_one_pass(drafter)],
+        row_by_row=[name for name, drafter in config.drafters.items() if not shared_model(drafter)],
     )
 
 

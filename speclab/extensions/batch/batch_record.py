@@ -1,13 +1,20 @@
-"""The record of `python compare.py --batch`: texts that are decoded side by side, and the passes of that."""
+"""The record of `python -m speclab.extensions.batch`: texts that are decoded side by side, and their passes."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
-from speclab.records.facts import Entries, Facts, Judged, LibraryBatch, Pair
-from speclab.records.rows import Amount, Count, Part, Share
+from speclab.records.facts import Entries, Facts, Judged, Pair
+from speclab.records.knees import KneeEntry
+from speclab.records.rows import Amount, Count, Part, Share, Verdict, Within
 from speclab.records.runs import LabRun, Noise
 
-Verdict = Literal["faster", "unclear", "slower"]
+
+class LibraryBatch:
+    """This is one batch of `model.generate`."""
+
+    n_texts: Count
+    n_tokens: Count
+    seconds: Annotated[float, Within(1e-12)]  # it is divided by
 
 
 @dataclass(kw_only=True)
@@ -90,18 +97,6 @@ class PromptTimes(Part):
 
 
 @dataclass(kw_only=True)
-class KneeEntry(Part):
-    """The batch at which the best speedup over all draft lengths falls below 1 for the last time."""
-
-    draft: str
-    context: Count
-    source: Literal["measured", "predicted", "from measured passes"]
-    batch: float | None  # None: it does not, up to the largest one
-    below: bool  # every batch loses
-    best: dict[str, Pair]  # batch -> [best k, its speedup]
-
-
-@dataclass(kw_only=True)
 class MachineEntry(Part):
     """The same model of costs predicts another machine from its data sheet. Nothing of this is measured."""
 
@@ -115,7 +110,7 @@ class MachineEntry(Part):
 
 @dataclass(kw_only=True)
 class BatchRun(LabRun):
-    """`python compare.py --batch B,B`, and with more of everything `--thorough`."""
+    """This is the record of `python -m speclab.extensions.batch`; with `--thorough` there is more of everything."""
 
     batches: list[int]
     thorough: bool  # --thorough

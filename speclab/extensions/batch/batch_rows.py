@@ -7,18 +7,20 @@ the lab (chapter 13): of a prompt's requests together, tokens and equal parts of
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from speclab.lab.batching.arms import BatchArm, requests_of
-from speclab.lab.batching.decodings import Part
-from speclab.lab.batching.expectations import Expectations
-from speclab.lab.batching.knees import knee_of
-from speclab.lab.batching.turns import Batches
+from speclab.extensions.batch.arms import BatchArm, requests_of
+from speclab.extensions.batch.batch_record import BatchNoise, BatchRow, Chosen, PromptTimes
+from speclab.extensions.batch.decodings import Part
+from speclab.extensions.batch.expectations import Expectations
+from speclab.extensions.batch.turns import Batches
 from speclab.lab.rows import halves
 from speclab.lab.run_config import RunConfig
-from speclab.records.batches import BatchNoise, BatchRow, Chosen, KneeEntry, PromptTimes, Verdict
+from speclab.records.knees import KneeEntry
+from speclab.records.rows import Verdict
 from speclab.records.runs import Noise
 from speclab.records.samples import BASELINE, BASELINE_REPEAT
 from speclab.theory import attribution
 from speclab.theory.formulas import ratio_interval
+from speclab.theory.knees import knee_of
 
 
 class Gain(NamedTuple):

@@ -2,8 +2,9 @@
 
 from typing import NamedTuple
 
-from speclab.present.tables import Cell, Table, interval, number, percent, speedup, with_verdict
-from speclab.records.batches import BatchRow, BatchRun, Chosen, KneeEntry, MachineEntry
+from speclab.extensions.batch.batch_record import BatchRow, BatchRun, Chosen, MachineEntry
+from speclab.present.tables import Cell, Table, interval, number, percent, rate, speedup, with_verdict
+from speclab.records.knees import KneeEntry
 
 SHOWN_BATCHES = 5  # of a machine
 
@@ -19,11 +20,6 @@ class Pair(NamedTuple):
 def error(predicted: float | None, measured: float) -> str:
     """How far a prediction is off, predicted / measured - 1."""
     return "-" if predicted is None else percent(predicted / measured - 1)
-
-
-def rate(value: float | None) -> str:
-    """Tokens a second."""
-    return number(value, 1 if value is not None and value < 999.95 else 0)
 
 
 def milliseconds(value: float | None) -> str:

@@ -2,12 +2,12 @@
 
 import statistics
 
-from speclab.present import batch_tables
-from speclab.present.batch_tables import ALL, BEST, LOCKSTEP, PASSES, drafts, knee, pairs, plain_row, waiting
+from speclab.extensions.batch import batch_tables
+from speclab.extensions.batch.batch_record import BatchRun
+from speclab.extensions.batch.batch_tables import ALL, BEST, LOCKSTEP, PASSES, drafts, knee, pairs, plain_row, waiting
 from speclab.present.first_screen import same_text_lines
 from speclab.present.run_lines import doubt, provenance, remarks
 from speclab.present.tables import Block, Heading, Lines, Markdown, Table, interval, show, speedup
-from speclab.records.batches import BatchRun
 
 COLUMNS = (
     "B: texts that are decoded side by side; plain: token by token, as many at a time, on the same engine; speedup: "
@@ -42,7 +42,7 @@ def page(run: BatchRun, picture: str) -> str:
 
 def correctness(run: BatchRun) -> list[Block]:
     """Whether the texts are those of one at a time, or the target's; and whether the speeds are to be believed."""
-    return [Lines([*same_text_lines(run), *remarks(run)]), Lines([doubt(run)])]
+    return [Lines([*same_text_lines(run, run.correctness), *remarks(run)]), Lines([doubt(run)])]
 
 
 def lines(run: BatchRun) -> Lines:

@@ -7,6 +7,7 @@ row's next tokens are written behind its own length, over what it rejected.
 A row without a text takes part in every pass, with tokens that nobody reads.
 """
 
+import functools
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -14,15 +15,16 @@ from torch import Tensor, nn
 
 from speclab.core.rounds import Decided, Draft
 from speclab.core.sampling import to_device
+from speclab.extensions.batch.exported_rows import over_rows
+from speclab.extensions.batch.row_buffers import GraphedRowBuffers, RowBuffers, RowsPass
 from speclab.models import checks
 from speclab.models.backends.buffers import kv_shapes
 from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.backends.eager import decoder_layers
 from speclab.models.backends.exported import ExportedModel
-from speclab.models.backends.rows import GraphedRowBuffers, RowBuffers, RowsPass
 from speclab.models.cached import CachedModel
 
-NO_BATCH = "leave --batch out"
+NO_BATCH = "choose another --target or --draft"
 
 
 class BatchedModel:
@@ -164,7 +166,9 @@ def new_buffers(model: CachedModel, n_rows: int, capacity: int) -> RowBuffers:
         return GraphedRowBuffers(model.fast, n_rows, capacity)
     shapes = kv_shapes(model.model)
     if isinstance(model.fast, ExportedModel):
-        return RowBuffers(model.model, model.fast.over_rows, shapes, n_rows, capacity, model.fast.padded)
+        return RowBuffers(
+            model.model, functools.partial(over_rows, model.fast), shapes, n_rows, capacity, model.fast.padded
+        )
     return RowBuffers(
         model.model, RowsPass(model.model, range(len(decoder_layers(model.model)))), shapes, n_rows, capacity
     )
@@ -174,7 +178,7 @@ def check_batch(target: CachedModel) -> None:
     """Prove that passes over two texts of different lengths give the uncached logits of both; EnvironmentProblem where
     not, or where its layers do not all keep plain keys and values in windows of one size, if any. The texts are longer
     than a window, where such a pass is quick. UsageProblem for an encoder-decoder."""
-    checks.check_no_encoder(target.model, "--batch", "leave it out, or choose another --draft or --target")
+    checks.check_no_encoder(target.model, "a batch", NO_BATCH)
     model, reason = target.model, "cannot decode in batches"
     checks.check_rows(model, reason, NO_BATCH)
     text = checks.text_longer_than_windows(model)

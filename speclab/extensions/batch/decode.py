@@ -1,71 +1,121 @@
-"""`--batch B` of the two decoding scripts: all prompts at once, at most B side by side."""
+"""Decodes all prompts at once, at most B side by side, prints the texts and says how fast it was.
+
+    python -m speclab.extensions.batch decode                   # four prompts side by side, with the lab's draft model
+    python -m speclab.extensions.batch decode -B 8 --limit 0    # all standard prompts, eight at a time
+    python -m speclab.extensions.batch decode --draft none      # token by token, without a draft
+
+The texts are those that each prompt has alone, in the prompts' order. A row whose text has ended takes the next prompt.
+"""
 
 import argparse
 
-from speclab.batch.loops import autoregressive_decode_batch, speculative_decode_batch
-from speclab.batch.rows import Request
-from speclab.batch.select import batch_drafter, check_drafter, check_kind
-from speclab.cli.output import LOSSY, how_many, prompt_heading
-from speclab.cli.parsing import AUTO, at_least, first_given
-from speclab.core.accept import rule_of
+from speclab.cli import flags, no_effect, parsing
+from speclab.cli.output import how_many, prompt_heading
 from speclab.core.clock import old_objects_frozen
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings
-from speclab.drafts.kinds import is_tree
-from speclab.lab.batching.decodings import BatchDecoding
-from speclab.models.batched import BatchedModel, check_batch
+from speclab.drafts.kinds import check_kind, drafter_name, is_tree
+from speclab.drafts.select import check_prompts, make_drafter
+from speclab.extensions.batch.batched_model import BatchedModel, check_batch
+from speclab.extensions.batch.decodings import BatchDecoding
+from speclab.extensions.batch.forms import batch_drafter, check_drafter
+from speclab.extensions.batch.loops import autoregressive_decode_batch, speculative_decode_batch
+from speclab.extensions.batch.texts import Request
 from speclab.models.pieces import with_text
-from speclab.models.prompts import Prompt
+from speclab.models.prompts import KINDS, Prompt, describe_chat
 from speclab.models.setup import Setup
 from speclab.present import report
-from speclab.system.errors import UsageProblem
 from speclab.system.terminal import harmless, note, progress
 
 MOST_ROWS = 1024
+SIZE = 4
+DRAFT_LENGTH = 4
+NO_DRAFT = "none"  # of --draft
 
 
-def add_flag(parser: argparse.ArgumentParser) -> None:
-    """--batch."""
+def run(prog: str, argv: list[str]) -> int:
+    """Decode, and print the texts.  -> exit code"""
+    args = _parsed(prog, argv)
+    setup, prompts = flags.load(args)
+    check_batch(setup.target)
+    drafter, draft = _drafter(args, setup)
+    check_prompts(setup.target, [drafter] if drafter else [], prompts, args.max_new_tokens)
+    no_effect.note_flags(args, [args.temperature], setup.device)
+    note("\n".join([setup.describe(), f"draft   {draft}", *describe_chat(prompts, setup.tokenizer)]))
+    if len(prompts) < args.size:
+        note(f"{len(prompts)} prompts for {args.size} rows: the others stay empty; give more prompts, or --limit 0")
+    decoding = _decoded(args, setup, prompts, drafter)
+    for number, prompt in enumerate(prompts):
+        text = "".join(round_.text for round_ in with_text(decoding.rounds[number], setup.pieces(prompt)))
+        print(harmless(f"{prompt_heading(prompt)}\n{text}"))
+    print(speed(decoding, min(args.size, len(prompts))))
+    if drafter:
+        print(report.counts_summary(decoding.counts, is_tree(args.draft)))
+    return 0
+
+
+def make_parser(prog: str) -> argparse.ArgumentParser:
+    """All flags of the command."""
+    parser = parsing.make_parser(__doc__ or "", prog)
+    flags.add_engine_flag(flags.add_model_flags(parser))
+    flags.add_text_flags(parser)
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
+    parser.add_argument("--ignore-eos", action="store_true", help="go on to --max-new-tokens also after an end token")
     parser.add_argument(
         "-B",
-        "--batch",
-        type=at_least(1, MOST_ROWS),
+        "--size",
+        type=parsing.at_least(1, MOST_ROWS),
+        default=SIZE,
         metavar="B",
-        help="decode B prompts side by side; a row whose text has ended takes the next prompt",
+        help="prompts that are decoded side by side (default: %(default)s)",
     )
+    parser.add_argument(
+        "--draft",
+        default="model",
+        metavar="KIND",
+        help=f"as of optimized_speculative.py; {NO_DRAFT}: token by token (default: %(default)s)",
+    )
+    parser.add_argument(
+        "-k",
+        "--draft-length",
+        type=parsing.at_least(0),
+        metavar="K",
+        help=f"tokens per draft (default: {DRAFT_LENGTH})",
+    )
+    parser.set_defaults(device_map=None)
+    return parser
 
 
-def check_flags(args: argparse.Namespace, *others: str) -> None:
-    """Raise UsageProblem where --batch comes with a flag that looks at one text."""
-    if args.batch is None:
-        return
-    if flag := first_given(args, "stream", "impl", "verbose", *others):
-        raise UsageProblem(f"{flag} looks at one text, and --batch decodes several; leave one of the two out")
-    if getattr(args, "draft_length", 0) == AUTO:
-        raise UsageProblem("-k auto chooses by the costs of one text, and a batch has other costs; give -k a number")
-    if hasattr(args, "draft"):
-        check_kind(args.draft)
+def _parsed(prog: str, argv: list[str]) -> argparse.Namespace:
+    args = make_parser(prog).parse_args(argv)
+    args.typed_limit = args.limit
+    if args.limit is None:  # so many of each of the standard kinds that no row stays empty
+        args.limit = -(-args.size // len(KINDS))
+    if args.draft != NO_DRAFT:
+        check_kind(args.draft, greedy=args.temperature == 0)
+    return args
 
 
-def run(
-    args: argparse.Namespace,
-    setup: Setup,
-    prompts: list[Prompt],
-    settings: DecodeSettings,
-    drafter: Drafter | None = None,
-    draft_length: int = 0,
-) -> None:
-    """Decode all prompts, print their texts in order, and how fast it was. Without a drafter: token by token."""
-    check_batch(setup.target)
-    if drafter:
-        check_drafter(drafter)
-    if len(prompts) < args.batch:
-        note(f"{len(prompts)} prompts for {args.batch} rows: the others stay empty; give more prompts, or --limit 0")
-    target = BatchedModel(setup.target, args.batch)
+def _drafter(args: argparse.Namespace, setup: Setup) -> tuple[Drafter | None, str]:
+    """What drafts, and a line about it; `args.draft_length` becomes the length that it has."""
+    if args.draft == NO_DRAFT:
+        return None, "none: one token of each text in a pass"
+    drafter, name = make_drafter(args.draft, setup, args.seed), drafter_name(args.draft)
+    check_drafter(name, drafter)
+    typed = [] if args.draft_length is None else [args.draft_length]
+    [args.draft_length] = drafter.lengths(typed or [DRAFT_LENGTH])
+    said = f"{drafter.describe(name, setup.engine) or name}; k = {args.draft_length}"
+    return drafter, "\n".join([said, *drafter.length_notes(name, typed)])
+
+
+def _decoded(args: argparse.Namespace, setup: Setup, prompts: list[Prompt], drafter: Drafter | None) -> BatchDecoding:
+    """Decode all prompts, each with the settings of the command line."""
+    eos = frozenset() if args.ignore_eos else setup.eos
+    settings = DecodeSettings(args.max_new_tokens, setup.sampling, eos, args.seed)
+    target = BatchedModel(setup.target, args.size)
     requests = [Request(prompt.ids.to(setup.device), settings) for prompt in prompts]
     if drafter:
-        accept, own = rule_of(args.rule).accept, batch_drafter(drafter, args.batch)
-        rounds = speculative_decode_batch(target, own, requests, draft_length, accept)
+        rounds = speculative_decode_batch(target, batch_drafter(drafter, args.size), requests, args.draft_length)
     else:
         rounds = autoregressive_decode_batch(target, requests, setup.chunk)
     decoding = BatchDecoding(rounds, len(requests))
@@ -75,14 +125,7 @@ def run(
             decoding.advance()
             for _ in range(n_left - decoding.n_left):
                 bar.update()
-    for number, prompt in enumerate(prompts):
-        text = "".join(round_.text for round_ in with_text(decoding.rounds[number], setup.pieces(prompt)))
-        print(harmless(f"{prompt_heading(prompt)}\n{text}"))
-    print(speed(decoding, min(args.batch, len(prompts))))
-    if drafter:
-        print(report.counts_summary(decoding.counts, is_tree(args.draft)))
-        if rule_of(args.rule).law:
-            print(LOSSY.format(rule=args.rule, temperature=args.temperature))
+    return decoding
 
 
 def speed(decoding: BatchDecoding, at_once: int) -> str:

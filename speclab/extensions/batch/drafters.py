@@ -7,8 +7,8 @@ pays for each row.
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import NoReturn, Protocol
+from dataclasses import fields, replace
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +16,11 @@ from torch import Tensor, nn
 from draft_models import Drafter, as_draft, as_drawn, draft_room
 from speclab.core.rounds import Decided, Draft
 from speclab.core.sampling import GREEDY, Drawn, Sampling, draw_draft, to_device
-from speclab.drafts.trees.draft import TreeDraft, parents_of
-from speclab.models.batched import BatchedModel
+from speclab.extensions.batch.batched_model import BatchedModel
 from speclab.models.cached import tokens_to_keep
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 
-OWN_PASSES = "this draft makes passes of the target itself, which a batch does not; give another --draft"
+OWN_PASSES = "this draft makes passes of the target itself, which a batch does not do; give another --draft"
 
 
 class BatchDrafter(Protocol):
@@ -29,6 +28,9 @@ class BatchDrafter(Protocol):
 
     def start(self, target: BatchedModel, sampling: Sampling, longest: int) -> None:
         """Drop all texts. longest: tokens that a row may hold at once, drafted ones included."""
+
+    def prepare(self, longest: int) -> None:
+        """Record now, after `start`, what will run for texts of up to `longest` tokens."""
 
     def prefill(self, row: int, prompt: Tensor, committed: list[int]) -> None:
         """A row starts a text: `prompt`, (1, prompt length) ids, which the target has just read, and its first ids."""
@@ -50,6 +52,9 @@ class RowByRow:
     def start(self, target: BatchedModel, sampling: Sampling, longest: int) -> None:
         """Note what the rows read."""
         self._target, self._sampling = target, sampling
+
+    def prepare(self, longest: int) -> None:
+        """There is nothing to record."""
 
     def prefill(self, row: int, prompt: Tensor, committed: list[int]) -> None:
         """Let the row's drafter read the prompt."""
@@ -118,6 +123,10 @@ class BatchedModelDrafter:
         self._not_fed, self._n_committed = [[] for _ in range(self.draft.n_rows)], [0] * self.draft.n_rows
         self.draft.start(longest + MOST_TO_CATCH_UP)
 
+    def prepare(self, longest: int) -> None:
+        """Record the passes over one token of each row, and over as many as it may lack."""
+        self.draft.prepare(range(1, MOST_TO_CATCH_UP + 1), longest)
+
     def prefill(self, row: int, prompt: Tensor, committed: list[int]) -> None:
         """Read the prompt. EnvironmentProblem where the logits are not finite."""
         if not self.draft.prefill(row, self.draft.model.replace_unknown(prompt)).amax().isfinite():
@@ -172,7 +181,10 @@ class BatchedModelDrafter:
 
 
 def side_by_side(drafts: Sequence[Draft], vocab_size: int) -> Draft:
-    """One draft from those of several rows, (1, n) tokens each; rows are padded to the longest."""
+    """One draft from those of several rows, (1, n) tokens each; rows are padded to the longest.
+
+    Where some are chains and others of one further kind, the chains become that kind (`of`).
+    """
     n = max(draft.tokens.shape[1] for draft in drafts)
     size = torch.cat([draft.size for draft in drafts])
     probs = certain = faults = None
@@ -182,10 +194,11 @@ def side_by_side(drafts: Sequence[Draft], vocab_size: int) -> Draft:
     if any(draft.faults is not None for draft in drafts):
         faults = torch.cat([torch.zeros_like(one.size) if one.faults is None else one.faults for one in drafts])
     tokens = torch.cat([_padded(draft.tokens, n) for draft in drafts])
-    if not any(isinstance(draft, TreeDraft) for draft in drafts):
-        return Draft(tokens, size, probs, certain, faults)
-    parents = torch.cat([_padded(parents_of(draft), n) for draft in drafts])
-    return TreeDraft(tokens, size, probs, certain, faults, parents=parents)
+    kind: Any = next((type(draft) for draft in drafts if type(draft) is not Draft), Draft)
+    alike = [draft if type(draft) is kind else kind.of(draft) for draft in drafts]
+    further = {field.name for field in fields(kind)} - {field.name for field in fields(Draft)}
+    own = {name: torch.cat([_padded(getattr(draft, name), n) for draft in alike]) for name in further}
+    return kind(tokens, size, probs, certain, faults, **own)
 
 
 def _padded(tensor: Tensor, n: int) -> Tensor:

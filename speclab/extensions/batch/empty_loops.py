@@ -7,15 +7,16 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-from draft_models import ModelDrafter, as_drawn
-from speclab.batch.drafters import BatchDrafter, BatchedModelDrafter
-from speclab.batch.loops import autoregressive_decode_batch, speculative_decode_batch
-from speclab.batch.rows import Request
+from draft_models import as_drawn
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import AcceptRule, DecodeSettings, Draft
 from speclab.core.sampling import Drawn, Sampling
-from speclab.lab.batching.decodings import BatchDecoding
-from speclab.models.batched import BatchedModel
+from speclab.extensions.batch.batched_model import BatchedModel
+from speclab.extensions.batch.decodings import BatchDecoding
+from speclab.extensions.batch.drafters import BatchDrafter, BatchedModelDrafter
+from speclab.extensions.batch.forms import shared_model
+from speclab.extensions.batch.loops import autoregressive_decode_batch, speculative_decode_batch
+from speclab.extensions.batch.texts import Request
 from speclab.models.cached import CachedModel
 
 ROUNDS = 8  # of a text; then it begins anew
@@ -68,6 +69,9 @@ class SameDraft:
         if self._seen is not None and self._seen.probs is not None:
             law = torch.full((target.n_rows, target.vocab_size), 1 / target.vocab_size, device=target.device)
         self._drawn = Drawn(token, law, torch.zeros(target.n_rows, device=target.device))
+
+    def prepare(self, longest: int) -> None:
+        """There is nothing to record."""
 
     def prefill(self, row: int, prompt: Tensor, committed: list[int]) -> None:
         """Nothing."""
@@ -138,6 +142,6 @@ class EmptyLoop:
             self._decoding.advance()
 
     def _batch_drafter(self) -> BatchDrafter:
-        if type(self._drafter) is ModelDrafter:
-            return BatchedModelDrafter(NoPasses(self._drafter.draft, self._n_texts, 2))
+        if self._drafter and (model := shared_model(self._drafter)):
+            return BatchedModelDrafter(NoPasses(model, self._n_texts, 2))
         return SameDraft(self._seen)

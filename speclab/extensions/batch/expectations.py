@@ -5,15 +5,17 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from draft_models import ModelDrafter
-from speclab.lab.batching.knees import knee_of, on_machines
-from speclab.lab.batching.passes import LoopKey, PassTimer, Shape, pass_costs
+from speclab.extensions.batch import pass_costs
+from speclab.extensions.batch.batch_record import MachineEntry, PassTime
+from speclab.extensions.batch.data_sheets import on_machines
+from speclab.extensions.batch.forms import shared_model
+from speclab.extensions.batch.pass_costs import PassCosts
+from speclab.extensions.batch.passes import LoopKey, PassTimer, Shape, fitted_costs
 from speclab.lab.run_config import RunConfig
 from speclab.models.cached import CachedModel
-from speclab.records.batches import KneeEntry, MachineEntry, PassTime
 from speclab.records.facts import Facts
-from speclab.theory import batching
-from speclab.theory.batching import PassCosts
+from speclab.records.knees import KneeEntry
+from speclab.theory.knees import knee_of
 
 LONG = (1024, 3072)  # tokens of context, as far as the models have room
 TARGET = "target"
@@ -87,7 +89,7 @@ class Expectations:
             return None if step is None else n_texts / (step + loop)
         known = self.known[draft, k]
         whole = known.survival[-1]  # how likely a text's whole draft is accepted
-        two_waiting = whole**n_texts if lockstep else batching.catches_up(whole, n_texts)
+        two_waiting = whole**n_texts if lockstep else pass_costs.catches_up(whole, n_texts)
         models, priced = 0.0, 0.0
         for n, share in known.widths(n_texts).items():
             verify = seconds(TARGET, n_texts, n + 1, context)
@@ -97,7 +99,7 @@ class Expectations:
                     continue
                 return None
             models, priced = models + share * (verify + drafting), priced + share
-        tokens = batching.lockstep_tokens(known.survival, n_texts if lockstep else 1, 1 - known.drafted.get(0, 0.0))
+        tokens = pass_costs.lockstep_tokens(known.survival, n_texts if lockstep else 1, 1 - known.drafted.get(0, 0.0))
         return n_texts * tokens / (loop + n_texts * self.one_draft.get((draft, k), 0.0) + models / priced)
 
     def _drafting(
@@ -192,8 +194,8 @@ def make_timer(config: RunConfig, context: int, sizes: list[int], thorough: bool
     lengths = {k for drafter in config.drafters.values() for k in drafter.lengths(config.draft_lengths) if k}
     models, widths = {TARGET: config.setup.target}, {TARGET: sorted({1, *(k + 1 for k in lengths)})}
     for name, drafter in config.drafters.items():
-        if type(drafter) is ModelDrafter:
-            models[name], widths[name] = drafter.draft, [1, 2]
+        if model := shared_model(drafter):
+            models[name], widths[name] = model, [1, 2]
     return PassTimer(models, {name: _shapes(models[name], widths[name], sizes, context, thorough) for name in models})
 
 
@@ -206,7 +208,9 @@ def expectations(
     """From what was timed. one_draft: of every draft at every length the seconds of a round that go into drafting for
     one text; used of those that are no models."""
     context, times = round(contexts[1]), timer.times
-    costs = {name: pass_costs(timed, context, _nearest_long(timed, context)) for name, timed in times.items() if timed}
+    costs = {
+        name: fitted_costs(timed, context, _nearest_long(timed, context)) for name, timed in times.items() if timed
+    }
     others = {key: seconds for key, seconds in one_draft.items() if key[0] not in costs}
     return Expectations(context, contexts, known, times, costs, others, timer.loops)
 

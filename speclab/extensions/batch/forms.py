@@ -1,40 +1,39 @@
 """From a drafter of one text to a drafter of a batch."""
 
-from typing import TypeGuard
+from collections.abc import Callable
+from operator import attrgetter
 
 from draft_models import ModelDrafter
-from speclab.batch.drafters import BatchDrafter, BatchedModelDrafter, RowByRow
 from speclab.core.drafter import Drafter
-from speclab.drafts.kinds import EXIT
-from speclab.models.batched import BatchedModel, check_batch
+from speclab.extensions.batch.batched_model import BatchedModel, check_batch
+from speclab.extensions.batch.drafters import BatchDrafter, BatchedModelDrafter, RowByRow
+from speclab.models.cached import CachedModel
 from speclab.system.errors import UsageProblem
 
-WAY_OUT = "leave --batch out, or give --draft model"
+WAY_OUT = "give --draft model"
+# The model that drafts for all rows in one pass, by the class of the drafter itself: a subclass drafts in its own way.
+IN_ONE_PASS: dict[type[Drafter], Callable[[Drafter], CachedModel]] = {ModelDrafter: attrgetter("draft")}
+
+
+def shared_model(drafter: Drafter) -> CachedModel | None:
+    """The model that drafts for all rows in one pass; None for what goes row by row: trees, merges, heads, lookups."""
+    model_of = IN_ONE_PASS.get(type(drafter))
+    return model_of(drafter) if model_of else None
 
 
 def batch_drafter(drafter: Drafter, n_rows: int) -> BatchDrafter:
     """The same drafter for the rows of a batch."""
-    if in_one_pass(drafter):
-        return BatchedModelDrafter(BatchedModel(drafter.draft, n_rows))
+    if model := shared_model(drafter):
+        return BatchedModelDrafter(BatchedModel(model, n_rows))
     return RowByRow(drafter, n_rows)
 
 
-def in_one_pass(drafter: Drafter) -> TypeGuard[ModelDrafter]:
-    """Whether all rows are drafted for in one pass: by a model that drafts chains. Trees, merges, heads and lookups go
-    row by row."""
-    return type(drafter) is ModelDrafter
-
-
-def check_kind(kind: str) -> None:
-    """Raise UsageProblem where `--draft KIND` knows one text only, before a model is loaded."""
-    word = kind.partition("+")[2].partition(":")[0] if kind.startswith("hybrid:") else kind.partition(":")[0]
-    if word == "dial":
-        raise UsageProblem(f"--draft {kind} replays one text, and a batch has several; {WAY_OUT}")
-    if word == EXIT:
-        raise UsageProblem(f"--draft {kind} runs layers of the target ahead, which batches do not; {WAY_OUT}")
-
-
-def check_drafter(drafter: Drafter) -> None:
-    """Raise EnvironmentProblem for a draft model that cannot run in batches."""
-    if in_one_pass(drafter):
-        check_batch(drafter.draft)
+def check_drafter(name: str, drafter: Drafter) -> None:
+    """UsageProblem for a drafter that has no form for several texts, EnvironmentProblem for a draft model that cannot
+    run in batches. name: as --draft has it"""
+    if any(part.needs_text for part in drafter.parts):
+        raise UsageProblem(f"--draft {name} replays one text, and a batch has several; {WAY_OUT}")
+    if any(part.n_target_layers for part in drafter.parts):
+        raise UsageProblem(f"--draft {name} runs layers of the target ahead, which a batch does not do; {WAY_OUT}")
+    if model := shared_model(drafter):
+        check_batch(model)

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from speclab.batch.drafters import BatchDrafter
-from speclab.batch.rows import Request, Row, Rows
 from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import AcceptResult, AcceptRule, Draft, Round, fetch_rows
 from speclab.core.sampling import Sampling, draw_next, to_host
-from speclab.models.batched import BatchedModel
+from speclab.extensions.batch.batched_model import BatchedModel
+from speclab.extensions.batch.drafters import BatchDrafter
+from speclab.extensions.batch.texts import Request, Row, Rows
 
 
 def autoregressive_decode_batch(

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
-from speclab.models.batched import BatchedModel
+from speclab.extensions.batch.batched_model import BatchedModel
+from speclab.extensions.batch.pass_costs import PassCosts, costs_of_places
 from speclab.models.cached import CachedModel
 from speclab.models.memory import cache_bytes, free_memory
 from speclab.models.timing import seconds
 from speclab.system.terminal import note
-from speclab.theory.batching import PassCosts, costs_of_places
 
 SHARE = 0.4  # of the free memory that caches of passes may take
 Shape = tuple[int, int, int]  # texts, tokens of each in the pass, tokens of each before it
@@ -121,7 +121,7 @@ def _batches(
     return batches, fitting
 
 
-def pass_costs(times: dict[Shape, float], context: int, long_context: int | None) -> PassCosts:
+def fitted_costs(times: dict[Shape, float], context: int, long_context: int | None) -> PassCosts:
     """What predicts passes over several texts: those over one text, after two contexts."""
     short = {width: taken for (n_texts, width, before), taken in times.items() if (n_texts, before) == (1, context)}
     long = {width: taken for (n_texts, width, before), taken in times.items() if (n_texts, before) == (1, long_context)}

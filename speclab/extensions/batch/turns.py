@@ -4,20 +4,20 @@ import copy
 import statistics
 from dataclasses import dataclass, field
 
-from speclab.batch.drafters import BatchDrafter, BatchedModelDrafter
-from speclab.batch.loops import autoregressive_decode_batch, in_lockstep, speculative_decode_batch
-from speclab.batch.rows import Request
-from speclab.batch.select import batch_drafter
 from speclab.core import graphs
 from speclab.core.clock import old_objects_frozen
 from speclab.core.rounds import DecodeSettings
-from speclab.lab.batching.arms import BatchArm, requests_of
-from speclab.lab.batching.decodings import BatchDecoding
-from speclab.lab.batching.empty_loops import EmptyLoop
-from speclab.lab.batching.passes import LoopKey, PassTimer
-from speclab.lab.batching.watched import WatchedDrafter
+from speclab.extensions.batch.arms import BatchArm, requests_of
+from speclab.extensions.batch.batched_model import BatchedModel
+from speclab.extensions.batch.decodings import BatchDecoding
+from speclab.extensions.batch.drafters import BatchDrafter
+from speclab.extensions.batch.empty_loops import EmptyLoop
+from speclab.extensions.batch.forms import batch_drafter
+from speclab.extensions.batch.loops import autoregressive_decode_batch, in_lockstep, speculative_decode_batch
+from speclab.extensions.batch.passes import LoopKey, PassTimer
+from speclab.extensions.batch.texts import Request
+from speclab.extensions.batch.watched import WatchedDrafter
 from speclab.lab.run_config import RunConfig
-from speclab.models.batched import BatchedModel
 from speclab.system.terminal import progress
 
 WARM_UP_TOKENS = 12
@@ -31,6 +31,7 @@ class Engine:
 
     target: BatchedModel
     drafter: BatchDrafter | None
+    watched: WatchedDrafter | None = None  # the same drafter, where it drafts for one text
 
 
 @dataclass
@@ -53,9 +54,9 @@ class Batches:
     def watched(self) -> dict[tuple[str, int], WatchedDrafter]:
         """The drafts of one text, by name and length."""
         return {
-            (one.arm.draft, one.arm.draft_length): engine.drafter
+            (one.arm.draft, one.arm.draft_length): engine.watched
             for one, engine in self.engines.items()
-            if isinstance(engine.drafter, WatchedDrafter)
+            if engine.watched
         }
 
 
@@ -117,17 +118,16 @@ def _warmed(config: RunConfig, one: BatchArm) -> Engine:
     requests = requests_of(config, one.n_texts)
     longest = max(config.prompts[number].ids.shape[1] for number in requests) + config.max_new_tokens
     longest += k + 1 if one.arm.speculative else setup.chunk
-    target, drafter = BatchedModel(setup.target, one.n_texts), None
+    target = BatchedModel(setup.target, one.n_texts)
+    engine = Engine(target, None)
     target.start(longest)
     target.prepare(range(1, k + 2), longest)
     if one.arm.speculative:
         drafter = batch_drafter(copy.deepcopy(config.drafters[one.arm.draft]), one.n_texts)
         drafter.start(target, setup.sampling_at(config.temperatures[0]), longest)
-        if isinstance(drafter, BatchedModelDrafter):
-            drafter.draft.prepare((1, 2), longest)
-        if one.n_texts == 1:
-            drafter = WatchedDrafter(drafter)
-    engine = Engine(target, drafter)
+        drafter.prepare(longest)
+        watched = WatchedDrafter(drafter) if one.n_texts == 1 else None
+        engine = Engine(target, watched or drafter, watched)
     budget = min(max(WARM_UP_TOKENS, k + 2), config.max_new_tokens)
     warm = _decoding(config, one, engine, requests[: 2 * one.n_texts], budget)
     while not warm.done:

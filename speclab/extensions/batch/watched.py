@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from speclab.batch.drafters import BatchDrafter
 from speclab.core.rounds import Decided, Draft
 from speclab.core.sampling import Sampling
+from speclab.extensions.batch.batched_model import BatchedModel
+from speclab.extensions.batch.drafters import BatchDrafter
 from speclab.lab.instruments import PhaseClock
-from speclab.models.batched import BatchedModel
 
 DRAFT = "draft"  # the phase
 
@@ -27,6 +27,10 @@ class WatchedDrafter:
         """Drop all texts, and what the clock has counted."""
         self._clock, self._n_rounds = PhaseClock(target.device), 0
         self._drafter.start(target, sampling, longest)
+
+    def prepare(self, longest: int) -> None:
+        """As the drafter does."""
+        self._drafter.prepare(longest)
 
     def prefill(self, row: int, prompt: Tensor, committed: list[int]) -> None:
         """The row starts a text."""

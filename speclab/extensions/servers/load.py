@@ -14,7 +14,7 @@ from speclab.extensions.servers import counters
 from speclab.extensions.servers.client import Answer, Order
 from speclab.extensions.servers.server_record import EngineCounts, Limits, LoadSide
 from speclab.extensions.servers.servers import Server, wait_until_idle
-from speclab.records.batches import Verdict
+from speclab.records.rows import Verdict
 
 ROUNDS_OF_LOAD = 2  # requests for each place, at least
 LOOK_SECONDS = 0.05  # between two looks whether a request has failed

@@ -17,6 +17,7 @@ from speclab.extensions.servers import load, server_turns
 from speclab.extensions.servers.client import Client
 from speclab.extensions.servers.installed import by_load, speculative_config
 from speclab.extensions.servers.own import greedy_texts, own_rounds
+from speclab.extensions.servers.schedules import schedule
 from speclab.extensions.servers.served import Loaded, Plan, Ranges, Served
 from speclab.extensions.servers.server_checks import judged, sent_by
 from speclab.extensions.servers.server_record import Refused, Schedule, ServingRun
@@ -28,7 +29,6 @@ from speclab.lab.run_config import RunConfig
 from speclab.records.samples import BASELINE, Arm
 from speclab.system.errors import EnvironmentProblem, Problem, UsageProblem, first_line
 from speclab.system.terminal import note, progress
-from speclab.theory import batching
 
 BY_LOAD = ", k by load"  # after the name of a draft whose k follows a schedule
 
@@ -205,7 +205,7 @@ def follow_load(served: Served, arms: list[Arm], plain: Server, start: Start) ->
             speedups.setdefault(row.concurrency, {})[row.draft_length] = row.speedup
     if not speedups:
         return
-    ranges = batching.schedule(speedups)
+    ranges = schedule(speedups)
     ks = {k for _, _, k in ranges}
     why = "no k pays at any level" if ks == {0} else "the same k is best at every level" if len(ks) == 1 else ""
     plan = Schedule(method=arms[0].method, ranges=[list(one) for one in ranges], left_out=why)

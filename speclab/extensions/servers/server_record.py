@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from speclab.records.batches import KneeEntry, Verdict
 from speclab.records.facts import Entries, Facts, Judged
-from speclab.records.rows import Amount, Count, Part, Share
+from speclab.records.knees import KneeEntry
+from speclab.records.rows import Amount, Count, Part, Share, Verdict
 from speclab.records.runs import LabRun, Noise
 
 

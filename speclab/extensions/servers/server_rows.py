@@ -16,13 +16,13 @@ from speclab.extensions.servers.server_record import (
     ServingRun,
 )
 from speclab.extensions.servers.server_turns import Sent
-from speclab.lab.batching.knees import knee_of
 from speclab.lab.harness import Measurement
-from speclab.records.batches import KneeEntry
+from speclab.records.knees import KneeEntry
 from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm
 from speclab.system.errors import Problem
 from speclab.theory import attribution
 from speclab.theory.formulas import book_formula, ratio_interval
+from speclab.theory.knees import knee_of
 
 Key = tuple[Arm, float]  # an arm at a temperature
 

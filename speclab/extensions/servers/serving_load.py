@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from speclab.extensions.servers.server_record import LoadRow, LoadSide, ServingRun
-from speclab.present.batch_tables import rate
 from speclab.present.pictures import figures
 from speclab.present.pictures.figures import Panel, Series, draw
 from speclab.present.tables import (
@@ -14,11 +13,12 @@ from speclab.present.tables import (
     Table,
     interval,
     number,
+    rate,
     speedup,
     temperature_name,
     with_verdict,
 )
-from speclab.records.batches import KneeEntry
+from speclab.records.knees import KneeEntry
 from speclab.theory.attribution import Value
 
 COLUMNS = (

@@ -29,7 +29,6 @@ from speclab.models.backends.buffers import (
     padded_mask,
 )
 from speclab.models.backends.eager import decoder_layers, layer_outputs
-from speclab.models.backends.rows import RowsPass
 from speclab.models.backends.windows import masks, window_of
 from speclab.models.family import NoFastBackend
 from speclab.system.errors import first_line
@@ -37,10 +36,9 @@ from speclab.system.errors import first_line
 aten = torch.ops.aten
 # Sizes for the export alone: a view that fills its buffer would have other strides, so none does. Nothing in the list
 # of kernels depends on the bounds, and no guard checks them later.
-_EXAMPLE_ROWS = 64
-_WIDTHS = torch.export.Dim("width", min=2, max=_EXAMPLE_ROWS - 1)
-_TOTALS = torch.export.Dim("total", min=2, max=_EXAMPLE_ROWS - 1)
-_TEXTS = torch.export.Dim("texts", min=2, max=_EXAMPLE_ROWS - 1)
+EXAMPLE_ROWS = 64
+WIDTHS = torch.export.Dim("width", min=2, max=EXAMPLE_ROWS - 1)
+TOTALS = torch.export.Dim("total", min=2, max=EXAMPLE_ROWS - 1)
 
 
 class _Pass(nn.Module):
@@ -88,7 +86,6 @@ class ExportedModel:
         self._graphs = rewrites.copied(graph), rewrites.copied(plain)
         self._whole = Kernels.of(graph, plain)
         self._halves: dict[int, tuple[Kernels, Kernels]] = {}
-        self._over_rows: tuple[Callable[..., tuple], Callable[..., tuple]] | None = None
 
     def prepare(self, widths: Iterable[int], longest: int) -> None:
         """Nothing to do: any width and length runs."""
@@ -103,26 +100,6 @@ class ExportedModel:
             firsts, rests = zip(*(rewrites.halves(graph, n_layers) for graph in self._graphs), strict=True)
             self._halves[n_layers] = Kernels.of(*firsts), Kernels.of(*rests)
         return self._halves[n_layers]
-
-    def over_rows(
-        self, ids: Tensor, positions: Tensor, mask: Tensor, places: Tensor, keys: list[Tensor], values: list[Tensor]
-    ) -> tuple[Tensor, ...]:
-        """A pass over several texts, as RowsPass.forward; exported when it is first needed.
-
-        One text runs on the kernels of one text, a single token on those that are fastest for it: a batch of one costs
-        what a loop over one text does. Its tokens stand at the last places of the views.
-        """
-        if ids.shape[0] == 1:
-            return self.forward(ids, positions, mask, keys, values)
-        if self._over_rows is None:
-            graph = export_rows(self.model, self.shapes, range(len(decoder_layers(self.model))))
-            rewrites.rotate_by_roll(graph)
-            plain = rewrites.copied(graph)
-            if self.packed:
-                rewrites.pack_products(graph)
-            self._over_rows = _functions(graph)[0], _functions(plain)[0]
-        run = self._over_rows[ids.numel() <= self.plain_up_to]
-        return run(ids, positions, mask, places, *keys, *values)
 
     def forward(
         self,
@@ -157,10 +134,10 @@ class Kernels(NamedTuple):
     @classmethod
     def of(cls, graph: fx.GraphModule, plain: fx.GraphModule) -> "Kernels":
         """Of the same list twice, the second one without packed weights."""
-        return cls(*_functions(graph), *_functions(plain))
+        return cls(*functions(graph), *functions(plain))
 
 
-def _functions(graph: fx.GraphModule) -> tuple[Callable[..., tuple], Callable[..., tuple]]:
+def functions(graph: fx.GraphModule) -> tuple[Callable[..., tuple], Callable[..., tuple]]:
     """A list of kernels as a function of ids, positions, mask, keys and values; then the same for a single token."""
     constants = rewrites.lift_constants(graph)
     wide = rewrites.as_function(graph)
@@ -241,30 +218,14 @@ def export_forward(model: PreTrainedModel, shapes: list, layers: Iterable[int]) 
         torch.zeros(1, width, dtype=torch.long, device=device),
         torch.arange(total - width, total, device=device)[None],
         causal_mask(width, total - width, total, model.dtype, device),
-        *Buffers(model, shapes, _EXAMPLE_ROWS).first(total),
+        *Buffers(model, shapes, EXAMPLE_ROWS).first(total),
     )
-    of_buffers = [{2: _TOTALS}] * len(shapes)
-    dynamic = ({1: _WIDTHS}, {1: _WIDTHS}, {2: _WIDTHS, 3: _TOTALS}, of_buffers, of_buffers)
-    return _exported(_Pass(model, layers), arguments, dynamic)
+    of_buffers = [{2: TOTALS}] * len(shapes)
+    dynamic = ({1: WIDTHS}, {1: WIDTHS}, {2: WIDTHS, 3: TOTALS}, of_buffers, of_buffers)
+    return export(_Pass(model, layers), arguments, dynamic)
 
 
-def export_rows(model: PreTrainedModel, shapes: list, layers: Iterable[int]) -> fx.GraphModule:
-    """The kernels of one pass over several texts, for any number of them, any width and any context."""
-    rows, width, total = 3, 5, 7
-    ids = torch.zeros(rows, width, dtype=torch.long, device=model.device)
-    places = ids + torch.arange(width, device=model.device)
-    mask = torch.zeros(rows, 1, width, total, dtype=model.dtype, device=model.device)
-    keys, values = (
-        [mask.new_zeros(rows, n_heads, _EXAMPLE_ROWS, size)[:, :, :total] for n_heads, size in side]
-        for side in zip(*shapes, strict=True)
-    )
-    of_ids, of_mask = {0: _TEXTS, 1: _WIDTHS}, {0: _TEXTS, 2: _WIDTHS, 3: _TOTALS}
-    of_buffers = [{0: _TEXTS, 2: _TOTALS}] * len(shapes)
-    dynamic = (of_ids, of_ids, of_mask, of_ids, of_buffers, of_buffers)
-    return _exported(RowsPass(model, layers), (ids, places, mask, places.clone(), keys, values), dynamic)
-
-
-def _exported(one_pass: nn.Module, arguments: tuple, dynamic: tuple) -> fx.GraphModule:
+def export(one_pass: nn.Module, arguments: tuple, dynamic: tuple) -> fx.GraphModule:
     """What a pass runs, as a list of kernels. dynamic: the sizes that may differ."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # torch.export logs pages; one line of them is kept as the reason

@@ -1,23 +1,25 @@
-"""Bugs in batches (speclab/models/batched.py, speclab/batch): rows that are not kept apart."""
+"""Bugs in batches: rows that are not kept apart, and rates that hold what is not theirs."""
 
+import copy
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from speclab.batch import drafters, loops
-from speclab.batch import rows as rows_module
-from speclab.batch.drafters import BatchedModelDrafter
-from speclab.batch.rows import Row, Rows
-from speclab.core.rounds import Decided
-from speclab.models import batched
-from speclab.models.batched import BatchedModel
+from speclab.core.rounds import Decided, Round
+from speclab.core.sampling import Sampling, draw_next, to_host
+from speclab.extensions.batch import batch_rows, batched_model, decode, drafters, loops, texts
+from speclab.extensions.batch.batched_model import BatchedModel
+from speclab.extensions.batch.decodings import BatchDecoding, PassMade
+from speclab.extensions.batch.drafters import BatchedModelDrafter
+from speclab.extensions.batch.texts import Row, Rows
 from tests.mutants.bugs import mutant
 
-MODEL, LOOPS = "models/test_batched", "batch/test_loops"
+BUGS = {19: "rows of a batch that read, move or wait for what is not theirs"}
+MODEL, LOOPS, RATES = "test_batched_model", "test_batch_loops", "test_batch_rates"
 LOGITS, ALONE = "logits_of_each_row_are_those_of_its_text", "rounds_of_each_text_are_those_that_it_has_alone"
 CACHES = "caches_equal_a_recomputation_after_every_round"
-right_visible = batched._visible
+right_visible = batched_model._visible
 
 
 @mutant(19, LOGITS, file=MODEL)
@@ -28,7 +30,7 @@ def reads_what_lies_between_a_row_and_the_longest() -> None:
         longest = places.amax(0, keepdim=True).expand_as(places)
         return right_visible(longest, total, reads)
 
-    batched._visible = visible
+    batched_model._visible = visible
 
 
 @mutant(19, LOGITS, file=MODEL)
@@ -124,7 +126,7 @@ def ends_every_row_at_the_least_budget() -> None:
     right = Row.__init__
     budgets: list[int] = []
 
-    def make(self: Row, place: int, number: int, request: rows_module.Request, device: torch.device) -> None:
+    def make(self: Row, place: int, number: int, request: texts.Request, device: torch.device) -> None:
         budgets.append(request.settings.max_new_tokens)
         most = min((n for n in budgets if n > 1), default=1)
         object.__setattr__(request.settings, "max_new_tokens", min(most, budgets[-1]))
@@ -160,3 +162,54 @@ def redraws_what_lockstep_cut_off() -> None:
         return judge
 
     loops.in_lockstep = in_lockstep
+
+
+@mutant(6, "rounds_of_each_text_are_those_that_it_has_alone", file=LOOPS)
+def first_token_of_a_batch_is_not_filtered() -> None:
+    """draws the first token of every text of a batch before the filters"""
+
+    def first(target, row) -> tuple[Round, Tensor]:
+        logits = target.prefill(row.place, row.prompt)
+        token = draw_next(logits[:, -1], Sampling(row.settings.sampling.temperature), row.uniforms(1))
+        return row.commit(to_host(token)), token
+
+    loops._first = first
+
+
+@mutant(20, "a_batch_prints_and_records_its_exact_rates", file=RATES)
+def batch_rate_counts_the_prompts_own_tokens() -> None:
+    """counts the tokens of the prompts' own passes in the rate of a batch, and not their seconds"""
+    right = decode.speed
+
+    def speed(decoding: BatchDecoding, at_once: int) -> str:
+        n, seconds = decoding.counts.n_emitted, sum(made.seconds for made in decoding.passes)
+        wrong = f"{decoding.n_tokens / seconds:.1f} tok/s" if n else ""
+        return right(decoding, at_once).replace(f"{n / seconds:.1f} tok/s", wrong) if n else right(decoding, at_once)
+
+    decode.speed = speed
+
+
+@mutant(20, "a_batch_prints_and_records_its_exact_rates", file=RATES)
+def batch_rate_holds_the_prompts_own_passes() -> None:
+    """divides the decoded tokens of a batch by seconds with the prompts' own passes in them"""
+    right = decode.speed
+
+    def speed(decoding: BatchDecoding, at_once: int) -> str:
+        whole = copy.copy(decoding)
+        whole.passes = [*decoding.passes, PassMade({}, decoding.seconds - sum(one.seconds for one in decoding.passes))]
+        return right(whole, at_once)
+
+    decode.speed = speed
+
+
+@mutant(20, "a_batch_prints_and_records_its_exact_rates", file=RATES)
+def batch_row_weighs_prompts_by_their_tokens() -> None:
+    """records tokens over seconds of all texts for the rate of a batch, and a mean over prompts for its speedup"""
+    right = batch_rows.row
+
+    def row(*given) -> batch_rows.BatchRow:
+        made = right(*given)
+        made.tokens_per_second = made.n_tokens / made.seconds
+        return made
+
+    batch_rows.row = row

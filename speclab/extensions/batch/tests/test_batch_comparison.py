@@ -1,4 +1,4 @@
-"""compare.py --batch end to end on a tiny pair, and its parts: bookkeeping, checks, expectations."""
+"""The command end to end on a tiny pair, and its parts: bookkeeping, checks, expectations."""
 
 import gc
 import json
@@ -6,15 +6,15 @@ import json
 import pytest
 import torch
 
-import compare
 from speclab.core.rounds import Round
-from speclab.lab.batching import decodings, expectations, library, passes, turns
-from speclab.lab.batching.decodings import BatchDecoding
-from speclab.lab.batching.expectations import TARGET, Expectations, known_of
+from speclab.extensions.batch import __main__ as command
+from speclab.extensions.batch import decodings, expectations, library, passes, turns
+from speclab.extensions.batch.batch_record import BatchRun
+from speclab.extensions.batch.decodings import BatchDecoding
+from speclab.extensions.batch.expectations import TARGET, Expectations, known_of
+from speclab.extensions.batch.pass_costs import PassCosts
 from speclab.models import prompts
-from speclab.records.batches import BatchRun
 from speclab.records.files import read
-from speclab.theory.batching import PassCosts
 from tests.decoding import plain_text
 
 TEXTS = [("code", "def f(x):"), ("prose", "return x + 1"), ("copy", "x + 1, x + 1,")]
@@ -29,7 +29,7 @@ def run(pair_folder, tmp_path, capsys, monkeypatch):
         names = {"model": str(pair_folder / "draft"), "both": f"{pair_folder / 'draft'},ngram"}
         models = ["--target", str(pair_folder / "target"), "--draft", names.get(drafts, drafts)]
         size = ["--max-new-tokens", "12", "-k", "1,3", "--out-dir", str(tmp_path)]
-        code = compare.main([*models, *size, "--threads", "1", "--engine", "eager", *words])
+        code = command.main([*models, *size, "--threads", "1", "--engine", "eager", *words])
         return (code, *capsys.readouterr())
 
     return call
@@ -38,7 +38,7 @@ def run(pair_folder, tmp_path, capsys, monkeypatch):
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [["--batch", "1,2,4"], ["--thorough", "-B", "2,3"]], ids=["batch", "thorough"])
+@pytest.mark.parametrize("words", [["-B", "1,2,4"], ["--thorough", "-B", "2,3"]], ids=["batch", "thorough"])
 def test_a_run_leaves_its_record_page_and_picture(run, tmp_path, words):
     thorough = "--thorough" in words
     code, out, _ = run(*words, drafts="both")
@@ -72,7 +72,7 @@ def test_a_run_leaves_its_record_page_and_picture(run, tmp_path, words):
 
 
 def test_sampled_texts_are_held_to_the_targets_law(run, tmp_path):
-    code, _, _ = run("--batch", "1,3", "--temperature", "0.8")
+    code, _, _ = run("-B", "1,3", "--temperature", "0.8")
     made = json.loads((tmp_path / "results" / "local-batch.json").read_text())
     assert code == 0
     assert len(made["correctness"]) == 2 * 2
@@ -93,7 +93,7 @@ def test_a_wrong_text_is_found(run, monkeypatch, temperature):
             yield number, round_
 
     monkeypatch.setattr(turns, "speculative_decode_batch", decode)
-    code, out, _ = run("--batch", "1,2", "--temperature", temperature)
+    code, out, _ = run("-B", "1,2", "--temperature", temperature)
     assert code == 1
     assert "WRONG OUTPUT" in out
     assert "2 at a time" in out
@@ -112,7 +112,7 @@ def test_ctrl_c_keeps_the_rounds_so_far(run, tmp_path, monkeypatch):
 
     monkeypatch.setattr(BatchDecoding, "advance", advance)
     stop = 260
-    code, out, err = run("--batch", "1,2")
+    code, out, err = run("-B", "1,2")
     made = read(tmp_path / "results" / "local-batch.json", BatchRun)
     assert code == 0, "all texts that there are have been judged"
     assert frozen, "a long collection would be in the seconds"
@@ -124,7 +124,7 @@ def test_ctrl_c_keeps_the_rounds_so_far(run, tmp_path, monkeypatch):
     assert "Stopped before the end" in out
     n, stop = 0, 3
     (tmp_path / "results" / "local-batch.json").unlink()
-    code, *_ = run("--batch", "1,2")
+    code, *_ = run("-B", "1,2")
     assert code == 130
     assert not (tmp_path / "results" / "local-batch.json").exists()
 
@@ -192,11 +192,11 @@ def test_what_is_not_known_has_no_rate():
 
 def test_costs_are_those_of_one_text():
     times = {(1, 1, 50): 1.0, (1, 4, 50): 1.6, (4, 1, 50): 9.9, (1, 1, 150): 1.1, (1, 4, 150): 1.9}
-    costs = passes.pass_costs(times, 50, 150)
+    costs = passes.fitted_costs(times, 50, 150)
     assert (costs.widths, costs.seconds, costs.context) == ((1, 4), (1.0, 1.6), 50)
     assert costs.per_place == pytest.approx((0.1 - 0.2 / 3) / 100)
     assert costs.per_pair == pytest.approx(0.2 / 3 / 100)
-    assert passes.pass_costs(times, 50, None).per_place == 0
+    assert passes.fitted_costs(times, 50, None).per_place == 0
 
 
 def test_the_middle_half_counts():
@@ -237,7 +237,7 @@ def test_the_librarys_batch_is_its_text(pair_folder, monkeypatch):
 
 
 def test_passes_are_timed_over_written_memory(pair_folder):
-    from speclab.models.batched import BatchedModel
+    from speclab.extensions.batch.batched_model import BatchedModel
     from speclab.models.setup import load_setup
 
     setup = load_setup(str(pair_folder / "target"), engine="eager", threads=1)

@@ -9,9 +9,6 @@ import torch
 from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter, NgramDrafter
 from optimized_speculative import speculative_decode
-from speclab.batch.drafters import BatchedModelDrafter, RowByRow, RowOfTarget, side_by_side
-from speclab.batch.loops import autoregressive_decode_batch, in_lockstep, judging, speculative_decode_batch
-from speclab.batch.rows import Request
 from speclab.core.accept import accept, accept_block, accept_from_logits
 from speclab.core.rounds import DecodeSettings, Draft, Round, tokens_of
 from speclab.core.sampling import GREEDY, Sampling
@@ -21,13 +18,16 @@ from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.trees.best import BestTreeDrafter
 from speclab.drafts.trees.draft import TreeDraft
 from speclab.drafts.trees.fixed import TreeDrafter
+from speclab.extensions.batch.batched_model import BatchedModel
+from speclab.extensions.batch.drafters import BatchedModelDrafter, RowByRow, RowOfTarget, side_by_side
+from speclab.extensions.batch.loops import autoregressive_decode_batch, in_lockstep, judging, speculative_decode_batch
+from speclab.extensions.batch.tests.test_batched_model import GARBAGE, RowCache
+from speclab.extensions.batch.texts import Request
 from speclab.models.backends.cuda_graphs import GraphedModel
-from speclab.models.batched import BatchedModel
 from speclab.models.cached import CachedModel
 from speclab.system.errors import UsageProblem
 from tests.grids import pairs_often
 from tests.heads import N_LEARNT, prompts, trained, trained_block
-from tests.models.test_batched import GARBAGE, RowCache
 from tests.models.test_caches import worst_difference
 from tests.recorder import stand_in
 from tests.tiny_models import CONTEXT, VOCAB, flattened, perturbed, tiny

@@ -8,10 +8,10 @@ import torch
 from draft_models import NgramDrafter
 from speclab.core.counts import Counts
 from speclab.core.rounds import Round
-from speclab.lab.batching import decodings, rows, turns
-from speclab.lab.batching.arms import FIRST, BatchArm, arms, requests_of
-from speclab.lab.batching.decodings import BatchDecoding
-from speclab.lab.batching.turns import Batches
+from speclab.extensions.batch import batch_rows, decodings, turns
+from speclab.extensions.batch.arms import FIRST, BatchArm, arms, requests_of
+from speclab.extensions.batch.decodings import BatchDecoding
+from speclab.extensions.batch.turns import Batches
 from speclab.models.prompts import Prompt
 from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm
 
@@ -84,9 +84,9 @@ def test_every_prompt_counts_alike(monkeypatch):
     """Copies of a prompt are one prompt; a prompt of which more tokens were timed weighs no more."""
     made = decoding([[1.0] * 9, [4.0], [1.0]], monkeypatch)
     decoded = batches({FIRST: made}, n_prompts=2)
-    monkeypatch.setattr(rows, "requests_of", lambda *args: [0, 1, 0])
-    assert rows.of_prompts(decoded, FIRST) == {0: (10, 10.0), 1: (1, 4.0)}
-    itself = rows.gain(decoded, FIRST, FIRST)
+    monkeypatch.setattr(batch_rows, "requests_of", lambda *args: [0, 1, 0])
+    assert batch_rows.of_prompts(decoded, FIRST) == {0: (10, 10.0), 1: (1, 4.0)}
+    itself = batch_rows.gain(decoded, FIRST, FIRST)
     assert itself.n_prompts == 2
     assert itself.rate == pytest.approx(2 / (1 + 4))
     assert (itself.ratio, itself.low) == (1, None), "two prompts have no interval"
@@ -95,10 +95,10 @@ def test_every_prompt_counts_alike(monkeypatch):
 def test_the_interval_is_over_prompts(monkeypatch):
     """Rounds of a prompt that are all alike say nothing new; prompts that differ widen it."""
     alike = run(monkeypatch, [0.5] * 4, [0.5] * 4)
-    over = rows.gain(alike, BatchArm(FAST, 1), FIRST)
+    over = batch_rows.gain(alike, BatchArm(FAST, 1), FIRST)
     assert (over.ratio, over.low, over.high) == pytest.approx((2, 2, 2))
     different = run(monkeypatch, [0.25, 0.75, 0.25, 0.75], [0.5] * 4)
-    over = rows.gain(different, BatchArm(FAST, 1), FIRST)
+    over = batch_rows.gain(different, BatchArm(FAST, 1), FIRST)
     assert over.ratio == pytest.approx(2)
     assert over.low < 1.5 < 2.5 < over.high
 
@@ -109,38 +109,38 @@ def test_the_interval_is_over_prompts(monkeypatch):
 def test_the_best_length_is_chosen_on_one_half_and_reported_on_the_other(monkeypatch):
     """Prompts 0 and 2 choose, 1 and 3 report: the length that is best on all of them is not the one that is taken."""
     decoded = run(monkeypatch, fast=[0.4, 0.9, 0.4, 0.9], slow=[0.6, 0.1, 0.6, 0.1])
-    (entry,) = rows.chosen(decoded)
+    (entry,) = batch_rows.chosen(decoded)
     assert (entry.draft_length, entry.n_prompts) == (4, 2)
     assert entry.speedup == pytest.approx(1 / 0.9)
     assert (entry.tokens_per_second, entry.plain_tokens_per_second) == pytest.approx((1 / 0.9, 1))
-    assert [knee.best for knee in rows.measured_knees([entry], 7)] == [{"1": [4, pytest.approx(1 / 0.9)]}]
+    assert [knee.best for knee in batch_rows.measured_knees([entry], 7)] == [{"1": [4, pytest.approx(1 / 0.9)]}]
 
 
 def test_halves_where_no_kind_has_two_prompts():
     kinds = [Prompt(str(i), "", torch.tensor([[i]])) for i in range(3)]
-    assert rows.held_out(config(prompts=kinds)) == [1]
-    assert rows.held_out(config(prompts=kinds[:1])) == [0], "the only one"
+    assert batch_rows.held_out(config(prompts=kinds)) == [1]
+    assert batch_rows.held_out(config(prompts=kinds[:1])) == [0], "the only one"
 
 
 @pytest.mark.parametrize(("seconds", "again", "verdict"), [(0.5, 1.0, "faster"), (2.0, 1.0, "slower")])
 def test_verdicts(monkeypatch, seconds, again, verdict):
     decoded = run(monkeypatch, [seconds] * 4, [seconds] * 4, again)
-    assert rows.row(decoded, BatchArm(FAST, 1), None).verdict == verdict
+    assert batch_rows.row(decoded, BatchArm(FAST, 1), None).verdict == verdict
 
 
 def test_what_lies_within_the_noise_floor_is_unclear(monkeypatch):
     decoded = run(monkeypatch, [0.95] * 4, [0.5] * 4, again=0.9)
-    assert rows.floor(decoded, 1).ratio == pytest.approx(1 / 0.9)
-    assert rows.row(decoded, BatchArm(FAST, 1), None).verdict == "unclear"
-    assert rows.row(decoded, BatchArm(SLOW, 1), None).verdict == "faster"
+    assert batch_rows.floor(decoded, 1).ratio == pytest.approx(1 / 0.9)
+    assert batch_rows.row(decoded, BatchArm(FAST, 1), None).verdict == "unclear"
+    assert batch_rows.row(decoded, BatchArm(SLOW, 1), None).verdict == "faster"
 
 
 def test_what_drafts_nothing_is_no_speculative_row(monkeypatch):
     decoded = run(monkeypatch, [0.5] * 4, [0.6] * 4)
     decoded.decodings[BatchArm(FAST, 1)].counts = Counts(n_rounds=8, n_emitted=8)
-    made = rows.row(decoded, BatchArm(FAST, 1), None)
+    made = batch_rows.row(decoded, BatchArm(FAST, 1), None)
     assert (made.n_drafted, made.verdict, made.speedup_low) == (0, None, None)
-    (entry,) = rows.chosen(decoded)
+    (entry,) = batch_rows.chosen(decoded)
     assert entry.draft_length == SLOW.draft_length
 
 
@@ -148,8 +148,8 @@ def test_rows_in_lockstep_have_no_acceptance_rate(monkeypatch):
     made = decoding([[1.0, 1.0]] * 4, monkeypatch)
     again = BatchArm(BASELINE_REPEAT, 1)
     decoded = batches({FIRST: made, again: made, BatchArm(FAST, 1): made, BatchArm(FAST, 1, True): made})
-    assert rows.row(decoded, BatchArm(FAST, 1), None).acceptance_rate == 0
-    assert rows.row(decoded, BatchArm(FAST, 1, True), None).acceptance_rate is None
+    assert batch_rows.row(decoded, BatchArm(FAST, 1), None).acceptance_rate == 0
+    assert batch_rows.row(decoded, BatchArm(FAST, 1, True), None).acceptance_rate is None
 
 
 # --- what is decoded --------------------------------------------------------------------------------------------------

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from speclab.present import batch_tables, batch_views
-from speclab.records.batches import BatchNoise, BatchRun, Chosen
+from speclab.extensions.batch import batch_tables, batch_views
+from speclab.extensions.batch.batch_record import BatchNoise, BatchRun, Chosen
 from speclab.records.files import read
 from speclab.system.paths import ROOT
 from speclab.theory import noise

@@ -7,10 +7,10 @@ from torch import Tensor
 from benchmarks.families import tiny_families
 from speclab.core import graphs
 from speclab.drafts.trees.draft import reads
-from speclab.models import batched
+from speclab.extensions.batch import batched_model, exported_rows
+from speclab.extensions.batch.batched_model import BatchedModel, check_batch
 from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.backends.exported import ExportedModel
-from speclab.models.batched import BatchedModel, check_batch
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem
 from tests.grids import pairs_often
@@ -201,8 +201,13 @@ def test_windows_are_welcome(engine):
     check_batch(on(engine, "mistral_window"))
 
 
+def test_a_model_with_more_rows_than_its_tokenizer_has_ids_is_welcome():
+    """The check compares passes that are cut at the tokenizer's ids with uncached ones of the whole output layer."""
+    check_batch(CachedModel(tiny("llama"), VOCAB - 8))
+
+
 def test_recurrent_layers_are_refused():
-    with pytest.raises(EnvironmentProblem, match=r"mamba cannot decode in batches: .*recurrent.*; leave --batch out"):
+    with pytest.raises(EnvironmentProblem, match=r"mamba cannot decode in batches: .*recurrent.*; choose another"):
         check_batch(CachedModel(tiny_families.tiny("mamba")))
 
 
@@ -210,9 +215,9 @@ def test_recurrent_layers_are_refused():
 def test_wrong_passes_are_refused(engine, monkeypatch):
     target = on(engine)
     check_batch(target)
-    honest = batched._visible
+    honest = batched_model._visible
     monkeypatch.setattr(
-        batched, "_visible", lambda places, *rest: honest(places.amax(0, keepdim=True) + 0 * places, *rest)
+        batched_model, "_visible", lambda places, *rest: honest(places.amax(0, keepdim=True) + 0 * places, *rest)
     )
     with pytest.raises(EnvironmentProblem, match="logits differ"):
         check_batch(target)
@@ -236,7 +241,7 @@ def test_a_batch_of_one_runs_the_kernels_of_one_text(narrow, kernels, monkeypatc
     target = on("fast")
     for name, value in narrow.items():
         setattr(target.fast, name, value)
-    monkeypatch.setattr(target.fast, "_over_rows", lambda *inputs: pytest.fail("a pass over rows"))
+    monkeypatch.setitem(exported_rows.EXPORTED, target.fast, (pytest.fail, pytest.fail))
     seen, honest = [], target.fast._whole
 
     def watched(name):
@@ -271,9 +276,9 @@ def test_a_batch_reads_the_weights_that_are_fastest_for_its_tokens(monkeypatch):
         for row in range(2):
             assert torch.allclose(found[row], right(model, TEXTS[row, : 5 + m])[5:], atol=1e-4)
         if not seen:  # exported by now
-            both = zip(("packed", "plain"), fast._over_rows, strict=True)
+            both = zip(("packed", "plain"), exported_rows.EXPORTED[fast], strict=True)
             watched = [lambda *inputs, name=name, run=run: seen.append(name) or run(*inputs) for name, run in both]
-            monkeypatch.setattr(fast, "_over_rows", watched)
+            monkeypatch.setitem(exported_rows.EXPORTED, fast, watched)
             seen.append("packed")
         assert seen[-1] == kernels
     assert seen == ["packed", "plain", "plain", "packed"]

@@ -6,19 +6,19 @@ import pytest
 import torch
 
 from draft_models import ModelDrafter, NgramDrafter
-from speclab.batch.select import batch_drafter
 from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import AcceptResult, Draft
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.trees.draft import TreeDraft
-from speclab.lab.batching import empty_loops, turns
-from speclab.lab.batching.arms import arms
-from speclab.lab.batching.decodings import BatchDecoding
-from speclab.lab.batching.empty_loops import EmptyLoop, NoPasses
-from speclab.lab.batching.passes import PassTimer
-from speclab.lab.batching.turns import Batches, decode
-from speclab.lab.batching.watched import WatchedDrafter
-from speclab.models.batched import BatchedModel
+from speclab.extensions.batch import empty_loops, turns
+from speclab.extensions.batch.arms import arms
+from speclab.extensions.batch.batched_model import BatchedModel
+from speclab.extensions.batch.decodings import BatchDecoding
+from speclab.extensions.batch.empty_loops import EmptyLoop, NoPasses
+from speclab.extensions.batch.forms import batch_drafter
+from speclab.extensions.batch.passes import PassTimer
+from speclab.extensions.batch.turns import Batches, decode
+from speclab.extensions.batch.watched import WatchedDrafter
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from tests.decoding import plain_text

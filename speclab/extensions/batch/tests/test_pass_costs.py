@@ -1,21 +1,20 @@
-"""What rounds of a batch cost, and where speculation stops paying, in numbers that are known."""
+"""What rounds of a batch cost, in numbers that are known."""
 
 import doctest
-import itertools
 import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speclab.theory import batching
-from speclab.theory.batching import A100, H100, LLAMA_8B, Knee, Model, PassCosts, best_k, knee, step_time
+from speclab.extensions.batch import pass_costs
+from speclab.extensions.batch.pass_costs import A100, H100, LLAMA_8B, Model, PassCosts, step_time
 
 COSTS = PassCosts((1, 2, 8), (1.0, 1.1, 2.0), 100, per_place=0.001, per_pair=0.0001)
 
 
 def test_doctests():
-    result = doctest.testmod(batching)
+    result = doctest.testmod(pass_costs)
     assert result.attempted > 0
     assert result.failed == 0
 
@@ -38,13 +37,13 @@ def test_a_pass_over_several_texts():
 def test_costs_of_places_are_found_again(per_place, per_pair):
     short = {1: 1.0, 5: 1.2, 20: 2.0}
     long = {width: seconds + 900 * (per_place + per_pair * width) for width, seconds in short.items()}
-    found = batching.costs_of_places(short, long, 900)
+    found = pass_costs.costs_of_places(short, long, 900)
     assert found == pytest.approx((per_place, per_pair), abs=1e-9)
 
 
 def test_costs_of_places_are_never_negative():
-    assert batching.costs_of_places({1: 1.0, 5: 2.0}, {1: 1.5, 5: 2.1}, 100) == pytest.approx((0.003, 0.0))
-    place, pair = batching.costs_of_places({1: 1.0, 5: 2.0}, {1: 1.0, 5: 3.0}, 100)
+    assert pass_costs.costs_of_places({1: 1.0, 5: 2.0}, {1: 1.5, 5: 2.1}, 100) == pytest.approx((0.003, 0.0))
+    place, pair = pass_costs.costs_of_places({1: 1.0, 5: 2.0}, {1: 1.0, 5: 3.0}, 100)
     assert place == 0.0
     assert pair > 0
 
@@ -89,52 +88,10 @@ def test_tokens_in_lockstep(acceptance, n_texts, drafts):
 
     rounds = [of_first() + 1 for _ in range(n)]
     error = (sum((one - sum(rounds) / n) ** 2 for one in rounds) / n / n) ** 0.5
-    expected = batching.lockstep_tokens(survival, n_texts, drafts)
+    expected = pass_costs.lockstep_tokens(survival, n_texts, drafts)
     assert abs(sum(rounds) / n - expected) < 5 * max(error, 2e-3)
 
 
-def test_the_knee_is_interpolated_on_a_logarithmic_axis():
-    assert knee({4: 1.5, 16: 0.5}).batch == pytest.approx(8)
-    assert knee({1: 1.2, 2: 1.0, 4: 0.8}).batch == pytest.approx(2)
-    assert knee({1: 1.1}) == Knee(None)
-
-
-def test_the_knee_is_the_last_fall():
-    """The smallest batch alone decides nothing, and a speedup of 1 is no loss."""
-    assert knee({1: 0.9, 2: 1.5, 8: 0.5}).batch == pytest.approx(4)
-    assert knee({1: 1.5, 2: 0.9, 4: 1.5, 16: 0.5}).batch == pytest.approx(8), "the first fall was not the last one"
-    assert knee({1: 1.0}) == knee({1: 1.0, 2: 1.0}) == Knee(None)
-    assert knee({1: 1.5, 2: 0.9, 4: 1.2}) == Knee(None), "the largest batch pays"
-    assert knee({1: 0.9, 2: 0.99}) == Knee(None, True)
-
-
-def test_no_draft_may_be_best():
-    assert best_k({0: 10.0, 2: 9.0, 4: 9.5}) == 0
-    assert best_k({4: 12.0, 2: 12.0, 0: 10.0}) == 2
-
-
 def test_a_draft_catches_up_where_one_text_of_the_batch_does():
-    assert batching.catches_up(0.5, 1) == 0.5
-    assert batching.catches_up(0.5, 3) == 0.875
-
-
-@given(
-    st.dictionaries(
-        st.integers(1, 64), st.dictionaries(st.integers(1, 5), st.floats(0.1, 3), min_size=1), min_size=1, max_size=6
-    )
-)
-def test_a_schedule_has_the_best_k_of_every_level_and_no_gaps(speedups):
-    """As vLLM wants it: from 1 on, in order, without overlaps; and no longer than needed."""
-    ranges = batching.schedule(speedups)
-    assert ranges[0][0] == 1
-    assert ranges[-1][1] == max(speedups)
-    assert all(before[1] + 1 == after[0] for before, after in itertools.pairwise(ranges))
-    assert all(before[2] != after[2] for before, after in itertools.pairwise(ranges))
-    for level, of_k in speedups.items():
-        (k,) = (k for first, last, k in ranges if first <= level <= last)
-        best = max(of_k.values())
-        assert (k == 0) if best <= 1 else (of_k[k] == best)
-
-
-def test_a_level_stands_for_the_sizes_after_the_one_before():
-    assert batching.schedule({4: {2: 1.5}, 8: {2: 0.9}}) == [(1, 4, 2), (5, 8, 0)]
+    assert pass_costs.catches_up(0.5, 1) == 0.5
+    assert pass_costs.catches_up(0.5, 3) == 0.875

@@ -7,14 +7,12 @@ from pathlib import Path
 import pytest
 from transformers import T5Config, T5ForConditionalGeneration
 
-from tests.cli.bad_inputs import B, C, Row, S
+from tests.cli.bad_inputs import B, Row, S
 from tests.cli.test_bad_inputs import check_row
 
 UNKNOWN = "{} does not know encoder-decoder models, and {} is one"
 ROWS = [
     Row(f"{B} --prompt x --target no-start", 3, ("t5 is an encoder-decoder", "names no decoder_start_token_id")),
-    Row(f"{B} --prompt x --target encoder-decoder --batch 2", 2, (UNKNOWN.format("--batch", "encoder-decoder"),)),
-    Row(f"{S} --target encoder-decoder --draft ngram --batch 2", 2, ("--batch does not know encoder-decoder models",)),
     Row(f"{S} --target encoder-decoder --draft ngram --trace-shapes", 2, ("--trace-shapes does not know",)),
     *(
         Row(f"{S} --target encoder-decoder --draft {kind}", 2, (UNKNOWN.format(f"--draft {name}", "t5"),))
@@ -34,7 +32,6 @@ ROWS = [
     Row(f"{S} --target target --draft tree:2x1:encoder-decoder", 2, ("a tree does not know encoder-decoder models",)),
     Row(f"{S} --target target --draft retokenize:encoder-decoder", 2, ("--draft retokenize does not know encoder-d",)),
     Row(f"{S} --target target --draft intersect:encoder-decoder", 2, ("--draft intersect does not know encoder-d",)),
-    Row(f"{C} --target encoder-decoder --draft ngram --batch 2", 2, ("--batch does not know encoder-decoder models",)),
 ]
 
 

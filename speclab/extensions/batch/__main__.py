@@ -1,0 +1,129 @@
+"""Batches: decode several texts side by side, and see up to how many at a time a draft pays.
+
+    python -m speclab.extensions.batch                      # 1, 2, 4, 8 and 16 texts at a time: an hour or so
+    python -m speclab.extensions.batch --quick -B 1,4       # fewer texts and lengths: some minutes
+    python -m speclab.extensions.batch --thorough           # also in lockstep, after long contexts, and the library's
+    python -m speclab.extensions.batch decode -B 8          # decode eight prompts side by side and print the texts
+    python -m speclab.extensions.batch decode -B 8 --draft none    # the same token by token
+
+All prompts are decoded so many at a time, token by token and with every draft at every length. A row whose text has
+ended takes the next prompt. What comes out: whether the texts are right, the best draft length of each batch beside
+what was expected of it, a run record (JSON), a page in Markdown, and a picture. See docs/which-method.md. Exit code 1
+if a greedy difference is not a near-tie, or a sampled row fails its statistics.
+"""
+
+if __name__ == "__main__":
+    from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+
+import argparse
+import functools
+import sys
+
+from speclab.cli import compare_config, flags, no_effect, parsing
+from speclab.cli.output import Output, Step
+from speclab.extensions.batch import batch_plots, batch_views, decode
+from speclab.extensions.batch.batch_comparison import check, compare_batches
+from speclab.lab.output_checks import exit_code
+from speclab.lab.run_config import RunConfig
+from speclab.present.pictures import library
+from speclab.system.errors import UsageProblem, reports_problems
+from speclab.system.files import do_all
+from speclab.system.terminal import note, say
+
+PROG = "python -m speclab.extensions.batch"
+DRAFTS = "model,ngram"
+BATCHES = "1,2,4,8,16"
+SIZE_FLAGS = ("limit", "max_new_tokens", "draft_length")
+# What the command line leaves open. limit 0: all prompts, so that a batch of 16 holds no copies.
+SIZES = {"default": (0, 48, "2,4,6"), "quick": (2, 32, "2,4"), "full": (0, 128, "2,4,6")}
+
+
+@reports_problems
+def main(argv: list[str] | None = None) -> int:
+    """Compare batches, or decode one.  -> exit code"""
+    words = sys.argv[1:] if argv is None else argv
+    if words[:1] == ["decode"]:
+        return decode.run(f"{PROG} decode", words[1:])
+    args = filled(make_parser().parse_args(words))
+    config, output, sizes = _prepare(args)
+    with output.redirected():
+        if busy := config.look_at_cores():  # may take one thread, which the head says
+            note(f"busy    {busy}")
+        say(compare_config.head(config))
+        record, measured = compare_batches(config, sizes, args.thorough)
+        page = functools.partial(batch_views.page, record, f"../plots/{output.name}.png")
+        steps: list[Step] = [lambda: say(batch_views.text(record)), *output.writes(record, page)]
+        if library.is_here():
+            steps.append(functools.partial(batch_plots.picture, record, output.plots, output.name))
+        else:
+            note(library.MISSING)
+        code = do_all(steps)
+    wrong = exit_code(measured)  # raises what ended the run early, if that can be mended
+    return code or wrong
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """All flags of the comparison."""
+    parser = parsing.make_parser(__doc__ or "", PROG)
+    flags.add_engine_flag(flags.add_model_flags(parser))
+    flags.add_text_flags(parser)
+    group = parser.add_argument_group("experiment")
+    group.add_argument(
+        "-B",
+        "--sizes",
+        metavar="B,B",
+        default=BATCHES,
+        help="texts that are decoded side by side (default: %(default)s)",
+    )
+    group.add_argument(
+        "--thorough",
+        action="store_true",
+        help="also batches in lockstep and after long contexts, the library's own batches, and other machines",
+    )
+    group.add_argument(
+        "--draft",
+        metavar="KIND",
+        default=DRAFTS,
+        help="as of compare.py; several with commas (default: %(default)s)",
+    )
+    group.add_argument("-k", "--draft-length", metavar="K,K", help="(default: 2,4,6; --quick 2,4)")
+    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
+    group.add_argument(
+        "--repeats", type=parsing.at_least(1), default=1, help="times each prompt is decoded at least (default: 1)"
+    )
+    size = group.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="2 prompts of a kind, 32 tokens, k = 2, 4")
+    size.add_argument("--full", action="store_true", help="128 tokens of each prompt")
+    flags.add_output_flags(parser.add_argument_group("results"))
+    parser.set_defaults(max_new_tokens=None, device_map=None)
+    return parser
+
+
+def filled(args: argparse.Namespace) -> argparse.Namespace:
+    """The arguments, with the defaults of their size wherever the command line gives none."""
+    size = "quick" if args.quick else "full" if args.full else "default"
+    full = flags.with_defaults(args, dict(zip(SIZE_FLAGS, SIZES[size], strict=True)))
+    full.has_typed_lengths = args.draft_length is not None
+    return full
+
+
+def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output, list[int]]:
+    """Load and check everything; a Problem with the flags is raised before anything is timed."""
+    sizes = parsing.numbers(args.sizes, int, 1, "-B", decode.MOST_ROWS)
+    lengths, auto = parsing.lengths(args.draft_length, "-k")
+    if auto:
+        raise UsageProblem("-k auto chooses by the costs of one text, and a batch has other costs; give -k numbers")
+    compare_config.check_tokens(args)
+    flags.sampling_from(args)
+    output = Output(args, args.name + ("-sweep-batch" if args.thorough else "-batch"))
+    output.check()
+    kinds = [kind for kind in args.draft.split(",") if kind]
+    compare_config.check_drafts(kinds, [args.temperature])
+    config = compare_config.load(args, kinds, lengths, [args.temperature])
+    check(config)
+    no_effect.note_flags(args, [args.temperature], config.setup.device)
+    return config, output, sizes
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,5 @@
+"""Tells the lab of the command."""
+
+from speclab.system.extensions import add_command
+
+add_command("batch", "decodes several texts side by side: up to how many at a time a draft pays")

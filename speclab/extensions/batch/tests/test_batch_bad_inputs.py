@@ -1,0 +1,38 @@
+"""Bad inputs of the command end in one line that names the cause and what to do, and nothing is half done."""
+
+import pytest
+
+from tests.cli.bad_inputs import FILED, MODEL, Row
+from tests.cli.test_bad_inputs import check_row, folder  # noqa: F401 - a fixture
+
+COMPARE = f"-m speclab.extensions.batch {' '.join(FILED)}"
+DECODE = f"-m speclab.extensions.batch decode {' '.join(MODEL)} --prompt x"
+ROWS = [
+    Row(f"{COMPARE} -B ''", 2, ("-B : give numbers with commas",)),
+    Row(f"{COMPARE} -B x", 2, ("-B x", "give numbers with commas")),
+    Row(f"{COMPARE} -B 0,2", 2, ("-B 0,2", "give 1 or more")),
+    Row(f"{COMPARE} -B 2000", 2, ("-B 2000", "give 1024 or less")),
+    Row(f"{COMPARE} -k auto", 2, ("the costs of one text", "give -k numbers")),
+    Row(f"{COMPARE} -k 2,auto", 2, ("the costs of one text", "give -k numbers")),
+    Row(f"{COMPARE} --temperature 0,1", 2, ("--temperature", "0,1", "--help")),
+    Row(f"{COMPARE} --temperature -1", 2, ("temperature", "-1")),
+    Row(f"{COMPARE} --max-new-tokens 1", 2, ("use --max-new-tokens 2 or more",)),
+    Row(f"{COMPARE} --quick --full", 2, ("--full", "not allowed with", "--quick")),
+    Row(f"{COMPARE} --plan", 2, ("unrecognized arguments: --plan",)),
+    Row(f"{COMPARE} --device-map auto", 2, ("unrecognized arguments: --device-map",)),
+    Row(f"{COMPARE} --draft ngrm", 2, ("'ngrm'",)),
+    Row(f"{COMPARE} --draft dial:0.5:free --prompt x", 2, ("replays one text",)),
+    Row(f"{COMPARE} --out-dir file", 3, ("--out-dir",)),
+    Row(f"{DECODE} -B 0", 2, ("-B/--size", "give 1 or more")),
+    Row(f"{DECODE} -B x", 2, ("-B/--size", "'x' is not a whole number")),
+    Row(f"{DECODE} -k auto", 2, ("'auto' is not a whole number",)),
+    Row(f"{DECODE} --stream", 2, ("unrecognized arguments: --stream",)),
+    Row(f"{DECODE} --draft model,ngram", 2, ("model,ngram",)),
+    Row(f"{DECODE} --draft dial:0.5:draft", 2, ("replays one text", "give --draft model")),
+    Row(f"{DECODE} --draft dial:0.5:draft --temperature 1", 2, ("--temperature 0",)),
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.command[28:])
+def test_bad_input_is_one_line(folder, capfd, monkeypatch, row):  # noqa: F811
+    check_row(folder, capfd, monkeypatch, row)

@@ -1,0 +1,23 @@
+"""Kinds of rotary and learned positions: in a batch, too, every text is right up to the limit."""
+
+import pytest
+
+from speclab.extensions.batch.batched_model import BatchedModel
+from speclab.extensions.batch.drafters import BatchedModelDrafter
+from speclab.extensions.batch.loops import speculative_decode_batch
+from speclab.extensions.batch.texts import Request
+from tests.decoding import settings
+from tests.models.test_rope import GRID, LIMIT, PROMPT, pair_of, uncached
+
+
+@pytest.mark.parametrize(("kind", "engine"), GRID)
+def test_texts_up_to_the_limit_are_those_of_uncached_passes(kind, engine, monkeypatch):
+    """Padding behind the last position must not count as a longer text."""
+    n_tokens = LIMIT[kind] - PROMPT.shape[1]
+    target, draft = pair_of(kind, engine, monkeypatch)
+    requests = [Request(ids, settings(n_tokens)) for ids in (PROMPT[:, :2], PROMPT)]
+    found: list[list[int]] = [[], []]
+    batch = BatchedModel(target, 2), BatchedModelDrafter(BatchedModel(draft, 2))
+    for number, round_ in speculative_decode_batch(*batch, requests, 4):
+        found[number] += round_.tokens
+    assert found[1] == uncached(kind, n_tokens)

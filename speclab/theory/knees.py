@@ -1,0 +1,66 @@
+"""Where speculation stops paying while more and more texts run at a time. Numbers only: no torch, no clock."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from speclab.records.knees import KneeEntry
+
+
+def best_k(tokens_per_second: Mapping[int, float]) -> int:
+    """The draft length with the most tokens a second, the shortest among equals. 0 is plain decoding.
+
+    >>> best_k({0: 100.0, 2: 130.0, 4: 130.0})
+    2
+    """
+    return max(sorted(tokens_per_second), key=lambda k: tokens_per_second[k])
+
+
+class Knee(NamedTuple):
+    """Where the best speedup over all draft lengths falls to 1.
+
+    n_texts: texts at a time, interpolated on a logarithmic axis; None where the largest number that was tried loses
+    nothing. below: every number loses.
+    """
+
+    n_texts: float | None
+    below: bool = False
+
+
+def knee(best_speedups: Mapping[int, float]) -> Knee:
+    """The last fall below 1 of the best speedup over k, by texts at a time. A speedup of 1 is no loss.
+
+    >>> round(knee({1: 2.0, 2: 1.5, 4: 0.75}).n_texts, 2)
+    3.17
+    >>> knee({1: 0.9, 2: 0.8}), knee({1: 2.0, 2: 1.5})
+    (Knee(n_texts=None, below=True), Knee(n_texts=None, below=False))
+    """
+    tried = sorted(best_speedups)
+    if all(best_speedups[n] < 1 for n in tried):
+        return Knee(None, True)
+    if best_speedups[tried[-1]] >= 1:
+        return Knee(None)
+    small = max(n for n in tried if best_speedups[n] >= 1)
+    large = tried[tried.index(small) + 1]
+    high, low = best_speedups[small], best_speedups[large]
+    return Knee(float(small * (large / small) ** ((high - 1) / (high - low))))
+
+
+def knee_of(draft: str, context: int, source: Any, speedups: Mapping[tuple[int, int], float]) -> KneeEntry:
+    """The best length for every number of texts, and where its speedup falls below 1.
+
+    speedups: (texts, k) -> speedup
+    """
+    best: dict[int, tuple[int, float]] = {}
+    for n in sorted({n for n, _ in speedups}):
+        of_length = {k: speedup for (n_texts, k), speedup in speedups.items() if n_texts == n}
+        k = best_k(of_length)
+        best[n] = k, of_length[k]
+    found = knee({n: speedup for n, (_, speedup) in best.items()})
+    return KneeEntry(
+        draft=draft,
+        context=context,
+        source=source,
+        batch=found.n_texts,
+        below=found.below,
+        best={str(n): list(pair) for n, pair in best.items()},
+    )
