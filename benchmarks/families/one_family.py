@@ -25,10 +25,6 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.drafts.trees.checks import check_tree
 from speclab.drafts.trees.fixed import TreeDrafter
-from speclab.extensions.batch.batched_model import BatchedModel, check_batch
-from speclab.extensions.batch.drafters import BatchedModelDrafter
-from speclab.extensions.batch.loops import speculative_decode_batch
-from speclab.extensions.batch.texts import Request
 from speclab.lab.training.degraded_drafts import noisy
 from speclab.models import engine_choice, loading, memory
 from speclab.models.backends.protocols import FastModel
@@ -174,6 +170,12 @@ def in_trees(model: PreTrainedModel, backend: FastModel | None, draft: CachedMod
 
 def in_a_batch(model: PreTrainedModel, backend: FastModel | None, draft: CachedModel, expected: Texts) -> str:
     """Decode the prompts side by side, or raise WrongText.  -> why the family cannot do that; empty if it can"""
+    # Here: everything else of this benchmark runs without the extension.
+    from speclab.extensions.batch.batched_model import BatchedModel, check_batch
+    from speclab.extensions.batch.drafters import BatchedModelDrafter
+    from speclab.extensions.batch.loops import speculative_decode_batch
+    from speclab.extensions.batch.texts import Request
+
     target = CachedModel(model, fast=backend)
     try:
         for one in (target, draft):
