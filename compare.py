@@ -6,7 +6,7 @@ A table, its reasons, a record (JSON), a page and pictures come out. Exit code 1
     python compare.py --quick                                # the lab's own pair, a minute; without it, a few
     python compare.py --target lab:200m --temperature 0      # the lab's text at the price of 200M parameters
     python compare.py --target Qwen/Qwen2.5-7B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct,ngram
-    python -m speclab.extensions                             # further commands: a plan, sweeps, servers
+    python -m speclab.extensions                             # further commands: a plan, sweeps, batches, servers
 """
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Batches: decode several texts side by side, and see up to how many at a time a draft pays.
 
-    python -m speclab.extensions.batch                      # 1, 2, 4, 8 and 16 texts at a time: an hour or so
-    python -m speclab.extensions.batch --quick -B 1,4       # fewer texts and lengths: some minutes
+    python -m speclab.extensions.batch                      # 1, 2, 4, 8 and 16 texts at a time
+    python -m speclab.extensions.batch --quick -B 1,4       # fewer prompts, tokens and lengths
     python -m speclab.extensions.batch --thorough           # also in lockstep, after long contexts, and the library's
     python -m speclab.extensions.batch decode -B 8          # decode eight prompts side by side and print the texts
     python -m speclab.extensions.batch decode -B 8 --draft none    # the same token by token
@@ -93,7 +93,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     size = group.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="2 prompts of a kind, 32 tokens, k = 2, 4")
-    size.add_argument("--full", action="store_true", help="128 tokens of each prompt")
+    size.add_argument("--full", action="store_true", help="128 tokens of each prompt; by default 48")
     flags.add_output_flags(parser.add_argument_group("results"))
     parser.set_defaults(max_new_tokens=None, device_map=None)
     return parser

@@ -41,6 +41,8 @@ def run(prog: str, argv: list[str]) -> int:
     drafter, draft = _drafter(args, setup)
     check_prompts(setup.target, [drafter] if drafter else [], prompts, args.max_new_tokens)
     no_effect.note_flags(args, [args.temperature], setup.device)
+    if drafter is None and args.draft_length is not None:
+        note("-k has no effect: nothing is drafted")
     note("\n".join([setup.describe(), f"draft   {draft}", *describe_chat(prompts, setup.tokenizer)]))
     if len(prompts) < args.size:
         note(f"{len(prompts)} prompts for {args.size} rows: the others stay empty; give more prompts, or --limit 0")
