@@ -89,7 +89,11 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument("-k", "--draft-length", metavar="K,K", help="(default: 2,4,6; --quick 2,4)")
     group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
     group.add_argument(
-        "--repeats", type=parsing.at_least(1), default=1, help="times each prompt is decoded at least (default: 1)"
+        "--repeats",
+        type=parsing.at_least(1),
+        default=1,
+        metavar="N",
+        help="times each prompt is decoded at least (default: 1)",
     )
     size = group.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="2 prompts of a kind, 32 tokens, k = 2, 4")

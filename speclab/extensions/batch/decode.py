@@ -61,9 +61,10 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     parser = parsing.make_parser(__doc__ or "", prog)
     flags.add_engine_flag(flags.add_model_flags(parser))
     flags.add_text_flags(parser)
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
-    parser.add_argument("--ignore-eos", action="store_true", help="go on to --max-new-tokens also after an end token")
-    parser.add_argument(
+    group = parser.add_argument_group("decoding")
+    group.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
+    group.add_argument("--ignore-eos", action="store_true", help="go on to --max-new-tokens also after an end token")
+    group.add_argument(
         "-B",
         "--size",
         type=parsing.at_least(1, MOST_ROWS),
@@ -71,13 +72,13 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
         metavar="B",
         help="prompts that are decoded side by side (default: %(default)s)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--draft",
         default="model",
         metavar="KIND",
         help=f"as of optimized_speculative.py; {NO_DRAFT}: token by token (default: %(default)s)",
     )
-    parser.add_argument(
+    group.add_argument(
         "-k",
         "--draft-length",
         type=parsing.at_least(0),
