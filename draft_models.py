@@ -9,7 +9,7 @@
     hybrid     a lookup where it pays more, a model elsewhere (speclab/drafts/hybrid.py)
 
 A new kind implements `Drafter`; the loop in optimized_speculative.py does not change. Further kinds are in
-speclab/drafts/, and speclab/drafts/select.py turns `--draft KIND` into one of them.
+speclab/drafts/, and speclab/drafts/registry.py turns `--draft KIND` into one of them.
 """
 
 import itertools

@@ -13,7 +13,7 @@ import torch
 from draft_models import ModelDrafter
 from speclab.cli import flags
 from speclab.cli.parsing import plain_name, some_path
-from speclab.drafts.select import make_drafter
+from speclab.drafts import registry
 from speclab.lab.harness import kept_when_stopped
 from speclab.models import loading
 from speclab.models.cached import CachedModel
@@ -78,7 +78,7 @@ def target_name(name: str) -> str:
 
 def model_drafter(kind: str, setup: Setup, seed: int, why: str) -> ModelDrafter:
     """A drafter that is a plain model. Raises UsageProblem, with `why` and what else to type, where it is not."""
-    drafter = make_drafter(kind, setup, seed)
+    drafter = registry.make(kind, setup, seed)
     if type(drafter) is not ModelDrafter:
         raise UsageProblem(f"--draft {kind}: {why}; give model, a folder or a hub name")
     return drafter

@@ -41,9 +41,8 @@ from benchmarks import common, llama_cpp
 from benchmarks.peers_page import PEER, PeersRun, PeerTiming, page
 from draft_models import Drafter, ModelDrafter, NgramDrafter
 from speclab.cli import flags, parsing
-from speclab.drafts.kinds import EXIT, check_kind
+from speclab.drafts import registry
 from speclab.drafts.lengths import LONGEST, AutoLength
-from speclab.drafts.select import make_drafter
 from speclab.lab.decodings import Decoding, take_turns
 from speclab.lab.harness import Measurement, measure
 from speclab.lab.output_checks import judge_greedy
@@ -57,7 +56,7 @@ from speclab.records.samples import BASELINE, BEAM, GENERATE, LIBRARY, Arm, Samp
 from speclab.system.errors import Problem, UsageProblem, reports_problems
 from speclab.system.terminal import note
 
-AUTO = "model auto"
+AUTO, EXIT = "model auto", "exit"
 BEAMS = [Arm(BEAM, "", n) for n in (2, 4)]
 
 # --- measuring --------------------------------------------------------------------------------------------------------
@@ -67,7 +66,7 @@ def arms_for(draft_lengths: list[int], llama: bool = False, exits: bool = False)
     """Each of the lab's arms, followed by its peer; then beam search and llama.cpp's. exits: early exit, too."""
     drafted = [(name, k) for name in ("model", "ngram", *([EXIT] if exits else [])) for k in draft_lengths]
     own = [BASELINE, GENERATE, *(Arm(method, name, k) for name, k in drafted for method in (name, PEER[name]))]
-    own += [Arm(AUTO, AUTO, LONGEST), Arm(PEER[AUTO], "model", LONGEST), *BEAMS]
+    own += [Arm(AUTO, AUTO, LONGEST, auto=True), Arm(PEER[AUTO], "model", LONGEST), *BEAMS]
     others = [Arm(llama_cpp.METHOD), *(Arm(llama_cpp.METHOD, "model", k) for k in draft_lengths)]
     return [*own, *(others if llama else [])]
 
@@ -182,7 +181,7 @@ def main(argv: list[str] | None = None) -> int:
         if path and not path.is_file():
             raise UsageProblem(f"{flag} {path}: there is no such file; give a GGUF file, or leave it out")
     common.check_result_flags(args)
-    check_kind(args.draft)
+    registry.read(args.draft)
     setup, prompts = flags.load(args)
     drafter = common.model_drafter(args.draft, setup, args.seed, "the library's assistant must be a model")
     for prompt in prompts:
@@ -193,7 +192,7 @@ def main(argv: list[str] | None = None) -> int:
 
     drafters: dict[str, Drafter] = {"model": drafter, "ngram": NgramDrafter(), AUTO: AutoLength(drafter)}
     if exits := args.target == loading.LAB_TARGET and setup.device.type == "cpu":
-        drafters[EXIT] = make_drafter(EXIT, setup)
+        drafters[EXIT] = registry.make(EXIT, setup)
     bench = llama_cpp.PeersBench(setup, drafters, args.max_new_tokens, args.seed)
     models = {
         "target": loading.describe_model(setup.target_name, setup.target.model),

@@ -27,8 +27,7 @@ from speclab.core.counts import Counts
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
-from speclab.drafts.kinds import check_kind, drafter_name
-from speclab.drafts.select import check_prompts, make_drafter
+from speclab.drafts import registry
 from speclab.lab.harness import kept_when_stopped
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
@@ -87,12 +86,12 @@ def measure(
 ) -> tuple[list[RuleCounts], BaseException | None]:
     """Prompt by prompt.  -> counts of the prompts that every arm has finished, what ended it early"""
     # One for each case: hybrids learn, and no case teaches another.
-    drafter = make_drafter(args.draft, setup, args.seed)
+    drafter = registry.make(args.draft, setup, args.seed)
     drafters = {case: copy.deepcopy(drafter) for case in itertools.product(temperatures, lengths, RULES)}
     for own in drafters.values():
         own.forget()
     raw: list[RuleCounts] = []
-    check_prompts(setup.target, [drafter], prompts, args.max_new_tokens)
+    registry.check_prompts(setup.target, [drafter], prompts, args.max_new_tokens)
     with (
         kept_when_stopped(lambda: "what is measured is kept" if raw else "") as stops,
         progress(len(prompts), "prompt", "counting") as bar,
@@ -183,12 +182,12 @@ def main(argv: list[str] | None = None) -> int:
     if 0 in temperatures:
         raise UsageProblem("greedy decoding is the same with both rules; give --temperature above 0")
     common.check_result_flags(args)
-    check_kind(args.draft, greedy=False)
+    registry.read(args.draft).check_greedy(False)
     setup, prompts = flags.load(args, temperature=0.0)
     raw, stop = measure(args, setup, prompts, lengths, temperatures)
     fields: dict[str, Any] = common.head_of(args, setup) | {"interrupted": stop is not None}
     fields["settings"] |= {
-        "draft": drafter_name(args.draft),
+        "draft": registry.read(args.draft).name,
         "draft_lengths": lengths,
         "temperatures": temperatures,
         "max_new_tokens": args.max_new_tokens,

@@ -36,8 +36,7 @@ from benchmarks import common
 from benchmarks.scaling_page import ScalePoint, ScalingRun, Sweep, page
 from benchmarks.scaling_turns import Line, Subject, as_prompt, point, room_for_turns
 from speclab.cli import flags, parsing
-from speclab.drafts.kinds import drafter_name
-from speclab.drafts.select import make_drafters
+from speclab.drafts import registry
 from speclab.lab.bench import Bench
 from speclab.models import loading
 from speclab.models.cached import CachedModel
@@ -158,7 +157,7 @@ def make_subject(
     unlimited.limit = 0
     text = [i for prompt in flags.read_prompts(unlimited, setup.tokenizer) for i in prompt.id_list]
     text *= max(*args.contexts, BASE) // len(text) + 1
-    bench = Bench(setup, make_drafters([args.draft], setup, args.seed), args.turns, args.seed)
+    bench = Bench(setup, registry.make_all([registry.read(args.draft)], setup, args.seed), args.turns, args.seed)
     subject = Subject(args, bench, prompts, text, firsts)
     check_room(subject, sweeps)
     note(setup.describe())
@@ -200,7 +199,7 @@ def main(argv: list[str] | None = None) -> int:
         role = f"size {size_label(setup)}" if chosen == ["size"] else "target"
         models[role] = loading.describe_model(setup.target_name, setup.target.model)
         for draft in draft_models(subject):
-            models["draft"] = loading.describe_model(drafter_name(args.draft), draft.model, "draft")
+            models["draft"] = loading.describe_model(registry.read(args.draft).name, draft.model, "draft")
         for sweep in progress_bar(chosen, desc="sweeps", leave=False):  # between the sweeps, never inside one
             points.extend(SWEEPS[sweep](subject))
 
@@ -209,7 +208,7 @@ def main(argv: list[str] | None = None) -> int:
     if "size" in sweeps:
         targets += [(size, functools.partial(measure, ["size"])) for size in common.listed_sizes(args.sizes)]
     fields, stop = common.measure_targets(args, targets, points)
-    fields["settings"] |= {"draft": drafter_name(args.draft), "draft_length": args.draft_length}
+    fields["settings"] |= {"draft": registry.read(args.draft).name, "draft_length": args.draft_length}
     fields["settings"] |= {"turns": args.turns, "sweeps": sweeps}
     return common.finish(args, ScalingRun(**fields, models=models, points=points), page, stop)
 

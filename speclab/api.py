@@ -24,10 +24,10 @@ from optimized_speculative import speculative_decode
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, Round
 from speclab.core.sampling import GREEDY, Sampling
+from speclab.drafts import registry
 from speclab.drafts.hybrid import auto_length
-from speclab.drafts.kinds import check_auto, check_kind
 from speclab.drafts.lengths import LONGEST
-from speclab.drafts.select import check_prompts, make_drafter
+from speclab.drafts.registry import check_prompts
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.round_costs import measure_costs
 from speclab.models import loading
@@ -46,12 +46,13 @@ class Pair:
 
     setup: Setup
     drafter: Drafter
-    kind: str = "model"  # of draft, as it was given
+    choice: registry.Choice | None = None  # how `--draft` names the draft; None: a model that was loaded
 
     @functools.cached_property
     def on_auto(self) -> Drafter:
         """The same draft choosing its lengths; what rounds cost stays known from text to text."""
-        check_auto(self.kind)
+        if self.choice:
+            self.choice.check_auto()
         return auto_length(self.drafter)
 
 
@@ -73,10 +74,9 @@ def load(
 
     Raises UsageProblem or EnvironmentProblem.
     """
-    if isinstance(draft, str):
-        if draft.startswith("dial:"):
-            raise UsageProblem(f"draft {draft!r} replays the baseline's output, which is for compare.py alone")
-        check_kind(draft)
+    choice = registry.read(draft) if isinstance(draft, str) else None
+    if choice and choice.only_greedy:
+        raise UsageProblem(f"draft {draft!r} replays the baseline's output, which is for compare.py alone")
     if isinstance(target, str):
         setup = load_setup(target, GREEDY, device, dtype, engine, threads)
     elif tokenizer is None:
@@ -88,7 +88,8 @@ def load(
         given = dict.fromkeys(("device", "dtype"), "the model's own") | {"threads": "PyTorch's own"}
         setup = setup_of(target, tokenizer, name, GREEDY, engine, given)
     if isinstance(draft, str):
-        return Pair(setup, make_drafter(draft, setup), draft)
+        choice = registry.read(draft)
+        return Pair(setup, choice.make(setup), choice)
     if draft.device != setup.device:
         raise UsageProblem(f"the draft is on {draft.device} and the target on {setup.device}; use draft.to(...)")
     check_model(draft)

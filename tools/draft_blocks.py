@@ -41,7 +41,12 @@ DRAFTS = (
     Draft("`suffix`", "the same, but what followed most often", "no", METHODS),
     Draft("`hybrid`", "`suffix` or `feature`, decided in every round", "done", METHODS, FIRST, "hybrid"),
     Draft(
-        "`--tree best`", "branches of a draft, here of `feature`", "done", "15-token-trees", PADDED, "tree:best:feature"
+        "`tree:best:feature`",
+        "branches of a draft, here of `feature`",
+        "done",
+        "15-token-trees",
+        PADDED,
+        "tree:best:feature",
     ),
     Draft("`merge:suffix+model`", "several drafts merged into one tree", "done", METHODS),
     Draft("`retokenize:NAME`, `intersect:NAME`", "a model with another tokenizer", "no", METHODS),

@@ -18,7 +18,7 @@ from baseline_autoregressive import autoregressive_decode
 from optimized_speculative import speculative_decode
 from speclab.cli import parsing
 from speclab.core.rounds import DecodeSettings
-from speclab.drafts.select import make_drafter
+from speclab.drafts import registry
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.tracing import follow
 from speclab.lab.tracing.trace import Event, Trace
@@ -44,7 +44,7 @@ def decoded() -> tuple[Trace, int]:
     (prompt,) = prompts.encode([("prompt", PROMPT)], setup.tokenizer)
     settings = DecodeSettings(N_TOKENS, eos=setup.eos)
     loops = (autoregressive_decode, LoopFunctions(speculative_decode))
-    trace = follow.follow(setup, make_drafter("model", setup), "model", prompt, DRAFT_LENGTH, settings, *loops)
+    trace = follow.follow(setup, registry.make("model", setup), "model", prompt, DRAFT_LENGTH, settings, *loops)
     return trace, prompt.ids.shape[1]
 
 

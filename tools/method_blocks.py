@@ -53,9 +53,9 @@ def autos(path: Path) -> str:
     """Every greedy draft on auto beside the fastest of its fixed lengths, on all prompts of a comparison."""
     rows = _rows(read(path, ComparisonRun), "all", 0.0)
     pairs = [
-        (max((one for one in rows if one.draft == row.draft.removesuffix(AUTO)), key=lambda one: one.speedup), row)
+        (max((one for one in rows if one.draft == str(row.draft).removesuffix(AUTO)), key=lambda one: one.speedup), row)
         for row in rows
-        if row.draft and row.draft.endswith(AUTO)
+        if row.auto
     ]
     cells: dict[str, tables.Cell] = {
         "draft": lambda pair: str(pair[0].draft),
@@ -77,4 +77,4 @@ def _rows(run: ComparisonRun, kind: str, temperature: float) -> list[Row]:
 
 def _name(row: Row) -> str:
     """model k = 4; an auto draft has no k."""
-    return row.method if row.method.endswith(AUTO) else f"{row.method} k = {row.draft_length}"
+    return row.method if row.auto else f"{row.method} k = {row.draft_length}"

@@ -71,7 +71,7 @@ def _inner(row: Row) -> str:
 
 def _tokens(row: Row) -> str:
     """How many tokens a round may draft."""
-    return f"-k auto, at most {row.draft_length}" if str(row.draft).endswith(AUTO) else str(row.draft_length)
+    return f"-k auto, at most {row.draft_length}" if row.auto else str(row.draft_length)
 
 
 def _beside(run: ComparisonRun, tree: Row, chain: Row) -> Beside:

@@ -26,8 +26,8 @@ from benchmarks.gpu.findings import Finding, FindingsRun, page
 from draft_models import NgramDrafter
 from speclab.cli import flags, parsing
 from speclab.core.drafter import Drafter
-from speclab.drafts.kinds import check_kind, drafter_name
-from speclab.drafts.select import check_prompts
+from speclab.drafts import registry
+from speclab.drafts.registry import check_prompts
 from speclab.lab import comparison
 from speclab.lab.harness import Measurement, measure
 from speclab.lab.output_checks import exit_code, judge, judge_greedy, to_judge
@@ -137,11 +137,11 @@ def load(args: argparse.Namespace) -> RunConfig:
     args.target = common.target_name(args.target)
     if args.draft is None:
         args.draft = padded_kinds(["model"], args.target)[0] if is_lab_size(args.target) else "model"
-    check_kind(args.draft)
+    registry.read(args.draft)
     common.check_result_flags(args)
     setup, prompts = flags.load(args, temperature=0.0)
     drafter = common.model_drafter(args.draft, setup, args.seed, "the library's assistant must be a model")
-    drafters: dict[str, Drafter] = {drafter_name(args.draft): drafter, "ngram": NgramDrafter()}
+    drafters: dict[str, Drafter] = {registry.read(args.draft).name: drafter, "ngram": NgramDrafter()}
     check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens)
     args.context = min(args.context, (setup.target.max_length or sys.maxsize) - args.widths[-1])
     transformers_logging.set_verbosity_error()  # its advice on `generate` would fill the log

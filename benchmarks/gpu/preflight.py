@@ -24,7 +24,7 @@ from benchmarks import common
 from benchmarks.gpu.findings import FindingsRun, Numbers, add, page
 from speclab.cli import flags, parsing
 from speclab.core import graphs
-from speclab.drafts.kinds import check_kind
+from speclab.drafts import registry
 from speclab.models import loading, timing
 from speclab.records import files
 from speclab.system.errors import EnvironmentProblem, reports_problems
@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
     common.add_result_flags(parser, "preflight")
     args = parser.parse_args(argv)
     common.listed_sizes(args.sizes)
-    check_kind(args.draft)
+    registry.read(args.draft)
     common.check_result_flags(args)
     device = loading.choose_device("auto")[0] if args.device == "auto" else torch.device(args.device)
     dtype = torch.bfloat16 if args.dtype == "bfloat16" else torch.float32

@@ -5,9 +5,8 @@ import argparse
 from optimized_speculative import speculative_decode
 from speclab.cli import flags, no_effect, parsing
 from speclab.cli.output import Output
+from speclab.drafts import registry
 from speclab.drafts.hybrid import auto_length
-from speclab.drafts.kinds import check_auto, check_kinds, drafter_name, is_dial, is_tree, with_trees
-from speclab.drafts.select import check_prompts, make_drafters
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.run_config import RunConfig
 from speclab.learner import loading
@@ -35,31 +34,31 @@ def prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     check_tokens(args)
     output = Output(args, args.name)
     output.check()
-    kinds = with_trees([kind for kind in args.draft.split(",") if kind], args.tree)
-    flags.check_trees(args, kinds)
+    kinds = [kind for kind in args.draft.split(",") if kind]
+    choices = read_drafts(kinds, temperatures)
+    flags.check_trees(args, choices)
     exercises = loading.of_comparison(temperatures, args.draft.split(","))
     functions = loading.load(args.impl, exercises, speculative_decode)
     flags.check_rule(args, functions, temperatures, "--trace", "--report")
-    check_drafts(kinds, temperatures)
-    if auto:
-        for kind in kinds:
-            if not lengths or not is_tree(kind):  # beside numbers a tree has those
-                check_auto(kind)
-    config = load(args, kinds, lengths, temperatures, functions.judged_by(args.rule))
+    if auto and not lengths:  # beside numbers a draft that cannot choose has those
+        for choice in choices:
+            choice.check_auto()
+    config = load(args, choices, lengths, temperatures, functions.judged_by(args.rule))
     no_effect.note_flags(args, temperatures, config.setup.device)
     if auto:
-        chains = [drafter_name(kind) for kind in kinds if not is_tree(kind)]
-        config.drafters |= {name + AUTO: auto_length(config.drafters[name]) for name in chains}
+        chosen = [choice.name for choice in choices if choice.no_auto is None]
+        config.drafters |= {name + AUTO: auto_length(config.drafters[name]) for name in chosen}
     return config, output
 
 
-def check_drafts(kinds: list[str], temperatures: list[float]) -> None:
-    """Raise UsageProblem where --draft cannot be had, or not at these temperatures."""
-    if taken := next((kind for kind in kinds if kind.endswith(AUTO)), None):
+def read_drafts(kinds: list[str], temperatures: list[float]) -> list[registry.Choice]:
+    """The drafts of --draft. UsageProblem where they cannot be had, or none of them at these temperatures."""
+    choices = registry.read_all(kinds)
+    if taken := next((choice.text for choice in choices if choice.name.endswith(AUTO)), None):
         raise UsageProblem(f"--draft {taken}: in tables, a name that ends so means -k auto; rename the folder")
-    check_kinds(kinds)
-    if 0 not in temperatures and all(map(is_dial, kinds)):
-        raise UsageProblem("the dial only replays greedy output; add 0 to --temperature")
+    if 0 not in temperatures and all(choice.only_greedy for choice in choices):
+        raise UsageProblem(f"{choices[0].only_greedy}, or add 0 to the temperatures")
+    return choices
 
 
 def check_tokens(args: argparse.Namespace) -> None:
@@ -70,7 +69,7 @@ def check_tokens(args: argparse.Namespace) -> None:
 
 def load(
     args: argparse.Namespace,
-    kinds: list[str],
+    choices: list[registry.Choice],
     lengths: list[int],
     temperatures: list[float],
     functions: LoopFunctions | None = None,
@@ -80,8 +79,8 @@ def load(
     functions: the parts of the loop; None: the lab's own.
     """
     setup, prompts = flags.load(args, temperature=0.0)
-    drafters = make_drafters(kinds, setup, args.seed)
-    check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens)
+    drafters = registry.make_all(choices, setup, args.seed)
+    registry.check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens)
     typed = lengths if args.has_typed_lengths else []
     for line in [line for name, drafter in drafters.items() for line in drafter.length_notes(name, typed)]:
         note(line)

@@ -16,11 +16,11 @@ from speclab.core.clock import old_objects_frozen, synchronize
 from speclab.core.counts import Counts
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, Round, tokens_of
+from speclab.drafts import registry
 from speclab.drafts.hybrid import auto_length
-from speclab.drafts.kinds import check_auto, check_kind, drafter_name, is_tree, with_trees
 from speclab.drafts.lengths import LONGEST
 from speclab.drafts.oracle import reference_text
-from speclab.drafts.select import check_prompts, make_drafter
+from speclab.drafts.registry import check_prompts
 from speclab.lab.instruments import Loop, LoopFunctions
 from speclab.lab.round_costs import measure_costs
 from speclab.lab.tracing import follow, shapes
@@ -75,8 +75,8 @@ def _parse(docstring: str, argv: list[str] | None, speculative: bool) -> argpars
     if speculative:
         args.typed_length = args.draft_length  # None where -k is left out
         args.draft_length = DRAFT_LENGTH if args.draft_length is None else args.draft_length
-        args.draft = with_trees([args.draft], args.tree)[-1]
-        flags.check_trees(args, [args.draft], "--trace-shapes")
+        args.choice = registry.read(args.draft)
+        flags.check_trees(args, [args.choice], "--trace-shapes")
     args.typed_limit = args.limit
     args.limit = 1 if args.limit is None else args.limit
     return args
@@ -176,14 +176,14 @@ def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) ->
     exercises = loading.of_decoding(args.temperature, args.draft, bool(args.trace), args.trace_shapes, auto)
     functions = loading.load(args.impl, exercises, speculative)
     flags.check_rule(args, functions, [args.temperature], "--trace")
-    check_kind(args.draft, greedy=args.temperature == 0)
+    args.choice.check_greedy(args.temperature == 0)
     if auto:
-        check_auto(args.draft)
+        args.choice.check_auto()
     setup, prompts, settings = _load(args)
-    drafter, k = make_drafter(args.draft, setup, args.seed), args.draft_length
+    drafter, k = args.choice.make(setup, args.seed), args.draft_length
     check_prompts(setup.target, [drafter], prompts, args.max_new_tokens)
     no_effect.note_flags(args, [args.temperature], setup.device)
-    name, typed = drafter_name(args.draft), [] if auto or args.typed_length is None else [args.typed_length]
+    name, typed = args.choice.name, [] if auto or args.typed_length is None else [args.typed_length]
     draft, notes = drafter.describe(name, setup.engine) or name, drafter.length_notes(name, typed)
     if auto:
         drafter, k = auto_length(drafter), LONGEST
@@ -231,7 +231,7 @@ def _in_turn(
     if functions.exercises and not setup.sampling.greedy:
         print(NOT_JUDGED)
     print(decoded.speed())
-    print(report.counts_summary(decoded.counts, is_tree(args.draft)))
+    print(report.counts_summary(decoded.counts, args.choice.branches))
     if rule_of(args.rule).law:
         print(LOSSY.format(rule=args.rule, temperature=args.temperature))
     if args.verbose:

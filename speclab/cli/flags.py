@@ -9,8 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from speclab.cli.parsing import DASH, at_least, first_given, plain_name, seed, some_name, some_path
 from speclab.core.accept import rule_of
 from speclab.core.sampling import Sampling
-from speclab.drafts import trees  # noqa: F401 - registers --rule follow
-from speclab.drafts.kinds import is_tree
+from speclab.drafts import registry
 from speclab.lab.instruments import LoopFunctions
 from speclab.models import engine_choice, loading, prompts
 from speclab.models.outside.placement import PLANS, read_device_map
@@ -196,38 +195,39 @@ def add_decoding_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--ignore-eos", action="store_true", help="go on to --max-new-tokens also after an end token")
 
 
+class Drafts(argparse.Action):
+    """Keeps the value of --draft; `--draft help` prints the table of drafts and ends the program."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, args: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        """Store, or print."""
+        if values == "help":
+            print(registry.table())
+            parser.exit()
+        setattr(args, self.dest, values)
+
+
 def add_draft_flag(
     parser: argparse.ArgumentParser, default: str | None = "model", title: str = "draft"
 ) -> argparse._ArgumentGroup:  # for further flags beside it
-    """--draft: what speclab/drafts/kinds.py knows."""
+    """--draft: what the table of drafts knows (speclab/drafts/registry.py)."""
     group = parser.add_argument_group(title)
     group.add_argument(
         "--draft",
         default=default,
         metavar="KIND",
-        help="model, feature, block, exit:N (the lab's own), lab:SIZE, a folder or hub name, "
-        "feature:HEAD, block:HEAD, ngram, suffix, hybrid, hybrid:LOOKUP+MODEL, merge:A+B, tree:SHAPE:MODEL, "
-        "sampled-tree:SHAPE:MODEL, retokenize:NAME, intersect:NAME, dial:A, dial:A:MODEL or dial:A:free"
-        + (
-            " (default: %(default)s)"
-            if default
-            else "; several with commas (default: model,feature,hybrid with the lab's target; model,ngram with another "
-            "one, or --impl)"
-        ),
-    )
-    group.add_argument(
-        "--tree",
-        metavar="SHAPE",
-        help="drafts with branches: 2x2x1 is two first tokens, two after each, one after each of those; best, the most "
-        "probable branches with -k tokens in all"
-        + (", with --draft model, feature or block" if default else "; beside the drafts that can be trees"),
+        action=Drafts,
+        help="what drafts (default: %(default)s); --draft help lists all kinds"
+        if default
+        else "what drafts, several with commas; --draft help lists all kinds",
     )
     return group
 
 
-def check_trees(args: argparse.Namespace, kinds: list[str], *others: str) -> None:
+def check_trees(args: argparse.Namespace, choices: list[registry.Choice], *others: str) -> None:
     """Raise UsageProblem where a tree is drafted and --impl, --rule or one of the flags `others` knows chains only."""
-    if tree := next((kind for kind in kinds if is_tree(kind)), None):
+    if tree := next((choice.text for choice in choices if choice.branches), None):
         if args.rule not in FOR_TREES:
             raise UsageProblem(
                 f"--rule {args.rule} judges chains, and {tree} drafts trees; leave it out, or give --rule follow"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from speclab.drafts.kinds import is_dial
+from speclab.drafts import registry
 from speclab.system.terminal import note
 
 GREEDY = "at temperature 0 the most probable token is taken"
@@ -54,5 +54,6 @@ def _listed(flags: list[str]) -> str:
 
 
 def _has_other_randomness(args: argparse.Namespace) -> bool:
-    """Whether a greedy run draws random numbers all the same: a dial's mistakes."""
-    return any(map(is_dial, (getattr(args, "draft", None) or "").split(",")))
+    """Whether a draft of a greedy run draws random numbers all the same."""
+    texts = filter(None, (getattr(args, "draft", None) or "").split(","))
+    return any(registry.read(text).draws_when_greedy for text in texts)

@@ -30,13 +30,15 @@ class Drafter:
     longest_draft: tokens of a draft at most.
     needs_text: whether it needs a greedy text of the target, which `take_text` gives it.
     n_target_layers: layers of the target that it runs itself, so that verification costs less; 0 for most.
+    branches: whether its drafts have several tokens for one place.
+    chooses_length: whether it chooses in every round how many tokens to draft.
     is_restricted: whether it drafts only tokens that two vocabularies share.
     looked_up: of a drafter with two parts whether its lookup made the last draft; None for all others.
     keep_drafting: where `asks_to_go_on`, it is asked after each token, with its probability: another one?
     costs: what rounds cost, by temperature, of a drafter that chooses by that; None for all others.
     """
 
-    is_model = draws = needs_text = asks_to_go_on = is_restricted = False
+    is_model = draws = needs_text = asks_to_go_on = is_restricted = branches = chooses_length = False
     shorter_is_beginning = True
     longest_draft, n_target_layers = sys.maxsize, 0
     looked_up: bool | None = None
@@ -78,6 +80,18 @@ class Drafter:
     def with_draft(self, change: Callable[["Drafter"], "Drafter"]) -> "Drafter":
         """This gives the drafter with a change of what drafts beside a lookup, which is all of it here."""
         return change(self)
+
+    def pass_widths(self, most: int) -> set[int]:
+        """Powers of two up to which its models' passes have tokens, where drafts have up to `most` tokens.
+
+        A model catches up with one token or two, and after rounds in which it drafted nothing with more, at most four
+        in one pass.
+        """
+        return {2, 4}
+
+    def as_drafted(self, chain: Draft) -> Draft:
+        """The tokens of a chain as a draft of the kind that it makes: what is recorded for a GPU before a run."""
+        return chain
 
     def choose_packing(self) -> None:
         """The number of threads has changed: what depends on it is chosen again."""

@@ -54,6 +54,7 @@ class HybridDrafter(Wrapper):
 
     def __init__(self, lookup: Lookup, drafter: Drafter):
         self.lookup, self.drafter = lookup, drafter
+        self.chooses_length = drafter.chooses_length
         self.costs = {} if drafter.costs is None else drafter.costs
         self.known: dict[float, Known] = {}  # by temperature
         self._begin(0.0)

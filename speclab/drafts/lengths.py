@@ -150,6 +150,8 @@ class AutoLength(Wrapper):
     kept from text to text and shared by copies.
     """
 
+    chooses_length = True
+
     def __init__(self, drafter: Drafter):
         self.drafter = drafter
         self.costs: dict[float, RoundCosts] = {}

@@ -15,9 +15,6 @@ from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, Draft
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.oracle import reference_text
-from speclab.drafts.trees.best import Branching
-from speclab.drafts.trees.draft import TreeDraft, chain
-from speclab.drafts.trees.merged import MergedDrafter
 from speclab.lab.decodings import Decoding, LibraryDecoding
 from speclab.lab.instruments import LoopFunctions, VariedLength, with_parts, with_phases
 from speclab.models.cached import CachedModel
@@ -108,9 +105,7 @@ class Bench:
     def prepare(self, draft_lengths: Iterable[int], samplings: list[Sampling], longest: int) -> None:
         """On CUDA graphs: say which passes will come, and record the accept rule for every number of drafted tokens.
 
-        Verification runs at k + 1 tokens for every draft length k. A draft model catches up with one token or two, and
-        after rounds in which it drafted nothing with more, at most four in one pass. One that drafts trees reads whole
-        levels, and all that was accepted.
+        Verification runs at k + 1 tokens for every draft length k; a drafter says how many its own models read.
         longest: tokens of a text, its prompt and what is drafted behind its end included.
         """
         if not self.on_graphs:
@@ -118,20 +113,18 @@ class Bench:
         target, most = self.setup.target, max(draft_lengths, default=0)
         target.prepare({k + 1 for k in draft_lengths}, longest)
         proposing = [part for drafter in self.drafters.values() for part in drafter.parts]
-        trees = any(isinstance(drafter, Branching | MergedDrafter) for drafter in self.drafters.values())
-        widths = {2**i for i in range(1, (most.bit_length() if trees else 2) + 1)}
-        for model in [model for drafter in self.drafters.values() for model in drafter.models]:
-            model.prepare(widths, longest)
-        drawn = [part for part in proposing if part.draws]
+        for drafter in self.drafters.values():
+            for model in drafter.models:
+                model.prepare(drafter.pass_widths(most), longest)
+        is_drawn = any(part.draws for part in proposing)
         for sampling in samplings:
             for n in range(most + 1):
-                sampled = bool(drawn) and not sampling.greedy
-                for draft, logits, uniforms in self._rounds_to_judge(n, sampled, trees):
+                for draft, logits, uniforms in self._rounds_to_judge(n, is_drawn and not sampling.greedy):
                     self.functions.accept(draft, logits, sampling, uniforms)
 
-    def _rounds_to_judge(self, n: int, sampled: bool, trees: bool) -> Iterator[tuple[Draft, Tensor, Tensor]]:
+    def _rounds_to_judge(self, n: int, sampled: bool) -> Iterator[tuple[Draft, Tensor, Tensor]]:
         """What the accept rule gets in a round with `n` drafted tokens: without and with a draft's probabilities, of
-        chains and of trees."""
+        a chain and of every other kind of draft that is made here."""
         device, n_ids = self.setup.device, self.setup.target.vocab_size
         ids, size = torch.zeros(1, n, dtype=torch.long, device=device), torch.full((1,), n, device=device)
         logits = torch.zeros(1, n + 1, n_ids, dtype=self.setup.dtype, device=device)
@@ -139,9 +132,12 @@ class Bench:
         wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
         laws = [None, torch.ones(1, n, n_ids, dtype=wide, device=device)] if sampled and n else [None]
         for law in laws:
-            yield Draft(ids, size, law), logits, uniforms
-            if trees and n:
-                yield TreeDraft(ids, size, law, parents=chain(n, device)), logits, uniforms
+            drafts = {Draft: Draft(ids, size, law)}
+            for drafter in self.drafters.values() if n else ():
+                draft = drafter.as_drafted(drafts[Draft])
+                drafts.setdefault(type(draft), draft)
+            for draft in drafts.values():
+                yield draft, logits, uniforms
 
     def forget(self) -> None:
         """Drop what drafts have learned."""

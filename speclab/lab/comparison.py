@@ -141,7 +141,7 @@ def add_best_plain(run: ComparisonRun, measured: Measurement) -> None:
     best = min(plain, key=lambda arm: sum(seconds(arm, False)))
     run.best_plain = best.method
     for row in run.rows:
-        arm = Arm(row.method, row.draft or "", row.draft_length)
+        arm = Arm(row.method, row.draft or "", row.draft_length, row.auto)
         if row.temperature == 0 and row.prompt_kind == "all":
             of_best, of_arm = seconds(best, True), seconds(arm, True)
             row.speedup_best_plain = sum(of_best) / sum(of_arm)

@@ -6,8 +6,7 @@ its weights. Speculation gains differently in the two, so a run shows both.
 
 from dataclasses import replace
 
-from speclab.drafts.kinds import LOOKUPS
-from speclab.drafts.select import make_drafters
+from speclab.drafts import registry
 from speclab.lab.run_config import RunConfig
 from speclab.models import prompts
 from speclab.models.backends.rewrites import can_prepack
@@ -19,7 +18,7 @@ SIZES = ("lab:50m", "lab:100m", "lab:200m", "lab:400m", "lab:1b", "lab:2b", "lab
 SECONDS = 120.0  # that the second comparison may take
 READINGS = 4700  # of the target's weights that take as long as it: passes of all arms, prefill, loading, checks
 DRAFT_SHARE = 10  # the padded draft has a tenth of the target's parameters, a usual ratio: 8b and 1b, 70b and 8b
-USABLE_KINDS = ("model", "feature", *LOOKUPS, "hybrid")
+USABLE_KINDS = ("model", "feature", "hybrid")  # and every lookup
 PROMPTS_OF_A_KIND, NEW_TOKENS, LENGTHS = 2, 32, [2, 4]
 
 
@@ -50,7 +49,8 @@ def padded_kinds(kinds: list[str], size: str) -> list[str]:
     others are left out."""
     of_target = sizes.parse_name(size)
     draft = sizes.size_name(of_target.n_parameters // DRAFT_SHARE, vocab_size=of_target.vocab_size)
-    return [draft if kind == "model" else kind for kind in kinds if kind in USABLE_KINDS]
+    usable = (*USABLE_KINDS, *registry.lookups())
+    return [draft if kind == "model" else kind for kind in kinds if kind in usable]
 
 
 def second_config(config: RunConfig, size: str, kinds: list[str]) -> RunConfig:
@@ -65,7 +65,7 @@ def second_config(config: RunConfig, size: str, kinds: list[str]) -> RunConfig:
     return replace(
         config,
         setup=padded,
-        drafters=make_drafters(padded_kinds(kinds, size), padded, config.seed),
+        drafters=registry.make_all(registry.read_all(padded_kinds(kinds, size)), padded, config.seed),
         prompts=prompts.first_of_each_kind(config.prompts, PROMPTS_OF_A_KIND),
         draft_lengths=LENGTHS,
         temperatures=config.temperatures[:1],

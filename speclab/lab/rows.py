@@ -30,7 +30,7 @@ def build_row(arm: Arm, samples: list[Sample], baseline: list[Sample], common: d
     low, high = ratio_interval(baseline_seconds, arm_seconds) or (None, None)
     baseline_prefill, prefill = (sum(s.prefill_seconds for s in side) for side in zip(*pairs, strict=True))
     acceptance_rate, fraction = counts.acceptance_rate, counts.drafted_fraction
-    of_book = None if arm.auto or arm.tree else arm.draft_length  # the formula knows one length, and no branches
+    of_book = None if arm.auto or arm.branches else arm.draft_length  # the formula knows one length, and no branches
     distances = [s.distance for _, s in pairs if s.distance is not None]
     outside = [s.outside for _, s in pairs if s.outside is not None]
     of_draft, of_target = map(sum, zip(*outside, strict=True)) if outside else (0.0, 0.0)

@@ -50,8 +50,9 @@ class RunConfig:
         """The baseline, then every draft at every length."""
         arms = [BASELINE]
         for name, drafter in self.drafters.items():
-            lengths = drafter.lengths([LONGEST] if name.endswith(AUTO) else self.draft_lengths)
-            arms += [Arm(self.method(name), name, k) for k in lengths]
+            auto = drafter.chooses_length
+            lengths = drafter.lengths([LONGEST] if auto else self.draft_lengths)
+            arms += [Arm(self.method(name), name, k, auto, drafter.branches) for k in lengths]
         return arms
 
     def with_plain(self) -> list[Arm]:
@@ -69,7 +70,7 @@ class RunConfig:
         draft on auto chooses its own."""
         used = {name: [arm.draft_length for arm in arms if arm.draft == name] for name in self.drafters}
         return {
-            name: lengths if name.endswith(AUTO) else [*range(max(lengths) + 1), *lengths, *lengths]
+            name: lengths if self.drafters[name].chooses_length else [*range(max(lengths) + 1), *lengths, *lengths]
             for name, lengths in used.items()
             if lengths
         }

@@ -38,7 +38,7 @@ def prediction_table(rows: list[Row]) -> Table:
 def lengths_table(run: ComparisonRun) -> Table:
     """Drafts on auto beside the best fixed length of the same draft, for all prompts and for each kind."""
     kinds = [kind for kind in dict.fromkeys(row.prompt_kind for row in run.rows) if kind != "not looping"]
-    rows = [row for row in run.rows if (row.draft or "").endswith(AUTO) and row.prompt_kind in kinds]
+    rows = [row for row in run.rows if row.auto and row.prompt_kind in kinds]
 
     def fixed(row: Row) -> Row | None:
         draft = (row.draft or "").removesuffix(AUTO)
@@ -120,7 +120,7 @@ OUTSIDE = (
 
 def ladder_table(rows: list[Row], markdown: bool = False) -> Table:
     """From the book's formula to the measurement, factor by factor."""
-    rows = [row for row in rows if row.draft and not row.draft.endswith(AUTO)]
+    rows = [row for row in rows if row.draft and not row.auto]
     columns: dict[str, Cell] = {"book": lambda row: speedup(row.book_formula)}
     for effect in EFFECTS:
         columns[effect.name if markdown else effect.head] = functools.partial(_factor, effect.name)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import NamedTuple
 
-from speclab.drafts.kinds import is_tree
 from speclab.present import explanations, report, tables
 from speclab.present.run_lines import doubt, provenance, remarks, wrong_line
 from speclab.present.tables import (
@@ -212,8 +211,8 @@ def facts_lines(run: ComparisonRun) -> list[str | None]:
 
 def trees_line(runs: list[ComparisonRun]) -> str | None:
     """Why some cells are empty where trees were drafted; None where there are none."""
-    drafts = (row.draft for run in runs for row in run.rows if row.draft)
-    return CHAINS_ONLY if any(map(is_tree, drafts)) else None
+    rows = (row for run in runs for row in run.rows if row.draft_length and not row.auto)
+    return CHAINS_ONLY if any(row.acceptance_rate is not None and row.book_formula is None for row in rows) else None
 
 
 def best_plain_line(run: ComparisonRun) -> str | None:

@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+from speclab.records.samples import AUTO
+
 
 @dataclass(frozen=True)
 class Within:
@@ -52,6 +54,11 @@ class ArmCounts(Part):
     n_rejected: Count
     n_emitted: Count
     n_replays: Count | None = None  # passes beside one a round, of recurrent layers over accepted tokens; absent: none
+
+    @property
+    def auto(self) -> bool:
+        """Whether the length was chosen in every round: records say so at the end of the draft's name."""
+        return (self.draft or "").endswith(AUTO)
 
 
 @dataclass(kw_only=True)

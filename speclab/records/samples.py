@@ -7,8 +7,6 @@ from typing import NamedTuple
 from speclab.core.counts import Counts
 
 AUTO = " auto"  # at the end of a draft's name: its length changes from round to round
-
-TREE = ("tree:", "sampled-tree:", "merge:")  # at the beginning: it has branches
 LOOKUP = ", lookup"  # at the end: costs of the rounds in which a hybrid's lookup drafts
 
 
@@ -18,22 +16,14 @@ class Arm:
 
     method: str
     draft: str = ""  # name of the draft, as the user may type it; the baseline has none
-    draft_length: int = 0  # of an auto draft: the longest
+    draft_length: int = 0  # where it is chosen in every round: the longest
+    auto: bool = field(default=False, compare=False)  # whether the length is chosen in every round
+    branches: bool = field(default=False, compare=False)  # whether a draft is a tree
 
     @property
     def speculative(self) -> bool:
         """Whether a draft is used."""
         return bool(self.draft)
-
-    @property
-    def auto(self) -> bool:
-        """Whether the length is chosen in every round."""
-        return self.draft.endswith(AUTO)
-
-    @property
-    def tree(self) -> bool:
-        """Whether drafts have branches."""
-        return self.draft.startswith(TREE)
 
     @property
     def label(self) -> str:

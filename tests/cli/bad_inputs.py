@@ -19,14 +19,12 @@ from transformers import (
     RecurrentGemmaForCausalLM,
 )
 
-from speclab.drafts import kinds
-
 ROOT = Path(__file__).parents[2]
 TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
 DEEP = "[" * 100_000
 LONG = "n" * 300
 DIGITS = "9" * 5000  # Python reads no number of so many
-KINDS = kinds.KINDS.partition("retokenize")[0]
+KINDS = "--draft help"
 
 # --- the files --------------------------------------------------------------------------------------------------------
 
@@ -495,21 +493,16 @@ ROWS = [
     Row(f"{S} --draft tree:2x:model", 2, ("the shape of a tree", "tree:2x2x1:feature or tree:best:feature")),
     Row(f"{S} --draft sampled-tree:best:model", 2, ("the shape of a tree", "sampled-tree:2x2x1:feature")),
     Row(f"{S} --draft tree:best:ngram", 2, ("model, feature or block", "tree:best:feature")),
-    Row(f"{S} --tree best --impl solutions", 2, ("--impl knows chains only",)),
+    Row(f"{S} --draft tree:best:model --impl solutions", 2, ("--impl knows chains only",)),
     Row(f"{S} --draft tree:8x8x8:model", 2, ("584 tokens", "at most 64")),
     Row(f"{S} --draft tree:2x2:ngram", 2, ("model, feature or block", "tree:2x2:feature")),
-    Row(f"{S} --draft ngram --tree 2x2", 2, ("none of these drafts can be a tree", "--draft model, feature or block")),
-    Row(f"{S} --tree beast", 2, ("--tree beast: give", "2x2x1, or best")),
-    Row(f"{C} --tree ''", 2, ("--tree : give", "2x2x1, or best")),
-    Row(f"{C} --tree 8x8x8", 2, ("--tree 8x8x8: this tree has 584 tokens", "at most 64")),
-    Row(f"{S} --tree 2x2 --trace-shapes", 2, ("--trace-shapes knows chains only", "tree:2x2:model")),
-    Row(f"{S} --tree 2x2 --rule follow --trace -", 2, ("--trace knows the token rule only", "leave out")),
-    Row(f"{S} --tree 2x2 --rule block", 2, ("--rule block judges chains", "--rule follow")),
+    Row(f"{S} --draft tree:2x2:model --trace-shapes", 2, ("--trace-shapes knows chains only", "tree:2x2:model")),
+    Row(f"{S} --draft tree:2x2:model --rule follow --trace -", 2, ("--trace knows the token rule only", "leave out")),
+    Row(f"{S} --draft tree:2x2:model --rule block", 2, ("--rule block judges chains", "--rule follow")),
     Row(f"{S} --draft tree:2x2:target -k auto", 2, ("tree:2x2:target drafts trees", "give -k a number")),
     Row(f"{S} --draft tree:best:target -k auto", 2, ("tree:best:target drafts trees", "give -k a number")),
     Row(f"{C} --prompt x --draft tree:2x2:target -k auto", 2, ("tree:2x2:target drafts trees", "give -k a number")),
-    Row(f"{C} --draft ngram,suffix --tree 2x2", 2, ("none of these drafts can be a tree",)),
-    Row(f"{C} --tree 2x2 --impl solutions", 2, ("--impl knows chains only",)),
+    Row(f"{C} --draft tree:2x2:model --impl solutions", 2, ("--impl knows chains only",)),
     Row(f"{S} --draft merge:suffix", 2, ("different drafts with + between them", "merge:suffix+model")),
     Row(f"{S} --draft merge", 2, ("different drafts with + between them", "merge:suffix+model")),
     Row(f"{S} --draft merge:suffix+suffix", 2, ("different drafts", "merge:suffix+model")),
@@ -520,7 +513,6 @@ ROWS = [
     Row(f"{S} --draft hybrid:suffix+merge:suffix+model", 2, ("a draft with a model", "hybrid:suffix+feature")),
     Row(f"{S} --draft merge:suffix+target -k auto", 2, ("merge:suffix+target has several", "give -k a number")),
     Row(f"{S} --draft merge:suffix+target --rule block", 2, ("--rule block judges chains", "--rule follow")),
-    Row(f"{S} --draft merge:suffix+target --tree 2x2", 2, ("none of these drafts can be a tree",)),
     Row(f"{C} --sweep context", 2, ("unrecognized arguments: --sweep",)),
     Row(f"{C} --plan", 2, ("unrecognized arguments: --plan",)),
     Row(f"{C} --batch 1,2", 2, ("unrecognized arguments: --batch",)),
@@ -529,22 +521,21 @@ ROWS = [
     Row(f"{S} --draft exit:99", 2, ("12 layers", "a number from 1 to 11")),
     Row(f"{S} --draft exit:{DIGITS}", 2, ("12 layers", "a number from 1 to 11")),
     Row(f"{S} --draft tree:{DIGITS}:feature", 2, ("the shape of a tree", "tree:2x2x1:feature")),
-    Row(f"{S} --tree 2x{DIGITS}", 2, ("the shape of a tree", "2x2x1")),
     Row(f"{S} --impl exercises:{DIGITS}", 2, ("use exercises, solutions",)),
     Row(f"{S} --draft exit:x", 2, ("an adapter's folder", "exit:2")),
-    Row(f"{S} --draft exit:", 2, ("an adapter's folder", "exit:2")),
+    Row(f"{S} --draft exit:", 2, ("'exit:'", KINDS)),
     Row(f"{S} --draft exit:--3", 2, ("an adapter's folder", "exit:2")),
     Row(f"{S} --draft exit:5", 2, ("no adapter for layer 5", "python -m training.heads exit --exit-layer 5")),
     Row(f"{S} --draft hybrid:suffix+exit:5", 2, ("python -m training.heads exit --exit-layer 5",)),
     Row(f"{S} --draft exit:2", 2, ("belongs to a target with 12 layers of width 256", "trained for it")),
     Row(f"{S} --draft exit:./missing", 3, ("there is no model folder ./missing",)),
     Row(f"{S} --draft exit:draft", 3, ("its config.json", "--draft exit reads")),
-    Row(f"{S} --draft hybrid:suffix+", 2, ("unknown draft kind ''",)),
+    Row(f"{S} --draft hybrid:suffix+", 2, ("a draft with a model", "hybrid:suffix+feature")),
     Row(f"{S} --draft hybrid:suffix+./nowhere", 3, ("./nowhere", "save_pretrained")),
     Row(f"{S} -k autos", 2, ("-k", "'autos' is not a whole number")),
-    Row(f"{S} -k auto --draft dial:0.5:free", 2, ("-k auto", "dial:0.5:free", "give numbers")),
+    Row(f"{S} -k auto --draft dial:0.5:free", 2, ("-k auto", "dial:0.5:free", "give -k a number")),
     Row(f"{S} --draft dial", 2, ("dial:0.8",)),
-    Row(f"{S} --draft dial:", 2, ("dial:0.8",)),
+    Row(f"{S} --draft dial:", 2, ("'dial:'", KINDS)),
     Row(f"{S} --draft dial:nan", 2, ("dial:nan", "0 to 1")),
     Row(f"{S} --draft dial:1.5", 2, ("dial:1.5", "0 to 1")),
     Row(f"{S} --draft dial:high:draft", 2, ("dial:high", "0 to 1")),
@@ -573,7 +564,7 @@ ROWS = [
     Row(f"{S} --trace fifo", 3, ("fifo", "no regular file")),
     Row(f"{S} --trace loop", 3, ("loop", "--trace")),
     Row(f"{S} --impl exercises:0", 2, ("exercise 0", "can use 2")),
-    Row(f"{S} --tree 2x2 --impl exercises:15", 2, ("exercise 15 has no part in a run", "check.py 15")),
+    Row(f"{S} --draft tree:2x2:model --impl exercises:15", 2, ("exercise 15 has no part in a run", "check.py 15")),
     Row(f"{C} --impl exercises:2,13", 2, ("exercise 13 has no part in a run", "check.py 13")),
     Row(f"{C} --impl exercises:17", 2, ("exercise 17 has no part in a run", "check.py 17")),
     Row(f"{B} --impl exercises:99", 2, ("exercise 99 has no part in this run",)),
@@ -593,9 +584,8 @@ ROWS = [
     Row(f"{C} --draft ''", 2, ("--draft model,ngram",)),
     Row(f"{C} --draft ,", 2, ("--draft model,ngram",)),
     Row(f"{C} --draft ngram,ngram", 2, ("twice",)),
-    Row(f"{C} --draft 'ngram,./my auto'", 2, ("my auto", "rename the folder")),
     Row(f"{C} --prompt x --draft draft,weights-nan", 3, ("not finite",)),
-    Row(f"{C} --draft dial:0.5:draft --temperature 1 --prompt x", 2, ("add 0 to --temperature",)),
+    Row(f"{C} --draft dial:0.5:draft --temperature 1 --prompt x", 2, ("add 0 to the temperatures",)),
     Row(f"{C} --draft short-draft --prompts long.txt", 2, ("2501 tokens",)),
     Row(f"{C} --draft draft --prompts /dev/zero", 2, ("/dev/zero", "device")),
     Row(f"{C} --quick --full", 2, ("--quick", "--full")),

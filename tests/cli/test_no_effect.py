@@ -62,7 +62,7 @@ def test_flags_without_effect_are_named_and_have_none(pair_folder, capsys, tmp_p
         ("--top-p 0.9 --seed 1 --temperature 0,0.8", set()),
         ("--top-p 0.9 --seed 1 --temperature 0", {"--top-p", "--seed"}),
         ("--seed 1 --temperature 0 --draft ngram,dial:0.5", set()),
-        ("--seed 1 --temperature 0 --draft ./my-dial:0.5,ngram", {"--seed"}),
+        ("--seed 1 --temperature 0 --draft lab:50m,ngram", {"--seed"}),
         ("--limit 3", set()),
         ("--limit 3 --prompts some.txt", {"--limit"}),
         ("--prompt x", set()),  # though a default of --limit is filled in

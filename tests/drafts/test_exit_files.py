@@ -12,7 +12,7 @@ from optimized_speculative import speculative_decode
 from speclab import load
 from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
-from speclab.drafts import kinds, select
+from speclab.drafts import registry
 from speclab.drafts.exit import ExitDrafter
 from speclab.drafts.heads.exit_files import FORMAT, exit_layer_of, read_adapter, write_adapter
 from speclab.drafts.hybrid import HybridDrafter
@@ -20,6 +20,7 @@ from speclab.drafts.lengths import AutoLength
 from speclab.drafts.suffix import SuffixDrafter
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.round_costs import measure_costs
+from speclab.models import loading
 from speclab.models import prompts as lab_prompts
 from speclab.models.cached import CachedModel
 from speclab.models.padded.padding import padded
@@ -136,23 +137,22 @@ def test_a_padded_target_is_drafted_for_as_the_one_that_it_was_padded_from():
         ("exit:-1", "the lab's target has 12 layers"),
         ("exit:5", "python -m training.heads exit --exit-layer 5, then --draft exit:build/exit-5/out"),
         ("exit:x", "give a number of layers or an adapter's folder, for example exit:2 or exit:build/exit-2/out"),
-        ("exit:", "give a number of layers or an adapter's folder"),
         ("exits:2", "exits:2"),
         ("hybrid:suffix+exit:5", "--exit-layer 5"),
     ],
 )
 def test_names_that_are_no_adapters(kind, message):
     with pytest.raises((UsageProblem, EnvironmentProblem), match=message):
-        kinds.check_kind(kind)
+        registry.read(kind)
 
 
 def test_names_of_adapters(folder):
-    layer = exit_layer_of(kinds.LAB_EXIT)
+    layer = exit_layer_of(loading.LAB_PAIR / "exit")
     for kind in ("exit", f"exit:{layer}", f"hybrid:suffix+exit:{layer}", f"exit:{folder}"):
-        kinds.check_kind(kind)
-    assert kinds.drafter_name("exit") == kinds.drafter_name(f"exit:0{layer}") == f"exit:{layer}"
-    assert kinds.drafter_name(f"exit:{folder}") == "exit:adapter"
-    assert kinds.drafter_name(f"hybrid:ngram+exit:{folder}") == "hybrid:ngram+exit:adapter"
+        registry.read(kind)
+    assert registry.read("exit").name == registry.read(f"exit:0{layer}").name == f"exit:{layer}"
+    assert registry.read(f"exit:{folder}").name == "exit:adapter"
+    assert registry.read(f"hybrid:ngram+exit:{folder}").name == "hybrid:ngram+exit:adapter"
 
 
 class Graphed:
@@ -173,7 +173,7 @@ def test_an_engine_that_cannot_split_gives_way_to_the_eager_one(target, folder, 
         torch.float64,
         {"engine": ""},
     )
-    made = select.make_drafters(["ngram", f"exit:{folder}"], setup, 0)
+    made = registry.make_all(registry.read_all(["ngram", f"exit:{folder}"]), setup, 0)
     assert list(made) == ["ngram", "exit:adapter"]
     assert setup.engine == setup.target.engine == "eager"
     assert "CUDA graphs do not" in setup.reasons["engine"]

@@ -77,9 +77,9 @@ def test_in_python(pair_folder, head):
 @pytest.mark.parametrize(
     ("kind", "code", "message"),
     [
-        ("feature:", 2, "give a head's folder or hub name, for example feature:build/feature/out"),
+        ("feature:featur", 2, "give a head's folder or hub name, for example feature:build/feature/out"),
         ("feature:./nowhere", 3, "nowhere"),
-        ("block:", 2, "give a head's folder or hub name, for example block:build/block/out"),
+        ("block:", 2, "unknown draft kind 'block:'"),
         ("dspark", 2, "unknown draft kind 'dspark'"),
         ("block:{draft}", 3, "speculators_model_type is None; --draft block reads dflash and dspark"),
         ("featur", 2, "unknown draft kind 'featur'"),

@@ -13,9 +13,8 @@ from speclab.core.rounds import tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.intersect import IntersectDrafter, intersect
-from speclab.drafts.kinds import check_kind, drafter_name
 from speclab.drafts.lengths import AutoLength, RoundCosts
-from speclab.drafts.select import make_drafter
+from speclab.drafts.registry import make, read
 from speclab.drafts.trees.best import BestTreeDrafter
 from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.models import loading, prompts
@@ -186,7 +185,7 @@ def test_where_all_is_shared_it_is_the_model(renumbered, sampling):
     """Round by round what `model` does: with the same tokenizer, and with the same words under other ids."""
     setup = load_setup(loading.LAB_TARGET, sampling, threads=1, engine="eager")
     names = ("model", f"intersect:{loading.LAB_DRAFT}", f"intersect:{renumbered}")
-    drafters = [make_drafter(name, setup) for name in names]
+    drafters = [make(name, setup) for name in names]
     assert isinstance(drafters[1], IntersectDrafter)
     assert isinstance(drafters[2], IntersectDrafter)
     assert len(drafters[2].shared.target_ids) == len(setup.tokenizer)
@@ -203,10 +202,10 @@ def test_where_all_is_shared_it_is_the_model(renumbered, sampling):
 
 def test_names(renumbered):
     for kind in ("intersect:a/b", "hybrid:suffix+intersect:a/b", "tree:2:intersect:a/b", "merge:suffix+intersect:a/b"):
-        check_kind(kind)
-    assert drafter_name(f"intersect:{renumbered}") == f"intersect:{loading.short_name(renumbered)}"
-    assert drafter_name("hybrid:suffix+intersect:a/b") == "hybrid:suffix+intersect:a/b"
+        read(kind)
+    assert read(f"intersect:{renumbered}").name == f"intersect:{loading.short_name(renumbered)}"
+    assert read("hybrid:suffix+intersect:a/b").name == "hybrid:suffix+intersect:a/b"
     for kind in ("intersect", "intersect:", "intersect:model", "dial:0.5:intersect:a/b"):
         with pytest.raises(UsageProblem) as problem:
-            check_kind(kind)
+            read(kind)
         assert "\n" not in str(problem.value)

@@ -62,7 +62,7 @@ def test_what_wants_fixed_lengths_refuses_it(capsys, tmp_path, monkeypatch):
 def test_a_dial_is_refused(script, pair_folder, capsys):
     words = ["--target", str(pair_folder / "target"), "--prompt", "x", "--draft", "dial:0.8:free", "-k", "auto"]
     assert script.main([*words, *TINY]) == 2
-    assert "-k auto chooses by what was accepted, and --draft dial:0.8:free replays the text" in capsys.readouterr().err
+    assert "--draft dial:0.8:free replays the text; give -k a number" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("value", ["autos", "2,auto,x", "auto,-1", ""])

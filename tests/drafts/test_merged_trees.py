@@ -10,14 +10,14 @@ from speclab.core.rounds import Draft, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
-from speclab.drafts.kinds import check_auto, check_kind, drafter_name, is_tree
+from speclab.drafts.registry import read
 from speclab.drafts.suffix import SuffixDrafter
 from speclab.drafts.trees.draft import TreeDraft, parents_of
 from speclab.drafts.trees.merged import MergedDrafter, merged
 from speclab.lab.bench import SPECULATIVE
 from speclab.lab.replay import replayed
 from speclab.models.cached import CachedModel
-from speclab.records.samples import Arm, Made
+from speclab.records.samples import Made
 from speclab.system.errors import UsageProblem
 from tests.decoding import plain_text, speculative_rounds
 from tests.heads import prompts, trained, trained_block
@@ -177,14 +177,12 @@ def test_what_it_is_made_of():
     assert tree.lengths([2, 4]) == [4, 8]
     assert "2 drafts" in tree.describe("merge", "eager")
     with pytest.raises(UsageProblem, match="give -k a number"):
-        check_auto("merge:model+ngram")
+        read("merge:model+ngram").check_auto()
 
 
 def test_its_name():
-    assert drafter_name("merge:suffix+model+lab:50m") == "merge:suffix+model+lab:50m"
-    assert is_tree("merge:suffix+model")
-    assert Arm("merge:suffix+model", "merge:suffix+model", 8).tree
-    check_kind("merge:suffix+model")
-    for wrong in ("merge", "merge:", "merge:model", "merge:model+", "merge:ngram+hybrid", "merge:ngram+dial:0.5"):
+    assert read("merge:suffix+model+lab:50m").name == "merge:suffix+model+lab:50m"
+    assert read("merge:suffix+model").branches
+    for wrong in ("merge", "merge:model", "merge:model+", "merge:ngram+hybrid", "merge:ngram+dial:0.5"):
         with pytest.raises(UsageProblem, match="merge:suffix\\+model"):
-            check_kind(wrong)
+            read(wrong)

@@ -6,9 +6,8 @@ import torch
 from draft_models import ModelDrafter
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import Sampling
-from speclab.drafts.kinds import check_kind, drafter_name
+from speclab.drafts.registry import make, read
 from speclab.drafts.retokenized import RetokenizedDrafter
-from speclab.drafts.select import make_drafter
 from speclab.models import loading, prompts
 from speclab.models.cached import CachedModel
 from speclab.models.setup import load_setup
@@ -166,7 +165,7 @@ def test_the_labs_draft_under_other_ids_says_the_same(renumbered):
     setup = load_setup(loading.LAB_TARGET, threads=1, engine="eager")
     with pytest.raises(UsageProblem, match="retokenize:NAME"):
         setup.load_draft(renumbered)
-    drafters = [make_drafter("model", setup), make_drafter(f"retokenize:{renumbered}", setup)]
+    drafters = [make("model", setup), make(f"retokenize:{renumbered}", setup)]
     assert isinstance(drafters[0], ModelDrafter)
     kept = [0, 0]
     for prompt in prompts.encode(prompts.standard()[:4], setup.tokenizer):
@@ -180,8 +179,8 @@ def test_the_labs_draft_under_other_ids_says_the_same(renumbered):
 
 
 def test_names(renumbered):
-    check_kind(f"retokenize:{renumbered}")
-    assert drafter_name(f"retokenize:{renumbered}") == f"retokenize:{loading.short_name(renumbered)}"
+    read(f"retokenize:{renumbered}")
+    assert read(f"retokenize:{renumbered}").name == f"retokenize:{loading.short_name(renumbered)}"
     for kind in (
         "retokenize",
         "retokenize:",
@@ -190,5 +189,5 @@ def test_names(renumbered):
         "tree:2:retokenize:a/b",
     ):
         with pytest.raises(UsageProblem) as problem:
-            check_kind(kind)
+            read(kind)
         assert "\n" not in str(problem.value)

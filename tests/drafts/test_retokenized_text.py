@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from speclab.core.sampling import Sampling
+from speclab.drafts.registry import check_prompts
 from speclab.drafts.retokenized import BEFORE, RetokenizedDrafter
-from speclab.drafts.select import check_prompts
 from speclab.lab.acceptance_probs import accept_probs
 from speclab.lab.bench import Bench
 from speclab.models import engine_choice, loading, prompts

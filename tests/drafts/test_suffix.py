@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draft_models import NgramDrafter
+from speclab.core.drafter import Lookup
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import GREEDY
-from speclab.drafts import select
+from speclab.drafts import registry
 from speclab.drafts.suffix import DOUBT, SuffixDrafter
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
@@ -117,11 +118,8 @@ def test_ids_that_the_target_never_emits_are_not_proposed():
 
 @pytest.mark.parametrize("kind", ["ngram", "suffix", "hybrid:ngram+model", "merge:suffix+ngram"])
 def test_every_lookup_knows_the_targets_ids(kind, monkeypatch):
-    bounds = []
-    for name, right in list(select.LOOKUPS.items()):
-        monkeypatch.setitem(select.LOOKUPS, name, lambda n_ids, right=right: bounds.append(n_ids) or right(n_ids=n_ids))
-    model, make = tiny("llama"), select.make_drafter
-    monkeypatch.setattr(select, "make_drafter", lambda *_: NgramDrafter(2, 1))  # of a hybrid's model
-    make(kind, Setup(CachedModel(model), None, "x", GREEDY, model.device, model.dtype, {}))
-    assert bounds
-    assert set(bounds) == {VOCAB}
+    model = tiny("llama")
+    monkeypatch.setattr(registry, "_draft_model", lambda place, setup: CachedModel(model))
+    drafter = registry.make(kind, Setup(CachedModel(model), None, "x", GREEDY, model.device, model.dtype, {}))
+    bounds = {part.n_ids for part in drafter.parts if isinstance(part, Lookup)}
+    assert bounds == {VOCAB}

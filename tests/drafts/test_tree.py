@@ -13,10 +13,9 @@ from speclab.core import graphs
 from speclab.core.accept import RULES
 from speclab.core.rounds import Round, tokens_of
 from speclab.core.sampling import Sampling
-from speclab.drafts import select
+from speclab.drafts import registry
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
-from speclab.drafts.kinds import check_auto, check_kind
 from speclab.drafts.trees.best import BestTreeDrafter
 from speclab.drafts.trees.checks import check_tree
 from speclab.drafts.trees.draft import chain, depths, reads
@@ -98,14 +97,14 @@ def test_what_rows_read_and_how_deep_they_are():
 )
 def test_trees_that_cannot_be(kind, named):
     with pytest.raises(UsageProblem, match=named) as problem:
-        check_kind(kind)
+        registry.read(kind)
     assert "\n" not in str(problem.value)
 
 
 @pytest.mark.parametrize("kind", ["tree:best:model", "tree:2x1:model", "sampled-tree:2x1:feature"])
 def test_no_lengths_are_chosen_for_trees(kind):
     with pytest.raises(UsageProblem, match="drafts trees"):
-        check_auto(kind)
+        registry.read(kind).check_auto()
 
 
 def test_a_rule_that_knows_chains_only_refuses_trees():
@@ -451,12 +450,12 @@ def test_recurrent_drafts_are_refused(kind, monkeypatch):
     setup = Setup(CachedModel(tiny("llama")), None, "tiny", Sampling(), torch.device("cpu"), torch.float64)
     drafts = {"llama": CachedModel(tiny("llama")), "mamba": CachedModel(tiny_families.tiny("mamba"))}
     for family, draft in drafts.items():
-        monkeypatch.setattr(select, "_draft_model", lambda name, setup, draft=draft: draft)
+        monkeypatch.setattr(registry, "_draft_model", lambda name, setup, draft=draft: draft)
         if family == "llama":
-            select.make_drafter(kind, setup)
+            registry.make(kind, setup)
             continue
         with pytest.raises(EnvironmentProblem, match="recurrent layers, whose states cannot be cropped"):
-            select.make_drafter(kind, setup)
+            registry.make(kind, setup)
 
 
 @pytest.mark.parametrize("ignored", ["position_ids", "attention_mask"])

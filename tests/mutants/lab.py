@@ -12,7 +12,7 @@ from benchmarks.gpu import one_size, results
 from draft_models import ModelDrafter
 from speclab.core.drafter import Drafter
 from speclab.core.sampling import Sampling
-from speclab.drafts import select
+from speclab.drafts import registry
 from speclab.drafts.retokenized import RetokenizedDrafter
 from speclab.lab import bench, decodings, harness, output_checks
 from speclab.lab.harness import Decoding
@@ -78,12 +78,12 @@ def reads_the_whole_text_with_the_draft() -> None:
 @mutant(29, "a_prompt_longer_than_the_drafts_context_is_refused", file="models/test_loading", raises="RuntimeError")
 def takes_a_prompt_that_the_draft_cannot_read() -> None:
     """takes a prompt that the draft cannot read"""
-    right = select.check_prompts
+    right = registry.check_prompts
 
     def check(target: CachedModel, drafters: Iterable[Drafter], *more) -> None:
         right(target, [drafter for drafter in drafters if not isinstance(drafter, ModelDrafter)], *more)
 
-    select.check_prompts = check
+    registry.check_prompts = check
 
 
 RIGHT_TEXTS, IMPOSSIBLE = "right_texts_raise_no_alarm", "a_token_that_no_rounding_explains_is_an_alarm"

@@ -219,7 +219,7 @@ def test_nothing_in_a_trees_text_becomes_markup(tokenizer):
 @pytest.mark.parametrize("shape", ["2x2x1", "best"])
 def test_trace_of_a_decoding_with_trees(pair_folder, capsys, tmp_path, monkeypatch, shape):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    models = ["--target", str(pair_folder / "target"), "--draft", str(pair_folder / "draft"), "--tree", shape]
+    models = ["--target", str(pair_folder / "target"), "--draft", f"tree:{shape}:{pair_folder / 'draft'}"]
     words = ["--threads", "1", "--engine", "eager", "--max-new-tokens", "24", "--ignore-eos", "--prompt", "def f(x):"]
     assert optimized_speculative.main([*models, *words, "--trace", "-"]) == 0
     out = capsys.readouterr().out

@@ -20,8 +20,7 @@ from benchmarks.families import __main__ as families
 from benchmarks.gpu import findings
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import GREEDY
-from speclab.drafts.kinds import LOOKUPS
-from speclab.drafts.select import check_prompts, make_drafter
+from speclab.drafts import registry
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.present import tables
@@ -183,10 +182,11 @@ def test_the_draft_of_contributing_drafts(monkeypatch):
     namespace: dict = {}
     exec(compile(code, "CONTRIBUTING.md", "exec"), namespace)
     target, prompt = CachedModel(tiny("llama")), torch.tensor([[5, 3, 5]])
-    monkeypatch.setitem(LOOKUPS, "repeat", namespace["RepeatDrafter"])
+    monkeypatch.setattr(registry, "_KINDS", dict(registry.kinds()))
+    registry.add_lookup("repeat", namespace["RepeatDrafter"], "the last token again and again")
     setup = SimpleNamespace(target=target, sampling=GREEDY)
-    drafter = make_drafter("repeat", setup)
-    check_prompts(target, [drafter], [Prompt("code", "", prompt)], 24)
+    drafter = registry.make("repeat", setup)
+    registry.check_prompts(target, [drafter], [Prompt("code", "", prompt)], 24)
     assert drafter.describe("repeat", "eager") is None
     assert drafter.lengths([3]) == [3]
     law = drafter.law(target, [5, 3, 5], [5, 5, 2], GREEDY, 2)

@@ -17,12 +17,14 @@ from draft_models import as_draft
 from speclab.core.drafter import Drafter, Wrapper
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import GREEDY, NOT_FINITE, Sampling, to_host
-from speclab.drafts.trees.draft import TreeDraft
+from speclab.drafts.trees.draft import TreeDraft, as_tree, widths_of_levels
 from speclab.drafts.trees.growing import growing
 
 
 class Branching(Wrapper):
     """What drafts trees. drafter: what says which tokens come next, of a kind that `growing` knows."""
+
+    branches = True
 
     def __init__(self, drafter: Drafter):
         self.growing = growing(drafter)
@@ -39,6 +41,14 @@ class Branching(Wrapper):
         """Tell the drafter what is final."""
         self.growing.end_tree()
         self.growing.observe(n_accepted, committed)
+
+    def pass_widths(self, most: int) -> set[int]:
+        """Models read whole levels, and all that was accepted."""
+        return widths_of_levels(most)
+
+    def as_drafted(self, chain: Draft) -> Draft:
+        """A chain as a tree of one branch."""
+        return as_tree(chain)
 
     def describe(self, name: str, engine: str) -> str:
         """A line about the trees."""

@@ -62,3 +62,13 @@ def parents_of(draft: Draft) -> Tensor:
     if isinstance(draft, TreeDraft):
         return draft.parents
     return chain(draft.tokens.shape[1], draft.tokens.device).expand_as(draft.tokens)
+
+
+def as_tree(draft: Draft) -> TreeDraft:
+    """A chain as a tree of one branch in each row."""
+    return TreeDraft(draft.tokens, draft.size, draft.probs, draft.certain, draft.faults, parents=parents_of(draft))
+
+
+def widths_of_levels(most: int) -> set[int]:
+    """Powers of two up to which the passes of a draft model have tokens, where trees have up to `most` tokens."""
+    return {2**i for i in range(1, most.bit_length() + 1)}

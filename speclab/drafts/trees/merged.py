@@ -20,7 +20,7 @@ from speclab.core.drafter import Drafter
 from speclab.core.law import Law
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Sampling, to_device, to_host
-from speclab.drafts.trees.draft import TreeDraft, parents_of
+from speclab.drafts.trees.draft import TreeDraft, as_tree, parents_of, widths_of_levels
 from speclab.drafts.trees.fixed import TreeDrafter
 
 LONGEST = 64  # tokens of a chain
@@ -31,6 +31,8 @@ class MergedDrafter(Drafter):
 
     A chain of the latter is a tree of one branch, so that they take in what was committed on any branch.
     """
+
+    branches = True
 
     def __init__(self, drafters: Sequence[Drafter]):
         self.drafters = [TreeDrafter(one, (1,) * LONGEST) if one.draws else one for one in drafters]
@@ -80,6 +82,14 @@ class MergedDrafter(Drafter):
         """Tell all what is final, whoever proposed it."""
         for drafter in self.drafters:
             drafter.observe(n_accepted, committed)
+
+    def pass_widths(self, most: int) -> set[int]:
+        """Models read whole levels, and all that was accepted."""
+        return widths_of_levels(most)
+
+    def as_drafted(self, chain: Draft) -> Draft:
+        """A chain as a tree of one branch."""
+        return as_tree(chain)
 
     def describe(self, name: str, engine: str) -> str:
         """A line about the drafts."""

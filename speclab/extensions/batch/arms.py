@@ -36,7 +36,7 @@ def arms(config: RunConfig, batches: list[int], thorough: bool) -> list[BatchArm
         for k in drafter.lengths(config.draft_lengths):
             if k:
                 arm = Arm(config.method(name), name, k)
-                together = [n for n in sizes if thorough and 1 < n <= n_distinct(config) and not arm.tree]
+                together = [n for n in sizes if thorough and 1 < n <= n_distinct(config) and not arm.branches]
                 ways += [BatchArm(arm, n) for n in sizes] + [BatchArm(arm, n, True) for n in together]
     middle = len(ways) // 2  # half a round of turns away from the first, as the other arms are on average
     again = [BatchArm(BASELINE_REPEAT, n) for n in sizes]

@@ -18,7 +18,6 @@ import sys
 
 from speclab.cli import compare_config, flags, no_effect, parsing
 from speclab.cli.output import Output, Step
-from speclab.drafts.kinds import is_tree
 from speclab.extensions.plan import plan_views, plans
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
@@ -102,10 +101,10 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     output = Output(args, f"{args.name}-plan")
     output.check()
     kinds = [kind for kind in args.draft.split(",") if kind]
-    if tree := next((kind for kind in kinds if is_tree(kind)), None):
+    choices = compare_config.read_drafts(kinds, temperatures)
+    if tree := next((choice.text for choice in choices if choice.branches), None):
         raise UsageProblem(f"a plan knows chains only, and {tree} drafts trees; leave it out")
-    compare_config.check_drafts(kinds, temperatures)
-    config = compare_config.load(args, kinds, lengths, temperatures)
+    config = compare_config.load(args, choices, lengths, temperatures)
     plans.check(config, args.verify)
     no_effect.note_flags(args, temperatures, config.setup.device)
     return config, output

@@ -24,8 +24,7 @@ import torch
 
 from speclab.cli import flags, no_effect, parsing
 from speclab.cli.output import Output, Step
-from speclab.drafts.kinds import check_kinds
-from speclab.drafts.select import check_prompts, make_drafters
+from speclab.drafts.registry import check_prompts, make_all, read_all
 from speclab.extensions.servers import installed, server_flags, serving_load, serving_views
 from speclab.extensions.servers.served import Plan
 from speclab.extensions.servers.server_comparison import compare_serving
@@ -72,7 +71,7 @@ def _prepare(args: argparse.Namespace) -> tuple[Output, RunConfig, Plan]:
             f"{shortest + 1} or more"
         )
     kinds = [kind for kind in args.draft.split(",") if kind]
-    check_kinds(kinds)
+    choices = read_all(kinds)
     _check_servers(args, kinds, lengths, levels)
     limits, further = server_flags.limits_of(args), installed.further_flags(args.vllm_flags or "")
     output = Output(args, args.name + f"-{server_flags.VLLM}" * (not args.name.endswith(server_flags.VLLM)))
@@ -83,7 +82,7 @@ def _prepare(args: argparse.Namespace) -> tuple[Output, RunConfig, Plan]:
     setup, prompts = flags.load(args, temperature=0.0)
     if found:
         found.check_device(setup.device.type)
-    drafters = make_drafters(kinds, setup, args.seed)
+    drafters = make_all(choices, setup, args.seed)
     check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens + 2 * lengths[-1])
     config = RunConfig(setup, drafters, prompts, lengths, temperatures, args.max_new_tokens, args.repeats, args.seed)
     no_effect.note_flags(args, temperatures, setup.device)

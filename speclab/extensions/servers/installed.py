@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from speclab.drafts import registry
 from speclab.drafts.heads.files import LARGEST_CONFIG
-from speclab.drafts.kinds import LAB_HEADS, OTHERS
+from speclab.drafts.kinds import LAB_HEADS
 from speclab.models import loading
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.files import read_bytes, shown
@@ -155,14 +156,10 @@ def speculative_config(kind: str, draft_length: int) -> dict[str, Any]:
     if kind == "suffix":  # without what other requests said: a prompt that comes again would be drafted from its answer
         return {"method": METHODS[kind], "suffix_decoding_max_cached_requests": 0, **length}
     if word in LAB_HEADS:
-        if rest == "wide":
-            raise UsageProblem(f"--draft {kind} is for a padded target, which vLLM is not given; use --draft feature")
         place = rest or LAB_HEADS[word]
         method = METHODS.get(word) or _method_of_block(place)
         return {"method": method, "model": place, **length}
-    if word in OTHERS:
-        raise UsageProblem(f"--draft {kind}: the lab gives vLLM no draft with a tokenizer of its own; use {KINDS}")
-    if word in ("dial", "hybrid", "tree", "sampled-tree", "merge", "exit"):
+    if not registry.read(kind).is_model:
         raise UsageProblem(f"--draft {kind}: vLLM has nothing like it; use {KINDS}")
     return {"method": "draft_model", "model": loading.LAB_DRAFT if kind == "model" else kind, **length}
 

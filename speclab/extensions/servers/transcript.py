@@ -26,7 +26,7 @@ from baseline_autoregressive import autoregressive_decode
 from optimized_speculative import speculative_decode
 from speclab.cli import parsing
 from speclab.core.rounds import DecodeSettings, Round, tokens_of
-from speclab.drafts.select import make_drafter
+from speclab.drafts import registry
 from speclab.extensions.servers import installed, server_turns, servers
 from speclab.extensions.servers.client import Order
 from speclab.lab.instruments import LoopFunctions, with_phases
@@ -80,7 +80,7 @@ class Own(NamedTuple):
 
 def own_side(setup: Setup, chosen: list[prompts.Prompt]) -> Own:
     """Every prompt decoded plainly and speculatively, twice: the first time warms up."""
-    drafter = make_drafter(DRAFT, setup)
+    drafter = registry.make(DRAFT, setup)
     for _ in range(2):
         texts, found, timed, steps = [], [], [], []
         for prompt in chosen:

@@ -26,7 +26,7 @@ from typing import Any
 
 from speclab.cli import compare_config, flags, no_effect, parsing
 from speclab.cli.output import Output, Step
-from speclab.drafts.kinds import LOOKUPS, is_dial, is_tree
+from speclab.drafts import registry
 from speclab.extensions.sweeps import sweep_views, sweeps
 from speclab.extensions.sweeps.sweep_record import SweepRun
 from speclab.lab.output_checks import exit_code
@@ -120,10 +120,16 @@ def filled(args: argparse.Namespace, name: str) -> argparse.Namespace:
 
 def _drafts(name: str, asked: str | None) -> str | None:
     """`--draft` as a sweep reads it: acceptance wants an oracle draft for every model, at that model's cost."""
-    models = [kind for kind in (asked or "").split(",") if kind and kind not in LOOKUPS and not is_dial(kind)]
+    models = [kind for kind in (asked or "").split(",") if kind and not _has_no_cost(kind)]
     if name != "acceptance" or not models:
         return asked
     return ",".join([*FREE_ORACLES, *(f"{dial}:{model}" for model in models for dial in ACCURACIES)])
+
+
+def _has_no_cost(kind: str) -> bool:
+    """Whether an oracle draft cannot be given the cost of this one: it is a lookup, or an oracle draft."""
+    choice = registry.read(kind)
+    return choice.is_lookup or choice.only_greedy is not None
 
 
 def _run(args: argparse.Namespace, name: str, done: list[SweepRun]) -> int:
@@ -155,10 +161,10 @@ def _prepare(args: argparse.Namespace, name: str) -> tuple[RunConfig, Output]:
     output = Output(args, f"{args.name}-sweep-{name}")
     output.check()
     kinds = [kind for kind in args.draft.split(",") if kind]
-    if tree := next((kind for kind in kinds if is_tree(kind)), None):
+    choices = compare_config.read_drafts(kinds, temperatures)
+    if tree := next((choice.text for choice in choices if choice.branches), None):
         raise UsageProblem(f"a sweep knows chains only, and {tree} drafts trees; leave it out")
-    compare_config.check_drafts(kinds, temperatures)
-    config = compare_config.load(args, kinds, lengths, temperatures)
+    config = compare_config.load(args, choices, lengths, temperatures)
     # The seed has an effect where drafts are damaged at random.
     seen = argparse.Namespace(**vars(args) | {"seed": 0}) if name == "mismatch" else args
     no_effect.note_flags(seen, temperatures, config.setup.device)

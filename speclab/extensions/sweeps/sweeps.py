@@ -13,7 +13,7 @@ from typing import NamedTuple
 from draft_models import ModelDrafter
 from speclab.core.drafter import Drafter
 from speclab.drafts.oracle import FreeOracleDrafter, OracleDraft
-from speclab.drafts.select import check_prompts
+from speclab.drafts.registry import check_prompts
 from speclab.extensions.sweeps.sweep_record import Point, SweepRun
 from speclab.lab.acceptance_probs import CostTable, calibrated
 from speclab.lab.comparison import build_rows, explained, measure_and_judge, noise_at

@@ -66,14 +66,13 @@ def speedup_panels(rows: list[Row]) -> list[Panel]:
     """Speedup against k, with the forecast and the book's formula: a panel for every temperature. Rows on auto stand at
     a place of their own."""
     predictions = {"forecast": "forecast", "book_formula": figures.BOOK}
-    fixed = {row.draft_length for row in rows if not row.method.endswith(AUTO)}
+    fixed = {row.draft_length for row in rows if not row.auto}
     auto = max(fixed, default=0) + 2
     ticks = {k: f"{k:g}" for k in sorted(fixed)}
-    if any(row.method.endswith(AUTO) for row in rows):
+    if any(row.auto for row in rows):
         ticks[auto] = "auto"
     placed = [
-        replace(row, method=row.method.removesuffix(AUTO), draft_length=auto) if row.method.endswith(AUTO) else row
-        for row in rows
+        replace(row, method=row.method.removesuffix(AUTO), draft_length=auto) if row.auto else row for row in rows
     ]
     options: dict[str, Any] = {"ticks": ticks, "apart": (auto,), "spread": 20}
     return [

@@ -1,0 +1,1 @@
+"""Early exit: the first layers of the target draft, with an adapter."""

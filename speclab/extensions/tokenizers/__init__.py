@@ -1,0 +1,1 @@
+"""Drafts by models with another tokenizer than the target's."""

@@ -1,0 +1,1 @@
+"""Drafts with branches: several tokens for one place, which one pass of the target judges together."""

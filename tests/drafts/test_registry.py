@@ -1,0 +1,79 @@
+"""The table of drafts: every kind reads what its usage says, and what two names have in common is refused."""
+
+import json
+
+import pytest
+
+from speclab.cli.compare_config import read_drafts
+from speclab.core.drafter import Lookup
+from speclab.drafts import registry
+from speclab.drafts.registry import Kind, add, add_lookup, kinds, read, read_all
+from speclab.system.errors import UsageProblem
+
+TYPED = ("model", "ngram", "suffix", "feature", "block", "hybrid", "hybrid:ngram+model", "dial:0.5", "dial:0.5:free")
+
+
+@pytest.fixture
+def table(monkeypatch):
+    """A copy of the table, so that a test may add to it."""
+    monkeypatch.setattr(registry, "_KINDS", dict(kinds()))
+
+
+@pytest.mark.parametrize("text", TYPED)
+def test_a_name_stands_for_itself(text):
+    choice = read(text)
+    assert choice.text == choice.name == text
+
+
+def test_every_kind_has_a_line_of_help():
+    for name, kind in kinds().items():
+        assert kind.name == name
+        assert kind.usage.startswith(name)
+        assert kind.help
+        assert kind.usage in registry.table()
+
+
+def test_limits_of_the_parts_are_limits_of_the_whole():
+    """A hybrid of a head needs a decoder-only target, as the head does; one of a model does not."""
+    assert not read("feature").any_family
+    assert not read("hybrid").any_family
+    assert read("hybrid:suffix+model").any_family
+
+
+def test_a_new_lookup_is_one_line(table):
+    class Nothing(Lookup):
+        """It finds nothing."""
+
+        def __init__(self, n_ids: int):
+            self.n_ids = n_ids
+
+    add_lookup("nothing", Nothing, "nothing at all")
+    assert read("nothing").is_lookup
+    assert read("hybrid:nothing+model").name == "hybrid:nothing+model"
+
+
+def test_no_name_is_given_away_twice(table):
+    with pytest.raises(ValueError, match="two kinds"):
+        add(Kind("model", "model", "another one", read))
+    with pytest.raises(UsageProblem, match="twice"):
+        read_all(["ngram", "ngram"])
+    with pytest.raises(UsageProblem, match="empty"):
+        read_all([])
+
+
+def test_a_folder_with_a_model_comes_before_a_kind_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert read("ngram").is_lookup
+    (tmp_path / "ngram").mkdir()
+    assert read("ngram").is_lookup  # a folder without a model is none
+    (tmp_path / "ngram" / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    assert not read("ngram").is_lookup
+    assert read("./ngram").is_model
+
+
+def test_no_folder_has_the_name_of_a_draft_on_auto(tmp_path):
+    folder = tmp_path / "my auto"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(UsageProblem, match="rename the folder"):
+        read_drafts([str(folder)], [0.0])
