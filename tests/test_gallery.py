@@ -21,6 +21,7 @@ from speclab.core.accept import accept
 from speclab.core.counts import Counts
 from speclab.core.rounds import Decided, Draft, Round
 from speclab.core.sampling import Sampling, draw
+from speclab.drafts import registry
 from speclab.models.cached import CachedModel
 from speclab.models.family import Room
 from speclab.models.prompts import Prompt
@@ -537,7 +538,7 @@ def script(monkeypatch, capsys, prompt):
     monkeypatch.setattr(decoding, "time", SimpleNamespace(perf_counter=lambda: Clock.now))
     monkeypatch.setattr(flags, "setup_from", lambda *_: setup)
     monkeypatch.setattr(flags, "read_prompts", lambda *_: [Prompt("test", "text", prompt)] * 3)
-    monkeypatch.setattr(decoding, "make_drafter", no_drafts)
+    monkeypatch.setattr(registry.Choice, "make", no_drafts)
 
     def run(module) -> str:
         assert module.main(["--max-new-tokens", "11"]) == 0

@@ -122,8 +122,8 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output, list[int]]:
     output = Output(args, args.name + ("-sweep-batch" if args.thorough else "-batch"))
     output.check()
     kinds = [kind for kind in args.draft.split(",") if kind]
-    compare_config.check_drafts(kinds, [args.temperature])
-    config = compare_config.load(args, kinds, lengths, [args.temperature])
+    choices = compare_config.read_drafts(kinds, [args.temperature])
+    config = compare_config.load(args, choices, lengths, [args.temperature])
     check(config)
     no_effect.note_flags(args, [args.temperature], config.setup.device)
     return config, output, sizes

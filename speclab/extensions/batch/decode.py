@@ -14,8 +14,7 @@ from speclab.cli.output import how_many, prompt_heading
 from speclab.core.clock import old_objects_frozen
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings
-from speclab.drafts.kinds import check_kind, drafter_name, is_tree
-from speclab.drafts.select import check_prompts, make_drafter
+from speclab.drafts import registry
 from speclab.extensions.batch.batched_model import BatchedModel, check_batch
 from speclab.extensions.batch.decodings import BatchDecoding
 from speclab.extensions.batch.forms import batch_drafter, check_drafter
@@ -39,7 +38,7 @@ def run(prog: str, argv: list[str]) -> int:
     setup, prompts = flags.load(args)
     check_batch(setup.target)
     drafter, draft = _drafter(args, setup)
-    check_prompts(setup.target, [drafter] if drafter else [], prompts, args.max_new_tokens)
+    registry.check_prompts(setup.target, [drafter] if drafter else [], prompts, args.max_new_tokens)
     no_effect.note_flags(args, [args.temperature], setup.device)
     if drafter is None and args.draft_length is not None:
         note("-k has no effect: nothing is drafted")
@@ -52,7 +51,7 @@ def run(prog: str, argv: list[str]) -> int:
         print(harmless(f"{prompt_heading(prompt)}\n{text}"))
     print(speed(decoding, min(args.size, len(prompts))))
     if drafter:
-        print(report.counts_summary(decoding.counts, is_tree(args.draft)))
+        print(report.counts_summary(decoding.counts, drafter.branches))
     return 0
 
 
@@ -95,7 +94,8 @@ def _parsed(prog: str, argv: list[str]) -> argparse.Namespace:
     if args.limit is None:  # so many of each of the standard kinds that no row stays empty
         args.limit = -(-args.size // len(KINDS))
     if args.draft != NO_DRAFT:
-        check_kind(args.draft, greedy=args.temperature == 0)
+        args.choice = registry.read(args.draft)
+        args.choice.check_greedy(args.temperature == 0)
     return args
 
 
@@ -103,7 +103,7 @@ def _drafter(args: argparse.Namespace, setup: Setup) -> tuple[Drafter | None, st
     """What drafts, and a line about it; `args.draft_length` becomes the length that it has."""
     if args.draft == NO_DRAFT:
         return None, "none: one token of each text in a pass"
-    drafter, name = make_drafter(args.draft, setup, args.seed), drafter_name(args.draft)
+    drafter, name = args.choice.make(setup, args.seed), args.choice.name
     check_drafter(name, drafter)
     typed = [] if args.draft_length is None else [args.draft_length]
     [args.draft_length] = drafter.lengths(typed or [DRAFT_LENGTH])
