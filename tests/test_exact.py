@@ -1,14 +1,13 @@
-"""Losslessness, proved: the production rules and `draw`, enumerated exactly. Tolerance zero, no statistics.
+"""Losslessness, proved: the production rule and `draw`, enumerated exactly. Tolerance zero, no statistics.
 
-All of them are piecewise constant in their uniforms. The corners of the pieces follow from the tables (acceptance
+Both are piecewise constant in their uniforms. The corners of the pieces follow from the tables (acceptance
 thresholds p / q, corners of every distribution a token may be drawn from) and are computed here in Fractions. The
 production float64 code then runs at one interior point of each box, and the boxes' exact volumes add up to the law of
 its output. The rule itself is not written down here a second time: it is judged by its output alone.
 
-The lossy rules are enumerated in the same way: their output has the law by which a run measures their distance.
+Extensions enumerate their rules with `play`, too.
 """
 
-import functools
 import itertools
 import random
 from collections import Counter
@@ -20,8 +19,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from speclab.core import accept as accept_module
-from speclab.core.accept import accept, accept_block, accept_lenient, accept_typical, lenient_law, typical_law
+from speclab.core.accept import accept
 from speclab.core.rounds import AcceptResult, Draft
 from speclab.core.sampling import NOT_FINITE, draw
 
@@ -155,57 +153,20 @@ class Job(NamedTuple):
 
 
 Rule = Callable[[Draft, torch.Tensor, torch.Tensor], AcceptResult]
-Pieces = Callable[[Job, Prefix], tuple[list[Fraction], list[Row]]]
-RULES: list[Rule] = [accept, accept_block]
-LENIENCE, EPSILON = Fraction(3, 4), Fraction(7, 23)  # no probability of a table here equals EPSILON
-lenient_of_1: Rule = functools.partial(accept_lenient, lenience=1.0)
-lenient: Rule = functools.partial(accept_lenient, lenience=float(LENIENCE))
-typical: Rule = functools.partial(accept_typical, epsilon=float(EPSILON))
+Pieces = Callable[[Job, Prefix], tuple[list[list[Fraction]], list[Row]]]
 
 
-def token_pieces(job: Job, tokens: Prefix, lenience: Fraction = Fraction(1)) -> tuple[list[Fraction], list[Row]]:
-    """Of the token rule: the threshold of each test, and every residual that a next token may come from."""
-    thresholds, residuals = [], []
+def token_pieces(job: Job, tokens: Prefix, scale: Fraction = Fraction(1)) -> tuple[list[list[Fraction]], list[Row]]:
+    """Of the token rule: where each test changes, and every residual that a next token may come from.
+
+    scale: a factor on the draft's probability in the test; 1 in the rule itself.
+    """
+    tests, residuals = [], []
     for i in range(len(tokens)):
         p, q = (rows[job.start + tokens[:i]] for rows in (job.tables.target, job.tables.draft))
-        thresholds.append(p[tokens[i]] / (lenience * q[tokens[i]]))
+        tests.append([p[tokens[i]] / (scale * q[tokens[i]])])
         residuals.append([max(Fraction(0), a - b) for a, b in zip(p, q, strict=True)])
-    return thresholds, residuals
-
-
-def block_pieces(job: Job, tokens: Prefix) -> tuple[list[Fraction], list[Row]]:
-    """Of block verification, from the paper's definitions."""
-    thresholds, residuals, so_far = [], [], Fraction(1)
-    for i in range(len(tokens) + 1):
-        prefix = job.start + tokens[:i]
-        if i:
-            before = job.start + tokens[: i - 1]
-            ratio = job.tables.target[before][tokens[i - 1]] / job.tables.draft[before][tokens[i - 1]]
-            so_far = min(Fraction(1), so_far * ratio)
-        if i == len(tokens):
-            thresholds.append(so_far)
-            continue
-        p, q = job.tables.target[prefix], job.tables.draft[prefix]
-        residuals.append([max(Fraction(0), so_far * a - b) for a, b in zip(p, q, strict=True)])
-        mass = sum(residuals[-1], Fraction(0))
-        if i:
-            rest = mass + 1 - so_far
-            thresholds.append(mass / rest if rest else Fraction(1))
-    return thresholds if tokens else [], residuals
-
-
-def typical_pieces(job: Job, tokens: Prefix) -> tuple[list[Fraction], list[Row]]:
-    """Of typical acceptance, whose tests use no uniform, and whose next tokens come from the target's rows."""
-    return [Fraction(0)] * job.size, []
-
-
-PIECES: dict[Rule, Pieces] = {
-    accept: token_pieces,
-    accept_block: block_pieces,
-    lenient_of_1: token_pieces,
-    lenient: functools.partial(token_pieces, lenience=LENIENCE),
-    typical: typical_pieces,
-}
+    return tests, residuals
 
 
 class Path(NamedTuple):
@@ -236,16 +197,14 @@ def drafted(job: Job) -> Law:
     return {tokens: law.get(tokens, Fraction(0)) + ended[tokens] for tokens in {**law, **ended}}
 
 
-def paths_of(index: int, job: Job, rule: Rule = accept) -> Iterator[Path]:
-    # Block verification leaves bare one-hot drafts to `accept`.
-    pieces = PIECES[rule if rule is not accept_block or job.tables.stored else accept]
+def paths_of(index: int, job: Job, pieces: Pieces = token_pieces) -> Iterator[Path]:
     for tokens, chance in drafted(job).items():
-        thresholds, residuals = pieces(job, tokens)
+        tests, residuals = pieces(job, tokens)
         # The next token's side is cut at the corners of every row and every residual of the round, so that code
         # which draws from the wrong one of them is enumerated exactly as well, and fails by a whole box.
         rows = [*residuals, *(job.tables.target[job.start + tokens[:i]] for i in range(len(tokens) + 1))]
         corners = [corner for row in rows for corner in cdf_corners(row)]
-        yield Path(index, tokens, chance, [*(boxes([threshold]) for threshold in thresholds), boxes(corners)])
+        yield Path(index, tokens, chance, [*map(boxes, tests), boxes(corners)])
 
 
 def padded(path: Path, job: Job, n: int, padding: str) -> tuple[list[int], list[list[float]], list[list[float]]]:
@@ -275,14 +234,15 @@ def play(
     padding: str = "tempting",
     at: random.Random | None = None,
     rule: Rule = accept,
+    pieces: Pieces = token_pieces,
 ) -> list[Outcome]:
     """Run a production rule on every box of every job, in one batched call with n drafted columns.
 
-    Centres of the boxes, or, with `at`, points near random vertices of them.
+    Centres of the boxes, or, with `at`, points near random vertices of them. pieces: where the rule's tests change.
     """
     n = max(job.size for job in jobs) if n is None else n
     stored = jobs[0].tables.stored
-    paths = [path for i, job in enumerate(jobs) for path in paths_of(i, job, rule)]
+    paths = [path for i, job in enumerate(jobs) for path in paths_of(i, job, pieces)]
     ids, target, draft = zip(*(padded(path, jobs[path.job], n, padding) for path in paths), strict=True)
     cells = [(i, cell) for i, path in enumerate(paths) for cell in itertools.product(*path.sides)]
     chances = []
@@ -385,33 +345,30 @@ def assert_not_vacuous(outcomes: list[Outcome], impossible: set[str] = frozenset
         assert (tally[kind] == 0) == (kind in impossible), (kind, tally)
 
 
-@pytest.mark.parametrize("rule", [*RULES, lenient_of_1])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_one_round_emits_the_targets_joint_law(family, rule):
+def test_one_round_emits_the_targets_joint_law(family):
     """A wrong threshold, a wrong residual or a wrong row index shifts the joint law of the next k + 1 tokens."""
     outcomes = []
     for vocab, k in SHAPES:
         jobs = [Job(random_tables(seed, vocab, k, k + 1, family), (), k) for seed in range(PER_SHAPE)]
-        played = play(jobs, rule=rule)
+        played = play(jobs)
         outcomes += played
         for job, outcome in zip(jobs, played, strict=True):
             assert_lossless(job, outcome)
-            if rule is not accept_block:
-                assert_keeps_all_it_may(job, outcome)
+            assert_keeps_all_it_may(job, outcome)
     assert len(outcomes) >= 20
     assert_not_vacuous(outcomes, FAMILIES[family])
 
 
-@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("family", ["dense", "zeros", "target forbids"])
-def test_a_draft_may_end_where_it_likes(family, rule):
+def test_a_draft_may_end_where_it_likes(family):
     """Whether another token is drafted may depend on the tokens that are drawn: all of them are handed over."""
     outcomes = []
     for vocab, k in SHAPES:
         jobs = [
             Job(random_tables(seed, vocab, k, k + 1, family), (), k, frozenset({seed % vocab})) for seed in range(4)
         ]
-        played = play(jobs, rule=rule)
+        played = play(jobs)
         outcomes += played
         for job, outcome in zip(jobs, played, strict=True):
             assert_lossless(job, outcome)
@@ -419,63 +376,30 @@ def test_a_draft_may_end_where_it_likes(family, rule):
     assert_not_vacuous(outcomes)
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_a_token_that_is_dropped_after_it_was_drawn_makes_the_output_wrong(rule):
+def test_a_token_that_is_dropped_after_it_was_drawn_makes_the_output_wrong():
     """p = q = (4/5, 1/5), and the draft leaves out token 1 whenever it drew it: (24/25, 1/25) comes out."""
     row = [Fraction(4, 5), Fraction(1, 5)]
     tables = Tables(2, 1, {(): row, (0,): row, (1,): row}, {(): row})
-    (outcome,) = play([Job(tables, (), 1, frozenset({1}), dropped=True)], rule=rule)
+    (outcome,) = play([Job(tables, (), 1, frozenset({1}), dropped=True)])
     first = Counter()
     for block, chance in outcome.law.items():
         first[block[0]] += chance
     assert first == {0: Fraction(24, 25), 1: Fraction(1, 25)}
 
 
-def test_block_verification_keeps_more_in_the_papers_case():
-    """p = (1/3, 2/3), q = (2/3, 1/3), two drafted tokens: 11/9 against 10/9 kept."""
-    third = Fraction(1, 3)
-    prefixes = [prefix for n in range(3) for prefix in itertools.product(range(2), repeat=n)]
-    target, draft = (dict.fromkeys(prefixes, row) for row in ([third, 2 * third], [2 * third, third]))
-    job = Job(Tables(2, 2, target, draft), (), 2)
-    by_token, by_block = (play([job], rule=rule)[0].n_accepted for rule in RULES)
-    assert (by_token, by_block) == (Fraction(10, 9), Fraction(11, 9))
-
-
-@pytest.mark.parametrize("family", ["dense", "zeros", "target forbids", "identical", "one-hot"])
-def test_block_verification_never_keeps_fewer(family):
-    """In every instance, and more in some where a draft spreads over several tokens; one-hot drafts gain nothing."""
-    more = 0
-    for vocab, k in SHAPES:
-        jobs = [Job(random_tables(seed, vocab, k, k + 1, family), (), k) for seed in range(PER_SHAPE)]
-        for by_token, by_block in zip(*(play(jobs, rule=rule) for rule in RULES), strict=True):
-            assert by_block.n_accepted >= by_token.n_accepted
-            more += by_block.n_accepted > by_token.n_accepted
-    assert (more > 0) == (family not in ("identical", "one-hot"))
-
-
-def test_a_block_of_impossible_tokens_is_not_kept_at_zero():
-    """Uniforms may be 0: a token of target probability 0 is not kept then, and the target's own comes."""
-    draft = Draft(torch.tensor([[0, 0]]), torch.tensor([2]), torch.tensor([[[1.0, 0.0], [1.0, 0.0]]]).double())
-    target_probs = torch.tensor([[[0.0, 1.0], [0.5, 0.5], [0.5, 0.5]]]).double()
-    result = accept_module.accept_block(draft, target_probs, torch.zeros(1, 3).double())
-    assert (result.n_accepted.item(), result.next_token.item()) == (0, 1)
-
-
-@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("padding", ["tempting", "poisoned"])
 @pytest.mark.parametrize("family", ["zeros", "one-hot"])
-def test_rows_of_different_sizes_share_a_batch(family, padding, rule):
+def test_rows_of_different_sizes_share_a_batch(family, padding):
     """A row with fewer drafts than its batch must not read its pads: neither test one, nor take one for the refused."""
     outcomes = []
     for vocab in (2, 3):
         tables = [random_tables(seed, vocab, 3, 4, family) for seed in range(6)]
         jobs = [Job(t, (), size) for t in tables for size in (3, 0, 2, 1)]
-        played = play(jobs, n=3, padding=padding, rule=rule)
+        played = play(jobs, n=3, padding=padding)
         outcomes += played
         for job, outcome in zip(jobs, played, strict=True):
             assert_lossless(job, outcome)
-            if rule is accept:
-                assert_keeps_all_it_may(job, outcome)
+            assert_keeps_all_it_may(job, outcome)
     assert len(outcomes) >= 20
     assert_not_vacuous(outcomes)
 
@@ -522,92 +446,15 @@ def test_further_rounds_complete_the_law(family, vocab, k, length):
     assert_not_vacuous(outcomes, {"partial"} if k == 1 else set())
 
 
-@pytest.mark.parametrize("rule", [*RULES, lenient, typical])
 @pytest.mark.parametrize("family", ["zeros", "draft blind", "target forbids", "one-hot"])
-def test_the_verdict_is_constant_in_every_box(family, rule):
+def test_the_verdict_is_constant_in_every_box(family):
     """The enumeration rests on it: near random vertices of a box the same tokens come out as in its centre."""
     dice = random.Random(0)
     for vocab, k in [(2, 3), (3, 2), (4, 1)]:
         jobs = [Job(random_tables(seed, vocab, k, k + 1, family), (), k) for seed in range(3)]
-        centres = [outcome.blocks for outcome in play(jobs, rule=rule)]
+        centres = [outcome.blocks for outcome in play(jobs)]
         for _ in range(4):
-            assert [outcome.blocks for outcome in play(jobs, at=dice, rule=rule)] == centres
-
-
-# --- lossy rules ------------------------------------------------------------------------------------------------------
-
-LAWS = {
-    lenient: functools.partial(lenient_law, lenience=float(LENIENCE)),
-    typical: functools.partial(typical_law, epsilon=float(EPSILON)),
-}
-EXACT_WITH = {  # families in which the law is the target's after all
-    lenient: ("identical", "disjoint", "greedy"),
-    typical: ("disjoint", "greedy"),
-}
-
-
-def test_a_lenience_of_one_is_the_token_rule():
-    """Box by box, not only in law."""
-    for family in FAMILIES:
-        jobs = [Job(random_tables(seed, 3, 2, 3, family), (), 2) for seed in range(6)]
-        by_token, by_lenience = (play(jobs, rule=rule) for rule in (accept, lenient_of_1))
-        assert [outcome.blocks for outcome in by_token] == [outcome.blocks for outcome in by_lenience]
-
-
-@pytest.mark.parametrize("rule", LAWS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_lossy_rule_emits_the_law_that_its_distance_is_measured_by(family, rule):
-    """At every tested place, given the tokens before it; a bonus token has the target's own law."""
-    lossy = 0
-    for vocab, k in SHAPES:
-        jobs = [Job(random_tables(seed, vocab, k, k + 1, family), (), k) for seed in range(PER_SHAPE)]
-        for job, outcome in zip(jobs, play(jobs, rule=rule), strict=True):
-            reached: dict[Prefix, dict[int, Fraction]] = {}
-            for block, chance in outcome.law.items():
-                for i, token in enumerate(block):
-                    law = reached.setdefault(block[:i], {})
-                    law[token] = law.get(token, Fraction(0)) + chance
-            for prefix, law in reached.items():
-                p, q = (
-                    torch.tensor(floats(rows[prefix]), dtype=torch.float64)
-                    for rows in (job.tables.target, job.tables.draft)
-                )
-                expected = LAWS[rule](p, q) if len(prefix) < k else p
-                found = [float(law.get(token, Fraction(0)) / sum(law.values())) for token in range(vocab)]
-                assert found == pytest.approx(expected.tolist(), abs=1e-12)
-                lossy += (expected - p).abs().max().item() > 1e-3
-                assert not (expected[p == 0] != 0).any(), "a token of target probability 0 was kept"
-    assert (lossy > 0) == (family not in EXACT_WITH[rule])
-
-
-@pytest.mark.parametrize("rule", LAWS)
-def test_rows_of_different_sizes_share_a_batch_with_a_lossy_rule(rule):
-    """Pads are not read: a row alone decides as it does in a batch of wider ones."""
-    for padding in ("tempting", "poisoned"):
-        tables = [random_tables(seed, 3, 3, 4, "zeros") for seed in range(6)]
-        for size in (0, 1, 2, 3):
-            jobs = [Job(t, (), size) for t in tables]
-            alone, wide = play(jobs, rule=rule), play(jobs, n=3, padding=padding, rule=rule)
-            assert [outcome.law for outcome in alone] == [outcome.law for outcome in wide]
-
-
-THIRD = Fraction(1, 3)
-
-
-@pytest.mark.parametrize(
-    ("rule", "first"),
-    [
-        (accept, [THIRD, 2 * THIRD]),
-        (lenient, [Fraction(4, 9), Fraction(5, 9)]),  # min(2/3, 4/3 * 1/3) and 1/3, the 2/9 that are left on token 1
-        (typical, [2 * THIRD, THIRD]),  # both probabilities are above sqrt(7/23) exp(-0.64) = 0.29: all drafts are kept
-    ],
-)
-def test_a_known_case_is_off_by_as_much_as_it_should(rule, first):
-    """p = (1/3, 2/3), q = (2/3, 1/3): total variation 0, 1/9 and 1/3."""
-    p, q = [THIRD, 2 * THIRD], [2 * THIRD, THIRD]
-    job = Job(Tables(2, 1, dict.fromkeys([(), (0,), (1,)], p), dict.fromkeys([(), (0,), (1,)], q)), (), 1)
-    law = play([job], rule=rule)[0].law
-    assert [sum(chance for block, chance in law.items() if block[0] == token) for token in range(2)] == first
+            assert [outcome.blocks for outcome in play(jobs, at=dice)] == centres
 
 
 @pytest.mark.parametrize("scale", [Fraction(1), Fraction(1, 4096), Fraction(3000)])

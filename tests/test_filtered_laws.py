@@ -12,7 +12,6 @@ bit as in tests/test_exact.py, where rows are fractions.
 
 import functools
 import itertools
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -43,7 +42,8 @@ from speclab.models.cached import CachedModel
 from tests.core.test_accept_tree import residuals, without
 from tests.drafts.test_block import block_rows
 from tests.heads import feature_row, target_states, tiny_adapter, tiny_block_head, tiny_head
-from tests.test_exact import Job, Tables, block_pieces, cdf_corners, token_pieces
+from tests.rules import FOR_TREES
+from tests.test_exact import Job, Tables, cdf_corners, token_pieces
 from tests.test_lossless import reference_probs
 from tests.tiny_models import perturbed, tiny
 
@@ -237,13 +237,28 @@ def branch(tokens: Text, parents: tuple[int, ...], node: int) -> Text:
     return (*branch(tokens, parents, parents[node]), tokens[node]) if node >= 0 else ()
 
 
+def token_tests(job: Job, tokens: Text, certain: bool) -> tuple[list[list[float]], list[list[float]]]:
+    """Of the token rule: where each test changes, and every row that is left to draw from."""
+    return token_pieces(job, tokens)
+
+
+Tests = Callable[[Job, Text, bool], tuple[list[list[float]], list[list[float]]]]
+
+
 def sides_of(
-    rule: str, text: Text, tokens: Text, parents: tuple[int, ...], laws: list[list[float]], tree: bool, certain: bool
+    rule: str,
+    text: Text,
+    tokens: Text,
+    parents: tuple[int, ...],
+    laws: list[list[float]],
+    tree: bool,
+    certain: bool,
+    tests_of: Tests,
 ):
     """The pieces of the rule's numbers. Every row that a next token might come from cuts the last one's."""
     n, prefixes = len(tokens), [branch(tokens, parents, node) for node in range(-1, len(tokens))]
     rows = [target_row(text + prefix) for prefix in prefixes]
-    if rule == "follow":
+    if tree and rule != "token":  # other rules that judge trees draw the target's own token at every depth
         corners: list[list[float]] = [[] for _ in range(n + 1)]
         for prefix, row in zip(prefixes, rows, strict=True):
             corners[len(prefix)] += cdf_corners(row)
@@ -251,15 +266,9 @@ def sides_of(
     if tree:
         tests, left = _tests_in_turn(tokens, parents, laws, rows)
         return [*map(pieces, tests), pieces([corner for row in left for corner in cdf_corners(row)])]
-    kind, _, value = rule.partition(":")
     job = Job(Tables(IDS, n, dict(zip(prefixes, rows, strict=True)), dict(zip(prefixes, laws, strict=False))), (), n)
-    if kind == "typical":
-        thresholds, left = [0.0] * n, []
-    elif kind == "block" and not certain:
-        thresholds, left = block_pieces(job, tokens)
-    else:
-        thresholds, left = token_pieces(job, tokens, float(value or 1))
-    return [*(pieces([one]) for one in thresholds), pieces([c for row in [*left, *rows] for c in cdf_corners(row)])]
+    tests, left = tests_of(job, tokens, certain)
+    return [*map(pieces, tests), pieces([c for row in [*left, *rows] for c in cdf_corners(row)])]
 
 
 def _tests_in_turn(tokens: Text, parents: tuple[int, ...], laws: list[list[float]], rows: list[list[float]]):
@@ -325,9 +334,9 @@ class Found(NamedTuple):
     drafts: list[tuple[Text, bool]]  # of each outcome of drafting: its tokens, and whether they were certain
 
 
-def enumerated(monkeypatch, name: str, rule: str, first: float, end: float) -> Found:
+def enumerated(monkeypatch, name: str, rule: str, first: float, end: float, tests_of: Tests = token_tests) -> Found:
     """The law of what the second round commits, after a first one with this number. end: where in each piece its number
-    is put."""
+    is put. tests_of: of the rule."""
     case, tree = CASES[name], name in TREES
     text = asked(monkeypatch, case, rule, first, []).text
     law: Law = {}
@@ -346,7 +355,7 @@ def enumerated(monkeypatch, name: str, rule: str, first: float, end: float) -> F
                 "other laws are handed over"
             )
         drafts.append((tokens, draft.probs is None))
-        sides = sides_of(rule, text, tokens, parents, laws, tree, draft.probs is None)
+        sides = sides_of(rule, text, tokens, parents, laws, tree, draft.probs is None, tests_of)
         cells = list(itertools.product(*sides))
         points = torch.tensor([[piece.at(end) for piece in cell] for cell in cells], dtype=torch.float64)
         parts = {name: part for name, part in vars(draft).items() if isinstance(part, torch.Tensor)}
@@ -442,16 +451,19 @@ def test_every_token_of_the_baseline_has_the_targets_law(monkeypatch):
         assert tuple(tokens_of(rounds)) == one.tokens
 
 
-PAIRS = [("model", "block"), ("feature", "block"), ("ngram", "block"), ("model auto", "block")]
-PAIRS += [(name, "follow") for name in ("sampled tree", "tree", "tree:best", "merged")]
+PAIRS = list(itertools.product(("sampled tree", "tree", "tree:best", "merged"), FOR_TREES))
 
 
-@pytest.mark.parametrize(("name", "rule"), [*((name, "token") for name in CASES), *PAIRS])
+@pytest.mark.parametrize(("name", "rule"), dict.fromkeys([*((name, "token") for name in CASES), *PAIRS]))
 def test_a_round_leaves_the_targets_law(name, rule, monkeypatch):
+    assert_lossless(name, rule, monkeypatch)
+
+
+def assert_lossless(name: str, rule: str, monkeypatch, tests_of: Tests = token_tests) -> None:
     """The joint law of as many tokens as the round may commit, with the target's own after those that it does."""
     tally, lengths, texts = Counter[str](), set(), set()
     for first, end in itertools.product(CASES[name].first, ENDS):
-        found = enumerated(monkeypatch, name, rule, first, end)
+        found = enumerated(monkeypatch, name, rule, first, end, tests_of)
         length = max(map(len, found.law))
         assert_same_law(completed(found.law, found.text, length), joint(found.text, length))
         tally += found.tally
@@ -460,57 +472,6 @@ def test_a_round_leaves_the_targets_law(name, rule, monkeypatch):
     assert min(tally[kind] for kind in KINDS) > 0, tally
     assert len(texts) >= min(2, len(CASES[name].first))
     assert len(lengths) > 1 or "auto" not in name, "the length depended on nothing"
-
-
-def stated(rule: str, p: list[float], q: list[float]) -> list[float]:
-    """The law of a tested place under a lossy rule, written down from its definition."""
-    kind, _, value = rule.partition(":")
-    number = float(value)
-    if kind == "lenient":
-        kept = [min(b, a / number) for a, b in zip(p, q, strict=True)]
-        rest = [max(0.0, a - b) for a, b in zip(p, q, strict=True)]
-    else:
-        kept = [b * (a > threshold(p, number)) for a, b in zip(p, q, strict=True)]
-        rest = p
-    return [a + (1 - sum(kept)) * b / (sum(rest) or 1.0) for a, b in zip(kept, rest, strict=True)]
-
-
-def threshold(p: list[float], epsilon: float) -> float:
-    """Of typical acceptance: min(E, sqrt(E) exp(-H))."""
-    return min(epsilon, math.sqrt(epsilon) * math.exp(sum(one * math.log(one) for one in p if one)))
-
-
-@pytest.mark.parametrize("rule", ["lenient:0.75", "typical:0.6"])
-def test_a_lossy_rule_has_its_stated_law(rule, monkeypatch):
-    """Token by token, given the tokens before; behind the last drafted one comes the target's own law."""
-    tally, off, other = Counter[str](), 0.0, 0
-    for first, end in itertools.product((0.2, 0.5), ENDS):
-        found = enumerated(monkeypatch, "model", rule, first, end)
-        tally += found.tally
-        for n in range(CASES["model"].k + 1):
-            for prefix in {block[:n] for block in found.law if len(block) > n}:
-                p, q, _ = rows = [row(found.text + prefix) for row in (target_row, draft_row, unfiltered_row)]
-                reached = {
-                    block: chance for block, chance in found.law.items() if len(block) > n and block[:n] == prefix
-                }
-                law = [0.0] * IDS
-                for block, chance in reached.items():
-                    law[block[n]] += chance / sum(reached.values())
-                right = stated(rule, p, q) if n < CASES["model"].k else p
-                assert law == pytest.approx(right, abs=1e-9)
-                if n < CASES["model"].k:
-                    of_module = rule_of(rule).law(*(torch.tensor(row, dtype=torch.float64) for row in (p, q)))
-                    assert of_module.tolist() == pytest.approx(right, abs=1e-12)
-                    off = max(off, *(abs(a - b) for a, b in zip(right, p, strict=True)))
-                    least, most = sorted(threshold(row, 0.6) for row in (rows[0], rows[2]))
-                    other += any(least < a <= most for a, b in zip(p, q, strict=True) if b)
-    assert min(tally[kind] for kind in KINDS) > 0, tally
-    assert off > 0.01, "nothing was lossy"
-    assert other or "lenient" in rule, "the entropy before the filters would decide alike"
-
-
-def unfiltered_row(text: Text) -> list[float]:
-    return filtered(logits_after(0, text), Sampling(SETTINGS.temperature))
 
 
 # --- what is chosen at these settings ---------------------------------------------------------------------------------

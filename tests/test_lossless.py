@@ -19,7 +19,7 @@ from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter, NgramDrafter
 from optimized_speculative import speculative_decode
 from speclab.core import accept as accept_module
-from speclab.core.accept import RULES, accept
+from speclab.core.accept import accept
 from speclab.core.counts import Counts
 from speclab.core.rounds import AcceptResult, DecodeSettings, Round, tokens_of
 from speclab.core.sampling import Drawn, Sampling, draw
@@ -42,6 +42,7 @@ from speclab.theory.losslessness import judge_divergence
 from tests.decoding import plain_text, speculative_rounds
 from tests.grids import pairs_often
 from tests.heads import tiny_adapter, tiny_block_head, tiny_head
+from tests.rules import FOR_TREES, RULES
 from tests.tiny_models import CONTEXT, FAMILIES, VOCAB, PlainTransformer, flattened, perturbed, tiny
 
 LONGEST = 20  # new tokens
@@ -501,9 +502,7 @@ def test_joint_law_of_early_exit(engine, n_draws):
     check_law(Law(1.0, 2), target, ExitDrafter(tiny_adapter(model, 1)), n_draws)
 
 
-@pytest.mark.parametrize(
-    ("rule", "n_draws"), pairs_often(["token", "follow"], [500, 4000], lambda *one: one == ("token", 500))
-)
+@pytest.mark.parametrize(("rule", "n_draws"), pairs_often(FOR_TREES, [500, 4000], lambda *one: one == ("token", 500)))
 def test_joint_law_of_merged_drafts(rule, n_draws, monkeypatch):
     """Chains of a lookup and of two models, whose equal beginnings are one branch."""
     model = tiny("llama", vocab_size=IDS)
@@ -513,8 +512,8 @@ def test_joint_law_of_merged_drafts(rule, n_draws, monkeypatch):
     check_law(Law(1.0, 6), CachedModel(model), tree, n_draws)
 
 
-OF_TREES = list(itertools.product(["model", "feature", "block"], ["token", "follow"], [False, True]))
-OFTEN = {("model", "token", True), ("feature", "follow", False), ("block", "token", False)}
+OF_TREES = list(itertools.product(["model", "feature", "block"], FOR_TREES, [False, True]))
+OFTEN = {("model", "token", True), *(("feature", rule, False) for rule in FOR_TREES[1:]), ("block", "token", False)}
 
 
 @pytest.mark.parametrize(
@@ -535,22 +534,6 @@ def test_joint_law_of_trees(kind, rule, sampled, n_draws, monkeypatch):
     tree = TreeDrafter(drafters[kind](), (2, 2), sampled)
     monkeypatch.setitem(globals(), "speculative_rounds", functools.partial(speculative_rounds, accept=RULES[rule]))
     check_law(Law(1.0, tree.n_tokens), target, tree, n_draws)
-
-
-@pytest.mark.parametrize("n_draws", [1000, pytest.param(8000, marks=pytest.mark.full)])
-def test_joint_law_of_block_verification(n_draws, monkeypatch):
-    """Through the same loop, with the same caches; it keeps more than the token rule on the way."""
-    models, law = plain_models(), Law(1.0, 3)
-    rules = []
-    for rule in (RULES["token"], RULES["block"]):
-        monkeypatch.setitem(globals(), "speculative_rounds", functools.partial(speculative_rounds, accept=rule))
-        rules.append(decode_often(CachedModel(models["target"]), sampled_drafter("model"), law, n_draws))
-        monkeypatch.undo()
-    (_, by_token), (seen, by_block) = rules
-    assert min(p_values(seen, exact_law(models["target"], law))) > ALARM
-    shares = [sum(r.n_accepted for r in rounds) / sum(r.n_drafted for r in rounds) for rounds in (by_token, by_block)]
-    assert shares[1] > shares[0]
-    assert any(0 < r.n_accepted < r.n_drafted for r in by_block)
 
 
 def correction_from_target(draft, target_probs, uniforms) -> AcceptResult:

@@ -5,6 +5,7 @@ import argparse
 from optimized_speculative import speculative_decode
 from speclab.cli import flags, no_effect, parsing
 from speclab.cli.output import Output
+from speclab.core.accept import rule_of
 from speclab.drafts import registry
 from speclab.drafts.hybrid import auto_length
 from speclab.lab.instruments import LoopFunctions
@@ -43,7 +44,7 @@ def prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     if auto and not lengths:  # beside numbers a draft that cannot choose has those
         for choice in choices:
             choice.check_auto()
-    config = load(args, choices, lengths, temperatures, functions.judged_by(args.rule))
+    config = load(args, choices, lengths, temperatures, functions.judged_by(rule_of(args.rule)))
     no_effect.note_flags(args, temperatures, config.setup.device)
     if auto:
         chosen = [choice.name for choice in choices if choice.no_auto is None]

@@ -193,7 +193,7 @@ def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) ->
     draft += f"; chosen in the run, at most {k} tokens" if auto else f"; k = {k}"
     head = [setup.describe(), f"draft   {draft}", *describe_chat(prompts, setup.tokenizer), *functions.lines]
     note("\n".join([*head, *notes]))
-    functions = functions.judged_by(args.rule)
+    functions = functions.judged_by(rule_of(args.rule))
     n_wrong = _in_turn(args, setup, prompts, settings, drafter, k, functions, baseline)
     if args.trace:  # the first prompt once more, with clocks and details
         trace = follow.follow(setup, drafter, name, prompts[0], k, settings, baseline, functions, longest=k)

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from speclab.cli.parsing import DASH, at_least, first_given, plain_name, seed, some_name, some_path
-from speclab.core.accept import rule_of
+from speclab.core.accept import TOKEN, all_rules, rule_of
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
 from speclab.lab.instruments import LoopFunctions
@@ -20,7 +20,6 @@ from speclab.system.files import check_writable, shown
 from speclab.system.paths import OUTPUT
 
 MOST_THREADS = 1024
-FOR_TREES = ("token", "follow")  # rules
 FOR_ONE_TEXT = ("trace_shapes",)  # flags that take prompt and output as one text
 
 
@@ -154,12 +153,10 @@ def add_rule_flag(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--rule",
         type=lambda name: rule_of(name).name,
-        default="token",
+        default=TOKEN.name,
         metavar="RULE",
-        help="how drafted tokens are judged: token, one by one; block, together (block verification); follow, the "
-        "target's own draw is followed as long as the draft has it, in trees too. LOSSY, another "
-        "distribution than the target's: lenient:L, q scaled by L in the test; typical:E, kept where p is above min(E, "
-        "sqrt(E) exp(-entropy)) (default: token)",
+        help=f"how drafted tokens are judged: {', '.join(kind.usage for kind in all_rules().values())} "
+        "(default: %(default)s)",
     )
 
 
@@ -169,7 +166,7 @@ def check_rule(args: argparse.Namespace, functions: LoopFunctions, temperatures:
     others: names of further flags that do. A lossy rule decides nothing at temperature 0: against a one-hot target it
     keeps what every rule keeps, and a greedy row would be called lossy that is not.
     """
-    if args.rule == "token":
+    if args.rule == TOKEN.name:
         return
     if {2, 4, 8, 10} & set(functions.exercises):
         raise UsageProblem(
@@ -228,10 +225,8 @@ def add_draft_flag(
 def check_trees(args: argparse.Namespace, choices: list[registry.Choice], *others: str) -> None:
     """Raise UsageProblem where a tree is drafted and --impl, --rule or one of the flags `others` knows chains only."""
     if tree := next((choice.text for choice in choices if choice.branches), None):
-        if args.rule not in FOR_TREES:
-            raise UsageProblem(
-                f"--rule {args.rule} judges chains, and {tree} drafts trees; leave it out, or give --rule follow"
-            )
+        if rule_of(args.rule).chains_only:
+            raise UsageProblem(f"--rule {args.rule} judges chains, and {tree} drafts trees; leave it out")
         if flag := first_given(args, "impl", *others):
             raise UsageProblem(f"{flag} knows chains only, and {tree} drafts trees; leave one of the two out")
 

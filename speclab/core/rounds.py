@@ -30,6 +30,15 @@ class DecodeSettings:
         return torch.Generator(device).manual_seed(self.seed)
 
 
+class AcceptResult(NamedTuple):
+    """What the accept rule decided, on the target's device."""
+
+    n_accepted: Tensor  # (batch,) how many drafted tokens are kept
+    next_token: Tensor  # (batch,) the target's own token after them: a correction, or the bonus
+    path: Tensor | None = None  # (batch, n) the kept tokens' numbers, then -1; None = the leading ones are kept
+    n_rejected: Tensor | None = None  # (batch,) 1 where a further token was rejected; None = where one was drafted
+
+
 @dataclass(frozen=True)
 class Draft:
     """Proposed tokens, batch first, on the target's device: a chain, in which each token follows the one before it.
@@ -51,18 +60,28 @@ class Draft:
         """
         return target.forward(torch.cat([last_tokens[:, None], self.tokens], dim=1))
 
-    def chain(self) -> "Draft | None":
-        """A rule for chains reads these tokens as this draft; None where they are no chain."""
+    def bare(self) -> "Draft":
+        """The same draft without what no accept rule reads."""
         return Draft(self.tokens, self.size, self.probs, self.certain)
 
+    def chain(self) -> "Draft | None":
+        """A rule for chains reads these tokens as this draft; None where they are no chain."""
+        return self.bare()
 
-class AcceptResult(NamedTuple):
-    """What the accept rule decided, on the target's device."""
+    def depths(self) -> Tensor:
+        """How many drafted tokens each row of the target's pass has read: (batch, n + 1)."""
+        batch, n = self.tokens.shape
+        return torch.arange(n + 1, device=self.tokens.device).expand(batch, -1)
 
-    n_accepted: Tensor  # (batch,) how many drafted tokens are kept
-    next_token: Tensor  # (batch,) the target's own token after them: a correction, or the bonus
-    path: Tensor | None = None  # (batch, n) the kept tokens' numbers, then -1; None = the leading ones are kept
-    n_rejected: Tensor | None = None  # (batch,) 1 where a further token was rejected; None = where one was drafted
+    def matching(self, own: Tensor) -> AcceptResult:
+        """Keep drafted tokens as long as each is the target's own.  own: (batch, n + 1) its choice in every row"""
+        n_accepted = n_leading(self.tokens == own[:, :-1], self.size)
+        return AcceptResult(n_accepted, own.gather(-1, n_accepted[:, None])[:, 0])
+
+
+def n_leading(passed: Tensor, size: Tensor) -> Tensor:
+    """How many of a row's first `size` tests were passed before one failed.  (batch, n) bool, (batch,) -> (batch,)"""
+    return torch.minimum(passed.cumprod(-1, dtype=torch.long).sum(-1), size)
 
 
 AcceptRule = Callable[[Draft, Tensor, Sampling, Tensor], AcceptResult]

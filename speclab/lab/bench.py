@@ -10,7 +10,6 @@ from torch import Tensor
 from baseline_autoregressive import autoregressive_decode
 from optimized_speculative import speculative_decode
 from speclab.core import graphs
-from speclab.core.accept import rule_of
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, Draft
 from speclab.core.sampling import GREEDY, Sampling
@@ -94,8 +93,8 @@ class Bench:
 
     def lossy_rule(self, arm: Arm) -> str | None:
         """Name of the rule that judges the drafted tokens of an arm where it is lossy; None where there are none."""
-        lossy = arm.speculative and arm.draft_length > 0 and rule_of(self.functions.rule).law is not None
-        return self.functions.rule if lossy else None
+        rule = self.functions.rule
+        return rule.name if rule.law and arm.speculative and arm.draft_length > 0 else None
 
     @property
     def on_graphs(self) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from speclab.core.accept import rule_of
+from speclab.core.accept import TOKEN
 from speclab.drafts.lengths import LONGEST
 from speclab.lab.acceptance_probs import CostTable, calibrated, note_outside, probs_of_texts
 from speclab.lab.harness import Measurement, measure, mixed
@@ -251,8 +251,8 @@ def _best_lengths(measured: Measurement, costs: CostTable) -> dict[tuple[Arm, fl
 def is_judged_alone(measured: Measurement, arm: Arm, temperature: float) -> bool:
     """Whether each drafted token is judged by itself, and nothing that is not the target's is kept."""
     drawn = measured.bench.drafters[arm.draft].parts[-1].draws
-    rule = rule_of(measured.bench.functions.rule)
-    return rule.name == "token" or temperature == 0 or not (drawn or rule.law is not None)
+    rule = measured.bench.functions.rule
+    return rule.name == TOKEN.name or temperature == 0 or not (drawn or rule.law is not None)
 
 
 def follows_text(measured: Measurement, arm: Arm) -> bool:

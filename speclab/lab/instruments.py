@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from speclab.core.accept import accept_from_logits, rule_of
+from speclab.core.accept import TOKEN, Rule, accept_from_logits
 from speclab.core.clock import mark, seconds_between
 from speclab.core.drafter import Drafter, Wrapper
 from speclab.core.rounds import AcceptRule, Draft, Round, Target
@@ -76,7 +76,7 @@ class LoopFunctions:
     accept: AcceptRule = accept_from_logits
     keeps: Callable[[int, int], int] = tokens_to_keep
     adapt: Callable[[Drafter, int | None], Drafter] = lambda drafter, longest: drafter
-    rule: str = "token"  # what `accept` is, as --rule names it
+    rule: Rule = TOKEN  # what `accept` is
     rate: Callable[..., str] | None = None  # exercise 0, on the baseline
     shapes: Callable[..., dict] | None = None  # exercise 1, for one pass
     predict: Callable[[Row, list[tuple[int, int]]], LearnerPrediction] | None = None  # exercise 5, on a row's rounds
@@ -84,9 +84,9 @@ class LoopFunctions:
     exercises: tuple[int, ...] = ()  # which of them; none for the lab as it is
     lines: tuple[str, ...] = ()  # what the head of a run says about them
 
-    def judged_by(self, rule: str) -> "LoopFunctions":
-        """The same with another of the lab's accept rules; `token`, the default, leaves what there is."""
-        return self if rule in ("token", self.rule) else replace(self, accept=rule_of(rule).accept, rule=rule)
+    def judged_by(self, rule: Rule) -> "LoopFunctions":
+        """The same with another of the lab's accept rules; the token rule, the default, leaves what there is."""
+        return self if rule.name in (TOKEN.name, self.rule.name) else replace(self, accept=rule.accept, rule=rule)
 
     def impl(self) -> dict[str, dict]:
         """An entry of a record's settings that says whose functions take part; none for the lab as it is."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
-from speclab.core.accept import rule_of
+from speclab.core.accept import Rule
 from speclab.core.law import Place
 from speclab.lab.harness import Measurement
 from speclab.models.uncached import distributions
@@ -112,7 +112,7 @@ def _judge_sampled(measured: Measurement, arm: Arm, temperature: float) -> dict:
                 tested = judged_places(rounds, len(tokens))
                 proposed = law.drawn_from(asked_at(tested, k, max(bench.max_new_tokens, len(tokens))))
                 of_target = target_probs[[start + depth for start, depth in tested]]
-                distance += distances(lossy_rule, of_target, proposed).sum().item()
+                distance += distances(bench.functions.rule, of_target, proposed).sum().item()
         sample.distance = distance if lossy_rule and known else None
     z = sums.result()
     n_decoded = sum(sample.counts.n_emitted for sample in samples)
@@ -140,13 +140,13 @@ def law_entry(arm: Arm, temperature: float, z: losslessness.ZStatistics) -> dict
     }
 
 
-def distances(rule: str, target_probs: torch.Tensor, draft_probs: torch.Tensor) -> torch.Tensor:
+def distances(rule: Rule, target_probs: torch.Tensor, draft_probs: torch.Tensor) -> torch.Tensor:
     """Total variation distance of the law of one tested token with this rule from the target's, place by place.
 
     (n, vocab) twice -> (n,); zeros for a lossless rule
     """
-    law, p, q = rule_of(rule).law, target_probs.double(), draft_probs.double()
-    return (law(p, q) - p).abs().sum(-1) / 2 if law else torch.zeros(len(p))
+    p, q = target_probs.double(), draft_probs.double()
+    return (rule.law(p, q) - p).abs().sum(-1) / 2 if rule.law else torch.zeros(len(p))
 
 
 def judged_places(rounds: Iterable[Made], n_tokens: int) -> list[tuple[int, int]]:

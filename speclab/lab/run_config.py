@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from speclab.core.accept import rule_of
+from speclab.core.accept import TOKEN
 from speclab.core.drafter import Drafter
 from speclab.drafts.lengths import LONGEST
 from speclab.lab.bench import SPECULATIVE, Bench
@@ -93,17 +93,16 @@ class RunConfig:
     @property
     def rule(self) -> str:
         """How drafted tokens are judged, as --rule names it."""
-        return self.functions.rule
+        return self.functions.rule.name
 
     def rule_lines(self) -> list[str]:
         """For the head of the run; nothing for the token rule."""
-        if self.rule == "token":
+        if self.rule == TOKEN.name:
             return []
-        why = "sampled rows of models have no forecast"
-        if rule_of(self.rule).law:
+        if self.functions.rule.law:
             why = "LOSSY: the texts do not follow the target's distribution; no row has a forecast"
-        elif self.rule == "block":
-            why = f"drafted tokens are judged together (block verification); {why}"
+        else:
+            why = f"{self.functions.rule.line}; sampled rows of models have no forecast"
         return [f"rule    {self.rule}: {why}"]
 
     def models(self) -> dict[str, str]:
@@ -166,7 +165,7 @@ class RunConfig:
                     if measured.n_graphs or measured.n_late_graphs
                     else {}
                 ),
-                **({"rule": self.rule} if self.rule != "token" else {}),
+                **({"rule": self.rule} if self.rule != TOKEN.name else {}),
                 **self.functions.impl(),
                 **({"chat": True} if any(prompt.chat for prompt in self.prompts) else {}),
             },

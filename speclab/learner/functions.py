@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from draft_models import ModelDrafter, NgramDrafter
-from speclab.core.accept import accept_from_logits
+from speclab.core.accept import TOKEN, Rule, accept_from_logits
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import AcceptResult, Draft
 from speclab.core.sampling import Sampling
@@ -71,6 +71,8 @@ ROLES = {
 WHOLE_LOOP = 8  # takes the place of all others
 BLOCK_RULE = 10  # takes the place of exercise 4
 BY_NUMBER = {WHOLE_LOOP, BLOCK_RULE}  # only where they are asked for
+# What a run says of BLOCK_RULE; a learner's function judges.
+TOGETHER = Rule("block", accept_from_logits, "drafted tokens are judged together (block verification)")
 
 
 Modules = dict[int, ModuleType]  # of the exercises in use, by their numbers
@@ -97,7 +99,7 @@ def learner_functions(
         functools.partial(accept, modules),
         functools.partial(keep_tokens, modules),
         functools.partial(adapt, modules),
-        "block" if BLOCK_RULE in modules else "token",
+        TOGETHER if BLOCK_RULE in modules else TOKEN,
         of(0, rate),
         of(1, shapes),
         of(5, predicted),

@@ -95,8 +95,7 @@ def rule_line(rule: str, lossy: list[Row]) -> str:
     """The line says what a rule other than the token rule means for the rows. lossy: rows that a lossy rule judged."""
     if lossy:
         return LOSSY.format(rule=rule)
-    what = " (block verification)" * (rule == "block")
-    return f"accept rule: {rule}{what}; sampled rows of models have no forecast"
+    return f"accept rule: {rule}; sampled rows of models have no forecast"
 
 
 def replay_line(run: LabRun) -> str | None:

@@ -10,6 +10,7 @@ import baseline_autoregressive
 import compare
 import optimized_speculative
 from speclab.cli import compare_flags, no_effect
+from tests.rules import make_known
 
 FILTERS = ["--top-k", "3", "--top-p", "0.5"]
 SEED = ["--seed", "7"]
@@ -33,15 +34,18 @@ def without_times(out: str) -> list[str]:
         ("baseline", "", [*FILTERS, *SEED, "--limit", "2"], {"--top-k", "--top-p", "--seed", "--limit"}),
         ("baseline", "--top-k 0 --top-p 1 --seed 0 --temperature 0.8", [], set()),
         ("baseline", "--temperature 0.8 --top-k 3 --top-p 0.5 --seed 7", [], set()),
-        ("speculative", "--draft ngram", [*SEED, "--rule", "block"], {"--seed", "--rule"}),
+        ("speculative", "--draft ngram", [*SEED, "--rule", "renamed"], {"--seed", "--rule"}),
         ("speculative", "--draft dial:0.5:free --seed 7", ["--top-k", "3"], {"--top-k"}),
-        ("speculative", "--draft ngram --temperature 0.8 --rule block --seed 7", [], set()),
+        ("speculative", "--draft ngram --temperature 0.8 --rule renamed --seed 7", [], set()),
         ("speculative", "--draft ngram --trace-shapes", ["--stream", "--ignore-eos"], {"--stream", "--ignore-eos"}),
         ("compare", "--draft ngram -k 1 --temperature 0 --no-padded", FILTERS, {"--top-k", "--top-p"}),
     ],
 )
-def test_flags_without_effect_are_named_and_have_none(pair_folder, capsys, tmp_path, script, words, idle, flags):
+def test_flags_without_effect_are_named_and_have_none(
+    pair_folder, capsys, monkeypatch, tmp_path, script, words, idle, flags
+):
     """The text is the same without them, and so is the exit code."""
+    make_known(monkeypatch)
     usual = ["--target", str(pair_folder / "target"), "--threads", "1", "--engine", "eager", "--max-new-tokens", "12"]
     usual += ["--prompt", "def f(x): return x + 1", *words.split()]
     if script == "compare":

@@ -26,7 +26,7 @@ from speclab.core.accept import accept, accept_from_logits
 from speclab.core.rounds import AcceptResult, Draft
 from speclab.core.sampling import GREEDY, NOT_FINITE, Sampling, draw
 from speclab.drafts.trees import accept as tree_module
-from speclab.drafts.trees.accept import accept_follow_from_logits, accept_tree_from_logits
+from speclab.drafts.trees.accept import accept_tree_from_logits
 from speclab.drafts.trees.draft import TreeDraft
 from tests.grids import pairs_often
 from tests.test_exact import (
@@ -209,7 +209,9 @@ def numbered(index: int, roots: tuple[Node, ...], chance: Fraction, depth_first:
 
 
 def follow(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult:
-    return tree_module.accept_follow(draft, target_probs, uniforms)  # by its module: a mutant may be there
+    """A rule that draws the target's own token once for a node, and keeps the child that carries it."""
+    at_depth = uniforms.gather(-1, draft.depths())
+    return draft.matching(draw(target_probs.flatten(0, 1), at_depth.flatten()).view_as(at_depth))
 
 
 def in_turn(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult:
@@ -650,7 +652,9 @@ def test_a_chain_is_judged_as_by_the_token_rule(stored, dtype):
             assert result.next_token.equal(by_token.next_token)
             number = torch.arange(n).expand(2000, n)
             assert result.path.equal(number.where(number < by_token.n_accepted[:, None], -1))
-            assert follow(draft, target_probs, uniforms).path.shape == (2000, n)
+            followed, as_chain = follow(one, target_probs, uniforms), follow(draft, target_probs, uniforms)
+            assert followed.n_accepted.equal(as_chain.n_accepted)
+            assert followed.next_token.equal(as_chain.next_token)
         kept.update(by_token.n_accepted.tolist())
     assert len(kept) > 3
 
@@ -726,7 +730,6 @@ def test_greedy_keeps_the_longest_agreeing_path():
         one_hot_rows = GREEDY.probs(logits)
         draft = replace(draft, probs=(draft.probs + 0.1) / (1 + 0.1 * vocab))  # any of these tokens may be drawn
         for result in (
-            accept_follow_from_logits(draft, logits, GREEDY, uniforms),
             accept_tree_from_logits(draft, logits, GREEDY, uniforms),
             follow(draft, one_hot_rows, uniforms),
             in_turn(draft, one_hot_rows, uniforms),
@@ -741,12 +744,13 @@ def test_greedy_keeps_the_longest_agreeing_path():
 def test_sampling_from_logits_is_the_rule_on_their_probabilities():
     draft, rows, uniforms = random_batch(3, 500, 6)
     logits = rows.log()
-    for from_logits, rule in ((accept_follow_from_logits, follow), (accept_tree_from_logits, in_turn)):
-        given_more = torch.cat([uniforms, torch.zeros_like(uniforms)], dim=1)
-        for part, other in zip(
-            from_logits(draft, logits, SAMPLED, given_more), rule(draft, SAMPLED.probs(logits), uniforms), strict=True
-        ):
-            assert part.equal(other)
+    given_more = torch.cat([uniforms, torch.zeros_like(uniforms)], dim=1)
+    found, right = (
+        accept_tree_from_logits(draft, logits, SAMPLED, given_more),
+        in_turn(draft, SAMPLED.probs(logits), uniforms),
+    )
+    for part, other in zip(found, right, strict=True):
+        assert part.equal(other)
 
 
 def test_a_chain_from_logits_is_the_token_rules():
@@ -820,6 +824,5 @@ def test_nothing_here_waits_for_the_device():
             rule(draft, target_probs, uniforms)
         for sampling in (GREEDY, SAMPLED):
             accept_tree_from_logits(draft, target_probs, sampling, uniforms)
-            accept_follow_from_logits(Draft(draft.tokens, draft.size, draft.probs), target_probs, sampling, uniforms)
         sampling_module.without_replacement(target_probs[:, 0], uniforms)
     assert not watch.calls

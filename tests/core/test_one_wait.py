@@ -7,7 +7,6 @@ import torch
 from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core import sampling as sampling_module
-from speclab.core.accept import RULES
 from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
 from speclab.drafts.block import BlockDrafter
@@ -18,6 +17,7 @@ from speclab.models.cached import CachedModel
 from tests.decoding import plain_text, speculative_rounds
 from tests.heads import tiny_adapter, tiny_block_head, tiny_head
 from tests.recorder import graphed, stand_in
+from tests.rules import RULES
 from tests.tiny_models import VOCAB, tiny
 from tests.watch import Watch
 

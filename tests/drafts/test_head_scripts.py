@@ -50,25 +50,6 @@ def test_a_comparison_proves_it_forecasts_it_and_names_it(pair_folder, head, tmp
     assert run.models[name].startswith(f"{name}: {layers} over the target's states")
 
 
-def test_block_verification_is_named_and_has_no_forecast_of_sampled_rows(pair_folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(prompts, "standard", lambda: [("code", "def f(x):"), ("prose", "return x")])
-    words = ["--target", str(pair_folder / "target"), "--draft", f"{pair_folder / 'draft'},ngram", "-k", "2"]
-    words += ["--limit", "1", "--max-new-tokens", "16", "--threads", "1", "--engine", "eager", "--rule", "block"]
-    assert compare.main([*words, "--out-dir", str(tmp_path)]) == 0
-    assert "rule    block: drafted tokens are judged together" in capsys.readouterr().out
-    run = read(tmp_path / "results" / "local.json", ComparisonRun)
-    assert run.settings["rule"] == "block"
-    assert all(entry["passed"] for entry in run.correctness)
-    found = {(r.method, r.temperature): r.forecast for r in run.rows if r.prompt_kind == "all" and r.draft}
-    assert [key for key, forecast in found.items() if forecast is None] == [("model", 0.8)]
-
-
-@pytest.mark.parametrize("words", [("--trace", "-"), ("--impl", "solutions")])
-def test_what_knows_the_token_rule_only_is_refused(words, capsys):
-    assert compare.main(["--rule", "block", *words]) == 2
-    assert "--rule block" in capsys.readouterr().err
-
-
 def test_in_python(pair_folder, head):
     pair = load(str(pair_folder / "target"), head, engine="eager", threads=1)
     assert sum(len(round_.tokens) for round_ in speculate(pair, "def f(x):", max_new_tokens=8)) == 8

@@ -11,7 +11,6 @@ from torch import nn
 from transformers import LlamaConfig
 
 import optimized_speculative
-from speclab.core.accept import RULES
 from speclab.core.sampling import Sampling
 from speclab.drafts.intersect import IntersectDrafter
 from speclab.models.cached import CachedModel
@@ -131,15 +130,11 @@ def test_a_round_emits_the_targets_joint_law(k, n_seeds, zeros):
 
 
 @pytest.mark.parametrize(
-    ("sampling", "rule"),
-    [
-        (Sampling(1.0), "block"),
-        (Sampling(0.7, top_k=3), "token"),
-        pytest.param(Sampling(1.2, top_p=0.8), "token", marks=pytest.mark.full),
-    ],
+    "sampling",
+    [Sampling(1.0), Sampling(0.7, top_k=3), pytest.param(Sampling(1.2, top_p=0.8), marks=pytest.mark.full)],
     ids=str,
 )
-def test_joint_law(sampling, rule):
+def test_joint_law(sampling):
     """Two tokens, chi-square; false alarms have a probability of 1e-6."""
     from scipy.stats import chi2
 
@@ -160,7 +155,7 @@ def test_joint_law(sampling, rule):
     cached = CachedModel(target)
     for _ in range(n):
         tokens = []
-        for r in speculative_rounds(cached, drafter, prompt, 2, 5, sampling, generator, accept=RULES[rule]):
+        for r in speculative_rounds(cached, drafter, prompt, 2, 5, sampling, generator):
             tokens += r.tokens
             n_accepted, n_rejected = n_accepted + r.n_accepted, n_rejected + r.n_rejected
             if len(tokens) > 2:

@@ -10,7 +10,6 @@ from torch import Tensor
 from benchmarks.families import tiny_families
 from draft_models import ModelDrafter
 from speclab.core import graphs
-from speclab.core.accept import RULES
 from speclab.core.rounds import Round, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
@@ -18,7 +17,7 @@ from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.trees.best import BestTreeDrafter
 from speclab.drafts.trees.checks import check_tree
-from speclab.drafts.trees.draft import chain, depths, reads
+from speclab.drafts.trees.draft import TreeDraft, chain, reads
 from speclab.drafts.trees.fixed import TreeDrafter, level_parents
 from speclab.models.backends import windows
 from speclab.models.cached import CachedModel
@@ -65,6 +64,7 @@ def decoded(target, drafter: TreeDrafter, prompt: Tensor = PROMPT, n: int = N_NE
 def test_what_rows_read_and_how_deep_they_are():
     parents = torch.tensor([level_parents([2, 4, 4]), [-1, 0, 1, 2, 3, 4, 5, 6, 7, 8]])
     assert parents[0].tolist() == [-1, -1, 0, 0, 1, 1, 2, 3, 4, 5]
+    depths = TreeDraft(torch.zeros_like(parents), torch.tensor([10, 10]), parents=parents).depths()
     for row in range(2):
         for i in range(11):
             branch, node = {i}, i
@@ -72,7 +72,7 @@ def test_what_rows_read_and_how_deep_they_are():
                 node = parents[row, node - 1].item() + 1
                 branch.add(node)
             assert set(reads(parents)[row, i].nonzero()[:, 0].tolist()) == branch
-            assert depths(parents)[row, i] == len(branch) - 1
+            assert depths[row, i] == len(branch) - 1
     assert chain(3).tolist() == [[-1, 0, 1]]
 
 
@@ -105,12 +105,6 @@ def test_trees_that_cannot_be(kind, named):
 def test_no_lengths_are_chosen_for_trees(kind):
     with pytest.raises(UsageProblem, match="drafts trees"):
         registry.read(kind).check_auto()
-
-
-def test_a_rule_that_knows_chains_only_refuses_trees():
-    target, drafter = with_model("llama")
-    with pytest.raises(UsageProblem, match="--rule block judges chains of tokens"):
-        decoded(target, TreeDrafter(drafter, (2,)), PROMPT, 9, WARM, accept=RULES["block"])
 
 
 # --- The text ---------------------------------------------------------------------------------------------------------

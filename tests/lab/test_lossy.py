@@ -1,20 +1,18 @@
-"""Lossy accept rules in a run: the distance from the target's law is measured, and no speed stands without it."""
+"""Accept rules with a law of their own in a run: the distance from the target's law is measured, and no speed stands
+without it.
+
+The rules are the stand-ins of tests/rules.py.
+"""
 
 import math
 import signal
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import Tensor
 
 import compare
 import optimized_speculative
 from draft_models import ModelDrafter, NgramDrafter
-from speclab.core import graphs
-from speclab.core.accept import accept_from_logits, rule_of, typical_threshold
-from speclab.core.rounds import Draft
 from speclab.core.sampling import Sampling
 from speclab.drafts.feature import FeatureDrafter
 from speclab.lab import output_checks
@@ -29,125 +27,44 @@ from speclab.present.run_lines import small_print
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun
 from speclab.records.samples import Arm, Made
-from speclab.system.errors import Stopped, UsageProblem
+from speclab.system.errors import Stopped
 from tests.heads import tiny_head
-from tests.recorder import stand_in
+from tests.rules import LOSSLESS, LOSSY, make_known
 from tests.tiny_models import tiny
 
-# --- the law of a token -----------------------------------------------------------------------------------------------
 
-
-@st.composite
-def two_laws(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
-    """Target's and draft's, (vocab,) each, with zeros; the draft's may be all zeros: nothing was proposed."""
-    n = draw(st.integers(2, 6))
-    weights = [torch.tensor(draw(st.lists(st.integers(0, 9), min_size=n, max_size=n))).double() for _ in range(2)]
-    weights[0][draw(st.integers(0, n - 1))] += 1
-    return weights[0] / weights[0].sum(), weights[1] / weights[1].sum().clamp(min=1)
-
-
-@given(two_laws(), st.floats(0.01, 0.99))
-def test_a_lenient_law_stays_within_its_bound(laws, lenience):
-    """It is a distribution, no token is 1 / L times too probable, and it is no further off than the draft."""
-    p, q = laws
-    law = rule_of(f"lenient:{lenience!r}").law(p, q)
-    assert law.sum().item() == pytest.approx(1)
-    assert (law >= -1e-12).all()
-    assert (law <= p / lenience + 1e-12).all()
-    assert (law - p).abs().sum() <= (q - p).abs().sum() + 1e-12 or q.sum() == 0
-    assert q.sum() > 0 or torch.equal(law, p)
-
-
-@given(two_laws(), st.floats(0.01, 0.99))
-def test_a_typical_law_is_a_distribution_on_the_targets_tokens(laws, epsilon):
-    p, q = laws
-    law = rule_of(f"typical:{epsilon!r}").law(p, q)
-    assert law.sum().item() == pytest.approx(1)
-    assert (law >= -1e-12).all()
-    assert not law[p == 0].any()
-    assert q.sum() > 0 or torch.equal(law, p)
-
-
-@pytest.mark.parametrize(
-    ("row", "threshold"),
-    [
-        ([1.0, 0.0, 0.0, 0.0], 0.09),  # sqrt(0.09) * 1 is above it
-        ([0.25] * 4, 0.3 / 4),  # exp(-H) is 1/4
-        ([0.5, 0.5, 0.0, 0.0], 0.09),
-        ([0.7, 0.1, 0.1, 0.1], 0.09),
-    ],
-)
-def test_threshold_of_typical_acceptance(row, threshold):
-    assert typical_threshold(torch.tensor(row).double(), 0.09).item() == pytest.approx(threshold)
+@pytest.fixture(autouse=True)
+def known(monkeypatch):
+    make_known(monkeypatch)
 
 
 def test_distances_of_a_known_case():
-    """min(q, p / L) = (4/9, 1/3), so the law is (4/9, 5/9); typical acceptance keeps every draft."""
     p, q = torch.tensor([[1 / 3, 2 / 3]]).double(), torch.tensor([[2 / 3, 1 / 3]]).double()
-    found = [distances(rule, p, q).item() for rule in ("lenient:0.75", "typical:0.3", "token", "block", "lenient:1")]
-    assert found == pytest.approx([1 / 9, 1 / 3, 0, 0, 0])
-
-
-# --- names ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["lenient", "lenient:0", "lenient:1.5", "lenient:nan", "typical:1", "typical:-1", "lossy:0.5", "block:1", ""],
-)
-def test_no_other_names(name, capsys):
-    with pytest.raises(UsageProblem, match="there is no accept rule"):
-        rule_of(name)
-    assert compare.main(["--target", "nowhere", "--temperature", "0.8", "--rule", name]) == 2
-    assert "lenient:0.5" in capsys.readouterr().err
-    assert optimized_speculative.main(["--target", "nowhere", "--temperature", "0.8", "--rule", name]) == 2
-
-
-def test_a_name_is_written_in_one_way():
-    names = ["lenient:1e-1", "lenient:1", "lenient:1.0", "typical:.3", "token"]
-    assert [rule_of(name).name for name in names] == ["lenient:0.1", "lenient:1", "lenient:1", "typical:0.3", "token"]
-    assert [rule_of(name).law is None for name in names] == [False, True, True, False, True]
+    assert distances(LOSSY, p, q).tolist() == pytest.approx([1 / 3])
+    assert distances(LOSSLESS, p, q).tolist() == [0]
 
 
 @pytest.mark.parametrize("words", [("--temperature", "0"), ("--temperature", "0,0.8"), ()])
 def test_greedy_decoding_is_refused(words, capsys):
     """Where nothing is lossy, nothing may be called that."""
-    assert compare.main(["--target", "nowhere", "--rule", "typical:0.3", *words]) == 2
+    assert compare.main(["--target", "nowhere", "--rule", "credulous", *words]) == 2
     assert "give --temperature above 0" in capsys.readouterr().err
     if len(words) == 0 or words[1] == "0":
-        assert optimized_speculative.main(["--target", "nowhere", "--rule", "typical:0.3", *words]) == 2
+        assert optimized_speculative.main(["--target", "nowhere", "--rule", "credulous", *words]) == 2
         assert "give --temperature above 0" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [("--trace", "-"), ("--report", "a.html")])
-def test_what_knows_the_token_rule_only_is_refused(words, capsys):
-    assert compare.main(["--rule", "lenient:0.5", "--temperature", "0.8", *words]) == 2
-    assert "--rule lenient:0.5" in capsys.readouterr().err
+@pytest.mark.parametrize("words", [("--trace", "-"), ("--report", "a.html"), ("--impl", "solutions")])
+@pytest.mark.parametrize("rule", ["credulous", "renamed"])
+def test_what_knows_the_token_rule_only_is_refused(words, rule, capsys):
+    assert compare.main(["--rule", rule, "--temperature", "0.8", *words]) == 2
+    assert f"--rule {rule}" in capsys.readouterr().err
 
 
-def test_greedy_drafts_are_kept_where_they_are_the_targets_own():
-    """What makes it right to refuse: at temperature 0 a lossy rule is no other than the token rule."""
-    logits, uniforms = torch.randn(1, 4, 5, generator=torch.Generator().manual_seed(0)), torch.zeros(1, 4)
-    own = logits[0].argmax(-1)
-    for tokens in (own[:3], torch.stack([own[0], (own[1] + 1) % 5, own[2]])):
-        draft = Draft(tokens[None], torch.tensor([3]))
-        found = [rule_of(name).accept(draft, logits, Sampling(), uniforms) for name in ("lenient:0.1", "typical:0.09")]
-        assert all(result == accept_from_logits(draft, logits, Sampling(), uniforms) for result in found)
-
-
-def test_each_rule_has_a_graph_of_its_own(monkeypatch):
-    """On a GPU the number of a rule belongs to what is recorded: two of them must not share a graph."""
-    stand_in(monkeypatch)
-    logits = torch.tensor([[[0.5, 0.5], [0.5, 0.5]]]).double().log()
-    draft = Draft(torch.tensor([[0]]), torch.tensor([1]), torch.tensor([[[1.0, 0.0]]]).double())
-    before, uniforms = graphs.captures.n, torch.tensor([[0.7, 0.9]]).double()
-    for _ in range(2):
-        kept = [
-            rule_of(name).accept(draft, logits, Sampling(1.0), uniforms).n_accepted.item()
-            for name in ("lenient:0.9", "lenient:0.5", "typical:0.7", "typical:0.9", "lenient:1")
-        ]
-        assert kept == [0, 1, 1, 1, 0]
-    assert graphs.captures.n - before == 5
+@pytest.mark.parametrize("words", [("--draft", "tree:2x2:model"), ("--draft", "merge:suffix+model")])
+def test_trees_refuse_a_rule_for_chains(words, capsys):
+    assert optimized_speculative.main(["--rule", "renamed", *words]) == 2
+    assert "--rule renamed judges chains" in capsys.readouterr().err
 
 
 # --- the places that a rule has judged --------------------------------------------------------------------------------
@@ -170,7 +87,7 @@ def bench_of(drafter) -> Bench:
     target = CachedModel(tiny("llama"))
     target.hidden_layers = (0, 1)
     setup = Setup(target, None, "tiny", Sampling(), torch.device("cpu"), torch.float64)
-    functions = LoopFunctions(optimized_speculative.speculative_decode).judged_by("lenient:0.2")
+    functions = LoopFunctions(optimized_speculative.speculative_decode).judged_by(LOSSY)
     return Bench(setup, {"draft": drafter}, 24, seed=0, functions=functions)
 
 
@@ -244,8 +161,8 @@ def run(pair_folder, tmp_path, capsys, monkeypatch):
     return call
 
 
-@pytest.mark.parametrize("rule", [pytest.param("lenient:0.25", marks=pytest.mark.full), "typical:0.01"])
-def test_every_row_of_a_lossy_rule_says_so_and_how_far_it_is_off(run, rule):
+def test_every_row_of_a_lossy_rule_says_so_and_how_far_it_is_off(run):
+    rule = "credulous"
     code, out, record = run(rule, "--verbose")
     assert code == 0
     assert record.settings["rule"] == rule
@@ -282,10 +199,10 @@ def assert_said(record: ComparisonRun, distance: float | None, lengths: set[str]
 
 
 def test_a_lossless_run_says_nothing_of_it(run):
-    code, out, record = run("lenient:1")
+    code, out, record = run("renamed")
     assert code == 0
     assert "LOSSY" not in out + first_screen.page(record, "local") + small_print(record)
-    assert "accept rule: lenient:1;" in out
+    assert "accept rule: renamed;" in out
     assert not any("lossy_rule" in entry for entry in record.correctness)
 
 
@@ -296,7 +213,7 @@ def test_a_distance_that_was_not_measured_is_a_dash(run, monkeypatch):
         raise Stopped(signal.SIGINT)
 
     monkeypatch.setattr(output_checks, "distances", stop)
-    code, out, record = run("lenient:0.25", "-k", "3")
+    code, out, record = run("credulous", "-k", "3")
     assert code == 130
     assert "NOT CHECKED: model k=3" in out
     assert_said(record, None, {"3"})
@@ -307,11 +224,11 @@ def test_the_z_statistics_are_a_fact_and_impossible_tokens_a_failure(run, monkey
     right = output_checks.losslessness.ZSums.result
     result = lambda surprise: lambda sums: right(sums)._replace(residual=40.0, surprise=surprise)  # noqa: E731
     monkeypatch.setattr(output_checks.losslessness.ZSums, "result", result(9.0))
-    code, out, _ = run("lenient:0.25", "-k", "3")
+    code, out, _ = run("credulous", "-k", "3")
     assert code == 0
     assert "z_S = +40.00" in out
     monkeypatch.setattr(output_checks.losslessness.ZSums, "result", result(math.inf))
-    code, out, _ = run("lenient:0.25", "-k", "3")
+    code, out, _ = run("credulous", "-k", "3")
     assert code == 1
     assert "NOT the target's distribution" in " ".join(out.split())
 
@@ -329,10 +246,9 @@ def test_one_script_says_so_at_its_end(pair_folder, capsys):
         "0.8",
         "--rule",
     ]
-    assert optimized_speculative.main([*words, "typical:0.3"]) == 0
+    assert optimized_speculative.main([*words, "credulous"]) == 0
     last = capsys.readouterr().out.rstrip().splitlines()[-2:]
-    assert last[0].startswith("LOSSY: with --rule typical:0.3")
-    assert last[1] == "python compare.py --rule typical:0.3 --temperature 0.8"
-    for lossless in ("lenient:1", "block"):
-        assert optimized_speculative.main([*words, lossless]) == 0
-        assert "LOSSY" not in capsys.readouterr().out
+    assert last[0].startswith("LOSSY: with --rule credulous")
+    assert last[1] == "python compare.py --rule credulous --temperature 0.8"
+    assert optimized_speculative.main([*words, "renamed"]) == 0
+    assert "LOSSY" not in capsys.readouterr().out

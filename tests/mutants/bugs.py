@@ -20,7 +20,6 @@ BUGS = {
     13: "token id 0 treated as nothing",
     14: "nucleus drops the crossing token",
     15: "children of a tree judged or drawn by a wrong law",
-    16: "block verification that ends early, or corrects wrongly",
     17: "two target passes per round",
     18: "EOS inside a block, or the budget, ignored",
     20: "other things counted or timed than decoded tokens",

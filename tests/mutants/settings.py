@@ -8,7 +8,7 @@ from torch import Tensor
 import draft_models
 from speclab.core import accept as accept_module
 from speclab.core.rounds import Draft
-from speclab.core.sampling import Drawn, Sampling, draw, without_replacement
+from speclab.core.sampling import Drawn, Sampling, without_replacement
 from speclab.drafts import feature as feature_module
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.lengths import AutoLength
@@ -20,7 +20,6 @@ from tests.mutants.bugs import mutant
 
 TREE = "drafts/test_tree"
 LAW, FILE = "a_round_leaves_the_targets_law", "test_filtered_laws"
-LOSSY = "a_lossy_rule_has_its_stated_law"
 
 
 def unfiltered(sampling: Sampling) -> Sampling:
@@ -28,89 +27,25 @@ def unfiltered(sampling: Sampling) -> Sampling:
     return Sampling(sampling.temperature)
 
 
-def change_probs(name: str, wrong: Callable[[Sampling, Tensor], Tensor]) -> None:
-    """The chain rule `name` gets `wrong(sampling, logits)` for the target's rows."""
-    right = accept_module._from_logits
-
-    def from_logits(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, kind: str, *value):
-        if kind == name and not sampling.greedy:
-            logits = wrong(sampling, logits).log() * sampling.temperature  # which `probs` gives back
-            sampling = unfiltered(sampling)
-        return right(draft, logits, sampling, uniforms, kind, *value)
-
-    accept_module._from_logits = from_logits
-
-
-@mutant(6, LAW, file=FILE)
-def tempers_twice_in_the_block_rule() -> None:
-    """divides the logits by the temperature twice where a block is judged"""
-    change_probs("block", lambda sampling, logits: sampling.probs(logits / sampling.temperature))
-
-
-@mutant(6, LOSSY, file=FILE)
-def lenient_rule_knows_no_filters() -> None:
-    """judges with a lenient rule by the distribution without top-k and top-p"""
-    change_probs("lenient", lambda sampling, logits: unfiltered(sampling).probs(logits))
-
-
-@mutant(6, LOSSY, file=FILE)
-def typical_threshold_of_the_unfiltered_row() -> None:
-    """takes the threshold of typical acceptance from the entropy of the distribution before the filters"""
-    right, threshold = accept_module._from_logits, accept_module.typical_threshold
-
-    def from_logits(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, kind: str, *value):
-        whole = unfiltered(sampling).probs(logits)[:, :-1]
-        accept_module.typical_threshold = lambda target_probs, epsilon: threshold(whole, epsilon)
-        try:
-            return right(draft, logits, sampling, uniforms, kind, *value)
-        finally:
-            accept_module.typical_threshold = threshold
-
-    accept_module._from_logits = from_logits
-
-
-@mutant(8, LAW, file=FILE)
-def bonus_of_a_block_is_not_filtered() -> None:
-    """draws the bonus token of a block from the target's row before the filters"""
-    right = accept_module._from_logits
-
-    def from_logits(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, kind: str, *value):
-        result = right(draft, logits, sampling, uniforms, kind, *value)
-        if kind != "block" or sampling.greedy:
-            return result
-        rows, n = torch.arange(len(logits)), draft.tokens.shape[1]
-        bonus = draw(unfiltered(sampling).probs(logits[rows, draft.size]), uniforms[:, n])
-        return result._replace(next_token=torch.where(result.n_accepted == draft.size, bonus, result.next_token))
-
-    accept_module._from_logits = from_logits
-
-
 # ---------------------------------------------------------------- trees
 
 
-def change_tree_rule(name: str, wrong: Callable[[Sampling], Sampling]) -> None:
-    """The rule for trees `name` judges as `wrong(sampling)` says."""
-    right = tree_module._from_logits
-    rule = getattr(tree_module, name)
+def change_rule(rule: Callable[[], Callable], wrong: Callable[[Sampling], Sampling]) -> None:
+    """This rule judges as `wrong(sampling)` says."""
+    right = accept_module._judged
 
-    def from_logits(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, judge: Callable):
-        if judge is rule and not sampling.greedy:
+    def judged(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, judge: Callable, *numbers):
+        if judge is rule() and not sampling.greedy:
             sampling = wrong(sampling)
-        return right(draft, logits, sampling, uniforms, judge)
+        return right(draft, logits, sampling, uniforms, judge, *numbers)
 
-    tree_module._from_logits = from_logits
+    accept_module._judged = judged
 
 
 @mutant(15, LAW, file=FILE)
 def judges_a_tree_without_top_p() -> None:
     """judges a tree by the target's distribution before top-p"""
-    change_tree_rule("accept_tree", lambda sampling: Sampling(sampling.temperature, sampling.top_k))
-
-
-@mutant(15, LAW, file=FILE)
-def follows_a_tree_at_temperature_1() -> None:
-    """follows the branches of a tree with tokens that are drawn at temperature 1"""
-    change_tree_rule("accept_follow", lambda sampling: Sampling(1.0, sampling.top_k, sampling.top_p))
+    change_rule(lambda: tree_module.accept_tree, lambda sampling: Sampling(sampling.temperature, sampling.top_k))
 
 
 @mutant(15, LAW, file=FILE)

@@ -13,8 +13,8 @@ from speclab.core.sampling import draw
 from speclab.core.sampling import without_replacement as right_children
 from speclab.drafts.trees import accept as tree_module
 from speclab.drafts.trees import draft
-from speclab.drafts.trees.accept import accept_follow as right_follow
 from speclab.drafts.trees.accept import accept_tree as right_tree
+from speclab.drafts.trees.draft import TreeDraft
 from speclab.drafts.trees.growing import GrowingModel
 from speclab.models.backends import windows
 from speclab.models.cached import CachedModel
@@ -67,7 +67,7 @@ def change_tree(order: Callable = in_number_order, against: Callable = against_w
             left = torch.where(failed[:, None], residual, left)
             left = torch.where(passed[:, None], target_probs[row, i + 1], left)
             here = torch.where(passed, i + 1, here)
-        return tree_module._result(draft, kept, draw(left, uniforms[:, n]))
+        return tree_module.along(draft, kept, draw(left, uniforms[:, n]))
 
     tree_module.accept_tree = accept_tree
 
@@ -105,20 +105,10 @@ def tries_the_most_probable_child_first() -> None:
 
 
 @mutant(15, FOLLOW, file=FILE)
-def draws_again_for_each_child() -> None:
-    """draws the target's token again for each child, and follows the first that it hits"""
-
-    def accept_follow(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult:
-        n = draft.tokens.shape[1]
-        here = torch.zeros_like(draft.size)
-        row, kept = torch.arange(len(here)), torch.zeros_like(draft.tokens, dtype=torch.bool)
-        for i in range(n):
-            hit = draw(target_probs[row, here], uniforms[:, i]) == draft.tokens[:, i]
-            kept[:, i] = (i < draft.size) & (draft.parents[:, i] + 1 == here) & hit
-            here = torch.where(kept[:, i], i + 1, here)
-        return tree_module._result(draft, kept, draw(target_probs[row, here], uniforms[:, n]))
-
-    tree_module.accept_follow = accept_follow
+def draws_every_depth_with_one_uniform() -> None:
+    """draws the target's tokens of all depths with one random number"""
+    right = TreeDraft.depths
+    TreeDraft.depths = lambda draft: torch.zeros_like(right(draft))
 
 
 @mutant(15, "a_dead_node_is_never_kept_and_rows_are_independent", file=FILE)
@@ -128,7 +118,8 @@ def keeps_dead_nodes() -> None:
     def all_alive(draft: Draft) -> Draft:
         return replace(draft, size=torch.full_like(draft.size, draft.tokens.shape[1]))
 
-    tree_module.accept_follow = lambda draft, *given: right_follow(all_alive(draft), *given)
+    right = TreeDraft.matching
+    TreeDraft.matching = lambda draft, own: right(all_alive(draft), own)
     tree_module.accept_tree = lambda draft, *given: right_tree(all_alive(draft), *given)
 
 

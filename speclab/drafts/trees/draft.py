@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from speclab.core.rounds import Draft, Target
+from speclab.core.rounds import AcceptResult, Draft, Target
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,42 @@ class TreeDraft(Draft):
         """One pass over the last committed token of each row, (batch,), and all nodes.  -> (batch, n + 1, vocab)"""
         return target.forward(torch.cat([last_tokens[:, None], self.tokens], dim=1), reads(self.parents))
 
+    def bare(self) -> "TreeDraft":
+        """The same tree without what no accept rule reads."""
+        return TreeDraft(self.tokens, self.size, self.probs, parents=self.parents)
+
     def chain(self) -> None:
         """A tree is no chain, so the answer is None."""
         return
+
+    def depths(self) -> Tensor:
+        """How many drafted tokens stand before each row of the pass on its branch: (batch, n + 1)."""
+        return reads(self.parents).sum(-1) - 1
+
+    def matching(self, own: Tensor) -> AcceptResult:
+        """From the root on, keep the child that carries the target's own token of the row.  own: (batch, n + 1)
+
+        Of children with the same token the first is kept.
+        """
+        tokens, size, parents, n = self.tokens, self.size, self.parents, self.tokens.shape[1]
+        number = torch.arange(n, device=tokens.device)
+        siblings = (parents[:, :, None] == parents[:, None]) & (tokens[:, :, None] == tokens[:, None])  # (batch, n, n)
+        again = (siblings & (number < number[:, None])).any(-1)  # one before it carries the same token
+        right = (number < size[:, None]) & ~again & (tokens == own.gather(-1, parents + 1))
+        kept = ~(reads(parents)[:, 1:, 1:] & ~right[:, None]).any(-1)  # (batch, n) all of its branch is right
+        last = torch.where(kept, number + 1, 0).amax(-1) if n else size  # (batch,) the row where the walk ends
+        return along(self, kept, own.gather(-1, last[:, None])[:, 0])
+
+
+def along(draft: Draft, kept: Tensor, next_token: Tensor) -> AcceptResult:
+    """What a walk has decided.  kept: (batch, n) whether each node is on the path; their numbers rise along it."""
+    n = kept.shape[1]
+    number = torch.arange(n, device=kept.device)
+    path = torch.where(kept, number, n).sort(-1).values  # (batch, n) kept ones first
+    path = path.masked_fill(path == n, -1)
+    here = path.amax(-1, keepdim=True) if n else path.new_full((len(path), 1), -1)  # (batch, 1) where the walk ended
+    rejected = ((parents_of(draft) == here) & (number < draft.size[:, None])).any(-1)  # it had a child there
+    return AcceptResult(kept.sum(-1), next_token, path, rejected.long())
 
 
 def reads(parents: Tensor) -> Tensor:
@@ -45,11 +78,6 @@ def reads(parents: Tensor) -> Tensor:
     for _ in range(n.bit_length()):  # each time twice as far up
         seen = (seen @ seen).clamp(max=1)
     return seen > 0
-
-
-def depths(parents: Tensor) -> Tensor:
-    """How many tokens after the root each row of the pass stands, 0 for the root.  (batch, n) -> (batch, n + 1)"""
-    return reads(parents).sum(-1) - 1
 
 
 def chain(n: int, device: torch.device | None = None) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter, NgramDrafter
 from optimized_speculative import speculative_decode
-from speclab.core.accept import accept, accept_block, accept_from_logits
+from speclab.core.accept import accept, accept_from_logits
 from speclab.core.rounds import DecodeSettings, Draft, Round, tokens_of
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.block import BlockDrafter
@@ -135,8 +135,7 @@ def test_rounds_of_each_text_are_those_that_it_has_alone(kind, sampling):
     assert len({r.n_drafted for r in counted}) > 1
 
 
-@pytest.mark.parametrize("rule", [accept, accept_block])
-def test_a_lookup_is_judged_beside_other_rows_as_it_is_alone(rule):
+def test_a_lookup_is_judged_beside_other_rows_as_it_is_alone():
     """It has no law of its own; beside rows that have one it gets one."""
     vocab, n = 5, 3
     for seed in range(200):
@@ -147,8 +146,8 @@ def test_a_lookup_is_judged_beside_other_rows_as_it_is_alone(rule):
         sizes = torch.randint(1, n + 1, (2,), generator=generator)
         uniforms = torch.rand(2, n + 1, generator=generator)
         drafts = [Draft(tokens[:1], sizes[:1]), Draft(tokens[1:], sizes[1:], laws)]
-        together = rule(side_by_side(drafts, vocab), target_probs, uniforms)
-        alone = [rule(draft, target_probs[i : i + 1], uniforms[i : i + 1]) for i, draft in enumerate(drafts)]
+        together = accept(side_by_side(drafts, vocab), target_probs, uniforms)
+        alone = [accept(draft, target_probs[i : i + 1], uniforms[i : i + 1]) for i, draft in enumerate(drafts)]
         assert together.n_accepted.tolist() == [one.n_accepted.item() for one in alone]
         assert together.next_token.tolist() == [one.next_token.item() for one in alone]
 

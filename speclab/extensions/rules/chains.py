@@ -1,0 +1,25 @@
+"""What the rules share that judge chains of tokens alone."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from speclab.core.accept import judge
+from speclab.core.rounds import AcceptResult, Draft
+from speclab.core.sampling import Sampling
+from speclab.system.errors import UsageProblem
+
+
+def judge_chain(
+    name: str,
+    draft: Draft,
+    logits: Tensor,
+    sampling: Sampling,
+    uniforms: Tensor,
+    rule: Callable[..., AcceptResult],
+    numbers: tuple[float, ...] = (),
+) -> AcceptResult:
+    """`judge` of speclab/core/accept.py for a draft that is a chain; UsageProblem for another one."""
+    if (chain := draft.chain()) is None:
+        raise UsageProblem(f"--rule {name} judges chains of tokens, and this draft is none; leave it out")
+    return judge(chain, logits, sampling, uniforms, rule, numbers)

@@ -1,0 +1,221 @@
+"""The rules, enumerated exactly as the token rule is in tests/test_exact.py, with its helpers.
+
+The lossy rules are enumerated in the same way: their output has the law by which a run measures their distance.
+"""
+
+import functools
+import itertools
+import random
+from fractions import Fraction
+
+import pytest
+import torch
+
+from speclab.core.accept import accept
+from speclab.core.rounds import Draft
+from speclab.extensions.rules.block import accept_block
+from speclab.extensions.rules.follow import accept_follow
+from speclab.extensions.rules.lossy import lenient_law, typical_law
+from speclab.extensions.rules.tests.pieces import EPSILON, LENIENCE, lenient, lenient_of_1, played, typical
+from tests.test_exact import (
+    FAMILIES,
+    PER_SHAPE,
+    SHAPES,
+    Job,
+    Prefix,
+    Tables,
+    assert_keeps_all_it_may,
+    assert_lossless,
+    assert_not_vacuous,
+    floats,
+    random_tables,
+)
+
+BOTH = (accept, accept_block)
+
+
+@pytest.mark.parametrize("rule", [accept_block, lenient_of_1, accept_follow])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_round_emits_the_targets_joint_law(family, rule):
+    """A wrong threshold, a wrong residual or a wrong row index shifts the joint law of the next k + 1 tokens."""
+    outcomes = []
+    for vocab, k in SHAPES:
+        jobs = [Job(random_tables(seed, vocab, k, k + 1, family), (), k) for seed in range(PER_SHAPE)]
+        found = played(jobs, rule)
+        outcomes += found
+        for job, outcome in zip(jobs, found, strict=True):
+            assert_lossless(job, outcome)
+            if rule is lenient_of_1:
+                assert_keeps_all_it_may(job, outcome)
+    # A draw of the target's own may miss what the draft drew from the same row.
+    assert_not_vacuous(outcomes, set() if (rule, family) == (accept_follow, "identical") else FAMILIES[family])
+
+
+@pytest.mark.parametrize("family", ["dense", "zeros", "target forbids"])
+def test_a_draft_may_end_where_it_likes(family):
+    """Whether another token is drafted may depend on the tokens that are drawn: all of them are handed over."""
+    outcomes = []
+    for vocab, k in SHAPES:
+        jobs = [
+            Job(random_tables(seed, vocab, k, k + 1, family), (), k, frozenset({seed % vocab})) for seed in range(4)
+        ]
+        found = played(jobs, accept_block)
+        outcomes += found
+        for job, outcome in zip(jobs, found, strict=True):
+            assert_lossless(job, outcome)
+    assert_not_vacuous(outcomes)
+
+
+@pytest.mark.parametrize("padding", ["tempting", "poisoned"])
+@pytest.mark.parametrize("family", ["zeros", "one-hot"])
+def test_rows_of_different_sizes_share_a_batch(family, padding):
+    """A row with fewer drafts than its batch must not read its pads: neither test one, nor take one for the refused."""
+    outcomes = []
+    for vocab in (2, 3):
+        tables = [random_tables(seed, vocab, 3, 4, family) for seed in range(6)]
+        jobs = [Job(t, (), size) for t in tables for size in (3, 0, 2, 1)]
+        found = played(jobs, accept_block, n=3, padding=padding)
+        outcomes += found
+        for job, outcome in zip(jobs, found, strict=True):
+            assert_lossless(job, outcome)
+    assert_not_vacuous(outcomes)
+
+
+@pytest.mark.parametrize("rule", [accept_block, accept_follow, lenient, typical])
+@pytest.mark.parametrize("family", ["zeros", "draft blind", "target forbids", "one-hot"])
+def test_the_verdict_is_constant_in_every_box(family, rule):
+    """The enumeration rests on it: near random vertices of a box the same tokens come out as in its centre."""
+    dice = random.Random(0)
+    for vocab, k in [(2, 3), (3, 2), (4, 1)]:
+        jobs = [Job(random_tables(seed, vocab, k, k + 1, family), (), k) for seed in range(3)]
+        centres = [outcome.blocks for outcome in played(jobs, rule)]
+        for _ in range(4):
+            assert [outcome.blocks for outcome in played(jobs, rule, at=dice)] == centres
+
+
+def test_a_row_that_is_certain_is_judged_beside_one_that_was_drawn_as_it_is_alone():
+    """Block verification leaves drafts that are certain to the token rule, in a batch row by row."""
+    vocab, n = 5, 3
+    for seed in range(200):
+        generator = torch.Generator().manual_seed(seed)
+        target_probs = (3 * torch.randn(2, n + 1, vocab, generator=generator)).softmax(-1)
+        tokens = torch.randint(0, vocab, (2, n), generator=generator)
+        certain = torch.nn.functional.one_hot(tokens[:1], vocab).float()
+        laws = torch.cat([certain, (3 * torch.randn(1, n, vocab, generator=generator)).softmax(-1)])
+        sizes = torch.randint(1, n + 1, (2,), generator=generator)
+        uniforms = torch.rand(2, n + 1, generator=generator)
+        together = accept_block(Draft(tokens, sizes, laws, torch.tensor([True, False])), target_probs, uniforms)
+        alone = [
+            accept_block(
+                Draft(tokens[i : i + 1], sizes[i : i + 1], probs), target_probs[i : i + 1], uniforms[i : i + 1]
+            )
+            for i, probs in enumerate((None, laws[1:]))
+        ]
+        assert together.n_accepted.tolist() == [result.n_accepted.item() for result in alone]
+        assert together.next_token.tolist() == [result.next_token.item() for result in alone]
+
+
+def test_block_verification_keeps_more_in_the_papers_case():
+    """p = (1/3, 2/3), q = (2/3, 1/3), two drafted tokens: 11/9 against 10/9 kept."""
+    third = Fraction(1, 3)
+    prefixes = [prefix for n in range(3) for prefix in itertools.product(range(2), repeat=n)]
+    target, draft = (dict.fromkeys(prefixes, row) for row in ([third, 2 * third], [2 * third, third]))
+    job = Job(Tables(2, 2, target, draft), (), 2)
+    by_token, by_block = (played([job], rule)[0].n_accepted for rule in BOTH)
+    assert (by_token, by_block) == (Fraction(10, 9), Fraction(11, 9))
+
+
+@pytest.mark.parametrize("family", ["dense", "zeros", "target forbids", "identical", "one-hot"])
+def test_block_verification_never_keeps_fewer(family):
+    """In every instance, and more in some where a draft spreads over several tokens; one-hot drafts gain nothing."""
+    more = 0
+    for vocab, k in SHAPES:
+        jobs = [Job(random_tables(seed, vocab, k, k + 1, family), (), k) for seed in range(PER_SHAPE)]
+        for by_token, by_block in zip(*(played(jobs, rule) for rule in BOTH), strict=True):
+            assert by_block.n_accepted >= by_token.n_accepted
+            more += by_block.n_accepted > by_token.n_accepted
+    assert (more > 0) == (family not in ("identical", "one-hot"))
+
+
+def test_a_block_of_impossible_tokens_is_not_kept_at_zero():
+    """Uniforms may be 0: a token of target probability 0 is not kept then, and the target's own comes."""
+    draft = Draft(torch.tensor([[0, 0]]), torch.tensor([2]), torch.tensor([[[1.0, 0.0], [1.0, 0.0]]]).double())
+    target_probs = torch.tensor([[[0.0, 1.0], [0.5, 0.5], [0.5, 0.5]]]).double()
+    result = accept_block(draft, target_probs, torch.zeros(1, 3).double())
+    assert (result.n_accepted.item(), result.next_token.item()) == (0, 1)
+
+
+# --- lossy rules ------------------------------------------------------------------------------------------------------
+
+LAWS = {
+    lenient: functools.partial(lenient_law, lenience=float(LENIENCE)),
+    typical: functools.partial(typical_law, epsilon=float(EPSILON)),
+}
+EXACT_WITH = {  # families in which the law is the target's after all
+    lenient: ("identical", "disjoint", "greedy"),
+    typical: ("disjoint", "greedy"),
+}
+
+
+def test_a_lenience_of_one_is_the_token_rule():
+    """Box by box, not only in law."""
+    for family in FAMILIES:
+        jobs = [Job(random_tables(seed, 3, 2, 3, family), (), 2) for seed in range(6)]
+        by_token, by_lenience = (played(jobs, rule) for rule in (accept, lenient_of_1))
+        assert [outcome.blocks for outcome in by_token] == [outcome.blocks for outcome in by_lenience]
+
+
+@pytest.mark.parametrize("rule", LAWS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_lossy_rule_emits_the_law_that_its_distance_is_measured_by(family, rule):
+    """At every tested place, given the tokens before it; a bonus token has the target's own law."""
+    lossy = 0
+    for vocab, k in SHAPES:
+        jobs = [Job(random_tables(seed, vocab, k, k + 1, family), (), k) for seed in range(PER_SHAPE)]
+        for job, outcome in zip(jobs, played(jobs, rule), strict=True):
+            reached: dict[Prefix, dict[int, Fraction]] = {}
+            for block, chance in outcome.law.items():
+                for i, token in enumerate(block):
+                    law = reached.setdefault(block[:i], {})
+                    law[token] = law.get(token, Fraction(0)) + chance
+            for prefix, law in reached.items():
+                p, q = (
+                    torch.tensor(floats(rows[prefix]), dtype=torch.float64)
+                    for rows in (job.tables.target, job.tables.draft)
+                )
+                expected = LAWS[rule](p, q) if len(prefix) < k else p
+                found = [float(law.get(token, Fraction(0)) / sum(law.values())) for token in range(vocab)]
+                assert found == pytest.approx(expected.tolist(), abs=1e-12)
+                lossy += (expected - p).abs().max().item() > 1e-3
+                assert not (expected[p == 0] != 0).any(), "a token of target probability 0 was kept"
+    assert (lossy > 0) == (family not in EXACT_WITH[rule])
+
+
+@pytest.mark.parametrize("rule", LAWS)
+def test_rows_of_different_sizes_share_a_batch_with_a_lossy_rule(rule):
+    """Pads are not read: a row alone decides as it does in a batch of wider ones."""
+    for padding in ("tempting", "poisoned"):
+        tables = [random_tables(seed, 3, 3, 4, "zeros") for seed in range(6)]
+        for size in (0, 1, 2, 3):
+            jobs = [Job(t, (), size) for t in tables]
+            alone, wide = played(jobs, rule), played(jobs, rule, n=3, padding=padding)
+            assert [outcome.law for outcome in alone] == [outcome.law for outcome in wide]
+
+
+THIRD = Fraction(1, 3)
+
+
+@pytest.mark.parametrize(
+    ("rule", "first"),
+    [
+        (accept, [THIRD, 2 * THIRD]),
+        (lenient, [Fraction(4, 9), Fraction(5, 9)]),  # min(2/3, 4/3 * 1/3) and 1/3, the 2/9 that are left on token 1
+        (typical, [2 * THIRD, THIRD]),  # both probabilities are above sqrt(7/23) exp(-0.64) = 0.29: all drafts are kept
+    ],
+)
+def test_a_known_case_is_off_by_as_much_as_it_should(rule, first):
+    """p = (1/3, 2/3), q = (2/3, 1/3): total variation 0, 1/9 and 1/3."""
+    p, q = [THIRD, 2 * THIRD], [2 * THIRD, THIRD]
+    job = Job(Tables(2, 1, dict.fromkeys([(), (0,), (1,)], p), dict.fromkeys([(), (0,), (1,)], q)), (), 1)
+    law = played([job], rule)[0].law
+    assert [sum(chance for block, chance in law.items() if block[0] == token) for token in range(2)] == first

@@ -1,0 +1,48 @@
+"""The accept rules that leave the target's own distribution: loops and drafts are tried with each that is known.
+
+Two stand-ins are here for tests of what surrounds a rule: one keeps every drafted token, so its law is the draft's, and
+one is the token rule by another name.
+"""
+
+import torch
+
+from speclab.core import accept as accept_module
+from speclab.core.accept import Rule, RuleKind, accept_from_logits, all_rules, judge
+from speclab.core.rounds import AcceptResult
+from speclab.core.sampling import draw
+
+
+def _without_argument() -> list[Rule]:
+    found = []
+    for kind in all_rules().values():
+        try:
+            found.append(kind.make(None))
+        except ValueError:  # it needs an argument
+            continue
+    return found
+
+
+RULES = {rule.name: rule.accept for rule in _without_argument() if rule.law is None}
+FOR_TREES = [rule.name for rule in _without_argument() if rule.law is None and not rule.chains_only]
+
+
+# --- stand-ins --------------------------------------------------------------------------------------------------------
+
+
+def keep_all(draft, target_probs, uniforms):
+    last = target_probs[torch.arange(len(draft.size)), draft.size]
+    return AcceptResult(draft.size, draw(last, uniforms[:, draft.tokens.shape[1]]))
+
+
+def law_of_drafts(target_probs, draft_probs):
+    return torch.where(draft_probs.sum(-1, keepdim=True) > 0, draft_probs, target_probs)
+
+
+LOSSY = Rule("credulous", lambda *asked: judge(*asked, keep_all), "every drafted token is kept", law_of_drafts)
+LOSSLESS = Rule("renamed", accept_from_logits, "this is the token rule")
+
+
+def make_known(monkeypatch) -> None:
+    """Let --rule know the stand-ins."""
+    for rule in (LOSSY, LOSSLESS):
+        monkeypatch.setitem(accept_module.RULES, rule.name, RuleKind(rule.name, lambda argument, rule=rule: rule))
