@@ -15,6 +15,7 @@ if __name__ == "__main__":
 
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,11 +60,11 @@ def autoregressive_decode(
         yield round_
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the script.  -> exit code"""
+def main(argv: list[str] | None = None, functions: Any = None) -> int:
+    """Run the script. `functions` can replace parts of the run (speclab/lab/instruments.py).  -> exit code"""
     from speclab.cli import decoding  # here: importing the loop loads nothing of the command line
 
-    return decoding.run(__doc__, argv, autoregressive_decode)
+    return decoding.run(__doc__, argv, functions, autoregressive_decode)
 
 
 if __name__ == "__main__":

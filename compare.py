@@ -13,13 +13,14 @@ if __name__ == "__main__":
     from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
 
 import sys
+from typing import Any
 
 from speclab.cli import compare
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the script.  -> exit code"""
-    return compare.run(__doc__, argv)
+def main(argv: list[str] | None = None, functions: Any = None) -> int:
+    """Run the script. `functions` can replace parts of the run (speclab/lab/instruments.py).  -> exit code"""
+    return compare.run(__doc__, argv, functions)
 
 
 if __name__ == "__main__":

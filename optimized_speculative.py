@@ -17,6 +17,7 @@ if __name__ == "__main__":
 
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 from torch import Tensor
 
@@ -76,11 +77,11 @@ def speculative_decode(
         yield round_
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the script.  -> exit code"""
+def main(argv: list[str] | None = None, functions: Any = None) -> int:
+    """Run the script. `functions` can replace parts of the run (speclab/lab/instruments.py).  -> exit code"""
     from speclab.cli import decoding  # here: importing the loop loads nothing of the command line
 
-    return decoding.run(__doc__, argv, autoregressive_decode, speculative_decode)
+    return decoding.run(__doc__, argv, functions, autoregressive_decode, speculative_decode)
 
 
 if __name__ == "__main__":

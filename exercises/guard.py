@@ -1,6 +1,6 @@
 """Calling code that somebody is still writing: an exception becomes a line, and what never ends is stopped.
 
-The real runs (speclab/learner/ask.py) call a learner's functions through this; the checks (tests/exercises/), which run
+`python check.py --run` calls a learner's functions through this; the checks (tests/exercises/), which run
 in a process of their own, only take the words. Imports nothing heavy.
 """
 

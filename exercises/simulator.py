@@ -16,8 +16,8 @@ import sys
 from collections.abc import Callable
 
 from exercises import Todo
+from exercises.guard import PACKAGES
 from speclab.cli import parsing
-from speclab.learner.guard import PACKAGES
 from speclab.system.errors import Problem, reports_problems
 
 Rule = Callable[[int, int, int, int], int]  # k, n_drafted, n_accepted, longest -> the next k

@@ -12,15 +12,15 @@ import contextlib
 import importlib
 import itertools
 import json
+import shlex
 import sys
 from collections.abc import Iterator
 from types import ModuleType
 from typing import NamedTuple
 
 from exercises import Todo
+from exercises.guard import PACKAGES, SECONDS, NeverEnds, at_most, in_one_line
 from speclab.cli import parsing
-from speclab.learner.checklist import restore
-from speclab.learner.guard import PACKAGES, SECONDS, NeverEnds, at_most, in_one_line
 from speclab.system.errors import EnvironmentProblem, Problem, reports_problems
 from speclab.system.files import shown
 from speclab.system.paths import ROOT
@@ -68,7 +68,8 @@ def load() -> Transcript:
         return Transcript(found["draft_length"], prompts, found["own"]["costs"], plain, speculative)
     except (OSError, ValueError, LookupError, TypeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise EnvironmentProblem(f"{shown(PATH)} is no transcript: {reason}; type: {restore(PATH)}") from None
+        restore = shlex.join(["git", "checkout", "--", shown(PATH)])
+        raise EnvironmentProblem(f"{shown(PATH)} is no transcript: {reason}; type: {restore}") from None
 
 
 def _side(found: dict) -> Side:

@@ -106,7 +106,7 @@ def measure_arms(args: argparse.Namespace, config: RunConfig) -> Measurement:
     write_peers([])
     if not measured.interrupted:
         judge(measured)
-        run, _ = comparison.explain(config, measured)
+        run = comparison.explain(config, measured)
         write_comparison(args, run)
         if not measured.interrupted:
             write_peers([judge_greedy(beside_peers, arm) for arm in with_peers[1:]])

@@ -11,16 +11,16 @@ from speclab.core.rounds import DecodeSettings
 from speclab.drafts.lengths import LONGEST
 from speclab.lab import comparison, padded_pair
 from speclab.lab.harness import Measurement, kept_when_stopped
+from speclab.lab.instruments import LoopFunctions
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
 from speclab.lab.tracing import follow, profiling
 from speclab.lab.tracing.trace import Trace
-from speclab.learner import loading
 from speclab.models import memory
 from speclab.present import first_screen, report
 from speclab.present.pictures import library, plots
 from speclab.records.runs import ComparisonRun
-from speclab.system.errors import Problem, UsageProblem, reports_problems
+from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.files import do_all, shown
 from speclab.system.terminal import note, say
 
@@ -28,10 +28,9 @@ WHY = "why is mine not faster? docs/why-not-faster.md"
 
 
 @reports_problems
-def run(docstring: str, argv: list[str] | None) -> int:
+def run(docstring: str, argv: list[str] | None, functions: LoopFunctions | None = None) -> int:
     """The main() of compare.py.  -> exit code"""
     args = compare_flags.make_parser(docstring).parse_args(argv)
-    loading.check_parts(args.impl)
     flags.check_file(args.trace, "--trace")
     flags.check_file(args.profile, "--profile")
     flags.check_file(args.report, "--report")
@@ -42,15 +41,15 @@ def run(docstring: str, argv: list[str] | None) -> int:
     size = compare_flags.size_of(args)
     args = compare_flags.filled(args, size)
     args.padded = compare_flags.wants_padded(args, size)
-    return _run(args)
+    return _run(args, functions)
 
 
 # --- one run ----------------------------------------------------------------------------------------------------------
 
 
-def _run(args: argparse.Namespace) -> int:
+def _run(args: argparse.Namespace, functions: LoopFunctions | None) -> int:
     """A comparison, shown and written.  -> exit code"""
-    config, output = compare_config.prepare(args)
+    config, output = compare_config.prepare(args, functions)
     traced = _first_that_can_be_traced(config) if args.trace or args.report else ""
     if args.profile:
         profiling.write_trace(config, args.profile)
@@ -59,7 +58,7 @@ def _run(args: argparse.Namespace) -> int:
             note(f"busy    {busy}")
         if not args.brief:
             say(compare_config.head(config))
-        record, measured, problem = _measure(args, config)
+        record, measured = _measure(args, config)
         text, page, pictures = _views(args, record, output)
         tables: list[Step] = [lambda: say(text())]
         if args.verbose:
@@ -70,8 +69,6 @@ def _run(args: argparse.Namespace) -> int:
         pictures = [functools.partial(_kept, drawn, draw) for draw in _drawable(pictures)]
         code = do_all([*tables, *output.writes(record, page), *pictures])
     wrong = max(map(exit_code, measured))
-    if problem:
-        raise problem
     if traced:  # after everything that was timed
         with output.redirected():
             trace = _traced(config, traced, record)
@@ -82,12 +79,14 @@ def _run(args: argparse.Namespace) -> int:
     return code or wrong
 
 
-def _measure(args: argparse.Namespace, config: RunConfig) -> tuple[ComparisonRun, list[Measurement], Problem | None]:
-    """The record, what it is made from, and what went wrong in a learner's own predictions."""
-    run, measured, problem = comparison.compare(config)
+def _measure(args: argparse.Namespace, config: RunConfig) -> tuple[ComparisonRun, list[Measurement]]:
+    """The record, and what it is made from."""
+    run, measured = comparison.compare(config)
+    if config.functions.look_at:
+        config.functions.look_at(run, measured)
     if args.padded and not measured.interrupted:
-        return run, [measured, *_measure_padded(args, config, run)], problem
-    return run, [measured], problem
+        return run, [measured, *_measure_padded(args, config, run)]
+    return run, [measured]
 
 
 def _measure_padded(args: argparse.Namespace, config: RunConfig, run: ComparisonRun) -> list[Measurement]:
@@ -99,7 +98,7 @@ def _measure_padded(args: argparse.Namespace, config: RunConfig, run: Comparison
     with kept_when_stopped(lambda: "the lab's pair is measured, the padded pair is not") as stops:
         second = padded_pair.second_config(config, size, args.draft.split(","))
         note(f"now a short run of the same comparison at another size: {', '.join(second.models().values())}")
-        run.padded, of_padded, _ = comparison.compare(second)
+        run.padded, of_padded = comparison.compare(second)
         return [of_padded]
     run.interrupted = isinstance(stops[0], KeyboardInterrupt)
     return []

@@ -10,7 +10,6 @@ from speclab.drafts import registry
 from speclab.drafts.hybrid import auto_length
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.run_config import RunConfig
-from speclab.learner import loading
 from speclab.models.prompts import describe_chat
 from speclab.records.samples import AUTO
 from speclab.system.errors import UsageProblem
@@ -22,11 +21,11 @@ def head(config: RunConfig) -> str:
     drafts = [f"draft   {text}" for name, text in config.models().items() if name != "target"]
     n, size = len(config.prompts), f"{config.max_new_tokens} new tokens each, {config.repeats} x, seed {config.seed}"
     chat = describe_chat(config.prompts, config.setup.tokenizer)
-    about = [*config.functions.lines, *config.rule_lines(), f"prompts {n}, {size}", ""]
+    about = [*config.functions.head(), *config.rule_lines(), f"prompts {n}, {size}", ""]
     return "\n".join([config.setup.describe(), *drafts, *chat, *about])
 
 
-def prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
+def prepare(args: argparse.Namespace, functions: LoopFunctions | None = None) -> tuple[RunConfig, Output]:
     """Load and check everything; a Problem with the flags is raised before anything is timed."""
     lengths, auto = parsing.lengths(args.draft_length, "-k")
     if auto and (other := parsing.first_given(args, "profile")):
@@ -38,9 +37,8 @@ def prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     kinds = [kind for kind in args.draft.split(",") if kind]
     choices = read_drafts(kinds, temperatures)
     flags.check_trees(args, choices)
-    exercises = loading.of_comparison(temperatures, args.draft.split(","))
-    functions = loading.load(args.impl, exercises, speculative_decode)
-    flags.check_rule(args, functions, temperatures, "--trace", "--report")
+    functions = functions or LoopFunctions(speculative_decode)
+    flags.check_rule(args, temperatures, "--trace", "--report")
     if auto and not lengths:  # beside numbers a draft that cannot choose has those
         for choice in choices:
             choice.check_auto()

@@ -29,7 +29,6 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
     flags.add_shared_flags(parser)
     group = flags.add_draft_flag(parser, default=None, title="experiment")
     flags.add_rule_flag(group)
-    flags.add_impl_flag(parser)
     group.add_argument(
         "-k",
         "--draft-length",
@@ -64,7 +63,7 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
 def filled(args: argparse.Namespace, size: str) -> argparse.Namespace:
     """The arguments, with the defaults of this size wherever the command line gives none."""
     of_lab = args.target == LAB_TARGET or sizes.is_lab_size(args.target)
-    drafts = LAB_DRAFTS if of_lab and not args.impl else USUAL_DRAFTS
+    drafts = LAB_DRAFTS if of_lab else USUAL_DRAFTS
     defaults = {"draft": drafts} | dict(zip(SIZE_FLAGS, SIZES[size], strict=True))
     filled = flags.with_defaults(args, defaults)
     filled.has_typed_lengths = args.draft_length is not None
@@ -76,6 +75,6 @@ def wants_padded(args: argparse.Namespace, size: str) -> bool:
 
     size: of the run, as in SIZES.
     """
-    of_lab = args.target == LAB_TARGET and args.impl is None
+    of_lab = args.target == LAB_TARGET
     usable = of_lab and size in ("default", "full") and padded_pair.padded_kinds(args.draft.split(","), "lab:50m")
     return bool(usable) and not args.no_padded

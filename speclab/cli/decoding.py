@@ -4,18 +4,17 @@ The loops are arguments: this module imports none.
 """
 
 import argparse
-import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from speclab.cli import flags, no_effect, parsing
 from speclab.cli.output import LOSSY, how_many, prompt_heading, write_trace
 from speclab.core.accept import rule_of
-from speclab.core.clock import old_objects_frozen, synchronize
+from speclab.core.clock import old_objects_frozen
 from speclab.core.counts import Counts
 from speclab.core.drafter import Drafter
-from speclab.core.rounds import DecodeSettings, Round, tokens_of
+from speclab.core.rounds import DecodeSettings, Round
 from speclab.drafts import registry
 from speclab.drafts.hybrid import auto_length
 from speclab.drafts.lengths import LONGEST
@@ -24,8 +23,6 @@ from speclab.drafts.registry import check_prompts
 from speclab.lab.instruments import Loop, LoopFunctions
 from speclab.lab.round_costs import measure_costs
 from speclab.lab.tracing import follow, shapes
-from speclab.learner import loading
-from speclab.learner.functions import judge_text
 from speclab.models import memory
 from speclab.models.prompts import Prompt, describe_chat
 from speclab.models.setup import Setup
@@ -35,22 +32,25 @@ from speclab.system.errors import reports_problems
 from speclab.system.terminal import harmless, note
 
 DRAFT_LENGTH = 4
-NOT_JUDGED = (
-    "a sampled text has no baseline to equal; leave out --temperature, or judge many of them: give compare.py the "
-    "same --temperature, --draft and --impl"
-)
 
 
 @reports_problems
-def run(docstring: str, argv: list[str] | None, baseline: Loop, speculative: Loop | None = None) -> int:
+def run(
+    docstring: str,
+    argv: list[str] | None,
+    functions: LoopFunctions | None,
+    baseline: Loop,
+    speculative: Loop | None = None,
+) -> int:
     """The main() of either script; without `speculative` that of the baseline.  -> exit code"""
-    args = _parse(docstring, argv, speculative is not None)
+    args = parse(docstring, argv, speculative is not None)
     if speculative is None:
-        return _baseline(args, baseline)
-    return _speculative(args, baseline, speculative)
+        return _baseline(args, baseline, functions or LoopFunctions(baseline))
+    return _speculative(args, baseline, functions or LoopFunctions(speculative))
 
 
-def _parse(docstring: str, argv: list[str] | None, speculative: bool) -> argparse.Namespace:
+def parse(docstring: str, argv: list[str] | None, speculative: bool) -> argparse.Namespace:
+    """The flags of either script. Raises UsageProblem for words that it does not know."""
     parser = parsing.make_parser(docstring)
     flags.add_shared_flags(parser)
     flags.add_decoding_flags(parser)
@@ -64,14 +64,12 @@ def _parse(docstring: str, argv: list[str] | None, speculative: bool) -> argpars
             help=f"tokens per draft, or auto: chosen in every round (default: {DRAFT_LENGTH})",
         )
         flags.add_rule_flag(group)
-    flags.add_impl_flag(parser)
     if speculative:
         flags.add_trace_flag(parser)
         parser.add_argument(
             "--trace-shapes", action="store_true", help="print the shapes of one round's tensors and decode nothing"
         )
     args = parser.parse_args(argv)
-    loading.check_parts(args.impl)
     if speculative:
         args.typed_length = args.draft_length  # None where -k is left out
         args.draft_length = DRAFT_LENGTH if args.draft_length is None else args.draft_length
@@ -140,42 +138,25 @@ def _load(args: argparse.Namespace) -> tuple[Setup, list[Prompt], DecodeSettings
     return setup, prompts, settings
 
 
-def _baseline(args: argparse.Namespace, baseline: Loop) -> int:
-    functions = loading.load(args.impl, {0}, baseline)
+def _baseline(args: argparse.Namespace, baseline: Loop, functions: LoopFunctions) -> int:
     setup, prompts, settings = _load(args)
     check_prompts(setup.target, [], prompts, args.max_new_tokens)
     no_effect.note_flags(args, [args.temperature], setup.device)
-    note("\n".join([setup.describe(), *describe_chat(prompts, setup.tokenizer), *functions.lines]))
-    decoded = _Decoded(setup, args)
+    note("\n".join([setup.describe(), *describe_chat(prompts, setup.tokenizer), *functions.head()]))
+    decoded, n_wrong = _Decoded(setup, args), 0
     for prompt in prompts:
-        decoded.show(prompt, baseline(setup.target, prompt.ids.to(setup.device), settings, setup.chunk))
+        tokens = decoded.show(prompt, baseline(setup.target, prompt.ids.to(setup.device), settings, setup.chunk))
+        n_wrong += not functions.is_right(setup, prompt, settings, tokens)
     print(decoded.speed())
-    if functions.rate:
-        for prompt in prompts:
-            print("yours, after a warm-up:", _rate(functions.rate, setup, prompt, baseline, settings))
     if args.verbose:
         print(memory.describe(setup.target.model, None, 0, setup.target.length))
-    return 0
+    return int(n_wrong > 0)
 
 
-@old_objects_frozen()
-def _rate(rate: Callable[..., str], setup: Setup, prompt: Prompt, baseline: Loop, settings: DecodeSettings) -> str:
-    """Exercise 0's numbers of the baseline on a prompt."""
-    ids = prompt.ids.to(setup.device)
-
-    def decode() -> Iterator[int]:
-        rounds = baseline(setup.target, ids, settings, setup.chunk)
-        return (token for round_ in rounds for token in round_.tokens)
-
-    return rate(decode, functools.partial(synchronize, setup.device))
-
-
-def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) -> int:
+def _speculative(args: argparse.Namespace, baseline: Loop, functions: LoopFunctions) -> int:
     flags.check_file(args.trace, "--trace")
     auto = args.draft_length == parsing.AUTO
-    exercises = loading.of_decoding(args.temperature, args.draft, bool(args.trace), args.trace_shapes, auto)
-    functions = loading.load(args.impl, exercises, speculative)
-    flags.check_rule(args, functions, [args.temperature], "--trace")
+    flags.check_rule(args, [args.temperature], "--trace")
     args.choice.check_greedy(args.temperature == 0)
     if auto:
         args.choice.check_auto()
@@ -191,10 +172,10 @@ def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) ->
     if args.trace_shapes:
         return _show_shapes(functions, setup, drafter, prompts[0], k, settings)
     draft += f"; chosen in the run, at most {k} tokens" if auto else f"; k = {k}"
-    head = [setup.describe(), f"draft   {draft}", *describe_chat(prompts, setup.tokenizer), *functions.lines]
+    head = [setup.describe(), f"draft   {draft}", *describe_chat(prompts, setup.tokenizer), *functions.head()]
     note("\n".join([*head, *notes]))
     functions = functions.judged_by(rule_of(args.rule))
-    n_wrong = _in_turn(args, setup, prompts, settings, drafter, k, functions, baseline)
+    n_wrong = _in_turn(args, setup, prompts, settings, drafter, k, functions)
     if args.trace:  # the first prompt once more, with clocks and details
         trace = follow.follow(setup, drafter, name, prompts[0], k, settings, baseline, functions, longest=k)
         write_trace(trace, args.trace)
@@ -209,9 +190,8 @@ def _in_turn(
     drafter: Drafter,
     k: int,
     functions: LoopFunctions,
-    baseline: Loop,
 ) -> int:
-    """Decode one prompt after the other, and print how fast it was.  -> wrong texts that a learner's functions made"""
+    """Decode one prompt after the other, and print how fast it was.  -> how many texts `functions` calls wrong"""
     decoded, n_wrong = _Decoded(setup, args), 0
     if drafter.costs is not None:
         measure_costs(functions, setup.target, drafter, [prompts[0].ids.to(setup.device)], settings)
@@ -223,13 +203,7 @@ def _in_turn(
             drafter.take_text(reference_text(functions.decode, setup.target, ids, k, settings))
         drafter.forget()  # all prompts have the same random numbers: what one of them taught must not decide in another
         tokens = decoded.show(prompt, functions.rounds(setup.target, functions.adapt(drafter, k), ids, k, settings))
-        if functions.exercises and setup.sampling.greedy:  # functions may pass their checks and still make a wrong text
-            text = tokens_of(baseline(setup.target, ids, settings))
-            is_right, verdict = judge_text(functions, setup, prompt, text, tokens)
-            print(verdict)
-            n_wrong += not is_right
-    if functions.exercises and not setup.sampling.greedy:
-        print(NOT_JUDGED)
+        n_wrong += not functions.is_right(setup, prompt, settings, tokens)
     print(decoded.speed())
     print(report.counts_summary(decoded.counts, args.choice.branches))
     if rule_of(args.rule).law:
@@ -248,7 +222,7 @@ def _show_shapes(
     draft_length: int,
     settings: DecodeSettings,
 ) -> int:
-    """`--trace-shapes`: the first round as shapes, and exercise 1's beside them.  -> exit code, 1 where they differ"""
+    """`--trace-shapes`: the first round as shapes, and others' beside them.  -> exit code, 1 where they differ"""
     round_ = shapes.first_round(setup.target, drafter, prompt.ids.to(setup.device), draft_length, settings)
     print(shape_views.tables(round_, setup.tokenizer))
     if functions.shapes is None:

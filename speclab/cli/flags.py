@@ -10,7 +10,6 @@ from speclab.cli.parsing import DASH, at_least, first_given, plain_name, seed, s
 from speclab.core.accept import TOKEN, all_rules, rule_of
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
-from speclab.lab.instruments import LoopFunctions
 from speclab.models import engine_choice, loading, prompts
 from speclab.models.outside.placement import PLANS, read_device_map
 from speclab.models.padded import sizes
@@ -139,15 +138,6 @@ def add_output_flags(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def add_impl_flag(parser: argparse.ArgumentParser) -> None:
-    """--impl: a learner's own functions."""
-    parser.add_argument(
-        "--impl",
-        metavar="WHOSE",
-        help="exercises or solutions: your functions, as far as their checks pass, decide; some of them: exercises:2,3",
-    )
-
-
 def add_rule_flag(parser: argparse._ActionsContainer) -> None:
     """--rule: how drafted tokens are judged."""
     parser.add_argument(
@@ -160,7 +150,7 @@ def add_rule_flag(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def check_rule(args: argparse.Namespace, functions: LoopFunctions, temperatures: list[float], *others: str) -> None:
+def check_rule(args: argparse.Namespace, temperatures: list[float], *others: str) -> None:
     """Raise UsageProblem where another rule than token is asked for together with what knows only that one.
 
     others: names of further flags that do. A lossy rule decides nothing at temperature 0: against a one-hot target it
@@ -168,10 +158,6 @@ def check_rule(args: argparse.Namespace, functions: LoopFunctions, temperatures:
     """
     if args.rule == TOKEN.name:
         return
-    if {2, 4, 8, 10} & set(functions.exercises):
-        raise UsageProblem(
-            f"--rule {args.rule} and your own accept rule (--impl) decide the same; leave one of them out"
-        )
     if flag := first_given(args, *others):
         raise UsageProblem(f"{flag} knows the token rule only; leave out {flag} or --rule {args.rule}")
     if rule_of(args.rule).law and 0 in temperatures:
@@ -223,11 +209,11 @@ def add_draft_flag(
 
 
 def check_trees(args: argparse.Namespace, choices: list[registry.Choice], *others: str) -> None:
-    """Raise UsageProblem where a tree is drafted and --impl, --rule or one of the flags `others` knows chains only."""
+    """Raise UsageProblem where a tree is drafted and --rule or one of the flags `others` knows chains only."""
     if tree := next((choice.text for choice in choices if choice.branches), None):
         if rule_of(args.rule).chains_only:
             raise UsageProblem(f"--rule {args.rule} judges chains, and {tree} drafts trees; leave it out")
-        if flag := first_given(args, "impl", *others):
+        if flag := first_given(args, *others):
             raise UsageProblem(f"{flag} knows chains only, and {tree} drafts trees; leave one of the two out")
 
 

@@ -19,26 +19,21 @@ from speclab.models.timing import bandwidth, block_bytes
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun, Noise
 from speclab.records.samples import AUTO, BASELINE, BASELINE_REPEAT, LOOKUP, PLAIN, Arm, Sample
-from speclab.system.errors import Problem
 from speclab.theory import attribution, drift
 from speclab.theory.formulas import ratio_interval
 
 Result = TypeVar("Result")
 
 
-def compare(config: RunConfig) -> tuple[ComparisonRun, Measurement, Problem | None]:
-    """Measure, check and explain.  -> the record, what it is made from, what went wrong in a learner's predictions"""
+def compare(config: RunConfig) -> tuple[ComparisonRun, Measurement]:
+    """Measure, check and explain.  -> the record, what it is made from"""
     measured = measure_and_judge(config, config.with_plain(), config.instruments(config.arms()))
-    run, problem = explain(config, measured)
-    return run, measured, problem
+    return explain(config, measured), measured
 
 
-def explain(config: RunConfig, measured: Measurement) -> tuple[ComparisonRun, Problem | None]:
-    """The record of what is measured and judged, and what went wrong in a learner's predictions."""
+def explain(config: RunConfig, measured: Measurement) -> ComparisonRun:
+    """The record of what is measured and judged."""
     run = explained(measured, lambda costs: comparison_record(config, measured, costs))
-    problem = None
-    with measured.kept("the rows are complete, your own predictions of them are not"):
-        problem = _add_predictions(config, measured, run)
     with measured.kept("the rows are complete, the machine's bandwidth is not measured"):
         if not measured.interrupted:
             device, dtype = config.setup.device, config.setup.dtype
@@ -47,7 +42,7 @@ def explain(config: RunConfig, measured: Measurement) -> tuple[ComparisonRun, Pr
             run.bandwidth = max(bandwidth(block_bytes(device), device, dtype, repeats=3).values())
     add_best_plain(run, measured)
     run.interrupted = measured.interrupted
-    return run, problem
+    return run
 
 
 def measure_and_judge(
@@ -80,22 +75,6 @@ def explained(
         with measured.kept("the measurements are complete, their explanations are not"):
             return build({} if not with_costs else calibrated(measured) if other_costs is None else other_costs)
     raise measured.stop or AssertionError("nothing stopped it")
-
-
-def _add_predictions(config: RunConfig, measured: Measurement, run: ComparisonRun) -> Problem | None:
-    """Put the predictions of a learner's exercise 5 into the record, if they are in use.  -> what went wrong"""
-    if config.functions.predict is None:
-        return None
-    run.yours = []
-    for row in run.rows:
-        if row.draft and row.prompt_kind == "all":
-            arm = Arm(row.method, row.draft, row.draft_length)
-            rounds = [made[:2] for s in measured.of(arm, row.temperature) for text in s.rounds for made in text]
-            try:
-                run.yours.append(config.functions.predict(row, rounds))
-            except Problem as problem:  # the measurement is made: keep it
-                return problem
-    return None
 
 
 def comparison_record(config: RunConfig, measured: Measurement, costs: CostTable) -> ComparisonRun:

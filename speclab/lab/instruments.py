@@ -17,8 +17,6 @@ from speclab.core.drafter import Drafter, Wrapper
 from speclab.core.rounds import AcceptRule, Draft, Round, Target
 from speclab.core.sampling import Sampling
 from speclab.models.cached import CachedModel, tokens_to_keep
-from speclab.records.rows import Row
-from speclab.records.runs import LearnerPrediction
 from speclab.theory.costs import PHASES
 
 Loop = Callable[..., Iterator[Round]]
@@ -65,11 +63,14 @@ class _Timed:
 
 @dataclass(frozen=True)
 class LoopFunctions:
-    """The parts of a run that other functions may replace: a learner's own, which speclab/learner puts in here.
+    """The parts of a run that the caller of a script's main() may replace, and what it wants to look at.
 
     decode: the loop, called as speculative_decode is. keeps: CachedModel.keeps of the target.
     adapt: (drafter, longest draft or None) -> the drafter to use.
-    The functions that are None by default are asked only where a learner has written them.
+    shapes: what the caller says of the shapes of one pass.
+    is_right: (setup, prompt, settings, new tokens) is called after each text of the two scripts that print texts; it
+    may print more about it. Where it returns False, the exit code is 1.
+    look_at: (record, measurement) is called once a comparison is measured and judged.
     """
 
     decode: Loop
@@ -77,20 +78,18 @@ class LoopFunctions:
     keeps: Callable[[int, int], int] = tokens_to_keep
     adapt: Callable[[Drafter, int | None], Drafter] = lambda drafter, longest: drafter
     rule: Rule = TOKEN  # what `accept` is
-    rate: Callable[..., str] | None = None  # exercise 0, on the baseline
-    shapes: Callable[..., dict] | None = None  # exercise 1, for one pass
-    predict: Callable[[Row, list[tuple[int, int]]], LearnerPrediction] | None = None  # exercise 5, on a row's rounds
-    package: str = ""  # whose functions take part: exercises or solutions
-    exercises: tuple[int, ...] = ()  # which of them; none for the lab as it is
-    lines: tuple[str, ...] = ()  # what the head of a run says about them
+    shapes: Callable[..., dict] | None = None
+    is_right: Callable[..., bool] = lambda setup, prompt, settings, tokens: True
+    look_at: Callable[..., None] | None = None
+    about: str = ""  # what the head of a run and its record say of these functions; empty for the lab as it is
 
     def judged_by(self, rule: Rule) -> "LoopFunctions":
         """The same with another of the lab's accept rules; the token rule, the default, leaves what there is."""
         return self if rule.name in (TOKEN.name, self.rule.name) else replace(self, accept=rule.accept, rule=rule)
 
-    def impl(self) -> dict[str, dict]:
-        """An entry of a record's settings that says whose functions take part; none for the lab as it is."""
-        return {"impl": {"package": self.package, "exercises": list(self.exercises)}} if self.exercises else {}
+    def head(self) -> list[str]:
+        """The line about these functions in the head of a run; none for the lab as it is."""
+        return [f"impl    {self.about}"] if self.about else []
 
     def rounds(self, target: CachedModel, drafter: Drafter, *args) -> Iterator[Round]:
         """The rounds of one decoding; `args` are the loop's further ones: prompt, draft length, settings."""

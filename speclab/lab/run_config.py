@@ -166,7 +166,7 @@ class RunConfig:
                     else {}
                 ),
                 **({"rule": self.rule} if self.rule != TOKEN.name else {}),
-                **self.functions.impl(),
+                **({"functions": self.functions.about} if self.functions.about else {}),
                 **({"chat": True} if any(prompt.chat for prompt in self.prompts) else {}),
             },
             "models": self.models(),

@@ -18,7 +18,6 @@ from speclab.present.tables import (
     number,
     prediction,
     speedup,
-    speedup_of,
 )
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
@@ -91,21 +90,6 @@ def errors_table(rows: list[Row]) -> Table:
         "largest error": lambda error: f"{error[1]['max']:.1%}",
     }
     return Table(errors, columns)
-
-
-def learner_table(run: ComparisonRun) -> Table:
-    """The table has the predictions of exercise 5's functions beside the measurement and the lab's own predictions."""
-    key = attrgetter("method", "draft_length", "temperature")
-    yours = {key(entry): entry for entry in run.yours or []}
-    rows = [row for row in run.rows if row.prompt_kind == "all" and key(row) in yours]
-    predicted: dict[str, Cell] = {
-        "your α": lambda row: number(yours[key(row)].acceptance_rate),
-        "measured": speedup_of,
-        "yours": prediction(lambda row: yours[key(row)].speedup),
-        "book(α)": column("book_formula"),
-        "accounting": column("accounting"),
-    }
-    return Table(rows, cells("draft", "k", "T") | predicted)
 
 
 OUTSIDE = (

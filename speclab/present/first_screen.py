@@ -8,7 +8,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import NamedTuple
 
-from speclab.present import explanations, report, tables
+from speclab.present import report, tables
 from speclab.present.run_lines import doubt, provenance, remarks, wrong_line
 from speclab.present.tables import (
     Cell,
@@ -65,10 +65,8 @@ def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = No
             no_gain_line(believed),
         ]
     )
-    head = Lines([report.learner_line(run)])
-    yours = explanations.learner_table(run) if run in believed and not markdown else None  # the page has it in any case
-    predicted = [tables.Heading("What you predicted"), yours]
-    return tables.show([head, agreement, doubts, table, facts, *predicted, Lines(where or [])], markdown)
+    head = Lines([report.functions_line(run)])
+    return tables.show([head, agreement, doubts, table, facts, Lines(where or [])], markdown)
 
 
 def page(run: ComparisonRun, name: str) -> str:

@@ -34,7 +34,7 @@ def comparison(run: ComparisonRun, by_kind: bool = False, markdown: bool = False
 
     by_kind: also the tables of every kind of prompt.
     """
-    blocks: list[Block] = [Lines([learner_line(run)]), Heading("Do the outputs agree?")]
+    blocks: list[Block] = [Lines([functions_line(run)]), Heading("Do the outputs agree?")]
     blocks.append(Lines([*agreement_lines(run.correctness), *remarks(run), doubt(run)]))
     if doubt(run) and not markdown:
         return tables.show(blocks)
@@ -56,7 +56,7 @@ def comparison(run: ComparisonRun, by_kind: bool = False, markdown: bool = False
     if any(row.ladder for row in run.rows):
         blocks += [LADDER, explanations.ladder_legend(markdown), explanations.outside_legend(run.rows)]
     blocks += [Heading("What a round is made of"), explanations.costs_table(run), explanations.costs_lines(run)]
-    blocks += [Heading("What you predicted"), explanations.learner_table(run), Lines([loops_line(run)])]
+    blocks.append(Lines([loops_line(run)]))
     return tables.show(blocks, markdown)
 
 
@@ -65,14 +65,11 @@ UNTESTED = "the run's number format rounds too coarsely at this temperature; giv
 # --- agreement --------------------------------------------------------------------------------------------------------
 
 
-def learner_line(run: ComparisonRun) -> str | None:
-    """Whose functions decided in the rows; None where they are the lab's own."""
-    learner = run.settings.get("impl")
-    if learner is None:
+def functions_line(run: ComparisonRun) -> str | None:
+    """Which functions decided in the rows; None where all of them are the lab's own."""
+    if not (about := run.settings.get("functions")):
         return None
-    numbers = ", ".join(map(str, learner["exercises"]))
-    who = f"Functions of {learner['package']}/ took part in the speculative rows: exercises {numbers}."
-    return f"{who} The baseline is the lab's own."
+    return f"These functions took part in the speculative rows: {about}. The baseline is the lab's own."
 
 
 def agreement_lines(entries: list[Facts]) -> list[str]:

@@ -1,7 +1,6 @@
 """`--trace-shapes`: the shapes of one round as tables, and what exercise 1 says beside them.
 
 python optimized_speculative.py --trace-shapes --prompt "def f(x):" -k 3
-python optimized_speculative.py --trace-shapes --impl exercises       # beside what exercise 1 says
 """
 
 from transformers import PreTrainedTokenizerBase

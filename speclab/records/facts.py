@@ -63,13 +63,6 @@ class LateGraphs:
     in_turns: Count
 
 
-class LearnerFunctions:
-    """These functions of a learner took part."""
-
-    package: str
-    exercises: list[Count]
-
-
 class CommonSettings:
     """These settings are in the record of every run of compare.py."""
 
@@ -88,7 +81,7 @@ class CommonSettings:
     started_here: bool = False  # of servers
     rule: str = ""
     graphs: Annotated[Facts, Entries(LateGraphs)] = {}  # noqa: RUF012 - present or missing, never changed
-    impl: Annotated[Facts, Entries(LearnerFunctions)] = {}  # noqa: RUF012
+    functions: str = ""  # what took part in the speculative rows besides the lab's own
 
 
 class ComparisonSettings(CommonSettings):

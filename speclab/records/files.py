@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LARGEST = 16 * 2**20  # bytes of a record; the longest of all runs here has half a million
 # Fields that a record leaves out where they are None.
 OPTIONAL = (
-    *("unchecked", "yours", "probe", "weight_bytes", "bandwidth", "padded", "gpu_state", "n_without_drafts"),
+    *("unchecked", "probe", "weight_bytes", "bandwidth", "padded", "gpu_state", "n_without_drafts"),
     *("lossy_rule", "total_variation", "n_replays", "draft_outside", "target_outside"),
     *("best_plain", "speedup_best_plain", "best_plain_low", "best_plain_high", "oracle"),
     *("choice", "band_low", "band_high", "time_low", "time_high", "noise"),

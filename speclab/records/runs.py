@@ -93,17 +93,6 @@ class Noise(Part):
 
 
 @dataclass(kw_only=True)
-class LearnerPrediction(Part):
-    """The predictions of exercise 5's functions for a row."""
-
-    method: str
-    draft_length: Count
-    temperature: Amount
-    acceptance_rate: float | None
-    speedup: float | None
-
-
-@dataclass(kw_only=True)
 class ComparisonRun(LabRun):
     """`python compare.py`."""
 
@@ -116,7 +105,6 @@ class ComparisonRun(LabRun):
     headline: Row | None
     rows: list[Row]
     raw: list[Timing]
-    yours: list[LearnerPrediction] | None = None  # absent where no exercise was asked
     weight_bytes: Count | None = None  # that each target pass reads; absent with experts and in older records
     bandwidth: Amount | None = None  # bytes a second that the machine reads; absent in older records
     best_plain: str | None = None  # method of the fastest plain decoding; absent in older records

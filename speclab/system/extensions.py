@@ -6,7 +6,11 @@ imports the module `register` of each, by its name as a string. An error in such
 
 import functools
 import importlib
+import importlib.util
 import pkgutil
+from collections.abc import Callable
+
+from speclab.system.errors import EnvironmentProblem
 
 PACKAGE = "speclab.extensions"
 COMMANDS: dict[str, str] = {}  # name of an extension -> one line that says what its command does
@@ -37,3 +41,16 @@ def add_family(place: str) -> None:
     """
     if place not in FAMILIES:
         FAMILIES.append(place)
+
+
+def command(name: str) -> Callable[..., int]:
+    """The main() of an extension's command. Raises EnvironmentProblem where the extension is not there."""
+    module = f"{PACKAGE}.{name}.__main__"
+    try:
+        found = importlib.util.find_spec(module)
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        folder = f"{PACKAGE}.{name}".replace(".", "/")
+        raise EnvironmentProblem(f"the folder {folder} is not here; type: git checkout -- {folder}")
+    return importlib.import_module(module).main

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import pytest
 
 from exercises import Todo
-from speclab.learner.guard import NeverEnds, at_most
+from exercises.guard import NeverEnds, at_most
 from speclab.system.paths import ROOT
 from tests.exercises.conftest import in_words
 

@@ -26,7 +26,7 @@ from types import FunctionType, ModuleType
 import pytest
 
 from exercises import Todo
-from speclab.learner.guard import (
+from exercises.guard import (
     LONGEST,
     PACKAGES,
     cut,

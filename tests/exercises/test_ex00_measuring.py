@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from speclab.learner.guard import place
+from exercises.guard import place
 
 PREFILL, STEP = 4.0, 0.25  # seconds; sums of these are exact in binary
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from exercises import simulator
-from speclab.learner.guard import place
+from exercises.guard import place
 from tests.exercises.answers import whole
 
 

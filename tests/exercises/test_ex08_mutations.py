@@ -1,6 +1,5 @@
 """Guards of exercise 8: every seeded bug is caught, each by a check of its own, whichever others are still there."""
 
-import functools
 import re
 
 import pytest
@@ -12,7 +11,6 @@ from exercises.scenes import TinyDrafter, TinyTarget, all_of_it, plain, rounds
 from optimized_speculative import speculative_decode
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import Sampling
-from speclab.learner.adapters import whole_loop
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem
 from tests.exercises import ex08_bugs
@@ -117,7 +115,7 @@ def by_letter(text: str) -> list[str]:
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.6)], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("kind", ["model", "ngram"])
 def test_the_mended_loop_is_the_labs(kind, sampling):
-    """On transformers with real caches, draw for draw: `--impl exercises:8` drives the lab's pair with it."""
+    """On transformers with real caches, draw for draw: `check.py 8 --run` drives the lab's pair with it."""
     target = tiny("llama")
     prompt = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(4))
 
@@ -126,7 +124,7 @@ def test_the_mended_loop_is_the_labs(kind, sampling):
         rounds = decode(CachedModel(target), drafter, prompt, 4, DecodeSettings(40, sampling, eos, seed=3))
         return [round_._replace(n_after_eos=0) for round_ in rounds]  # the exercise does not ask for this count
 
-    mended = functools.partial(whole_loop, module(seeded(())).decode)
+    mended = module(seeded(())).decode
     right = decoded(speculative_decode, frozenset())
     assert decoded(mended, frozenset()) == right
     assert any(r.n_accepted == r.n_drafted > 0 for r in right)

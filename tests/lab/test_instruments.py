@@ -89,7 +89,7 @@ def test_every_part_of_a_round_counts_for_its_phase(fake):
 
 
 def test_a_rule_for_the_cache_stands_in_its_own_rounds_alone():
-    """A learner's rule must not go on in the next decoding with the same target."""
+    """Another rule must not go on in the next decoding with the same target."""
     target = SimpleNamespace(device=CPU, n_replays=0, keeps=max)
     seen = []
 

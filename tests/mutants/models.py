@@ -308,7 +308,7 @@ def checks_no_step_of_plain_decoding() -> None:
 
 
 @mutant(32, "a_rule_for_the_cache_stands_in_its_own_rounds_alone", file="lab/test_instruments")
-def leaves_a_learners_rule_in_the_target() -> None:
+def leaves_another_rule_in_the_target() -> None:
     """leaves the rule by which one decoding rolls the target back to the next decoding"""
 
     def with_rule(rounds: Iterator, target: Any, keeps: Callable[[int, int], int]) -> Iterator:

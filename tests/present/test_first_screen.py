@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from speclab.present import first_screen
-from speclab.records.runs import ComparisonRun, LearnerPrediction
+from speclab.present import first_screen, report
+from speclab.records.runs import ComparisonRun
 from speclab.theory import noise
 from speclab.theory.ladder import factors
 from tests.present.test_report import bare, make_run
@@ -177,14 +177,10 @@ def test_trees_have_no_formula_and_no_ladder_and_that_is_said_once(draft):
     assert note not in first_screen.screen(run, brief=True)
 
 
-def test_a_learners_own_predictions_stand_under_the_table():
-    """Exercise 5 is asked to look at them: not behind --verbose only. The page of the run has them once."""
-    run = make_run(methods=("model",), lengths=(4,))
-    yours = LearnerPrediction(method="model", draft_length=4, temperature=0.0, acceptance_rate=0.625, speedup=1.875)
-    run = replace(run, yours=[yours])
-    text = first_screen.screen(run)
-    assert text.count("What you predicted") == 1
-    assert "0.62" in text
-    assert "1.88" in text
-    assert "What you predicted" not in first_screen.screen(make_run())
-    assert first_screen.page(run, "local").count("What you predicted") == 1
+def test_functions_that_are_not_the_labs_are_named_first():
+    """On the first screen, on the page of the run, and nowhere for the lab as it is."""
+    run = make_run()
+    run.settings["functions"] = "from here/: 7 (a drafter)"
+    for text in (first_screen.screen(run), first_screen.page(run, "local"), report.comparison(run)):
+        assert "from here/: 7 (a drafter). The baseline is the lab's own." in " ".join(text.split())
+    assert report.functions_line(make_run()) is None

@@ -49,7 +49,7 @@ def test_no_number_is_written_that_is_not_finite(run, number):
 
 
 def test_optional_fields_are_absent_where_nothing_is_to_be_said(run):
-    assert {"unchecked", "yours"}.isdisjoint(files.as_dict(run))
+    assert {"unchecked"}.isdisjoint(files.as_dict(run))
     assert files.as_dict(replace(run, unchecked=["model k=2"]))["unchecked"] == ["model k=2"]
 
 

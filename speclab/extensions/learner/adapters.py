@@ -15,7 +15,7 @@ from speclab.core.drafter import Drafter, Wrapper
 from speclab.core.rounds import Draft, Round, Target
 from speclab.core.sampling import NOT_FINITE, Sampling, draw, most_probable, to_host
 from speclab.drafts.lengths import AutoLength
-from speclab.learner.ask import Impossible, ask, each, short, whole
+from speclab.extensions.learner.ask import Impossible, ask, each, short, whole
 
 FIRST_LENGTH = 4  # tokens of the first draft, before the rule of exercise 6 has seen a round
 

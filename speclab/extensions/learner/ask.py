@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
-from speclab.learner import guard
-from speclab.learner.guard import NeverEnds, at_most, in_one_line, promises_a_value
+from exercises import guard
+from exercises.guard import NeverEnds, at_most, in_one_line, promises_a_value
 from speclab.system.errors import Problem
 
 

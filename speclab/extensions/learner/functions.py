@@ -1,38 +1,29 @@
-"""`--impl exercises`: the functions you wrote in exercises/ decide in the lab's own scripts.
-
-    python baseline_autoregressive.py --impl exercises          # exercise 0 rates the run
-    python optimized_speculative.py --impl exercises            # every finished exercise that this run can use
-    python optimized_speculative.py --impl exercises:2,3        # these only
-    python compare.py --temperature 0.8 --impl exercises:4      # exercise 4 decides the sampled rows
-    python compare.py --temperature 0.8 --impl exercises:10     # exercise 10 in its place
-    python optimized_speculative.py -k auto --impl exercises:9  # exercise 9 decides when a draft stops
-    python compare.py --draft feature --impl exercises:11       # exercise 11 feeds the head of a feature draft
-    python compare.py --draft block --impl exercises:12         # exercise 12 draws the tokens of a block
-    python compare.py --impl solutions                          # the same with the solutions
-
-What comes out is LoopFunctions, in which the parts that exercises stand for are the learner's and the others the lab's.
-speclab/learner/loading.py asks for them. The baseline itself stays the lab's own.
+"""The parts of the lab's loops that exercises stand for: what comes out is LoopFunctions, in which these parts are the
+learner's and the others the lab's. run.py asks for them. The baseline itself stays the lab's own.
 """
 
 import functools
 import time
 from collections.abc import Callable, Iterator
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter, NgramDrafter
+from exercises.guard import restart
 from speclab.core.accept import TOKEN, Rule, accept_from_logits
+from speclab.core.clock import old_objects_frozen, synchronize
 from speclab.core.drafter import Drafter
-from speclab.core.rounds import AcceptResult, Draft
+from speclab.core.rounds import AcceptResult, DecodeSettings, Draft, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength
-from speclab.lab.instruments import Loop, LoopFunctions
-from speclab.learner.adapters import (
+from speclab.extensions.learner.adapters import (
     CheckedDrafter,
     LearnerCatchUp,
     LearnerLength,
@@ -41,14 +32,12 @@ from speclab.learner.adapters import (
     accept_sampled,
     whole_loop,
 )
-from speclab.learner.ask import ask, each, finite, seconds, whole
-from speclab.learner.guard import restart
-from speclab.learner.heads import LearnerBlock, LearnerFeature
+from speclab.extensions.learner.ask import ask, each, finite, seconds, whole
+from speclab.extensions.learner.heads import LearnerBlock, LearnerFeature
+from speclab.lab.instruments import Loop, LoopFunctions
 from speclab.models.cached import tokens_to_keep
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.records.rows import Row
-from speclab.records.runs import LearnerPrediction
 from speclab.system.errors import UsageProblem
 from speclab.theory.losslessness import judge_divergence
 
@@ -87,25 +76,17 @@ def learner_functions(
     """
     used = ", ".join(f"{n} ({ROLES[n]})" for n in modules)
     rest = ", ".join(f"{n} ({ROLES[n]}: {status})" for n, status in (unfinished or {}).items())
-
-    def of(number: int, function: Callable) -> Callable | None:
-        """A function that asks the exercise of this number; None where it is not in use."""
-        return functools.partial(function, modules[number]) if number in modules else None
-
     if WHOLE_LOOP in modules:
         loop = functools.partial(whole_loop, modules[WHOLE_LOOP].decode)
     return LoopFunctions(
         loop,
-        functools.partial(accept, modules),
-        functools.partial(keep_tokens, modules),
-        functools.partial(adapt, modules),
-        TOGETHER if BLOCK_RULE in modules else TOKEN,
-        of(0, rate),
-        of(1, shapes),
-        of(5, predicted),
-        package,
-        tuple(modules),
-        (f"impl    from {package}/: {used}" + (f"; the lab's own: {rest}" if rest else ""),),
+        accept=functools.partial(accept, modules),
+        keeps=functools.partial(keep_tokens, modules),
+        adapt=functools.partial(adapt, modules),
+        rule=TOGETHER if BLOCK_RULE in modules else TOKEN,
+        shapes=functools.partial(shapes, modules[1]) if 1 in modules else None,
+        is_right=functools.partial(is_right, package, modules),
+        about=f"from {package}/: {used}" + (f"; the lab's own: {rest}" if rest else ""),
     )
 
 
@@ -136,33 +117,86 @@ def keep_tokens(modules: Modules, n_cached: int, n_committed: int) -> int:
 def adapt(modules: Modules, drafter: Drafter, longest: int | None = None) -> Drafter:
     """The drafter of one decoding: exercise 7 in place of the n-grams, exercise 3 feeding a model, exercises 11 and
     12 in drafts with a head, exercise 9 where a draft chooses its length, exercise 6 around any of them where
-    `longest` says up to which it may choose.
+    `longest` says up to which it may choose. What IN_ITS_PLACE does not name is an instrument, and stays the lab's.
 
     UsageProblem for early exit with a loop of the learner's own, whose passes are whole.
     """
     if WHOLE_LOOP in modules and any(part.n_target_layers for part in drafter.parts):
         raise UsageProblem("the loop of exercise 8 verifies with whole passes; use another --draft than exit")
-    if isinstance(drafter, AutoLength | HybridDrafter):  # the lab's, around a draft that may be the learner's
-        inner = drafter.drafter
-        # A head under -k auto is asked after each token whether it goes on; exercise 11 has a fixed length.
-        is_stepwise_head = isinstance(drafter, AutoLength) and isinstance(inner, FeatureDrafter)
-        drafter.drafter = inner if is_stepwise_head else adapt(modules, inner)
-    if 7 in modules and isinstance(drafter, NgramDrafter):
-        drafter = CheckedDrafter(modules[7].MyDrafter)
-    elif 3 in modules and type(drafter) is ModelDrafter:  # an oracle draft is an instrument: the lab's
-        drafter = LearnerCatchUp(drafter, functools.partial(keep_tokens, modules), modules[3].catch_up)
-    elif 11 in modules and type(drafter) is FeatureDrafter:
-        drafter = LearnerFeature(drafter, modules[11].new_pairs, modules[11].draft_chain)
-    elif 12 in modules and type(drafter) is BlockDrafter:
-        drafter = LearnerBlock(drafter, modules[12].walk)
-    if 9 in modules and type(drafter) is AutoLength and drafter.drafter.asks_to_go_on:
-        drafter = LearnerStop(drafter, modules[9].keep_drafting)
+    if type(drafter) in IN_ITS_PLACE:
+        drafter = IN_ITS_PLACE[type(drafter)](modules, drafter)
     if 6 in modules and longest is not None:
         drafter = LearnerLength(drafter, modules[6].next_draft_length, longest)
     return drafter
 
 
-# --- numbers ----------------------------------------------------------------------------------------------------------
+def _lookup(modules: Modules, drafter: NgramDrafter) -> Drafter:
+    return CheckedDrafter(modules[7].MyDrafter) if 7 in modules else drafter
+
+
+def _model(modules: Modules, drafter: ModelDrafter) -> Drafter:
+    if 3 not in modules:
+        return drafter
+    return LearnerCatchUp(drafter, functools.partial(keep_tokens, modules), modules[3].catch_up)
+
+
+def _feature(modules: Modules, drafter: FeatureDrafter) -> Drafter:
+    return LearnerFeature(drafter, modules[11].new_pairs, modules[11].draft_chain) if 11 in modules else drafter
+
+
+def _block(modules: Modules, drafter: BlockDrafter) -> Drafter:
+    return LearnerBlock(drafter, modules[12].walk) if 12 in modules else drafter
+
+
+def _hybrid(modules: Modules, drafter: HybridDrafter) -> Drafter:
+    drafter.drafter = adapt(modules, drafter.drafter)
+    return drafter
+
+
+def _auto(modules: Modules, drafter: AutoLength) -> Drafter:
+    # A head is asked after each token whether it goes on; exercise 11 has a fixed length.
+    drafter.drafter = adapt({n: module for n, module in modules.items() if n != 11}, drafter.drafter)
+    goes_on = 9 in modules and drafter.drafter.asks_to_go_on
+    return LearnerStop(drafter, modules[9].keep_drafting) if goes_on else drafter
+
+
+# Exactly these classes: what is derived from one of them is no draft that an exercise writes.
+IN_ITS_PLACE: dict[type[Drafter], Callable[[Modules, Any], Drafter]] = {
+    NgramDrafter: _lookup,
+    ModelDrafter: _model,
+    FeatureDrafter: _feature,
+    BlockDrafter: _block,
+    HybridDrafter: _hybrid,
+    AutoLength: _auto,
+}
+
+
+# --- a text ----------------------------------------------------------------------------------------------------------
+
+
+def is_right(
+    package: str, modules: Modules, setup: Setup, prompt: Prompt, settings: DecodeSettings, tokens: list[int]
+) -> bool:
+    """Print exercise 0's numbers of another decoding of the prompt; or hold a greedy text against the baseline's."""
+    ids = prompt.ids.to(setup.device)
+    if 0 in modules:
+        print("yours, after a warm-up:", _rated(modules[0], setup, ids, settings))
+        return True
+    if not settings.sampling.greedy:
+        return True
+    baseline = tokens_of(autoregressive_decode(setup.target, ids, settings))
+    fine, verdict = judge_text(setup, prompt, baseline, tokens)
+    print(verdict if fine else f"{verdict}; decided by {package} {', '.join(map(str, modules))}")
+    return fine
+
+
+@old_objects_frozen()
+def _rated(learner: ModuleType, setup: Setup, ids: Tensor, settings: DecodeSettings) -> str:
+    def decode() -> Iterator[int]:
+        rounds = autoregressive_decode(setup.target, ids, settings, setup.chunk)
+        return (token for round_ in rounds for token in round_.tokens)
+
+    return rate(learner, decode, functools.partial(synchronize, setup.device))
 
 
 def rate(learner: ModuleType, decode: Callable[[], Iterator[int]], synchronize: Callable[[], None]) -> str:
@@ -184,12 +218,11 @@ def rate(learner: ModuleType, decode: Callable[[], Iterator[int]], synchronize: 
     return f"{n_tokens:g} tokens, prefill {prefill:.3f} s, decoding {decoding:.2f} s: {speed:.1f} tok/s"
 
 
-def judge_text(
-    functions: LoopFunctions, setup: Setup, prompt: Prompt, baseline: list[int], tokens: list[int]
-) -> tuple[bool, str]:
+def judge_text(setup: Setup, prompt: Prompt, baseline: list[int], tokens: list[int]) -> tuple[bool, str]:
     """Hold a greedy text against the baseline's.  -> is it right, and a line that says so
 
-    Another choice between two logits that are equal but for rounding is right too.
+    Functions may pass their checks and still make a wrong text. Another choice between two logits that are equal but
+    for rounding is right.
     """
     divergence = judge_divergence(setup.reference, prompt.id_list, baseline, tokens, setup.target.vocab_size)
     if divergence is None:
@@ -200,24 +233,7 @@ def judge_text(
     ids = (divergence.baseline_token, divergence.speculative_token)
     same = baseline[:position]
     expected, given = (repr(setup.token_text(prompt, same, id)) if id >= 0 else "the end" for id in ids)
-    what = f"WRONG TEXT: at new token {position} the baseline has {expected} and this run {given}"
-    return False, f"{what}; decided by {functions.package} {', '.join(map(str, functions.exercises))}"
-
-
-def predicted(learner: ModuleType, row: Row, rounds: list[tuple[int, int]]) -> LearnerPrediction:
-    """Exercise 5 on a row of a comparison and its (drafted, accepted) rounds.
-
-    -> which row it is, the learner's alpha and speedup; None where nothing was tested or nothing calibrated
-    """
-    alpha, speedup = None, None
-    if any(drafted for drafted, _ in rounds):
-        alpha = ask(5, learner.acceptance_rate, rounds, check=finite)
-    k, costs = row.draft_length, (row.draft_cost, row.verify_cost, row.overhead)
-    if alpha is not None and None not in costs:
-        speedup = ask(5, learner.predicted_speedup, alpha, k, *costs, check=finite)
-    return LearnerPrediction(
-        method=row.method, draft_length=k, temperature=row.temperature, acceptance_rate=alpha, speedup=speedup
-    )
+    return False, f"WRONG TEXT: at new token {position} the baseline has {expected} and this run {given}"
 
 
 def shapes(learner: ModuleType, n_cached: int, n_new: int, d_model: int, n_heads: int, vocab_size: int) -> dict:

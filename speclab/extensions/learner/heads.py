@@ -11,7 +11,7 @@ from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Drawn, Sampling, draw, draw_draft, faults_in, to_device, to_host
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
-from speclab.learner.ask import Impossible, ask, each, short, whole
+from speclab.extensions.learner.ask import Impossible, ask, each, short, whole
 
 
 class LearnerFeature(FeatureDrafter):

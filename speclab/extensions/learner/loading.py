@@ -1,19 +1,17 @@
-"""Which exercises a run uses: what `--impl` asks for, what the run can use, and what has passed its checks.
+"""Which exercises a run uses: those that are asked for, that the run can use, and that have passed their checks.
 
 Before anything is timed the checks of the exercises in use are run, and one that fails ends the run.
 """
 
 import importlib
 from collections.abc import Iterable
+from typing import NamedTuple
 
-from speclab.lab.instruments import Loop, LoopFunctions
-from speclab.learner import runner
-from speclab.learner.ask import ask
-from speclab.learner.checklist import check_command, exercises, report
-from speclab.learner.functions import BLOCK_RULE, BY_NUMBER, ROLES, WHOLE_LOOP, learner_functions
-from speclab.learner.guard import PACKAGES
+from speclab.extensions.learner import runner
+from speclab.extensions.learner.ask import ask
+from speclab.extensions.learner.checklist import check_command, exercises, report
+from speclab.extensions.learner.functions import BLOCK_RULE, BY_NUMBER, ROLES, WHOLE_LOOP, Modules
 from speclab.system.errors import Problem, UsageProblem
-from speclab.system.numbers import whole_number
 from speclab.system.terminal import note
 
 
@@ -36,10 +34,10 @@ def of_decoding(
 
 
 def of_comparison(temperatures: Iterable[float], drafts: Iterable[str]) -> set[int]:
-    """What a comparison can use; exercise 6 has no part in it, since every row has a fixed length."""
+    """What a comparison can use. Each of its rows has a fixed k; exercise 6 is asked afterwards for the best one."""
     rules = set().union(*map(of_temperature, temperatures))
     drafts = set(drafts)
-    return {3, 5} | rules | ({7} if "ngram" in drafts else set()) | of_heads(drafts)
+    return {3, 5, 6} | rules | ({7} if "ngram" in drafts else set()) | of_heads(drafts)
 
 
 def of_heads(drafts: Iterable[str], auto: bool = False) -> set[int]:
@@ -53,42 +51,31 @@ def of_temperature(temperature: float) -> set[int]:
     return {4, BLOCK_RULE} if temperature > 0 else {2}
 
 
-def parse(text: str) -> tuple[str, list[int]]:
-    """--impl's words: "exercises", "solutions", "exercises:2,4".  -> package, numbers (none: all that are finished)"""
-    package, colon, rest = text.partition(":")
-    words = rest.split(",") if colon else []
-    if package not in PACKAGES or None in (numbers := [whole_number(word) for word in words]):
-        raise UsageProblem(f"--impl {text}: use exercises, solutions, or some of them, as in --impl exercises:2,3")
-    return package, sorted({number for number in numbers if number is not None})
+class Chosen(NamedTuple):
+    """Whose functions take part in a run."""
+
+    modules: Modules  # of the finished exercises that the run can use
+    unfinished: dict[int, str]  # those that it could use, and how far they are
 
 
-def check_parts(text: str | None) -> None:
-    """Raise UsageProblem where `--impl` names an exercise that has no part in any run."""
-    _, numbers = parse(text) if text else ("", [])
-    for exercise in exercises() if numbers else []:
-        if exercise.number in numbers and exercise.number not in ROLES:
-            raise UsageProblem(
-                f"--impl {text}: exercise {exercise.number} has no part in a run: batches, trees and servers run on "
-                f"the lab's own functions; leave it out, or try it: {check_command(str(exercise.number))}"
-            )
+def load(package: str, numbers: list[int], usable: set[int]) -> Chosen:
+    """Of the exercises that a run can use, those that are finished. Their checks run first.
 
-
-def load(text: str | None, usable: set[int], loop: Loop) -> LoopFunctions:
-    """The lab's `loop` with what `--impl` asks for: of the exercises this run can use, those that are finished.
-
-    Their checks run first. Raises UsageProblem where none is finished, and Problem where a check of one in use fails.
+    numbers: only these; none: all of them. Raises UsageProblem where one of them has no part in the run or none is
+    finished, and Problem where a check of one in use fails.
     """
-    if text is None:
-        return LoopFunctions(loop)
-    package, numbers = parse(text)
     known = {exercise.number: exercise for exercise in exercises()}
     for number in numbers:
-        if number not in usable & known.keys():
-            what = f"exercise {number}" + (f" ({ROLES[number]})" if number in ROLES else "")
+        if number not in ROLES:
+            raise UsageProblem(
+                f"exercise {number} has no part in a run: batches, trees and servers run on the lab's own functions; "
+                f"leave it out, or try it: {check_command(str(number))}"
+            )
+        if number not in usable:
             could = ", ".join(f"{n} ({ROLES[n]})" for n in sorted(usable))
-            raise UsageProblem(f"--impl {text}: {what} has no part in this run, which can use {could}")
+            raise UsageProblem(f"exercise {number} ({ROLES[number]}) has no part in this run; choose from {could}")
     if WHOLE_LOOP in numbers and len(numbers) > 1:
-        raise UsageProblem(f"exercise 8 is the whole loop and goes alone; type: --impl {package}:8")
+        raise UsageProblem(f"exercise 8 is the whole loop and goes alone; type: {check_command('8', '--run', '...')}")
     if {4, BLOCK_RULE} <= set(numbers):
         raise UsageProblem(f"exercises 4 and {BLOCK_RULE} are both the rule for sampled tokens; leave one of them out")
     chosen = [known[number] for number in numbers or sorted(usable & known.keys() - BY_NUMBER)]
@@ -105,8 +92,8 @@ def load(text: str | None, usable: set[int], loop: Loop) -> LoopFunctions:
     if unfinished and (numbers or len(unfinished) == len(chosen)):
         what = ", ".join(f"{n} ({ROLES[n]}: {status})" for n, status in unfinished.items())
         words = [str(next(iter(unfinished)))] if numbers else []
-        raise UsageProblem(f"--impl {text}: not finished: {what}; type: {check_command(*words)}")
+        raise UsageProblem(f"not finished: {what}; type: {check_command(*words)}")
     finished = {exercise.number: f"{package}.{exercise.stem}" for exercise in chosen if exercise.status == "done"}
     # The checks have imported the file in another process. Here it may still fail, so it is asked as a function is.
     modules = {n: ask(n, importlib.import_module, name, lab_inside=True) for n, name in finished.items()}
-    return learner_functions(loop, package, modules, unfinished)
+    return Chosen(modules, unfinished)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from types import CodeType
 from typing import NamedTuple
 
-from tools.replacements import kinds_of, replacements
+from speclab.extensions.learner.replacements import kinds_of, replacements
 
 
 class Mutant(NamedTuple):

@@ -1,4 +1,4 @@
-"""What can stand in the place of a piece of code: the mistakes of tools/mutations.py, a function for each sort of node.
+"""What can stand in the place of a piece of code: the mistakes of mutations.py, a function for each sort of node.
 
 Each gives pairs: the kind of change, and the node that stands there instead.
 """

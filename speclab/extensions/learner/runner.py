@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from speclab.learner.checklist import Check, Exercise, restore
-from speclab.learner.guard import has_alarm
+from exercises.guard import has_alarm
+from speclab.extensions.learner.checklist import Check, Exercise, restore
 from speclab.system import paths
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.files import install_advice

@@ -1,12 +1,12 @@
-"""How good are the checks of the exercises? Wrong answers made by program (tools/mutations.py), every check on each.
+"""How good are the checks of the exercises? Wrong answers made by program (mutations.py), every check on each.
 
-    python -m tools.wrong_answers                     # write results/wrong-answers.md; minutes on two cores
-    python -m tools.wrong_answers 3 --mutants 999     # print what becomes of every change of exercise 3
+    python -m speclab.extensions.learner.wrong_answers      # write results/wrong-answers.md; minutes on two cores
+    python -m speclab.extensions.learner.wrong_answers 3 --mutants 999    # what becomes of every change of exercise 3
 
 What comes out: how many of the changed solutions a check notices, how many of those with words of the check's own, and
 the changes that nothing notices. Each of these is either no mistake at all, and its reason stands in
-tools/equivalent_answers.toml, or a hole in the checks; then the exit code is 1. Every answer runs in a process of its
-own, under the limits of check.py. Needs a system that can fork (Linux, macOS).
+equivalent_answers.toml, or a hole in the checks; then the exit code is 1. Every answer runs in a process of its own,
+under the limits of check.py. Needs a system that can fork (Linux, macOS).
 """
 
 import datetime
@@ -19,18 +19,19 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from speclab.cli import parsing
-from speclab.learner import checklist
+from speclab.extensions.learner import checklist
+from speclab.extensions.learner.mutations import Mutant, mutants, sample
 from speclab.present.tables import table
 from speclab.system import paths
 from speclab.system.errors import EnvironmentProblem, reports_problems
 from speclab.system.files import write_whole
-from tools.mutations import Mutant, mutants, sample
 
 PAGE = paths.ROOT / "results" / "wrong-answers.md"
-EQUIVALENT = paths.ROOT / "tools" / "equivalent_answers.toml"
+EQUIVALENT = Path(__file__).with_name("equivalent_answers.toml")
 N_MUTANTS = 60  # of each exercise
 SECONDS = 10  # by the clock for one case of a check; the slowest of a right answer takes one
 PATIENCE = 600  # seconds for all checks of one answer
@@ -109,15 +110,17 @@ def answers_of(exercise: checklist.Exercise, n: int, seed: int) -> list[Mutant]:
 ABOUT = """\
 # Wrong answers, made by program
 
-How much do the checks of the exercises notice? `python -m tools.wrong_answers` changes the solutions at one place at a
-time (a comparison, a number, an index, a name, a sign, a dropped statement, ...) and runs every check on each result.
+How much do the checks of the exercises notice? `python -m speclab.extensions.learner.wrong_answers` changes the
+solutions at one place at a time (a comparison, a number, an index, a name, a sign, a dropped statement, ...) and runs
+every check on each result.
 {made} of {possible} possible changes, chosen with seed {seed}, {date}.
 """
 LEGEND = """\
 Caught: at least one check fails. In words: at least one failed check says what is wrong. The others
 end in an exception of Python's own, such as a NameError, which is shown with its line. Stopped: a check ended it
 after {seconds} s; counted as caught. No mistake: no check fails, and the answer is as good as the
-solution; `tools/equivalent_answers.toml` has the reasons. Missed: no check fails, and the answer is wrong.
+solution; `speclab/extensions/learner/equivalent_answers.toml` has the reasons. Missed: no check fails, and the answer
+is wrong.
 """
 
 

@@ -39,7 +39,7 @@ def follow(
 ) -> Trace:
     """The prompt decoded by both loops in turns, with times and details of every round.
 
-    longest: how far a learner's own rule may draft, where one chooses the length.
+    longest: how far `functions` may let the drafter draft, where they choose the length.
     """
     ids = prompt.ids.to(setup.device)
     target = setup.target.with_own_cache()  # both decode side by side

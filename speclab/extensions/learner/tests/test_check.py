@@ -17,8 +17,8 @@ from types import ModuleType
 import pytest
 
 import check
-from speclab.learner import checklist, runner
-from speclab.learner.guard import has_alarm
+from exercises.guard import has_alarm
+from speclab.extensions.learner import checklist, runner
 from speclab.system import paths
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.terminal import harmless
@@ -444,7 +444,7 @@ def test_check_answers_at_once():
     modules = set(done.stdout.split())
     assert not modules & {"torch", "transformers", "numpy", "pytest", "draft_models"}, done.stderr
     rooms = {name.rpartition(".")[0] for name in modules if name.count(".") == 2}
-    assert rooms == {"speclab.system", "speclab.learner", "speclab.cli"}
+    assert rooms == {"speclab.system", "speclab.extensions", "speclab.cli"}
     assert {name for name in modules if "speclab.cli." in name} == {"speclab.cli.parsing"}
 
 

@@ -1,8 +1,10 @@
-"""`--impl`: a reader's own functions in the loop. Right ones change nothing, wrong ones are never timed in silence."""
+"""`check.py --run`: a reader's own functions in the loop. Right ones change nothing, wrong ones are never timed in
+silence."""
 
 import copy
 import importlib
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -10,18 +12,18 @@ import sys
 import threading
 from dataclasses import replace
 from fractions import Fraction
-from operator import attrgetter
 from types import ModuleType, SimpleNamespace
 
 import numpy
 import pytest
 import torch
 
-import baseline_autoregressive
+import check
 import compare
-import optimized_speculative
 import speclab
 from draft_models import ModelDrafter, NgramDrafter
+from exercises import guard
+from exercises.guard import has_alarm
 from optimized_speculative import speculative_decode
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Round
@@ -31,20 +33,20 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength
 from speclab.drafts.oracle import FreeOracleDrafter
+from speclab.extensions.learner import checklist, functions, loading, predictions, run, runner
+from speclab.extensions.learner.adapters import CheckedDrafter, accept_sampled
+from speclab.extensions.learner.ask import ask, finite, whole
+from speclab.extensions.learner.functions import Modules, learner_functions
+from speclab.extensions.learner.heads import LearnerBlock, LearnerFeature
 from speclab.lab.instruments import LoopFunctions
-from speclab.learner import checklist, functions, guard, loading, runner
-from speclab.learner.adapters import CheckedDrafter, accept_sampled
-from speclab.learner.ask import ask, finite, whole
-from speclab.learner.functions import learner_functions
-from speclab.learner.guard import has_alarm
-from speclab.learner.heads import LearnerBlock, LearnerFeature
 from speclab.models import prompts
 from speclab.models.cached import CachedModel
-from speclab.present import report
+from speclab.present.explanations import usual_context
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun
 from speclab.system import paths
 from speclab.system.errors import Problem, UsageProblem
+from speclab.theory.costs import Costs
 from tests.decoding import plain_text
 from tests.exercises.answers import chapter
 from tests.heads import N_NEW, tiny_block_head, trained, trained_block
@@ -67,10 +69,13 @@ def solutions(*numbers: int) -> LoopFunctions:
     return learner_functions(speculative_decode, "solutions", {n: solution(n) for n in numbers})
 
 
-def with_function(number: int, **functions) -> LoopFunctions:
+def written(number: int, **functions) -> Modules:
     """A solution in which some functions are others."""
-    module = SimpleNamespace(**{**vars(solution(number)), **functions})
-    return learner_functions(speculative_decode, "exercises", {number: module})
+    return {number: SimpleNamespace(**{**vars(solution(number)), **functions})}
+
+
+def with_function(number: int, **functions) -> LoopFunctions:
+    return learner_functions(speculative_decode, "exercises", written(number, **functions))
 
 
 @pytest.fixture(scope="module")
@@ -247,8 +252,7 @@ def test_which_drafts_are_the_learners(pair):
     oracle, plain = FreeOracleDrafter(0.5), ModelDrafter(pair[1])
     assert solutions(3).adapt(oracle, None) is oracle
     assert LAB.adapt(plain, 4) is plain
-    assert loading.load(None, {2, 3}, speculative_decode) == LAB
-    assert LAB.impl() == {}
+    assert LAB.head() == []
 
 
 @pytest.mark.parametrize(
@@ -375,7 +379,7 @@ ZEROS = torch.zeros(1, 2, dtype=torch.long)
 def test_an_impossible_answer_is_one_line(pair, learner, sampling, named):
     """Which exercise, which function, what it said, and to which arguments: its checks have passed."""
     with pytest.raises(Problem) as caught:
-        rounds(pair, learner, sampling, k=4, longest=6, ngram=7 in learner.exercises)
+        rounds(pair, learner, sampling, k=4, longest=6, ngram="7 (" in learner.about)
     assert caught.value.exit_code == 1
     for word in [*named, "on real data; its arguments were "]:
         assert word in str(caught.value)
@@ -562,30 +566,32 @@ def checked(monkeypatch):
 
 def test_what_is_finished_is_used_and_the_rest_is_named(checked):
     checked |= {2: ["passed"], 6: ["passed", "todo"]}
-    learner = loading.load("solutions", {2, 3, 6, 8}, speculative_decode)
-    (line,) = learner.lines
+    chosen = loading.load("solutions", [], {2, 3, 6, 8})
+    assert chosen == ({2: solution(2)}, {3: "todo", 6: "1 of 2"})
+    (line,) = learner_functions(speculative_decode, "solutions", *chosen).head()
     assert "from solutions/: 2 (" in line
     assert "the lab's own: 3 (" in line
     assert ": 1 of 2)" in line
-    assert learner.impl()["impl"] == {"package": "solutions", "exercises": [2]}
     checked[1] = ["passed"]
-    assert loading.load("solutions", {1}, speculative_decode).shapes(2, 4, 8, 2, 1000)["scores"] == (2, 4, 6)
+    (module,) = loading.load("solutions", [1], {1}).modules.values()
+    learner = learner_functions(speculative_decode, "solutions", {1: module})
+    assert learner.shapes(2, 4, 8, 2, 1000)["scores"] == (2, 4, 6)
 
 
-@pytest.mark.parametrize("text", ["exercises", "exercises:3", "exercises:2,3"])
-def test_what_is_not_finished_is_refused(checked, text):
-    """What cannot be understood is in tests/cli/bad_inputs.py."""
-    if text == "exercises:2,3":
+@pytest.mark.parametrize("numbers", [[], [3], [2, 3]])
+def test_what_is_not_finished_is_refused(checked, numbers):
+    """What cannot be understood is in test_bad_words.py."""
+    if numbers == [2, 3]:
         checked[2] = ["passed"]
     with pytest.raises(UsageProblem, match=r"not finished: .*todo\)") as caught:
-        loading.load(text, {2, 3, 8}, speculative_decode)
+        loading.load("exercises", numbers, {2, 3, 8})
     assert "3 (which tokens stay" in str(caught.value)
 
 
 def test_failing_checks_end_it_as_check_py_says_them(checked, capsys):
     checked |= {2: ["passed", "failed"], 3: ["failed", "failed"]}
     with pytest.raises(Problem, match=r"^3 checks fail, so nothing was run; type: .*check\.py 2") as caught:
-        loading.load("exercises", {2, 3}, speculative_decode)
+        loading.load("exercises", [], {2, 3})
     assert caught.value.exit_code == 1
     err = capsys.readouterr().err
     assert [err.count(word) for word in ("Exercise 2", "Exercise 3", "FAILS", "why")] == [1, 1, 3, 4]
@@ -597,10 +603,9 @@ def test_a_file_that_is_imported_in_its_checks_only_is_one_line(checked, monkeyp
     package.mkdir()
     (package / "ex02_greedy.py").write_text("import sys\nsys.exit('not here')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(loading, "PACKAGES", ("written_elsewhere",))
     checked[2] = ["passed"]
     with pytest.raises(Problem, match=r"import_module raised SystemExit: not here .*'written_elsewhere\.ex02_greedy'"):
-        loading.load("written_elsewhere", {2}, speculative_decode)
+        loading.load("written_elsewhere", [], {2})
 
 
 def test_every_script_asks_for_what_it_can_use(monkeypatch, tmp_path):
@@ -613,20 +618,38 @@ def test_every_script_asks_for_what_it_can_use(monkeypatch, tmp_path):
     assert loading.of_decoding(0.0, "feature") == {2, 3, 6, 8, 11}
     assert loading.of_decoding(0.0, "feature", auto=True) == {2, 3, 8, 9}
     assert loading.of_decoding(0.0, "block:elsewhere", auto=True) == {2, 3, 8, 12}
-    assert loading.of_comparison([0.0, 0.8], ["model", "ngram"]) == {2, 3, 4, 5, 7, 10}
-    assert loading.of_comparison([0.0], ["feature", "block"]) == {2, 3, 5, 11, 12}
+    assert loading.of_comparison([0.0, 0.8], ["model", "ngram"]) == {2, 3, 4, 5, 6, 7, 10}
+    assert loading.of_comparison([0.0], ["feature", "block"]) == {2, 3, 5, 6, 11, 12}
     calls = []
 
-    def load(text, usable, loop):
-        calls.append((text, usable))
+    def load(package, numbers, usable):
+        calls.append((package, numbers, usable))
         raise Problem("enough")
 
     monkeypatch.setattr(loading, "load", load)
-    folder = ["--out-dir", str(tmp_path)]
-    assert compare.main(["--temperature", "0.8", "--draft", "ngram,model", *folder]) == 1
-    assert optimized_speculative.main(["--temperature", "0.7", "--trace", str(tmp_path / "x.html")]) == 1
-    assert baseline_autoregressive.main(["--impl", "exercises:0"]) == 1
-    assert calls == [(None, {3, 4, 5, 7, 10}), (None, {3, 4, 6}), ("exercises:0", {0})]
+    assert check.main(["--run", "compare.py", "--temperature", "0.8", "--draft", "ngram,model"]) == 1
+    assert check.main(["--run", "compare.py", "--temperature", "0"]) == 1
+    words = ["--temperature", "0.7", "--trace", str(tmp_path / "x.html")]
+    assert check.main(["--impl", "solutions", "4", "--run", "optimized_speculative.py", *words]) == 1
+    assert check.main(["0", "--run", "some/where/baseline_autoregressive.py", "--stream"]) == 1
+    assert calls == [
+        ("exercises", [], {3, 4, 5, 6, 7, 10}),
+        ("exercises", [], {2, 3, 5, 6, 7}),
+        ("solutions", [4], {3, 4, 6}),
+        ("exercises", [0], {0}),
+    ]
+
+
+@pytest.mark.parametrize("number", [2, 10])
+def test_two_accept_rules_do_not_go_together(monkeypatch, capsys, number):
+    """Another exercise has no opinion of the rule, and so no complaint either."""
+    monkeypatch.setattr(loading, "load", lambda *_: loading.Chosen({number: solution(number)}, {}))
+    words = ["--temperature", "0.8" if number == 10 else "0", "--rule", "block"]
+    assert check.main([str(number), "--run", "compare.py", *words]) == 2
+    assert f"--rule block and exercise {number} decide the same" in capsys.readouterr().err
+    monkeypatch.setattr(loading, "load", lambda *_: loading.Chosen({3: solution(3)}, {}))
+    monkeypatch.setattr(compare, "main", lambda words, functions: 7)
+    assert check.main(["3", "--run", "compare.py", *words]) == 7
 
 
 # --- the scripts ------------------------------------------------------------------------------------------------------
@@ -634,21 +657,26 @@ def test_every_script_asks_for_what_it_can_use(monkeypatch, tmp_path):
 
 @pytest.fixture
 def script(pair_folder, capsys, monkeypatch):
-    """main() of a script on the tiny pair, with `learner` in place of what --impl would load."""
+    """A script on the tiny pair, with these modules in place of what loading.load would choose."""
 
-    def call(module, learner: LoopFunctions, *words):
-        monkeypatch.setattr(loading, "load", lambda text, usable, loop: learner if text else LoopFunctions(loop))
+    def call(name: str, modules: Modules, *words: str, package: str = "exercises"):
+        monkeypatch.setattr(loading, "load", lambda *_: loading.Chosen(modules, {}))
         machine = ["--target", str(pair_folder / "target"), "--threads", "1", "--engine", "eager"]
-        code = module.main([*machine, *words, "--impl", learner.package])
+        code = check.main(["--impl", package, "--run", name, *machine, *words])
         return (code, *capsys.readouterr())
 
     return call
 
 
+def solved(*numbers: int) -> Modules:
+    return {number: solution(number) for number in numbers}
+
+
 def test_optimized_speculative_holds_the_text_against_the_baselines(script, pair_folder):
     """An error begins on a line of its own: the text so far has been printed without an end of line."""
+    name = "optimized_speculative.py"
     words = ["--draft", str(pair_folder / "draft"), "--prompt", "def f(x):", "--max-new-tokens", "24"]
-    code, out, err = script(optimized_speculative, solutions(2, 3), *words)
+    code, out, err = script(name, solved(2, 3), *words, package="solutions")
     assert code == 0
     assert "the baseline's text: identical" in out
     assert "impl    from solutions/: 2 (greedy verification), 3 (which tokens stay, and catch-up)" in err
@@ -656,11 +684,11 @@ def test_optimized_speculative_holds_the_text_against_the_baselines(script, pair
     def once_wrong(own, n_accepted):
         return own[n_accepted] if len(own) < 5 else (own[n_accepted] + 1) % 40
 
-    code, out, _ = script(optimized_speculative, with_function(2, next_token=once_wrong), *words)
+    code, out, _ = script(name, written(2, next_token=once_wrong), *words)
     assert code == 1
     assert "WRONG TEXT: at new token" in out
     assert "exercises 2" in out
-    code, out, err = script(optimized_speculative, with_function(2, next_token=lambda own, n: own[99]), *words)
+    code, out, err = script(name, written(2, next_token=lambda own, n: own[99]), *words)
     assert code == 1
     assert out.endswith("\n")
     assert err.splitlines()[-1].startswith("error: exercise 2: ")
@@ -668,21 +696,38 @@ def test_optimized_speculative_holds_the_text_against_the_baselines(script, pair
 
 def test_optimized_speculative_says_once_that_sampled_text_needs_more(script, pair_folder):
     words = ["--draft", str(pair_folder / "draft"), "--prompt", "x", "--prompt", "def", "--max-new-tokens", "12"]
-    code, out, _ = script(optimized_speculative, solutions(4), *words, "--temperature", "0.8")
+    code, out, _ = script("optimized_speculative.py", solved(4), *words, "--temperature", "0.8")
     assert code == 0
-    assert out.count("give compare.py the same --temperature, --draft and --impl") == 1
+    assert out.count(run.NOT_JUDGED) == 1
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_the_shapes_of_exercise_one_stand_beside_the_real_ones(script, pair_folder, wrong):
+    words = ["--draft", str(pair_folder / "draft"), "--prompt", "x", "--trace-shapes"]
+    right = solution(1).shapes
+    modules = written(1, shapes=lambda *sizes: right(*sizes) | ({"ids": (99,)} if wrong else {}))
+    code, out, _ = script("optimized_speculative.py", modules, *words)
+    assert code == int(wrong)
+    assert ("(99,)" in out) == wrong
 
 
 def test_the_baseline_is_rated_by_exercise_zero(script):
-    words = ["--prompt", "def f(x):", "--prompt", "x", "--max-new-tokens", "12"]
-    code, out, _ = script(baseline_autoregressive, solutions(0), *words)
+    name, words = "baseline_autoregressive.py", ["--prompt", "def f(x):", "--prompt", "x", "--max-new-tokens", "12"]
+    code, out, _ = script(name, solved(0), *words)
     assert code == 0
     yours = [line for line in out.splitlines() if line.startswith("yours, after a warm-up: 12 tokens, prefill")]
     assert len(yours) == 2
     for wrong in ({"time_decoding": lambda *_: None}, {"tokens_per_second": lambda *_: "fast"}):
-        code, _, err = script(baseline_autoregressive, with_function(0, **wrong), *words)
+        code, _, err = script(name, written(0, **wrong), *words)
         assert code == 1
         assert "returned" in err
+
+
+def test_early_exit_has_no_whole_loop():
+    drafter = SimpleNamespace(parts=[SimpleNamespace(n_target_layers=1)])
+    with pytest.raises(UsageProblem, match="exercise 8 verifies with whole passes"):
+        solutions(8).adapt(drafter, None)
+    assert solutions(3).adapt(drafter, None) is drafter
 
 
 def test_the_baseline_alone_loads_no_drafter():
@@ -700,9 +745,10 @@ def comparison(script, pair_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(prompts, "standard", lambda: [("code", "def f(x):"), ("prose", "x + 1, x + 1,")])
     monkeypatch.setattr("speclab.present.pictures.plots.comparison", lambda *args: [])
 
-    def call(learner, *words):
+    def call(modules, *words, package="exercises"):
         size = ["--limit", "1", "--max-new-tokens", "12", "--repeats", "1", "--out-dir", str(tmp_path)]
-        result = script(compare, learner, "--draft", f"{pair_folder / 'draft'},ngram", *size, *words)
+        drafts = ["--draft", f"{pair_folder / 'draft'},ngram"]
+        result = script("compare.py", modules, *drafts, *size, *words, package=package)
         path = tmp_path / "results" / "local.json"
         return (*result, read(path, ComparisonRun) if path.exists() else None)
 
@@ -710,24 +756,86 @@ def comparison(script, pair_folder, tmp_path, monkeypatch):
 
 
 def test_a_comparison_says_whose_rows_these_are(comparison, tmp_path):
-    code, out, _, run = comparison(solutions(2, 3, 4, 5, 7), "-k", "2,3", "--temperature", "0,0.8")
+    modules, words = solved(2, 3, 4, 7), ["-k", "2,3", "--temperature", "0,0.8"]
+    code, out, _, record = comparison(modules, *words, package="solutions")
     assert code == 0
-    assert run.settings["impl"] == {"package": "solutions", "exercises": [2, 3, 4, 5, 7]}
-    assert "impl    from solutions/: 2 (greedy verification)" in out
-    assert "Functions of solutions/ took part" in " ".join(out.split())
-    assert "exercises 2, 3, 4, 5, 7" in (tmp_path / "results" / "local.md").read_text()
-    everything = [r for r in run.rows if r.draft and r.prompt_kind == "all"]
-    key = attrgetter("method", "draft_length", "temperature")
-    assert list(map(key, run.yours)) == list(map(key, everything))
-    table = out.split("What you predicted")[1].split("What a round is made of")[0]
-    assert table.count("x ") >= len(everything)
-    for yours, row in zip(run.yours, everything, strict=True):
-        assert yours.acceptance_rate == row.acceptance_rate  # the solution counts as the lab does
+    about = learner_functions(speculative_decode, "solutions", modules).about
+    assert record.settings["functions"] == about
+    assert f"impl    {about}" in out
+    assert f"took part in the speculative rows: {about}" in " ".join(out.split())
+    assert "7 (the n-gram drafter)" in (tmp_path / "results" / "local.md").read_text()
+
+
+def cells_of(table: str) -> list[list[str]]:
+    """The cells of a table's rows, by its columns."""
+    return [line.split() for line in table.splitlines() if re.search(r"\d", line)]
+
+
+def test_predictions_and_lengths_stand_at_the_end_of_a_comparison(comparison, monkeypatch):
+    """A row of each fixed and chosen length for exercise 5, a row of each draft for exercise 6."""
+    said, asked = [], []
+
+    def predicted(learner, row, rounds):
+        said.append((row, sum(kept for _, kept in rounds), right(learner, row, rounds)))
+        return said[-1][-1]
+
+    right = predictions.predicted
+    monkeypatch.setattr(predictions, "predicted", predicted)
+
+    def length(alpha, c, v, o, longest):
+        assert c >= 0
+        assert o >= 0
+        asked.append((alpha, v(longest + 1), longest))
+        return 2
+
+    modules = solved(5) | written(6, best_draft_length=length)
+    code, out, _, record = comparison(modules, "-k", "2,4", "--temperature", "0,0.8")
+    assert code == 0
+    rows = [row for row in record.rows if row.draft and row.prompt_kind == "all"]
+    assert [(one.method, one.draft_length, one.temperature) for one, *_ in said] == [
+        (row.method, row.draft_length, row.temperature) for row in rows
+    ]
+    for row, (_, n_accepted, yours) in zip(rows, said, strict=True):
+        assert n_accepted == row.n_accepted
+        assert yours.alpha == pytest.approx(row.acceptance_rate)  # the solution counts as the lab does
         if yours.speedup is not None:
-            tau = sum(yours.acceptance_rate**i for i in range(row.draft_length + 1))
+            tau = sum(yours.alpha**i for i in range(row.draft_length + 1))
             steps = row.draft_length * row.draft_cost + row.verify_cost + row.overhead
             assert yours.speedup == pytest.approx(tau / steps, rel=1e-5)
-    assert any(yours.speedup is not None for yours in run.yours)
+    assert any(yours.speedup is not None for *_, yours in said)
+    _, table, lengths = re.split("What you predicted|The draft lengths that you would take", out)
+    assert len(cells_of(table)) == len(rows)
+    tested = {(row.method, row.temperature) for row in rows if row.acceptance_rate is not None}
+    assert len(asked) == len(tested) > 1
+    assert all(0 <= alpha <= 1 and longest == 4 for alpha, _, longest in asked)
+    costs = [Costs.from_json(entry["costs"]) for entry in record.costs]
+    context = usual_context(record)
+    assert all(
+        any(width_5 == pytest.approx(one.verify_cost(5, context), rel=1e-4) for one in costs) for _, width_5, _ in asked
+    )
+    best = {}
+    for row in rows:
+        if (row.method, row.temperature) in tested:
+            key = (row.method, f"{row.temperature:g}")
+            best[key] = max(best.get(key, row), row, key=lambda row: row.speedup)
+    shown = {(cells[0], cells[1]): cells[3:] for cells in cells_of(lengths)}
+    assert shown.keys() == best.keys()
+    for key, (yours, measured, k, its) in shown.items():
+        assert (yours, k, its) == ("2", str(best[key].draft_length), f"{best[key].speedup:.2f}x")
+        two = next(r for r in rows if (r.method, f"{r.temperature:g}", r.draft_length) == (*key, 2))
+        assert measured == f"{two.speedup:.2f}x"
+
+
+@pytest.mark.parametrize("name", ["cpu-2-cores", "cpu-2-cores-again", "cpu-2-cores-intel"])
+def test_the_solutions_lengths_are_near_the_best_measured_ones(name):
+    """From the same costs, and an average of the acceptance."""
+    record = read(paths.ROOT / "results" / f"{name}.json", ComparisonRun)
+    rows = [row for row in record.rows if row.draft and row.prompt_kind == "all"]
+    choices = [predictions.chosen(solution(6), record, rows, entry) for entry in record.costs]
+    found = [(one.length, one.best.draft_length) for one in choices if one]
+    assert len(found) >= 4
+    assert all(abs(mine - best) <= 3 for mine, best in found)
+    assert sum(abs(mine - best) <= 1 for mine, best in found) > len(found) / 2
 
 
 def test_a_comparison_finds_a_wrong_text(comparison):
@@ -736,12 +844,10 @@ def test_a_comparison_finds_a_wrong_text(comparison):
     def biased(own, n_accepted):
         return own[n_accepted] if n_accepted else (own[0] + 1) % 40
 
-    code, _, _, run = comparison(with_function(2, next_token=biased), "-k", "2", "--temperature", "0")
+    code, _, _, record = comparison(written(2, next_token=biased), "-k", "2", "--temperature", "0")
     assert code == 1
-    assert any(not entry["passed"] for entry in run.correctness)
-    assert "BUG" in json.dumps(run.correctness)
-    assert run.settings["impl"] == {"package": "exercises", "exercises": [2]}
-    assert run.yours is None
+    assert any(not entry["passed"] for entry in record.correctness)
+    assert "BUG" in json.dumps(record.correctness)
 
 
 def raises_not_today(*_):
@@ -749,30 +855,47 @@ def raises_not_today(*_):
 
 
 @pytest.mark.parametrize(
-    ("predicted", "said"), [(raises_not_today, "not today"), (lambda *_: float("inf"), "returned inf, not a finite")]
+    ("number", "name", "answer", "said"),
+    [
+        (5, "predicted_speedup", raises_not_today, "not today"),
+        (5, "predicted_speedup", lambda *_: float("inf"), "returned inf, not a finite"),
+        (6, "best_draft_length", lambda *_: 99, "returned 99, not a whole number from 0 to 2"),
+    ],
 )
-def test_a_prediction_that_cannot_be_leaves_the_record(comparison, predicted, said):
-    code, _, err, run = comparison(with_function(5, predicted_speedup=predicted), "-k", "2", "--temperature", "0")
+def test_a_prediction_that_cannot_be_leaves_the_record(comparison, number, name, answer, said):
+    words = ["-k", "2", "--temperature", "0"]
+    code, _, err, record = comparison(written(number, **{name: answer}), *words)
     assert code == 1
-    assert "exercise 5" in err
+    assert f"exercise {number}" in err
     assert said in err
-    assert run.rows
-    assert run.yours == []
+    assert record.rows
+
+
+def test_predictions_leave_a_record_on_stdout_alone(comparison):
+    code, out, err, _ = comparison(solved(5), "-k", "2", "--temperature", "0", "--json", "-")
+    assert code == 0
+    assert json.loads(out)["rows"]
+    assert "What you predicted" in err
 
 
 @pytest.mark.parametrize("kind", [Fraction, numpy.float32, torch.tensor])
 def test_a_number_of_another_kind_becomes_a_float(kind):
-    """A right answer that JSON cannot hold would lose the record."""
     answer = ask(5, lambda: kind(0.5), check=finite)
     assert (answer, type(answer)) == (0.5, float)
 
 
-def test_a_record_without_the_flag_does_not_know_of_it(comparison):
-    _, out, _, run = comparison(LAB, "-k", "2", "--temperature", "0")
-    assert "impl" not in run.settings
-    assert run.yours is None
-    assert report.learner_line(run) is None
-    assert "took part" not in out
+def test_a_comparison_takes_the_drafts_that_exercises_are_about(monkeypatch):
+    """And no second size; what is typed stays."""
+    seen = []
+    monkeypatch.setattr(loading, "load", lambda *_: loading.Chosen(solved(3), {}))
+    monkeypatch.setattr(compare, "main", lambda words, functions: seen.append(words) or 0)
+    for words in ([], ["--draft", "feature"], ["--no-padded"]):
+        assert check.main(["--run", "compare.py", *words]) == 0
+    assert seen == [
+        ["--no-padded", "--draft", "model,ngram"],
+        ["--draft", "feature", "--no-padded"],
+        ["--no-padded", "--no-padded", "--draft", "model,ngram"],
+    ]
 
 
 # --- as it is typed ---------------------------------------------------------------------------------------------------
@@ -807,7 +930,7 @@ def test_a_wrong_function_is_refused_before_anything_is_loaded(lab, monkeypatch,
     spoil(lab, "return own[0]")
     monkeypatch.setattr(paths, "ROOT", lab)
     monkeypatch.setattr("speclab.cli.flags.load", lambda args: pytest.fail("a model was loaded"))
-    code = compare.main(["--temperature", "0", "--impl", "exercises"])
+    code = check.main(["--run", "compare.py", "--temperature", "0"])
     out, err = capsys.readouterr()
     assert (code, out) == (1, "")
     assert "FAILS  next token is the correction or the bonus\n" in err
@@ -820,7 +943,7 @@ def test_a_hole_falls_back_to_the_labs_own_and_says_so(lab, pair_folder, tmp_pat
     spoil(lab, 'from exercises import Todo; raise Todo("ex02: next_token")')
     models = ["--target", str(pair_folder / "target"), "--draft", str(pair_folder / "draft")]
     machine = ["--threads", "1", "--engine", "eager", "--prompt", "def f(x):", "--max-new-tokens", "9"]
-    words = [sys.executable, str(lab / "optimized_speculative.py"), *models, *machine, "--impl", "exercises"]
+    words = [sys.executable, str(lab / "check.py"), "--run", "optimized_speculative.py", *models, *machine]
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "from exercises/: 6 (the draft length); the lab's own: 2 (greedy verification: " in done.stderr

@@ -15,8 +15,8 @@ import compare
 import optimized_speculative
 from exercises import simulator
 from speclab.cli import flags
-from speclab.learner import checklist, runner
-from speclab.learner.functions import ROLES
+from speclab.extensions.learner import checklist, runner
+from speclab.extensions.learner.functions import ROLES
 from speclab.models.cached import CachedModel
 from speclab.system import paths
 from tests.exercises.answers import committed, with_wrong_answer
@@ -135,9 +135,9 @@ def test_a_chapter_has_its_form(stem):
     assert len(re.findall(r"^\*\*[12]\.", sections["Quiz"], re.MULTILINE)) == 2
     assert sections["Quiz"].count("<details>") == 2
     assert f"python check.py {number}" in sections["Check"]
-    whose = [words[words.index("--impl") + 1] for words in commands(sections["Run it for real"]) if "--impl" in words]
-    own = {f"exercises:{number}"} if number in ROLES else set()
-    assert set(whose) == own, "name the exercise: others may be finished too"
+    run = [words for words in commands(sections["Run it for real"]) if "--run" in words]
+    own = {("check.py", str(number), "--run")} if number in ROLES else set()
+    assert {tuple(words[1:4]) for words in run} == own, "name the exercise: others may be finished too"
     assert own or "have no part in a run" in " ".join(text.split())
     assert text.count("<details>") == text.count("</details>") == text.count("<summary>")
     assert all(len(line) <= 120 for line in lines)

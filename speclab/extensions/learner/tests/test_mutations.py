@@ -6,9 +6,8 @@ import re
 
 import pytest
 
-from speclab.learner import checklist
-from tools import wrong_answers
-from tools.mutations import mutants, sample
+from speclab.extensions.learner import checklist, wrong_answers
+from speclab.extensions.learner.mutations import mutants, sample
 
 EXERCISES = checklist.exercises()
 SOURCE = '''

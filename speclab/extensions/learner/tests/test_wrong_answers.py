@@ -2,7 +2,7 @@
 
 import pytest
 
-from speclab.learner import checklist
+from speclab.extensions.learner import checklist
 from tests.exercises.answers import failures, with_wrong_answer, wrong_answers
 from tests.exercises.ex08_bugs import module, seeded
 from tests.exercises.test_ex15_token_trees import cause_of_places

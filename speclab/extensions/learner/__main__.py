@@ -1,0 +1,86 @@
+"""How far are you with the exercises, and what is wrong? Start with docs/chapters/README.md.
+
+What comes out: a line per exercise, or per check of one exercise, and at the end the next thing to type.
+
+    python check.py                    # all exercises: todo, 2 of 4, or done
+    python check.py 3                  # the checks of exercise 3, one line each
+    python check.py 3 --traceback      # with pytest's own report of every failure
+    python check.py 3 --hint           # a hint for the first unfinished function; --hint 2 and 3 say more
+    python check.py --impl solutions   # the same for the solutions
+
+With --run, the functions that pass their checks then decide in one of the lab's own scripts:
+
+    python check.py --run optimized_speculative.py               # every finished exercise that this run can use
+    python check.py 2,3 --run optimized_speculative.py --stream  # these only; what follows --run is the script's
+    python check.py 4 --run compare.py --temperature 0.8         # exercise 4 decides the sampled rows
+
+Underneath it is pytest (tests/exercises/), in a process of its own, which is ended together with all that your code has
+started. Exit code 0 when nothing is wrong: a function that is still open is not wrong. Exit code 1 when a check fails,
+or a text is not the baseline's.
+"""
+
+if __name__ == "__main__":
+    from speclab.system import startup  # noqa: F401 - Ctrl-C during the imports below is one line
+
+import argparse
+import sys
+
+from exercises.guard import PACKAGES
+from speclab.cli import parsing
+from speclab.extensions.learner import checklist, runner
+from speclab.system.errors import UsageProblem, reports_problems
+from speclab.system.numbers import whole_number
+from speclab.system.terminal import say
+
+
+@reports_problems
+def main(argv: list[str] | None = None) -> int:
+    """Run the checks and say what became of them, or run a script.  -> exit code"""
+    known = checklist.exercises()
+    parser = parsing.make_parser(__doc__, "check.py")
+    parser.add_argument(
+        "exercises", nargs="?", type=_numbers_among(known), metavar="N,N", help="exercises by number (default: all)"
+    )
+    parser.add_argument(
+        "--hint", nargs="?", type=int, choices=(1, 2, 3), const=1, metavar="1|2|3", help="hints up to this one"
+    )
+    parser.add_argument("--traceback", action="store_true", help="pytest's own report of every failure")
+    parser.add_argument("--impl", choices=PACKAGES, default="exercises", help="whose code")
+    parser.add_argument(
+        "--run", nargs=argparse.REMAINDER, metavar="SCRIPT", help="a script of the lab, then the script's own flags"
+    )
+    args = parser.parse_args(argv)
+    numbers: list[int] = args.exercises or []
+    if len(numbers) != 1 and (flag := parsing.first_given(args, "hint", "traceback")):
+        raise UsageProblem(f"{flag} needs one exercise; type: {checklist.check_command('3', flag)}")
+    if args.run is not None:
+        if flag := parsing.first_given(args, "hint", "traceback"):
+            raise UsageProblem(f"--run starts a script, and {flag} is about a check; leave one of the two out")
+        from speclab.extensions.learner import run  # here: it loads torch, and the checks answer at once
+
+        return run.run(args.impl, numbers, args.run)
+    chosen = [exercise for exercise in known if not numbers or exercise.number in numbers]
+    runner.run_checks(args.impl, chosen)
+    if args.hint:
+        say(checklist.hint_text(chosen[0], args.hint))
+        return 0
+    say(checklist.report(chosen[0], args.traceback) if len(numbers) == 1 else checklist.summary(chosen))
+    say("\n" + checklist.next_step(chosen, args.impl))
+    return int(any(exercise.failed for exercise in chosen))
+
+
+def _numbers_among(known: list[checklist.Exercise]):
+    """An argparse type: the numbers of some exercises, in order."""
+    numbers = [exercise.number for exercise in known]
+
+    def parse(text: str) -> list[int]:
+        found = [whole_number(word) for word in text.split(",")]
+        if any(number not in numbers for number in found):
+            raise argparse.ArgumentTypeError(f"{text!r}: choose from {', '.join(map(str, numbers))}, as in 3 or 2,3")
+        return sorted({number for number in found if number is not None})
+
+    return parse
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""Words that check.py cannot use end in one line that names the cause and what to do, before anything is checked."""
+
+import shlex
+
+import pytest
+
+import check
+from speclab.extensions.learner import runner
+
+DIGITS = "9" * 5000  # Python reads no number of so many
+
+ROWS = [
+    ("99", ("99", "0, 1, 2", "--help")),
+    ("x", ("'x'", "--help")),
+    ("''", ("''", "--help")),
+    (f"{10**20}", ("choose from",)),
+    ("2,99", ("2,99", "choose from", "2,3")),
+    ("²", ("choose from",)),
+    (f"{DIGITS}", ("choose from",)),
+    ("--hint", ("--hint needs one exercise", "check.py 3 --hint")),
+    ("2,3 --traceback", ("--traceback needs one exercise",)),
+    ("3 --hint 4", ("--hint", "4")),
+    ("3 4", ("4", "--help")),
+    ("--impl nonsense", ("nonsense", "solutions")),
+    ("2 --hint --run compare.py", ("--hint", "leave one of the two out")),
+    ("--run", ("give one of the lab's scripts", "compare.py")),
+    ("--run ../evil.py", ("../evil.py", "give one of the lab's scripts")),
+    ("--run draft_models.py", ("draft_models.py", "give one of the lab's scripts")),
+    ("--run compare.py --quick --full", ("--quick", "--full")),
+    ("0 --run optimized_speculative.py", ("exercise 0", "choose from 2")),
+    ("2 --run compare.py --temperature 0.8", ("exercise 2", "choose from 3")),
+    ("17 --run compare.py", ("exercise 17 has no part in a run", "check.py 17")),
+    ("2,8 --run optimized_speculative.py", ("exercise 8", "goes alone", "check.py 8")),
+    ("4,10 --run compare.py", ("both the rule for sampled tokens", "leave one of them out")),
+    ("2 --run optimized_speculative.py --draft tree:2x2:model", ("know chains only", "leave it out")),
+    ("2 --run compare.py --draft tree:2x2:model", ("know chains only", "leave it out")),
+    ("0 --run baseline_autoregressive.py --batch 2", ("--batch", "--help")),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), ROWS, ids=lambda value: ascii(value)[1:50])
+def test_bad_words_are_one_line(words, said, monkeypatch, capsys):
+    monkeypatch.setattr(runner, "run_checks", lambda *_: pytest.fail("checks were run"))
+    code = check.main(shlex.split(words))
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert len(err.splitlines()) == 1
+    for word in said:
+        assert word in err
