@@ -34,7 +34,10 @@ PRELOADED = ["torch", "torch.export", "transformers.models.auto.modeling_auto", 
 PRELOADED += ["transformers.models.llama.modeling_llama", "matplotlib.pyplot", "jinja2", "pydantic", "pytest"]
 
 GROUND_FILES = ("baseline_autoregressive.py", "optimized_speculative.py", "draft_models.py", "speclab/core/*.py")
-GROUND_WORDS = r"\b(?:trees?|encoder|replays?|replayed|learner|early exit|servers?|vllm|retokenize|lossy|LOSSY|dial)\b"
+GROUND_WORDS = (
+    r"\b(?:trees?|encoder|replays?|replayed|learner|early exit|servers?|vllm|retokenize|lossy|LOSSY|dial"
+    r"|batches|batched|lockstep)\b"
+)
 STILL_THERE: dict[str, set[str]] = {
     "speclab/core/graphs.py": {"replay", "replayed", "replays"},  # PyTorch's own words for CUDA graphs
 }

@@ -44,8 +44,8 @@ class Counts:
         """alpha: accepted / tested, the maximum-likelihood estimate of a censored geometric. None: nothing tested.
 
         A round tests its drafts one by one up to the first rejection; those after it were never tested. Dividing
-        by everything drafted gives f, a different and smaller number. Under a rule that judges several tokens together,
-        and in lockstep, it is no acceptance by position.
+        by everything drafted gives f, a different and smaller number. Under a rule that judges several tokens together
+        it is no acceptance by position.
         """
         return _ratio(self.n_accepted, self.n_accepted + self.n_rejected)
 

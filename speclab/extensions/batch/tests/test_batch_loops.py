@@ -302,13 +302,13 @@ def test_drafts_side_by_side():
     """Padded to the longest; a certain draft gets one-hot rows beside a drawn one, a chain parents beside a tree."""
     law = torch.full((1, 2, 4), 0.25)
     drawn = Draft(torch.tensor([[1, 2]]), torch.tensor([2]), law)
-    certain = TreeDraft(torch.tensor([[3]]), torch.tensor([1]), parents=torch.tensor([[-1]]))
+    certain = TreeDraft(torch.tensor([[3, 2, 1]]), torch.tensor([3]), parents=torch.tensor([[-1, -1, 1]]))
     both = side_by_side([drawn, certain], 4)
-    assert both.tokens.tolist() == [[1, 2], [3, 0]]
-    assert both.size.tolist() == [2, 1]
-    assert torch.equal(both.probs[0], law[0])
+    assert both.tokens.tolist() == [[1, 2, 0], [3, 2, 1]]
+    assert both.size.tolist() == [2, 3]
+    assert torch.equal(both.probs[0, :2], law[0])
     assert both.probs[1, 0].tolist() == [0, 0, 0, 1]
-    assert both.parents.tolist() == [[-1, 0], [-1, 0]]
+    assert both.parents.tolist() == [[-1, 0, 0], [-1, -1, 1]]
     assert side_by_side([replace(drawn, probs=None)] * 2, 4).probs is None
 
 
