@@ -54,7 +54,7 @@ def test_greedy_decoding_is_refused(words, capsys):
         assert "give --temperature above 0" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [("--trace", "-"), ("--report", "a.html"), ("--impl", "solutions")])
+@pytest.mark.parametrize("words", [("--trace", "-"), ("--report", "a.html")])
 @pytest.mark.parametrize("rule", ["credulous", "renamed"])
 def test_what_knows_the_token_rule_only_is_refused(words, rule, capsys):
     assert compare.main(["--rule", rule, "--temperature", "0.8", *words]) == 2

@@ -6,6 +6,7 @@ import pytest
 
 from speclab import extensions as package
 from speclab.system import extensions
+from speclab.system.errors import EnvironmentProblem
 
 
 @pytest.fixture
@@ -34,6 +35,17 @@ def test_a_new_folder_adds_its_command_once(folder):
     extensions.load()
     extensions.load()
     assert {name: extensions.COMMANDS[name] for name in ("one", "other")} == {"one": "a line", "other": "a line"}
+
+
+def test_a_command_is_found_by_its_name(folder):
+    """One that is not there is one line, also where its folder is left with something else in it."""
+    write(folder, "one", "")
+    (folder / "one" / "__main__.py").write_text("def main(argv):\n    return len(argv)\n")
+    (folder / "left").mkdir()
+    assert extensions.command("one")(["a", "b"]) == 2
+    for name in ("left", "nowhere"):
+        with pytest.raises(EnvironmentProblem, match=f"git checkout -- speclab/extensions/{name}"):
+            extensions.command(name)
 
 
 @pytest.mark.parametrize(
