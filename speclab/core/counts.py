@@ -17,7 +17,7 @@ class Counts:
     n_emitted: int = 0
     n_after_eos: int = 0  # generated after an end token, and dropped
     n_without_drafts: int = 0  # rounds that drafted nothing
-    n_replays: int = 0  # target passes beside one a round: recurrent layers read accepted tokens once more
+    n_replays: int = 0  # target passes beside one a round: some backends read accepted tokens once more
     accepted_lengths: Counter[int] = field(default_factory=Counter)  # accepted drafts in a round -> rounds
 
     def add(self, round_: Round) -> None:

@@ -9,7 +9,7 @@ what the round did:
     draft     draft_at[n] + draft_catch (catch_up - 1) + draft_slope n context; draft_idle if n = 0
     accept    accept_at + accept_each n                      and rollback and host: constants
     replay    a constant                                     in the rollback of a round with a rejection, where the
-                                                             target has recurrent layers
+                                                             target reads accepted tokens once more
 
 n is what the round drafted, the width is n + 1, the context is what the target's cache held before.
 """

@@ -66,7 +66,7 @@ def forecast(
     full_round_extra: what a round costs more because the round before accepted all it drafted (at least one): the
     draft then has two tokens to read. A round that drafts nothing does not have this extra, and neither has the first.
 
-    rejected_round_extra: what a round costs more in which not all drafts are accepted: recurrent layers replay then.
+    rejected_round_extra: what a round costs more in which not all drafts are accepted: some targets replay then.
 
     capped=True is production: no round drafts more than what is left but one. capped=False leaves out the effect of
     the end: rounds may run past it, `n_emitted` counts what follows it, and every full round is followed by

@@ -60,3 +60,10 @@ def test_a_broken_extension_is_not_hidden(folder, register, error):
     write(folder, "broken", register)
     with pytest.raises(error):
         extensions.load()
+
+
+def test_a_family_is_listed_once_in_the_order_in_which_families_came(monkeypatch):
+    monkeypatch.setattr(extensions, "FAMILIES", [])
+    for place in ("b:B", "a:A", "b:B"):
+        extensions.add_family(place)
+    assert extensions.FAMILIES == ["b:B", "a:A"]

@@ -11,8 +11,8 @@ from speclab.models.backends.windows import Window
 class Backend(Protocol):
     """What runs the passes of one decoding (speclab/models/backends).
 
-    n_replays: passes over tokens that were read before, as recurrent layers need them after a rejection.
-    n_single: passes beyond one for a call of `forward`, where recurrent layers read tokens one by one.
+    n_replays: passes over tokens that were read before, where layers that cannot be cropped need them.
+    n_single: passes beyond one for a call of `forward`, where it reads tokens one by one.
     """
 
     n_replays: int

@@ -27,6 +27,8 @@ from speclab.lab.decodings import LibraryDecoding, library_generate
 from speclab.models import checks, engine_choice, memory, rounding
 from speclab.models.cached import CachedModel, check_prompt
 from speclab.models.outside import generation
+from speclab.models.prompts import Prompt
+from speclab.models.setup import Setup
 from speclab.models.uncached import distributions, logits_after
 from speclab.records.samples import BEAM, Arm
 from speclab.system.errors import EnvironmentProblem, UsageProblem
@@ -442,6 +444,15 @@ def test_the_sweep_of_families_decodes_it_eagerly_and_in_no_other_way(family):
     assert row.rejected > 0
     assert row.no_trees
     assert row.no_batches
+
+
+def test_the_head_of_a_run_says_what_is_different():
+    model, reasons = target_of("t5"), dict.fromkeys(("device", "dtype", "threads", "engine"), "asked for")
+    setup = Setup(CachedModel(model), None, "tiny", Sampling(), model.device, model.dtype, reasons)
+    said = setup.describe()
+    assert "\nencoder reads the prompt once" in said
+    assert "an encoder, and a decoder of 2 layers" in said
+    assert setup.ids_before(Prompt("kind", "x", PROMPT)) == []
 
 
 # --- The library's own decoders --------------------------------------------------------------------------------------

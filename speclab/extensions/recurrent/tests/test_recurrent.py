@@ -35,6 +35,7 @@ from speclab.lab.decodings import LibraryDecoding
 from speclab.lab.instruments import LoopFunctions, with_phases
 from speclab.models import checks, engine_choice, family, memory
 from speclab.models.cached import CachedModel
+from speclab.models.setup import Setup
 from speclab.records.samples import Arm
 from speclab.system import extensions
 from speclab.system.errors import EnvironmentProblem, UsageProblem
@@ -294,6 +295,13 @@ def test_the_sweep_of_families_decodes_it_eagerly_and_in_no_other_way(name):
     assert row.rejected > 0
     assert row.no_trees
     assert row.no_batches
+
+
+def test_the_head_of_a_run_says_what_is_different():
+    model, reasons = tiny("lfm2"), dict.fromkeys(("device", "dtype", "threads", "engine"), "asked for")
+    setup = Setup(CachedModel(model), None, "tiny", Sampling(), model.device, model.dtype, reasons)
+    said = setup.describe()
+    assert "\nstates  recurrent layers: after a rejected draft" in said
 
 
 def test_the_librarys_own_speculation_refuses_recurrent_models():
