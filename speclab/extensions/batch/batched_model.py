@@ -23,6 +23,7 @@ from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.backends.eager import decoder_layers
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
+from speclab.models.family import check_family
 
 NO_BATCH = "choose another --target or --draft"
 
@@ -177,8 +178,8 @@ def new_buffers(model: CachedModel, n_rows: int, capacity: int) -> RowBuffers:
 def check_batch(target: CachedModel) -> None:
     """Prove that passes over two texts of different lengths give the uncached logits of both; EnvironmentProblem where
     not, or where its layers do not all keep plain keys and values in windows of one size, if any. The texts are longer
-    than a window, where such a pass is quick. UsageProblem for an encoder-decoder."""
-    checks.check_no_encoder(target.model, "a batch", NO_BATCH)
+    than a window, where such a pass is quick. UsageProblem where prompt and output are not one text."""
+    check_family(target.model, "a batch", NO_BATCH, crops=False)
     model, reason = target.model, "cannot decode in batches"
     checks.check_rows(model, reason, NO_BATCH)
     text = checks.text_longer_than_windows(model)

@@ -443,7 +443,6 @@ def test_the_sweep_of_families_decodes_it_eagerly_and_in_no_other_way(family):
     assert row.accepted > 0
     assert row.rejected > 0
     assert row.no_trees
-    assert row.no_batches
 
 
 def test_the_head_of_a_run_says_what_is_different():
