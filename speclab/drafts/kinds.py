@@ -15,6 +15,7 @@ from speclab.drafts.heads.files import FORMATS, read_head
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.oracle import NEEDS_GREEDY, FreeOracleDrafter, OracleDraft, OracleModelDrafter
 from speclab.drafts.registry import (
+    OTHER_FAMILY,
     Choice,
     Kind,
     add,
@@ -27,13 +28,12 @@ from speclab.drafts.registry import (
 )
 from speclab.drafts.suffix import SuffixDrafter
 from speclab.models import loading
-from speclab.models.checks import check_not_recurrent
+from speclab.models.family import check_family
 from speclab.models.padded import sizes
 from speclab.models.setup import Setup
 from speclab.system.errors import UsageProblem
 
 LAB_HEADS = {kind: str(loading.LAB_PAIR / kind) for kind in FORMATS}
-NO_STATES = "use --draft model or --draft ngram"
 USUAL_HYBRID = "suffix+feature"
 
 
@@ -68,7 +68,7 @@ def _head(name: str) -> Callable[[str, str], Choice]:
 
 def _make_head(name: str, place: str, setup: Setup) -> Drafter:
     target = setup.target
-    check_not_recurrent(target.model, f"cannot be the target of --draft {name}", NO_STATES)
+    check_family(target.model, f"--draft {name}", OTHER_FAMILY)
     # A padded target's states are the lab's, followed by zeros.
     own_width = loading.lab_width() if not place and sizes.is_lab_size(setup.target_name) else None
     head, ids = read_head(place or LAB_HEADS[name], target.model, name, own_width)

@@ -13,12 +13,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tabulate import tabulate
-
 from speclab.core.drafter import Drafter, Lookup
 from speclab.models import loading
 from speclab.models.cached import CachedModel, check_prompt
-from speclab.models.checks import check_no_encoder
+from speclab.models.family import check_family
 from speclab.models.padded import sizes
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
@@ -26,7 +24,7 @@ from speclab.system import extensions
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.terminal import note
 
-NO_ENCODER = "use --draft FOLDER with a model of its family, --draft ngram, or --draft hybrid:ngram+FOLDER"
+OTHER_FAMILY = "use --draft FOLDER with a model of its family, --draft ngram, or --draft hybrid:ngram+FOLDER"
 LIST = "type --draft help to see all kinds"
 # What may be meant by a name that is nearly one of these, beside the names of kinds.
 WORDS_OF_OTHERS = ("assistant", "draft", "draft-model", "none")
@@ -92,7 +90,7 @@ class Choice:
         """
         self.check_greedy(setup.sampling.greedy)
         if not self.any_family:
-            check_no_encoder(setup.target.model, f"--draft {self.text}", NO_ENCODER)
+            check_family(setup.target.model, f"--draft {self.text}", OTHER_FAMILY, crops=False)
         return self.build(setup, seed)
 
 
@@ -157,6 +155,8 @@ def kinds() -> dict[str, Kind]:
 
 def table() -> str:
     """All kinds of drafts for a terminal: how each is typed, and what drafts."""
+    from tabulate import tabulate  # here: the scripts decode without it
+
     rows = [(kind.usage, kind.help) for kind in kinds().values()]
     rows.append(("lab:SIZE", "the lab's draft model padded to the price of a larger one, as in lab:50m"))
     rows.append(("a folder or a hub name", "any causal language model with the target's tokenizer"))

@@ -26,7 +26,7 @@ from speclab.models import memory, rounding
 from speclab.models.backends.buffers import kv_shapes
 from speclab.models.backends.windows import window_of
 from speclab.models.cached import CachedModel
-from speclab.models.family import NoFastBackend, check_family, family_of
+from speclab.models.family import NoFastBackend, family_of
 from speclab.models.memory import is_mixture_of_experts
 from speclab.models.outside.placement import is_quantised
 from speclab.models.rounding import Reference
@@ -90,17 +90,6 @@ def check_rows(model: PreTrainedModel, reason: str, way_out: str = OTHER_DRAFT) 
         window_of(model)
     except NoFastBackend as error:
         raise EnvironmentProblem(f"{model.config.model_type} {reason}: {error}; {way_out}") from None
-
-
-def check_not_recurrent(model: PreTrainedModel, reason: str, way_out: str = OTHER_DRAFT) -> None:
-    """EnvironmentProblem for a model with layers that keep a state instead of rows for each token."""
-    if not family_of(model).crops:
-        raise EnvironmentProblem(f"{model.config.model_type} {reason}: {family_of(model).why_eager}; {way_out}")
-
-
-def check_no_encoder(model: PreTrainedModel, what: str, way_out: str) -> None:
-    """UsageProblem for a model that does not take prompt and output as one text."""
-    check_family(model, what, way_out, crops=False)
 
 
 def check_passes(

@@ -3,9 +3,9 @@
 from speclab.core.drafter import Drafter
 from speclab.drafts.exit import ExitDrafter, check_split
 from speclab.drafts.heads.exit_files import exit_layer_of, read_adapter
-from speclab.drafts.registry import Choice, is_mistyped
+from speclab.drafts.registry import OTHER_FAMILY, Choice, is_mistyped
 from speclab.models import loading
-from speclab.models.checks import check_not_recurrent
+from speclab.models.family import check_family
 from speclab.models.padded import sizes
 from speclab.models.setup import Setup
 from speclab.system.errors import UsageProblem
@@ -13,7 +13,6 @@ from speclab.system.numbers import whole_number
 from speclab.system.terminal import note
 
 LAB_EXIT = str(loading.LAB_PAIR / "exit")
-NO_STATES = "use --draft model or --draft ngram"
 NO_SPLIT = "early exit runs the target in two parts, and CUDA graphs do not"
 
 
@@ -67,7 +66,7 @@ def _check_layer(argument: str, text: str, trained: int | None) -> None:
 
 def _drafter(place: str, setup: Setup) -> ExitDrafter:
     """Early exit with an adapter, on an engine that runs the target in two parts."""
-    check_not_recurrent(setup.target.model, "cannot be the target of --draft exit", NO_STATES)
+    check_family(setup.target.model, "--draft exit", OTHER_FAMILY)
     adapter = read_adapter(place, setup.target.model, sizes.is_lab_size(setup.target_name))
     if setup.target.fast and not setup.target.fast.splits:
         setup.use_eager(NO_SPLIT)

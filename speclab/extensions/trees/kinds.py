@@ -6,7 +6,8 @@ from speclab.drafts.trees.best import BestTreeDrafter
 from speclab.drafts.trees.checks import check_tree
 from speclab.drafts.trees.fixed import TreeDrafter, tokens_in
 from speclab.drafts.trees.merged import MergedDrafter
-from speclab.models.checks import OTHER_DRAFT, check_no_encoder
+from speclab.models.checks import OTHER_DRAFT
+from speclab.models.family import check_family
 from speclab.models.setup import Setup
 from speclab.system.errors import UsageProblem
 from speclab.system.numbers import whole_number
@@ -89,6 +90,6 @@ def _growing(choice: Choice, setup: Setup, seed: int) -> Drafter:
     """A draft that can be a tree; EnvironmentProblem for a model that cannot read one."""
     drafter = choice.make(setup, seed)
     for model in drafter.models:
-        check_no_encoder(model.model, "a tree", OTHER_DRAFT)
+        check_family(model.model, "a tree", OTHER_DRAFT, crops=False)
         check_tree(model)
     return drafter

@@ -27,6 +27,7 @@ from optimized_speculative import speculative_decode
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Round, tokens_of
 from speclab.core.sampling import Sampling
+from speclab.drafts import registry
 from speclab.drafts.oracle import OracleModelDrafter
 from speclab.extensions.recurrent import backend
 from speclab.extensions.recurrent.backend import RecurrentBackend, pass_options
@@ -321,3 +322,11 @@ def test_a_lookup_drafts_for_a_recurrent_target():
         assert tokens_of(made) == text_of("lfm2", length)
         rounds += made
     assert {r.n_drafted > 0 for r in itertools.islice(rounds, 1, None)} == {True, False}
+
+
+@pytest.mark.parametrize("kind", ["feature", "block", "hybrid:ngram+feature"])
+def test_drafts_that_read_the_targets_states_refuse_it(kind):
+    model = tiny("lfm2")
+    setup = Setup(CachedModel(model), None, "tiny", Sampling(), model.device, model.dtype)
+    with pytest.raises(UsageProblem, match="does not know models with recurrent layers, and lfm2 is one; use --draft"):
+        registry.read(kind).make(setup)
