@@ -7,7 +7,7 @@ and how the rounds went: drafted, accepted, tokens per round, and a histogram of
     python optimized_speculative.py
     python optimized_speculative.py -k 6 --prompt "def read_config(path):" --stream
     python optimized_speculative.py --draft ngram --temperature 0.8 --seed 1
-    python optimized_speculative.py --trace trace.html        # look at every round in a browser; - for the terminal
+    python -m speclab.extensions                              # further commands: every round in a browser, and more
 
 `diff baseline_autoregressive.py optimized_speculative.py` is the lesson; what is new carries `# NEW`.
 """

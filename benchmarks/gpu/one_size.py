@@ -23,6 +23,7 @@ from transformers.utils import logging as transformers_logging
 
 from benchmarks import common, peers, peers_page, roofline
 from benchmarks.gpu.findings import Finding, FindingsRun, page
+from benchmarks.gpu.kernels import most_expensive
 from draft_models import NgramDrafter
 from speclab.cli import flags, parsing
 from speclab.core.drafter import Drafter
@@ -33,7 +34,6 @@ from speclab.lab.harness import Measurement, measure
 from speclab.lab.output_checks import exit_code, judge, judge_greedy, to_judge
 from speclab.lab.padded_pair import padded_kinds
 from speclab.lab.run_config import RunConfig
-from speclab.lab.tracing.profiling import most_expensive
 from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.cached import CachedModel
 from speclab.models.padded.sizes import is_lab_size

@@ -2,25 +2,20 @@
 
 import argparse
 import functools
-from pathlib import Path
 
-from baseline_autoregressive import autoregressive_decode
-from speclab.cli import compare_config, compare_flags, flags, parsing
-from speclab.cli.output import Output, Step, View, write_report, write_trace
-from speclab.core.rounds import DecodeSettings
+from speclab.cli import compare_config, compare_flags
+from speclab.cli.output import Output, Step, View
 from speclab.drafts.lengths import LONGEST
 from speclab.lab import comparison, padded_pair
 from speclab.lab.harness import Measurement, kept_when_stopped
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
-from speclab.lab.tracing import follow, profiling
-from speclab.lab.tracing.trace import Trace
 from speclab.models import memory
 from speclab.present import first_screen, report
 from speclab.present.pictures import library, plots
 from speclab.records.runs import ComparisonRun
-from speclab.system.errors import UsageProblem, reports_problems
+from speclab.system.errors import reports_problems
 from speclab.system.files import do_all, shown
 from speclab.system.terminal import note, say
 
@@ -31,13 +26,6 @@ WHY = "why is mine not faster? docs/why-not-faster.md"
 def run(docstring: str, argv: list[str] | None, functions: LoopFunctions | None = None) -> int:
     """The main() of compare.py.  -> exit code"""
     args = compare_flags.make_parser(docstring).parse_args(argv)
-    flags.check_file(args.trace, "--trace")
-    flags.check_file(args.profile, "--profile")
-    flags.check_file(args.report, "--report")
-    if args.report == parsing.DASH:
-        raise UsageProblem("--report -: a page with pictures is no text for a terminal; give a file")
-    if args.profile == parsing.DASH:
-        raise UsageProblem("--profile -: a profiler trace is too long for a terminal; give a file")
     size = compare_flags.size_of(args)
     args = compare_flags.filled(args, size)
     args.padded = compare_flags.wants_padded(args, size)
@@ -50,9 +38,6 @@ def run(docstring: str, argv: list[str] | None, functions: LoopFunctions | None 
 def _run(args: argparse.Namespace, functions: LoopFunctions | None) -> int:
     """A comparison, shown and written.  -> exit code"""
     config, output = compare_config.prepare(args, functions)
-    traced = _first_that_can_be_traced(config) if args.trace or args.report else ""
-    if args.profile:
-        profiling.write_trace(config, args.profile)
     with output.redirected():
         if busy := config.look_at_cores():  # may take one thread, which the head says
             note(f"busy    {busy}")
@@ -65,17 +50,8 @@ def _run(args: argparse.Namespace, functions: LoopFunctions | None) -> int:
             tables.append(lambda: say(report.comparison(record, by_kind=True)))
         if args.verbose:
             tables.append(lambda: say(_bytes_of_rounds(config)))
-        drawn: list[Path] = []
-        pictures = [functools.partial(_kept, drawn, draw) for draw in _drawable(pictures)]
-        code = do_all([*tables, *output.writes(record, page), *pictures])
+        code = do_all([*tables, *output.writes(record, page), *_drawable(pictures)])
     wrong = max(map(exit_code, measured))
-    if traced:  # after everything that was timed
-        with output.redirected():
-            trace = _traced(config, traced, record)
-            if args.trace:
-                write_trace(trace, args.trace)
-            if args.report:
-                write_report(page, drawn, trace, args.report)
     return code or wrong
 
 
@@ -131,34 +107,3 @@ def _bytes_of_rounds(config: RunConfig) -> str:
     return memory.describe(
         config.setup.target.model, drafts[0] if drafts else None, max(config.draft_lengths, default=LONGEST), context
     )
-
-
-def _first_that_can_be_traced(config: RunConfig) -> str:
-    """The draft that --trace shows; UsageProblem where there is none."""
-    greedy = config.temperatures[0] == 0
-    drafting = {arm.draft for arm in config.arms() if arm.draft_length}
-    drafters = {name: part for name, part in config.drafters.items() if name in drafting or not drafting}
-    names = [name for name, drafter in drafters.items() if greedy or not drafter.needs_text]
-    if not names:
-        raise UsageProblem(
-            "nothing to draw for --trace or --report: the dial only replays greedy output; put 0 first in --temperature"
-        )
-    return names[0]
-
-
-def _kept(drawn: list[Path], draw: Step) -> Path | None:
-    """Draw a picture, and remember where it is."""
-    path = draw()
-    drawn += [path] if path else []
-    return path
-
-
-def _traced(config: RunConfig, draft: str, record: ComparisonRun) -> Trace:
-    """The first prompt at the first temperature, at the length that was fastest for this draft."""
-    settings = DecodeSettings(config.max_new_tokens, config.setup.sampling_at(config.temperatures[0]), seed=config.seed)
-    rows = first_screen.rows_of(record, draft)
-    fastest = max(rows, key=lambda row: row.speedup, default=None)
-    k = fastest.draft_length if fastest else next(filter(None, config.draft_lengths), 0)
-    drafter = config.drafters[draft]
-    loops = (autoregressive_decode, config.functions)
-    return follow.follow(config.setup, drafter, draft, config.prompts[0], k, settings, *loops)

@@ -28,8 +28,6 @@ def head(config: RunConfig) -> str:
 def prepare(args: argparse.Namespace, functions: LoopFunctions | None = None) -> tuple[RunConfig, Output]:
     """Load and check everything; a Problem with the flags is raised before anything is timed."""
     lengths, auto = parsing.lengths(args.draft_length, "-k")
-    if auto and (other := parsing.first_given(args, "profile")):
-        raise UsageProblem(f"-k auto belongs to a comparison; leave out auto, or {other}")
     temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
     check_tokens(args)
     output = Output(args, args.name)
@@ -38,7 +36,7 @@ def prepare(args: argparse.Namespace, functions: LoopFunctions | None = None) ->
     choices = read_drafts(kinds, temperatures)
     flags.check_trees(args, choices)
     functions = functions or LoopFunctions(speculative_decode)
-    flags.check_rule(args, temperatures, "--trace", "--report")
+    flags.check_rule(args, temperatures)
     if auto and not lengths:  # beside numbers a draft that cannot choose has those
         for choice in choices:
             choice.check_auto()

@@ -50,11 +50,6 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
     group.add_argument(
         "--verbose", action="store_true", help="print all tables, also of each kind of prompt, and what a round reads"
     )
-    group.add_argument(
-        "--profile", type=parsing.some_path, metavar="FILE", help="first write a profiler trace of a few rounds"
-    )
-    flags.add_trace_flag(group)
-    flags.add_report_flag(group)
     flags.add_output_flags(group)
     parser.set_defaults(max_new_tokens=None)
     return parser

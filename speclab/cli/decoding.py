@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from speclab.cli import flags, no_effect, parsing
-from speclab.cli.output import LOSSY, how_many, prompt_heading, write_trace
+from speclab.cli.output import LOSSY, how_many, prompt_heading
 from speclab.core.accept import rule_of
 from speclab.core.clock import old_objects_frozen
 from speclab.core.counts import Counts
@@ -22,12 +22,10 @@ from speclab.drafts.oracle import reference_text
 from speclab.drafts.registry import check_prompts
 from speclab.lab.instruments import Loop, LoopFunctions
 from speclab.lab.round_costs import measure_costs
-from speclab.lab.tracing import follow, shapes
 from speclab.models import memory
 from speclab.models.prompts import Prompt, describe_chat
 from speclab.models.setup import Setup
 from speclab.present import report
-from speclab.present import shapes as shape_views
 from speclab.system.errors import reports_problems
 from speclab.system.terminal import harmless, note
 
@@ -64,17 +62,12 @@ def parse(docstring: str, argv: list[str] | None, speculative: bool) -> argparse
             help=f"tokens per draft, or auto: chosen in every round (default: {DRAFT_LENGTH})",
         )
         flags.add_rule_flag(group)
-    if speculative:
-        flags.add_trace_flag(parser)
-        parser.add_argument(
-            "--trace-shapes", action="store_true", help="print the shapes of one round's tensors and decode nothing"
-        )
     args = parser.parse_args(argv)
     if speculative:
         args.typed_length = args.draft_length  # None where -k is left out
         args.draft_length = DRAFT_LENGTH if args.draft_length is None else args.draft_length
         args.choice = registry.read(args.draft)
-        flags.check_trees(args, [args.choice], "--trace-shapes")
+        flags.check_trees(args, [args.choice])
     args.typed_limit = args.limit
     args.limit = 1 if args.limit is None else args.limit
     return args
@@ -154,9 +147,8 @@ def _baseline(args: argparse.Namespace, baseline: Loop, functions: LoopFunctions
 
 
 def _speculative(args: argparse.Namespace, baseline: Loop, functions: LoopFunctions) -> int:
-    flags.check_file(args.trace, "--trace")
     auto = args.draft_length == parsing.AUTO
-    flags.check_rule(args, [args.temperature], "--trace")
+    flags.check_rule(args, [args.temperature])
     args.choice.check_greedy(args.temperature == 0)
     if auto:
         args.choice.check_auto()
@@ -169,17 +161,11 @@ def _speculative(args: argparse.Namespace, baseline: Loop, functions: LoopFuncti
     if auto:
         drafter, k = auto_length(drafter), LONGEST
     [k] = drafter.lengths([k])
-    if args.trace_shapes:
-        return _show_shapes(functions, setup, drafter, prompts[0], k, settings)
     draft += f"; chosen in the run, at most {k} tokens" if auto else f"; k = {k}"
     head = [setup.describe(), f"draft   {draft}", *describe_chat(prompts, setup.tokenizer), *functions.head()]
     note("\n".join([*head, *notes]))
     functions = functions.judged_by(rule_of(args.rule))
-    n_wrong = _in_turn(args, setup, prompts, settings, drafter, k, functions)
-    if args.trace:  # the first prompt once more, with clocks and details
-        trace = follow.follow(setup, drafter, name, prompts[0], k, settings, baseline, functions, longest=k)
-        write_trace(trace, args.trace)
-    return int(n_wrong > 0)
+    return int(_in_turn(args, setup, prompts, settings, drafter, k, functions) > 0)
 
 
 def _in_turn(
@@ -212,22 +198,3 @@ def _in_turn(
         draft = drafter.models[-1].model if drafter.models else None
         print(memory.describe(setup.target.model, draft, k, setup.target.length))
     return n_wrong
-
-
-def _show_shapes(
-    functions: LoopFunctions,
-    setup: Setup,
-    drafter: Drafter,
-    prompt: Prompt,
-    draft_length: int,
-    settings: DecodeSettings,
-) -> int:
-    """`--trace-shapes`: the first round as shapes, and others' beside them.  -> exit code, 1 where they differ"""
-    round_ = shapes.first_round(setup.target, drafter, prompt.ids.to(setup.device), draft_length, settings)
-    print(shape_views.tables(round_, setup.tokenizer))
-    if functions.shapes is None:
-        return 0
-    answers = [functions.shapes(*sizes) for sizes in round_.sizes()]
-    text, all_right = shape_views.beside(round_, *answers)
-    print(f"\n{text}")
-    return int(not all_right)

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from speclab.cli.parsing import DASH, at_least, first_given, plain_name, seed, some_name, some_path
+from speclab.cli.parsing import DASH, at_least, plain_name, seed, some_name, some_path
 from speclab.core.accept import TOKEN, all_rules, rule_of
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
@@ -19,7 +19,6 @@ from speclab.system.files import check_writable, shown
 from speclab.system.paths import OUTPUT
 
 MOST_THREADS = 1024
-FOR_ONE_TEXT = ("trace_shapes",)  # flags that take prompt and output as one text
 
 
 def add_shared_flags(parser: argparse.ArgumentParser) -> None:
@@ -150,16 +149,14 @@ def add_rule_flag(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def check_rule(args: argparse.Namespace, temperatures: list[float], *others: str) -> None:
-    """Raise UsageProblem where another rule than token is asked for together with what knows only that one.
+def check_rule(args: argparse.Namespace, temperatures: list[float]) -> None:
+    """Raise UsageProblem where a lossy rule is asked for together with temperature 0.
 
-    others: names of further flags that do. A lossy rule decides nothing at temperature 0: against a one-hot target it
-    keeps what every rule keeps, and a greedy row would be called lossy that is not.
+    A lossy rule decides nothing at temperature 0: against a one-hot target it keeps what every rule keeps, and a greedy
+    row would be called lossy that is not.
     """
     if args.rule == TOKEN.name:
         return
-    if flag := first_given(args, *others):
-        raise UsageProblem(f"{flag} knows the token rule only; leave out {flag} or --rule {args.rule}")
     if rule_of(args.rule).law and 0 in temperatures:
         raise UsageProblem(
             f"--rule {args.rule} changes sampled text only: greedy decoding keeps the target's own tokens with every "
@@ -208,33 +205,11 @@ def add_draft_flag(
     return group
 
 
-def check_trees(args: argparse.Namespace, choices: list[registry.Choice], *others: str) -> None:
-    """Raise UsageProblem where a tree is drafted and --rule or one of the flags `others` knows chains only."""
-    if tree := next((choice.text for choice in choices if choice.branches), None):
-        if rule_of(args.rule).chains_only:
-            raise UsageProblem(f"--rule {args.rule} judges chains, and {tree} drafts trees; leave it out")
-        if flag := first_given(args, *others):
-            raise UsageProblem(f"{flag} knows chains only, and {tree} drafts trees; leave one of the two out")
-
-
-def add_trace_flag(parser: argparse._ActionsContainer) -> None:
-    """--trace: a picture of a decoding."""
-    parser.add_argument(
-        "--trace",
-        type=some_path,
-        metavar="FILE",
-        help="then decode the first prompt once more for a picture (HTML); - for the terminal",
-    )
-
-
-def add_report_flag(parser: argparse._ActionsContainer) -> None:
-    """--report: a comparison as one page."""
-    parser.add_argument(
-        "--report",
-        type=some_path,
-        metavar="FILE",
-        help="then write tables, pictures and a decoding of the first prompt into one HTML file",
-    )
+def check_trees(args: argparse.Namespace, choices: list[registry.Choice]) -> None:
+    """Raise UsageProblem where a tree is drafted and --rule knows chains only."""
+    tree = next((choice.text for choice in choices if choice.branches), None)
+    if tree and rule_of(args.rule).chains_only:
+        raise UsageProblem(f"--rule {args.rule} judges chains, and {tree} drafts trees; leave it out")
 
 
 def with_defaults(args: argparse.Namespace, defaults: dict[str, Any]) -> argparse.Namespace:
@@ -256,11 +231,6 @@ def load(args: argparse.Namespace, temperature: float | None = None) -> tuple[Se
     tokenizer = loading.load_tokenizer(args.target)
     texts = read_prompts(args, tokenizer)
     family, config = loading.family_named(args.target)
-    if not family.one_text and (flag := first_given(args, *filter(args.__contains__, FOR_ONE_TEXT))):
-        raise UsageProblem(
-            f"{flag} does not know {family.plural}, and {loading.short_name(args.target)} is one; leave it out, or "
-            "choose another --target"
-        )
     for prompt in texts:
         family.configured_room(config).check(prompt.ids.shape[1], args.max_new_tokens)
     return setup_from(args, temperature, tokenizer), texts

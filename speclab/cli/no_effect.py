@@ -23,7 +23,7 @@ def notes(args: argparse.Namespace, temperatures: Sequence[float], device: torch
     temperatures: all of the run, since a flag that has an effect at one of them has an effect.
     args.typed_limit: --limit as it was typed, None where it was not. device: where the target runs.
     """
-    given = argparse.Namespace(**dict.fromkeys(("rule", "trace_shapes"), "") | vars(args))
+    given = argparse.Namespace(**{"rule": ""} | vars(args))
     greedy, on_cpu = not any(temperatures), device.type == "cpu" or given.device_map is not None
     found = {
         GREEDY: {
@@ -38,10 +38,6 @@ def notes(args: argparse.Namespace, temperatures: Sequence[float], device: torch
             "--limit": given.typed_limit is not None and bool(given.prompt or given.prompts),
         },
         f"the models run on {device.type}": {"--threads": given.threads is not None and not on_cpu},
-        "--trace-shapes decodes nothing": {
-            f"--{name.replace('_', '-')}": given.trace_shapes and bool(getattr(given, name))
-            for name in ("trace", "stream", "verbose", "ignore_eos")
-        },
     }
     idle = {why: [flag for flag, is_idle in flags.items() if is_idle] for why, flags in found.items()}
     return [f"{_listed(flags)} no effect: {why}" for why, flags in idle.items() if flags]

@@ -12,15 +12,12 @@ from typing import TextIO
 
 from speclab.cli.flags import check_file
 from speclab.cli.parsing import DASH
-from speclab.lab.tracing.trace import Trace
 from speclab.models.prompts import Prompt
-from speclab.present import html_report, trace_page
-from speclab.present.trace_terminal import terminal
 from speclab.records.files import to_json
 from speclab.records.runs import LabRun
 from speclab.system.errors import UsageProblem
 from speclab.system.files import check_writable, prepare_folder, shown, write_whole
-from speclab.system.terminal import harmless, note, wants_colour
+from speclab.system.terminal import harmless
 
 NEW_TEXT = f"--- new text {'-' * 54}"  # the line between a prompt and what the target makes of it
 
@@ -49,7 +46,7 @@ def prompt_heading(prompt: Prompt) -> str:
 class Output:
     """Where a run that makes a record writes.
 
-    args: with out_dir and json, and where a command has them profile, trace and report.
+    args: with out_dir and json.
     name: what the names of this run's files begin with; each kind of run has files of its own.
     """
 
@@ -74,8 +71,8 @@ class Output:
         prepare_folder(self.plots, "--out-dir")
         check_file(args.json, "--json")
         taken: dict[str, str] = {}
-        flags = {f"--{name}": getattr(args, name, None) for name in ("json", "profile", "trace", "report")}
-        for name, path in {"the record": self.result(".json"), "the page": self.result(".md"), **flags}.items():
+        files = {"the record": self.result(".json"), "the page": self.result(".md"), "--json": args.json}
+        for name, path in files.items():
             if path in (None, DASH):
                 continue
             other = taken.setdefault(os.path.realpath(path), name)
@@ -95,18 +92,3 @@ class Output:
     def redirected(self) -> contextlib.redirect_stdout:
         """While this is open, text goes to standard output, or to standard error if the record goes there alone."""
         return contextlib.redirect_stdout(sys.stderr if self.args.json == DASH else sys.stdout)
-
-
-def write_report(page: View, pictures: list[Path], trace: Trace, path: Path) -> None:
-    """A comparison's page with its pictures and a decoding as one HTML file, whole or not at all."""
-    write_whole(path, html_report.page(page(), pictures, trace))
-    note(f"wrote {shown(path)}; open it in a browser")
-
-
-def write_trace(trace: Trace, path: Path) -> None:
-    """To the file, whole or not at all, or to the terminal."""
-    if path == DASH:
-        print(terminal(trace, wants_colour(sys.stdout)), end="")
-        return
-    write_whole(path, trace_page.page(trace))
-    note(f"wrote {shown(path)}; open it in a browser")

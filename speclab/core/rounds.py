@@ -51,6 +51,7 @@ class Draft:
     probs: Tensor | None = None  # (batch, n, vocab) what each token was drawn from; None = one-hot
     certain: Tensor | None = None  # (batch,) bool: rows whose `probs` are one-hot, beside rows that were drawn
     faults: Tensor | None = None  # (batch,) NOT_FINITE where the logits were not finite, else 0; None: no logits
+    parents: Tensor | None = None  # (batch, n) the number of the token that each follows; None: the one before it
 
     def verified_by(self, target: "Target", last_tokens: Tensor) -> Tensor:
         """Let the target read the last committed token of each row, (batch,), and these tokens, in one pass.
@@ -157,7 +158,7 @@ class Round(NamedTuple):
     prefill: bool = False  # the first token: it comes from the pass over the prompt
     finish: str | None = None  # "eos" or "length" in the last round
     seconds: dict[str, float] | None = None  # by phase; an instrument fills it in (speclab/lab/instruments.py)
-    detail: object = None  # the numbers that the accept rule used; the same (speclab/lab/tracing/follow.py)
+    detail: object = None  # the numbers that the accept rule used; the same
     n_after_eos: int = 0  # ids that were generated after an end token and dropped
     text: str = ""  # what `tokens` add to the text; speclab/models/prompts.py fills it in
     n_replays: int = 0  # further target passes that its roll-back took; an instrument fills it in

@@ -1,6 +1,5 @@
 """Pages are lists of blocks: headings, lines, paragraphs and tables. One function shows them, here or in Markdown."""
 
-import html
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -72,21 +71,6 @@ def _line(text: str) -> str:
 
 def _cell(text: str) -> str:
     return escaped(text) if isinstance(text, Markdown) else escaped(text).replace("|", r"\|")
-
-
-def unescaped(markdown: str) -> str:
-    """The text that `escaped` was given."""
-    parts = re.split(r"\\([\\`*\[\]$_|~#>+.)-])", markdown)  # every second one was escaped by a backslash
-    return "".join(
-        part if i % 2 else re.sub("&(amp|lt);", lambda found: html.unescape(found[0]), part)
-        for i, part in enumerate(parts)
-    )
-
-
-def cells_of(line: str) -> list[str]:
-    """The texts in one line of a Markdown table."""
-    cells = re.findall(r"((?:[^|\\]|\\.)*)\|", line.strip().removeprefix("|"))
-    return [unescaped(cell) for cell in cells]
 
 
 def show(blocks: Iterable[Block], markdown: bool = False) -> str:

@@ -37,7 +37,6 @@ def without_times(out: str) -> list[str]:
         ("speculative", "--draft ngram", [*SEED, "--rule", "renamed"], {"--seed", "--rule"}),
         ("speculative", "--draft dial:0.5:free --seed 7", ["--top-k", "3"], {"--top-k"}),
         ("speculative", "--draft ngram --temperature 0.8 --rule renamed --seed 7", [], set()),
-        ("speculative", "--draft ngram --trace-shapes", ["--stream", "--ignore-eos"], {"--stream", "--ignore-eos"}),
         ("compare", "--draft ngram -k 1 --temperature 0 --no-padded", FILTERS, {"--top-k", "--top-p"}),
     ],
 )

@@ -52,12 +52,6 @@ def test_a_comparison_sets_it_beside_the_best_fixed_length(pair_folder, tmp_path
     assert "≤ 8" in page
 
 
-def test_what_wants_fixed_lengths_refuses_it(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert compare.main(["-k", "2,auto", "--profile", "p.json"]) == 2
-    assert "-k auto belongs to a comparison" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("script", [compare, optimized_speculative])
 def test_a_dial_is_refused(script, pair_folder, capsys):
     words = ["--target", str(pair_folder / "target"), "--prompt", "x", "--draft", "dial:0.8:free", "-k", "auto"]

@@ -54,13 +54,6 @@ def test_greedy_decoding_is_refused(words, capsys):
         assert "give --temperature above 0" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [("--trace", "-"), ("--report", "a.html")])
-@pytest.mark.parametrize("rule", ["credulous", "renamed"])
-def test_what_knows_the_token_rule_only_is_refused(words, rule, capsys):
-    assert compare.main(["--rule", rule, "--temperature", "0.8", *words]) == 2
-    assert f"--rule {rule}" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("words", [("--draft", "tree:2x2:model"), ("--draft", "merge:suffix+model")])
 def test_trees_refuse_a_rule_for_chains(words, capsys):
     assert optimized_speculative.main(["--rule", "renamed", *words]) == 2

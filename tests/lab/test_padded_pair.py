@@ -123,3 +123,9 @@ def test_models_that_cannot_be_loaded_leave_the_first_size(run, monkeypatch, tmp
         raise EnvironmentProblem("it needs 99 GB")
 
     monkeypatch.setattr(padded_pair, "second_config", no_memory)
+    code, _, err = run("--draft", "ngram")
+    record = read(tmp_path / "results" / "local.json", ComparisonRun)
+    assert code == 0
+    assert "it needs 99 GB" in err
+    assert record.rows
+    assert not record.interrupted

@@ -73,7 +73,7 @@ def takes_an_end_for_a_panic() -> None:
     errors.is_panic = lambda error: not isinstance(error, (Exception, KeyboardInterrupt, SystemExit, GeneratorExit))
 
 
-@mutant(44, "a_page_reads_back_every_text_of_a_cell_a_line_and_a_heading", file="present/test_html_report")
+@mutant(44, "nothing_of_a_name_is_markup_in_markdown", file="present/test_markdown")
 def leaves_a_bar_in_a_cell() -> None:
     """writes a name with a bar into a table, which gets one cell more"""
     tables._cell = tables.escaped

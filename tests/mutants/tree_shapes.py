@@ -1,9 +1,8 @@
-"""Bugs in drafts that choose their tree, or make one of several drafts, and in the picture of a tree."""
+"""Bugs in drafts that choose their tree, or make one of several drafts."""
 
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import Draft
@@ -12,8 +11,6 @@ from speclab.drafts.trees import merged
 from speclab.drafts.trees.best import BestTreeDrafter
 from speclab.drafts.trees.draft import TreeDraft
 from speclab.drafts.trees.merged import MergedDrafter
-from speclab.lab.tracing import branches
-from speclab.lab.tracing.branches import Tried
 from tests.mutants.bugs import mutant
 
 TREE, MERGED = "drafts/test_tree", "drafts/test_merged_trees"
@@ -74,19 +71,3 @@ def merges_equal_tokens_of_one_depth() -> None:
         return TreeDraft(ids, size, parents=torch.tensor([parents], device=device))
 
     merged.merged = by_depth
-
-
-@mutant(15, "what_is_left_for_a_child", "every_outcome_can_be_recomputed", file="present/test_tree_trace")
-def shows_the_targets_own_row() -> None:
-    """shows every child beside the target's own probability, whatever was rejected before it"""
-    right = branches.walked
-
-    def walked(draft: Draft, target_probs: Tensor, kept: list[int]) -> list[Tried]:
-        tried = right(draft, target_probs, kept)
-        rows = [draft.parents[0, one.node] + 1 for one in tried]
-        return [
-            Tried(one.node, target_probs[row, draft.tokens[0, one.node]].item())
-            for one, row in zip(tried, rows, strict=True)
-        ]
-
-    branches.walked = walked

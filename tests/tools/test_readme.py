@@ -134,13 +134,16 @@ def _typed(text: str) -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def help_of():
-    """Script or module -> the text of its --help."""
+    """Script or module, and a subcommand of a package -> the text of its --help."""
 
     @functools.cache
-    def asked(name: str) -> str:
+    def asked(name: str, *words: str) -> str:
+        module = importlib.import_module(name)
+        if hasattr(module, "__path__"):
+            module = importlib.import_module(f"{name}.__main__")
         out = io.StringIO()
         with contextlib.redirect_stdout(out), pytest.raises(SystemExit) as end:
-            importlib.import_module(name).main(["--help"])
+            module.main([*words, "--help"])
         assert end.value.code == 0
         return out.getvalue()
 
@@ -158,7 +161,8 @@ def test_every_command_of_the_readme_has_its_script_and_flags(help_of):
         elif words[0] == "python":
             name, rest = (words[2], words[3:]) if words[1] == "-m" else (words[1].removesuffix(".py"), words[2:])
             flags = [word for word in rest if word.startswith("-")]
-            assert [flag for flag in flags if not re.search(rf"{flag}\b", help_of(name))] == [], words
+            sub = [word for word in rest[:1] if word.isidentifier()]
+            assert [flag for flag in flags if not re.search(rf"{flag}\b", help_of(name, *sub))] == [], words
 
 
 def test_every_path_in_contributing_exists():

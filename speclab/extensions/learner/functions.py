@@ -57,6 +57,8 @@ ROLES = {
     11: "what a feature draft reads",
     12: "the walk along a block",
 }
+# The field of LoopFunctions that an exercise changes, beside those that `adapt` changes; 10 is another rule.
+FIELDS = {1: "shapes", 2: "accept", 3: "keeps", 4: "accept", 8: "decode", 10: "rule"}
 WHOLE_LOOP = 8  # takes the place of all others
 BLOCK_RULE = 10  # takes the place of exercise 4
 BY_NUMBER = {WHOLE_LOOP, BLOCK_RULE}  # only where they are asked for

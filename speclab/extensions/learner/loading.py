@@ -15,22 +15,16 @@ from speclab.system.errors import Problem, UsageProblem
 from speclab.system.terminal import note
 
 
-def of_decoding(
-    temperature: float, draft: str, trace: bool = False, trace_shapes: bool = False, auto: bool = False
-) -> set[int]:
+def of_decoding(temperature: float, draft: str, auto: bool = False) -> set[int]:
     """What one speculative decoding can use. auto: with -k auto."""
-    if trace_shapes:
-        return {1}
     steps = not draft.startswith(("ngram", "suffix", "block", "dial"))  # drafts that work token by token
-    usable = (
-        {3}
+    return (
+        {3, WHOLE_LOOP}
         | ({6} if not auto else {9} if steps else set())
         | of_temperature(temperature)
         | ({7} if draft == "ngram" else set())
         | of_heads([draft], auto)
     )
-    # A page shows the tests of the token rule, and the phases of the lab's own loop.
-    return usable - {BLOCK_RULE} if trace else usable | {WHOLE_LOOP}
 
 
 def of_comparison(temperatures: Iterable[float], drafts: Iterable[str]) -> set[int]:

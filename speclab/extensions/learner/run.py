@@ -8,6 +8,7 @@
     python check.py 9 --run optimized_speculative.py -k auto    # exercise 9 decides when a draft stops
     python check.py 12 --run compare.py --draft block           # exercise 12 draws the tokens of a block
     python check.py --impl solutions --run compare.py           # the same with the solutions
+    python check.py 2 --run NAME                                # a command of an extension that takes functions
 
 The script's own words are read here first: they say which exercises can take part. Its main() gets the functions.
 """
@@ -24,7 +25,8 @@ from optimized_speculative import speculative_decode
 from speclab.cli import compare_flags, decoding, parsing
 from speclab.drafts import registry
 from speclab.extensions.learner import loading, predictions
-from speclab.extensions.learner.functions import BLOCK_RULE, WHOLE_LOOP, learner_functions
+from speclab.extensions.learner.functions import BLOCK_RULE, FIELDS, WHOLE_LOOP, learner_functions
+from speclab.system import extensions
 from speclab.system.errors import UsageProblem
 from speclab.system.terminal import note, say
 
@@ -47,9 +49,9 @@ def run(package: str, numbers: list[int], words: list[str]) -> int:
     where the script is asked for what a learner's functions have no part in; and what loading.load raises.
     """
     name = Path(words[0]).name if words else ""
-    if name not in SCRIPTS:
+    script = _command(name) if name not in SCRIPTS else importlib.import_module(name.removesuffix(".py"))
+    if script is None:
         raise UsageProblem(f"--run {' '.join(words)}: give one of the lab's scripts, {', '.join(SCRIPTS)}")
-    script: Any = importlib.import_module(name.removesuffix(".py"))
     args, usable = _read(name, script, words[1:])
     chosen = loading.load(package, numbers, usable)
     _check_rule(args, chosen)
@@ -62,13 +64,27 @@ def run(package: str, numbers: list[int], words: list[str]) -> int:
     for run, measured in seen:
         show: Callable[[str], None] = note if args.json == parsing.DASH else say
         predictions.show(chosen.modules, run, measured, show)
-    if name == SPECULATIVE and args.temperature > 0 and not code and 1 not in chosen.modules:
+    if name == SPECULATIVE and args.temperature > 0 and not code:
         print(NOT_JUDGED)
     return code
 
 
+def _command(name: str) -> Any:
+    """The module of an extension's command that takes functions: it can `parse` its words. None for any other name."""
+    extensions.load()
+    if name not in extensions.COMMANDS:
+        return None
+    module = importlib.import_module(f"{extensions.PACKAGE}.{name}.__main__")
+    return module if hasattr(module, "parse") else None
+
+
 def _read(name: str, script: Any, words: list[str]) -> tuple[argparse.Namespace, set[int]]:
     """The script's flags, and which exercises can take part in such a run."""
+    if name not in SCRIPTS:
+        args = script.parse(words)
+        _check_chains([args.choice])
+        usable = {1} | loading.of_decoding(args.temperature, args.draft, args.draft_length == parsing.AUTO)
+        return args, {number for number in usable if FIELDS.get(number, "adapt") in args.uses}
     if name == COMPARISON:
         args = compare_flags.make_parser(script.__doc__).parse_args(words)
         args.typed_draft = args.draft
@@ -82,7 +98,7 @@ def _read(name: str, script: Any, words: list[str]) -> tuple[argparse.Namespace,
         return args, {0}
     _check_chains([args.choice])
     auto = args.draft_length == parsing.AUTO
-    return args, loading.of_decoding(args.temperature, args.draft, bool(args.trace), args.trace_shapes, auto)
+    return args, loading.of_decoding(args.temperature, args.draft, auto)
 
 
 def _drafts(args: argparse.Namespace) -> list[str]:

@@ -9,10 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from speclab.core.rounds import AcceptResult
+from speclab.core.rounds import AcceptResult, Draft
 from speclab.core.sampling import Sampling
-from speclab.drafts.trees.draft import TreeDraft
-from speclab.lab.tracing.trace import Position
+from speclab.extensions.trace.trace import Position
 
 
 class Tried(NamedTuple):
@@ -22,11 +21,12 @@ class Tried(NamedTuple):
     target_prob: float
 
 
-def walked(draft: TreeDraft, target_probs: Tensor, kept: list[int]) -> list[Tried]:
+def walked(draft: Draft, target_probs: Tensor, kept: list[int]) -> list[Tried]:
     """The tokens that multi-step speculative sampling tests, in order, on its way along `kept`; of one row.
 
-    target_probs: (n + 1, vocab). See `accept_tree` in speclab/drafts/trees/accept.py.
+    draft: with `parents`. target_probs: (n + 1, vocab).
     """
+    assert draft.parents is not None
     tokens, parents = draft.tokens[0].tolist(), draft.parents[0].tolist()
     here, weights, mass, tried = -1, target_probs[0].double(), 1.0, []
     for node in range(int(draft.size[0])):
@@ -48,12 +48,13 @@ def walked(draft: TreeDraft, target_probs: Tensor, kept: list[int]) -> list[Trie
 
 
 def positions_of_tree(
-    draft: TreeDraft, logits: Tensor, sampling: Sampling, uniforms: Tensor, result: AcceptResult
+    draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, result: AcceptResult
 ) -> list[Position]:
     """Every drafted token of one row, the accepted branch first, then the next token. `parent` is a number in this
     order. What was not tested has the target's own probability. logits (1, n + 1, vocab) and uniforms are the rule's.
     """
     assert result.path is not None
+    assert draft.parents is not None
     n, end = draft.tokens.shape[1], int(result.n_accepted[0])
     kept, parents, tokens = result.path[0, :end].tolist(), draft.parents[0].tolist(), draft.tokens[0].tolist()
     order = kept + [node for node in range(n) if node not in kept]

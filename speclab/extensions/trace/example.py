@@ -1,6 +1,6 @@
 """Make the example of the trace page again, and its animation: docs/example-trace.html and docs/trace.svg.
 
-    python -m tools.example
+    python -m speclab.extensions.trace.example
 
 The lab's own pair decodes one prompt. No clock runs: rounds and baseline get the seconds that the calibrated costs of
 a committed record give them, so that both files come out the same wherever the tokens are the same.
@@ -19,19 +19,17 @@ from optimized_speculative import speculative_decode
 from speclab.cli import parsing
 from speclab.core.rounds import DecodeSettings
 from speclab.drafts import registry
+from speclab.extensions.trace import follow, trace_page, trace_svg
+from speclab.extensions.trace.trace import Event, Trace
 from speclab.lab.instruments import LoopFunctions
-from speclab.lab.tracing import follow
-from speclab.lab.tracing.trace import Event, Trace
 from speclab.models import loading, prompts
 from speclab.models.setup import load_setup
-from speclab.present import trace_page
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun
 from speclab.system.errors import reports_problems
 from speclab.system.files import do_all, write_whole
 from speclab.system.paths import ROOT
 from speclab.theory.costs import Costs
-from tools import trace_svg
 
 PAGE, ANIMATION = ROOT / "docs" / "example-trace.html", ROOT / "docs" / "trace.svg"
 RECORD = ROOT / "results" / "cpu-2-cores.json"
@@ -82,7 +80,7 @@ def example() -> Trace:
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     """The command.  -> exit code"""
-    parsing.make_parser(__doc__).parse_args(argv)
+    parsing.make_parser(__doc__ or "", "python -m speclab.extensions.trace.example").parse_args(argv)
     trace = example()
     pages = ((PAGE, trace_page.page(trace)), (ANIMATION, trace_svg.draw(trace)))
     return do_all([functools.partial(write_whole, path, text) for path, text in pages])

@@ -1,4 +1,4 @@
-"""`--trace FILE`: decode a prompt with both loops, and keep every round with its phases and the accept rule's numbers.
+"""Decodes a prompt with both loops, and keeps every round with its phases and the accept rule's numbers.
 
 The loops are arguments: this module imports none.
 """
@@ -15,10 +15,9 @@ from speclab.core.clock import old_objects_frozen
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import AcceptResult, DecodeSettings, Draft, Round, tokens_of
 from speclab.core.sampling import Sampling
-from speclab.drafts.trees.draft import TreeDraft
+from speclab.extensions.trace.branches import positions_of_tree
+from speclab.extensions.trace.trace import Position, Trace, trace
 from speclab.lab.instruments import Loop, LoopFunctions, with_phases
-from speclab.lab.tracing.branches import positions_of_tree
-from speclab.lab.tracing.trace import Position, Trace, trace
 from speclab.models import loading
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
@@ -111,7 +110,7 @@ def positions_of(
     draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, result: AcceptResult
 ) -> list[Position]:
     """Every drafted token of one row, then the next token. logits (1, n + 1, vocab) and uniforms are the rule's own."""
-    if isinstance(draft, TreeDraft):
+    if draft.parents is not None:
         return positions_of_tree(draft, logits, sampling, uniforms, result)
     n = draft.tokens.shape[1]
     ids = torch.cat([draft.tokens[0], result.next_token])  # (n + 1,)

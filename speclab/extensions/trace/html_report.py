@@ -1,16 +1,14 @@
-"""A comparison as one HTML file that needs no network: the answer, pictures, a decoding, and all tables.
-
-python compare.py --report report.html
-"""
+"""Makes one HTML page of a comparison's page in Markdown, its pictures, and a decoding. See report.py."""
 
 import base64
+import html
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from speclab.lab.tracing.trace import Trace
-from speclab.present import trace_page
-from speclab.present.tables import cells_of, unescaped
+from speclab.extensions.trace import trace_page
+from speclab.extensions.trace.trace import Trace
 
 CAPTIONS = {  # end of a picture's file name -> what it shows
     "speedup": "Speedup against the draft length, measured and predicted",
@@ -38,15 +36,16 @@ class Part(NamedTuple):
     grid: Grid | None = None
 
 
-def page(markdown: str, pictures: Sequence[Path], trace: Trace) -> str:
+def page(markdown: str, pictures: Sequence[Path], trace: Trace | None, target: str) -> str:
     """One HTML file.
 
     markdown: the run's page: where it comes from, the answer under its first heading, then everything else.
-    pictures: PNG files, which are put into the page.
+    pictures: PNG files, which are put into the page. trace: None: the page has no decoding. target: its name.
     """
     before, answer, rest = _sections(list(parsed(markdown)))
     shown = list(embedded(pictures))
-    return trace_page.render("report.html", trace, before=before, answer=answer, rest=rest, pictures=shown)
+    parts = {"before": before, "answer": answer, "rest": rest, "pictures": shown}
+    return trace_page.render("report.html", trace, target=target, **parts)
 
 
 def _sections(parts: list[Part]) -> tuple[list[Part], list[Part], list[Part]]:
@@ -86,3 +85,18 @@ def _grid(lines: list[str]) -> Grid:
     words = [i == 0 or any(cell.strip() and cell.endswith("  ") for cell in column) for i, column in enumerate(columns)]
     heads, _, *rows = ([cell.strip() for cell in line] for line in cells)
     return Grid(heads, rows, [*words, False].index(False))
+
+
+def unescaped(markdown: str) -> str:
+    """The text that `escaped` was given."""
+    parts = re.split(r"\\([\\`*\[\]$_|~#>+.)-])", markdown)  # every second one was escaped by a backslash
+    return "".join(
+        part if i % 2 else re.sub("&(amp|lt);", lambda found: html.unescape(found[0]), part)
+        for i, part in enumerate(parts)
+    )
+
+
+def cells_of(line: str) -> list[str]:
+    """The texts in one line of a Markdown table."""
+    cells = re.findall(r"((?:[^|\\]|\\.)*)\|", line.strip().removeprefix("|"))
+    return [unescaped(cell) for cell in cells]

@@ -1,13 +1,52 @@
-"""`--trace-shapes`: the shapes of one round as tables, and what exercise 1 says beside them.
+"""The shapes of the tensors of one round, with a cache and without one. Nothing is decoded after that round.
 
-python optimized_speculative.py --trace-shapes --prompt "def f(x):" -k 3
+python -m speclab.extensions.trace shapes
+python -m speclab.extensions.trace shapes --prompt "def f(x):" -k 3
 """
+
+import argparse
 
 from transformers import PreTrainedTokenizerBase
 
-from speclab.lab.tracing.shapes import MEANINGS, STEPS, RoundShapes, Shapes
+from speclab.cli import no_effect, parsing
+from speclab.extensions.trace import decoding, shapes
+from speclab.extensions.trace.shapes import MEANINGS, STEPS, RoundShapes, Shapes
+from speclab.lab.instruments import LoopFunctions
+from speclab.models import loading
 from speclab.models.pieces import added
 from speclab.present.tables import table
+from speclab.system.errors import UsageProblem
+from speclab.system.terminal import say
+
+
+def parse(words: list[str]) -> argparse.Namespace:
+    """The flags of the command."""
+    parser = parsing.make_parser(__doc__ or "", f"{decoding.PROG} shapes")
+    decoding.add_flags(parser, "", auto=False)
+    parser.set_defaults(uses=("shapes",))
+    return decoding.parse(parser, words)
+
+
+def run(args: argparse.Namespace, functions: LoopFunctions | None) -> int:
+    """The command.  -> exit code, 1 where `functions` say other shapes"""
+    if args.choice.branches:
+        raise UsageProblem(f"shapes knows chains only, and {args.draft} drafts trees; choose another --draft")
+    family, _ = loading.family_named(args.target)
+    if not family.one_text:
+        raise UsageProblem(
+            f"shapes does not know {family.plural}, and {loading.short_name(args.target)} is one; "
+            "choose another --target"
+        )
+    found = decoding.load(args, functions)
+    no_effect.note_flags(args, [args.temperature], found.setup.device)
+    ids = found.prompt.ids.to(found.setup.device)
+    round_ = shapes.first_round(found.setup.target, found.drafter, ids, found.draft_length, found.settings)
+    say(tables(round_, found.setup.tokenizer))
+    if found.functions.shapes is None:
+        return 0
+    text, all_right = beside(round_, *(found.functions.shapes(*sizes) for sizes in round_.sizes()))
+    say(f"\n{text}")
+    return int(not all_right)
 
 
 def tables(round_: RoundShapes, tokenizer: PreTrainedTokenizerBase) -> str:

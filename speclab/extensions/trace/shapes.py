@@ -3,7 +3,7 @@
 Nothing here is a formula. The model's own forward pass is watched: a hook sees what enters and leaves the embedding,
 and the function that every family hands its queries, keys and values to is wrapped while the pass runs. So a family
 with one fused projection (GPT-2, GPT-NeoX) is seen as well as one with three. Of a draft that reads the target's
-states, the steps of its head are watched, too. speclab/present/shapes.py prints it.
+states, the steps of its head are watched, too. shape_views.py prints it.
 """
 
 import contextlib
@@ -80,7 +80,8 @@ def first_round(
     """Prefill `prompt` (1, prompt length), draft once, and watch the pass that verifies the draft.
 
     It runs eagerly, whatever runs `target`: an exported pass cannot be watched.
-    Raises EnvironmentProblem for a model whose attention cannot be watched, and what check_prompt raises.
+    `drafter` drafts chains. Raises EnvironmentProblem for a model whose attention cannot be watched, and what
+    check_prompt raises.
     """
     check_prompt(target, prompt, draft_length + 1)
     eager, generator = CachedModel(target.model, target.vocab_size), settings.generator(target.device)
@@ -93,6 +94,7 @@ def first_round(
         head = getattr(drafter.parts[-1], "head", None)
         steps = stack.enter_context(watched_head(head)) if head is not None else []
         draft = drafter.propose(draft_length, uniforms((1, draft_length), generator, target.device))
+    assert draft.parents is None, "a chain is watched"
     ids = torch.cat([prompt, token[None], draft.tokens], dim=1)
     eager.prefill(prompt)  # a whole pass is watched, also where the draft has run a part of it
     with watched(target.model) as cached:

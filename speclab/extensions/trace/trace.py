@@ -1,6 +1,6 @@
 """One decoding as plain data: every token, where it came from, and the numbers that the accept rule used.
 
-`trace` reads the stream of rounds; speclab/present/trace_terminal.py and trace_page.py show it.
+`trace` reads the stream of rounds; trace_terminal.py and trace_page.py show it.
 """
 
 import itertools

@@ -1,17 +1,13 @@
-"""A decoding, round by round, as one HTML page that needs no network.
-
-python optimized_speculative.py --trace trace.html
-python compare.py --quick --trace trace.html
-"""
+"""Makes one HTML page of a decoding, round by round. The page needs no network."""
 
 import base64
 import hashlib
 from pathlib import Path
 from typing import Any
 
-from speclab.lab.tracing.trace import Event, Token, Trace
+from speclab.extensions.trace.trace import Event, Token, Trace
+from speclab.extensions.trace.trace_terminal import agreement, meanings, milliseconds, outcome, summary, times
 from speclab.present.run_lines import REJECTED_PLACES
-from speclab.present.trace_terminal import agreement, meanings, milliseconds, outcome, summary, times
 from speclab.system.terminal import harmless
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -24,8 +20,8 @@ def page(trace: Trace) -> str:
     return render("trace.html", trace)
 
 
-def render(template: str, trace: Trace, **more: Any) -> str:
-    """A page with this trace; `more` is what the template shows beside it. Every text is escaped."""
+def render(template: str, trace: Trace | None, **more: Any) -> str:
+    """A page with this trace, or with none; `more` is what the template shows beside it. Every text is escaped."""
     import jinja2  # here: decoding needs no templates
     import markupsafe
 
@@ -38,22 +34,29 @@ def render(template: str, trace: Trace, **more: Any) -> str:
     )
     environment.filters.update(visible=visible, harmless=harmless, ms=lambda s: f"{1000 * s:.2f}")
     style, script = ((TEMPLATES / f"trace.{kind}").read_text("utf-8") for kind in ("css", "js"))
-    head, tail = split_prompt(trace.prompt)
     return environment.get_template(template).render(
         trace=trace,
-        settings=trace.settings,
         rejected_places=REJECTED_PLACES,
-        lines=[summary(trace), f"{times(trace)} {agreement(trace)}"],
-        head=head,
-        tail=tail,
         style=markupsafe.Markup(style),
         script=markupsafe.Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        data=_page_data(trace),
         signs=SIGNS,
-        meanings=meanings(trace),
+        **({} if trace is None else _shown(trace)),
         **more,
     )
+
+
+def _shown(trace: Trace) -> dict[str, Any]:
+    """What the template shows of a trace."""
+    head, tail = split_prompt(trace.prompt)
+    return {
+        "settings": trace.settings,
+        "lines": [summary(trace), f"{times(trace)} {agreement(trace)}"],
+        "head": head,
+        "tail": tail,
+        "data": _page_data(trace),
+        "meanings": meanings(trace),
+    }
 
 
 def visible(text: str) -> str:

@@ -1,12 +1,9 @@
-"""A decoding, round by round, as lines for the terminal; and the lines that its page shows too.
-
-python optimized_speculative.py --trace -
-"""
+"""Makes lines for the terminal of a decoding, round by round; the page shows some of these lines, too."""
 
 import json
 import sys
 
-from speclab.lab.tracing.trace import Token, Trace
+from speclab.extensions.trace.trace import Token, Trace
 from speclab.present.run_lines import REJECTED_PLACES
 from speclab.system.terminal import harmless
 

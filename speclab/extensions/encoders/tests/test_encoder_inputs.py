@@ -13,7 +13,6 @@ from tests.cli.test_bad_inputs import check_row
 UNKNOWN = "{} does not know encoder-decoder models, and {} is one"
 ROWS = [
     Row(f"{B} --prompt x --target no-start", 3, ("t5 is an encoder-decoder", "names no decoder_start_token_id")),
-    Row(f"{S} --target encoder-decoder --draft ngram --trace-shapes", 2, ("--trace-shapes does not know",)),
     *(
         Row(f"{S} --target encoder-decoder --draft {kind}", 2, (UNKNOWN.format(f"--draft {name}", "t5"),))
         for kind, name in {

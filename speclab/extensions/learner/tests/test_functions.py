@@ -1,6 +1,7 @@
 """`check.py --run`: a reader's own functions in the loop. Right ones change nothing, wrong ones are never timed in
 silence."""
 
+import argparse
 import copy
 import importlib
 import json
@@ -28,6 +29,7 @@ from optimized_speculative import speculative_decode
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Round
 from speclab.core.sampling import Sampling
+from speclab.drafts import registry
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
@@ -44,7 +46,7 @@ from speclab.models.cached import CachedModel
 from speclab.present.explanations import usual_context
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun
-from speclab.system import paths
+from speclab.system import extensions, paths
 from speclab.system.errors import Problem, UsageProblem
 from speclab.theory.costs import Costs
 from tests.decoding import plain_text
@@ -612,8 +614,6 @@ def test_every_script_asks_for_what_it_can_use(monkeypatch, tmp_path):
     """The rule of a run: greedy or sampled, n-grams or not."""
     assert loading.of_decoding(0.0, "model") == {2, 3, 6, 8}
     assert loading.of_decoding(0.7, "ngram") == {3, 4, 6, 7, 8, 10}
-    assert loading.of_decoding(0.7, "model", trace=True) == {3, 4, 6}
-    assert loading.of_decoding(0.0, "model", trace_shapes=True) == {1}
     assert loading.of_decoding(0.0, "model", auto=True) == {2, 3, 8, 9}
     assert loading.of_decoding(0.0, "feature") == {2, 3, 6, 8, 11}
     assert loading.of_decoding(0.0, "feature", auto=True) == {2, 3, 8, 9}
@@ -629,13 +629,13 @@ def test_every_script_asks_for_what_it_can_use(monkeypatch, tmp_path):
     monkeypatch.setattr(loading, "load", load)
     assert check.main(["--run", "compare.py", "--temperature", "0.8", "--draft", "ngram,model"]) == 1
     assert check.main(["--run", "compare.py", "--temperature", "0"]) == 1
-    words = ["--temperature", "0.7", "--trace", str(tmp_path / "x.html")]
+    words = ["--temperature", "0.7"]
     assert check.main(["--impl", "solutions", "4", "--run", "optimized_speculative.py", *words]) == 1
     assert check.main(["0", "--run", "some/where/baseline_autoregressive.py", "--stream"]) == 1
     assert calls == [
         ("exercises", [], {3, 4, 5, 6, 7, 10}),
         ("exercises", [], {2, 3, 5, 6, 7}),
-        ("solutions", [4], {3, 4, 6}),
+        ("solutions", [4], {3, 4, 6, 8, 10}),
         ("exercises", [0], {0}),
     ]
 
@@ -701,14 +701,26 @@ def test_optimized_speculative_says_once_that_sampled_text_needs_more(script, pa
     assert out.count(run.NOT_JUDGED) == 1
 
 
-@pytest.mark.parametrize("wrong", [False, True])
-def test_the_shapes_of_exercise_one_stand_beside_the_real_ones(script, pair_folder, wrong):
-    words = ["--draft", str(pair_folder / "draft"), "--prompt", "x", "--trace-shapes"]
-    right = solution(1).shapes
-    modules = written(1, shapes=lambda *sizes: right(*sizes) | ({"ids": (99,)} if wrong else {}))
-    code, out, _ = script("optimized_speculative.py", modules, *words)
-    assert code == int(wrong)
-    assert ("(99,)" in out) == wrong
+def test_a_command_of_an_extension_gets_the_functions_that_it_uses(monkeypatch):
+    """It says which words it was given, and which parts of a loop it can show."""
+
+    def parse(words):
+        choice = registry.read("ngram")
+        return argparse.Namespace(draft="ngram", choice=choice, temperature=0.0, draft_length=2, uses=words)
+
+    got = []
+    command = SimpleNamespace(parse=parse, main=lambda words, functions: got.append((words, functions)) or 5)
+    monkeypatch.setitem(extensions.COMMANDS, "looking", "looks")
+    monkeypatch.setitem(sys.modules, "speclab.extensions.looking.__main__", command)
+    usable = []
+    monkeypatch.setattr(
+        loading, "load", lambda *given: usable.append(given[-1]) or loading.Chosen({1: solution(1)}, {})
+    )
+    assert check.main(["1", "--run", "looking", "shapes"]) == 5
+    assert check.main(["1", "--run", "looking", "accept", "keeps", "adapt"]) == 5
+    assert usable == [{1}, {2, 3, 6, 7}]
+    assert [words for words, _ in got] == [["shapes"], ["accept", "keeps", "adapt"]]
+    assert all(functions.shapes is not None for _, functions in got)
 
 
 def test_the_baseline_is_rated_by_exercise_zero(script):

@@ -5,13 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from speclab.extensions.trace import example, trace_page, trace_svg
+from speclab.extensions.trace.tests.trace_streams import scripted, with_texts
 from speclab.models import loading
-from speclab.present import trace_page
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun
 from speclab.theory.costs import Costs
-from tests.present.trace_streams import scripted, with_texts
-from tools import example, trace_svg
 
 NASTY = "</text><script>alert(1)</script>&\"'<image href='https://example.org/x'/>"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -82,8 +81,8 @@ def test_the_committed_files_are_small_and_of_todays_templates():
     assert max(len(page.encode()), len(picture.encode())) < MOST
     for kind in ("css", "js"):
         current = (trace_page.TEMPLATES / f"trace.{kind}").read_text("utf-8")
-        assert current in page, "run python -m tools.example"
-    assert trace_svg.STYLE in picture, "run python -m tools.example"
+        assert current in page, "run python -m speclab.extensions.trace.example"
+    assert trace_svg.STYLE in picture, "run python -m speclab.extensions.trace.example"
     ElementTree.fromstring(picture)
     assert "http" not in picture.replace("http://www.w3.org/2000/svg", "")
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from speclab.extensions.trace import html_report
+from speclab.extensions.trace.tests.trace_streams import scripted, with_texts
 from speclab.models import loading
-from speclab.present import first_screen, html_report, tables
+from speclab.present import first_screen, tables
 from speclab.present.pictures import figures, plots
 from tests.present.test_report import make_run
-from tests.present.trace_streams import scripted, with_texts
 
 NASTY = "<script>alert(1)</script><img src=x onerror=alert(1)> ]]> </table> & \"'"
-ODD = "$\\frac{$ a|b\\|c `t` *s* _u_ [l](http://x) &amp; &lt; <br> \\"
 VOID = {"meta", "link", "img", "input"}
 
 
@@ -64,7 +64,7 @@ def made(tokenizer, tmp_path_factory):
     figures.plt.close("all")
     found = scripted(tokenizer, "def f(x):", 60, temperature=0.0)
     markdown = first_screen.page(run, "x")
-    return markdown, pictures, found, html_report.page(markdown, pictures, found)
+    return markdown, pictures, found, html_report.page(markdown, pictures, found, "a/target")
 
 
 def test_the_answer_stands_first_and_open(made):
@@ -111,7 +111,7 @@ def test_columns_of_words_are_aligned_left():
 
 
 def test_a_page_without_headings_or_tables_is_no_fault(made):
-    text = html_report.page("Nothing was measured.\n", [], made[2])
+    text = html_report.page("Nothing was measured.\n", [], made[2], "x")
     assert "Nothing was measured." in text
 
 
@@ -143,7 +143,7 @@ def test_nothing_of_a_name_or_a_prompt_becomes_markup(made, tokenizer):
         correctness=[entry | {"arm": NASTY} for entry in bad.correctness],
         settings=bad.settings | {"target": NASTY},
     )
-    text, expected = (html_report.page(first_screen.page(run, NASTY), [], found) for run in (bad, clean))
+    text, expected = (html_report.page(first_screen.page(run, NASTY), [], found, NASTY) for run in (bad, clean))
     page, expected = Page(text), Page(expected)
     for tag in ("script", "table", "tr", "h1", "h2", "details", "section"):
         assert page.count(tag) == expected.count(tag)
@@ -172,28 +172,3 @@ def test_a_page_reads_back_every_text_of_a_cell_a_line_and_a_heading(text):
     heading, paragraph, items, table = html_report.parsed(tables.show(blocks, markdown=True))
     assert (heading.text, paragraph.text, items.items) == (text, text, [text])
     assert table.grid.rows == [[text, "1"]]
-
-
-def test_nothing_of_a_name_is_markup_in_markdown():
-    text = tables.show(
-        [tables.Lines([ODD]), tables.Table([ODD], {"x": lambda row: row, "y": lambda row: "1"})], markdown=True
-    )
-    line, *_, row = text.strip().splitlines()
-    for escaped in (line, row):
-        assert not re.search(r"(?<!\\)(\\\\)*([`\[$]|(?<!\w)[*_](?=\w))|<[a-z]|&(?!amp;|lt;)\w+;", escaped)
-    assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) == 3, "two cells"
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["# x", "> x", ">x", "- x", "+ x", "* x", "1. x", "12) x", "---", "- - -", "* * *", "_ _ _", "~~~", "#", "-"],
-)
-def test_nothing_at_the_start_of_a_line_is_markup(text):
-    first = tables.show([text], markdown=True)
-    (item,) = tables.show([tables.Lines([text])], markdown=True).splitlines()
-    for line in (first, item.removeprefix("- ")):
-        assert re.match(r"\d*\\", line)
-
-
-def test_what_is_struck_out_is_not():
-    assert tables.escaped("~~x~~ ~y") == r"\~~x\~~ ~y"

@@ -6,15 +6,12 @@ import io
 import itertools
 import json
 import platform
-import re
 import socket
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-import compare
-import optimized_speculative
 from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter, NgramDrafter
 from optimized_speculative import speculative_decode
@@ -24,16 +21,15 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Round
 from speclab.core.sampling import Sampling
 from speclab.drafts.oracle import FreeOracleDrafter
+from speclab.extensions.trace import follow, trace, trace_page, trace_terminal
+from speclab.extensions.trace.tests.trace_streams import clock, count_all, rounds, scripted, settings, with_texts
+from speclab.extensions.trace.trace import Position
 from speclab.lab.instruments import LoopFunctions, with_phases
-from speclab.lab.tracing import follow, trace
-from speclab.lab.tracing.trace import Position
-from speclab.models import loading, prompts
+from speclab.models import loading
 from speclab.models.cached import CachedModel
 from speclab.models.pieces import pieces
-from speclab.present import trace_page, trace_terminal
 from speclab.system import terminal
 from speclab.system.paths import ROOT
-from tests.present.trace_streams import clock, count_all, rounds, scripted, settings, with_texts
 from tests.tiny_models import perturbed, tiny
 
 NASTY = 'a <script>alert(1)</script> <!-- & "x" </pre> {{ 7 * 7 }} \u202e\x1b[31m'
@@ -395,89 +391,6 @@ def test_long_prompts_are_folded():
     assert trace_page.split_prompt("short\nprompt") == ("", "short\nprompt")
     head, tail = trace_page.split_prompt("x" * 1000)
     assert (len(head), len(tail)) == (680, 320)
-
-
-# --- the commands ---
-
-
-@pytest.fixture
-def run(pair_folder, capsys, monkeypatch):
-    """optimized_speculative.py on the tiny pair; returns (exit code, stdout, stderr)."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-    def call(*words):
-        models = ["--target", str(pair_folder / "target"), "--draft", str(pair_folder / "draft")]
-        size = ["--threads", "1", "--engine", "eager", "--max-new-tokens", "24", "--ignore-eos"]
-        return (optimized_speculative.main([*models, *size, "--prompt", "def f(x):", *words]), *capsys.readouterr())
-
-    return call
-
-
-@pytest.mark.parametrize(
-    "words", [[], ["--temperature", "0.8"], ["--draft", "ngram"], ["-k", "0"], ["--draft", "dial:0.7:free"]]
-)
-def test_trace_of_a_decoding_is_the_decoding(run, tmp_path, words):
-    """The counts that the page and the script print are the same: the trace decodes with the same dice."""
-    code, out, err = run(*words, "--trace", str(tmp_path / "new" / "t.html"))
-    assert code == 0
-    page = (tmp_path / "new" / "t.html").read_text("utf-8")
-    line = next(line for line in out.splitlines() if line.startswith("rounds "))
-    n_rounds, n_drafted, n_accepted = (int(part.split()[-1]) for part in line.split(", ")[:3])
-    assert f"{n_rounds} rounds, {n_drafted} drafted, {n_accepted} accepted" in page
-    assert "t.html" in err
-    assert str(tmp_path) not in page
-    if "--temperature" not in words:
-        assert "Both texts are the same" in page
-
-
-def test_trace_in_the_terminal(run):
-    code, out, _ = run("--trace", "-")
-    assert code == 0
-    assert "\x1b" not in out
-    assert "tokens per round" in out
-    assert "signs" in out
-
-
-@pytest.mark.parametrize(("place", "code"), [(".", 3), ("", 2), ("file/t.html", 3)])
-def test_a_bad_place_is_said_before_decoding(run, tmp_path, monkeypatch, place, code):
-    (tmp_path / "file").write_text("in the way")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(flags, "load", lambda *a: pytest.fail("loaded a model before looking at --trace"))
-    found, _, err = run("--trace", place)
-    assert found == code
-    lines = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1
-    assert "--trace" in lines[0]
-    assert [p.name for p in tmp_path.iterdir()] == ["file"]
-
-
-def test_trace_of_a_comparison(pair_folder, tmp_path, capsys, monkeypatch):
-    """First prompt, first draft, first length, first temperature."""
-    monkeypatch.setattr(prompts, "standard", lambda: [("code", "def f(x):"), ("prose", "return x")])
-    words = ["--target", str(pair_folder / "target"), "--draft", f"dial:0.5:free,ngram,{pair_folder / 'draft'}"]
-    words += ["--limit", "1", "--max-new-tokens", "24", "--threads", "1", "--engine", "eager", "--temperature", "0.8"]
-    page = tmp_path / "t.html"
-    assert compare.main([*words, "-k", "0,3,5", "--out-dir", str(tmp_path), "--trace", str(page)]) in (0, 2)
-    capsys.readouterr()
-    words[words.index("--temperature") + 1] = "0,0.8"
-    whole = tmp_path / "whole.html"
-    files = ["--out-dir", str(tmp_path), "--trace", str(page), "--report", str(whole)]
-    assert compare.main([*words, "-k", "0,3", *files]) == 0
-    assert whole.read_text("utf-8").count("data:image/png;base64,") == len(list((tmp_path / "plots").iterdir())) > 1
-    assert "<b>dial:0.5:free</b> drafts, up to 3 tokens" in whole.read_text("utf-8")
-    text = page.read_text("utf-8")
-    assert "<b>dial:0.5:free</b> drafts, up to 3 tokens" in text
-    assert "greedy, seed 0" in text
-    assert "def f(x):" in text
-
-
-def test_a_trace_of_lengths_that_choose_themselves_drafts(pair_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(prompts, "standard", lambda: [("code", "def f(x):")])
-    words = ["--target", str(pair_folder / "target"), "--draft", str(pair_folder / "draft"), "-k", "auto"]
-    words += ["--limit", "1", "--max-new-tokens", "24", "--threads", "1", "--engine", "eager", "--temperature", "0"]
-    page = tmp_path / "t.html"
-    assert compare.main([*words, "--out-dir", str(tmp_path), "--trace", str(page)]) == 0
-    assert re.search(r"auto</b> drafts, up to [1-9]", page.read_text("utf-8"))
 
 
 def test_a_dial_traces_what_it_was_told_to_replay(pair_folder):

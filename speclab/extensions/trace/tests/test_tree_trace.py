@@ -8,32 +8,26 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import optimized_speculative
-from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
 from speclab.core import clock as clock_module
-from speclab.core.rounds import DecodeSettings, Round
+from speclab.core.rounds import DecodeSettings, Draft, Round
 from speclab.core.sampling import Sampling
-from speclab.drafts.trees.best import BestTreeDrafter
-from speclab.drafts.trees.draft import TreeDraft
-from speclab.drafts.trees.fixed import TreeDrafter
+from speclab.drafts import registry
+from speclab.extensions.trace import follow, trace, trace_page, trace_terminal
+from speclab.extensions.trace.__main__ import main
+from speclab.extensions.trace.branches import walked
+from speclab.extensions.trace.tests.test_trace import NASTY, Tags
+from speclab.extensions.trace.tests.trace_streams import clock, settings, with_texts
+from speclab.extensions.trace.trace import Position
 from speclab.lab.instruments import LoopFunctions, with_phases
-from speclab.lab.tracing import follow, trace
-from speclab.lab.tracing.branches import walked
-from speclab.lab.tracing.trace import Position
 from speclab.models import loading
 from speclab.models.cached import CachedModel
-from speclab.present import run_lines, trace_page, trace_terminal
-from tests.present.test_trace import NASTY, Tags
-from tests.present.trace_streams import clock, settings, with_texts
+from speclab.present import run_lines
+from speclab.system.errors import UsageProblem
 from tests.tiny_models import perturbed, tiny
 
 PROMPT = torch.arange(1, 8)[None]
-TREES = {
-    "most probable": lambda drafter: TreeDrafter(drafter, (3, 2, 1)),
-    "drawn": lambda drafter: TreeDrafter(drafter, (3, 2, 1), sampled=True),
-    "best": BestTreeDrafter,
-}
+TREES = {"most probable": "tree:3x2x1:model", "drawn": "sampled-tree:3x2x1:model", "best": "tree:best:model"}
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +39,13 @@ def decoded(kind: str, temperature: float, looking=follow.detailed, noise: float
     """The target, the draft's model, and the rounds."""
     model = tiny("llama", dtype=torch.float64)
     other = perturbed(model, noise)
-    drafter = TREES[kind](ModelDrafter(CachedModel(other)))
+    setup = SimpleNamespace(
+        target=CachedModel(model), sampling=Sampling(temperature), load_draft=lambda name: CachedModel(other)
+    )
+    try:
+        drafter = registry.make(TREES[kind], setup)
+    except UsageProblem:
+        pytest.skip("no draft with branches is here")
     how = DecodeSettings(80, Sampling(temperature), frozenset(), 3)
     functions = LoopFunctions(speculative_decode)
     return model, other, list(looking(functions, CachedModel(model), drafter, PROMPT, 15, how))
@@ -80,7 +80,7 @@ def test_every_outcome_can_be_recomputed(kind, temperature):
 
 def test_what_is_left_for_a_child():
     """By hand: p = (1/2, 3/10, 1/5); after the one-hot token 1 is rejected 5/7 and 2/7 are left."""
-    draft = TreeDraft(torch.tensor([[1, 0, 2, 1]]), torch.tensor([4]), parents=torch.tensor([[-1, -1, 1, -1]]))
+    draft = Draft(torch.tensor([[1, 0, 2, 1]]), torch.tensor([4]), parents=torch.tensor([[-1, -1, 1, -1]]))
     rows = torch.tensor([[0.5, 0.3, 0.2], [0, 0, 1.0], [0.6, 0.3, 0.1], [1.0, 0, 0], [1.0, 0, 0]]).double()
     assert walked(draft, rows, [1]) == [(0, pytest.approx(0.3)), (1, pytest.approx(5 / 7)), (2, pytest.approx(0.1))]
     assert walked(draft, rows, []) == [(0, pytest.approx(0.3)), (1, pytest.approx(5 / 7)), (3, 0)]
@@ -221,13 +221,13 @@ def test_trace_of_a_decoding_with_trees(pair_folder, capsys, tmp_path, monkeypat
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     models = ["--target", str(pair_folder / "target"), "--draft", f"tree:{shape}:{pair_folder / 'draft'}"]
     words = ["--threads", "1", "--engine", "eager", "--max-new-tokens", "24", "--ignore-eos", "--prompt", "def f(x):"]
-    assert optimized_speculative.main([*models, *words, "--trace", "-"]) == 0
+    assert main([*models, *words]) == 0
     out = capsys.readouterr().out
     assert "tree   1  " in out
     assert "Both texts are the same" in out
     assert "against the rule" not in out
     assert "never tested" not in out.partition("signs")[0]
-    assert out.count(run_lines.REJECTED_PLACES) == 2, "under the numbers of the run, and of its picture"
+    assert out.count(run_lines.REJECTED_PLACES) == 1
     page = tmp_path / "t.html"
-    assert optimized_speculative.main([*models, *words, "--temperature", "0.8", "--trace", str(page)]) == 0
+    assert main([str(page), *models, *words, "--temperature", "0.8"]) == 0
     assert "against the rule" not in page.read_text("utf-8")

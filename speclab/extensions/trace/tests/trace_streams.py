@@ -4,8 +4,8 @@ import random
 from dataclasses import replace
 
 from speclab.core.rounds import Round
-from speclab.lab.tracing import trace
-from speclab.lab.tracing.trace import Position
+from speclab.extensions.trace import trace
+from speclab.extensions.trace.trace import Position
 
 
 def settings(temperature: float = 0.8, draft_length: int = 4) -> dict:

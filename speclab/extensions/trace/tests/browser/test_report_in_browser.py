@@ -2,11 +2,12 @@
 
 import pytest
 
-from speclab.present import first_screen, html_report
+from speclab.extensions.trace import html_report
+from speclab.extensions.trace.tests.browser.test_page_in_browser import CONTRAST, WIDTHS
+from speclab.extensions.trace.tests.trace_streams import scripted
+from speclab.present import first_screen
 from speclab.present.pictures import figures, plots
-from tests.browser.test_trace_page import CONTRAST, WIDTHS
 from tests.present.test_report import make_run
-from tests.present.trace_streams import scripted
 
 LONG = "models/somebody/" + "a-long-name-" * 6
 
@@ -17,7 +18,7 @@ def text(tokenizer, tmp_path_factory) -> str:
     pictures = [path for draw in plots.comparison(run, folder, "x") if (path := draw())]
     figures.plt.close("all")
     found = scripted(tokenizer, "def f(x):", 60)
-    return html_report.page(first_screen.page(run, "x"), pictures, found)
+    return html_report.page(first_screen.page(run, "x"), pictures, found, LONG)
 
 
 @pytest.mark.parametrize("width", WIDTHS)

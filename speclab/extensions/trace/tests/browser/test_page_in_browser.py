@@ -4,10 +4,9 @@ import re
 
 import pytest
 
-from speclab.lab.tracing import trace
-from speclab.present import trace_page, trace_terminal
+from speclab.extensions.trace import trace, trace_page, trace_terminal
+from speclab.extensions.trace.tests.trace_streams import clock, rounds, scripted, settings, with_texts
 from speclab.system import terminal
-from tests.present.trace_streams import clock, rounds, scripted, settings, with_texts
 
 PHONE, DESK = {"width": 360, "height": 740}, {"width": 1280, "height": 900}
 WIDTHS = (360, 768, 1366, 1440, 1920)

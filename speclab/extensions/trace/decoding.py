@@ -1,0 +1,97 @@
+"""The flags of one decoding, which the commands of this folder share, and what they load: models, a prompt, a draft."""
+
+import argparse
+from dataclasses import dataclass
+
+from optimized_speculative import speculative_decode
+from speclab.cli import flags, parsing
+from speclab.core.drafter import Drafter
+from speclab.core.rounds import DecodeSettings
+from speclab.drafts import registry
+from speclab.drafts.hybrid import auto_length
+from speclab.drafts.lengths import LONGEST
+from speclab.drafts.registry import check_prompts
+from speclab.lab.instruments import LoopFunctions
+from speclab.lab.round_costs import measure_costs
+from speclab.models.prompts import Prompt, describe_chat
+from speclab.models.setup import Setup
+from speclab.system.terminal import note
+
+PROG = "python -m speclab.extensions.trace"
+DRAFT_LENGTH = 4
+
+
+@dataclass
+class Loaded:
+    """One decoding, ready to begin."""
+
+    setup: Setup
+    drafter: Drafter
+    name: str  # of the draft, as tables and records have it
+    prompt: Prompt
+    draft_length: int  # with -k auto the longest
+    settings: DecodeSettings
+    functions: LoopFunctions
+    head: list[str]  # lines that say what runs, and on what
+
+
+def add_flags(parser: argparse.ArgumentParser, words: str, auto: bool = True) -> None:
+    """The flags of the models, the text and the draft.
+
+    words: what the command takes before its flags. auto: whether -k auto is known.
+    """
+    flags.add_shared_flags(parser)
+    group = flags.add_draft_flag(parser)
+    group.add_argument(
+        "-k",
+        "--draft-length",
+        type=parsing.length_or_auto if auto else parsing.at_least(0),
+        default=DRAFT_LENGTH,
+        help=f"tokens per draft{', or auto: chosen in every round' if auto else ''} (default: {DRAFT_LENGTH})",
+    )
+    parser.usage = " ".join(filter(None, [parser.prog, words, "[flags]"]))
+    parser.set_defaults(temperature=0.0, ignore_eos=False)
+
+
+def add_temperature_flag(parser: argparse.ArgumentParser) -> None:
+    """--temperature and --ignore-eos."""
+    group = parser.add_argument_group("decoding")
+    group.add_argument("--temperature", type=float, help="0 is greedy (default: 0)")
+    group.add_argument("--ignore-eos", action="store_true", help="go on to --max-new-tokens also after an end token")
+
+
+def parse(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
+    """The flags. `choice` is the draft."""
+    args = parser.parse_args(words)
+    args.choice = registry.read(args.draft)
+    return args
+
+
+def load(args: argparse.Namespace, functions: LoopFunctions | None = None) -> Loaded:
+    """Load what the flags ask for, and check it. The first of the given prompts is decoded.
+
+    functions: the parts of the loop; None: the lab's own.
+    """
+    choice, auto = registry.read(args.draft), args.draft_length == parsing.AUTO
+    functions = functions or LoopFunctions(speculative_decode)
+    choice.check_greedy(args.temperature == 0)
+    if auto:
+        choice.check_auto()
+    args.typed_limit, args.limit = args.limit, 1
+    setup, prompts = flags.load(args)
+    drafter = choice.make(setup, args.seed)
+    check_prompts(setup.target, [drafter], prompts[:1], args.max_new_tokens)
+    if len(prompts) > 1 and (args.prompt or args.prompts or args.typed_limit):
+        note("the first prompt is decoded")
+    eos = frozenset() if args.ignore_eos else setup.eos
+    settings = DecodeSettings(args.max_new_tokens, setup.sampling, eos, args.seed)
+    about = drafter.describe(choice.name, setup.engine) or choice.name
+    if auto:
+        drafter = auto_length(drafter)
+    [length] = drafter.lengths([LONGEST if auto else args.draft_length])
+    about += f"; chosen in the run, at most {length} tokens" if auto else f"; k = {length}"
+    head = [setup.describe(), f"draft   {about}", *describe_chat(prompts[:1], setup.tokenizer), *functions.head()]
+    if drafter.costs is not None:
+        measure_costs(functions, setup.target, drafter, [prompts[0].ids.to(setup.device)], settings)
+        drafter.forget()
+    return Loaded(setup, drafter, choice.name, prompts[0], length, settings, functions, head)

@@ -1,0 +1,129 @@
+"""A comparison as one HTML page that needs no network: the answer, pictures, a decoding, and all tables.
+
+    python compare.py                                                                        # writes results/local.json
+    python -m speclab.extensions.trace report results/local.json --out report.html
+
+The decoding is made now: of the first standard prompt, or of --prompt, with the target, the first draft, its fastest
+length, and the settings of the record. Flags change them. Where these models are not here it is left out.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from baseline_autoregressive import autoregressive_decode
+from speclab.cli import flags, parsing
+from speclab.extensions.trace import decoding, follow, html_report
+from speclab.extensions.trace.trace import Trace
+from speclab.models import loading
+from speclab.models.padded import sizes
+from speclab.present import first_screen
+from speclab.present.pictures import library, plots
+from speclab.records.files import read
+from speclab.records.rows import Row
+from speclab.records.runs import ComparisonRun
+from speclab.records.samples import AUTO
+from speclab.system.errors import Problem, UsageProblem
+from speclab.system.files import shown, write_whole
+from speclab.system.paths import DATA
+from speclab.system.terminal import note
+
+SETTINGS = ("max_new_tokens", "seed", "top_k", "top_p")  # of a record that are flags of a decoding, too
+CHOSEN = ("target", "draft", "draft_length")
+
+
+def main(argv: list[str]) -> int:
+    """The command.  -> exit code"""
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    if parsing.DASH in (args.out, args.record):
+        raise UsageProblem("report reads a file and writes a file; give a path in place of -")
+    flags.check_file(args.out, "--out")
+    if args.out.resolve() == args.record.resolve():
+        raise UsageProblem(f"the page would be written over the record, {shown(args.out)}; give --out another place")
+    run = read(args.record, ComparisonRun)
+    typed = {name: value for name, value in vars(args).items() if value is not None}
+    trace = decoded(argparse.Namespace(**vars(args) | of_record(run) | typed), run, bool(typed.keys() & set(CHOSEN)))
+    with tempfile.TemporaryDirectory() as folder:
+        pictures = drawn(run, args.record.stem, Path(folder))
+        write_whole(args.out, html_report.page(first_screen.page(run, args.record.stem), pictures, trace, target(run)))
+    note(f"wrote {shown(args.out)}; open it in a browser")
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """All flags of the command. What is left out is None, and comes from the record."""
+    parser = parsing.make_parser(__doc__ or "", f"{decoding.PROG} report")
+    parser.add_argument("record", type=parsing.some_path, metavar="RECORD", help="results/NAME.json of a comparison")
+    parser.add_argument("--out", type=parsing.some_path, metavar="FILE", required=True, help="write the page here")
+    decoding.add_flags(parser, "RECORD --out FILE", auto=False)
+    decoding.add_temperature_flag(parser)
+    parser.set_defaults(**dict.fromkeys((*CHOSEN, *SETTINGS, "temperature")))
+    return parser
+
+
+def target(run: ComparisonRun) -> str:
+    """The name of the record's target."""
+    return str(run.settings["target"])
+
+
+def of_record(run: ComparisonRun) -> dict[str, Any]:
+    """What the record says of the flags of a decoding; None for models that are not here."""
+    row = fastest(run)
+    name = str(DATA / target(run)) if (DATA / target(run)).exists() else target(run)
+    return {
+        **{setting: run.settings.get(setting, 0) for setting in SETTINGS},
+        "top_p": run.settings.get("top_p", 1.0),
+        "target": name if loading.exists(name) or sizes.is_lab_size(name) else None,
+        "draft": row.draft if row else None,
+        "draft_length": row.draft_length if row else None,
+        "temperature": row.temperature if row else 0.0,
+    }
+
+
+def fastest(run: ComparisonRun) -> Row | None:
+    """The fastest row of the first draft with fixed lengths, at the first temperature; None where there is none."""
+    drafts = [row.draft for row in run.rows if row.draft and row.draft_length and not row.draft.endswith(AUTO)]
+    return max(first_screen.rows_of(run, drafts[0]), key=lambda row: row.speedup, default=None) if drafts else None
+
+
+def decoded(args: argparse.Namespace, run: ComparisonRun, typed: bool) -> Trace | None:
+    """The decoding, or None and a line that says why it is left out.
+
+    typed: the flags say which models, so that a Problem with them is raised.
+    """
+    missing = "the page has no decoding"
+    if run.settings.get("rule") or run.settings.get("functions"):
+        note(f"{missing}: the record's rounds had a rule or functions that are not those of a trace")
+        return None
+    if None in (args.target, args.draft):
+        note(f"{missing}: {target(run)} or its draft is not here; give --target and --draft")
+        return None
+    try:
+        found = decoding.load(args)
+    except Problem as problem:
+        if typed:
+            raise
+        note(f"{missing}: {problem}")
+        return None
+    return follow.follow(
+        found.setup,
+        found.drafter,
+        found.name,
+        found.prompt,
+        found.draft_length,
+        found.settings,
+        autoregressive_decode,
+        found.functions,
+    )
+
+
+def drawn(run: ComparisonRun, name: str, folder: Path) -> list[Path]:
+    """The pictures of the comparison and of its padded pair, drawn into `folder`."""
+    if not library.is_here():
+        note(library.MISSING)
+        return []
+    draws = plots.comparison(run, folder, name)
+    draws += plots.comparison(run.padded, folder, f"{name}-padded") if run.padded else []
+    return [path for draw in draws if (path := draw())]

@@ -1,0 +1,252 @@
+"""The commands: a page, the terminal, a profile, a report of a record; and what they refuse, in one line each."""
+
+import json
+import re
+import shlex
+from types import SimpleNamespace
+
+import pytest
+
+import compare
+import optimized_speculative
+from optimized_speculative import speculative_decode
+from speclab.core.accept import accept_from_logits
+from speclab.extensions.trace import decoding, profile
+from speclab.extensions.trace.__main__ import main, parse
+from speclab.extensions.trace.tests.test_shapes import of_exercise
+from speclab.lab.instruments import LoopFunctions
+from speclab.models import loading, prompts
+from speclab.system.errors import Problem
+from speclab.system.paths import ROOT
+from tests.cli.bad_inputs import places
+from tests.cli.test_bad_inputs import files_of, is_one_line
+
+SIZE = ["--threads", "1", "--engine", "eager", "--max-new-tokens", "24"]
+
+
+@pytest.fixture
+def models(pair_folder, monkeypatch) -> list[str]:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return ["--target", str(pair_folder / "target"), "--draft", str(pair_folder / "draft"), *SIZE]
+
+
+# --- one decoding -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["--temperature", "0.8"], ["--draft", "ngram"], ["-k", "0"], ["--draft", "dial:0.7:free"]]
+)
+def test_a_trace_is_the_decoding(models, capsys, tmp_path, words):
+    """The counts on the page are those that the script prints: the trace decodes with the same dice."""
+    words = [*models, "--ignore-eos", "--prompt", "def f(x):", *words]
+    assert optimized_speculative.main(words) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("rounds "))
+    n_rounds, n_drafted, n_accepted = (int(part.split()[-1]) for part in line.split(", ")[:3])
+    assert main([str(tmp_path / "new" / "t.html"), *words]) == 0
+    page = (tmp_path / "new" / "t.html").read_text("utf-8")
+    assert f"{n_rounds} rounds, {n_drafted} drafted, {n_accepted} accepted" in page
+    assert "t.html" in capsys.readouterr().err
+    assert str(tmp_path) not in page
+    if "--temperature" not in words:
+        assert "Both texts are the same" in page
+
+
+@pytest.mark.parametrize("words", [[], ["-"]])
+def test_a_trace_in_the_terminal(models, capsys, words):
+    assert main([*words, *models, "--prompt", "def f(x):"]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "tokens per round" in out
+    assert "signs" in out
+
+
+def test_the_first_of_several_prompts_is_decoded(models, capsys):
+    assert main([*models, "--prompt", "def f(x):"]) == 0
+    alone = capsys.readouterr()
+    assert main([*models, "--prompt", "def f(x):", "--prompt", "return x"]) == 0
+    first = capsys.readouterr()
+    rounds = [re.sub(r"\d+\.\d\d", "", out.partition("round  kept")[2].partition("After the")[0]) for out in
+              (alone.out, first.out)]  # fmt: skip
+    columns = [re.findall(r'[+x>*.^?]".*', out) for out in rounds]
+    assert columns[0] == columns[1]
+    assert len(first.err.splitlines()) == len(alone.err.splitlines()) + 1
+
+
+def test_lengths_that_choose_themselves_are_drawn(models, tmp_path):
+    page = tmp_path / "t.html"
+    assert main([str(page), *models, "-k", "auto", "--prompt", "def f(x):"]) == 0
+    assert re.search(r"drafts, up to [1-9]", page.read_text("utf-8"))
+
+
+def test_other_functions_take_part(models, capsys):
+    """They are in the place of the lab's own, and the head names them."""
+    judged = []
+
+    def accept(*given):
+        judged.append(given)
+        return accept_from_logits(*given)
+
+    functions = LoopFunctions(speculative_decode, accept=accept, about="somebody's rule")
+    assert main([*models, "--prompt", "def f(x):"], functions) == 0
+    out, err = capsys.readouterr()
+    assert len(judged) >= out.count("/4")
+    assert "impl    somebody's rule" in err
+    assert set(parse([]).uses) == {"accept", "keeps", "adapt"}
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_what_others_say_of_shapes_stands_beside_them(models, capsys, wrong):
+    def say(n_cached, n_new, d_model, n_heads, vocab_size) -> dict:
+        right = of_exercise(n_cached, n_new, d_model, n_heads, vocab_size)
+        return right | ({"ids": (99,)} if wrong else {})
+
+    functions = LoopFunctions(speculative_decode, shapes=say)
+    assert main(["shapes", *models, "--prompt", "def f(x):"], functions) == int(wrong)
+    assert ("(99,)" in capsys.readouterr().out) == wrong
+    assert parse(["shapes"]).uses == ("shapes",)
+
+
+def test_a_profile_names_its_steps_and_rounds(models, tmp_path):
+    assert main(["profile", str(tmp_path / "p.json"), *models, "-k", "2", "--prompt", "def f(x):"]) == 0
+    names = [event.get("name") for event in json.loads((tmp_path / "p.json").read_text())["traceEvents"]]
+    assert names.count("steps of the baseline") == names.count("round of model k=2") == profile.PROFILED
+
+
+# --- a report ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def record(pair_folder, tmp_path, capsys, monkeypatch, models):
+    """A comparison's record."""
+    monkeypatch.setattr(prompts, "standard", lambda: [("code", "def f(x):"), ("prose", "return x")])
+    words = ["--target", str(pair_folder / "target"), "--draft", f"dial:0.5:free,ngram,{pair_folder / 'draft'}", *SIZE]
+    words += ["--limit", "1", "--temperature", "0,0.8", "-k", "0,3", "--out-dir", str(tmp_path)]
+    assert compare.main(words) == 0
+    capsys.readouterr()
+    return tmp_path / "results" / "local.json"
+
+
+def test_a_report_of_a_record(record, tmp_path, pair_folder, capsys):
+    """Its pictures are those that the run drew. Its first draft decodes at the first temperature."""
+    page = tmp_path / "whole.html"
+    words = ["report", str(record), "--out", str(page), "--target", str(pair_folder / "target"), *SIZE]
+    before = files_of(tmp_path / "plots")
+    assert main(words) == 0
+    text = page.read_text("utf-8")
+    assert text.count("data:image/png;base64,") == len(list((tmp_path / "plots").iterdir())) > 1
+    assert files_of(tmp_path / "plots") == before
+    assert "<b>dial:0.5:free</b> drafts, up to 3 tokens" in text
+    assert "greedy, seed 0" in text
+    assert "def f(x):" in text
+    assert main([*words, "--draft", "ngram", "-k", "2", "--temperature", "0.8", "--seed", "5"]) == 0
+    text = page.read_text("utf-8")
+    assert "<b>ngram</b> drafts, up to 2 tokens" in text
+    assert "at temperature 0.8, seed 5" in text
+
+
+def test_a_report_without_the_models_has_everything_else(record, tmp_path, capsys):
+    """The record's target is the last part of a path that is not here."""
+    page = tmp_path / "whole.html"
+    assert main(["report", str(record), "--out", str(page)]) == 0
+    assert "the page has no decoding" in capsys.readouterr().err
+    text = page.read_text("utf-8")
+    assert text.count("data:image/png;base64,") > 1
+    assert "Do the outputs agree?" in text
+    assert "A decoding, round by round" not in text
+    assert "<script" not in text
+
+
+@pytest.mark.parametrize("settings", [{"rule": "block"}, {"functions": "from solutions/: 2"}])
+def test_another_rule_or_other_functions_are_not_drawn_as_the_labs_own(record, tmp_path, pair_folder, capsys, settings):
+    contents = json.loads(record.read_text())
+    contents["settings"] |= settings
+    record.write_text(json.dumps(contents))
+    page = tmp_path / "whole.html"
+    words = ["report", str(record), "--out", str(page), "--target", str(pair_folder / "target"), *SIZE]
+    assert main(words) == 0
+    assert "the page has no decoding" in capsys.readouterr().err
+    assert "A decoding, round by round" not in page.read_text("utf-8")
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+TARGET = "--target target --threads 1 --engine eager --prompt x"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, pair_folder):
+    made = tmp_path_factory.mktemp("bad")
+    places(made, pair_folder)
+    (made / "record.json").write_bytes((ROOT / "results" / "cpu-2-cores-intel.json").read_bytes())
+    (made / "plan.json").write_bytes((ROOT / "results" / "cpu-2-cores-plan.json").read_bytes())
+    return made
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("nonsense.html --nonsense", 2, ("--nonsense", "--help")),
+        ("a.html b.html", 2, ("b.html", "--help")),
+        ("empty-folder", 3, ("empty-folder", "FILE")),
+        ("''", 2, ("FILE", "empty")),
+        ("file/x.html", 3, ("file/x.html", "FILE")),
+        ("fifo", 3, ("fifo", "no regular file")),
+        ("loop", 3, ("loop", "FILE")),
+        ("--target nowhere", 3, ("nowhere",)),
+        ("--draft dial:0.5:free --temperature 1", 2, ("dial",)),
+        ("--draft dial:0.8:free -k auto", 2, ("-k auto", "give -k a number")),
+        ("shapes stray", 2, ("stray", "--help")),
+        ("shapes -k auto", 2, ("auto", "whole number")),
+        ("shapes --draft tree:2x2:draft", 2, ("shapes knows chains only",)),
+        ("profile", 2, ("FILE", "--help")),
+        ("profile -", 2, ("profile -", "give a file")),
+        ("profile empty-folder", 3, ("empty-folder", "FILE")),
+        ("profile t.json -k 200 --draft draft", 2, ("a profile decodes", "smaller -k")),
+        ("profile t.json -k auto", 2, ("auto", "whole number")),
+        ("report record.json", 2, ("--out", "--help")),
+        ("report nowhere.json --out x.html", 3, ("nowhere.json",)),
+        ("report plan.json --out x.html", 3, ("plan.json",)),
+        ("report record.json --out -", 2, ("give a path in place of -",)),
+        ("report record.json --out ./record.json", 2, ("over the record",)),
+        ("report record.json --out empty-folder", 3, ("empty-folder", "--out")),
+        ("report record.json --out x.html --draft dial:2:free", 2, ("dial:2",)),
+    ],
+)
+def test_bad_input_is_one_line(folder, capfd, monkeypatch, command, code, said):
+    """In particular nothing is said before it, and no file is new or other."""
+    monkeypatch.chdir(folder)
+    before = files_of(folder)
+    words = shlex.split(command)
+    at = 1 if words[0] in ("shapes", "profile", "report") else 0
+    usual = [] if words[0] == "report" else TARGET.split()
+    assert main([*words[:at], *usual, *words[at:]]) == code
+    out, err = capfd.readouterr()
+    is_one_line(err, *said)
+    assert out == ""
+    assert files_of(folder) == before
+
+
+def test_shapes_refuses_models_with_two_texts(monkeypatch, capsys):
+    family = SimpleNamespace(one_text=False, plural="models with two texts")
+    monkeypatch.setattr(loading, "family_named", lambda name: (family, None))
+    assert main(["shapes", "--target", "somebody/x"]) == 2
+    is_one_line(capsys.readouterr().err, "shapes does not know models with two texts, and somebody/x is one")
+
+
+def test_every_command_of_a_page_can_be_typed(monkeypatch, capsys, tmp_path):
+    """Nothing is loaded: the flags are known."""
+
+    def load(args, *given, **named):
+        raise Problem("typed")
+
+    monkeypatch.setattr(decoding, "load", load)
+    monkeypatch.chdir(tmp_path)
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), ROOT / "notebooks" / "tour.ipynb"]
+    lines = [line for page in pages for line in page.read_text("utf-8").splitlines()]
+    command = re.compile(r"python (?:-m speclab\.extensions\.trace|check\.py \d+ --run trace)\b([^`#]*)")
+    typed = [found[1] for line in lines for found in command.finditer(line)]
+    commands = [words for text in typed if (words := shlex.split(text)) and words[0] != "report"]
+    assert len(commands) >= 9
+    for words in commands:
+        assert main(words) == 1, words
+        assert capsys.readouterr().err == "error: typed\n", words
