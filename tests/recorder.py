@@ -5,7 +5,7 @@ What it gives back is overwritten by the next replay, as a graph's output is.
 
 import pytest
 
-from speclab.core import graphs
+from speclab.core import graphs, sampling
 from speclab.models.backends import buffers, cuda_graphs
 from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.cached import CachedModel
@@ -39,6 +39,7 @@ class Recorder:
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """Short buckets, and the recording, of passes and of every function that a GPU would replay."""
     seen = Recorder()
+    monkeypatch.setattr(sampling, "GRAPHED", {"cuda", "cpu"})
     monkeypatch.setattr(graphs, "capture", seen.capture)
     monkeypatch.setattr(graphs, "on_graphs", lambda tensor: not seen.recording)
     monkeypatch.setattr(cuda_graphs, "BUCKET", 16)

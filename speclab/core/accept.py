@@ -11,9 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from speclab.core.graphs import graphed
 from speclab.core.rounds import AcceptResult, AcceptRule, Draft, n_leading
-from speclab.core.sampling import Sampling, draw, most_probable
+from speclab.core.sampling import Sampling, draw, graphed, most_probable
 from speclab.system import extensions
 from speclab.system.errors import UsageProblem
 
@@ -68,12 +67,12 @@ def judge(
 ) -> AcceptResult:
     """Call `rule(draft, target_probs, uniforms, *numbers)`; greedy, keep what is the target's own without asking it."""
     # Without what no rule reads the shapes depend on n only, and so does the CUDA graph.
-    return _judged(draft.bare(), logits, sampling, uniforms[:, : logits.shape[1]], rule, numbers)
+    return _judged(logits, draft.bare(), sampling, uniforms[:, : logits.shape[1]], rule, numbers)
 
 
 @graphed
 def _judged(
-    draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, rule: Callable, numbers: tuple[float, ...]
+    logits: Tensor, draft: Draft, sampling: Sampling, uniforms: Tensor, rule: Callable, numbers: tuple[float, ...]
 ) -> AcceptResult:
     if sampling.greedy:
         return draft.matching(most_probable(logits))

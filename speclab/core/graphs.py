@@ -104,8 +104,7 @@ def graphed(function: Function) -> Function:
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
-        first = next(_tensors(args), None)
-        if first is None or not on_graphs(first):
+        if not on_graphs(args[0]):
             return function(*args)
         tensors, key = list(_tensors(args)), _form(args)
         with torch.inference_mode():

@@ -12,15 +12,17 @@ the decoders check on the host with the token they fetch anyway; a draft carries
 (`Draft.faults`).
 """
 
+import functools
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from speclab.core.graphs import graphed
+from speclab.core import graphs
 from speclab.system.errors import EnvironmentProblem
 
+GRAPHED = {"cuda"}  # devices on which pure functions are replayed
 NOT_FINITE = -1  # in place of a token: the distribution it should come from has NaN or infinite entries
 
 
@@ -96,6 +98,17 @@ def _drawn(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     token = torch.searchsorted(cdf, uniforms.to(wide)[:, None] * total, right=True)
     # u * total may round up to total: the first id that reaches the whole mass is the last one with weight.
     return torch.minimum(token, torch.searchsorted(cdf, total))[:, 0], total[:, 0]
+
+
+def graphed(function: graphs.Function) -> graphs.Function:
+    """A function whose first argument is a tensor: on a GPU it is replayed as CUDA graphs (speclab/core/graphs.py)."""
+    replayed = graphs.graphed(function)
+
+    @functools.wraps(function)
+    def call(first: Tensor, *args: Any) -> Any:
+        return (replayed if first.device.type in GRAPHED else function)(first, *args)
+
+    return call  # type: ignore[return-value]
 
 
 @graphed

@@ -11,7 +11,6 @@ from benchmarks import (
     peers,
     peers_page,
     roofline,
-    rules,
     scaling,
     scaling_page,
     scaling_turns,
@@ -315,22 +314,6 @@ def test_unions_of_experts_are_counted():
     pairs = [2, 4, 4, 4, 4, 2, 2, 4, 4, 4, 4, 3]  # of the first layer, then of the second one
     assert experts.scattered_union(chosen, 2) == pytest.approx(sum(pairs) / 12, abs=0.15)
     assert experts.scattered_union(chosen, 4) == 4.5
-
-
-# --- rules ------------------------------------------------------------------------------------------------------------
-
-
-def test_rules_end_to_end(call, pair_folder, tmp_path):
-    words = ["--draft", str(pair_folder / "draft"), "-k", "3", "--temperature", "1", "--repeats", "2"]
-    code, out, _ = call(rules, *words, "--max-new-tokens", "12")
-    assert code == 0
-    run = files.read(tmp_path / "results" / "local-rules.json", rules.RulesRun)
-    assert [(row.prompt_index, row.rule) for row in run.raw] == [(i, rule) for i in range(3) for rule in rules.RULES]
-    assert {row.n_tokens for row in run.raw} == {2 * 11}, "prefill's token was counted, or a budget was missed"
-    assert all(row.n_tokens == row.n_accepted + row.n_rounds for row in run.raw)
-    n_rounds = [sum(row.n_rounds for row in run.raw if row.rule == rule) for rule in rules.RULES]
-    assert f"{n_rounds[0] / n_rounds[1]:.2f}x" in out
-    assert call(rules, *words, "--temperature", "0")[0] == 2
 
 
 # --- verdicts ---------------------------------------------------------------------------------------------------------

@@ -34,10 +34,10 @@ def change_rule(rule: Callable[[], Callable], wrong: Callable[[Sampling], Sampli
     """This rule judges as `wrong(sampling)` says."""
     right = accept_module._judged
 
-    def judged(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, judge: Callable, *numbers):
+    def judged(logits: Tensor, draft: Draft, sampling: Sampling, uniforms: Tensor, judge: Callable, *numbers):
         if judge is rule() and not sampling.greedy:
             sampling = wrong(sampling)
-        return right(draft, logits, sampling, uniforms, judge, *numbers)
+        return right(logits, draft, sampling, uniforms, judge, *numbers)
 
     accept_module._judged = judged
 

@@ -119,11 +119,11 @@ def change_probs(name: str, wrong: Callable[[Sampling, Tensor], Tensor]) -> None
     """The rule `name` gets `wrong(sampling, logits)` for the target's rows."""
     right = accept_module._judged
 
-    def judged(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, rule: Callable, *numbers):
+    def judged(logits: Tensor, draft: Draft, sampling: Sampling, uniforms: Tensor, rule: Callable, *numbers):
         if rule.__name__ == name and not sampling.greedy:
             logits = wrong(sampling, logits).log() * sampling.temperature  # which `probs` gives back
             sampling = unfiltered(sampling)
-        return right(draft, logits, sampling, uniforms, rule, *numbers)
+        return right(logits, draft, sampling, uniforms, rule, *numbers)
 
     accept_module._judged = judged
 
@@ -145,11 +145,11 @@ def typical_threshold_of_the_unfiltered_row() -> None:
     """takes the threshold of typical acceptance from the entropy of the distribution before the filters"""
     right, threshold = accept_module._judged, lossy.typical_threshold
 
-    def judged(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, rule: Callable, *numbers):
+    def judged(logits: Tensor, draft: Draft, sampling: Sampling, uniforms: Tensor, rule: Callable, *numbers):
         whole = unfiltered(sampling).probs(logits)[:, :-1]
         lossy.typical_threshold = lambda target_probs, epsilon: threshold(whole, epsilon)
         try:
-            return right(draft, logits, sampling, uniforms, rule, *numbers)
+            return right(logits, draft, sampling, uniforms, rule, *numbers)
         finally:
             lossy.typical_threshold = threshold
 
@@ -167,8 +167,8 @@ def bonus_of_a_block_is_not_filtered() -> None:
     """draws the bonus token of a block from the target's row before the filters"""
     right = accept_module._judged
 
-    def judged(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, rule: Callable, *numbers):
-        result = right(draft, logits, sampling, uniforms, rule, *numbers)
+    def judged(logits: Tensor, draft: Draft, sampling: Sampling, uniforms: Tensor, rule: Callable, *numbers):
+        result = right(logits, draft, sampling, uniforms, rule, *numbers)
         if rule.__name__ != "accept_block" or sampling.greedy:
             return result
         rows, n = torch.arange(len(logits)), draft.tokens.shape[1]
