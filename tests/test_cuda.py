@@ -11,7 +11,7 @@ from speclab.cli import flags, parsing
 from speclab.core import graphs
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import Sampling
-from speclab.drafts.trees.fixed import TreeDrafter
+from speclab.extensions.trees.fixed import TreeDrafter
 from speclab.models import engine_choice, loading, rounding
 from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.cached import CachedModel

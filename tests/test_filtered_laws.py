@@ -34,10 +34,10 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.parts import rotations
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import WEIGHT, AutoLength, RoundCosts
-from speclab.drafts.trees.best import BestTreeDrafter
-from speclab.drafts.trees.draft import parents_of
-from speclab.drafts.trees.fixed import TreeDrafter
-from speclab.drafts.trees.merged import MergedDrafter
+from speclab.extensions.trees.best import BestTreeDrafter
+from speclab.extensions.trees.draft import parents_of
+from speclab.extensions.trees.fixed import TreeDrafter
+from speclab.extensions.trees.merged import MergedDrafter
 from speclab.models.cached import CachedModel
 from tests.core.test_accept_tree import residuals, without
 from tests.drafts.test_block import block_rows

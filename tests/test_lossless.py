@@ -30,8 +30,8 @@ from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength, RoundCosts
 from speclab.drafts.oracle import OracleModelDrafter
 from speclab.drafts.suffix import SuffixDrafter
-from speclab.drafts.trees.fixed import TreeDrafter
-from speclab.drafts.trees.merged import MergedDrafter
+from speclab.extensions.trees.fixed import TreeDrafter
+from speclab.extensions.trees.merged import MergedDrafter
 from speclab.lab.instruments import LoopFunctions, with_phases
 from speclab.models import rounding
 from speclab.models.backends import eager

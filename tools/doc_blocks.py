@@ -10,7 +10,7 @@ from speclab.records.runs import ComparisonRun
 from speclab.system.paths import ROOT
 from speclab.theory.formulas import book_formula, omega_star
 from speclab.theory.ladder import prediction_rows
-from tools import architecture, chapter_blocks, draft_blocks, method_blocks, rerun, tree_blocks
+from tools import architecture, chapter_blocks, draft_blocks, method_blocks, rerun
 
 RESULTS = ROOT / "results"
 DEFAULT_RUN = RESULTS / "cpu-2-cores-intel.json"  # python compare.py
@@ -161,7 +161,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "trust": trust,
     "methods": lambda: method_blocks.methods([("lab pair", DEFAULT_RUN), ("lab:200m", TREES_RUN)]),
     "autos": lambda: method_blocks.autos(TREES_RUN),
-    "trees": lambda: tree_blocks.trees(TREES_RUN),
     "architecture": architecture.plan,
     "brief-greedy": lambda: chapter_blocks.brief(0),
     "brief-sampled": lambda: chapter_blocks.brief(0.8),

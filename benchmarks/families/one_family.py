@@ -23,8 +23,8 @@ from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, tokens_of
-from speclab.drafts.trees.checks import check_tree
-from speclab.drafts.trees.fixed import TreeDrafter
+from speclab.extensions.trees.checks import check_tree
+from speclab.extensions.trees.fixed import TreeDrafter
 from speclab.lab.training.degraded_drafts import noisy
 from speclab.models import engine_choice, loading, memory
 from speclab.models.backends.protocols import FastModel

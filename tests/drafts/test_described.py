@@ -6,8 +6,8 @@ from draft_models import ModelDrafter, NgramDrafter
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.suffix import SuffixDrafter
-from speclab.drafts.trees.best import BestTreeDrafter
-from speclab.drafts.trees.fixed import TreeDrafter
+from speclab.extensions.trees.best import BestTreeDrafter
+from speclab.extensions.trees.fixed import TreeDrafter
 from speclab.models.cached import CachedModel
 from tests.heads import tiny_block_head
 from tests.tiny_models import tiny

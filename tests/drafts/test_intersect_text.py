@@ -15,8 +15,8 @@ from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.intersect import IntersectDrafter, intersect
 from speclab.drafts.lengths import AutoLength, RoundCosts
 from speclab.drafts.registry import make, read
-from speclab.drafts.trees.best import BestTreeDrafter
-from speclab.drafts.trees.fixed import TreeDrafter
+from speclab.extensions.trees.best import BestTreeDrafter
+from speclab.extensions.trees.fixed import TreeDrafter
 from speclab.models import loading, prompts
 from speclab.models.cached import CachedModel
 from speclab.models.setup import load_setup

@@ -12,9 +12,9 @@ from speclab.drafts.exit import ExitDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength, RoundCosts
-from speclab.drafts.trees.best import BestTreeDrafter
-from speclab.drafts.trees.fixed import TreeDrafter
-from speclab.drafts.trees.merged import MergedDrafter
+from speclab.extensions.trees.best import BestTreeDrafter
+from speclab.extensions.trees.fixed import TreeDrafter
+from speclab.extensions.trees.merged import MergedDrafter
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem
 from tests.decoding import speculative_rounds

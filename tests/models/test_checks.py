@@ -18,7 +18,7 @@ from transformers import (
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from speclab.drafts.exit import check_split
-from speclab.drafts.trees.checks import check_tree
+from speclab.extensions.trees.checks import check_tree
 from speclab.models import checks, family, rounding
 from speclab.models.backends import eager
 from speclab.models.cached import CachedModel

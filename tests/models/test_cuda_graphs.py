@@ -16,9 +16,9 @@ from speclab.core import graphs
 from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import Draft
 from speclab.core.sampling import Sampling, draw_next
-from speclab.drafts.trees.best import BestTreeDrafter
-from speclab.drafts.trees.fixed import TreeDrafter
-from speclab.drafts.trees.merged import MergedDrafter
+from speclab.extensions.trees.best import BestTreeDrafter
+from speclab.extensions.trees.fixed import TreeDrafter
+from speclab.extensions.trees.merged import MergedDrafter
 from speclab.lab.bench import Bench
 from speclab.lab.harness import measure
 from speclab.lab.run_config import RunConfig

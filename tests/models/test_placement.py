@@ -13,7 +13,7 @@ import optimized_speculative
 from draft_models import ModelDrafter
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import Sampling
-from speclab.drafts.trees.fixed import TreeDrafter
+from speclab.extensions.trees.fixed import TreeDrafter
 from speclab.models import engine_choice, loading, rounding
 from speclab.models.cached import CachedModel
 from speclab.models.outside import placement

@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig
 
 from draft_models import ModelDrafter
-from speclab.drafts.trees.fixed import TreeDrafter
+from speclab.extensions.trees.fixed import TreeDrafter
 from speclab.models import engine_choice
 from speclab.models.cached import CachedModel
 from speclab.models.family import Room, configured_room

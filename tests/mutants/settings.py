@@ -12,10 +12,10 @@ from speclab.core.sampling import Drawn, Sampling, without_replacement
 from speclab.drafts import feature as feature_module
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.lengths import AutoLength
-from speclab.drafts.trees import accept as tree_module
-from speclab.drafts.trees.best import BestTreeDrafter
-from speclab.drafts.trees.fixed import TreeDrafter
-from speclab.drafts.trees.growing import GrowingFeature
+from speclab.extensions.trees import accept as tree_module
+from speclab.extensions.trees.best import BestTreeDrafter
+from speclab.extensions.trees.fixed import TreeDrafter
+from speclab.extensions.trees.growing import GrowingFeature
 from tests.mutants.bugs import mutant
 
 TREE = "drafts/test_tree"

@@ -15,7 +15,7 @@ from torch import Tensor
 from speclab.core.accept import accept_from_logits, judge
 from speclab.core.rounds import AcceptResult, Draft
 from speclab.core.sampling import Sampling, draw
-from speclab.drafts.trees.draft import TreeDraft, along, parents_of
+from speclab.extensions.trees.draft import TreeDraft, along, parents_of
 
 
 def accept_tree(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult:

@@ -17,8 +17,8 @@ from draft_models import as_draft
 from speclab.core.drafter import Drafter, Wrapper
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import GREEDY, NOT_FINITE, Sampling, to_host
-from speclab.drafts.trees.draft import TreeDraft, as_tree, widths_of_levels
-from speclab.drafts.trees.growing import growing
+from speclab.extensions.trees.draft import TreeDraft, as_tree, widths_of_levels
+from speclab.extensions.trees.growing import growing
 
 
 class Branching(Wrapper):

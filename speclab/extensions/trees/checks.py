@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from speclab.drafts.trees.draft import reads
+from speclab.extensions.trees.draft import reads
 from speclab.models.cached import CachedModel
 from speclab.models.checks import check_passes, check_rows, text_longer_than_windows, uncached_logits
 

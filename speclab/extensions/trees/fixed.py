@@ -15,8 +15,8 @@ from draft_models import as_draft
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Sampling, faults_in, without_replacement
-from speclab.drafts.trees.best import Branching
-from speclab.drafts.trees.draft import TreeDraft, reads
+from speclab.extensions.trees.best import Branching
+from speclab.extensions.trees.draft import TreeDraft, reads
 
 
 class TreeDrafter(Branching):

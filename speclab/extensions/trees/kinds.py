@@ -2,10 +2,10 @@
 
 from speclab.core.drafter import Drafter
 from speclab.drafts.registry import Choice, lookups, read
-from speclab.drafts.trees.best import BestTreeDrafter
-from speclab.drafts.trees.checks import check_tree
-from speclab.drafts.trees.fixed import TreeDrafter, tokens_in
-from speclab.drafts.trees.merged import MergedDrafter
+from speclab.extensions.trees.best import BestTreeDrafter
+from speclab.extensions.trees.checks import check_tree
+from speclab.extensions.trees.fixed import TreeDrafter, tokens_in
+from speclab.extensions.trees.merged import MergedDrafter
 from speclab.models.checks import OTHER_DRAFT
 from speclab.models.family import check_family
 from speclab.models.setup import Setup

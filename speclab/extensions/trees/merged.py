@@ -20,8 +20,8 @@ from speclab.core.drafter import Drafter
 from speclab.core.law import Law
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Sampling, to_device, to_host
-from speclab.drafts.trees.draft import TreeDraft, as_tree, parents_of, widths_of_levels
-from speclab.drafts.trees.fixed import TreeDrafter
+from speclab.extensions.trees.draft import TreeDraft, as_tree, parents_of, widths_of_levels
+from speclab.extensions.trees.fixed import TreeDrafter
 
 LONGEST = 64  # tokens of a chain
 

@@ -1,5 +1,6 @@
-"""Trees beside chains of the same draft with as many tokens, from the record of a comparison."""
+"""A block of the pages: trees beside chains of the same draft with as many tokens, from the record of a comparison."""
 
+from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -9,7 +10,10 @@ from speclab.records.files import read
 from speclab.records.rows import Row, Timing
 from speclab.records.runs import ComparisonRun
 from speclab.records.samples import AUTO
+from speclab.system.paths import ROOT
 from speclab.theory.formulas import ratio_interval
+
+RECORD = ROOT / "results" / "cpu-2-cores-200m-trees.json"
 
 
 class Beside(NamedTuple):
@@ -27,7 +31,7 @@ class Beside(NamedTuple):
         return str(self.tree.draft).split(":")[1]
 
 
-def trees(path: Path) -> str:
+def trees(path: Path = RECORD) -> str:
     """Every tree of a greedy comparison beside the chain that has as many tokens, and the fastest of both kinds."""
     run = read(path, ComparisonRun)
     rows = [row for row in run.rows if row.draft and row.prompt_kind == "all" and row.temperature == 0]
@@ -86,3 +90,6 @@ def _seconds(run: ComparisonRun, row: Row) -> list[float]:
     key = attrgetter("method", "draft_length", "temperature")
     timings: list[Timing] = sorted((one for one in run.raw if key(one) == key(row)), key=attrgetter("prompt_index"))
     return [sum(one.decode_seconds) for one in timings]
+
+
+BLOCKS: dict[str, Callable[[], str]] = {"trees": trees}

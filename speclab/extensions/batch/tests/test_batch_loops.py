@@ -15,9 +15,9 @@ from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
-from speclab.drafts.trees.best import BestTreeDrafter
-from speclab.drafts.trees.draft import TreeDraft
-from speclab.drafts.trees.fixed import TreeDrafter
+from speclab.extensions.trees.best import BestTreeDrafter
+from speclab.extensions.trees.draft import TreeDraft
+from speclab.extensions.trees.fixed import TreeDrafter
 from speclab.extensions.batch.batched_model import BatchedModel
 from speclab.extensions.batch.drafters import BatchedModelDrafter, RowByRow, RowOfTarget, side_by_side
 from speclab.extensions.batch.loops import autoregressive_decode_batch, in_lockstep, judging, speculative_decode_batch

@@ -5,7 +5,7 @@ import torch
 
 from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.drafts.trees.fixed import TreeDrafter
+from speclab.extensions.trees.fixed import TreeDrafter
 from speclab.extensions.batch.batched_model import BatchedModel
 from speclab.extensions.batch.drafters import BatchedModelDrafter, RowByRow
 from speclab.extensions.batch.loops import speculative_decode_batch

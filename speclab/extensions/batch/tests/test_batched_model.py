@@ -6,7 +6,7 @@ from torch import Tensor
 
 from benchmarks.families import tiny_families
 from speclab.core import graphs
-from speclab.drafts.trees.draft import reads
+from speclab.extensions.trees.draft import reads
 from speclab.extensions.batch import batched_model, exported_rows
 from speclab.extensions.batch.batched_model import BatchedModel, check_batch
 from speclab.models.backends.cuda_graphs import GraphedModel

@@ -9,7 +9,7 @@ from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import AcceptResult, Draft
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.drafts.trees.draft import TreeDraft
+from speclab.extensions.trees.draft import TreeDraft
 from speclab.extensions.batch import empty_loops, turns
 from speclab.extensions.batch.arms import arms
 from speclab.extensions.batch.batched_model import BatchedModel

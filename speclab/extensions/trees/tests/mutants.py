@@ -1,4 +1,4 @@
-"""Bugs in the rules for trees (speclab/drafts/trees/accept.py), in how children are drawn, and in what caches hold of a
+"""Bugs in the rules for trees (speclab/extensions/trees/accept.py), in how children are drawn, and in what caches hold of a
 tree."""
 
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from speclab.core import sampling as sampling_module
 from speclab.core.rounds import AcceptResult, Draft
 from speclab.core.sampling import draw
 from speclab.core.sampling import without_replacement as right_children
-from speclab.drafts.trees import accept as tree_module
-from speclab.drafts.trees import draft
-from speclab.drafts.trees.accept import accept_tree as right_tree
-from speclab.drafts.trees.draft import TreeDraft
-from speclab.drafts.trees.growing import GrowingModel
+from speclab.extensions.trees import accept as tree_module
+from speclab.extensions.trees import draft
+from speclab.extensions.trees.accept import accept_tree as right_tree
+from speclab.extensions.trees.draft import TreeDraft
+from speclab.extensions.trees.growing import GrowingModel
 from speclab.models.backends import windows
 from speclab.models.cached import CachedModel
 from tests.mutants.bugs import mutant

@@ -6,11 +6,11 @@ import torch
 
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import Draft
-from speclab.drafts.trees import best as tree
-from speclab.drafts.trees import merged
-from speclab.drafts.trees.best import BestTreeDrafter
-from speclab.drafts.trees.draft import TreeDraft
-from speclab.drafts.trees.merged import MergedDrafter
+from speclab.extensions.trees import best as tree
+from speclab.extensions.trees import merged
+from speclab.extensions.trees.best import BestTreeDrafter
+from speclab.extensions.trees.draft import TreeDraft
+from speclab.extensions.trees.merged import MergedDrafter
 from tests.mutants.bugs import mutant
 
 TREE, MERGED = "drafts/test_tree", "drafts/test_merged_trees"

@@ -25,9 +25,9 @@ from speclab.core import sampling as sampling_module
 from speclab.core.accept import accept, accept_from_logits
 from speclab.core.rounds import AcceptResult, Draft
 from speclab.core.sampling import GREEDY, NOT_FINITE, Sampling, draw
-from speclab.drafts.trees import accept as tree_module
-from speclab.drafts.trees.accept import accept_tree_from_logits
-from speclab.drafts.trees.draft import TreeDraft
+from speclab.extensions.trees import accept as tree_module
+from speclab.extensions.trees.accept import accept_tree_from_logits
+from speclab.extensions.trees.draft import TreeDraft
 from tests.grids import pairs_often
 from tests.test_exact import (
     CENTRE,

@@ -12,8 +12,8 @@ from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.registry import read
 from speclab.drafts.suffix import SuffixDrafter
-from speclab.drafts.trees.draft import TreeDraft, parents_of
-from speclab.drafts.trees.merged import MergedDrafter, merged
+from speclab.extensions.trees.draft import TreeDraft, parents_of
+from speclab.extensions.trees.merged import MergedDrafter, merged
 from speclab.lab.bench import SPECULATIVE
 from speclab.lab.replay import replayed
 from speclab.models.cached import CachedModel

@@ -15,10 +15,10 @@ from speclab.core.sampling import Sampling
 from speclab.drafts import registry
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
-from speclab.drafts.trees.best import BestTreeDrafter
-from speclab.drafts.trees.checks import check_tree
-from speclab.drafts.trees.draft import TreeDraft, chain, reads
-from speclab.drafts.trees.fixed import TreeDrafter, level_parents
+from speclab.extensions.trees.best import BestTreeDrafter
+from speclab.extensions.trees.checks import check_tree
+from speclab.extensions.trees.draft import TreeDraft, chain, reads
+from speclab.extensions.trees.fixed import TreeDrafter, level_parents
 from speclab.models.backends import windows
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
