@@ -11,7 +11,6 @@ from speclab.cli import flags, parsing
 from speclab.core import graphs
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import Sampling
-from speclab.extensions.trees.fixed import TreeDrafter
 from speclab.models import engine_choice, loading, rounding
 from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.cached import CachedModel
@@ -55,18 +54,6 @@ def test_greedy_is_token_identical_in_float32(family, fast):
         rounds = list(speculative_rounds(target, drafter, prompt, 4, N_NEW))
         assert [t for r in rounds for t in r.tokens] == text
         assert target.n_passes == len(rounds)
-
-
-@pytest.mark.parametrize("fast", [False, True], ids=["eager", "fast"])
-@pytest.mark.parametrize("family", ["llama", "mistral_window", "gemma3_window"])
-def test_trees_in_bfloat16(family, fast):
-    """Passes over eight tokens after texts of every length: no kernel refuses a mask because of where it begins."""
-    model = tiny(family, dtype=torch.bfloat16).cuda()
-    target, draft = (CachedModel(m, fast=GraphedModel(m) if fast else None) for m in (model, perturbed(model, 0.1)))
-    tree = TreeDrafter(ModelDrafter(draft), (2, 2, 1))
-    rounds = list(speculative_rounds(target, tree, PROMPT.cuda(), tree.n_tokens, 8 * N_NEW))
-    assert len(tokens_of(rounds)) == 8 * N_NEW
-    assert any(r.n_accepted > 1 for r in rounds)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

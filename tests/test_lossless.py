@@ -30,8 +30,6 @@ from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength, RoundCosts
 from speclab.drafts.oracle import OracleModelDrafter
 from speclab.drafts.suffix import SuffixDrafter
-from speclab.extensions.trees.fixed import TreeDrafter
-from speclab.extensions.trees.merged import MergedDrafter
 from speclab.lab.instruments import LoopFunctions, with_phases
 from speclab.models import rounding
 from speclab.models.backends import eager
@@ -500,40 +498,6 @@ def test_joint_law_of_early_exit(engine, n_draws):
     target = CachedModel(model, fast=flattened(model) if engine == "fast" else None)
     target.hidden_layers = (0,)
     check_law(Law(1.0, 2), target, ExitDrafter(tiny_adapter(model, 1)), n_draws)
-
-
-@pytest.mark.parametrize(("rule", "n_draws"), pairs_often(FOR_TREES, [500, 4000], lambda *one: one == ("token", 500)))
-def test_joint_law_of_merged_drafts(rule, n_draws, monkeypatch):
-    """Chains of a lookup and of two models, whose equal beginnings are one branch."""
-    model = tiny("llama", vocab_size=IDS)
-    models = [ModelDrafter(CachedModel(perturbed(model, noise))) for noise in (0.2, 0.6)]
-    tree = MergedDrafter([NgramDrafter(2, 1), *models])
-    monkeypatch.setitem(globals(), "speculative_rounds", functools.partial(speculative_rounds, accept=RULES[rule]))
-    check_law(Law(1.0, 6), CachedModel(model), tree, n_draws)
-
-
-OF_TREES = list(itertools.product(["model", "feature", "block"], FOR_TREES, [False, True]))
-OFTEN = {("model", "token", True), *(("feature", rule, False) for rule in FOR_TREES[1:]), ("block", "token", False)}
-
-
-@pytest.mark.parametrize(
-    ("kind", "rule", "sampled", "n_draws"),
-    [(*one, 500) for one in OF_TREES if one in OFTEN]
-    + [pytest.param(*one, 4000, marks=pytest.mark.full) for one in OF_TREES],
-)
-def test_joint_law_of_trees(kind, rule, sampled, n_draws, monkeypatch):
-    """Tokens that are drawn without replacement, and the most probable ones, tested in turn or followed."""
-    model = tiny("llama", vocab_size=IDS)
-    target = CachedModel(model, fast=flattened(model))
-    target.hidden_layers = (0, 1)
-    drafters = {
-        "model": lambda: ModelDrafter(CachedModel(perturbed(model, 0.4))),
-        "feature": lambda: FeatureDrafter(tiny_head(vocab=IDS)),
-        "block": lambda: BlockDrafter(tiny_block_head(model, markov_rank=4, std=0.7)),
-    }
-    tree = TreeDrafter(drafters[kind](), (2, 2), sampled)
-    monkeypatch.setitem(globals(), "speculative_rounds", functools.partial(speculative_rounds, accept=RULES[rule]))
-    check_law(Law(1.0, tree.n_tokens), target, tree, n_draws)
 
 
 def correction_from_target(draft, target_probs, uniforms) -> AcceptResult:

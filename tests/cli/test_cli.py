@@ -83,8 +83,6 @@ def test_nothing_that_is_read_commands_the_terminal(run, pair_folder, tmp_path):
     [
         (["-k", "3"], r"draft: llama, .*; k = 3", False),
         (["-k", "auto"], r"draft: llama, .*; chosen in the run, at most 8 tokens", False),
-        (["--draft", "tree:2x2x1:{draft}"], r"tree:2x2x1:draft: trees of 10 tokens, .*; k = 10", False),
-        (["--draft", "tree:2x2x1:{draft}", "-k", "4"], r"tree:2x2x1:draft: trees of 10 tokens, .*; k = 10", True),
         (["--draft", "ngram"], r"ngram; k = 4", False),
     ],
 )

@@ -13,7 +13,6 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength, RoundCosts
 from speclab.drafts.suffix import SuffixDrafter
-from speclab.extensions.trees.fixed import TreeDrafter
 from speclab.lab.bench import Bench
 from speclab.lab.harness import Measurement
 from speclab.lab.instruments import LoopFunctions, with_parts
@@ -70,26 +69,6 @@ def test_replayed_rounds_are_those_of_the_decoding(learnt, kind):
         seen |= set(made)
     assert len(seen) > 2, "rounds of one kind alone would show nothing"
     assert {made.looked_up for made in seen} == ({True, False} if "+" in kind else {False})
-
-
-@pytest.mark.parametrize("kind", ["feature", "model"])
-def test_replayed_rounds_of_trees_are_those_of_the_decoding(learnt, kind):
-    target, head, prompts = learnt
-    seen = set()
-    for prompt in prompts:
-        text, made = plain_text(target, prompt, N_NEW), []
-        for timed in (True, False):
-            one = FeatureDrafter(head) if kind == "feature" else ModelDrafter(CachedModel(perturbed(target.model, 0.1)))
-            tree = TreeDrafter(one, (3, 2, 1))
-            if timed:
-                rounds = speculative_rounds(target, tree, prompt, tree.n_tokens, N_NEW)
-                made.append([Made(r.n_drafted, r.n_accepted, False) for r in rounds if not r.prefill])
-            else:
-                functions = LoopFunctions(speculative_decode)
-                made.append(replayed(functions, target, tree, prompt, tuple(text), tree.n_tokens))
-        assert made[0] == made[1]
-        seen |= set(made[0])
-    assert len({one.n_accepted for one in seen}) > 2
 
 
 @pytest.mark.parametrize("kind", ["exit", "exit auto", "ngram+exit auto"])

@@ -16,9 +16,6 @@ from speclab.core import graphs
 from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import Draft
 from speclab.core.sampling import Sampling, draw_next
-from speclab.extensions.trees.best import BestTreeDrafter
-from speclab.extensions.trees.fixed import TreeDrafter
-from speclab.extensions.trees.merged import MergedDrafter
 from speclab.lab.bench import Bench
 from speclab.lab.harness import measure
 from speclab.lab.run_config import RunConfig
@@ -304,24 +301,6 @@ def test_no_graph_is_recorded_in_a_timed_turn(monkeypatch, spare):
     setup, draft = setup_of(graphed()), graphed(noise=0.1)
     assert measured((9, 20, 40), setup, draft).n_late_graphs == 0
     assert measured((40, 9), setup, draft, (2, 7)).n_late_graphs == 0
-
-
-def test_no_graph_is_recorded_in_a_timed_turn_with_trees():
-    """Levels are wider than chains, and trees have rules of their own."""
-    draft = graphed(noise=0.1)
-    drafters = {
-        "tree": TreeDrafter(ModelDrafter(draft), (2, 3, 1), sampled=True),
-        "best": BestTreeDrafter(ModelDrafter(draft)),
-        "merged": MergedDrafter([NgramDrafter(3, 1), ModelDrafter(draft)]),
-    }
-    bench = Bench(setup_of(graphed(), Sampling(top_k=19)), drafters, 24, seed=0)
-    arms = [BASELINE, *(Arm(name, name, {"tree": 14, "best": 6, "merged": 8}[name]) for name in drafters)]
-    prompts = [Prompt("code", "", torch.randint(0, VOCAB, (1, n))) for n in (9, 30)]
-    instruments = {arm.draft: [0, 3, arm.draft_length] for arm in arms[1:]}
-    found = measure(bench, arms, [0.0, 0.9], prompts, 1, instruments)
-    assert len(found.samples) == 2 * 2 * (len(arms) + 1)
-    assert found.n_graphs > 0
-    assert found.n_late_graphs == 0
 
 
 def test_no_function_is_recorded_in_a_timed_turn_of_the_eager_engine():

@@ -7,7 +7,6 @@ import torch
 from transformers import LlamaConfig
 
 from draft_models import ModelDrafter
-from speclab.extensions.trees.fixed import TreeDrafter
 from speclab.models import engine_choice
 from speclab.models.cached import CachedModel
 from speclab.models.family import Room, configured_room
@@ -81,17 +80,21 @@ def pair_of(kind: str, engine: str, monkeypatch) -> tuple[CachedModel, CachedMod
 
 @pytest.mark.parametrize(("kind", "engine"), GRID)
 def test_texts_up_to_the_limit_are_those_of_uncached_passes(kind, engine, monkeypatch):
-    """Chains and trees. Padding behind the last position must not count as a longer text.
+    """Padding behind the last position must not count as a longer text.
 
     To the fast engine the factors of the other kinds are constants, and dynamic rope is not for it.
     """
+    check_texts_up_to_the_limit(kind, engine, monkeypatch, ModelDrafter)
+
+
+def check_texts_up_to_the_limit(kind, engine, monkeypatch, make_drafter):
+    """Plain text and the one with a drafter around the draft model are those of uncached passes."""
     n_tokens = LIMIT[kind] - PROMPT.shape[1]
     target, draft = pair_of(kind, engine, monkeypatch)
     right = uncached(kind, n_tokens)
     assert plain_text(target, PROMPT, n_tokens) == right
-    for drafter in (ModelDrafter(draft), TreeDrafter(ModelDrafter(draft), (2, 1, 1))):
-        rounds = speculative_rounds(target, drafter, PROMPT, 4, n_tokens)
-        assert [token for round_ in rounds for token in round_.tokens] == right
+    rounds = speculative_rounds(target, make_drafter(draft), PROMPT, 4, n_tokens)
+    assert [token for round_ in rounds for token in round_.tokens] == right
 
 
 def test_what_cannot_be_exported_is_one_reason_and_nothing_on_standard_error(capfd):

@@ -166,13 +166,12 @@ def test_one_thread_is_no_advice_where_one_is_used(monkeypatch, threads, advice)
     assert ("--threads 1" in text) == (threads > 1)
 
 
-@pytest.mark.parametrize("draft", ["tree:2x2x1:feature", "sampled-tree:2x2:model", "merge:suffix+model", "tree:best:x"])
-def test_trees_have_no_formula_and_no_ladder_and_that_is_said_once(draft):
+def test_drafts_with_branches_have_no_formula_and_no_ladder_and_that_is_said_once():
     run = make_run()
-    note = "the formula and the ladder know chains only: no values for trees"
+    note, draft = first_screen.CHAINS_ONLY, "branching:model"
     assert note not in first_screen.screen(run)
-    of_tree = next(row for row in run.rows if row.draft)
-    run.rows.append(replace(of_tree, draft=draft, method=draft, book_formula=None, ladder=None))
+    other = next(row for row in run.rows if row.draft)
+    run.rows.append(replace(other, draft=draft, method=draft, book_formula=None, ladder=None))
     assert first_screen.screen(run).count(note) == 1
     assert note not in first_screen.screen(run, brief=True)
 
