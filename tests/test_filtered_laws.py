@@ -34,15 +34,9 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.parts import rotations
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import WEIGHT, AutoLength, RoundCosts
-from speclab.extensions.trees.best import BestTreeDrafter
-from speclab.extensions.trees.draft import parents_of
-from speclab.extensions.trees.fixed import TreeDrafter
-from speclab.extensions.trees.merged import MergedDrafter
 from speclab.models.cached import CachedModel
-from tests.core.test_accept_tree import residuals, without
 from tests.drafts.test_block import block_rows
 from tests.heads import feature_row, target_states, tiny_adapter, tiny_block_head, tiny_head
-from tests.rules import FOR_TREES
 from tests.test_exact import Job, Tables, cdf_corners, token_pieces
 from tests.test_lossless import reference_probs
 from tests.tiny_models import perturbed, tiny
@@ -99,18 +93,23 @@ def of_head(logits: Callable[[Text, Text], list[float]]) -> Callable[[Text], Row
 class Case(NamedTuple):
     """A draft and how its tokens are drawn.
 
-    parents: of the tokens that random numbers draw, in their order; () where none are. k: of the loop.
+    k: of the loop. n_drawn: tokens that random numbers draw; 0 where none are. rows: of the draft, for a committed
+    text. outcomes: every outcome of drafting. sides: the pieces of the rule's numbers (see `sides_of`); None for a
+    chain.
     """
 
     make: Callable[[], Drafter]
     k: int
-    parents: tuple[int, ...]
+    n_drawn: int
     rows: Callable[[Text], Rows] = lambda committed: draft_row
+    outcomes: "Callable[[int, Rows, Text], list[Drawn]]" = lambda n, rows, text: drawn(n, rows, text)
+    sides: "Callable[[str, Text, Draft, list[list[float]]], list[list[Piece]]] | None" = None
+    chooses: bool = False  # it chooses its length
 
     @property
     def first(self) -> tuple[float, ...]:
         """Every random number of the first round. Each makes another text; what nothing draws needs more of them."""
-        return (0.7,) if len(self.parents) > 3 else (0.2, 0.5) if self.parents else (0.1, 0.4, 0.6, 0.9)
+        return (0.7,) if self.n_drawn > 3 else (0.2, 0.5) if self.n_drawn else (0.1, 0.4, 0.6, 0.9)
 
 
 @functools.cache
@@ -163,28 +162,18 @@ def exit_logits(committed: Text, drafted: Text) -> list[float]:
         return adapter.logits(states, attended)[0, -1].tolist()
 
 
-CHAIN2, CHAIN3 = (-1, 0), (-1, 0, 1)
 CASES = {
-    "model": Case(model, 2, CHAIN2),
-    "model auto": Case(lambda: on_auto(model()), 3, CHAIN3),
-    "hybrid auto": Case(lambda: HybridDrafter(NgramDrafter(2, 1), on_auto(model())), 3, CHAIN3),
-    "ngram": Case(lambda: NgramDrafter(2, 1), 3, ()),
-    "feature": Case(lambda: FeatureDrafter(heads()[0]), 2, CHAIN2, of_head(feature_logits)),
-    "feature auto": Case(lambda: on_auto(FeatureDrafter(heads()[0]), 0.14), 3, CHAIN3, of_head(feature_logits)),
-    "block": Case(lambda: BlockDrafter(heads()[1]), 2, CHAIN2, of_head(block_logits)),
-    "exit auto": Case(lambda: on_auto(ExitDrafter(heads()[2]), 0.14), 3, CHAIN3, of_head(exit_logits)),
-    "sampled tree": Case(lambda: TreeDrafter(model(), (2, 1), sampled=True), 4, (-1, -1, 0, 1)),
-    "sampled tree of a head": Case(
-        lambda: TreeDrafter(FeatureDrafter(heads()[0]), (2, 1), sampled=True),
-        4,
-        (-1, -1, 0, 1),
-        of_head(feature_logits),
+    "model": Case(model, 2, 2),
+    "model auto": Case(lambda: on_auto(model()), 3, 3, chooses=True),
+    "hybrid auto": Case(lambda: HybridDrafter(NgramDrafter(2, 1), on_auto(model())), 3, 3, chooses=True),
+    "ngram": Case(lambda: NgramDrafter(2, 1), 3, 0),
+    "feature": Case(lambda: FeatureDrafter(heads()[0]), 2, 2, of_head(feature_logits)),
+    "feature auto": Case(
+        lambda: on_auto(FeatureDrafter(heads()[0]), 0.14), 3, 3, of_head(feature_logits), chooses=True
     ),
-    "tree": Case(lambda: TreeDrafter(model(), (2, 2)), 6, ()),
-    "tree:best": Case(lambda: BestTreeDrafter(model(), width=3), 5, ()),
-    "merged": Case(lambda: MergedDrafter([NgramDrafter(2, 1), model(), model(0.6)]), 6, ()),
+    "block": Case(lambda: BlockDrafter(heads()[1]), 2, 2, of_head(block_logits)),
+    "exit auto": Case(lambda: on_auto(ExitDrafter(heads()[2]), 0.14), 3, 3, of_head(exit_logits), chooses=True),
 }
-TREES = {name for name in CASES if "tree" in name or name == "merged"}
 
 
 # --- pieces -----------------------------------------------------------------------------------------------------------
@@ -216,25 +205,19 @@ class Drawn(NamedTuple):
     chance: float
 
 
-def drawn(parents: tuple[int, ...], rows: Rows, text: Text) -> list[Drawn]:
-    """Every outcome. Children of one token are drawn without replacement; after the last possible one comes id 0."""
+def drawn(n: int, rows: Rows, text: Text) -> list[Drawn]:
+    """Every outcome of n tokens, each drawn after those before it."""
     found = [Drawn((), [], [], 1.0)]
-    for parent in parents:
-        found = [further for one in found for further in _one_more(one, parents, parent, rows, text)]
+    for _ in range(n):
+        found = [further for one in found for further in one_more(one, rows(text + one.tokens))]
     return found
 
 
-def _one_more(one: Drawn, parents: tuple[int, ...], parent: int, rows: Rows, text: Text) -> Iterator[Drawn]:
-    siblings = tuple(token for token, above in zip(one.tokens, parents, strict=False) if above == parent)
-    law = [float(weight) for weight in without(rows(text + branch(one.tokens, parents, parent)), siblings)]
+def one_more(one: Drawn, law: list[float]) -> Iterator[Drawn]:
+    """Every outcome with a further token, drawn from `law`; id 0 where there is nothing left to draw."""
     tokens = [token for token, weight in enumerate(law) if weight] or [0]
     for token, piece in zip(tokens, pieces(cdf_corners(law)), strict=True):
         yield Drawn((*one.tokens, token), [*one.laws, law], [*one.numbers, piece], one.chance * piece.size)
-
-
-def branch(tokens: Text, parents: tuple[int, ...], node: int) -> Text:
-    """The tokens from the root down to a node, itself included; node -1 is the root."""
-    return (*branch(tokens, parents, parents[node]), tokens[node]) if node >= 0 else ()
 
 
 def token_tests(job: Job, tokens: Text, certain: bool) -> tuple[list[list[float]], list[list[float]]]:
@@ -245,43 +228,14 @@ def token_tests(job: Job, tokens: Text, certain: bool) -> tuple[list[list[float]
 Tests = Callable[[Job, Text, bool], tuple[list[list[float]], list[list[float]]]]
 
 
-def sides_of(
-    rule: str,
-    text: Text,
-    tokens: Text,
-    parents: tuple[int, ...],
-    laws: list[list[float]],
-    tree: bool,
-    certain: bool,
-    tests_of: Tests,
-):
+def sides_of(text: Text, draft: Draft, laws: list[list[float]], tests_of: Tests) -> list[list[Piece]]:
     """The pieces of the rule's numbers. Every row that a next token might come from cuts the last one's."""
-    n, prefixes = len(tokens), [branch(tokens, parents, node) for node in range(-1, len(tokens))]
+    tokens, n = tuple(draft.tokens[0].tolist()), draft.tokens.shape[1]
+    prefixes = [tokens[:i] for i in range(n + 1)]
     rows = [target_row(text + prefix) for prefix in prefixes]
-    if tree and rule != "token":  # other rules that judge trees draw the target's own token at every depth
-        corners: list[list[float]] = [[] for _ in range(n + 1)]
-        for prefix, row in zip(prefixes, rows, strict=True):
-            corners[len(prefix)] += cdf_corners(row)
-        return [pieces(cuts) for cuts in corners]
-    if tree:
-        tests, left = _tests_in_turn(tokens, parents, laws, rows)
-        return [*map(pieces, tests), pieces([corner for row in left for corner in cdf_corners(row)])]
     job = Job(Tables(IDS, n, dict(zip(prefixes, rows, strict=True)), dict(zip(prefixes, laws, strict=False))), (), n)
-    tests, left = tests_of(job, tokens, certain)
+    tests, left = tests_of(job, tokens, draft.probs is None)
     return [*map(pieces, tests), pieces([c for row in [*left, *rows] for c in cdf_corners(row)])]
-
-
-def _tests_in_turn(tokens: Text, parents: tuple[int, ...], laws: list[list[float]], rows: list[list[float]]):
-    """Of multi-step speculative sampling: thresholds of each test, and every row that is left to draw from."""
-    tests: list[list[float]] = [[] for _ in tokens]
-    left: list[list[float]] = []
-    for place, row in enumerate(rows):
-        children = [i for i, parent in enumerate(parents) if parent + 1 == place]
-        of_node = residuals(row, [laws[i] for i in children])
-        left += of_node
-        for i, before in zip(children, of_node, strict=False):
-            tests[i] = [before[tokens[i]] / laws[i][tokens[i]]] if laws[i][tokens[i]] else []
-    return tests, left
 
 
 # --- one round --------------------------------------------------------------------------------------------------------
@@ -334,18 +288,16 @@ class Found(NamedTuple):
     drafts: list[tuple[Text, bool]]  # of each outcome of drafting: its tokens, and whether they were certain
 
 
-def enumerated(monkeypatch, name: str, rule: str, first: float, end: float, tests_of: Tests = token_tests) -> Found:
+def enumerated(monkeypatch, case: Case, rule: str, first: float, end: float, tests_of: Tests = token_tests) -> Found:
     """The law of what the second round commits, after a first one with this number. end: where in each piece its number
-    is put. tests_of: of the rule."""
-    case, tree = CASES[name], name in TREES
+    is put. tests_of: of the rule, for a chain."""
     text = asked(monkeypatch, case, rule, first, []).text
     law: Law = {}
     tally, drafts = Counter[str](), []
-    for one in drawn(case.parents, case.rows(text), text):
+    for one in case.outcomes(case.n_drawn, case.rows(text), text):
         numbers = [piece.at(end) for piece in one.numbers]
         _, draft, logits, sampling = asked(monkeypatch, case, rule, first, numbers)
         tokens, n = tuple(draft.tokens[0].tolist()), draft.tokens.shape[1]
-        parents = tuple(parents_of(draft)[0].tolist())
         if draft.probs is None:
             laws = [[float(other == token) for other in range(IDS)] for token in tokens]
         else:
@@ -355,7 +307,7 @@ def enumerated(monkeypatch, name: str, rule: str, first: float, end: float, test
                 "other laws are handed over"
             )
         drafts.append((tokens, draft.probs is None))
-        sides = sides_of(rule, text, tokens, parents, laws, tree, draft.probs is None, tests_of)
+        sides = case.sides(rule, text, draft, laws) if case.sides else sides_of(text, draft, laws, tests_of)
         cells = list(itertools.product(*sides))
         points = torch.tensor([[piece.at(end) for piece in cell] for cell in cells], dtype=torch.float64)
         parts = {name: part for name, part in vars(draft).items() if isinstance(part, torch.Tensor)}
@@ -440,7 +392,7 @@ def _top_p_first(logits: list[float]) -> list[float]:
 def test_every_token_of_the_baseline_has_the_targets_law(monkeypatch):
     """Two tokens, drawn from both ends of every piece."""
     text = tuple(PROMPT[0].tolist())
-    for one, end in itertools.product(drawn((-1, 0), target_row, text), ENDS):
+    for one, end in itertools.product(drawn(2, target_row, text), ENDS):
         numbers = iter([piece.at(end) for piece in one.numbers])
         monkeypatch.setattr(
             baseline_autoregressive, "uniforms", lambda *_, left=numbers: torch.tensor([next(left)]).double()
@@ -451,27 +403,24 @@ def test_every_token_of_the_baseline_has_the_targets_law(monkeypatch):
         assert tuple(tokens_of(rounds)) == one.tokens
 
 
-PAIRS = list(itertools.product(("sampled tree", "tree", "tree:best", "merged"), FOR_TREES))
+@pytest.mark.parametrize("name", CASES)
+def test_a_round_leaves_the_targets_law(name, monkeypatch):
+    assert_lossless(CASES[name], "token", monkeypatch)
 
 
-@pytest.mark.parametrize(("name", "rule"), dict.fromkeys([*((name, "token") for name in CASES), *PAIRS]))
-def test_a_round_leaves_the_targets_law(name, rule, monkeypatch):
-    assert_lossless(name, rule, monkeypatch)
-
-
-def assert_lossless(name: str, rule: str, monkeypatch, tests_of: Tests = token_tests) -> None:
+def assert_lossless(case: Case, rule: str, monkeypatch, tests_of: Tests = token_tests) -> None:
     """The joint law of as many tokens as the round may commit, with the target's own after those that it does."""
     tally, lengths, texts = Counter[str](), set(), set()
-    for first, end in itertools.product(CASES[name].first, ENDS):
-        found = enumerated(monkeypatch, name, rule, first, end, tests_of)
+    for first, end in itertools.product(case.first, ENDS):
+        found = enumerated(monkeypatch, case, rule, first, end, tests_of)
         length = max(map(len, found.law))
         assert_same_law(completed(found.law, found.text, length), joint(found.text, length))
         tally += found.tally
         lengths |= {len(tokens) for tokens, _ in found.drafts}
         texts.add(found.text)
     assert min(tally[kind] for kind in KINDS) > 0, tally
-    assert len(texts) >= min(2, len(CASES[name].first))
-    assert len(lengths) > 1 or "auto" not in name, "the length depended on nothing"
+    assert len(texts) >= min(2, len(case.first))
+    assert len(lengths) > 1 or not case.chooses, "the length depended on nothing"
 
 
 # --- what is chosen at these settings ---------------------------------------------------------------------------------

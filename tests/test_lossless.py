@@ -19,7 +19,7 @@ from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter, NgramDrafter
 from optimized_speculative import speculative_decode
 from speclab.core import accept as accept_module
-from speclab.core.accept import accept
+from speclab.core.accept import accept, rule_of
 from speclab.core.counts import Counts
 from speclab.core.rounds import AcceptResult, DecodeSettings, Round, tokens_of
 from speclab.core.sampling import Drawn, Sampling, draw
@@ -40,7 +40,7 @@ from speclab.theory.losslessness import judge_divergence
 from tests.decoding import plain_text, speculative_rounds
 from tests.grids import pairs_often
 from tests.heads import tiny_adapter, tiny_block_head, tiny_head
-from tests.rules import FOR_TREES, RULES
+from tests.rules import RULES
 from tests.tiny_models import CONTEXT, FAMILIES, VOCAB, PlainTransformer, flattened, perturbed, tiny
 
 LONGEST = 20  # new tokens
@@ -357,18 +357,20 @@ def exact_law(model: torch.nn.Module, law: Law) -> Tensor:
     return joint.view((IDS,) * DEPTH)
 
 
-def decode_often(target: CachedModel, drafter, law: Law, n_draws: int) -> tuple[Tensor, list[Round]]:
+def decode_often(
+    target: CachedModel, drafter, law: Law, n_draws: int, rule: str = "token"
+) -> tuple[Tensor, list[Round]]:
     """Decode `n_draws` times from one generator.  -> how often each DEPTH-gram came, and all rounds
 
     The budget leaves room for k drafts in the first round; a decoding is left once it has said DEPTH tokens.
     """
-    generator = torch.Generator().manual_seed(law.seed)
+    generator, judge = torch.Generator().manual_seed(law.seed), rule_of(rule).accept
     sampling = Sampling(law.temperature, law.top_k, law.top_p)
     seen = torch.zeros((IDS,) * DEPTH, dtype=torch.float64)
     rounds = []
     for _ in range(n_draws):
         tokens = []
-        for r in speculative_rounds(target, drafter, PROMPT, law.k, DEPTH + law.k, sampling, generator):
+        for r in speculative_rounds(target, drafter, PROMPT, law.k, DEPTH + law.k, sampling, generator, accept=judge):
             tokens += r.tokens
             rounds.append(r)
             if len(tokens) >= DEPTH:
@@ -422,9 +424,9 @@ def sampled_drafter(kind: str):
     return NgramDrafter(2, 1) if kind == "ngram" else ModelDrafter(CachedModel(plain_models()[kind]))
 
 
-def check_law(law: Law, target: torch.nn.Module | CachedModel, drafter, n_draws: int) -> None:
+def check_law(law: Law, target: torch.nn.Module | CachedModel, drafter, n_draws: int, rule: str = "token") -> None:
     cached = target if isinstance(target, CachedModel) else CachedModel(target)
-    seen, rounds = decode_often(cached, drafter, law, n_draws)
+    seen, rounds = decode_often(cached, drafter, law, n_draws, rule)
     checked = [r for r in rounds if not r.prefill]
     assert sum(r.n_accepted for r in checked) > n_draws / 20
     assert sum(r.n_rejected for r in checked) > n_draws / 20
@@ -470,13 +472,12 @@ def test_joint_law_of_a_draft_that_reads_states(n_draws):
 @pytest.mark.parametrize(
     ("kind", "rule"), pairs_often(["model", "ngram"], RULES, lambda kind, rule: kind == "model" or rule == "token")
 )
-def test_joint_law_of_lengths_that_choose_themselves(kind, rule, monkeypatch):
+def test_joint_law_of_lengths_that_choose_themselves(kind, rule):
     """How far a draft goes depends on the tokens that it drew, and on everything before."""
     auto = AutoLength(sampled_drafter(kind))
     draft = (0.0,) * 4 if kind == "ngram" else (0.0, 0.2, 0.4, 0.6)
     auto.costs[1.0] = RoundCosts(draft, (1.0, 1.0, 1.001, 1.2))
-    monkeypatch.setitem(globals(), "speculative_rounds", functools.partial(speculative_rounds, accept=RULES[rule]))
-    check_law(Law(1.0, 3), plain_models()["target"], auto, 1000)
+    check_law(Law(1.0, 3), plain_models()["target"], auto, 1000, rule)
 
 
 @pytest.mark.parametrize(("markov_rank", "n_draws"), pairs_often([0, 4], [600, 3000], lambda *one: one == (4, 600)))

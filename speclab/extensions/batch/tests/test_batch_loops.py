@@ -15,14 +15,14 @@ from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
-from speclab.extensions.trees.best import BestTreeDrafter
-from speclab.extensions.trees.draft import TreeDraft
-from speclab.extensions.trees.fixed import TreeDrafter
 from speclab.extensions.batch.batched_model import BatchedModel
 from speclab.extensions.batch.drafters import BatchedModelDrafter, RowByRow, RowOfTarget, side_by_side
 from speclab.extensions.batch.loops import autoregressive_decode_batch, in_lockstep, judging, speculative_decode_batch
 from speclab.extensions.batch.tests.test_batched_model import GARBAGE, RowCache
 from speclab.extensions.batch.texts import Request
+from speclab.extensions.trees.best import BestTreeDrafter
+from speclab.extensions.trees.draft import TreeDraft
+from speclab.extensions.trees.fixed import TreeDrafter
 from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.cached import CachedModel
 from speclab.system.errors import UsageProblem

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from benchmarks.families import tiny_families
 from speclab.core import graphs
-from speclab.extensions.trees.draft import reads
 from speclab.extensions.batch import batched_model, exported_rows
 from speclab.extensions.batch.batched_model import BatchedModel, check_batch
+from speclab.extensions.trees.draft import reads
 from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel

@@ -9,7 +9,6 @@ from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import AcceptResult, Draft
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.extensions.trees.draft import TreeDraft
 from speclab.extensions.batch import empty_loops, turns
 from speclab.extensions.batch.arms import arms
 from speclab.extensions.batch.batched_model import BatchedModel
@@ -19,6 +18,7 @@ from speclab.extensions.batch.forms import batch_drafter
 from speclab.extensions.batch.passes import PassTimer
 from speclab.extensions.batch.turns import Batches, decode
 from speclab.extensions.batch.watched import WatchedDrafter
+from speclab.extensions.trees.draft import TreeDraft
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from tests.decoding import plain_text

@@ -49,12 +49,12 @@ TESTS = {"lenient:0.75": lenient_tests, "typical:0.6": typical_tests}
 
 @pytest.mark.parametrize("name", ["model", "feature", "ngram", "model auto"])
 def test_a_round_of_block_verification_leaves_the_targets_law(name, monkeypatch):
-    assert_lossless(name, "block", monkeypatch, block_tests)
+    assert_lossless(CASES[name], "block", monkeypatch, block_tests)
 
 
 @pytest.mark.parametrize("name", ["model", "ngram"])
 def test_a_round_that_follows_the_target_leaves_its_law(name, monkeypatch):
-    assert_lossless(name, "follow", monkeypatch, follow_tests)
+    assert_lossless(CASES[name], "follow", monkeypatch, follow_tests)
 
 
 def stated(rule: str, p: list[float], q: list[float]) -> list[float]:
@@ -80,7 +80,7 @@ def test_a_lossy_rule_has_its_stated_law(rule, monkeypatch):
     """Token by token, given the tokens before; behind the last drafted one comes the target's own law."""
     tally, off, other = Counter[str](), 0.0, 0
     for first, end in itertools.product((0.2, 0.5), ENDS):
-        found = enumerated(monkeypatch, "model", rule, first, end, TESTS[rule])
+        found = enumerated(monkeypatch, CASES["model"], rule, first, end, TESTS[rule])
         tally += found.tally
         for n in range(CASES["model"].k + 1):
             for prefix in {block[:n] for block in found.law if len(block) > n}:

@@ -1,26 +1,18 @@
 """Texts of the loop with block verification, in distribution."""
 
-import functools
-
 import pytest
 
-from speclab.core.accept import rule_of
 from speclab.models.cached import CachedModel
-from tests import test_lossless
-from tests.decoding import speculative_rounds
 from tests.test_lossless import ALARM, Law, decode_often, exact_law, p_values, plain_models, sampled_drafter
 
 
 @pytest.mark.parametrize("n_draws", [1000, pytest.param(8000, marks=pytest.mark.full)])
-def test_joint_law_of_block_verification(n_draws, monkeypatch):
+def test_joint_law_of_block_verification(n_draws):
     """Through the same loop, with the same caches; it keeps more than the token rule on the way."""
     models, law = plain_models(), Law(1.0, 3)
     rules = []
     for rule in ("token", "block"):
-        judged = functools.partial(speculative_rounds, accept=rule_of(rule).accept)
-        monkeypatch.setattr(test_lossless, "speculative_rounds", judged)
-        rules.append(decode_often(CachedModel(models["target"]), sampled_drafter("model"), law, n_draws))
-        monkeypatch.undo()
+        rules.append(decode_often(CachedModel(models["target"]), sampled_drafter("model"), law, n_draws, rule))
     (_, by_token), (seen, by_block) = rules
     assert min(p_values(seen, exact_law(models["target"], law))) > ALARM
     shares = [sum(r.n_accepted for r in rounds) / sum(r.n_drafted for r in rounds) for rounds in (by_token, by_block)]

@@ -1,0 +1,139 @@
+"""What decoding with trees commits has the target's law: many texts by chi-square, and a whole round enumerated."""
+
+import functools
+import itertools
+
+import pytest
+
+from draft_models import ModelDrafter, NgramDrafter
+from speclab.core.rounds import Draft
+from speclab.drafts.block import BlockDrafter
+from speclab.drafts.feature import FeatureDrafter
+from speclab.extensions.trees.best import BestTreeDrafter
+from speclab.extensions.trees.draft import parents_of
+from speclab.extensions.trees.fixed import TreeDrafter
+from speclab.extensions.trees.merged import MergedDrafter
+from speclab.extensions.trees.tests.test_accept_tree import residuals, without
+from speclab.models.cached import CachedModel
+from tests.grids import pairs_often
+from tests.heads import tiny_block_head, tiny_head
+from tests.rules import FOR_TREES
+from tests.test_exact import cdf_corners
+from tests.test_filtered_laws import (
+    Case,
+    Drawn,
+    Piece,
+    Rows,
+    Text,
+    assert_lossless,
+    feature_logits,
+    heads,
+    model,
+    of_head,
+    one_more,
+    pieces,
+    target_row,
+)
+from tests.test_lossless import IDS, Law, check_law
+from tests.tiny_models import flattened, perturbed, tiny
+
+# --- many texts -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rule", "n_draws"), pairs_often(FOR_TREES, [500, 4000], lambda *one: one == ("token", 500)))
+def test_joint_law_of_merged_drafts(rule, n_draws):
+    """Chains of a lookup and of two models, whose equal beginnings are one branch."""
+    target = tiny("llama", vocab_size=IDS)
+    models = [ModelDrafter(CachedModel(perturbed(target, noise))) for noise in (0.2, 0.6)]
+    check_law(Law(1.0, 6), target, MergedDrafter([NgramDrafter(2, 1), *models]), n_draws, rule)
+
+
+ALL = list(itertools.product(["model", "feature", "block"], FOR_TREES, [False, True]))
+OFTEN = {("model", "token", True), *(("feature", rule, False) for rule in FOR_TREES[1:]), ("block", "token", False)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule", "sampled", "n_draws"),
+    [(*one, 500) for one in ALL if one in OFTEN] + [pytest.param(*one, 4000, marks=pytest.mark.full) for one in ALL],
+)
+def test_joint_law_of_trees(kind, rule, sampled, n_draws):
+    """Tokens that are drawn without replacement, and the most probable ones, tested in turn or followed."""
+    llama = tiny("llama", vocab_size=IDS)
+    target = CachedModel(llama, fast=flattened(llama))
+    target.hidden_layers = (0, 1)
+    drafters = {
+        "model": lambda: ModelDrafter(CachedModel(perturbed(llama, 0.4))),
+        "feature": lambda: FeatureDrafter(tiny_head(vocab=IDS)),
+        "block": lambda: BlockDrafter(tiny_block_head(llama, markov_rank=4, std=0.7)),
+    }
+    tree = TreeDrafter(drafters[kind](), (2, 2), sampled)
+    check_law(Law(1.0, tree.n_tokens), target, tree, n_draws, rule)
+
+
+# --- a round ----------------------------------------------------------------------------------------------------------
+
+DRAWN = (-1, -1, 0, 1)  # the parents of the tokens of 2x1
+
+
+def drawn_on_branches(n: int, rows: Rows, text: Text) -> list[Drawn]:
+    """Every outcome. Children of one token are drawn without replacement; after the last possible one comes id 0."""
+    found = [Drawn((), [], [], 1.0)]
+    for node in range(n):
+        found = [further for one in found for further in one_more(one, law_of_child(one.tokens, node, rows, text))]
+    return found
+
+
+def law_of_child(tokens: Text, node: int, rows: Rows, text: Text) -> list[float]:
+    """What node is drawn from after the tokens before it."""
+    siblings = tuple(token for token, above in zip(tokens, DRAWN, strict=False) if above == DRAWN[node])
+    return [float(weight) for weight in without(rows(text + branch(tokens, DRAWN, DRAWN[node])), siblings)]
+
+
+def branch(tokens: Text, parents: tuple[int, ...], node: int) -> Text:
+    """The tokens from the root down to a node, itself included; node -1 is the root."""
+    return (*branch(tokens, parents, parents[node]), tokens[node]) if node >= 0 else ()
+
+
+def sides_of(rule: str, text: Text, draft: Draft, laws: list[list[float]]) -> list[list[Piece]]:
+    """The pieces of the rule's numbers. Every row that a next token might come from cuts the last one's."""
+    tokens, parents = tuple(draft.tokens[0].tolist()), tuple(parents_of(draft)[0].tolist())
+    prefixes = [branch(tokens, parents, node) for node in range(-1, len(tokens))]
+    rows = [target_row(text + prefix) for prefix in prefixes]
+    if rule != "token":  # other rules that judge trees draw the target's own token at every depth
+        corners: list[list[float]] = [[] for _ in prefixes]
+        for prefix, row in zip(prefixes, rows, strict=True):
+            corners[len(prefix)] += cdf_corners(row)
+        return [pieces(cuts) for cuts in corners]
+    tests, left = _tests_in_turn(tokens, parents, laws, rows)
+    return [*map(pieces, tests), pieces([corner for row in left for corner in cdf_corners(row)])]
+
+
+def _tests_in_turn(tokens: Text, parents: tuple[int, ...], laws: list[list[float]], rows: list[list[float]]):
+    """Of multi-step speculative sampling: thresholds of each test, and every row that is left to draw from."""
+    tests: list[list[float]] = [[] for _ in tokens]
+    left: list[list[float]] = []
+    for place, row in enumerate(rows):
+        children = [i for i, parent in enumerate(parents) if parent + 1 == place]
+        of_node = residuals(row, [laws[i] for i in children])
+        left += of_node
+        for i, before in zip(children, of_node, strict=False):
+            tests[i] = [before[tokens[i]] / laws[i][tokens[i]]] if laws[i][tokens[i]] else []
+    return tests, left
+
+
+TreeCase = functools.partial(Case, outcomes=drawn_on_branches, sides=sides_of)
+CASES = {
+    "sampled tree": TreeCase(lambda: TreeDrafter(model(), (2, 1), sampled=True), 4, 4),
+    "sampled tree of a head": TreeCase(
+        lambda: TreeDrafter(FeatureDrafter(heads()[0]), (2, 1), sampled=True), 4, 4, of_head(feature_logits)
+    ),
+    "tree": TreeCase(lambda: TreeDrafter(model(), (2, 2)), 6, 0),
+    "tree:best": TreeCase(lambda: BestTreeDrafter(model(), width=3), 5, 0),
+    "merged": TreeCase(lambda: MergedDrafter([NgramDrafter(2, 1), model(), model(0.6)]), 6, 0),
+}
+PAIRS = [(name, rule) for name in CASES for rule in FOR_TREES if rule == "token" or name != "sampled tree of a head"]
+
+
+@pytest.mark.parametrize(("name", "rule"), PAIRS)
+def test_a_round_leaves_the_targets_law(name, rule, monkeypatch):
+    assert_lossless(CASES[name], rule, monkeypatch)

@@ -1,0 +1,87 @@
+"""What runs with trees say and record: their head, their lengths, damaged logits, and rounds along a known text."""
+
+import re
+
+import pytest
+
+import optimized_speculative
+from draft_models import ModelDrafter, NgramDrafter
+from optimized_speculative import speculative_decode
+from speclab.drafts.feature import FeatureDrafter
+from speclab.extensions.trees.best import BestTreeDrafter
+from speclab.extensions.trees.fixed import TreeDrafter
+from speclab.extensions.trees.merged import MergedDrafter
+from speclab.lab.instruments import LoopFunctions
+from speclab.lab.replay import replayed
+from speclab.models.cached import CachedModel
+from speclab.records.samples import Made
+from tests.cli.test_cli import run  # noqa: F401 - a fixture
+from tests.decoding import plain_text, speculative_rounds
+from tests.drafts.test_described import block
+from tests.drafts.test_overflows import check_it_is_said, drafter_of, model  # noqa: F401 - a fixture
+from tests.lab.test_replay import N_NEW, learnt  # noqa: F401 - a fixture
+from tests.tiny_models import perturbed, tiny
+
+WAYS = {
+    "tree": lambda drafter: TreeDrafter(drafter, (2, 2)),
+    "sampled-tree": lambda drafter: TreeDrafter(drafter, (2, 2), sampled=True),
+    "best": BestTreeDrafter,
+    "merged": lambda drafter: MergedDrafter([NgramDrafter(), drafter]),
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["feature", "block", "model"])
+def test_every_way_of_drafting_says_that_logits_are_not_finite(model, kind, way, temperature):  # noqa: F811
+    check_it_is_said(model, WAYS[way](drafter_of(kind, model)), temperature)
+
+
+def test_trees_have_a_line():
+    tree = TreeDrafter(ModelDrafter(CachedModel(tiny("llama"))), (2, 2, 1))
+    assert tree.describe("tree:2x2x1:model", "eager").startswith("tree:2x2x1:model: trees of 10")
+
+
+@pytest.mark.parametrize(
+    ("make", "asked", "notes"),
+    [
+        (BestTreeDrafter, [12], []),
+        (
+            lambda drafter: TreeDrafter(drafter, (2, 2, 1)),
+            [4],
+            ["a tree of the shape 2x2x1 has 10 tokens; -k is not used"],
+        ),
+        (lambda drafter: TreeDrafter(drafter, (2, 2, 1)), [], []),
+    ],
+)
+def test_what_of_k_has_no_effect_is_said(make, asked, notes):
+    assert make(block()).length_notes("it", asked) == [f"it: {note}" for note in notes]
+
+
+@pytest.mark.parametrize("words", [[], ["-k", "4"]])
+def test_the_head_names_the_shape_and_its_tokens(run, pair_folder, words):  # noqa: F811
+    size = ["--prompt", "def f(x):", "--max-new-tokens", "8", "--draft", f"tree:2x2x1:{pair_folder / 'draft'}"]
+    code, _, err = run(optimized_speculative, *size, *words)
+    assert code == 0
+    assert re.search(r"^draft   tree:2x2x1:draft: trees of 10 tokens, .*; k = 10$", err, re.MULTILINE)
+    assert ("a tree of the shape 2x2x1 has 10 tokens; -k is not used" in err) == bool(words)
+
+
+@pytest.mark.parametrize("kind", ["feature", "model"])
+def test_replayed_rounds_of_trees_are_those_of_the_decoding(learnt, kind):  # noqa: F811
+    target, head, prompts = learnt
+    seen = set()
+    for prompt in prompts:
+        text, made = plain_text(target, prompt, N_NEW), []
+        for timed in (True, False):
+            one = FeatureDrafter(head) if kind == "feature" else ModelDrafter(CachedModel(perturbed(target.model, 0.1)))
+            tree = TreeDrafter(one, (3, 2, 1))
+            if timed:
+                rounds = speculative_rounds(target, tree, prompt, tree.n_tokens, N_NEW)
+                made.append([Made(r.n_drafted, r.n_accepted, False) for r in rounds if not r.prefill])
+            else:
+                functions = LoopFunctions(speculative_decode)
+                made.append(replayed(functions, target, tree, prompt, tuple(text), tree.n_tokens))
+        assert made[0] == made[1]
+        seen |= set(made[0])
+    assert len({one.n_accepted for one in seen}) > 2
