@@ -19,7 +19,6 @@ BUGS = {
     12: "uniforms repeated",
     13: "token id 0 treated as nothing",
     14: "nucleus drops the crossing token",
-    15: "children of a tree judged or drawn by a wrong law",
     17: "two target passes per round",
     18: "EOS inside a block, or the budget, ignored",
     20: "other things counted or timed than decoded tokens",
@@ -41,8 +40,6 @@ BUGS = {
     36: "one of two drafts out of step with the text, or taken for the other",
     37: "a lossy rule not called that, or further off than is said",
     38: "one part of the target's layers out of step with the other",
-    39: "tokens of a tree at wrong places, or the wrong branch kept",
-    40: "size or shape of a tree chosen by the wrong numbers",
     44: "a tokenizer, a template, a name or a record from outside trusted",
 }
 

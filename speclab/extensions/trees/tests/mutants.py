@@ -1,26 +1,36 @@
-"""Bugs in the rules for trees (speclab/extensions/trees/accept.py), in how children are drawn, and in what caches hold of a
-tree."""
+"""Bugs in the rule for trees, in how their tokens are chosen and drawn, and in what caches hold of a tree."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from speclab.core import accept as accept_module
 from speclab.core import sampling as sampling_module
+from speclab.core.drafter import Drafter
 from speclab.core.rounds import AcceptResult, Draft
-from speclab.core.sampling import draw
+from speclab.core.sampling import Sampling, draw
 from speclab.core.sampling import without_replacement as right_children
 from speclab.extensions.trees import accept as tree_module
-from speclab.extensions.trees import draft
+from speclab.extensions.trees import best, draft, merged
 from speclab.extensions.trees.accept import accept_tree as right_tree
+from speclab.extensions.trees.best import BestTreeDrafter
 from speclab.extensions.trees.draft import TreeDraft
-from speclab.extensions.trees.growing import GrowingModel
+from speclab.extensions.trees.fixed import TreeDrafter
+from speclab.extensions.trees.growing import GrowingFeature, GrowingModel
+from speclab.extensions.trees.merged import MergedDrafter
 from speclab.models.backends import windows
 from speclab.models.cached import CachedModel
 from tests.mutants.bugs import mutant
 
-FILE, LOOP = "core/test_accept_tree", "drafts/test_tree"
+BUGS = {
+    15: "children of a tree judged or drawn by a wrong law",
+    39: "tokens of a tree at wrong places, or the wrong branch kept",
+    40: "size or shape of a tree chosen by the wrong numbers",
+}
+FILE, LOOP, MERGED, LAWS_FILE = "test_accept_tree", "test_trees", "test_merged_trees", "test_tree_laws"
+ROUND = "a_round_leaves_the_targets_law"
 ONE_NODE, WHOLE = "children_of_one_node_leave_the_targets_law", "whole_trees_leave_the_targets_joint_law"
 LARGE = "a_larger_tree_leaves_the_targets_joint_law_of_three_tokens"
 FOLLOW = "following_gives_the_targets_joint_law_for_every_shape"
@@ -251,3 +261,171 @@ def hidden_states_stay_in_tree_order() -> None:
 def draft_model_keeps_a_tree() -> None:
     """leaves the tree in the draft model's cache"""
     GrowingModel.end_tree = lambda drafter: None
+
+
+# ---------------------------------------------------------------- both filters, and the drafting pass of a head
+
+
+def change_rule(rule: Callable[[], Callable], wrong: Callable[[Sampling], Sampling]) -> None:
+    """This rule judges as `wrong(sampling)` says."""
+    right = accept_module._judged
+
+    def judged(logits: Tensor, draft: Draft, sampling: Sampling, uniforms: Tensor, judge: Callable, *numbers):
+        if judge is rule() and not sampling.greedy:
+            sampling = wrong(sampling)
+        return right(logits, draft, sampling, uniforms, judge, *numbers)
+
+    accept_module._judged = judged
+
+
+@mutant(15, ROUND, file=LAWS_FILE)
+def judges_a_tree_without_top_p() -> None:
+    """judges a tree by the target's distribution before top-p"""
+    change_rule(lambda: tree_module.accept_tree, lambda sampling: Sampling(sampling.temperature, sampling.top_k))
+
+
+@mutant(15, ROUND, file=LAWS_FILE)
+def draws_children_before_the_filters() -> None:
+    """draws the children of a sampled tree before the filters, and hands over the filtered laws"""
+
+    right = TreeDrafter._children
+
+    def children(tree: TreeDrafter, logits: Tensor, points: Tensor) -> tuple[Tensor, Tensor | None]:
+        if not tree.sampled or tree._sampling.greedy:
+            return right(tree, logits, points)
+        tokens, _, _ = right_children(Sampling(tree._sampling.temperature).probs(logits), points)
+        _, laws, _ = right_children(tree._sampling.probs(logits), points)
+        return tokens, laws
+
+    TreeDrafter._children = children
+
+
+@mutant(40, "the_most_probable_branches_are_drafted", file=LOOP)
+def ranks_branches_at_temperature_1() -> None:
+    """ranks the branches of a tree by the draft's probabilities at temperature 1, before the filters"""
+    BestTreeDrafter._log_probs = lambda tree, logits: logits.float().log_softmax(-1)
+
+
+HEADS = "logits_of_every_token_of_a_tree_are_a_recomputations"
+
+
+@mutant(39, HEADS, file=LOOP)
+def head_reads_siblings() -> None:
+    """lets a token of a tree read its siblings in the pass of a feature head"""
+    right = GrowingFeature.grow
+
+    def grow(drafter: GrowingFeature, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
+        return right(drafter, tokens, parents, torch.ones_like(reads), depth)
+
+    GrowingFeature.grow = grow
+
+
+@mutant(39, HEADS, file=LOOP)
+def head_reads_its_own_branch_without_the_root() -> None:
+    """lets a token of a tree read its parent and itself alone of the drafted ones"""
+    right = GrowingFeature.grow
+
+    def grow(drafter: GrowingFeature, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
+        n = reads.shape[1]
+        near = torch.zeros_like(reads)
+        near[torch.arange(len(tokens)), n - len(tokens) + torch.arange(len(tokens))] = True
+        kept = parents >= 0
+        near[torch.arange(len(tokens))[kept], parents[kept]] = True
+        return right(drafter, tokens, parents, near, depth)
+
+    GrowingFeature.grow = grow
+
+
+@mutant(39, HEADS, file=LOOP)
+def head_puts_siblings_at_positions_of_their_own() -> None:
+    """puts a token of a tree at the position of its number, in the pass of a feature head"""
+    right = GrowingFeature.grow
+
+    def grow(drafter: GrowingFeature, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
+        before, whole = drafter._outputs.shape[1] - 1, (drafter._cos, drafter._sin)
+        start, n = drafter._length + before, len(tokens)
+        drafter._rotation(start, n)
+        whole = drafter._cos, drafter._sin
+        project = drafter.head.project
+
+        def by_number(states: Tensor, ids: Tensor, rotation: tuple):
+            return project(states, ids, tuple(one[:, start : start + n] for one in whole))
+
+        drafter.head.project = by_number
+        try:
+            return right(drafter, tokens, parents, reads, depth)
+        finally:
+            del drafter.head.project
+
+    GrowingFeature.grow = grow
+
+
+@mutant(39, HEADS, file=LOOP)
+def head_gets_the_state_of_another_branch() -> None:
+    """gives every token of a tree the state of the first token of the level above"""
+    right = GrowingFeature.grow
+
+    def grow(drafter: GrowingFeature, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
+        return right(drafter, tokens, parents.amin().expand_as(parents), reads, depth)
+
+    GrowingFeature.grow = grow
+
+
+# ---------------------------------------------------------------- which tokens a tree has
+
+
+@mutant(40, "the_most_probable_branches_are_drafted", file=LOOP)
+def does_not_multiply_along_a_branch() -> None:
+    """takes the most probable tokens, however improbable those before them on their branch are"""
+    right = BestTreeDrafter._looked
+
+    def looked(drafter: BestTreeDrafter, n: int, deepest: int) -> best.Looked:
+        found = right(drafter, n, deepest)
+        before = torch.cat([found.scores.new_zeros(1), found.scores])[found.parents + 1]
+        return found._replace(scores=found.scores - before)
+
+    BestTreeDrafter._looked = looked
+
+
+@mutant(40, "the_most_probable_branches_are_drafted", file=LOOP)
+def goes_on_from_the_best_token_alone() -> None:
+    """drafts another level behind the most probable token only"""
+    right = best._n_to_grow
+    best._n_to_grow = lambda *given: min(1, right(*given))
+
+
+@mutant(36, "caches_equal_a_recomputation_after_every_round", file=MERGED)
+def draft_model_keeps_its_own_chain() -> None:
+    """leaves a draft model's own tokens in its cache where another drafter's branch was kept"""
+
+    def init(tree: MergedDrafter, drafters: Sequence[Drafter]) -> None:
+        tree.drafters, tree._device = list(drafters), torch.device("cpu")
+
+    MergedDrafter.__init__ = init
+
+
+@mutant(39, "all_branches_are_there_once", file=MERGED)
+def merges_equal_tokens_of_one_depth() -> None:
+    """merges equal tokens that stand as deep as each other, after different ones"""
+    right = merged.merged
+
+    def by_depth(drafts: Sequence[Draft], device: torch.device) -> Draft:
+        found = right(drafts, device)
+        if not isinstance(found, TreeDraft):
+            return found
+        seen: dict[tuple[int, int], int] = {}
+        kept, parents, depths = [], [], []
+        numbers = [-1]
+        for token, parent in zip(found.tokens[0].tolist(), found.parents[0].tolist(), strict=True):
+            above = numbers[parent + 1]
+            place = (depths[above] + 1 if above >= 0 else 1), token
+            if place not in seen:
+                seen[place] = len(kept)
+                kept.append(token)
+                parents.append(above)
+                depths.append(place[0])
+            numbers.append(seen[place])
+        ids, size = torch.tensor([kept], device=device), torch.tensor([len(kept)], device=device)
+        return TreeDraft(ids, size, parents=torch.tensor([parents], device=device))
+
+    merged.merged = by_depth

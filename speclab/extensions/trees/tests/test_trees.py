@@ -88,7 +88,6 @@ def test_what_rows_read_and_how_deep_they_are():
         ("tree:2x2", "needs a draft"),
         ("tree:2x2:ngram", "needs a draft"),
         ("tree:2x2:tree:2x2:model", "needs a draft"),
-        ("sampled-tree:2:exit:2", "needs a draft"),
         ("tree:2x2:dial:0.5", "needs a draft"),
         ("tree:2x2:feture", "feture"),
         ("sampled-tree:best:feature", "shape"),
