@@ -110,7 +110,7 @@ def speculate(
 
     prompt: a text, continued as it is; or a chat, which is put into the tokenizer's chat template: a list of messages
     such as {"role": "user", "content": "..."}. draft_length: tokens of a draft, 0 for plain decoding, "auto" to choose
-    in every round; a tree has as many as its shape. With "auto", and for hybrids, the cost of a round is measured
+    in every round; some drafts have a size of their own. With "auto", and for hybrids, the cost of a round is measured
     before the first text at each temperature. temperature: 0 is greedy. The text ends with the target's own end token
     or after max_new_tokens tokens. Arguments are checked when this is called, before the first round.
 

@@ -23,8 +23,6 @@ from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, tokens_of
-from speclab.extensions.trees.checks import check_tree
-from speclab.extensions.trees.fixed import TreeDrafter
 from speclab.lab.training.degraded_drafts import noisy
 from speclab.models import engine_choice, loading, memory
 from speclab.models.backends.protocols import FastModel
@@ -154,6 +152,10 @@ def compare(
 
 def in_trees(model: PreTrainedModel, backend: FastModel | None, draft: CachedModel, expected: Texts) -> str:
     """Decode every prompt with trees, or raise WrongText.  -> why the family cannot have them; empty if it can"""
+    # Here: everything else of this benchmark runs without the extension.
+    from speclab.extensions.trees.checks import check_tree
+    from speclab.extensions.trees.fixed import TreeDrafter
+
     target = CachedModel(model, fast=backend)
     try:
         for one in (target, draft):

@@ -34,7 +34,7 @@ def prepare(args: argparse.Namespace, functions: LoopFunctions | None = None) ->
     output.check()
     kinds = [kind for kind in args.draft.split(",") if kind]
     choices = read_drafts(kinds, temperatures)
-    flags.check_trees(args, choices)
+    flags.check_chains(args, choices)
     functions = functions or LoopFunctions(speculative_decode)
     flags.check_rule(args, temperatures)
     if auto and not lengths:  # beside numbers a draft that cannot choose has those

@@ -67,7 +67,7 @@ def parse(docstring: str, argv: list[str] | None, speculative: bool) -> argparse
         args.typed_length = args.draft_length  # None where -k is left out
         args.draft_length = DRAFT_LENGTH if args.draft_length is None else args.draft_length
         args.choice = registry.read(args.draft)
-        flags.check_trees(args, [args.choice])
+        flags.check_chains(args, [args.choice])
     args.typed_limit = args.limit
     args.limit = 1 if args.limit is None else args.limit
     return args

@@ -205,11 +205,11 @@ def add_draft_flag(
     return group
 
 
-def check_trees(args: argparse.Namespace, choices: list[registry.Choice]) -> None:
-    """Raise UsageProblem where a tree is drafted and --rule knows chains only."""
-    tree = next((choice.text for choice in choices if choice.branches), None)
-    if tree and rule_of(args.rule).chains_only:
-        raise UsageProblem(f"--rule {args.rule} judges chains, and {tree} drafts trees; leave it out")
+def check_chains(args: argparse.Namespace, choices: list[registry.Choice]) -> None:
+    """Raise UsageProblem where a draft has branches and --rule knows chains only."""
+    branching = next((choice.text for choice in choices if choice.branches), None)
+    if branching and rule_of(args.rule).chains_only:
+        raise UsageProblem(f"--rule {args.rule} judges chains, and {branching} has branches; leave it out")
 
 
 def with_defaults(args: argparse.Namespace, defaults: dict[str, Any]) -> argparse.Namespace:

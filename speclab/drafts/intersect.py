@@ -48,6 +48,8 @@ class IntersectDrafter(ModelDrafter):
     shared: the pairs; all of the target's ids lie in its vocabulary, all of the draft's among the draft's logits.
     """
 
+    branches_as_base = True  # after each of several tokens comes what the model says, as after the last one
+
     def __init__(self, draft: CachedModel, shared: SharedTokens, reads: Reads):
         super().__init__(draft)
         self.shared, self._reads = shared, reads

@@ -41,8 +41,8 @@ class Choice:
 
     is_lookup: it copies from the text, so that a hybrid can have it in front of a model.
     is_model: it is a draft model with the target's ids, and nothing else.
-    branches: its drafts are trees.
-    can_branch: it says what comes after each of several tokens, so that it can be made a tree.
+    branches: its drafts have several tokens for one place.
+    can_branch: it says what comes after each of several tokens, so that it can have branches.
     in_hybrid: a hybrid can have it behind a lookup.
     any_family: it works with a target of any family; else it needs a decoder-only one.
     changes_engine: it may change the engine of the target, so it is built before others.

@@ -1,9 +1,9 @@
 """The rounds that a draft would make along a text that is known, without a pass of the target.
 
 For drafts whose proposals depend on the rounds before, `-k auto` and hybrids, which learn while they draft, and for
-trees, of which another branch is taken in every round. They run in the production loop; only the target is a stand-in
-that says the text. When sampling this is not possible: there a rejected token and the one that replaces it belong
-together. No end token is looked for: timed runs have none.
+drafts with branches, of which another one is taken in every round. They run in the production loop; only the target is
+a stand-in that says the text. When sampling this is not possible: there a rejected token and the one that replaces it
+belong together. No end token is looked for: timed runs have none.
 """
 
 import copy

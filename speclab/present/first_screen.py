@@ -28,7 +28,7 @@ from speclab.records.runs import ComparisonRun, LabRun
 from speclab.theory.ladder import factors, prediction_rows
 
 LAB = "lab pair"
-CHAINS_ONLY = "the formula and the ladder know chains only: no values for trees"
+CHAINS_ONLY = "the formula and the ladder know chains only: no values for drafts with branches"
 
 
 class Line(NamedTuple):
@@ -59,7 +59,7 @@ def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = No
     agreement = Lines(line for one in runs for line in (*same_text_lines(one, one.correctness), *remarks(one)))
     facts = Lines(
         [
-            trees_line(believed),
+            chains_only_line(believed),
             *(line for one in believed for line in facts_lines(one)),
             noise_line(believed),
             no_gain_line(believed),
@@ -207,8 +207,8 @@ def facts_lines(run: ComparisonRun) -> list[str | None]:
     return lines
 
 
-def trees_line(runs: list[ComparisonRun]) -> str | None:
-    """Why some cells are empty where trees were drafted; None where there are none."""
+def chains_only_line(runs: list[ComparisonRun]) -> str | None:
+    """This says why some cells are empty where drafts had branches; None where none had."""
     rows = (row for run in runs for row in run.rows if row.draft_length and not row.auto)
     return CHAINS_ONLY if any(row.acceptance_rate is not None and row.book_formula is None for row in rows) else None
 

@@ -124,13 +124,13 @@ def loops_line(run: ComparisonRun) -> str | None:
 # --- how fast ---------------------------------------------------------------------------------------------------------
 
 
-def counts_summary(counts: Counts, of_trees: bool = False) -> str:
+def counts_summary(counts: Counts, has_branches: bool = False) -> str:
     """Rounds, acceptance in all its meanings, and a histogram of accepted lengths."""
-    n_untested = counts.n_drafted - counts.n_accepted - counts.n_rejected  # of trees the failed children, too
+    n_untested = counts.n_drafted - counts.n_accepted - counts.n_rejected  # with branches, all others that failed, too
     lines = [
         f"rounds {counts.n_rounds}, drafted {counts.n_drafted}, accepted {counts.n_accepted}, "
-        + (f"rejected places {counts.n_rejected}" if of_trees else f"rejected {counts.n_rejected}")
-        + f", never tested {n_untested}" * (not of_trees),
+        + (f"rejected places {counts.n_rejected}" if has_branches else f"rejected {counts.n_rejected}")
+        + f", never tested {n_untested}" * (not has_branches),
         *([f"replays {counts.n_replays}: {REPLAYS}"] if counts.n_replays else []),
         f"α (accepted / tested)               {number(counts.acceptance_rate, 3)}",
         f"drafted fraction (accepted/drafted) {number(counts.drafted_fraction, 3)}",
@@ -141,7 +141,7 @@ def counts_summary(counts: Counts, of_trees: bool = False) -> str:
     for length in range(max(counts.accepted_lengths, default=0) + 1):
         rounds = counts.accepted_lengths[length]
         lines.append(f"  {length:2d} | {'#' * round(40 * rounds / most):40s} {rounds}")
-    return "\n".join([*lines, *([REJECTED_PLACES] if of_trees else [])])
+    return "\n".join([*lines, *([REJECTED_PLACES] if has_branches else [])])
 
 
 def _speed(run: ComparisonRun, rows: list[Row]) -> list[Block]:

@@ -12,8 +12,8 @@ from speclab.theory import noise
 COSTS = "c: a drafted token, v: a target pass over k + 1 tokens, o: the rest of a round, in decode steps of the target"
 
 REJECTED_PLACES = (
-    "in a tree several children can be tested for one place and fail; a place without a child that passes is counted "
-    "once as rejected. α of trees: accepted / tested places"
+    "a draft with branches has several tokens for one place, and more than one of them can be tested and fail; a place "
+    "where none passes is counted once as rejected. α of such drafts: accepted / tested places"
 )
 
 REPLAYS = "passes in which recurrent layers, which cannot be cropped, read accepted tokens once more"

@@ -18,7 +18,7 @@ class Arm:
     draft: str = ""  # name of the draft, as the user may type it; the baseline has none
     draft_length: int = 0  # where it is chosen in every round: the longest
     auto: bool = field(default=False, compare=False)  # whether the length is chosen in every round
-    branches: bool = field(default=False, compare=False)  # whether a draft is a tree
+    branches: bool = field(default=False, compare=False)  # whether a draft has several tokens for one place
 
     @property
     def speculative(self) -> bool:

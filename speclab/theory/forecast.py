@@ -16,7 +16,7 @@ A state t is the number of new tokens committed so far. Token 0 comes from prefi
 ends in state N = `n_tokens`. `accept_probs[t][n]` is the probability that the n-th token (from 0) of a proposal
 made in state t is accepted, given that those before it were. A proposal may be shorter than the draft length or empty.
 
-Not covered: accept rules that judge several drafts together (block verification, trees), drafts that learn from the
+Not covered: accept rules that judge several drafted tokens together, drafts with branches, drafts that learn from the
 rounds before (speclab/lab/replay.py), and an end token that stops the text before N tokens.
 """
 

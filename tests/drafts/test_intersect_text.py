@@ -15,8 +15,6 @@ from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.intersect import IntersectDrafter, intersect
 from speclab.drafts.lengths import AutoLength, RoundCosts
 from speclab.drafts.registry import make, read
-from speclab.extensions.trees.best import BestTreeDrafter
-from speclab.extensions.trees.fixed import TreeDrafter
 from speclab.models import loading, prompts
 from speclab.models.cached import CachedModel
 from speclab.models.setup import load_setup
@@ -96,8 +94,8 @@ def test_greedy_text_of_two_tokenizers(kind):
         "chain": drafter,
         "auto": auto,
         "hybrid": HybridDrafter(NgramDrafter(2, 1), drafter),
-        "tree": TreeDrafter(drafter, (2, 1)),
-        "best tree": BestTreeDrafter(drafter),
+        "tree": pytest.importorskip("speclab.extensions.trees.fixed").TreeDrafter(drafter, (2, 1)),
+        "best tree": pytest.importorskip("speclab.extensions.trees.best").BestTreeDrafter(drafter),
     }
     kept = dict.fromkeys(kinds, 0)
     for line in LINES[:3]:
@@ -137,7 +135,7 @@ def test_a_tree_may_be_wider_than_what_is_shared():
     target = tiny_llama(0, vocab_size=12)
     drafter = IntersectDrafter(CachedModel(cousin(target, OVERLAP, 10)), OVERLAP, Pairs(OVERLAP, 10))
     prompt = torch.tensor([[1, 2, 5, 3, 10]])
-    tree = TreeDrafter(drafter, (12, 2))
+    tree = pytest.importorskip("speclab.extensions.trees.fixed").TreeDrafter(drafter, (12, 2))
     rounds = list(speculative_rounds(CachedModel(target), tree, prompt, tree.n_tokens, 20))
     assert tokens_of(rounds) == plain_text(CachedModel(target), prompt, 20)
     assert any(r.n_accepted for r in rounds)

@@ -4,13 +4,18 @@ from torch import Tensor
 
 import draft_models
 from speclab.core.rounds import Draft
-from speclab.core.sampling import Drawn
+from speclab.core.sampling import Drawn, Sampling
 from speclab.drafts import feature as feature_module
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.lengths import AutoLength
 from tests.mutants.bugs import mutant
 
 LAW, FILE = "a_round_leaves_the_targets_law", "test_filtered_laws"
+
+
+def unfiltered(sampling: Sampling) -> Sampling:
+    """The same temperature, and every token."""
+    return Sampling(sampling.temperature)
 
 
 @mutant(34, LAW, file=FILE)

@@ -16,7 +16,7 @@ IN_ONE_PASS: dict[type[Drafter], Callable[[Drafter], CachedModel]] = {ModelDraft
 
 
 def shared_model(drafter: Drafter) -> CachedModel | None:
-    """The model that drafts for all rows in one pass; None for what goes row by row: trees, merges, heads, lookups."""
+    """The model that drafts for all rows in one pass; None for what goes row by row, as heads and lookups do."""
     model_of = IN_ONE_PASS.get(type(drafter))
     return model_of(drafter) if model_of else None
 

@@ -67,7 +67,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--draft",
         default="model,ngram",
         metavar="KIND",
-        help="as of compare.py, but no trees and no hybrids (default: model,ngram)",
+        help="as of compare.py, but no drafts with branches and no hybrids (default: model,ngram)",
     )
     group.add_argument("-k", "--draft-length", metavar="K,K", help="lengths to try (default: 0 to 16; --quick 0 to 8)")
     group.add_argument("--temperature", default="0", metavar="T,T", help="0 is greedy (default: 0)")
@@ -102,8 +102,8 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     output.check()
     kinds = [kind for kind in args.draft.split(",") if kind]
     choices = compare_config.read_drafts(kinds, temperatures)
-    if tree := next((choice.text for choice in choices if choice.branches), None):
-        raise UsageProblem(f"a plan knows chains only, and {tree} drafts trees; leave it out")
+    if branching := next((choice.text for choice in choices if choice.branches), None):
+        raise UsageProblem(f"a plan knows chains only, and {branching} has branches; leave it out")
     config = compare_config.load(args, choices, lengths, temperatures)
     plans.check(config, args.verify)
     no_effect.note_flags(args, temperatures, config.setup.device)

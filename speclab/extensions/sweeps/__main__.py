@@ -96,7 +96,7 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--draft",
         metavar="KIND",
-        help="as of compare.py, but no trees (default: model,ngram; acceptance has dials)",
+        help="as of compare.py, but no drafts with branches (default: model,ngram; acceptance has dials)",
     )
     group.add_argument(
         "-k", "--draft-length", metavar="K,K", help="tokens per draft (default: 4; draft-length 0 to 16)"
@@ -162,8 +162,8 @@ def _prepare(args: argparse.Namespace, name: str) -> tuple[RunConfig, Output]:
     output.check()
     kinds = [kind for kind in args.draft.split(",") if kind]
     choices = compare_config.read_drafts(kinds, temperatures)
-    if tree := next((choice.text for choice in choices if choice.branches), None):
-        raise UsageProblem(f"a sweep knows chains only, and {tree} drafts trees; leave it out")
+    if branching := next((choice.text for choice in choices if choice.branches), None):
+        raise UsageProblem(f"a sweep knows chains only, and {branching} has branches; leave it out")
     config = compare_config.load(args, choices, lengths, temperatures)
     # The seed has an effect where drafts are damaged at random.
     seen = argparse.Namespace(**vars(args) | {"seed": 0}) if name == "mismatch" else args

@@ -1,11 +1,11 @@
 """How each kind of draft grows a tree: what comes after each of several tokens, level by level.
 
-A kind that can registers with `growing`. A model reads a whole level in one pass, a feature head, too; the slots of a
-block serve all tokens of a level, so it reads nothing.
+A kind that can is in GROWING. A model reads a whole level in one pass, and so does a feature head; the slots of a block
+serve all tokens of a level, so it reads nothing.
 """
 
-import functools
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from speclab.core.rounds import Target
 from speclab.core.sampling import Sampling
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
+from speclab.system.errors import UsageProblem
 
 
 class Growing(Protocol):
@@ -51,10 +52,20 @@ class Growing(Protocol):
         """The ids `committed` are final now."""
 
 
-@functools.singledispatch
 def growing(drafter: Drafter) -> Growing:
-    """This gives the drafter in the form that grows trees. TypeError for a kind that cannot."""
-    raise TypeError(f"{type(drafter).__name__} does not say what comes after each of several tokens")
+    """This gives the drafter in the form that grows trees. UsageProblem for a class that does not say how.
+
+    A subclass is not taken for its base, which may draft other tokens, unless it says `branches_as_base`.
+    """
+    kind: type = type(drafter)
+    while kind not in GROWING and vars(kind).get("branches_as_base"):
+        kind = kind.__mro__[1]
+    if kind not in GROWING:
+        raise UsageProblem(
+            f"{type(drafter).__name__} does not say what comes after each of several tokens; set branches_as_base "
+            "where it is the same as of its base class, or draft chains"
+        )
+    return GROWING[kind](drafter)
 
 
 class GrowingModel:
@@ -164,14 +175,8 @@ class GrowingBlock(BlockDrafter):
         return self.of_target(self.head.biased(logits, tokens), self._vocab_size)
 
 
-growing.register(ModelDrafter, GrowingModel)
-
-
-@growing.register
-def _(drafter: FeatureDrafter) -> Growing:
-    return GrowingFeature(drafter.head, drafter.ids)
-
-
-@growing.register
-def _(drafter: BlockDrafter) -> Growing:
-    return GrowingBlock(drafter.head, drafter.ids)
+GROWING: dict[type, Callable[[Any], Growing]] = {
+    ModelDrafter: GrowingModel,
+    FeatureDrafter: lambda drafter: GrowingFeature(drafter.head, drafter.ids),
+    BlockDrafter: lambda drafter: GrowingBlock(drafter.head, drafter.ids),
+}

@@ -19,10 +19,8 @@ from speclab.extensions.batch.batched_model import BatchedModel
 from speclab.extensions.batch.drafters import BatchedModelDrafter, RowByRow, RowOfTarget, side_by_side
 from speclab.extensions.batch.loops import autoregressive_decode_batch, in_lockstep, judging, speculative_decode_batch
 from speclab.extensions.batch.tests.test_batched_model import GARBAGE, RowCache
+from speclab.extensions.batch.tests.trees import trees
 from speclab.extensions.batch.texts import Request
-from speclab.extensions.trees.best import BestTreeDrafter
-from speclab.extensions.trees.draft import TreeDraft
-from speclab.extensions.trees.fixed import TreeDrafter
 from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.cached import CachedModel
 from speclab.system.errors import UsageProblem
@@ -77,8 +75,8 @@ def with_drafter(kind: str) -> tuple:
         "model": lambda: ModelDrafter(draft),
         "ngram": lambda: NgramDrafter(3, 1),
         "hybrid": lambda: HybridDrafter(NgramDrafter(3, 1), ModelDrafter(draft)),
-        "tree": lambda: TreeDrafter(ModelDrafter(draft), (2, 1), sampled=True),
-        "best tree": lambda: BestTreeDrafter(ModelDrafter(draft)),
+        "tree": lambda: trees("fixed").TreeDrafter(ModelDrafter(draft), (2, 1), sampled=True),
+        "best tree": lambda: trees("best").BestTreeDrafter(ModelDrafter(draft)),
     }
     return target, drafters[kind]()
 
@@ -302,7 +300,9 @@ def test_drafts_side_by_side():
     """Padded to the longest; a certain draft gets one-hot rows beside a drawn one, a chain parents beside a tree."""
     law = torch.full((1, 2, 4), 0.25)
     drawn = Draft(torch.tensor([[1, 2]]), torch.tensor([2]), law)
-    certain = TreeDraft(torch.tensor([[3, 2, 1]]), torch.tensor([3]), parents=torch.tensor([[-1, -1, 1]]))
+    certain = trees("draft").TreeDraft(
+        torch.tensor([[3, 2, 1]]), torch.tensor([3]), parents=torch.tensor([[-1, -1, 1]])
+    )
     both = side_by_side([drawn, certain], 4)
     assert both.tokens.tolist() == [[1, 2, 0], [3, 2, 1]]
     assert both.size.tolist() == [2, 3]

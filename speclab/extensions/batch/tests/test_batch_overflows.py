@@ -8,8 +8,8 @@ from speclab.core.sampling import GREEDY, Sampling
 from speclab.extensions.batch.batched_model import BatchedModel
 from speclab.extensions.batch.drafters import BatchedModelDrafter, RowByRow
 from speclab.extensions.batch.loops import speculative_decode_batch
+from speclab.extensions.batch.tests.trees import trees
 from speclab.extensions.batch.texts import Request
-from speclab.extensions.trees.fixed import TreeDrafter
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem
 from tests.drafts.test_overflows import NOT_FINITE, drafter_of, model  # noqa: F401 - a fixture
@@ -30,7 +30,7 @@ def test_a_batch_says_so_too(model, way, temperature):  # noqa: F811
         drafter = BatchedModelDrafter(draft)
     else:
         one = drafter_of("feature", model)
-        drafter = RowByRow(TreeDrafter(one, (2, 2)) if way == "tree" else one, 2)
+        drafter = RowByRow(trees("fixed").TreeDrafter(one, (2, 2)) if way == "tree" else one, 2)
     settings = DecodeSettings(12, Sampling(temperature))
     requests = [Request(prompt[None], settings) for prompt in prompts(3)]
     with pytest.raises(EnvironmentProblem, match=NOT_FINITE):

@@ -8,7 +8,7 @@ from benchmarks.families import tiny_families
 from speclab.core import graphs
 from speclab.extensions.batch import batched_model, exported_rows
 from speclab.extensions.batch.batched_model import BatchedModel, check_batch
-from speclab.extensions.trees.draft import reads
+from speclab.extensions.batch.tests.trees import trees
 from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
@@ -138,7 +138,7 @@ def test_trees_in_rows(engine, family, monkeypatch):
     paths = [[1, 2, 3], [0, 2], []]
     before = batch.lengths
     tokens = torch.randint(0, VOCAB, (3, 5), generator=torch.Generator().manual_seed(2))
-    logits = batch.forward(tokens, reads(parents))
+    logits = batch.forward(tokens, trees("draft").reads(parents))
     seen = [batch.hidden((0, 1), row).clone() for row in range(3)]
     batch.keep(paths)
     batch.crop([length + 1 + len(path) for length, path in zip(before, paths, strict=True)])

@@ -16,9 +16,9 @@ from speclab.extensions.batch.decodings import BatchDecoding
 from speclab.extensions.batch.empty_loops import EmptyLoop, NoPasses
 from speclab.extensions.batch.forms import batch_drafter
 from speclab.extensions.batch.passes import PassTimer
+from speclab.extensions.batch.tests.trees import trees
 from speclab.extensions.batch.turns import Batches, decode
 from speclab.extensions.batch.watched import WatchedDrafter
-from speclab.extensions.trees.draft import TreeDraft
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from tests.decoding import plain_text
@@ -26,7 +26,6 @@ from tests.recorder import graphed, stand_in
 from tests.tiny_models import CONTEXT, VOCAB, tiny
 
 SAMPLING = Sampling(temperature=0.8)
-TREE = TreeDraft(torch.tensor([[3, 4, 5]]), torch.tensor([3]), parents=torch.tensor([[-1, 0, 0]]))
 LAW = Draft(torch.tensor([[3]]), torch.tensor([1]), torch.full((1, 1, VOCAB), 1 / VOCAB))
 
 
@@ -69,7 +68,8 @@ def test_every_round_drafts_as_many_tokens(target, monkeypatch):
 def test_a_tree_is_verified_as_one_and_kept(target, monkeypatch):
     """The arm's own parents, and the moves in the caches of `keep`."""
     kept, given = calls_of(monkeypatch, "keep"), calls_of(monkeypatch, "forward")
-    loop = EmptyLoop(target, accept_from_logits, 2, GREEDY, k=3, seen=TREE)
+    tree = trees("draft").TreeDraft(torch.tensor([[3, 4, 5]]), torch.tensor([3]), parents=torch.tensor([[-1, 0, 0]]))
+    loop = EmptyLoop(target, accept_from_logits, 2, GREEDY, k=3, seen=tree)
     for _ in range(2 * empty_loops.ROUNDS):
         loop()
     assert len(kept) == len(given) == 2 * empty_loops.ROUNDS

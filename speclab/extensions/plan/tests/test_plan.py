@@ -23,6 +23,7 @@ from speclab.system.errors import EnvironmentProblem
 from speclab.system.paths import ROOT
 from speclab.theory import noise
 from speclab.theory.costs import Costs
+from tests.branching import add_branching
 from tests.heads import tiny_block_head
 from tests.lab.test_harness import Machine
 
@@ -455,7 +456,7 @@ def test_a_wrong_text_of_a_plan_is_said_before_any_number(run, tmp_path):
     [
         (["-k", "2,auto"], ("-k 2,auto", "give numbers")),
         (["-k", "300"], ("-k 300", "256 or less")),
-        (["--draft", "tree:2x2:model"], ("tree:2x2:model drafts trees", "leave it out")),
+        (["--draft", "branching"], ("branching has branches", "leave it out")),
         (["--draft", "hybrid:ngram+{draft}"], ("hybrid:ngram+draft", "no plan knows it")),
         (["--max-new-tokens", "1"], ("--max-new-tokens 2",)),
         (["--max-new-tokens", "999", "--prompt", "x"], ("512", "--max-new-tokens 511")),
@@ -463,6 +464,7 @@ def test_a_wrong_text_of_a_plan_is_said_before_any_number(run, tmp_path):
 )
 def test_a_bad_input_is_one_line_before_anything_is_measured(run, pair_folder, monkeypatch, words, said):
     monkeypatch.setattr(plans, "measure", lambda *a, **k: pytest.fail("measured first"))
+    add_branching(monkeypatch)
     code, _, err = run(*(word.format(draft=pair_folder / "draft") for word in words))
     assert code == 2
     assert err.startswith("error: ")

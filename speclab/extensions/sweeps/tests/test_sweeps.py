@@ -14,6 +14,7 @@ from speclab.system import cores
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.paths import ROOT
 from speclab.theory import noise
+from tests.branching import add_branching
 
 TEXTS = [("code", "def f(x):"), ("prose", "return x + 1"), ("copy", "x + 1, x + 1,")]
 
@@ -170,12 +171,13 @@ def test_a_busy_machine_is_said_before_and_after(run, tmp_path, monkeypatch):
         ("mismatch", ["--draft", "ngram"], 2, "draft model"),
         ("acceptance", ["--draft", "ngram"], 2, "dial:0.5,dial:0.9"),
         ("draft-length", ["--draft", "dial:0.5", "--temperature", "1"], 2, "add 0 to the temperatures"),
-        ("draft-length", ["--draft", "tree:2x2:model"], 2, "knows chains only"),
+        ("draft-length", ["--draft", "branching"], 2, "knows chains only"),
         ("draft-length", ["-k", "2,auto"], 2, "has no -k auto"),
         ("draft-length", ["--target", "./nowhere"], 3, "./nowhere"),
     ],
 )
-def test_bad_words_are_one_line(run, tmp_path, name, words, code, said):
+def test_bad_words_are_one_line(run, tmp_path, monkeypatch, name, words, code, said):
+    add_branching(monkeypatch)
     found, out, err = run(name, *words)
     assert (found, out) == (code, "")
     assert len(err.splitlines()) == 1

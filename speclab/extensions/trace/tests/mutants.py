@@ -7,6 +7,8 @@ from speclab.extensions.trace import branches
 from speclab.extensions.trace.branches import Tried
 from tests.mutants.bugs import mutant
 
+BUGS = {15: "children of a tree judged or drawn by a wrong law"}
+
 
 @mutant(15, "what_is_left_for_a_child", "every_outcome_can_be_recomputed", file="test_tree_trace")
 def shows_the_targets_own_row() -> None:

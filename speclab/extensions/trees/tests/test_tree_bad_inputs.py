@@ -12,7 +12,6 @@ ROWS = [
     Row(f"{S} --draft tree:best:ngram", 2, ("model, feature or block", "tree:best:feature")),
     Row(f"{S} --draft tree:8x8x8:model", 2, ("584 tokens", "at most 64")),
     Row(f"{S} --draft tree:2x2:ngram", 2, ("model, feature or block", "tree:2x2:feature")),
-    Row(f"{S} --draft tree:2x2:model --trace-shapes", 2, ("--trace-shapes knows chains only", "tree:2x2:model")),
     Row(f"{S} --draft tree:2x2:target -k auto", 2, ("tree:2x2:target drafts trees", "give -k a number")),
     Row(f"{S} --draft tree:best:target -k auto", 2, ("tree:best:target drafts trees", "give -k a number")),
     Row(f"{C} --prompt x --draft tree:2x2:target -k auto", 2, ("tree:2x2:target drafts trees", "give -k a number")),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.families import tiny_families
-from draft_models import ModelDrafter
+from draft_models import ModelDrafter, NgramDrafter
 from speclab.core import graphs
 from speclab.core.rounds import Round, tokens_of
 from speclab.core.sampling import Sampling
@@ -458,3 +458,27 @@ def test_a_model_that_ignores_what_a_tree_needs_is_refused(ignored):
     model.forward = lambda *args, **options: right(*args, **options | {ignored: None})
     with pytest.raises(EnvironmentProblem, match="branches"):
         check_tree(CachedModel(model))
+
+
+# --- Which drafters can -----------------------------------------------------------------------------------------------
+
+
+def test_a_subclass_grows_as_its_base_only_where_it_says_so():
+    """It may draft other tokens. What its base says holds for the class that says it alone."""
+
+    class Other(ModelDrafter):
+        pass
+
+    class Same(ModelDrafter):
+        branches_as_base = True
+
+    class OfSame(Same):
+        pass
+
+    model = CachedModel(tiny("llama"))
+    assert BestTreeDrafter(Same(model)).drafter.draft is model
+    for kind in (Other, OfSame, NgramDrafter):
+        drafter = kind() if kind is NgramDrafter else kind(model)
+        with pytest.raises(UsageProblem, match=f"{kind.__name__} does not say") as problem:
+            BestTreeDrafter(drafter)
+        assert "\n" not in str(problem.value)
