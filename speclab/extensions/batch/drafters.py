@@ -196,8 +196,9 @@ def side_by_side(drafts: Sequence[Draft], vocab_size: int) -> Draft:
     tokens = torch.cat([_padded(draft.tokens, n) for draft in drafts])
     kind: Any = next((type(draft) for draft in drafts if type(draft) is not Draft), Draft)
     alike = [draft if type(draft) is kind else kind.of(draft) for draft in drafts]
-    further = {field.name for field in fields(kind)} - {field.name for field in fields(Draft)}
-    own = {name: torch.cat([_padded(getattr(draft, name), n) for draft in alike]) for name in further}
+    further = {field.name for field in fields(kind)} - {"tokens", "size", "probs", "certain", "faults"}
+    filled = [name for name in further if getattr(alike[0], name) is not None]
+    own = {name: torch.cat([_padded(getattr(draft, name), n) for draft in alike]) for name in filled}
     return kind(tokens, size, probs, certain, faults, **own)
 
 
