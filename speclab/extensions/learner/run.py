@@ -115,8 +115,8 @@ def _defaults(name: str, args: argparse.Namespace) -> list[str]:
 
 def _check_chains(choices: list[registry.Choice]) -> None:
     """Raise UsageProblem for drafts with branches, in which no exercise has a part."""
-    if tree := next((choice.text for choice in choices if choice.branches), None):
-        raise UsageProblem(f"your functions know chains only, and {tree} drafts trees; leave it out")
+    if branching := next((choice.text for choice in choices if choice.branches), None):
+        raise UsageProblem(f"your functions know chains only, and {branching} has branches; leave it out")
 
 
 def _check_rule(args: argparse.Namespace, chosen: loading.Chosen) -> None:

@@ -30,7 +30,7 @@ def parse(words: list[str]) -> argparse.Namespace:
 def run(args: argparse.Namespace, functions: LoopFunctions | None) -> int:
     """The command.  -> exit code, 1 where `functions` say other shapes"""
     if args.choice.branches:
-        raise UsageProblem(f"shapes knows chains only, and {args.draft} drafts trees; choose another --draft")
+        raise UsageProblem(f"shapes knows chains only, and {args.draft} has branches; choose another --draft")
     family, _ = loading.family_named(args.target)
     if not family.one_text:
         raise UsageProblem(
