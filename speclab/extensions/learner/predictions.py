@@ -22,10 +22,10 @@ def show(modules: dict[int, ModuleType], run: ComparisonRun, measured: Measureme
     rows = [row for row in run.rows if row.draft and row.prompt_kind == "all"]
     if 5 in modules:
         said = [predicted(modules[5], row, rounds_of(measured, row)) for row in rows]
-        say(tables.show([tables.Heading("What you predicted"), predictions_table(said)]))
+        say("\n" + tables.show([tables.Heading("What you predicted"), predictions_table(said)]))
     if 6 in modules:
         choices = [choice for entry in run.costs if (choice := chosen(modules[6], run, rows, entry))]
-        say(tables.show([tables.Heading("The draft lengths that you would take"), choices_table(choices)]))
+        say("\n" + tables.show([tables.Heading("The draft lengths that you would take"), choices_table(choices)]))
 
 
 def rounds_of(measured: Measurement, row: Row) -> list[tuple[int, int]]:
