@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
 """Baseline against speculative decoding on the same prompts: agreement first, then speed, then why.
-
 A table, its reasons, a record (JSON), a page and pictures come out. Exit code 1 means: a text is wrong.
 
     python compare.py --quick                                # the lab's own pair, a minute; without it, a few

@@ -1,6 +1,7 @@
 """The flags all scripts share, and what they become: a target, sampling settings, prompts. Bad input is one line."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -141,11 +142,12 @@ def add_rule_flag(parser: argparse._ActionsContainer) -> None:
     """--rule: how drafted tokens are judged."""
     parser.add_argument(
         "--rule",
-        type=lambda name: rule_of(name).name,
+        action=Listed,
+        table=lambda: "\n".join(kind.usage for kind in all_rules().values()),
+        read=lambda name: rule_of(name).name,
         default=TOKEN.name,
         metavar="RULE",
-        help=f"how drafted tokens are judged: {', '.join(kind.usage for kind in all_rules().values())} "
-        "(default: %(default)s)",
+        help="how drafted tokens are judged (default: %(default)s); --rule help lists all rules",
     )
 
 
@@ -175,17 +177,21 @@ def add_decoding_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--ignore-eos", action="store_true", help="go on to --max-new-tokens also after an end token")
 
 
-class Drafts(argparse.Action):
-    """Keeps the value of --draft; `--draft help` prints the table of drafts and ends the program."""
+class Listed(argparse.Action):
+    """Keeps a value, as `read` gives it; `help` in its place prints a table of all values and ends the program."""
+
+    def __init__(self, *words: Any, table: Callable[[], str], read: Callable[[str], str] = str, **settings: Any):
+        super().__init__(*words, **settings)
+        self.table, self.read = table, read
 
     def __call__(
         self, parser: argparse.ArgumentParser, args: argparse.Namespace, values: Any, option_string: str | None = None
     ) -> None:
         """Store, or print."""
         if values == "help":
-            print(registry.table())
+            print(self.table())
             parser.exit()
-        setattr(args, self.dest, values)
+        setattr(args, self.dest, self.read(str(values)))
 
 
 def add_draft_flag(
@@ -197,7 +203,8 @@ def add_draft_flag(
         "--draft",
         default=default,
         metavar="KIND",
-        action=Drafts,
+        action=Listed,
+        table=registry.table,
         help="what drafts (default: %(default)s); --draft help lists all kinds"
         if default
         else "what drafts, several with commas; --draft help lists all kinds",
