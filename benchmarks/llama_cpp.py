@@ -35,7 +35,7 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.lab.bench import Bench
-from speclab.lab.decodings import Decoding
+from speclab.lab.decodings import Decoding, LibraryDecoding
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records.samples import Arm
@@ -44,6 +44,7 @@ from speclab.system.terminal import harmless
 from tools.gguf import gguf
 
 METHOD = "llama.cpp"
+EARLY_EXIT = "early exit"  # method of the library's decoding that drafts with the target's own first layers
 PLAIN, SPECULATIVE, TOKENIZE, CEILING = "llama-completion", "llama-speculative-simple", "llama-tokenize", "llama-bench"
 NEEDED = (PLAIN, SPECULATIVE, TOKENIZE)
 NO_TOKEN = -1  # where a text ends before the budget
@@ -233,7 +234,7 @@ class LlamaDecoding(Decoding):
 
 
 class PeersBench(Bench):
-    """The harness with llama.cpp among its arms, where `llama` is set."""
+    """The harness with llama.cpp among its arms, where `llama` is set, and with the library's own early exit."""
 
     llama: Programs | None = None
 
@@ -249,11 +250,21 @@ class PeersBench(Bench):
         """An arm ready to work on a prompt."""
         if arm.method == METHOD:
             return LlamaDecoding(arm, prompt, budget or self.max_new_tokens, self)
+        if arm.method == EARLY_EXIT:
+            head: Any = vars(self.drafters[arm.draft])["head"]
+            options = {
+                "assistant_early_exit": head.config.exit_layer,
+                "num_assistant_tokens": arm.draft_length,
+                "num_assistant_tokens_schedule": "constant",
+                "assistant_confidence_threshold": 0.0,
+            }
+            ids, budget = prompt.ids.to(self.setup.device), budget or self.max_new_tokens
+            return LibraryDecoding(arm, self.setup.target.model, ids, budget, None, options)
         return super().decoding(arm, sampling, prompt, stream, budget, lengths)
 
     def greedy_only(self, arm: Arm) -> bool:
-        """llama.cpp is compared token for token, too."""
-        return arm.method == METHOD or super().greedy_only(arm)
+        """llama.cpp and the library's early exit are compared token for token, too."""
+        return arm.method in (METHOD, EARLY_EXIT) or super().greedy_only(arm)
 
     def expected(self, ids: Tensor) -> list[int]:
         """The baseline's text, decoded once more where it is not known yet; no clock runs."""

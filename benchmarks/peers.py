@@ -84,6 +84,7 @@ def one_after_another(decodings: list[Decoding], turn: int) -> None:
 
 def timing(sample: Sample) -> PeerTiming:
     """A sample without its text."""
+    of_library = sample.arm.method in (*LIBRARY, llama_cpp.EARLY_EXIT)
     return PeerTiming(
         method=sample.arm.method,
         draft_length=sample.arm.draft_length,
@@ -92,7 +93,7 @@ def timing(sample: Sample) -> PeerTiming:
         n_prompt=sample.n_prompt,
         n_passes=(sample.counts.n_rounds + sample.counts.n_replays) // len(sample.texts) + 1,
         seconds=[prefill + decode for prefill, decode in zip(sample.prefill, sample.decode, strict=True)],
-        decode_seconds=[None if sample.arm.method in LIBRARY else seconds for seconds in sample.decode],
+        decode_seconds=[None if of_library else seconds for seconds in sample.decode],
     )
 
 
@@ -191,7 +192,7 @@ def main(argv: list[str] | None = None) -> int:
     transformers_logging.set_verbosity_error()  # its advice on `generate` would break the progress bar
 
     drafters: dict[str, Drafter] = {"model": drafter, "ngram": NgramDrafter(), AUTO: AutoLength(drafter)}
-    if exits := args.target == loading.LAB_TARGET and setup.device.type == "cpu":
+    if exits := EXIT in registry.kinds() and args.target == loading.LAB_TARGET and setup.device.type == "cpu":
         drafters[EXIT] = registry.make(EXIT, setup)
     bench = llama_cpp.PeersBench(setup, drafters, args.max_new_tokens, args.seed)
     models = {

@@ -8,16 +8,14 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 
 from speclab.drafts.heads.block import BlockConfig, BlockHead
-from speclab.drafts.heads.exit import ExitAdapter, ExitConfig
 from speclab.drafts.heads.feature import FeatureHead, HeadConfig
 from speclab.drafts.heads.files import weights_of
 from speclab.drafts.heads.parts import rotations
 from speclab.drafts.heads.rollout import rollout, target_pass
-from speclab.models.backends.eager import decoder_layers
 from speclab.models.cached import CachedModel
 from tests.decoding import plain_text
 from tests.tiny_models import VOCAB, tiny
-from training.kinds import block_loss, exit_loss
+from training.kinds import block_loss
 from training.passes import reading
 
 
@@ -139,40 +137,6 @@ def trained_block(**options) -> tuple[PreTrainedModel, BlockHead, Tensor]:
             torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
             stepper.step()
     return target, head.eval().requires_grad_(False), texts
-
-
-def tiny_adapter(target: PreTrainedModel, exit_layer: int = 1, seed: int = 0, std: float = 0.3) -> ExitAdapter:
-    """A random adapter behind the first layers of a tiny target; its matrices have this spread."""
-    output = weights_of(target)[1]
-    sizes = block(output.shape[1], vocab=len(output))
-    config = ExitConfig(exit_layer, len(decoder_layers(target)), sizes)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        adapter = ExitAdapter(config, output).to(output.dtype)
-        for weight in adapter.parameters():
-            torch.nn.init.normal_(weight, mean=float(weight.ndim == 1), std=std)
-    return adapter.eval()
-
-
-LAYERS = {"gpt2": "n_layer"}  # what a config calls their number
-
-
-@functools.cache
-def trained_exit(family: str = "llama", n_layers: int = 4, exit_layer: int = 2) -> tuple:
-    """A tiny target, an adapter that has learnt three of its texts by heart, and four texts, (4, 9 + N_NEW)."""
-    kinds = {"layer_types": ["sliding_attention", "full_attention"] * (n_layers // 2)} if "gemma3" in family else {}
-    changes = {LAYERS.get(family, "num_hidden_layers"): n_layers, **kinds}
-    target = tiny(family, **changes).requires_grad_(False)
-    texts = learnt_texts(target)
-    adapter = tiny_adapter(target, exit_layer, std=0.1)
-    read = reading(target, adapter.config.layers, 0)
-    stepper = torch.optim.Adam(adapter.train().parameters(), 0.01)
-    with torch.enable_grad():
-        for _ in range(60):
-            stepper.zero_grad()
-            exit_loss(adapter, read, texts[:N_LEARNT], torch.tensor(0), distance).backward()
-            stepper.step()
-    return target, adapter.eval().requires_grad_(False), texts
 
 
 def target_states(target: PreTrainedModel, text: list[int], layers: tuple[int, ...]) -> Tensor:

@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 import baseline_autoregressive
 import optimized_speculative
@@ -29,14 +28,12 @@ from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, Draft, Round, fetch_rows, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.block import BlockDrafter
-from speclab.drafts.exit import ExitDrafter
 from speclab.drafts.feature import FeatureDrafter
-from speclab.drafts.heads.parts import rotations
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import WEIGHT, AutoLength, RoundCosts
 from speclab.models.cached import CachedModel
 from tests.drafts.test_block import block_rows
-from tests.heads import feature_row, target_states, tiny_adapter, tiny_block_head, tiny_head
+from tests.heads import feature_row, target_states, tiny_block_head, tiny_head
 from tests.test_exact import Job, Tables, cdf_corners, token_pieces
 from tests.test_lossless import reference_probs
 from tests.tiny_models import perturbed, tiny
@@ -134,7 +131,6 @@ def heads() -> tuple:
     return (
         tiny_head(2, vocab=IDS, std=0.15),
         tiny_block_head(target, markov_rank=4, std=0.4),
-        tiny_adapter(target, 1, seed=1, std=0.15),
     )
 
 
@@ -152,16 +148,6 @@ def block_logits(committed: Text, drafted: Text) -> list[float]:
         return block_rows(heads()[1], states, list(committed), [*drafted, 0])[-1].tolist()
 
 
-@functools.cache
-def exit_logits(committed: Text, drafted: Text) -> list[float]:
-    adapter, text = heads()[2], [*committed, *drafted]
-    with torch.inference_mode():
-        states = adapter.narrow(target_states(models()[0], text, adapter.config.layers))
-        rotation = tuple(part.double() for part in rotations(adapter.config.block, torch.arange(len(text))))
-        attended = scaled_dot_product_attention(*adapter.project(states, rotation), is_causal=True, enable_gqa=True)
-        return adapter.logits(states, attended)[0, -1].tolist()
-
-
 CASES = {
     "model": Case(model, 2, 2),
     "model auto": Case(lambda: on_auto(model()), 3, 3, chooses=True),
@@ -172,7 +158,6 @@ CASES = {
         lambda: on_auto(FeatureDrafter(heads()[0]), 0.14), 3, 3, of_head(feature_logits), chooses=True
     ),
     "block": Case(lambda: BlockDrafter(heads()[1]), 2, 2, of_head(block_logits)),
-    "exit auto": Case(lambda: on_auto(ExitDrafter(heads()[2]), 0.14), 3, 3, of_head(exit_logits), chooses=True),
 }
 
 
@@ -434,7 +419,7 @@ def decoded(drafter: Drafter, k: int, how: Sampling, n: int = 25) -> list[Round]
     return list(optimized_speculative.speculative_decode(target, drafter, PROMPT, k, DecodeSettings(n, how)))
 
 
-@pytest.mark.parametrize("name", ["model auto", "feature auto", "exit auto"])
+@pytest.mark.parametrize("name", ["model auto", "feature auto"])
 def test_what_lengths_are_chosen_by(name):
     """The filtered probability of every drawn token, and what was tested at this temperature alone."""
     auto = CASES[name].make()

@@ -24,7 +24,6 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import AcceptResult, DecodeSettings, Round, tokens_of
 from speclab.core.sampling import Drawn, Sampling, draw
 from speclab.drafts.block import BlockDrafter
-from speclab.drafts.exit import ExitDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength, RoundCosts
@@ -39,9 +38,9 @@ from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.theory.losslessness import judge_divergence
 from tests.decoding import plain_text, speculative_rounds
 from tests.grids import pairs_often
-from tests.heads import tiny_adapter, tiny_block_head, tiny_head
+from tests.heads import tiny_block_head, tiny_head
 from tests.rules import RULES
-from tests.tiny_models import CONTEXT, FAMILIES, VOCAB, PlainTransformer, flattened, perturbed, tiny
+from tests.tiny_models import CONTEXT, FAMILIES, VOCAB, PlainTransformer, perturbed, tiny
 
 LONGEST = 20  # new tokens
 DTYPES = (torch.float32, torch.float64)
@@ -488,17 +487,6 @@ def test_joint_law_of_a_draft_that_proposes_a_block(markov_rank, n_draws):
     target = CachedModel(model)
     target.hidden_layers = (0, 1)
     check_law(Law(1.0, 2), target, drafter, n_draws)
-
-
-@pytest.mark.parametrize(
-    ("engine", "n_draws"), pairs_often(["eager", "fast"], [600, 3000], lambda *one: one == ("fast", 600))
-)
-def test_joint_law_of_early_exit(engine, n_draws):
-    """The draft writes the target's own cache, and verification goes on from its states."""
-    model = tiny("llama", vocab_size=IDS)
-    target = CachedModel(model, fast=flattened(model) if engine == "fast" else None)
-    target.hidden_layers = (0,)
-    check_law(Law(1.0, 2), target, ExitDrafter(tiny_adapter(model, 1)), n_draws)
 
 
 def correction_from_target(draft, target_probs, uniforms) -> AcceptResult:

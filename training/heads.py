@@ -4,7 +4,6 @@
     python -m training.heads block --minutes 180                    # one pass for all tokens of a round
     python -m training.heads feature --minutes 10 --device cuda
     python -m training.heads block --target FOLDER --minutes 60
-    python -m training.heads exit --exit-layer 2 --minutes 30       # an adapter behind the target's first two layers
     python -m training.heads feature --init models/lab-pair/feature --minutes 80 --rate 0.003    # train one further
     python -m training.heads pair --minutes 125                     # a target, and a draft model distilled from it
 
@@ -12,9 +11,9 @@ A draft learns from training text (the sources of Python's standard library) and
 after pieces of it, because that is where it will be asked to guess. An interrupted run goes on where it stopped; with
 more --minutes a finished one goes on, too. No network and no GPU is needed. `KIND --help` lists the flags of a kind.
 
-What comes out, in --out: config.json and model.safetensors in the `speculators` format, which has none for early exit:
-an adapter's is the lab's own. Of a pair: two folders that any program loads. training.json has the settings, and what
-the draft reaches on held-out text.
+What comes out, in --out: config.json and model.safetensors in the `speculators` format, or in one of
+the lab's own where that has none. Of a pair: two folders that any program loads. training.json has the settings, and
+what the draft reaches on held-out text.
 """
 
 if __name__ == "__main__":
@@ -23,6 +22,7 @@ if __name__ == "__main__":
 import argparse
 import functools
 import json
+import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -35,6 +35,7 @@ from transformers import PreTrainedModel
 from speclab.cli import parsing
 from speclab.drafts.heads.files import CONFIG, WEIGHTS
 from speclab.lab.training import corpus
+from speclab.lab.training.recipes import CROSS_ENTROPY_WEIGHT, LOW_TEMPERATURE
 from speclab.lab.training.steps import train
 from speclab.models import loading
 from speclab.models.family import check_family, context_length
@@ -45,7 +46,7 @@ from speclab.system.terminal import note, say
 from training import pair
 from training.compiling import compiled
 from training.documents import prose
-from training.kinds import CROSS_ENTROPY_WEIGHT, KINDS, LOW_TEMPERATURE, head_to_train
+from training.kinds import KINDS, head_to_train
 from training.passes import reading
 from training.scoring import scored
 from training.texts import ROWS, batch, beginnings, own_texts, streams
@@ -61,12 +62,7 @@ FEW_LOGITS = 2**27
 MOST_BYTES = 2**20  # of a training.json
 # What is kept of the training.json of the head that a training starts from.
 OF_BEGINNING = ("steps", "tokens", "seconds", "rate", "seed", "loss", "own_texts", "init", "machine", "versions")
-FOLDERS = {
-    "feature": "build/feature",
-    "block": "build/block",
-    "exit": "build/exit-{exit_layer}",
-    "pair": "build/lab-pair",
-}
+PAIR_FOLDER = "build/lab-pair"
 # Flags that say how long, how fast and where to: a training goes on with others. All others decide what is learned.
 NOT_LEARNED = ("kind", "minutes", "own_minutes", "threads", "keep", "work_dir", "out")
 
@@ -81,13 +77,11 @@ def make_parser() -> parsing.Parser:
     for name, kind in KINDS.items():
         one = kinds.add_parser(name, help=kind.help)
         _add_head_flags(one, kind.intermediate)
-        _add_shared_flags(one, name, 180)
-    kinds.choices["exit"].add_argument(
-        "--exit-layer", type=parsing.at_least(1), required=True, metavar="N", help="the target's layers that it runs"
-    )
+        _add_shared_flags(one, kind.folder, 180)
+        kind.add_flags(one)
     one = kinds.add_parser("pair", help="a target, and a draft model that is distilled from it")
     one.add_argument("--with-packages", action="store_true", help="also learn from installed permissive packages")
-    _add_shared_flags(one, "pair", 125)
+    _add_shared_flags(one, PAIR_FOLDER, 125)
     return parser
 
 
@@ -107,7 +101,7 @@ def _add_head_flags(parser: argparse.ArgumentParser, intermediate: int) -> None:
     )
 
 
-def _add_shared_flags(parser: argparse.ArgumentParser, kind: str, minutes: int) -> None:
+def _add_shared_flags(parser: argparse.ArgumentParser, folder: str, minutes: int) -> None:
     parser.add_argument(
         "--minutes", type=parsing.positive, default=minutes, help=f"minutes of training (default: {minutes})"
     )
@@ -115,8 +109,8 @@ def _add_shared_flags(parser: argparse.ArgumentParser, kind: str, minutes: int) 
     parser.add_argument("--device", choices=("cpu", "cuda", "mps"), default="cpu", help="(default: cpu)")
     parser.add_argument("--threads", type=parsing.at_least(1), help="(default: all cores)")
     parser.add_argument("--seed", type=parsing.seed, default=0, help="(default: 0)")
-    folder = FOLDERS[kind].format(exit_layer="N")
-    parser.add_argument("--work-dir", type=parsing.some_path, help=f"checkpoints, texts (default: {folder})")
+    shown = re.sub(r"{\w+}", "N", folder)
+    parser.add_argument("--work-dir", type=parsing.some_path, help=f"checkpoints, texts (default: {shown})")
     parser.add_argument(
         "--out", type=parsing.some_path, help="folder for what was trained (default: out in the work folder)"
     )
@@ -130,7 +124,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
             raise UsageProblem("--intermediate is what the head of --init has; leave one of the two out")
         if not args.init:
             args.intermediate = args.intermediate or KINDS[args.kind].intermediate
-    args.work_dir = args.work_dir or Path(FOLDERS[args.kind].format(**vars(args)))
+    folder = KINDS[args.kind].folder if args.kind in KINDS else PAIR_FOLDER
+    args.work_dir = args.work_dir or Path(folder.format(**vars(args)))
     args.out = args.out or args.work_dir / "out"
     return args
 

@@ -2,58 +2,27 @@
 
 - feature: it learns on chains of its own outputs, as it will draft (the "training-time test" of EAGLE-3)
 - block: it learns on blocks that begin at some positions of a text, after the text's own tokens
-- exit: it learns from the target's states after its first layers, at every position of a text. The states do not depend
-  on what is drafted, so a text that is known is all that there is to learn from
+
+An extension brings a kind of its own: RECIPES in its module `recipe`.
 """
 
 import argparse
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase, Qwen3Config
 
-from speclab.drafts.exit import check_split
 from speclab.drafts.heads.block import BlockConfig, BlockHead, blocks
-from speclab.drafts.heads.exit import ExitAdapter, ExitConfig
-from speclab.drafts.heads.exit_files import read_adapter, write_adapter
 from speclab.drafts.heads.feature import FeatureHead, HeadConfig
 from speclab.drafts.heads.files import read_head, weights_of, write_head
 from speclab.drafts.heads.rollout import rollout
+from speclab.lab.training.recipes import Distance, Reading, Recipe, distance, sizes_like
 from speclab.models import loading
-from speclab.models.backends.eager import decoder_layers
-from speclab.models.cached import CachedModel
+from speclab.system import extensions
 from speclab.system.errors import UsageProblem
-from training.passes import Reading
-
-Distance = Callable[[Tensor, Tensor], Tensor]
-
-# --- the distance between a target and a draft ------------------------------------------------------------------------
-
-CROSS_ENTROPY_WEIGHT = 0.2  # in the loss
-LOW_TEMPERATURE = 0.25  # stands for greedy decoding: most of the weight is on the argmax, and gradients are not 0 yet
-
-
-def distance(target_logits: Tensor, draft_logits: Tensor) -> Tensor:
-    """What is rejected of samples at temperature 1 and at LOW_TEMPERATURE (total variation), plus a share of the
-    cross-entropy to the target's distribution; means.
-
-    At a low temperature the total variation is a smooth stand-in for how often the two argmaxes differ. The
-    cross-entropy moves a draft also where its distribution and the target's have nothing in common. Both (batch, n,
-    vocab).
-    """
-    precise = torch.promote_types(target_logits.dtype, torch.float32)
-    target_logits, draft_logits = target_logits.to(precise), draft_logits.to(precise)
-    draft_log_probs, target_probs = draft_logits.log_softmax(-1), target_logits.softmax(-1)
-    cross_entropy = -(target_probs * draft_log_probs).sum(-1).mean()
-    kept = torch.minimum(target_probs, draft_log_probs.exp()).sum(-1).mean()
-    of_both = ((logits / LOW_TEMPERATURE).softmax(-1) for logits in (target_logits, draft_logits))
-    kept_at_low = torch.minimum(*of_both).sum(-1).mean()
-    return CROSS_ENTROPY_WEIGHT * cross_entropy + (1 - kept) + (1 - kept_at_low)
-
 
 # --- feature ----------------------------------------------------------------------------------------------------------
 
@@ -67,7 +36,7 @@ def fresh_feature(target: PreTrainedModel, tokenizer: Any, args: argparse.Namesp
     table, output = weights_of(target)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(args.seed)
-        block: Any = LlamaConfig(**_sizes(target, 1, args.intermediate))
+        block: Any = LlamaConfig(**sizes_like(target, 1, args.intermediate))
         head = FeatureHead(HeadConfig(block, _read_layers(target), block.hidden_size, block.vocab_size))
         _draw(head)
     norm = getattr(getattr(target.base_model, "norm", None), "weight", None)  # where the last norm has the usual name
@@ -123,7 +92,7 @@ def fresh_block(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, arg
     mask = unused_id(tokenizer, vocab)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(args.seed)
-        block: Any = Qwen3Config(**_sizes(target, LAYERS, args.intermediate))
+        block: Any = Qwen3Config(**sizes_like(target, LAYERS, args.intermediate))
         saved = BlockConfig(block, _read_layers(target), width, vocab, SLOTS, mask, markov_rank=MARKOV_RANK)
         head = BlockHead(saved, *weights_of(target))
         _draw(head)
@@ -159,66 +128,7 @@ def block_loss(head: BlockHead, read: Reading, tokens: Tensor, seed: Tensor, dis
     return total / sum(SLOT_DECAY**slot for slot in range(longest))
 
 
-# --- exit -------------------------------------------------------------------------------------------------------------
-
-
-def fresh_exit(target: PreTrainedModel, tokenizer: Any, args: argparse.Namespace) -> ExitAdapter:
-    """A random adapter for the target's state after --exit-layer layers.
-
-    UsageProblem where the target has no such layer, EnvironmentProblem where it cannot be run in two parts.
-    """
-    n_layers = len(decoder_layers(target))
-    if args.exit_layer >= n_layers:
-        raise UsageProblem(
-            f"--exit-layer {args.exit_layer}: the target has {n_layers} layers; give a number from 1 to {n_layers - 1}"
-        )
-    check_split(CachedModel(target), args.exit_layer)
-    block: Any = LlamaConfig(**_sizes(target, 1, args.intermediate))
-    adapter = ExitAdapter(ExitConfig(args.exit_layer, n_layers, block), weights_of(target)[1])
-    adapter.reset(args.seed)
-    return adapter
-
-
-def _trained_exit(target: PreTrainedModel, args: argparse.Namespace) -> ExitAdapter:
-    adapter = read_adapter(args.init, target)
-    if (layer := adapter.config.exit_layer) != args.exit_layer:
-        raise UsageProblem(
-            f"--exit-layer {args.exit_layer}: the adapter of --init reads the states of layer {layer}; give "
-            f"--exit-layer {layer}, or leave --init out"
-        )
-    return adapter
-
-
-def exit_loss(
-    adapter: ExitAdapter, read: Reading, tokens: Tensor, seed: Tensor, distance: Distance = distance
-) -> Tensor:
-    """The mean over positions.
-
-    read: gives what the target computes. tokens: (batch, n). seed: not used, as nothing is drawn. distance: maybe
-    compiled.
-    """
-    states, logits = read(tokens)
-    return distance(logits, adapter.of_text(states))
-
-
 # --- all of them ------------------------------------------------------------------------------------------------------
-
-
-def _sizes(target: PreTrainedModel, n_layers: int, intermediate: int) -> dict[str, Any]:
-    """The sizes of decoder layers of the target's width."""
-    config = target.config.get_text_config()
-    heads = config.num_attention_heads
-    return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": intermediate,
-        "num_hidden_layers": n_layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": getattr(config, "num_key_value_heads", None) or heads,
-        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
-        "max_position_embeddings": getattr(config, "max_position_embeddings", 4096),
-        "tie_word_embeddings": False,
-    }
 
 
 def _read_layers(target: PreTrainedModel) -> tuple[int, int, int]:
@@ -244,50 +154,33 @@ def _trained_head(target: PreTrainedModel, args: argparse.Namespace) -> FeatureH
     return head
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of draft.
-
-    intermediate: the usual width of its MLPs. fresh: gives the head before its first step. trained: gives the one of
-    --init. loss: takes the head, what gives the target's states and logits, and a batch. functions: arguments of `loss`
-    that are worth compiling. write: writes into a folder.
-    """
-
-    help: str
-    intermediate: int
-    fresh: Callable[[PreTrainedModel, Any, argparse.Namespace], Any]
-    loss: Callable[..., Tensor]
-    functions: dict[str, Callable[..., Any]]
-    write: Callable[..., None]
-    trained: Callable[[PreTrainedModel, argparse.Namespace], Any] = _trained_head
+def recipes_of_extensions() -> dict[str, Recipe]:
+    """The kinds that extensions bring, by name."""
+    return {name: one for module in extensions.modules("recipe") for name, one in module.RECIPES.items()}
 
 
-KINDS = {
-    "feature": Kind(
+KINDS: dict[str, Recipe] = {
+    "feature": Recipe(
         help="one layer that reads the target's states (EAGLE-3)",
         intermediate=1024,
         fresh=fresh_feature,
         loss=rollout_loss,
         functions={"distance": distance, "rollout": rollout},
         write=functools.partial(write_head, k=DEPTH),
+        trained=_trained_head,
+        folder="build/feature",
     ),
-    "block": Kind(
+    "block": Recipe(
         help="one pass for all tokens of a round (DSpark)",
         intermediate=704,
         fresh=fresh_block,
         loss=block_loss,
         functions={"distance": distance},
         write=write_head,
+        trained=_trained_head,
+        folder="build/block",
     ),
-    "exit": Kind(
-        help="an adapter behind the target's first layers",
-        intermediate=704,
-        fresh=fresh_exit,
-        loss=exit_loss,
-        functions={"distance": distance},
-        write=write_adapter,
-        trained=_trained_exit,
-    ),
+    **recipes_of_extensions(),
 }
 
 

@@ -2,17 +2,16 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from speclab.drafts.heads.rollout import target_pass
+from speclab.lab.training.recipes import Reading
 from speclab.models.memory import free_memory
 
-# ids (batch, n) -> outputs of layers side by side (batch, n, layers * hidden), logits (batch, n, vocab)
-Reading = Callable[[Tensor], tuple[Tensor, Tensor]]
 KEPT_AS = torch.bfloat16
 KEPT_GIB = {"cpu": 4}  # by the target's device; elsewhere its pass is fast
 CLOSE = 1e-4  # of the largest logit: how far the output layer alone may be from the target's own logits

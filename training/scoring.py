@@ -1,17 +1,16 @@
 """Acceptance of a draft that reads hidden states, by teacher forcing: no loop, no clock."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from speclab.drafts.heads.block import BlockHead
-from speclab.drafts.heads.exit import ExitAdapter
-from speclab.drafts.heads.feature import FeatureHead
-from speclab.drafts.heads.rollout import chains, target_pass
+from speclab.drafts.heads.rollout import target_pass
 from speclab.models import prompts
 from training.texts import PROMPT, continuations
 
-Head = FeatureHead | BlockHead | ExitAdapter
+Head = Any  # a module with `config.layers` and `chains`, as in speclab/drafts/heads
 NEW = 96  # tokens of a text that are scored
 BEYOND = 8  # more, for chains that start near the end
 
@@ -46,7 +45,7 @@ def agreement(head: Head, target: PreTrainedModel, text: Tensor, start: int, dep
     hidden, logits = target_pass(target, text, head.config.layers)
     chosen = logits[0].argmax(-1)  # (length,): the target's token after each
     match = []
-    for step, drafted in enumerate(chains(head, hidden, text, depth)):
+    for step, drafted in enumerate(head.chains(hidden, text, depth)):
         match.append(drafted[0].argmax(-1) == chosen[step + 1 : step + 1 + drafted.shape[1]])
     return torch.stack(match, dim=-1)[start - 1 :].cpu()
 

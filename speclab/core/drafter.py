@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from speclab.core.rounds import Draft, Target
+from speclab.core.rounds import Draft, Round, Target
 from speclab.core.sampling import GREEDY, Sampling
 
 if TYPE_CHECKING:
@@ -29,19 +29,16 @@ class Drafter:
     shorter_is_beginning: whether its draft of fewer tokens is the beginning of a longer one.
     longest_draft: tokens of a draft at most.
     needs_text: whether it needs a greedy text of the target, which `take_text` gives it.
-    n_target_layers: layers of the target that it runs itself, so that verification costs less; 0 for most.
+    pass_share: the share of the target's pass that its draft leaves to verification; 1 where it runs none of it.
     branches: whether its drafts have several tokens for one place.
     chooses_length: whether it chooses in every round how many tokens to draft.
-    is_restricted: whether it drafts only tokens that two vocabularies share.
-    looked_up: of a drafter with two parts whether its lookup made the last draft; None for all others.
     keep_drafting: where `asks_to_go_on`, it is asked after each token, with its probability: another one?
     costs: what rounds cost, by temperature, of a drafter that chooses by that; None for all others.
     """
 
-    is_model = draws = needs_text = asks_to_go_on = is_restricted = branches = chooses_length = False
+    is_model = draws = needs_text = asks_to_go_on = branches = chooses_length = False
     shorter_is_beginning = True
-    longest_draft, n_target_layers = sys.maxsize, 0
-    looked_up: bool | None = None
+    longest_draft, pass_share = sys.maxsize, 1.0
     keep_drafting: Callable[[float], bool] | None = None
     costs: dict[float, Any] | None = None
 
@@ -123,14 +120,18 @@ class Drafter:
             led.observe(0, [token])
         return CertainLaw(proposals, target.vocab_size)
 
-    def outside(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling) -> tuple[float, float]:
-        """A restricted draft says here what probability its model and the target give to other tokens.
+    def own_rates(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling) -> dict[str, float]:
+        """These are shares that only this kind of draft has, by the head of their column (speclab/records/columns.py).
 
-        These are two sums over the places of the decoded tokens, without the first, which the prompt's own pass gave.
+        Each is a sum over the places of the decoded tokens, without the first, which the prompt's own pass gave.
         """
-        raise NotImplementedError
+        return {}
 
     # --- what a run says of it, and asks before it begins -------------------------------------------------------------
+
+    def described(self, round_: Round) -> Round:
+        """A round that has just ended, with what only the drafter knows of it."""
+        return round_
 
     def describe(self, name: str, engine: str) -> str | None:
         """A line for the head of a run; None where the name says it. engine: the target's."""
@@ -152,7 +153,7 @@ class Drafter:
 class Wrapper(Drafter):
     """A drafter around another one, `drafter`, which makes its drafts or some of them.
 
-    Its parts, models, room, law and check of prompts are those of `drafter`.
+    Its parts, models, room, law, check of prompts, and what it knows of a round are those of `drafter`.
     """
 
     drafter: Drafter
@@ -175,6 +176,10 @@ class Wrapper(Drafter):
     def law(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> "Law":
         """The law of the drafter inside, at a fixed length."""
         return self.drafter.law(target, prompt, text, sampling, k)
+
+    def described(self, round_: Round) -> Round:
+        """The drafter inside describes the round."""
+        return self.drafter.described(round_)
 
     def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
         """The drafter inside checks the prompts."""

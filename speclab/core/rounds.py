@@ -162,7 +162,7 @@ class Round(NamedTuple):
     n_after_eos: int = 0  # ids that were generated after an end token and dropped
     text: str = ""  # what `tokens` add to the text; speclab/models/prompts.py fills it in
     n_replays: int = 0  # further target passes that its roll-back took; an instrument fills it in
-    looked_up: bool | None = None  # a hybrid's lookup drafted, not its model; an instrument fills it in
+    looked_up: bool = False  # a hybrid's lookup drafted, not its model; the hybrid fills it in (Drafter.described)
 
     @classmethod
     def committing(

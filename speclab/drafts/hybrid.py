@@ -19,7 +19,7 @@ from torch import Tensor
 
 from draft_models import as_draft
 from speclab.core.drafter import Drafter, Lookup, Wrapper
-from speclab.core.rounds import Draft, Target
+from speclab.core.rounds import Draft, Round, Target
 from speclab.core.sampling import Sampling
 from speclab.drafts.lengths import LONGEST, AutoLength, RoundCosts, Tally, expected_tokens
 
@@ -45,7 +45,6 @@ class HybridDrafter(Wrapper):
 
     Its law is the model's: where the lookup drafts instead depends on the rounds before.
 
-    looked_up: whether the lookup made the last draft, not the model.
     costs: of rounds with the model, by temperature; USUAL where there are none. Costs and what is known are kept from
     text to text and shared by copies.
     """
@@ -87,7 +86,7 @@ class HybridDrafter(Wrapper):
         self._known = self.known.setdefault(temperature, Known())
         self._found: list[int] = []  # what the lookup shows in this round
         self._n_drafted = 0  # by the model
-        self.looked_up = False
+        self._looked_up = False  # whether the lookup made the last draft, not the model
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Let both read the prompt."""
@@ -100,8 +99,8 @@ class HybridDrafter(Wrapper):
         """At most `k` tokens, all of the lookup or all of the model. uniforms (1, k), in [0, 1)."""
         self._found, self._n_drafted = self.lookup.lookup(k), 0
         n = self._choose(len(self._found), k)
-        self.looked_up = n > 0
-        if self.looked_up:
+        self._looked_up = n > 0
+        if self._looked_up:
             return as_draft(self._found[:n], self._device)
         draft = self.drafter.propose(k, uniforms)
         self._n_drafted = draft.tokens.shape[1]
@@ -126,6 +125,10 @@ class HybridDrafter(Wrapper):
         if of_lookup[best] <= max(of_model):
             return 0
         return best if on_auto else n
+
+    def described(self, round_: Round) -> Round:
+        """The round says whether the lookup drafted in it."""
+        return round_._replace(looked_up=self._looked_up and not round_.prefill)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         """Count what was right; let both follow the text."""

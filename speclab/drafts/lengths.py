@@ -40,8 +40,8 @@ class RoundCosts:
     """What a round costs by the number n of tokens that it drafts, in seconds; measured here, with this draft.
 
     draft: [n] all of a draft of n tokens. rest: [n] everything else: the pass over n + 1 tokens, accept rule, rollback,
-    host. Both from n = 0. looked_up: [n] the same as `rest` for tokens of a lookup, where that is something else: early
-    exit leaves a part of the pass to the draft.
+    host. Both from n = 0. looked_up: [n] the same as `rest` for tokens of a lookup, where that is something else: the
+    draft runs a part of the target's pass itself.
     """
 
     draft: tuple[float, ...]

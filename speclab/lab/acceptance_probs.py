@@ -34,23 +34,23 @@ def accept_probs(
     return law.accept_probs(of_target, text)
 
 
-def note_outside(measured: Measurement) -> None:
-    """Put into every sample of a draft by shared tokens what both models gave to other tokens (`Drafter.outside`)."""
+def note_own_rates(measured: Measurement) -> None:
+    """Put into every sample the shares that only its kind of draft has (`Drafter.own_rates`)."""
     bench = measured.bench
-    restricted = {
-        name: part for name, drafter in bench.drafters.items() for part in drafter.parts if part.is_restricted
-    }
 
     @functools.cache
-    def outside(draft: str, temperature: float, prompt_index: int, text: tuple[int, ...]) -> tuple[float, float]:
+    def rates(draft: str, temperature: float, prompt_index: int, text: tuple[int, ...]) -> dict[str, float]:
         prompt, sampling = measured.prompts[prompt_index].id_list, bench.setup.sampling_at(temperature)
-        return restricted[draft].outside(bench.setup.target, prompt, list(text), sampling)
+        found: dict[str, float] = {}
+        for part in bench.drafters[draft].parts:
+            found |= part.own_rates(bench.setup.target, prompt, list(text), sampling)
+        return found
 
     for sample in measured.samples:
-        if sample.arm.speculative and sample.arm.draft in restricted:
+        if sample.arm.speculative and sample.arm.draft in bench.drafters:
             place = (sample.arm.draft, sample.temperature, sample.prompt_index)
-            of_draft, of_target = zip(*(outside(*place, tuple(text)) for text in sample.texts), strict=True)
-            sample.outside = sum(of_draft), sum(of_target)
+            of_texts = [rates(*place, tuple(text)) for text in sample.texts]
+            sample.own_rates = {name: sum(one[name] for one in of_texts) for name in of_texts[0]} or None
 
 
 def probs_of_texts(measured: Measurement, longest: int) -> ProbsOfText:

@@ -63,8 +63,7 @@ class Bench:
         if arm.method in LIBRARY:
             drafter = self.drafters[arm.draft] if arm.draft else None
             draft = drafter.models[0].model if drafter and drafter.models else None
-            exit_layer = drafter.n_target_layers or None if drafter else None
-            return LibraryDecoding(arm, target.model, ids, budget, draft, exit_layer)
+            return LibraryDecoding(arm, target.model, ids, budget, draft)
         settings = DecodeSettings(budget, sampling, seed=self.seed * 1009 + stream)
         if not arm.speculative:
             rounds = autoregressive_decode(target, ids, settings, self.setup.chunk)
@@ -77,7 +76,7 @@ class Bench:
             else:
                 rounds = self.functions.rounds(target, drafter, ids, arm.draft_length, settings)
             rounds = with_parts(rounds, own)
-        return Decoding(arm, rounds, ids.shape[1], budget, arm.speculative and self.exits_early(arm.draft))
+        return Decoding(arm, rounds, ids.shape[1], budget, arm.speculative and self.has_own_verify(arm.draft))
 
     def greedy_only(self, arm: Arm) -> bool:
         """Other plain decoding than the baseline is compared greedily, and an oracle draft replays greedy text."""
@@ -87,9 +86,9 @@ class Bench:
             or (arm.draft in self.drafters and self.drafters[arm.draft].needs_text)
         )
 
-    def exits_early(self, draft: str) -> bool:
-        """Whether a draft runs some of the target's own layers, so that its verification does not."""
-        return any(part.n_target_layers for part in self.drafters[draft].parts)
+    def has_own_verify(self, draft: str) -> bool:
+        """Whether a draft runs a part of the target's pass, so that verification costs less than with others."""
+        return any(part.pass_share < 1 for part in self.drafters[draft].parts)
 
     def lossy_rule(self, arm: Arm) -> str | None:
         """Name of the rule that judges the drafted tokens of an arm where it is lossy; None where there are none."""

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from speclab.core.accept import TOKEN
 from speclab.drafts.lengths import LONGEST
-from speclab.lab.acceptance_probs import CostTable, calibrated, note_outside, probs_of_texts
+from speclab.lab.acceptance_probs import CostTable, calibrated, note_own_rates, probs_of_texts
 from speclab.lab.harness import Measurement, measure, mixed
 from speclab.lab.output_checks import judge
 from speclab.lab.replay import rounds_of_texts
@@ -58,8 +58,8 @@ def measure_and_judge(
     measured = measure(bench, arms, config.temperatures, prompts or config.prompts, config.repeats, instruments, title)
     judge(measured)
     if not measured.unchecked:
-        with measured.kept("the texts are checked, what lies outside the shared tokens is not measured"):
-            note_outside(measured)
+        with measured.kept("the texts are checked, the drafts' own columns are not measured"):
+            note_own_rates(measured)
     return measured
 
 

@@ -6,7 +6,8 @@ A decoding of the lab advances by a round. One of the library's own decoders is 
 import contextlib
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -50,7 +51,7 @@ class Decoding:
             self.prefill_seconds += seconds
         else:
             self.decode_seconds += seconds
-            self.rounds.append(Made(round_.n_drafted, round_.n_accepted, bool(round_.looked_up)))
+            self.rounds.append(Made(round_.n_drafted, round_.n_accepted, round_.looked_up))
             self.log.append((self.n_prompt + len(self.tokens) - 1, seconds, round_))
         self.counts.add(round_)
         self.tokens += round_.tokens
@@ -73,8 +74,8 @@ def interleaved(decodings: list[Decoding], turn: int) -> None:
 
 
 class LibraryDecoding(Decoding):
-    """The library at work on one prompt: `model.generate`, alone, with an assistant, with the model's own first
-    `exit_layer` layers as one, with prompt lookup, or with beams.
+    """The library at work on one prompt: `model.generate`, alone, with an assistant, with prompt lookup, or with
+    beams. options: further ones of `generate`.
 
     One `advance` decodes the whole text. Its seconds count as decoding and hold the prompt's own pass, too.
     """
@@ -86,25 +87,22 @@ class LibraryDecoding(Decoding):
         ids: Tensor,
         budget: int,
         draft: PreTrainedModel | None,
-        exit_layer: int | None = None,
+        options: Mapping[str, Any] = MappingProxyType({}),
     ):
         super().__init__(arm, iter(()), ids.shape[1], budget)
         if arm.method != "generate" and not all(family_of(one).crops for one in (model, draft) if one is not None):
             raise EnvironmentProblem(
                 "the library's own speculative decoding takes no model whose states cannot be cropped; use compare.py"
             )
-        self._model, self._ids, self._draft, self._exit_layer = model, ids, draft, exit_layer
+        self._model, self._ids, self._draft, self._options = model, ids, draft, options
 
     def advance(self) -> None:
         """Decode the whole text."""
-        options: dict[str, Any] = {}
+        options = dict(self._options)
         with contextlib.ExitStack() as stack:
             if self.arm.method in ("assisted", "dynamic") and self._draft is not None:
                 k = self.arm.draft_length if self.arm.method == "assisted" else None
                 options["assistant_model"] = stack.enter_context(drafting(self._draft, k))
-            elif self.arm.method == "early exit":
-                options |= {"assistant_early_exit": self._exit_layer, "num_assistant_tokens": self.arm.draft_length}
-                options |= {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
             elif self.arm.method == "lookup":
                 options["prompt_lookup_num_tokens"] = self.arm.draft_length
             elif self.arm.method == BEAM:
@@ -157,7 +155,7 @@ def counted_passes(model: PreTrainedModel) -> Iterator[list[int]]:
 
     def count(module, args: tuple, kwargs: dict) -> None:
         if module.config.get_text_config().num_hidden_layers < n_layers:
-            return  # the library's early exit, which has changed the number meanwhile
+            return  # the first layers alone, which the library drafts with: it has changed the number meanwhile
         widths.append((args[0] if args else kwargs[name]).shape[1])
 
     handle = model.register_forward_pre_hook(count, with_kwargs=True)

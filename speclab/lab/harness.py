@@ -114,7 +114,7 @@ class Measurement:
             self.wall_seconds += seconds
             self.phase_seconds += in_phases
             phases["host"] += seconds - in_phases
-            name = decoding.arm.draft + LOOKUP * bool(round_.looked_up)
+            name = decoding.arm.draft + LOOKUP * round_.looked_up
             what = (name, temperature, context, round_.n_drafted, 1 if round_.looked_up else n_waiting, phases)
             own_verify = decoding.own_verify and not round_.looked_up
             self.rounds.append(RoundTime(*what, prompt, own_verify, round_.n_replays))

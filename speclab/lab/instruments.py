@@ -146,10 +146,8 @@ def with_replays(rounds: Iterator[Round], target: CachedModel) -> Iterator[Round
 
 
 def with_parts(rounds: Iterator[Round], drafter: Drafter) -> Iterator[Round]:
-    """The same rounds; of a hybrid, which they have asked for drafts, each says whether its lookup drafted."""
-    if drafter.looked_up is None:
-        return rounds
-    return (round_._replace(looked_up=bool(drafter.looked_up) and not round_.prefill) for round_ in rounds)
+    """The same rounds, each with what the drafter, which they have asked for drafts, knows of it."""
+    return map(drafter.described, rounds)
 
 
 class VariedLength(Wrapper):

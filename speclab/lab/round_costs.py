@@ -32,7 +32,7 @@ def measure_costs(
     longest = min(LONGEST, proposing.longest_draft)
     looked_up = None
     timed = _rounds(functions, target, proposing, prompts, settings)
-    if proposing.n_target_layers:  # the first layers run in the draft: a lookup's rounds cost something else
+    if proposing.pass_share < 1:  # a part of the target runs in the draft: a lookup's rounds cost something else
         looked_up = costs_of([(round_, own) for round_, own in timed if not own], longest)
         timed = [(round_, own) for round_, own in timed if own]
     if costs := costs_of(timed, longest):

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from speclab.core.counts import Counts
-from speclab.records.rows import Row, Timing
+from speclab.records.rows import OwnRate, Row, Timing
 from speclab.records.samples import BASELINE, Arm, Sample
 from speclab.theory.formulas import book_formula, ratio_interval
 
@@ -32,9 +32,8 @@ def build_row(arm: Arm, samples: list[Sample], baseline: list[Sample], common: d
     acceptance_rate, fraction = counts.acceptance_rate, counts.drafted_fraction
     of_book = None if arm.auto or arm.branches else arm.draft_length  # the formula knows one length, and no branches
     distances = [s.distance for _, s in pairs if s.distance is not None]
-    outside = [s.outside for _, s in pairs if s.outside is not None]
-    of_draft, of_target = map(sum, zip(*outside, strict=True)) if outside else (0.0, 0.0)
-    has_outside = 0 < len(outside) == len(pairs)
+    own = [s.own_rates for _, s in pairs if s.own_rates]
+    sums = {name: sum(one[name] for one in own) for name in own[0]} if 0 < len(own) == len(pairs) else {}
     return Row(
         method=arm.method,
         draft=arm.draft or None,
@@ -61,8 +60,7 @@ def build_row(arm: Arm, samples: list[Sample], baseline: list[Sample], common: d
         book_formula_drafted_fraction=book_formula(fraction, of_book) if fraction is not None and of_book else None,
         lossy_rule=samples[0].lossy_rule,
         total_variation=sum(distances) / counts.n_emitted if len(distances) == len(pairs) else None,
-        draft_outside=of_draft / counts.n_emitted if has_outside else None,
-        target_outside=of_target / counts.n_emitted if has_outside else None,
+        own_rates=[OwnRate(name=name, mean=one / counts.n_emitted) for name, one in sums.items()] or None,
         same_as_baseline=all(b.texts == s.texts for b, s in pairs) if samples[0].temperature == 0 else None,
     )
 

@@ -35,6 +35,7 @@ from speclab.models.outside.growth import PARTS, check_growth
 from speclab.models.outside.placement import DeviceMap, describe, load_placed, map_options
 from speclab.models.padded import padding, sizes
 from speclab.models.padded.experts import with_experts
+from speclab.system import extensions
 from speclab.system.errors import EnvironmentProblem, Problem, UsageProblem, is_out_of_memory, panics_as_errors
 from speclab.system.paths import DATA
 from speclab.system.terminal import harmless, note
@@ -47,6 +48,7 @@ transformers_logging.set_verbosity_error()  # what matters of its warnings is ch
 NO_CODE = {"trust_remote_code": False}
 PROBE = "def f(x):\n    return {'a': [1, 2.5]}  # naïve Straße 東京\n"  # a text that tokenizers split differently
 NAMED, LONGEST_WORD = 3, 24  # ids that an error names, and characters of their words
+WITH_OTHER_TOKENIZERS: list[str] = []  # kinds of --draft whose model may have another one; extensions add theirs
 # Words in the library's errors -> what they mean here, and what to do. The library's own advice is to trust.
 PICKLED = ("its pickled weights hold more than tensors, so they are not read", "give weights in safetensors files")
 KNOWN_ERRORS = {
@@ -280,9 +282,10 @@ def check_same_tokenizer(
         what = "have the same words in their tokenizers and split a text differently"
     else:
         return n
+    extensions.load()
+    kinds = "".join(f"--draft {usage}, " for usage in WITH_OTHER_TOKENIZERS)
     raise UsageProblem(
-        f"{draft_name} and {target_name} {what}; choose a --draft of the target's family, --draft retokenize:NAME, "
-        "--draft intersect:NAME, or --draft ngram"
+        f"{draft_name} and {target_name} {what}; choose a --draft of the target's family, {kinds}or --draft ngram"
     )
 
 

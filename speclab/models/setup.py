@@ -8,11 +8,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.models import checks, engine_choice, loading
+from speclab.models import engine_choice, loading
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.backends.rewrites import can_prepack
 from speclab.models.cached import CachedModel
-from speclab.models.family import check_family
 from speclab.models.outside import generation
 from speclab.models.outside.placement import DeviceMap
 from speclab.models.pieces import Pieces, added, pieces
@@ -102,18 +101,9 @@ class Setup:
         n_ids = loading.check_same_tokenizer(self.tokenizer, tokenizer, self.target_name, short_name)
         if (missing := self.target.vocab_size - n_ids) > 0:
             note(f"{short_name}: its tokenizer lacks the target's last {missing} ids; they are never drafted")
-        return self.cached(self._load(name), min(n_ids, self.target.vocab_size))
+        return self.cached(self.load_model(name), min(n_ids, self.target.vocab_size))
 
-    def load_other_draft(self, name: str, kind: str) -> tuple[CachedModel, PreTrainedTokenizerBase]:
-        """A draft model of another family for --draft `kind`, and its tokenizer.
-
-        Its passes have any width, so never as CUDA graphs.
-        """
-        tokenizer, model = loading.load_tokenizer(name), self._load(name)
-        check_family(model, f"--draft {kind}", checks.OTHER_DRAFT)
-        return self.cached(model, max(tokenizer.get_vocab().values()) + 1, graphs=False), tokenizer
-
-    def _load(self, name: str) -> PreTrainedModel:
+    def load_model(self, name: str) -> PreTrainedModel:
         """The model of a draft; the fast engine packs a second copy of its weights."""
         copies = 2 if isinstance(self.target.fast, ExportedModel) and self.target.fast.packed else 1
         return loading.load_model(name, self.device, self.dtype, "draft", copies)

@@ -12,13 +12,13 @@ from speclab.present.tables import (
     Lines,
     Table,
     cells,
-    column,
     cost,
     interval,
     number,
     prediction,
     speedup,
 )
+from speclab.records.columns import columns
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
 from speclab.records.samples import AUTO
@@ -92,13 +92,6 @@ def errors_table(rows: list[Row]) -> Table:
     return Table(errors, columns)
 
 
-OUTSIDE = (
-    "draft out: mean probability that the draft gives to tokens that are not shared; shared ones are drafted instead",
-    "target out: the same of the target's probability; the model never drafts these tokens, so at a place its token is "
-    "accepted with probability 1 minus this at most",
-)
-
-
 # --- why --------------------------------------------------------------------------------------------------------------
 
 
@@ -108,11 +101,9 @@ def ladder_table(rows: list[Row], markdown: bool = False) -> Table:
     columns: dict[str, Cell] = {"book": lambda row: speedup(row.book_formula)}
     for effect in EFFECTS:
         columns[effect.name if markdown else effect.head] = functools.partial(_factor, effect.name)
-    outside: dict[str, Cell] = {}
-    if any(row.target_outside is not None for row in rows):
-        outside = {"draft out": column("draft_outside", 3), "target out": column("target_outside", 3)}
+    own: dict[str, Cell] = {name: functools.partial(_own_rate, name) for name in names_of_own_rates(rows)}
     shown = rows if any(row.ladder for row in rows) else []
-    return Table(shown, cells("draft", "k") | columns | cells("measured") | outside)
+    return Table(shown, cells("draft", "k") | columns | cells("measured") | own)
 
 
 def _factor(name: str, row: Row) -> str:
@@ -124,9 +115,21 @@ def ladder_legend(markdown: bool = False) -> Lines:
     return Lines(f"{effect.name if markdown else effect.head}: {effect.meaning}" for effect in EFFECTS)
 
 
-def outside_legend(rows: list[Row]) -> Lines:
-    """The legend explains the columns of drafts by shared tokens; it is empty where there are none."""
-    return Lines(OUTSIDE if any(row.target_outside is not None for row in rows) else [])
+def names_of_own_rates(rows: list[Row]) -> list[str]:
+    """The heads of the columns that only some drafts of these rows have."""
+    return list(dict.fromkeys(rate.name for row in rows for rate in row.own_rates or []))
+
+
+def _own_rate(name: str, row: Row) -> str:
+    return number(next((rate.mean for rate in row.own_rates or [] if rate.name == name), None), 3)
+
+
+def own_rates_legend(rows: list[Row]) -> Lines:
+    """The legend explains the columns that only some drafts have; it is empty where there are none."""
+    if not (names := names_of_own_rates(rows)):
+        return Lines()
+    meanings = {name: text for one in columns() for name, text in one.meanings.items()}
+    return Lines(f"{name}: {meanings[name]}" for name in names if name in meanings)
 
 
 # --- what a round is made of ------------------------------------------------------------------------------------------

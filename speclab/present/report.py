@@ -54,7 +54,7 @@ def comparison(run: ComparisonRun, by_kind: bool = False, markdown: bool = False
     if lengths.rows:
         blocks += [Heading("Draft lengths chosen in every round (-k auto)"), lengths, explanations.LENGTHS]
     if any(row.ladder for row in run.rows):
-        blocks += [LADDER, explanations.ladder_legend(markdown), explanations.outside_legend(run.rows)]
+        blocks += [LADDER, explanations.ladder_legend(markdown), explanations.own_rates_legend(run.rows)]
     blocks += [Heading("What a round is made of"), explanations.costs_table(run), explanations.costs_lines(run)]
     blocks.append(Lines([loops_line(run)]))
     return tables.show(blocks, markdown)

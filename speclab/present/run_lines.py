@@ -4,6 +4,7 @@ from statistics import mean
 
 from speclab.models.padded import sizes
 from speclab.present.tables import interval, speedup
+from speclab.records.columns import columns
 from speclab.records.rows import Row
 from speclab.records.runs import Head, LabRun, Noise
 from speclab.system import cores
@@ -75,7 +76,7 @@ def remarks(run: LabRun) -> list[str]:
         lines.append(rule_line(rule, [row for row in getattr(run, "rows", []) if row.lossy_rule]))
     if replays := replay_line(run):
         lines.append(replays)
-    lines += outside_lines(run)
+    lines += own_rates_lines(run)
     if run.unchecked:
         lines.append(f"NOT CHECKED: {', '.join(run.unchecked)}; the run was stopped before these texts were judged")
     if wrong := wrong_line(run):
@@ -110,18 +111,19 @@ def replay_line(run: LabRun) -> str | None:
     return f"replays: after {n} of {n_rounds} speculative rounds, {REPLAYS}{each}"
 
 
-def outside_lines(run: LabRun) -> list[str]:
-    """A line for each draft by shared tokens and each temperature says how much both models give to other tokens."""
+def own_rates_lines(run: LabRun) -> list[str]:
+    """A line for each draft with columns of its own and each temperature says their means over the draft lengths."""
     rows = [row for row in getattr(run, "rows", []) if isinstance(row, Row) and row.prompt_kind == "all"]
-    by_draft: dict[tuple[str, float], list[tuple[float, float]]] = {}
+    by_draft: dict[tuple[str, float], dict[str, list[float]]] = {}
     for row in rows:
-        if row.draft_outside is not None and row.target_outside is not None:
-            by_draft.setdefault((row.method, row.temperature), []).append((row.draft_outside, row.target_outside))
+        for rate in row.own_rates or []:
+            means = by_draft.setdefault((row.method, row.temperature), {})
+            means.setdefault(rate.name, []).append(rate.mean)
     return [
-        f"{method}, T = {temperature:g}: tokens that are not shared have {mean(of_draft):.1%} of the draft's "
-        f"probability, which goes to shared ones, and {mean(of_target):.1%} of the target's, which it never drafts"
-        for (method, temperature), shares in by_draft.items()
-        for of_draft, of_target in [zip(*shares, strict=True)]
+        f"{method}, T = {temperature:g}: {one.line.format(**{name: mean(shares) for name, shares in found.items()})}"
+        for (method, temperature), found in by_draft.items()
+        for one in columns()
+        if one.meanings.keys() <= found.keys()
     ]
 
 

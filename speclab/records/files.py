@@ -29,7 +29,7 @@ LARGEST = 16 * 2**20  # bytes of a record; the longest of all runs here has half
 # Fields that a record leaves out where they are None.
 OPTIONAL = (
     *("unchecked", "probe", "weight_bytes", "bandwidth", "padded", "gpu_state", "n_without_drafts"),
-    *("lossy_rule", "total_variation", "n_replays", "draft_outside", "target_outside"),
+    *("lossy_rule", "total_variation", "n_replays", "own_rates"),
     *("best_plain", "speedup_best_plain", "best_plain_low", "best_plain_high", "oracle"),
     *("choice", "band_low", "band_high", "time_low", "time_high", "noise"),
     *("chosen", "raw", "n_distinct", "row_by_row"),

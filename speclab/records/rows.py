@@ -19,6 +19,17 @@ class Within:
         return handler(source) | {"ge": self.low} | ({"le": self.high} if self.high < math.inf else {})
 
 
+@dataclass(frozen=True)
+class Matching:
+    """The form of a text, as a regular expression that reading checks."""
+
+    pattern: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict:
+        """Pydantic asks for this: the schema of the text, with its form."""
+        return handler(source) | {"pattern": self.pattern}
+
+
 Count = Annotated[int, Within(0)]
 Amount = Annotated[float, Within(0)]  # seconds, speedups, temperatures
 Share = Annotated[float, Within(0, 1)]
@@ -29,6 +40,14 @@ class Part:
     """Base of all that records are made of: when read, unknown fields, other types and infinities are refused."""
 
     __pydantic_config__ = {"extra": "forbid", "strict": True, "allow_inf_nan": False}  # noqa: RUF012 - pydantic's form
+
+
+@dataclass(kw_only=True)
+class OwnRate(Part):
+    """A share that only some kind of draft has: the head of its column, and its mean over the decoded tokens."""
+
+    name: Annotated[str, Matching("^[a-z ]{1,20}$")]
+    mean: Share
 
 
 @dataclass(kw_only=True)
@@ -105,9 +124,7 @@ class Row(ArmCounts):
     lossy_rule: str | None = None  # that judged the drafted tokens; absent: a lossless one did, or there were none
     total_variation: Share | None = None  # with a lossy rule, mean over the decoded tokens; absent: not measured
     n_without_drafts: Count | None = None  # of the rounds that accepted 0, those that drafted nothing; absent: unknown
-    # With a draft by shared tokens, mean probability of all other tokens at the decoded tokens' places; else absent
-    draft_outside: Share | None = None  # in the draft's distribution before it is restricted
-    target_outside: Share | None = None  # in the target's: a place accepts the draft's token with at most 1 minus it
+    own_rates: list[OwnRate] | None = None  # columns that only this kind of draft has (columns.py); absent: none
 
 
 @dataclass(kw_only=True)

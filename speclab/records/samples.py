@@ -38,7 +38,7 @@ INSTRUMENT = "instrument"  # method of the decodings whose phases are timed; the
 BEAM = (
     "beam"  # the library's beam search: a method whose draft_length is the number of beams, and whose text is another
 )
-LIBRARY = ("generate", "assisted", "dynamic", "lookup", "early exit", BEAM)  # methods that the library decodes
+LIBRARY = ("generate", "assisted", "dynamic", "lookup", BEAM)  # methods that the library decodes
 
 
 class Made(NamedTuple):
@@ -65,7 +65,7 @@ class Sample:
     counts: Counts = field(default_factory=Counts)  # of all repeats
     lossy_rule: str | None = None  # that judged its drafted tokens; None: a lossless one did, or there were none
     distance: float | None = None  # with a lossy rule, the sum of speclab/lab/output_checks.py; None: not measured
-    outside: tuple[float, float] | None = None  # the sums of `note_outside`, speclab/lab/acceptance_probs.py
+    own_rates: dict[str, float] | None = None  # the sums of `note_own_rates`, speclab/lab/acceptance_probs.py
 
     def add(
         self,

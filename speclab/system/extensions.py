@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import pkgutil
 from collections.abc import Callable
+from types import ModuleType
 
 from speclab.system.errors import EnvironmentProblem
 
@@ -24,6 +25,16 @@ def load() -> None:
     for found in pkgutil.iter_modules(package.__path__):
         if found.ispkg:
             importlib.import_module(f"{PACKAGE}.{found.name}.register")
+
+
+def modules(name: str) -> list[ModuleType]:
+    """The modules of this name in the folders of extensions, in the order of the folders.
+
+    So a program outside the package finds what an extension brings for it, and the loops never import that.
+    """
+    folders = importlib.import_module(PACKAGE).__path__
+    packages = [f"{PACKAGE}.{found.name}" for found in pkgutil.iter_modules(folders) if found.ispkg]
+    return [importlib.import_module(f"{one}.{name}") for one in packages if importlib.util.find_spec(f"{one}.{name}")]
 
 
 def add_command(name: str, line: str) -> None:

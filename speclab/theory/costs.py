@@ -4,7 +4,7 @@ A speedup is a quotient of two sums of seconds. To explain one, you need the sec
 what the round did:
 
     verify    verify_at[width] + verify_slope context        one curve for a run, scaled for every temperature;
-                                                             with early exit the part of a pass that is left
+                                                             where the draft runs a part of the pass, what is left
     step      step_at + step_slope context                   a decode step of the baseline
     draft     draft_at[n] + draft_catch (catch_up - 1) + draft_slope n context; draft_idle if n = 0
     accept    accept_at + accept_each n                      and rollback and host: constants
@@ -37,7 +37,7 @@ class RoundTime(NamedTuple):
     catch_up: int  # tokens the draft model had not been fed, at least 1
     seconds: dict[str, float]  # of each of PHASES
     prompt: int = 0  # index of the prompt that it belongs to
-    own_verify: bool = False  # early exit: the first layers ran in the draft, so its passes are not the others'
+    own_verify: bool = False  # a part of the target ran in the draft, so its passes are not the others'
     n_replays: int = 0  # passes of its rollback over accepted tokens
 
 

@@ -23,7 +23,7 @@ FEWEST_SPARE = 8  # observations beyond the number of parameters, without which 
 def fit(rounds: Sequence[RoundTime], steps: Sequence[StepTime]) -> dict[tuple[str, float], Costs]:
     """(drafter, temperature) -> costs, for every pair among `rounds`.
 
-    Pooled: the shape of the verification over everything but early exit, which has one of its own for every drafter,
+    Pooled: the shape of the verification, but for drafters that run a part of the target, which have one each,
     the accept rule over the drafters of a temperature, the step's slope over the temperatures. The rest is of one
     drafter at one temperature alone. Every temperature of the rounds must have steps, and every round all PHASES, as
     the harness sees to.

@@ -8,6 +8,7 @@ import torch
 from benchmarks import (
     common,
     experts,
+    llama_cpp,
     peers,
     peers_page,
     roofline,
@@ -20,9 +21,7 @@ from draft_models import ModelDrafter, NgramDrafter
 from speclab.cli import flags
 from speclab.core.counts import Counts
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.drafts.exit import ExitDrafter
 from speclab.drafts.lengths import AutoLength
-from speclab.lab.bench import Bench
 from speclab.lab.decodings import Decoding, counted_passes, take_turns
 from speclab.lab.harness import measure
 from speclab.models import memory, prompts, timing
@@ -33,7 +32,6 @@ from speclab.present import tables
 from speclab.records import files
 from speclab.records.samples import BASELINE, BEAM, GENERATE, Arm, Sample
 from speclab.system.errors import EnvironmentProblem
-from tests.heads import tiny_adapter
 from tests.llamas import tiny_llama
 from tests.tiny_models import tiny
 
@@ -47,7 +45,7 @@ def bench(pair_folder):
     target, draft = CachedModel(tiny_llama(0)), CachedModel(tiny_llama(1))
     setup = Setup(target, None, "tiny", GREEDY, torch.device("cpu"), torch.float32)
     drafters = {"model": ModelDrafter(draft), "ngram": NgramDrafter(), peers.AUTO: AutoLength(ModelDrafter(draft))}
-    return Bench(setup, drafters, BUDGET, seed=0)
+    return llama_cpp.PeersBench(setup, drafters, BUDGET, seed=0)
 
 
 def decode(bench, arm: Arm, prompt) -> Decoding:
@@ -104,10 +102,10 @@ def test_a_draft_gets_its_own_settings_back(bench, prompt):
 
 
 def test_all_arms_emit_the_same_text_and_count_their_passes(bench, prompt):
-    model = bench.setup.target.model
-    bench.drafters["exit"] = ExitDrafter(tiny_adapter(model).to(model.dtype))
-    bench.setup.target.hidden_layers = (0,)
-    arms = peers.arms_for([2, 4], exits=True)
+    check_arms(bench, prompt, peers.arms_for([2, 4]))
+
+
+def check_arms(bench, prompt, arms):
     prompts, schedule = [Prompt("code", "", prompt)], peers.one_after_another
     samples = {s.arm: s for s in measure(bench, arms, [0.0], prompts, 2, {}, schedule=schedule).samples}
     assert list(samples) == arms

@@ -9,13 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from speclab.drafts.heads import files
-from speclab.drafts.heads.exit_files import exit_layer_of, read_adapter, write_adapter
 from speclab.drafts.heads.files import read_head, write_head
 from speclab.drafts.heads.parts import rotations
 from speclab.drafts.heads.schema import KINDS, Layer, Rotary, checked
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.paths import ROOT
-from tests.heads import tiny_adapter, tiny_block_head, tiny_head
+from tests.heads import tiny_block_head, tiny_head
 from tests.tiny_models import VOCAB, tiny
 
 LAYER, ROPE = "transformer_layer_config", "rope_parameters"
@@ -28,18 +27,22 @@ def target():
     return tiny("llama", num_hidden_layers=3)
 
 
+def write(folder, target, kind):
+    head = tiny_head() if kind == "feature" else tiny_block_head(target, markov_rank=3)
+    write_head(folder, head, "some/target", ["LlamaForCausalLM"], 4)
+
+
+# How a head of each kind is written into a folder, and read from there.
+FILES = dict.fromkeys(KINDS, (write, lambda folder, target, kind: read_head(str(folder), target, kind)))
+
+
 def written(folder, target, kind):
-    """This writes a head of this kind into a folder."""
-    if kind == "exit":
-        write_adapter(folder, tiny_adapter(target, 2), "some/target", ["LlamaForCausalLM"])
-    else:
-        head = tiny_head() if kind == "feature" else tiny_block_head(target, markov_rank=3)
-        write_head(folder, head, "some/target", ["LlamaForCausalLM"], 4)
+    FILES[kind][0](folder, target, kind)
     return folder
 
 
 def read(folder, target, kind):
-    return read_adapter(str(folder), target) if kind == "exit" else read_head(str(folder), target, kind)
+    return FILES[kind][1](folder, target, kind)
 
 
 def entries(folder) -> dict:
@@ -208,13 +211,12 @@ JSON = {
 }
 
 
-@pytest.mark.parametrize("kind", ["feature", "exit"])
+@pytest.mark.parametrize("kind", ["feature"])
 @pytest.mark.parametrize("content", JSON.values(), ids=JSON)
 def test_damaged_json_is_one_line(tmp_path, target, kind, content):
     folder = written(tmp_path / "head", target, kind)
     (folder / "config.json").write_bytes(content)
     assert "config.json" in refused(folder, target, kind)
-    assert exit_layer_of(str(folder)) is None
 
 
 @pytest.mark.parametrize("kind", ["feature", "block"])

@@ -146,7 +146,7 @@ def test_on_auto_a_lookup_is_drafted_as_far_as_it_pays(rate, best):
         hybrid.observe(0, [PROMPT[0, 0].item()])
         hybrid._known.matches = [Tally(rate) for _ in hybrid._known.matches]
         draft = hybrid.propose(8, torch.zeros(1, 8))
-        assert hybrid.looked_up
+        assert hybrid._looked_up
         assert draft.tokens[0].tolist() == PROMPT[0, 1 : 1 + (best if auto else 8)].tolist()
 
 

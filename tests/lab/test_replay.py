@@ -8,7 +8,6 @@ import torch
 from draft_models import ModelDrafter, NgramDrafter
 from optimized_speculative import speculative_decode
 from speclab.core.sampling import Sampling
-from speclab.drafts.exit import ExitDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength, RoundCosts
@@ -22,7 +21,7 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records.samples import AUTO, Arm, Made
 from tests.decoding import plain_text, speculative_rounds
-from tests.heads import trained, trained_exit
+from tests.heads import trained
 from tests.tiny_models import perturbed
 
 N_NEW, K = 40, 6
@@ -63,37 +62,12 @@ def test_replayed_rounds_are_those_of_the_decoding(learnt, kind):
     seen = set()
     for prompt in prompts:
         rounds = list(with_parts(speculative_rounds(target, timed, prompt, K, N_NEW), timed))
-        made = [Made(r.n_drafted, r.n_accepted, bool(r.looked_up)) for r in rounds if not r.prefill]
+        made = [Made(r.n_drafted, r.n_accepted, r.looked_up) for r in rounds if not r.prefill]
         text = plain_text(target, prompt, N_NEW)
         assert replayed(LoopFunctions(speculative_decode), target, other, prompt, tuple(text), K) == made
         seen |= set(made)
     assert len(seen) > 2, "rounds of one kind alone would show nothing"
     assert {made.looked_up for made in seen} == ({True, False} if "+" in kind else {False})
-
-
-@pytest.mark.parametrize("kind", ["exit", "exit auto", "ngram+exit auto"])
-def test_replayed_rounds_of_early_exit_are_those_of_the_decoding(kind):
-    """Its first layers run over tokens that are not the text's, too: how sure it is of them decides when it stops."""
-    model, adapter, texts = trained_exit()
-    target = CachedModel(model)
-    target.hidden_layers = adapter.config.layers
-    found, made = [], []
-    for rounds in (found, made):
-        drafter = ExitDrafter(adapter)
-        if "auto" in kind:
-            drafter = AutoLength(drafter)
-            drafter.costs[0.0] = COSTS
-        drafter = HybridDrafter(NgramDrafter(), drafter) if "+" in kind else drafter
-        for text in texts[:3]:
-            prompt = text[None, :5]
-            new = plain_text(target, prompt, N_NEW)
-            if rounds is found:
-                rounds += replayed(LoopFunctions(speculative_decode), target, drafter, prompt, tuple(new), K)
-            else:
-                made_now = with_parts(speculative_rounds(target, drafter, prompt, K, len(new)), drafter)
-                rounds += [Made(r.n_drafted, r.n_accepted, bool(r.looked_up)) for r in made_now if not r.prefill]
-    assert found == made
-    assert any(one.n_drafted - one.n_accepted > 1 for one in made), "nothing was drafted after a wrong token"
 
 
 def test_no_pass_of_the_target_is_made_but_one_over_the_text(learnt, monkeypatch):

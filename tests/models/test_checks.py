@@ -17,7 +17,6 @@ from transformers import (
 )
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
-from speclab.drafts.exit import check_split
 from speclab.models import checks, family, rounding
 from speclab.models.backends import eager
 from speclab.models.cached import CachedModel
@@ -29,6 +28,7 @@ from speclab.models.checks import (
     uncached_logits,
 )
 from speclab.models.family import configured_room
+from speclab.models.first_layers import check_split
 from speclab.models.memory import is_mixture_of_experts
 from speclab.models.rounding import Reference
 from speclab.system.errors import EnvironmentProblem

@@ -11,12 +11,12 @@ from benchmarks.families import tiny_families
 from draft_models import ModelDrafter
 from speclab.cli import flags, parsing
 from speclab.core.sampling import Sampling
-from speclab.drafts.exit import check_split
 from speclab.models import engine_choice, timing
 from speclab.models.backends import eager, exported, rewrites
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
 from speclab.models.family import NoFastBackend
+from speclab.models.first_layers import check_split
 from speclab.models.memory import is_mixture_of_experts
 from tests.decoding import counted_kernels, keys_and_values, plain_text, speculative_rounds
 from tests.grids import pairs_often
@@ -232,7 +232,7 @@ def test_texts_longer_than_the_window_are_those_of_the_eager_engine(family, k):
 
 @pytest.mark.parametrize("family", WINDOWED)
 def test_a_windowed_pass_can_be_run_in_two_parts(family):
-    """As early exit needs it."""
+    """The first layers, then the others."""
     target = CachedModel(model_of(family), fast=flattened(model_of(family)))
     check_split(target, 1)
 

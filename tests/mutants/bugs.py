@@ -39,7 +39,6 @@ BUGS = {
     35: "draft length chosen by the wrong numbers",
     36: "one of two drafts out of step with the text, or taken for the other",
     37: "a lossy rule not called that, or further off than is said",
-    38: "one part of the target's layers out of step with the other",
     44: "a tokenizer, a template, a name or a record from outside trusted",
 }
 

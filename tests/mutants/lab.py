@@ -13,7 +13,6 @@ from draft_models import ModelDrafter
 from speclab.core.drafter import Drafter
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
-from speclab.drafts.retokenized import RetokenizedDrafter
 from speclab.lab import bench, decodings, harness, output_checks
 from speclab.lab.harness import Decoding
 from speclab.models import engine_choice as engines
@@ -240,12 +239,6 @@ def forgets_what_a_stage_has_left() -> None:
     results.Results._files = files
 
 
-@mutant(25, "the_forecast_asks_for_the_lengths_that_rounds_ask_for", file="drafts/test_retokenized_text")
-def takes_short_proposals_from_long_ones() -> None:
-    """forecasts a draft of k tokens by the first k of a longer proposal, whose last word is cut in another way"""
-    RetokenizedDrafter.shorter_is_beginning = True
-
-
 @mutant(25, "what_is_drawn_is_what_the_forecast_computes", file="models/test_same_tokenizer")
 def forecasts_a_draft_with_all_rows_of_its_model() -> None:
     """forecasts a draft from all rows of its model, though it draws from the ids of its tokenizer"""
@@ -257,3 +250,9 @@ def forecasts_a_draft_with_all_rows_of_its_model() -> None:
         return right(model, prompt, tokens, sampling, model.config.vocab_size)[:, :n_ids]
 
     uncached.distributions = distributions
+
+
+@mutant(20, "passes_of_which_a_part_is_left_are_told_apart", file="lab/test_harness")
+def prices_the_rest_of_a_pass_as_a_whole_one() -> None:
+    """puts what verification costs where the draft ran a part of the target into the other drafts' curve"""
+    bench.Bench.has_own_verify = lambda self, draft: False

@@ -146,11 +146,11 @@ def test_a_quiet_machine_gives_its_costs_away():
         assert found[key].widths == list(range(1, 10))
 
 
-def test_passes_of_early_exit_have_a_curve_of_their_own():
-    """The first layers ran in the draft. The others' curve knows nothing of it, nor its of theirs."""
+def test_passes_of_which_a_part_is_left_have_a_curve_of_their_own():
+    """A part of the target ran in the draft. The others' curve knows nothing of it, nor its of theirs."""
     left = replace(MODEL, verify_at={width: 0.8 * seconds for width, seconds in VERIFY.items()}, verify_slope=4e-6)
     rounds = decode(MODEL, "model", 0.0, range(9), 200, Steady(), seed=1)
-    rounds += [r._replace(own_verify=True) for r in decode(left, "exit:2", 0.0, range(9), 200, Steady(), seed=2)]
+    rounds += [r._replace(own_verify=True) for r in decode(left, "part", 0.0, range(9), 200, Steady(), seed=2)]
     found = fit(rounds, walk(MODEL, 0.0, 50, Steady()))
     for key, truth in zip(found, (MODEL, left), strict=True):
         assert found[key].verify_at == pytest.approx(truth.verify_at, rel=1e-7)

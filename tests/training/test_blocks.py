@@ -7,24 +7,21 @@ import pytest
 import torch
 
 from speclab.drafts.block import BlockDrafter
-from speclab.drafts.exit import ExitDrafter
 from speclab.drafts.feature import FeatureDrafter
+from speclab.lab.training.recipes import CROSS_ENTROPY_WEIGHT, LOW_TEMPERATURE, distance
 from speclab.lab.training.steps import optimizers
 from speclab.models import loading
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from tests.decoding import speculative_rounds
-from tests.heads import N_NEW, tiny_block_head, trained, trained_block, trained_exit
+from tests.heads import N_NEW, tiny_block_head, trained, trained_block
 from tests.tiny_models import VOCAB, tiny
 from training import heads
 from training.heads import main, parse
 from training.kinds import (
-    CROSS_ENTROPY_WEIGHT,
     LAYERS,
-    LOW_TEMPERATURE,
     MARKOV_RANK,
     block_loss,
-    distance,
     fresh_block,
     unused_id,
 )
@@ -94,12 +91,14 @@ def test_without_unused_bytes_a_row_that_fills_up_is_the_mask_or_none():
         unused_id(Words(), 9)
 
 
-@pytest.mark.parametrize("kind", ["feature", "block", "exit"])
+@pytest.mark.parametrize("kind", ["feature", "block"])
 def test_a_score_replays_the_rounds_of_the_loop(kind):
     """Tokens per round by teacher forcing are those that the loop counts, round for round."""
-    make = {"feature": trained, "block": lambda: trained_block(markov_rank=5), "exit": trained_exit}[kind]
-    model, head, texts = make()
-    drafter = {"feature": FeatureDrafter, "block": BlockDrafter, "exit": ExitDrafter}[kind](head)
+    model, head, texts = {"feature": trained, "block": lambda: trained_block(markov_rank=5)}[kind]()
+    check_score(model, head, texts, {"feature": FeatureDrafter, "block": BlockDrafter}[kind](head))
+
+
+def check_score(model, head, texts, drafter):
     target = CachedModel(model)
     target.hidden_layers = head.config.layers
     pairs = [(text[None], 9) for text in texts]
@@ -120,14 +119,16 @@ def test_a_score_replays_the_rounds_of_the_loop(kind):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("exit", "required: --exit-layer"),
-        ("exit --exit-layer 12", "the target has 12 layers; give a number from 1 to 11"),
         ("feature --exit-layer 2", "unrecognized arguments: --exit-layer 2"),
         ("pair --target x", "unrecognized arguments: --target x"),
         ("model", "invalid choice: 'model' (choose from"),
     ],
 )
 def test_flags_that_do_not_fit_are_one_line(words, message, capsys, tmp_path):
+    check_refused(words, message, capsys, tmp_path)
+
+
+def check_refused(words, message, capsys, tmp_path):
     assert main([*words.split(), "--work-dir", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     (line,) = capsys.readouterr().err.splitlines()[-1:]
     assert line.startswith("error: ")

@@ -22,7 +22,7 @@ from tests.conftest import tiny_llama
 from tests.tiny_models import FAMILIES, VOCAB, tiny
 from training import documents, heads, pair, work
 from training import texts as training_texts
-from training.kinds import KINDS
+from training.kinds import KINDS, recipes_of_extensions
 from training.texts import batch
 from training.work import Checkpoint
 
@@ -367,7 +367,7 @@ def test_a_pipe_in_a_work_folder_is_not_read(tmp_path):
 
 # Flags that say how long, how fast and where to: a training goes on with others.
 NOT_LEARNED = {"kind", "minutes", "own_minutes", "threads", "keep", "work_dir", "out"}
-WORDS = {kind: [kind, *(["--exit-layer", "2"] if kind == "exit" else [])] for kind in (*KINDS, "pair")}
+WORDS = {kind: [kind] for kind in (*KINDS, "pair") if kind not in recipes_of_extensions()}
 
 
 @pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
@@ -485,12 +485,6 @@ def test_a_folder_with_other_files_is_not_replaced(tmp_path, capsys, models):
     (tmp_path / "out" / "draft" / "mine").mkdir(parents=True)
     assert heads.main(["pair", "--work-dir", str(tmp_path / "pair"), "--out", str(tmp_path / "out")]) == 2
     assert "mine is in" in capsys.readouterr().err
-
-
-def test_an_adapter_of_another_layer_is_not_trained_further(tmp_path, capsys):
-    words = ["exit", "--exit-layer", "4", "--init", "models/lab-pair/exit", "--work-dir", str(tmp_path)]
-    assert heads.main(words) == 2
-    assert "layer 2; give --exit-layer 2, or leave --init out" in capsys.readouterr().err
 
 
 def test_a_target_that_no_head_is_trained_for_is_refused():

@@ -11,7 +11,7 @@ depends on the token before, of low rank; rank 0 is DFlash. With `causal` a slot
 Names of modules and options are those of the `speculators` checkpoint format (dflash and dspark).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, scaled_dot_product_attention
 
 from speclab.drafts.heads.parts import DecoderLayer, Norm, Product, Rotation, rotations
+
+BLOCKS_AT_ONCE = 64  # the blocks of a pass take memory by the square of their number
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,17 @@ class BlockHead(nn.Module):
     def biased(self, logits: Tensor, before: Tensor) -> Tensor:
         """Logits (..., draft_vocab) and the token before each (...) -> the same, with the Markov head's bias"""
         return logits if self.markov_head is None else logits + self.markov_head(before)
+
+    def chains(self, hidden: Tensor, tokens: Tensor, depth: int) -> Iterator[Tensor]:
+        """What it says by depth, at most `depth` of them: logits (batch, n - 1 - depth, draft vocabulary), row t of
+        token t + 2 + j in a round whose last committed token is t + 1.
+
+        hidden: (batch, n, layers * target_hidden). tokens: (batch, n), a known text.
+        """
+        anchors = torch.arange(1, tokens.shape[1] - depth, device=tokens.device)
+        parts = [blocks(self, hidden, tokens, some) for some in anchors.split(BLOCKS_AT_ONCE)]
+        for j, states in enumerate(torch.cat(parts, dim=1)[:, :, :depth].unbind(2)):
+            yield self.biased(self.logits(states), tokens[:, anchors + j])
 
 
 def blocks(head: BlockHead, hidden: Tensor, tokens: Tensor, anchors: Tensor) -> Tensor:

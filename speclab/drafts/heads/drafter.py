@@ -12,7 +12,7 @@ from speclab.core.law import ChainLaw, Law
 from speclab.core.rounds import Target
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.heads.parts import choose_packing, freeze, rotations
-from speclab.drafts.heads.rollout import chains, target_pass
+from speclab.drafts.heads.rollout import target_pass
 from speclab.models.cached import CachedModel
 
 SPARE = 512  # rows of new buffers beyond what is needed
@@ -113,7 +113,7 @@ class HeadDrafter(Drafter):
             hidden, ids = (torch.cat([x, x[:, :1].expand(-1, longest, *x.shape[2:])], dim=1) for x in (hidden, ids))
             # Of a round that begins after the prompt; after a prompt of one token none does.
             first = len(prompt) - 2
-            for logits in chains(self.head, hidden, ids, longest):
+            for logits in self.head.chains(hidden, ids, longest):
                 rows = logits[0, max(0, first) : first + len(tokens)]
                 rows = torch.cat([logits[0, :1], rows]) if first < 0 else rows
                 yield sampling.probs(self.of_target(rows, vocab_size)).cpu()

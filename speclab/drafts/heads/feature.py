@@ -7,6 +7,7 @@ nothing yet, get the head's own output at the position before in the place of th
 Names of modules and options are those of the `speculators` checkpoint format (eagle3), in which heads are kept.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from speclab.drafts.heads.parts import DecoderLayer, Norm, Product, Rotation
+from speclab.drafts.heads.rollout import rollout
 
 
 @dataclass(frozen=True)
@@ -100,3 +102,11 @@ class FeatureHead(nn.Module):
     def logits(self, states: Tensor) -> Tensor:
         """What `finish` gives, (batch, n, hidden) -> (batch, n, draft_vocab)"""
         return self.of_output(states if self.config.norm_output else self.norm(states))
+
+    def chains(self, hidden: Tensor, tokens: Tensor, depth: int) -> Iterator[Tensor]:
+        """What it says by depth, at most `depth` of them: logits (batch, n - 1 - depth, draft vocabulary), row t of
+        token t + 2 + j in a round whose last committed token is t + 1.
+
+        hidden: (batch, n, layers * target_hidden). tokens: (batch, n), a known text.
+        """
+        yield from (logits for _, logits in rollout(self, hidden, tokens, depth))

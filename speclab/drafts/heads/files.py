@@ -69,7 +69,7 @@ def read_head(name: str, target: PreTrainedModel, kind: str = "feature", own_wid
             "give --draft feature"
         )
     _check_fits(f"--draft {kind}:{loading.short_name(name)}", config, target, own_width)
-    name_unknown(name, found, kind)
+    name_unknown(name, found, schema().KINDS[kind])
     saved = loading.loaded(name, "its weights", lambda: _built(config, weights, target))
     if own_width is not None:
         # The first dimensions of a padded target's states are those that the head was trained on, the others are 0.
@@ -112,9 +112,12 @@ def schema() -> Any:
     return declared
 
 
-def name_unknown(name: str, found: dict[str, Any], kind: str) -> None:
-    """Say in one line which entries of config.json nobody here knows: they have no effect."""
-    names = schema().unknown(found, schema().KINDS[kind])
+def name_unknown(name: str, found: dict[str, Any], declared: Any) -> None:
+    """Say in one line which entries of config.json nobody here knows: they have no effect.
+
+    declared: a class of schema.py, the entries that are read.
+    """
+    names = schema().unknown(found, declared)
     if names:
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         shown = ", ".join(one[:60] for one in names[:NAMED])

@@ -4,20 +4,15 @@ The chains read the text's own tokens, so what a chain says at depth j is what t
 before were accepted. The head is trained on this, its acceptance is scored and forecast from it.
 """
 
-from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
-from speclab.drafts.heads.block import BlockHead, blocks
-from speclab.drafts.heads.exit import ExitAdapter
-from speclab.drafts.heads.feature import FeatureHead
 from speclab.drafts.heads.parts import rotations
 from speclab.models.backends.eager import layer_outputs
-
-BLOCKS_AT_ONCE = 64  # the blocks of a pass take memory by the square of their number
 
 
 @torch.no_grad()
@@ -29,12 +24,13 @@ def target_pass(target: PreTrainedModel, rows: Tensor, layers: tuple[int, ...]) 
 
 
 def rollout(
-    head: FeatureHead, hidden: Tensor, tokens: Tensor, depth: int, starts: Tensor | None = None
+    head: Any, hidden: Tensor, tokens: Tensor, depth: int, starts: Tensor | None = None
 ) -> list[tuple[Tensor, Tensor]]:
     """Chains from every position: element j holds the positions t of its rows, and logits of token t + 2 + j.
 
-    hidden: (batch, n, layers * target_hidden). tokens: (batch, n); a chain reads the text's own tokens, not what the
-    head would have drawn. starts: positions of the chains that go beyond the first token (default: all that fit).
+    head: a FeatureHead. hidden: (batch, n, layers * target_hidden). tokens: (batch, n); a chain reads the text's own
+    tokens, not what the head would have drawn. starts: positions of the chains that
+    go beyond the first token (default: all that fit).
     """
     n = tokens.shape[1] - 1 - depth  # positions that have a token for every depth
     positions = torch.arange(n, device=tokens.device)
@@ -73,22 +69,3 @@ def rollout(
 def _for_queries(part: Tensor, queries: Tensor) -> Tensor:
     """Keys or values, (batch, key heads, n, size), once for each query head."""
     return part.repeat_interleave(queries.shape[1] // part.shape[1], dim=1)
-
-
-def chains(head: FeatureHead | BlockHead | ExitAdapter, hidden: Tensor, tokens: Tensor, depth: int) -> Iterator[Tensor]:
-    """What a head says by depth, at most `depth` of them: logits (batch, n - 1 - depth, draft vocabulary), row t of
-    token t + 2 + j in a round whose last committed token is t + 1.
-
-    hidden: (batch, n, layers * target_hidden). tokens: (batch, n).
-    """
-    if isinstance(head, ExitAdapter):  # what it says at a place does not depend on where the round began
-        logits, n = head.of_text(hidden), tokens.shape[1] - 1 - depth
-        yield from (logits[:, 1 + j : 1 + j + n] for j in range(depth))
-        return
-    if isinstance(head, FeatureHead):
-        yield from (logits for _, logits in rollout(head, hidden, tokens, depth))
-        return
-    anchors = torch.arange(1, tokens.shape[1] - depth, device=tokens.device)
-    parts = [blocks(head, hidden, tokens, some) for some in anchors.split(BLOCKS_AT_ONCE)]
-    for j, states in enumerate(torch.cat(parts, dim=1)[:, :, :depth].unbind(2)):
-        yield head.biased(head.logits(states), tokens[:, anchors + j])

@@ -1,4 +1,4 @@
-"""What the config.json of a head or of an early-exit adapter may say: every entry that the lab reads, declared once.
+"""What the config.json of a head may say: every entry that the lab reads, declared once.
 
 An entry is there with its type and its range, or it is refused by its name. An entry of the format that would change
 what a head computes, and that the lab does not compute, is declared with the one value that changes nothing. Entries
@@ -199,28 +199,7 @@ class Block(Head):
         return self
 
 
-class Exit(Declared):
-    """An adapter of early exit has these."""
-
-    format: Literal["speculative-decoding-lab early exit 1"]
-    exit_layer: Size
-    target_layers: Size
-    transformer_layer_config: Layer
-
-    @model_validator(mode="after")
-    def _is_one_layer(self) -> "Exit":
-        own = self.transformer_layer_config.num_hidden_layers
-        if self.exit_layer >= self.target_layers or own != 1:
-            raise ValueError(
-                f"it exits after layer {self.exit_layer} of {self.target_layers}, with layers of its own: {own}; "
-                "the lab reads adapters of one layer, behind a layer that is not the last"
-            )
-        if self.transformer_layer_config.model_type == "qwen3":
-            raise ValueError("its decoder is not one layer of llama")
-        return self
-
-
-KINDS: dict[str, type[Declared]] = {"feature": Feature, "block": Block, "exit": Exit}  # by the kind of draft
+KINDS: dict[str, type[Declared]] = {"feature": Feature, "block": Block}  # by the kind of draft
 Kind = TypeVar("Kind", bound=Declared)
 
 

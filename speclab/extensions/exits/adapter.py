@@ -5,6 +5,7 @@ trained so needs something in between (Kangaroo, arXiv 2404.18911): here one dec
 states of the text so far, a norm, and the target's own output layer.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +83,11 @@ class ExitAdapter(nn.Module):
     def narrow(self, states: Tensor) -> Tensor:
         """Of a padded target's wider states what the adapter reads: their first dimensions."""
         return states[..., : self.config.block.hidden_size]
+
+    def chains(self, hidden: Tensor, tokens: Tensor, depth: int) -> Iterator[Tensor]:
+        """What it says by depth, as a head's `chains`; at a place it does not depend on where the round began."""
+        logits, n = self.of_text(hidden), tokens.shape[1] - 1 - depth
+        yield from (logits[:, 1 + j : 1 + j + n] for j in range(depth))
 
     def of_text(self, states: Tensor) -> Tensor:
         """What it says along a known text, in one pass: states (batch, n, hidden) -> logits (batch, n, vocab)"""

@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import save
 from transformers import PreTrainedModel
 
-from speclab.drafts.heads.exit import ExitAdapter, ExitConfig
 from speclab.drafts.heads.files import (
     CONFIG,
     CORRECT,
@@ -27,6 +26,7 @@ from speclab.drafts.heads.files import (
     shapes_of,
     weights_of,
 )
+from speclab.extensions.exits.adapter import ExitAdapter, ExitConfig
 from speclab.models import loading
 from speclab.models.backends.eager import decoder_layers
 from speclab.system.errors import UsageProblem
@@ -51,7 +51,7 @@ def read_adapter(name: str, target: PreTrainedModel, padded: bool = False) -> Ex
             f"--draft exit:{loading.short_name(name)} belongs to a target with {_in_words(wants)}; this one has "
             f"{_in_words(has)}; give an adapter that was trained for it"
         )
-    name_unknown(name, found, "exit")
+    name_unknown(name, found, _entries())
     return loading.loaded(name, "its weights", lambda: _built(config, weights, target))
 
 
@@ -64,8 +64,15 @@ def config_from(found: dict[str, Any]) -> ExitConfig:
     """This reads what config.json says. ValueError is raised where it is no adapter."""
     if found.get("format") != FORMAT:
         raise ValueError(f"its format is {found.get('format')!r}; --draft exit reads {FORMAT!r}")
-    said = schema().checked(found, schema().Exit)
+    said = schema().checked(found, _entries())
     return ExitConfig(said.exit_layer, said.target_layers, decoder_of(said.transformer_layer_config, "llama"))
+
+
+def _entries() -> Any:
+    """The entries of an adapter, declared with pydantic, which other drafts do not need."""
+    from speclab.extensions.exits.entries import AdapterEntries
+
+    return AdapterEntries
 
 
 def exit_layer_of(name: str) -> int | None:

@@ -1,7 +1,7 @@
 """Drafts with the target's own first layers (early exit: LayerSkip, arXiv 2404.16710; Kangaroo, 2404.18911).
 
 A draft of n tokens runs the first N layers over the last committed token and the drafted ones but the last, one token a
-pass; an adapter and the target's own output layer make the next token of each state (speclab/drafts/heads/exit.py).
+pass; an adapter and the target's own output layer make the next token of each state (adapter.py).
 These passes write the target's own cache, in those layers. Verification takes the states up and runs the other layers
 over all n + 1 positions: no layer runs twice over a token. The draft's cache is the first layers' part of the target's.
 With k = 4 drafted tokens of which 2 are accepted, in tokens:
@@ -28,54 +28,8 @@ from draft_models import as_draft, as_drawn
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Drawn, Sampling, draw_draft, probability, to_device
 from speclab.drafts.heads.drafter import HeadDrafter
-from speclab.drafts.heads.exit import ExitAdapter
-from speclab.models.cached import CachedModel
-from speclab.models.checks import WIDTHS, WRONG, cached_logits, check_passes, random_text, uncached_logits
-
-
-class FirstLayers:
-    """The first layers of a target, which are ahead of its other layers within a round and never between two.
-
-    n_ahead: tokens that these layers have read and the others have not.
-    """
-
-    def __init__(self, target: CachedModel, n_layers: int):
-        self.target, self.n_layers, self.n_ahead = target, n_layers, 0
-        self._n_before = 0  # tokens in the other layers' cache when these went ahead
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Append tokens to the cache of these layers alone.  (1, m) ids -> their outputs (1, m, hidden)
-
-        RuntimeError where the target has made a pass or a crop of its own since they went ahead.
-        """
-        target = self.target
-        if self.n_ahead == 0:
-            self._n_before = target.length
-        self._check_others()
-        with torch.inference_mode():
-            states = target.backend.forward_first(tokens, target.length + self.n_ahead, self.n_layers)
-        self.n_ahead += tokens.shape[1]
-        return states
-
-    def finish(self, tokens: Tensor, states: Tensor) -> Tensor:
-        """Run the other layers.  (1, m) ids and the states (1, j, hidden) of the first j -> (1, m, vocab) logits
-
-        RuntimeError where the states are not of all tokens that the first layers are ahead.
-        """
-        n_given, n = states.shape[1], tokens.shape[1]
-        if n_given != self.n_ahead:
-            raise RuntimeError(f"the first layers are {self.n_ahead} tokens ahead, and states of {n_given} are given")
-        self._check_others()
-        if n_given < n:
-            states = torch.cat([states, self.forward(tokens[:, n_given:])], dim=1)
-        self.n_ahead = 0
-        return self.target.run(n, lambda backend, length: backend.forward_rest(states, length, self.n_layers))
-
-    def _check_others(self) -> None:
-        if self.n_ahead and self.target.length != self._n_before:
-            raise RuntimeError(
-                f"the first layers went ahead after {self._n_before} tokens, and the target holds {self.target.length}"
-            )
+from speclab.extensions.exits.adapter import ExitAdapter
+from speclab.models.first_layers import FirstLayers
 
 
 @dataclass(frozen=True)
@@ -90,21 +44,6 @@ class ExitDraft(Draft):
         return self.first.finish(torch.cat([last_tokens[:, None], self.tokens], dim=1), self.states)
 
 
-def check_split(target: CachedModel, n_layers: int) -> None:
-    """Prove that passes in two parts, the first `n_layers` layers and the others, give the uncached logits, also after
-    a rollback; EnvironmentProblem where they do not."""
-    model, text, cached = target.model, random_text(target.model), target.with_own_cache()
-    right = uncached_logits(model, text)[:, -sum(WIDTHS) :]
-    reason, first = "cannot be run in two parts, as early exit needs it", FirstLayers(cached, n_layers)
-
-    def in_parts(_: CachedModel, ids: Tensor) -> Tensor:
-        """A pass as early exit makes it: the first layers token by token up to the last."""
-        states = [first.forward(ids[:, i : i + 1]) for i in range(ids.shape[1] - 1)]
-        return first.finish(ids, torch.cat(states, dim=1))
-
-    check_passes(model, reason, lambda: cached_logits(cached, text, wrong=WRONG, one_pass=in_parts), right)
-
-
 class ExitDrafter(HeadDrafter):
     """Proposes tokens one by one, and gives the target's states with them."""
 
@@ -113,7 +52,7 @@ class ExitDrafter(HeadDrafter):
 
     def __init__(self, head: ExitAdapter, ids: None = None):
         super().__init__(head, ids)
-        self.n_target_layers = head.config.exit_layer
+        self.pass_share = 1 - head.config.exit_layer / head.config.target_layers
 
     def prefill(self, target: Any, prompt: Tensor, sampling: Sampling) -> None:
         """Take the states of the prompt, (1, prompt length) ids, of a CachedModel; they are read in the first round."""

@@ -1,11 +1,12 @@
 """`--draft exit`, `exit:N` and `exit:ADAPTER`: the lab's adapter, which reads layer N, or one in a folder."""
 
 from speclab.core.drafter import Drafter
-from speclab.drafts.exit import ExitDrafter, check_split
-from speclab.drafts.heads.exit_files import exit_layer_of, read_adapter
 from speclab.drafts.registry import OTHER_FAMILY, Choice, is_mistyped
+from speclab.extensions.exits.adapter_files import exit_layer_of, read_adapter
+from speclab.extensions.exits.drafter import ExitDrafter
 from speclab.models import loading
 from speclab.models.family import check_family
+from speclab.models.first_layers import check_split
 from speclab.models.padded import sizes
 from speclab.models.setup import Setup
 from speclab.system.errors import UsageProblem

@@ -121,10 +121,10 @@ def adapt(modules: Modules, drafter: Drafter, longest: int | None = None) -> Dra
     12 in drafts with a head, exercise 9 where a draft chooses its length, exercise 6 around any of them where
     `longest` says up to which it may choose. What IN_ITS_PLACE does not name is an instrument, and stays the lab's.
 
-    UsageProblem for early exit with a loop of the learner's own, whose passes are whole.
+    UsageProblem for a draft that runs a part of the target, with a loop of the learner's own, whose passes are whole.
     """
-    if WHOLE_LOOP in modules and any(part.n_target_layers for part in drafter.parts):
-        raise UsageProblem("the loop of exercise 8 verifies with whole passes; use another --draft than exit")
+    if WHOLE_LOOP in modules and any(part.pass_share < 1 for part in drafter.parts):
+        raise UsageProblem("the loop of exercise 8 verifies with whole passes; use another --draft")
     if type(drafter) in IN_ITS_PLACE:
         drafter = IN_ITS_PLACE[type(drafter)](modules, drafter)
     if 6 in modules and longest is not None:

@@ -4,9 +4,9 @@ The draft keeps its own ids. Its distribution is restricted to the shared tokens
 one over the target's whole vocabulary, zero elsewhere: then the usual accept rule is exact, whatever is shared
 (token-level intersection: Timor et al., "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for
 Heterogeneous Vocabularies", arXiv 2502.05202). Temperature, top-k and top-p apply to the restricted distribution, as
-they do to a model's. How the draft reads the text is in speclab/models/shared_tokens.py.
+they do to a model's. How the draft reads the text is in shared_tokens.py.
 
-Both prices are measured (`note_outside` in speclab/lab/acceptance_probs.py): the mass that the draft gives to tokens
+Both prices are measured (`own_rates`): the mass that the draft gives to tokens
 that are not shared, which is spread over the others, and the mass that the target gives to such, which are never
 drafted.
 """
@@ -21,18 +21,30 @@ from draft_models import ModelDrafter
 from speclab.core.law import Law, PlaceLaw
 from speclab.core.rounds import Target
 from speclab.core.sampling import Sampling, to_device
+from speclab.extensions.tokenizers.shared_tokens import Reading, SharedTokens, shared_tokens, token_bytes
 from speclab.models.cached import CachedModel
 from speclab.models.loading import eos_ids
 from speclab.models.setup import Setup
-from speclab.models.shared_tokens import Reading, SharedTokens, shared_tokens, token_bytes
 from speclab.models.uncached import distributions
+from speclab.records.columns import Columns
 from speclab.system.errors import UsageProblem
 
 LEAST_SHARED = 0.05  # of the tokens of the smaller vocabulary
+DRAFT_OUT, TARGET_OUT = "draft out", "target out"  # heads of the columns for what is not shared
+COLUMNS = Columns(
+    {
+        DRAFT_OUT: "mean probability that the draft gives to tokens that are not shared; shared ones are drafted "
+        "instead",
+        TARGET_OUT: "the same of the target's probability; the model never drafts these tokens, so at a place its "
+        "token is accepted with probability 1 minus this at most",
+    },
+    f"tokens that are not shared have {{{DRAFT_OUT}:.1%}} of the draft's probability, which goes to shared ones, and "
+    f"{{{TARGET_OUT}:.1%}} of the target's, which it never drafts",
+)
 
 
 class Reads(Protocol):
-    """How the draft reads the target's ids, see `Reading` in speclab/models/shared_tokens.py."""
+    """How the draft reads the target's ids, see `Reading` in shared_tokens.py."""
 
     def prompt(self, ids: list[int]) -> list[int]:
         """The draft's ids of a prompt, at least one."""
@@ -82,7 +94,7 @@ class IntersectDrafter(ModelDrafter):
         rows[:, self._target_ids] = logits[:, self._draft_ids]
         return rows
 
-    is_model, is_restricted = False, True
+    is_model = False
     whose = " of the draft's tokens"
 
     def read_as(self, prompt: list[int]) -> list[int]:
@@ -105,9 +117,9 @@ class IntersectDrafter(ModelDrafter):
             counts.append(counts[-1] + len(self._reads.token(token)))
         return counts[:-1]
 
-    def outside(
+    def own_rates(
         self, target: CachedModel, prompt: list[int], text: list[int], sampling: Sampling
-    ) -> tuple[float, float]:
+    ) -> dict[str, float]:
         """The probability of tokens that are not shared, as sampled from, from uncached passes.
 
         The draft's, before its distribution is restricted, is 0 beyond its context.
@@ -115,7 +127,8 @@ class IntersectDrafter(ModelDrafter):
         target_probs = distributions(target.model, prompt, text, sampling, target.vocab_size)
         of_target = 1 - target_probs.double()[:, self.shared.target_ids].sum(-1)  # (n,)
         of_draft = self.probs(prompt, text, sampling, target.vocab_size)[1].double()
-        return of_draft.clamp(0, 1)[1:].sum().item(), of_target.clamp(0, 1)[1:].sum().item()
+        shares = {DRAFT_OUT: of_draft, TARGET_OUT: of_target}
+        return {name: share.clamp(0, 1)[1:].sum().item() for name, share in shares.items()}
 
     @torch.inference_mode()
     def probs(self, prompt: list[int], tokens: list[int], sampling: Sampling, vocab_size: int) -> tuple[Tensor, Tensor]:

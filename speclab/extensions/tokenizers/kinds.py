@@ -1,10 +1,15 @@
 """The drafts with another tokenizer that `--draft` takes: `retokenize:NAME` and `intersect:NAME`."""
 
+from transformers import PreTrainedTokenizerBase
+
 from speclab.core.drafter import Drafter
-from speclab.drafts.intersect import intersect
 from speclab.drafts.registry import Choice, is_mistyped
-from speclab.drafts.retokenized import RetokenizedDrafter
+from speclab.extensions.tokenizers.intersect import intersect
+from speclab.extensions.tokenizers.retokenized import RetokenizedDrafter
 from speclab.models import loading
+from speclab.models.cached import CachedModel
+from speclab.models.checks import OTHER_DRAFT
+from speclab.models.family import check_family
 from speclab.models.setup import Setup
 from speclab.system.errors import UsageProblem
 
@@ -13,7 +18,7 @@ def read_retokenize(argument: str, text: str) -> Choice:
     """A model whose text is tokenized again for the target."""
 
     def build(setup: Setup, seed: int) -> Drafter:
-        draft, own = setup.load_other_draft(argument, "retokenize")
+        draft, own = load_other_draft(argument, "retokenize", setup)
         return RetokenizedDrafter(draft, own, setup.tokenizer, setup.target.vocab_size)
 
     return Choice(text, _named(argument, text), build, any_family=False)
@@ -23,10 +28,20 @@ def read_intersect(argument: str, text: str) -> Choice:
     """A model that drafts the tokens which both vocabularies have."""
 
     def build(setup: Setup, seed: int) -> Drafter:
-        draft, own = setup.load_other_draft(argument, "intersect")
+        draft, own = load_other_draft(argument, "intersect", setup)
         return intersect(draft, own, setup, text)
 
     return Choice(text, _named(argument, text), build, can_branch=True, in_hybrid=True, any_family=False)
+
+
+def load_other_draft(name: str, kind: str, setup: Setup) -> tuple[CachedModel, PreTrainedTokenizerBase]:
+    """A draft model of another family for --draft `kind`, and its tokenizer.
+
+    Its passes have any width, so never as CUDA graphs.
+    """
+    tokenizer, model = loading.load_tokenizer(name), setup.load_model(name)
+    check_family(model, f"--draft {kind}", OTHER_DRAFT)
+    return setup.cached(model, max(tokenizer.get_vocab().values()) + 1, graphs=False), tokenizer
 
 
 def _named(argument: str, text: str) -> str:

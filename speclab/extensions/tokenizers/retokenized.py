@@ -23,11 +23,11 @@ from draft_models import as_draft, draft_room
 from speclab.core.drafter import Lookup
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Sampling, most_probable, to_host
+from speclab.extensions.tokenizers.shared_tokens import start_of_text, text_of, tokenized_inside
 from speclab.models import loading
 from speclab.models.cached import CachedModel
 from speclab.models.family import check_draft_prompts
 from speclab.models.memory import shortest_window
-from speclab.models.shared_tokens import start_of_text, text_of, tokenized_inside
 
 BEFORE = 8  # tokens in front of what is tokenized or decoded, so that it is read as it stands in the text
 

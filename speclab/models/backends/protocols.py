@@ -52,7 +52,7 @@ class FastModel(Protocol):
     """A model in the form of a fast backend: exported, or as CUDA graphs.
 
     graphed: whether passes run as CUDA graphs, which have to be recorded before anything is timed.
-    splits: whether its passes can be run in two parts, as early exit needs it.
+    splits: whether its passes can be run in two parts, the first layers and the others.
     window: of its layers with sliding windows, None where there are none; buffers hold the whole text.
     one_token_gain: how many times as fast as the eager backend a pass over one token is, where that was measured.
     """

@@ -19,19 +19,14 @@ ROWS = [
         for kind, name in {
             "feature": "feature",
             "block": "block",
-            "exit:2": "exit:2",
             "hybrid": "hybrid",
             "merge:ngram+model": "merge:ngram+model",
             "tree:2x1:model": "tree:2x1:model",
             "tree:best:model": "tree:best:model",
             "sampled-tree:2x1:model": "sampled-tree:2x1:model",
-            "retokenize:draft": "retokenize:draft",
-            "intersect:draft": "intersect:draft",
         }.items()
         if kind.partition(":")[0] in registry.kinds()
     ),
-    Row(f"{S} --target target --draft retokenize:encoder-decoder", 2, ("--draft retokenize does not know encoder-d",)),
-    Row(f"{S} --target target --draft intersect:encoder-decoder", 2, ("--draft intersect does not know encoder-d",)),
 ]
 
 

@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 from speclab.core.rounds import Draft
-from speclab.drafts.exit import ExitDrafter
-from speclab.lab.bench import Bench
+from speclab.extensions.exits.drafter import ExitDrafter
 from speclab.models.backends import eager
 from speclab.models.backends.buffers import BufferedBackend
 from speclab.models.backends.eager import EagerBackend
 from speclab.models.backends.exported import ExportedModel
 from tests.mutants.bugs import mutant
 
-FILE = "drafts/test_exit"
+FILE = "test_exit"
+BUGS = {38: "one part of the target's layers out of step with the other"}
 TEXT = "greedy_text_is_the_targets_in_every_family"
 CACHES = "caches_equal_a_recomputation_after_every_round"
 DEFINITION = "proposals_and_states_are_the_definitions"
@@ -135,9 +135,3 @@ def never_reads_what_another_draft_proposed() -> None:
         right(drafter, n_accepted if drafter._n_read else 0, committed)
 
     ExitDrafter.observe = observe
-
-
-@mutant(38, "passes_of_early_exit_are_told_apart", file="lab/test_harness")
-def prices_the_rest_of_a_pass_as_a_whole_one() -> None:
-    """puts what verification costs with early exit into the other drafts' curve"""
-    Bench.exits_early = lambda bench, draft: False

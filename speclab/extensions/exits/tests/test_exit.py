@@ -12,21 +12,23 @@ import optimized_speculative
 from draft_models import NgramDrafter
 from speclab.core.rounds import AcceptResult, Draft
 from speclab.core.sampling import Sampling
-from speclab.drafts.exit import ExitDrafter, FirstLayers, check_split
-from speclab.drafts.heads.exit import ExitAdapter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength, RoundCosts
+from speclab.extensions.exits.adapter import ExitAdapter
+from speclab.extensions.exits.drafter import ExitDrafter
+from speclab.extensions.exits.tests.adapters import tiny_adapter, trained_exit
 from speclab.lab.acceptance_probs import accept_probs
 from speclab.lab.bench import Bench
 from speclab.models.backends.eager import EagerBackend, decoder_layers
 from speclab.models.cached import CachedModel
+from speclab.models.first_layers import FirstLayers, check_split
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.system.errors import EnvironmentProblem
 from speclab.theory.forecast import forecast
 from tests.decoding import keys_and_values, plain_text, speculative_rounds
 from tests.grids import pairs_often
-from tests.heads import LEARNT, N_NEW, tiny_adapter, trained_exit
+from tests.heads import LEARNT, N_NEW
 from tests.tiny_models import FAMILIES, VOCAB, PlainTransformer, flattened, tiny
 
 WARM = Sampling(temperature=0.8)

@@ -13,11 +13,12 @@ from speclab import load
 from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
-from speclab.drafts.exit import ExitDrafter
-from speclab.drafts.heads.exit_files import FORMAT, exit_layer_of, read_adapter, write_adapter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength
 from speclab.drafts.suffix import SuffixDrafter
+from speclab.extensions.exits.adapter_files import FORMAT, exit_layer_of, read_adapter, write_adapter
+from speclab.extensions.exits.drafter import ExitDrafter
+from speclab.extensions.exits.tests.adapters import tiny_adapter
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.round_costs import measure_costs
 from speclab.models import loading
@@ -30,7 +31,7 @@ from speclab.records.runs import ComparisonRun
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from tests.decoding import speculative_rounds
 from tests.grids import pairs_often
-from tests.heads import prompts, tiny_adapter
+from tests.heads import prompts
 from tests.tiny_models import tiny
 
 

@@ -735,8 +735,8 @@ def test_the_baseline_is_rated_by_exercise_zero(script):
         assert "returned" in err
 
 
-def test_early_exit_has_no_whole_loop():
-    drafter = SimpleNamespace(parts=[SimpleNamespace(n_target_layers=1)])
+def test_a_draft_that_runs_a_part_of_the_target_has_no_whole_loop():
+    drafter = SimpleNamespace(parts=[SimpleNamespace(pass_share=0.5)])
     with pytest.raises(UsageProblem, match="exercise 8 verifies with whole passes"):
         solutions(8).adapt(drafter, None)
     assert solutions(3).adapt(drafter, None) is drafter

@@ -60,7 +60,7 @@ def test_drafts_in_the_engines_words(tmp_path):
     assert config("suffix", 3)["suffix_decoding_max_cached_requests"] == 0, "no prompt is drafted from its own answer"
     with pytest.raises(EnvironmentProblem, match=r"config\.json"):
         config(f"block:{tmp_path}", 3)
-    for kind in ("dial:0.8", "hybrid", "tree:2x2:model", "exit:2"):
+    for kind in ("dial:0.8", "hybrid", "tree:2x2:model"):
         with pytest.raises(UsageProblem):
             config(kind, 3)
 

@@ -295,8 +295,6 @@ def test_sampled_texts_are_held_to_the_targets_law(run):
         (["--plan"], "unrecognized arguments: --plan"),
         (["-k", "auto"], "the same number of tokens in every round"),
         (["--draft", "dial:0.8"], "vLLM has nothing like it"),
-        (["--draft", "intersect:a/b"], "no draft with a tokenizer of its own"),
-        (["--draft", "retokenize:a/b"], "no draft with a tokenizer of its own"),
         (["--target", "lab:50m"], "give a folder"),
         (["--url", "http://127.0.0.1:1"], "give --url twice"),
         (["--url", "nowhere"], "is no address"),

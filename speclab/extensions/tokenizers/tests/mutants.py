@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from speclab.core.sampling import Drawn, draw_draft
-from speclab.drafts.intersect import IntersectDrafter
-from speclab.drafts.retokenized import BEFORE, RetokenizedDrafter
-from speclab.models.shared_tokens import text_of
+from speclab.extensions.tokenizers.intersect import IntersectDrafter
+from speclab.extensions.tokenizers.retokenized import BEFORE, RetokenizedDrafter
+from speclab.extensions.tokenizers.shared_tokens import text_of
 from tests.mutants.bugs import mutant
 
-LAW, TEXT = "drafts/test_intersect", "drafts/test_intersect_text"
-RETOKENIZED, CUTTING = "drafts/test_retokenized", "drafts/test_retokenized_text"
+LAW, TEXT = "test_intersect", "test_intersect_text"
+RETOKENIZED, CUTTING = "test_retokenized", "test_retokenized_text"
 
 
 @mutant(25, "a_round_emits_the_targets_joint_law", file=LAW)
@@ -118,3 +118,9 @@ def cuts_a_proposal_as_the_beginning_of_a_text() -> None:
         return drafter.tokenizer.encode(text, add_special_tokens=False)
 
     RetokenizedDrafter._tokenized = cut
+
+
+@mutant(25, "the_forecast_asks_for_the_lengths_that_rounds_ask_for", file="test_retokenized_text")
+def takes_short_proposals_from_long_ones() -> None:
+    """forecasts a draft of k tokens by the first k of a longer proposal, whose last word is cut in another way"""
+    RetokenizedDrafter.shorter_is_beginning = True

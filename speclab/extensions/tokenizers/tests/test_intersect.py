@@ -12,9 +12,10 @@ from transformers import LlamaConfig
 
 import optimized_speculative
 from speclab.core.sampling import Sampling
-from speclab.drafts.intersect import IntersectDrafter
+from speclab.extensions.tokenizers.intersect import IntersectDrafter
+from speclab.extensions.tokenizers.shared_tokens import SharedTokens
+from speclab.extensions.tokenizers.tests.vocabularies import Pairs
 from speclab.models.cached import CachedModel
-from speclab.models.shared_tokens import SharedTokens
 from tests.decoding import speculative_rounds
 from tests.test_exact import (
     Job,
@@ -27,7 +28,6 @@ from tests.test_exact import (
     random_row,
 )
 from tests.tiny_models import PlainTransformer, perturbed
-from tests.vocabularies import Pairs
 
 # --- exact ------------------------------------------------------------------------------------------------------------
 

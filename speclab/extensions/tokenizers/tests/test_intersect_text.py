@@ -12,9 +12,17 @@ from draft_models import NgramDrafter
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.hybrid import HybridDrafter
-from speclab.drafts.intersect import IntersectDrafter, intersect
 from speclab.drafts.lengths import AutoLength, RoundCosts
 from speclab.drafts.registry import make, read
+from speclab.extensions.tokenizers.intersect import IntersectDrafter, intersect
+from speclab.extensions.tokenizers.tests.vocabularies import (
+    OVERLAP,
+    TOKENIZERS,
+    Pairs,
+    cousin,
+    drafter_between,
+    setup_with,
+)
 from speclab.models import loading, prompts
 from speclab.models.cached import CachedModel
 from speclab.models.setup import load_setup
@@ -25,7 +33,6 @@ from tests.models.test_caches import worst_difference
 from tests.renumbered import save_renumbered
 from tests.small_tokenizers import LINES, byte_level, sentence_piece, words
 from tests.tiny_models import flattened
-from tests.vocabularies import OVERLAP, TOKENIZERS, Pairs, cousin, drafter_between, setup_with
 
 WARM = Sampling(0.8)
 

@@ -9,8 +9,9 @@ from speclab.core.counts import Counts
 from speclab.core.drafter import Drafter
 from speclab.core.sampling import Sampling
 from speclab.drafts.hybrid import HybridDrafter
-from speclab.drafts.intersect import IntersectDrafter
-from speclab.lab.acceptance_probs import note_outside
+from speclab.extensions.tokenizers.intersect import COLUMNS, DRAFT_OUT, TARGET_OUT, IntersectDrafter
+from speclab.extensions.tokenizers.tests.vocabularies import OVERLAP, Pairs, cousin
+from speclab.lab.acceptance_probs import note_own_rates
 from speclab.lab.bench import Bench
 from speclab.lab.harness import Measurement
 from speclab.lab.rows import build_row
@@ -20,12 +21,12 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.present import explanations, report, run_lines, tables
 from speclab.records.files import read
+from speclab.records.rows import OwnRate, Row
 from speclab.records.runs import ComparisonRun
 from speclab.records.samples import BASELINE, Arm, Sample
 from tests.llamas import tiny_llama
 from tests.present.test_report import make_row, make_run
 from tests.small_tokenizers import byte_level
-from tests.vocabularies import OVERLAP, Pairs, cousin
 
 COMMON = {"target": "tiny", "device": "cpu", "dtype": "float64"}
 N_TARGET, N_DRAFT = 12, 10
@@ -58,6 +59,10 @@ def measured_with(sampling: Sampling) -> Measurement:
     return Measurement(Bench(setup, drafters, 8, seed=0), [Prompt("code", "", torch.tensor([PROMPT]))], samples)
 
 
+def means(row: Row) -> dict[str, float]:
+    return {rate.name: rate.mean for rate in row.own_rates or []}
+
+
 @torch.inference_mode()
 def outside(model, ids: list[int], shared: list[int], sampling: Sampling) -> float:
     """The probability of all tokens but the shared ones after a text, from a pass of its own."""
@@ -69,7 +74,7 @@ def outside(model, ids: list[int], shared: list[int], sampling: Sampling) -> flo
 def test_the_sums_are_the_definition(sampling):
     """Over the decoded tokens: the first one of a text came with the prompt's own pass."""
     measured = measured_with(sampling)
-    note_outside(measured)
+    note_own_rates(measured)
     target, drafter = measured.bench.setup.target, measured.bench.drafters["shared"]
     assert isinstance(drafter, IntersectDrafter)
     of_draft = of_target = 0.0
@@ -81,26 +86,25 @@ def test_the_sums_are_the_definition(sampling):
             of_target += outside(target.model, before, OVERLAP.target_ids, sampling)
     assert 0 < of_target < N_DECODED
     assert 0 < of_draft < N_DECODED
-    found = {sample.arm.draft: sample.outside for sample in measured.samples}
+    found = {sample.arm.draft: sample.own_rates for sample in measured.samples}
     assert found.keys() == {"", "shared", "hybrid", "ngram", "model"}
-    assert found["shared"] == found["hybrid"] == pytest.approx((of_draft, of_target), abs=1e-5)
+    sums = {DRAFT_OUT: of_draft, TARGET_OUT: of_target}
+    assert found["shared"] == found["hybrid"] == pytest.approx(sums, abs=1e-5)
     assert found[""] is found["ngram"] is found["model"] is None
     row = build_row(Arm("shared", "shared", 2), [measured.samples[1]], [measured.samples[0]], COMMON, "all")
-    assert (row.draft_outside, row.target_outside) == pytest.approx(
-        (of_draft / N_DECODED, of_target / N_DECODED), abs=1e-6
-    )
+    assert means(row) == pytest.approx({name: one / N_DECODED for name, one in sums.items()}, abs=1e-6)
 
 
 def test_a_row_has_both_or_neither():
     arm = Arm("shared", "shared", 2)
     samples, baseline = [sample_of("shared", 0.0) for _ in range(2)], [sample_of("", 0.0) for _ in range(2)]
     samples[1].prompt_index = baseline[1].prompt_index = 1
-    samples[0].outside = (0.7, 1.4)
+    samples[0].own_rates = {DRAFT_OUT: 0.7, TARGET_OUT: 1.4}
     row = build_row(arm, samples, baseline, COMMON, "all")
-    assert row.draft_outside is row.target_outside is None, "one of two prompts is not measured"
-    samples[1].outside = (0.0, 2.8)
+    assert row.own_rates is None, "one of two prompts is not measured"
+    samples[1].own_rates = {DRAFT_OUT: 0.0, TARGET_OUT: 2.8}
     row = build_row(arm, samples, baseline, COMMON, "all")
-    assert (row.draft_outside, row.target_outside) == pytest.approx((0.7 / 62, 4.2 / 62))
+    assert means(row) == pytest.approx({DRAFT_OUT: 0.7 / 62, TARGET_OUT: 4.2 / 62})
     assert row.n_emitted == 2 * N_DECODED
 
 
@@ -110,12 +114,13 @@ def test_it_stands_beside_the_ladder_and_in_a_line_of_its_own():
     assert "target out" not in report.comparison(run, by_kind=True, markdown=True)
     for row in run.rows:
         if row.draft == "intersect:other":
-            row.draft_outside, row.target_outside = (0.125, 0.25) if row.draft_length == 2 else (0.375, 0.25)
+            of_draft = 0.125 if row.draft_length == 2 else 0.375
+            row.own_rates = [OwnRate(name=DRAFT_OUT, mean=of_draft), OwnRate(name=TARGET_OUT, mean=0.25)]
     (line,) = run_lines.remarks(run)
     assert line.startswith("intersect:other, T = 0: tokens that are not shared have 25.0% of the draft's probability")
     assert line.endswith("and 25.0% of the target's, which it never drafts")
     text = report.comparison(run, markdown=True)
-    assert all(f"- {legend}" in text for legend in explanations.OUTSIDE)
+    assert all(f"- {name}: {meaning}" in text for name, meaning in COLUMNS.meanings.items())
     rows = [row for row in run.rows if row.prompt_kind == "all"]
     columns = explanations.ladder_table([*rows, make_row("feature")]).cells
     cells = [(row.method, columns["draft out"](row), columns["target out"](row)) for row in rows if row.draft]
@@ -150,12 +155,10 @@ def test_a_run_records_and_says_it(pair_folder, other_folder, tmp_path, capsys, 
     assert {(row.temperature, row.prompt_kind) for row in shared} == {
         (temperature, kind) for temperature in (0, 0.8) for kind in ("all", "code", "prose")
     }
-    assert all(0 <= row.draft_outside <= 1 and 0 <= row.target_outside <= 1 for row in shared)
-    assert all(0 < row.draft_outside < 1 for row in shared if row.temperature)
-    assert all(
-        row.draft_outside is row.target_outside is None for row in record.rows if row.method != "intersect:other"
-    )
+    assert all(means(row).keys() == {DRAFT_OUT, TARGET_OUT} for row in shared)
+    assert all(0 < means(row)[DRAFT_OUT] < 1 for row in shared if row.temperature)
+    assert all(row.own_rates is None for row in record.rows if row.method != "intersect:other")
     assert "intersect:other, T = 0: tokens that are not shared have" in out
     assert "intersect:other, T = 0.8: tokens that are not shared have" in out
     text = (tmp_path / "results" / "local.json").read_text("utf-8")
-    assert text.count('"draft_outside"') == text.count('"target_outside"') == len(shared)
+    assert text.count('"draft out"') == text.count('"own_rates"') == len(shared)

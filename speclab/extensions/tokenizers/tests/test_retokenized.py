@@ -7,7 +7,8 @@ from draft_models import ModelDrafter
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.registry import make, read
-from speclab.drafts.retokenized import RetokenizedDrafter
+from speclab.extensions.tokenizers import kinds
+from speclab.extensions.tokenizers.retokenized import RetokenizedDrafter
 from speclab.models import loading, prompts
 from speclab.models.cached import CachedModel
 from speclab.models.setup import load_setup
@@ -191,3 +192,13 @@ def test_names(renumbered):
         with pytest.raises(UsageProblem) as problem:
             read(kind)
         assert "\n" not in str(problem.value)
+
+
+@pytest.mark.parametrize("kind", ["retokenize", "intersect"])
+def test_they_need_models_of_one_text(kind, monkeypatch):
+    """The target must be decoder-only, and the family of the draft is asked, too."""
+    assert not read(f"{kind}:some/model").any_family
+    asked = []
+    monkeypatch.setattr(kinds, "check_family", lambda model, what, advice: asked.append(what))
+    make(f"{kind}:{loading.LAB_DRAFT}", load_setup(loading.LAB_TARGET, threads=1, engine="eager"))
+    assert asked == [f"--draft {kind}"]

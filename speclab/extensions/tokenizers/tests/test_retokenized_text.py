@@ -7,18 +7,18 @@ import torch
 
 from speclab.core.sampling import Sampling
 from speclab.drafts.registry import check_prompts
-from speclab.drafts.retokenized import BEFORE, RetokenizedDrafter
+from speclab.extensions.tokenizers.retokenized import BEFORE, RetokenizedDrafter
+from speclab.extensions.tokenizers.shared_tokens import text_of
+from speclab.extensions.tokenizers.tests.test_retokenized import OF_TARGET, OTHERS, Words, drafter_for, target
 from speclab.lab.acceptance_probs import accept_probs
 from speclab.lab.bench import Bench
 from speclab.models import engine_choice, loading, prompts
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
-from speclab.models.shared_tokens import text_of
 from speclab.system.errors import UsageProblem
 from speclab.theory.forecast import forecast
 from tests.decoding import plain_text, speculative_rounds
-from tests.drafts.test_retokenized import OF_TARGET, OTHERS, Words, drafter_for, target
 from tests.models.test_caches import worst_difference
 from tests.small_tokenizers import LINES, byte_level, sentence_piece, with_first_space
 from tests.tiny_models import tiny

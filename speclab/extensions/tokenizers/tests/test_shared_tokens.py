@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from speclab.models.shared_tokens import Reading, SharedTokens, shared_tokens, text_of, token_bytes
+from speclab.extensions.tokenizers.shared_tokens import Reading, SharedTokens, shared_tokens, text_of, token_bytes
 from tests.small_tokenizers import LINES, byte_level, sentence_piece, words
 
 UNKNOWN = 9999  # what stands for a token that a draft cannot read

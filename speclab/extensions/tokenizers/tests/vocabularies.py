@@ -3,10 +3,10 @@
 import torch
 
 from speclab.core.sampling import Sampling
-from speclab.drafts.intersect import IntersectDrafter, intersect
+from speclab.extensions.tokenizers.intersect import IntersectDrafter, intersect
+from speclab.extensions.tokenizers.shared_tokens import SharedTokens
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
-from speclab.models.shared_tokens import SharedTokens
 from tests.llamas import tiny_llama
 from tests.small_tokenizers import byte_level, sentence_piece
 from tests.tiny_models import perturbed

@@ -1,0 +1,48 @@
+"""Tiny adapters behind the first layers of a tiny target: random ones, and one that was trained for a moment."""
+
+import functools
+
+import torch
+from transformers import PreTrainedModel
+
+from speclab.drafts.heads.files import weights_of
+from speclab.extensions.exits.adapter import ExitAdapter, ExitConfig
+from speclab.extensions.exits.recipe import exit_loss
+from speclab.models.backends.eager import decoder_layers
+from tests.heads import N_LEARNT, block, distance, learnt_texts
+from tests.tiny_models import tiny
+from training.passes import reading
+
+
+def tiny_adapter(target: PreTrainedModel, exit_layer: int = 1, seed: int = 0, std: float = 0.3) -> ExitAdapter:
+    """A random adapter behind the first layers of a tiny target; its matrices have this spread."""
+    output = weights_of(target)[1]
+    sizes = block(output.shape[1], vocab=len(output))
+    config = ExitConfig(exit_layer, len(decoder_layers(target)), sizes)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        adapter = ExitAdapter(config, output).to(output.dtype)
+        for weight in adapter.parameters():
+            torch.nn.init.normal_(weight, mean=float(weight.ndim == 1), std=std)
+    return adapter.eval()
+
+
+LAYERS = {"gpt2": "n_layer"}  # what a config calls their number
+
+
+@functools.cache
+def trained_exit(family: str = "llama", n_layers: int = 4, exit_layer: int = 2) -> tuple:
+    """A tiny target, an adapter that has learnt three of its texts by heart, and four texts, (4, 9 + N_NEW)."""
+    kinds = {"layer_types": ["sliding_attention", "full_attention"] * (n_layers // 2)} if "gemma3" in family else {}
+    changes = {LAYERS.get(family, "num_hidden_layers"): n_layers, **kinds}
+    target = tiny(family, **changes).requires_grad_(False)
+    texts = learnt_texts(target)
+    adapter = tiny_adapter(target, exit_layer, std=0.1)
+    read = reading(target, adapter.config.layers, 0)
+    stepper = torch.optim.Adam(adapter.train().parameters(), 0.01)
+    with torch.enable_grad():
+        for _ in range(60):
+            stepper.zero_grad()
+            exit_loss(adapter, read, texts[:N_LEARNT], torch.tensor(0), distance).backward()
+            stepper.step()
+    return target, adapter.eval().requires_grad_(False), texts

@@ -1,0 +1,119 @@
+"""What every draft must do, done by early exit: its laws, rounds along a known text, one wait, overflows."""
+
+import functools
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from draft_models import NgramDrafter
+from optimized_speculative import speculative_decode
+from speclab.core.sampling import Sampling
+from speclab.drafts.heads.parts import rotations
+from speclab.drafts.hybrid import HybridDrafter
+from speclab.drafts.lengths import AutoLength
+from speclab.extensions.exits.drafter import ExitDrafter
+from speclab.extensions.exits.tests.adapters import tiny_adapter, trained_exit
+from speclab.lab.instruments import LoopFunctions, with_parts
+from speclab.lab.replay import replayed
+from speclab.models.cached import CachedModel
+from speclab.records.samples import Made
+from tests import test_filtered_laws as filtered_laws
+from tests.core.test_one_wait import PROMPT
+from tests.decoding import plain_text, speculative_rounds
+from tests.drafts import test_overflows as overflows
+from tests.grids import pairs_often
+from tests.heads import target_states
+from tests.lab.test_replay import COSTS, N_NEW, K
+from tests.test_filtered_laws import Case, Text, models, of_head, on_auto
+from tests.test_lossless import IDS, Law, check_law
+from tests.tiny_models import flattened, tiny
+from tests.watch import Watch
+
+
+@pytest.mark.parametrize(
+    ("engine", "n_draws"), pairs_often(["eager", "fast"], [600, 3000], lambda *one: one == ("fast", 600))
+)
+def test_joint_law_of_early_exit(engine, n_draws):
+    """The draft writes the target's own cache, and verification goes on from its states."""
+    model = tiny("llama", vocab_size=IDS)
+    target = CachedModel(model, fast=flattened(model) if engine == "fast" else None)
+    target.hidden_layers = (0,)
+    check_law(Law(1.0, 2), target, ExitDrafter(tiny_adapter(model, 1)), n_draws)
+
+
+@functools.cache
+def adapter():
+    return tiny_adapter(models()[0], 1, seed=1, std=0.15)
+
+
+@functools.cache
+def exit_logits(committed: Text, drafted: Text) -> list[float]:
+    head, text = adapter(), [*committed, *drafted]
+    with torch.inference_mode():
+        states = head.narrow(target_states(models()[0], text, head.config.layers))
+        rotation = tuple(part.double() for part in rotations(head.config.block, torch.arange(len(text))))
+        attended = scaled_dot_product_attention(*head.project(states, rotation), is_causal=True, enable_gqa=True)
+        return head.logits(states, attended)[0, -1].tolist()
+
+
+@pytest.fixture
+def case(monkeypatch):
+    made = Case(lambda: on_auto(ExitDrafter(adapter()), 0.14), 3, 3, of_head(exit_logits), chooses=True)
+    monkeypatch.setitem(filtered_laws.CASES, "exit auto", made)
+
+
+def test_a_round_leaves_the_targets_law(case, monkeypatch):
+    filtered_laws.test_a_round_leaves_the_targets_law("exit auto", "token", monkeypatch)
+
+
+def test_what_lengths_are_chosen_by(case):
+    filtered_laws.test_what_lengths_are_chosen_by("exit auto")
+
+
+@pytest.mark.parametrize("kind", ["exit", "exit auto", "ngram+exit auto"])
+def test_replayed_rounds_of_early_exit_are_those_of_the_decoding(kind):
+    """Its first layers run over tokens that are not the text's, too: how sure it is of them decides when it stops."""
+    model, adapter, texts = trained_exit()
+    target = CachedModel(model)
+    target.hidden_layers = adapter.config.layers
+    found, made = [], []
+    for rounds in (found, made):
+        drafter = ExitDrafter(adapter)
+        if "auto" in kind:
+            drafter = AutoLength(drafter)
+            drafter.costs[0.0] = COSTS
+        drafter = HybridDrafter(NgramDrafter(), drafter) if "+" in kind else drafter
+        for text in texts[:3]:
+            prompt = text[None, :5]
+            new = plain_text(target, prompt, N_NEW)
+            if rounds is found:
+                rounds += replayed(LoopFunctions(speculative_decode), target, drafter, prompt, tuple(new), K)
+            else:
+                made_now = with_parts(speculative_rounds(target, drafter, prompt, K, len(new)), drafter)
+                rounds += [Made(r.n_drafted, r.n_accepted, r.looked_up) for r in made_now if not r.prefill]
+    assert found == made
+    assert any(one.n_drafted - one.n_accepted > 1 for one in made), "nothing was drafted after a wrong token"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_round_of_early_exit_waits_once(temperature):
+    """On the eager engine: CUDA graphs do not run a target in two parts."""
+    target = CachedModel(tiny("llama"))
+    target.hidden_layers = (0,)
+    drafter = ExitDrafter(tiny_adapter(target.model, 1))
+    rounds = iter(speculative_rounds(target, drafter, PROMPT, 4, 30, Sampling(temperature)))
+    next(rounds)
+    for _ in range(4):
+        with Watch() as watch:
+            round_ = next(rounds)
+        assert watch.calls == {"tolist": 1}
+    assert round_.tokens
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("way", ["alone", "hybrid", "auto"])
+def test_every_way_of_drafting_says_that_logits_are_not_finite(way, temperature):
+    model = tiny("llama", num_hidden_layers=3)
+    drafter = overflows.WAYS[way](ExitDrafter(overflows.overflowing(tiny_adapter(model, 2))))
+    overflows.check_it_is_said(model, drafter, temperature)

@@ -1,0 +1,67 @@
+"""Passes in two parts: the first layers of a target run ahead of the others, which go on from their outputs."""
+
+import torch
+from torch import Tensor
+
+from speclab.models.cached import CachedModel
+from speclab.models.checks import WIDTHS, WRONG, cached_logits, check_passes, random_text, uncached_logits
+
+
+class FirstLayers:
+    """The first layers of a target, which are ahead of its other layers within a round and never between two.
+
+    n_ahead: tokens that these layers have read and the others have not.
+    """
+
+    def __init__(self, target: CachedModel, n_layers: int):
+        self.target, self.n_layers, self.n_ahead = target, n_layers, 0
+        self._n_before = 0  # tokens in the other layers' cache when these went ahead
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Append tokens to the cache of these layers alone.  (1, m) ids -> their outputs (1, m, hidden)
+
+        RuntimeError where the target has made a pass or a crop of its own since they went ahead.
+        """
+        target = self.target
+        if self.n_ahead == 0:
+            self._n_before = target.length
+        self._check_others()
+        with torch.inference_mode():
+            states = target.backend.forward_first(tokens, target.length + self.n_ahead, self.n_layers)
+        self.n_ahead += tokens.shape[1]
+        return states
+
+    def finish(self, tokens: Tensor, states: Tensor) -> Tensor:
+        """Run the other layers.  (1, m) ids and the states (1, j, hidden) of the first j -> (1, m, vocab) logits
+
+        RuntimeError where the states are not of all tokens that the first layers are ahead.
+        """
+        n_given, n = states.shape[1], tokens.shape[1]
+        if n_given != self.n_ahead:
+            raise RuntimeError(f"the first layers are {self.n_ahead} tokens ahead, and states of {n_given} are given")
+        self._check_others()
+        if n_given < n:
+            states = torch.cat([states, self.forward(tokens[:, n_given:])], dim=1)
+        self.n_ahead = 0
+        return self.target.run(n, lambda backend, length: backend.forward_rest(states, length, self.n_layers))
+
+    def _check_others(self) -> None:
+        if self.n_ahead and self.target.length != self._n_before:
+            raise RuntimeError(
+                f"the first layers went ahead after {self._n_before} tokens, and the target holds {self.target.length}"
+            )
+
+
+def check_split(target: CachedModel, n_layers: int) -> None:
+    """Prove that passes in two parts, the first `n_layers` layers and the others, give the uncached logits, also after
+    a rollback; EnvironmentProblem where they do not."""
+    model, text, cached = target.model, random_text(target.model), target.with_own_cache()
+    right = uncached_logits(model, text)[:, -sum(WIDTHS) :]
+    reason, first = "cannot be run in two parts", FirstLayers(cached, n_layers)
+
+    def in_parts(_: CachedModel, ids: Tensor) -> Tensor:
+        """The first layers read token by token up to the last, as a draft lets them."""
+        states = [first.forward(ids[:, i : i + 1]) for i in range(ids.shape[1] - 1)]
+        return first.finish(ids, torch.cat(states, dim=1))
+
+    check_passes(model, reason, lambda: cached_logits(cached, text, wrong=WRONG, one_pass=in_parts), right)
