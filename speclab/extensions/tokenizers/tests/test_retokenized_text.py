@@ -7,6 +7,7 @@ import torch
 
 from speclab.core.sampling import Sampling
 from speclab.drafts.registry import check_prompts
+from speclab.extensions.tokenizers.kinds import load_other_draft
 from speclab.extensions.tokenizers.retokenized import BEFORE, RetokenizedDrafter
 from speclab.extensions.tokenizers.shared_tokens import text_of
 from speclab.extensions.tokenizers.tests.test_retokenized import OF_TARGET, OTHERS, Words, drafter_for, target
@@ -177,7 +178,7 @@ def test_it_is_loaded_as_every_draft(packed, monkeypatch, capsys):
     setup = Setup(CachedModel(model), tokenizer, "tiny", Sampling(), model.device, model.dtype)
     setup.target.fast = fast
     monkeypatch.setattr(engine_choice, "choose", lambda model, wish: (fast, engine_choice.ASKED_FOR))
-    of_draft, (other, own) = setup.load_draft("other/name"), setup.load_other_draft("other/name", "retokenize:x/y")
+    of_draft, (other, own) = setup.load_draft("other/name"), load_other_draft("other/name", "retokenize:x/y", setup)
     assert asked[0] == asked[1]
     assert asked[0][-2:] == ("draft", 1 + packed)
     assert of_draft.fast is other.fast is fast
@@ -186,7 +187,7 @@ def test_it_is_loaded_as_every_draft(packed, monkeypatch, capsys):
     monkeypatch.setattr(engine_choice, "runs_on_graphs", lambda model: True)
     monkeypatch.setattr(engine_choice, "choose", None)
     assert "eager" not in capsys.readouterr().err
-    assert setup.load_other_draft("other/name", "retokenize:x/y")[0].fast is None
+    assert load_other_draft("other/name", "retokenize:x/y", setup)[0].fast is None
     assert "this draft runs on the eager engine" in capsys.readouterr().err
 
 
