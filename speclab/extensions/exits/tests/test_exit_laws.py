@@ -64,7 +64,7 @@ def case(monkeypatch):
 
 
 def test_a_round_leaves_the_targets_law(case, monkeypatch):
-    filtered_laws.test_a_round_leaves_the_targets_law("exit auto", "token", monkeypatch)
+    filtered_laws.test_a_round_leaves_the_targets_law("exit auto", monkeypatch)
 
 
 def test_what_lengths_are_chosen_by(case):
