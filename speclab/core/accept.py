@@ -47,7 +47,7 @@ def accept(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult
     else:
         draft_here = draft_probs[row, rejected]
     residual = (target_here - draft_here).clamp(min=0)
-    # Bonus token: nothing was rejected. Or p and q agree to the last bit, so the residual has no mass.
+    # Nothing was rejected: this is the bonus token. Or p and q agree to the last bit, so the residual has no mass.
     whole = (n_accepted == size) | (residual.sum(-1) <= 0)
     return AcceptResult(n_accepted, draw(torch.where(whole[:, None], target_here, residual), uniforms[:, n]))
 
@@ -66,7 +66,7 @@ def judge(
     draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, rule: Callable, numbers: tuple[float, ...] = ()
 ) -> AcceptResult:
     """Call `rule(draft, target_probs, uniforms, *numbers)`; greedy, keep what is the target's own without asking it."""
-    # Without what no rule reads the shapes depend on n only, and so does the CUDA graph.
+    # The draft goes on without the fields that no rule reads: shapes, and so the CUDA graph, then depend on n only.
     return _judged(logits, draft.bare(), sampling, uniforms[:, : logits.shape[1]], rule, numbers)
 
 
@@ -95,10 +95,10 @@ class Rule(NamedTuple):
 
 
 class RuleKind(NamedTuple):
-    """What may be typed behind --rule, and what makes a rule of it."""
+    """The form of a rule that may be typed behind --rule, and the function that makes a rule from it."""
 
     usage: str  # NAME, or NAME:ARGUMENT and which arguments there are
-    make: Callable[[str | None], Rule]  # from the argument behind the colon; ValueError: not such a one
+    make: Callable[[str | None], Rule]  # from the argument behind the colon; raises ValueError for a wrong one
 
 
 RULES: dict[str, RuleKind] = {}
@@ -112,7 +112,7 @@ def add_rule(name: str, make: Callable[[str | None], Rule], arguments: str = "")
 
 
 def add_plain_rule(rule: Rule) -> None:
-    """The same for a rule that takes no argument."""
+    """Let --rule know a further rule that takes no argument."""
 
     def make(argument: str | None) -> Rule:
         if argument is not None:
@@ -127,7 +127,7 @@ add_plain_rule(TOKEN)
 
 
 def all_rules() -> dict[str, RuleKind]:
-    """RULES with those of the extensions."""
+    """RULES, together with the rules of the extensions."""
     extensions.load()
     return RULES
 

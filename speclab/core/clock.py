@@ -1,5 +1,5 @@
-"""Clocks for work that a device does later than the host queues it; and what keeps Python's garbage collector out of a
-timed part."""
+"""Clocks for work that a device does later than the host queues it, and a way to keep Python's garbage collector out of
+a timed part."""
 
 import contextlib
 import gc
@@ -30,7 +30,7 @@ def mark(device: torch.device) -> Any:
 
 
 def seconds_between(start: Any, end: Any) -> float:
-    """From one `mark` to a later one; on CUDA this waits until the device has passed both."""
+    """The seconds from one `mark` to a later one; on CUDA this waits until the device has passed both."""
     if isinstance(start, float | int):
         return end - start
     end.synchronize()
@@ -38,7 +38,7 @@ def seconds_between(start: Any, end: Any) -> float:
 
 
 class _Frozen:
-    """How many `old_objects_frozen` are open, of all threads."""
+    """The number of `old_objects_frozen` that are open, in all threads."""
 
     n = 0
     lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Counts of rounds, and the ratios that are computed from them: the only place where they are."""
+"""Counts of rounds, and the ratios that are computed from them. Ratios are computed nowhere else."""
 
 from collections import Counter
 from dataclasses import dataclass, field, fields
@@ -8,7 +8,7 @@ from speclab.core.rounds import Round
 
 @dataclass
 class Counts:
-    """What happened in the rounds of one or more decodings, the prefill token apart."""
+    """The counts of the rounds of one or more decodings, without the prefill token."""
 
     n_rounds: int = 0
     n_drafted: int = 0
@@ -17,7 +17,7 @@ class Counts:
     n_emitted: int = 0
     n_after_eos: int = 0  # generated after an end token, and dropped
     n_without_drafts: int = 0  # rounds that drafted nothing
-    n_replays: int = 0  # target passes beside one a round: some backends read accepted tokens once more
+    n_replays: int = 0  # target passes beyond one in a round: some backends read accepted tokens once more
     accepted_lengths: Counter[int] = field(default_factory=Counter)  # accepted drafts in a round -> rounds
 
     def add(self, round_: Round) -> None:
@@ -51,7 +51,7 @@ class Counts:
 
     @property
     def drafted_fraction(self) -> float | None:
-        """f: accepted / drafted. What serving engines print as acceptance rate. None: nothing drafted."""
+        """f: accepted / drafted. Serving engines print it as acceptance rate. None: nothing drafted."""
         return _ratio(self.n_accepted, self.n_drafted)
 
     @property

@@ -1,4 +1,4 @@
-"""What every drafter is: three calls of the loop, and what the lab asks of a drafter beside them.
+"""The interface of every drafter: three calls of the loop, and the questions that the lab asks of a drafter.
 
 A new kind inherits from `Drafter`, writes `prefill`, `propose` and `observe`, and changes what is not true of it.
 Nobody asks which kind a drafter is.
@@ -61,7 +61,7 @@ class Drafter:
 
     @property
     def parts(self) -> tuple["Drafter", ...]:
-        """What proposes the tokens: itself, or those that it is made of, a lookup before its model."""
+        """The drafters that propose the tokens: itself, or those that it is made of, a lookup before its model."""
         return (self,)
 
     @property
@@ -71,7 +71,7 @@ class Drafter:
 
     @property
     def room(self) -> int:
-        """How many tokens it can draft after what is committed."""
+        """The number of tokens that it can draft after what is committed."""
         return sys.maxsize
 
     def with_draft(self, change: Callable[["Drafter"], "Drafter"]) -> "Drafter":
@@ -87,11 +87,12 @@ class Drafter:
         return {2, 4}
 
     def as_drafted(self, chain: Draft) -> Draft:
-        """The tokens of a chain as a draft of the kind that it makes: what is recorded for a GPU before a run."""
+        """Turn the tokens of a chain into a draft of the kind that it makes. Such a draft is recorded for a GPU before
+        a run."""
         return chain
 
     def choose_packing(self) -> None:
-        """The number of threads has changed: what depends on it is chosen again."""
+        """Choose again what depends on the number of threads, which has changed."""
 
     def forget(self) -> None:
         """Drop what it has learned from texts, and share nothing of it with its copies any more; costs stay."""
@@ -103,9 +104,10 @@ class Drafter:
     # --- what it would propose ----------------------------------------------------------------------------------------
 
     def law(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> "Law":
-        """What it would have proposed along `text` after `prompt`, in drafts of up to k tokens.
+        """The law of its proposals along `text` after `prompt`, in drafts of up to k tokens.
 
-        target: a CachedModel. Here a copy is led along the text; a drafter that draws its tokens says it otherwise.
+        target: a CachedModel. Here a copy of the drafter is led along the text; a drafter that draws its tokens
+        overrides this.
         """
         from speclab.core.law import CertainLaw  # here: a loop alone needs nothing of it
 
@@ -138,7 +140,8 @@ class Drafter:
         return None
 
     def lengths(self, asked: list[int]) -> list[int]:
-        """Tokens of a draft, an entry for each length in `asked`, or one entry where these have no effect."""
+        """The numbers of tokens of a draft: an entry for each length in `asked`, or one entry where these have no
+        effect."""
         return asked
 
     def length_notes(self, name: str, asked: list[int]) -> list[str]:
@@ -146,7 +149,8 @@ class Drafter:
         return []
 
     def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
-        """UsageProblem for a prompt that it cannot read.  -> what a reader should know of the texts' end, or None"""
+        """Raise UsageProblem for a prompt that it cannot read.  -> what a reader should know of the texts' end, or
+        None"""
         return None
 
 

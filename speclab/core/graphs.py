@@ -19,15 +19,16 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-WARM_UPS = 2  # before a recording: kernels are chosen and workspaces allocated in them
+WARM_UPS = 2  # runs before a recording: kernels are chosen and workspaces allocated in them
 Step = Callable[[], tuple[Tensor, ...]]
 Function = TypeVar("Function", bound=Callable)
 
 
 class Captures:
-    """Graphs recorded so far, and the memory that all of them share: no two replay at once.
+    """The number of graphs recorded so far, and the memory that all of them share, since no two replay at once.
 
-    failed: a recording was broken off. The device's allocator may be left in the middle of it, so no other is begun.
+    failed: a recording was broken off. The device's allocator may be left in the middle of it, so no other recording is
+    begun.
     """
 
     n = 0
@@ -41,7 +42,7 @@ captures = Captures()
 
 
 class Graph(NamedTuple):
-    """What was recorded, and the tensors that a replay reads and writes."""
+    """A recorded step, with the tensors that a replay reads and writes."""
 
     replay: Callable[[], None]
     inputs: list[Tensor]
@@ -77,7 +78,7 @@ def capture(step: Step) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
 
 
 def _record(step: Step) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
-    """One recording. A failed one leaves PyTorch on the stream of the recording: that is put right."""
+    """Make one recording. A failed one leaves PyTorch on the stream of the recording: that is put right."""
     current, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph, pool=captures.pool):
@@ -90,12 +91,12 @@ def _record(step: Step) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
 
 
 def on_graphs(tensor: Tensor) -> bool:
-    """Whether functions of this tensor are replayed."""
+    """Tell whether functions of this tensor are replayed as graphs."""
     return tensor.device.type == "cuda" and not captures.failed and not torch.cuda.is_current_stream_capturing()
 
 
 def graphed(function: Function) -> Function:
-    """`function` as graphs on a GPU, a graph for each kind of arguments; unchanged on other devices.
+    """Run `function` as graphs on a GPU, one graph for each kind of arguments; on other devices it stays unchanged.
 
     It takes and gives tensors, tuples and data classes of them, None, and hashable values. It must not wait for the
     device, and what it gives depends on its arguments alone.
@@ -121,7 +122,7 @@ def graphed(function: Function) -> Function:
 
 
 def _recorded(function: Callable, args: tuple, tensors: list[Tensor]) -> tuple[Graph, Any]:
-    """A graph of `function`, and something of the form of its result."""
+    """Record a graph of `function`.  -> the graph, and a value of the form of its result"""
     inputs = [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
     fixed = _filled(args, iter(inputs))
     results: list[Any] = []
@@ -156,14 +157,14 @@ def _filled(value: Any, tensors: Iterator[Tensor]) -> Any:
 
 
 def _form(value: Any) -> Hashable:
-    """What a graph of a function fixes of an argument."""
+    """The properties of an argument that a graph of a function fixes."""
     if isinstance(value, Tensor):
         return value.shape, value.dtype, value.device
     return (type(value), *map(_form, parts)) if (parts := _parts(value)) else value
 
 
 def _parts(value: Any) -> tuple:
-    """What a tuple, a named tuple or an instance of a data class holds; nothing of any other value."""
+    """The parts of a tuple, a named tuple or an instance of a data class; any other value has none."""
     if isinstance(value, tuple):
         return value
     return tuple(vars(value).values()) if dataclasses.is_dataclass(value) and not isinstance(value, type) else ()

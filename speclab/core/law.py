@@ -1,4 +1,4 @@
-"""What a drafter would have proposed along a text that is known, and how likely that is accepted.
+"""The proposals that a drafter would have made along a text that is known, and how likely they are accepted.
 
 A place is (tokens of the text before the round, number in its draft, tokens that the round asks for). The numbers are
 for rules that judge each drafted token by itself: a token that is drawn from q is kept with min(1, q / p) where the
@@ -18,10 +18,11 @@ Place = tuple[int, int, int]
 
 
 class Law(Protocol):
-    """What would have been proposed in every round that may begin within a text of n tokens."""
+    """The proposals in every round that may begin within a text of n tokens."""
 
     def accept_probs(self, target_probs: Callable[[], Tensor], text: Sequence[int]) -> AcceptProbs:
-        """How likely each proposed token is accepted, given that those before it were; a row for each of n beginnings.
+        """The probability that each proposed token is accepted, given that those before it were; a row for each of n
+        beginnings.
 
         target_probs: gives the target's distributions at the text's places, (n, vocab), where they are needed.
         """
@@ -120,9 +121,10 @@ class ConstantLaw:
 
 
 def _ratios(target_probs: Tensor, draft_probs: Tensor, text: Sequence[int]) -> np.ndarray:
-    """How likely each token of the text is accepted, (n,); both distributions at its place, (n, vocab)."""
+    """The probability that each token of the text is accepted, (n,), from both distributions at its place, (n,
+    vocab)."""
     ids = torch.tensor(text, dtype=torch.long)[:, None]
     of_target, of_draft = (probs.gather(1, ids)[:, 0].double().numpy() for probs in (target_probs, draft_probs))
-    # Where rounding gives the target's own token no mass, the draft's belief decides.
+    # Where rounding gives the target's own token no mass, the draft's probability decides.
     ratio = of_draft / np.where(of_target > 0, of_target, 1.0)
     return np.where(of_target > 0, np.minimum(1.0, ratio), of_draft > 0)

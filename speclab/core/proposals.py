@@ -1,4 +1,5 @@
-"""How likely proposals are accepted, by the number of tokens that were there when their round began. Needs no torch."""
+"""The probabilities that proposals are accepted, by the number of tokens that were there when their round began. Needs
+no torch."""
 
 from collections.abc import Sequence
 from typing import overload
@@ -11,7 +12,8 @@ AcceptProbs = Sequence[Sequence[float]]  # by state; asked for the first n of a 
 class ByLength(Sequence[float]):
     """A row of `accept_probs` of a draft whose proposal of fewer tokens is not the beginning of a longer one.
 
-    rows: of proposals of at most 0, 1, … tokens. `row[:n]` is the one of n, the row itself the longest one.
+    rows: the probabilities of proposals of at most 0, 1, … tokens. `row[:n]` is the one for n, the row itself the
+    longest.
     """
 
     def __init__(self, rows: Sequence[Sequence[float]]):

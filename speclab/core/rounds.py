@@ -1,4 +1,4 @@
-"""What passes between a loop, a drafter and the accept rule, and the settings of a decoding."""
+"""The values that pass between a loop, a drafter and the accept rule, and the settings of a decoding."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from speclab.core.sampling import GREEDY, Sampling, to_host
 
 @dataclass(frozen=True)
 class DecodeSettings:
-    """What stays the same from the first to the last token of one decoding, with either loop.
+    """The settings that stay the same from the first to the last token of one decoding, with either loop.
 
     max_new_tokens: at most so many ids are generated.
     eos: ids that end the text; the one that ends it is emitted.
@@ -31,7 +31,7 @@ class DecodeSettings:
 
 
 class AcceptResult(NamedTuple):
-    """What the accept rule decided, on the target's device."""
+    """The decision of the accept rule, on the target's device."""
 
     n_accepted: Tensor  # (batch,) how many drafted tokens are kept
     next_token: Tensor  # (batch,) the target's own token after them: a correction, or the bonus
@@ -62,15 +62,15 @@ class Draft:
         return target.forward(torch.cat([last_tokens[:, None], self.tokens], dim=1))
 
     def bare(self) -> "Draft":
-        """The same draft without what no accept rule reads."""
+        """The same draft without the fields that no accept rule reads."""
         return Draft(self.tokens, self.size, self.probs, self.certain)
 
     def chain(self) -> "Draft | None":
-        """A rule for chains reads these tokens as this draft; None where they are no chain."""
+        """The draft as which a rule for chains reads these tokens; None where they are no chain."""
         return self.bare()
 
     def depths(self) -> Tensor:
-        """How many drafted tokens each row of the target's pass has read: (batch, n + 1)."""
+        """The number of drafted tokens that each row of the target's pass has read: (batch, n + 1)."""
         batch, n = self.tokens.shape
         return torch.arange(n + 1, device=self.tokens.device).expand(batch, -1)
 
@@ -81,7 +81,8 @@ class Draft:
 
 
 def n_leading(passed: Tensor, size: Tensor) -> Tensor:
-    """How many of a row's first `size` tests were passed before one failed.  (batch, n) bool, (batch,) -> (batch,)"""
+    """The number of a row's first `size` tests that were passed before one failed.  (batch, n) bool, (batch,) ->
+    (batch,)"""
     return torch.minimum(passed.cumprod(-1, dtype=torch.long).sum(-1), size)
 
 
@@ -90,11 +91,11 @@ AcceptRule = Callable[[Draft, Tensor, Sampling, Tensor], AcceptResult]
 
 
 class Target(Protocol):
-    """What a drafter and a draft may ask of the target, a CachedModel."""
+    """The questions that a drafter and a draft may ask of the target, a CachedModel."""
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids that it may emit: 0 to vocab_size - 1."""
+        """The number of ids that it may emit: 0 to vocab_size - 1."""
 
     def hidden(self, layers: Iterable[int]) -> Tensor:
         """Outputs of these layers in the last pass, side by side: (1, m, layers * hidden)."""
@@ -108,7 +109,7 @@ class Target(Protocol):
 
 
 class Decided(NamedTuple):
-    """What a round decided, on the host."""
+    """The decision of a round, on the host."""
 
     tokens: list[int]  # committed: the accepted drafts, then one token of the target's own
     n_drafted: int
@@ -149,7 +150,8 @@ def fetch_rows(draft: Draft, result: AcceptResult) -> list[Decided]:
 
 
 class Round(NamedTuple):
-    """What one round emitted. Counts only: every ratio is computed from them in speclab/core/counts.py or theory."""
+    """The tokens and counts of one round. Every ratio is computed from counts in speclab/core/counts.py or
+    speclab/theory."""
 
     tokens: list[int]  # in order
     n_drafted: int = 0

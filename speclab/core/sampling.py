@@ -28,7 +28,8 @@ NOT_FINITE = -1  # in place of a token: the distribution it should come from has
 
 @dataclass(frozen=True)
 class Sampling:
-    """How logits become probabilities. Temperature 0 is greedy; top_k 0 and top_p 1 keep everything."""
+    """The settings by which logits become probabilities. Temperature 0 is greedy; top_k 0 and top_p 1 keep
+    everything."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -44,7 +45,7 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether the most probable token is taken."""
+        """True where the most probable token is taken."""
         return self.temperature == 0
 
     def probs(self, logits: Tensor) -> Tensor:
@@ -115,13 +116,14 @@ def graphed(function: graphs.Function) -> graphs.Function:
 def draw_next(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> Tensor:
     """(batch, vocab) logits, (batch,) uniforms -> (batch,) ids drawn as `sampling` says
 
-    Greedy tokens are taken straight from the logits: what `draw` makes of the one-hot row, for a tenth of the time.
+    Greedy tokens are taken straight from the logits. They are those that `draw` takes from the one-hot row, in a tenth
+    of the time.
     """
     return most_probable(logits) if sampling.greedy else draw(sampling.probs(logits), uniforms)
 
 
 class Drawn(NamedTuple):
-    """This is a drafted token of each row."""
+    """A drafted token of each row."""
 
     token: Tensor  # (batch,) ids
     probs: Tensor | None  # (batch, vocab) what each was drawn from; None: greedy

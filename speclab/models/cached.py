@@ -62,7 +62,7 @@ class CachedModel:
         self.family = family_of(model)
         self._room = self.family.room(model)
         self.max_length = self._room.text
-        self._n_calls = 0  # of passes since `prefill`, that one included
+        self._n_calls = 0  # passes since `prefill`, that one included
         self.hidden_layers: tuple[int, ...] = ()
         self._backend: Backend | None = None
         self.keeps: Callable[[int, int], int] = tokens_to_keep
@@ -82,7 +82,7 @@ class CachedModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device that holds the weights."""
         return self.model.device
 
     @property
@@ -116,7 +116,7 @@ class CachedModel:
 
     @property
     def graphed(self) -> bool:
-        """Whether passes run as CUDA graphs."""
+        """True where passes run as CUDA graphs."""
         return self.fast is not None and self.fast.graphed
 
     def prepare(self, widths: Iterable[int], longest: int) -> None:
@@ -181,9 +181,9 @@ class CachedModel:
         return logits[..., : self.vocab_size]
 
     def keep(self, path: list[int]) -> None:
-        """After a pass over the last committed token and drafted ones: drop all drafted tokens but these.
+        """Keep only the drafted tokens of a path, after a pass over the last committed token and the drafted ones.
 
-        path: their numbers, rising. Keys, values and hidden states move into this order.
+        path: the numbers of these tokens, in rising order. Keys, values and hidden states move into this order.
         """
         rows = [0, *(i + 1 for i in path)]
         before, n_dropped = self._length - self._n_last, self._n_last - len(rows)
@@ -215,14 +215,15 @@ class CachedModel:
 
     @property
     def backend(self) -> "Backend":
-        """What runs the passes of this decoding. RuntimeError before `prefill`."""
+        """The backend that runs the passes of this decoding. RuntimeError before `prefill`."""
         if self._backend is None:
             raise RuntimeError("call prefill() with a prompt before any other pass")
         return self._backend
 
 
 def tokens_to_keep(n_cached: int, n_committed: int) -> int:
-    """Of the `n_cached` tokens in a cache, those that stay once `n_committed` are final: all of these but the last."""
+    """The number of tokens that stay in a cache of `n_cached` once `n_committed` are final: all final tokens but the
+    last."""
     return min(n_cached, n_committed - 1)
 
 
@@ -240,7 +241,8 @@ def check_prompt(model: CachedModel, prompt: Tensor, max_new_tokens: int) -> Non
 
 
 def embedded_ids(model: PreTrainedModel) -> int:
-    """How many ids can be fed: the rows of the input embedding, which may be fewer than the output's."""
+    """The number of ids that can go into a pass: the rows of the input embedding, which may be fewer than the
+    output's."""
     try:
         return int(model.get_input_embeddings().weight.shape[0])  # type: ignore[index]
     except (AttributeError, NotImplementedError):  # no such method, or no single matrix

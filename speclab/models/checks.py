@@ -33,9 +33,9 @@ from speclab.models.rounding import Reference
 from speclab.models.uncached import logits_after
 from speclab.system.errors import EnvironmentProblem, first_line
 
-N_TOKENS = 24  # of the random text; fewer where the model's context is shorter
+N_TOKENS = 24  # tokens of the random text; fewer where the model's context is shorter
 WIDTHS = (1, 3, 1, 5)  # of the cached passes after the prefill
-MEASURED = 4  # times the rounding error of the uncached logits, where that is more than the usual bound
+MEASURED = 4  # the bound in rounding errors of the uncached logits, where that is more than the usual bound
 WRONG = (3, 0, 4, 1)  # rejected tokens that are fed after the pass of each width, and rolled back
 # Most operations of a pass over a text longer than a window, in a check: half a minute on two cores, seconds on a GPU.
 MOST_OPERATIONS, MOST_ON_CUDA = 2e12, 1e15
@@ -139,7 +139,7 @@ def text_longer_than_windows(model: PreTrainedModel) -> Tensor:
 
 
 def is_quick(model: PreTrainedModel, n_tokens: int) -> bool:
-    """Whether a pass over a text of so many tokens is short enough for a check."""
+    """Tell whether a pass over a text of so many tokens is short enough for a check."""
     most = MOST_ON_CUDA if model.device.type == "cuda" else MOST_OPERATIONS
     return memory.operations(model, n_tokens, 0) <= most
 
@@ -169,24 +169,25 @@ def cached_logits(
 
 
 def _one_step(cached: CachedModel, token: Tensor) -> Tensor:
-    """A pass of plain decoding over (1, 1) ids."""
+    """Run a pass of plain decoding over (1, 1) ids."""
     return cached.step(token[:, 0])
 
 
 @torch.inference_mode()
 def uncached_logits(model: PreTrainedModel, text: Tensor, n_last: int | None = None) -> Tensor:
-    """(1, n) ids -> (1, n - prompt + 1, vocab); with n_last of so many tokens at the end, or of more"""
+    """The uncached logits: (1, n) ids -> (1, n - prompt + 1, vocab). With n_last, at least the last `n_last` tokens
+    have rows."""
     return logits_after(model, *in_two(model, text), n_last)[..., : CachedModel(model).vocab_size]
 
 
 def in_two(model: PreTrainedModel, text: Tensor) -> tuple[Tensor, Tensor]:
-    """(1, n) ids -> what is the prompt in these checks, and what continues it."""
+    """Split (1, n) ids into the prompt of these checks and the text that continues it."""
     n = family_of(model).n_prompt(text.shape[1], sum(WIDTHS))
     return text[:, :n], text[:, n:]
 
 
 def _tried(model: PreTrainedModel, reason: str, call: Callable[[], Any]) -> Any:
-    """The result of `call()`. A model's own code may raise any exception; each becomes an EnvironmentProblem."""
+    """Return the result of `call()`. A model's own code may raise any exception; each becomes an EnvironmentProblem."""
     try:
         return call()
     except Exception as error:
@@ -195,7 +196,8 @@ def _tried(model: PreTrainedModel, reason: str, call: Callable[[], Any]) -> Any:
 
 
 def gap(model: PreTrainedModel, logits: Tensor, right: Tensor) -> float:
-    """The largest difference of two logits (1, n, vocab); of a mixture of experts, that of the median position."""
+    """The largest difference of two logits (1, n, vocab). For a mixture of experts it is the largest one at the median
+    position."""
     gaps = rounding.differences(logits, right).amax(-1)[0]  # (n,)
     n = len(gaps)
     return gaps.kthvalue(n // 2 + 1 if is_mixture_of_experts(model) else n).values.item()

@@ -1,4 +1,4 @@
-"""Which backend runs a model: the library's eager forward, or the fast one. Both arms get the same.
+"""The choice of the backend that runs a model: the library's eager forward, or the fast one. Both arms get the same.
 
 The fast one is the exported model on a CPU and CUDA graphs on a GPU. No backend wins everywhere, so `auto` builds it,
 checks it against the model's own logits, and times both for a moment at the widths that decoding uses. Where the fast
@@ -35,8 +35,8 @@ WORTH_IT = 0.93  # padding must save more than noise
 AS_FAST = 0.97  # an engine with at least this share of the other's speed counts as equally fast: the rest is noise
 CONTEXT = 64
 PASSES = 12  # of each backend at each width; the fastest counts, since whatever else runs can only slow a pass down
-PATIENCE = 3.0  # seconds for all of them; large models get fewer passes
-RACES = 3  # at most
+PATIENCE = 3.0  # seconds for all of these passes; large models get fewer passes
+RACES = 3  # races at most
 
 
 class Race(NamedTuple):
@@ -48,17 +48,18 @@ class Race(NamedTuple):
 
     @property
     def agrees(self) -> bool:
-        """Whether one engine wins at both widths, or both are as fast at the narrow one."""
+        """True where one engine wins at both widths, or both are equally fast at the narrow one."""
         return (self.narrow > AS_FAST) == (self.wide > 1)
 
     @property
     def takes_fast(self) -> bool:
-        """The winner, by the product of both figures where they disagree; never what slows plain decoding down much."""
+        """True where the fast engine wins, by the product of both figures where they disagree. An engine that slows
+        plain decoding down much is never taken."""
         return self.narrow > AS_FAST and self.narrow * self.wide > 1
 
     @property
     def reason(self) -> str:
-        """Why this engine, in a few words."""
+        """The reason for this engine, in a few words."""
         speeds = f"{self.narrow:.2f}x the eager engine's speed at {NARROW} token, {self.wide:.2f}x at {WIDE}"
         if not self.agrees:
             return f"no clear winner after {self.races} races; fast: {speeds}"
@@ -80,7 +81,7 @@ def choose(model: PreTrainedModel, wish: str) -> tuple[FastModel | None, str]:
 
 
 def own_weights(fast: FastModel | None) -> str:
-    """What `choose_kernels` chose, in a few words; empty where all passes read packed weights."""
+    """A few words about the choice of `choose_kernels`; empty where all passes read packed weights."""
     n = fast.plain_up_to if isinstance(fast, ExportedModel) else 0
     return f"weights not packed for {f'up to {n} tokens' if n > 1 else '1 token'}" if n else ""
 
@@ -114,7 +115,8 @@ def build(model: PreTrainedModel) -> tuple[FastModel | None, str]:
 
 
 def check_kernels(model: PreTrainedModel, fast: FastModel) -> None:
-    """`check`, of both lists of kernels where there are two: which of them runs is chosen later, and may change."""
+    """Call `check` for both lists of kernels where there are two, because the choice between them comes later and may
+    change."""
     if isinstance(fast, ExportedModel) and fast.packed:
         for n in (max(WIDER), 0):
             fast.plain_up_to = n
@@ -124,16 +126,16 @@ def check_kernels(model: PreTrainedModel, fast: FastModel) -> None:
 
 
 def _forget(fast: FastModel) -> None:
-    """The widths of checks and races are not those of the run."""
+    """Make the fast model forget the widths of checks and races, because they are not those of the run."""
     if isinstance(fast, GraphedModel):
         fast.forget()
 
 
 def choose_kernels(exported: FastModel) -> None:
-    """How passes run on packed weights, and up to how many tokens they read the model's own weights instead.
+    """Choose how passes run on packed weights, and up to how many tokens they read the model's own weights instead.
 
-    On packed weights those over one to three tokens run as they are, or padded to four. What is fastest depends on the
-    processor's maker, the size of the weights, the threads.
+    On packed weights, passes over one to three tokens run as they are, or padded to four. The fastest way depends on
+    the maker of the processor, the size of the weights and the number of threads.
     """
     if not isinstance(exported, ExportedModel) or not exported.packed:
         return
@@ -159,7 +161,7 @@ def choose_kernels(exported: FastModel) -> None:
 
 
 def runs_on_graphs(model: PreTrainedModel) -> bool:
-    """CUDA has graphs, other devices have the exported model."""
+    """Tell whether the fast form uses CUDA graphs. CUDA has them; other devices have the exported model."""
     return model.device.type == "cuda"
 
 
@@ -203,7 +205,7 @@ def check(model: PreTrainedModel, fast: FastModel) -> None:
 
 
 def fastest(passes: list[tuple[CachedModel, int]]) -> list[float]:
-    """Seconds of the fastest pass of each (model, width)."""
+    """The seconds of the fastest pass of each (model, width)."""
     widest = max(PADDED, *(width for _, width in passes))
     context = max(1, min(CONTEXT, (passes[0][0].max_length or 2 * CONTEXT) - widest))
     return [min(times) for times in time_passes(passes, context, PASSES, patience=PATIENCE)]

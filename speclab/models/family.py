@@ -1,4 +1,4 @@
-"""What the lab asks of a family of models, once for each model; and which families there are.
+"""The questions that the lab asks of a family of models, once for each model, and the families that there are.
 
 `Family` itself stands for the models that the lab decodes without any extension: a decoder alone, whose layers keep
 keys and values of each token, so that a rollback drops the last ones. An extension adds a family that has other passes,
@@ -26,15 +26,16 @@ _layers: weakref.WeakKeyDictionary[nn.Module, list] = weakref.WeakKeyDictionary(
 
 
 class NoFastBackend(Exception):
-    """Why a model cannot run on a fast backend, or its keys and values not lie in buffers, in one line."""
+    """The reason, in one line, why a model cannot run on a fast backend, or why its keys and values cannot lie in
+    buffers."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """How many positions a model has.
+    """The number of positions that a model has.
 
-    text: of the prompt and the output together; None where the model sets no limit.
-    rope: the kind of rotary positions whose factors change behind `text`, "" where no such change is the limit.
+    text: positions of the prompt and the output together; None where the model sets no limit. rope: the kind of rotary
+    positions whose factors change behind `text`, "" where no such change is the limit.
     """
 
     text: int | None
@@ -42,7 +43,8 @@ class Room:
 
     @property
     def reason(self) -> str:
-        """Why the text ends there although the model reads longer ones, to stand behind the number; "" if it does not.
+        """The reason why the text ends there although the model reads longer ones, worded to follow the number; "" if
+        it does not.
 
         A longer text changes the rotary factors of all its positions. The keys in the cache were made with the factors
         from before, so a cached pass and an uncached one give different logits.
@@ -55,11 +57,11 @@ class Room:
         )
 
     def length_after(self, n_prompt: int) -> int:
-        """Tokens in the cache after a prompt of `n_prompt`."""
+        """The number of tokens in the cache after a prompt of `n_prompt`."""
         return n_prompt
 
     def for_prompt(self, n_new: int = 0) -> int | None:
-        """Most tokens of a prompt that `n_new` follow."""
+        """The largest number of tokens that a prompt may have when `n_new` follow it."""
         return None if self.text is None else self.text - n_new
 
     def check(self, n_prompt: int, max_new_tokens: int) -> None:
@@ -80,9 +82,9 @@ def check_draft_prompts(
     read_as: Callable[[list[int]], list[int]],
     whose: str,
 ) -> str | None:
-    """UsageProblem where a prompt, as a draft model reads it, does not fit its room.
+    """Raise UsageProblem where a prompt, as a draft model reads it, does not fit its room.
 
-    whose: whose tokens these are. -> what to know where the new tokens reach its end, or None
+    whose: whose tokens these are. -> what the user should know where the new tokens reach the end of the room, or None
     """
     longest, n = max(((len(read_as(prompt)), len(prompt)) for prompt in prompts), key=lambda pair: pair[0])
     most = room.for_prompt()
@@ -101,7 +103,8 @@ def check_draft_prompts(
 
 
 def with_table(room: Room, model: nn.Module) -> Room:
-    """The room, no larger than the model's table of positions: after a padding index they are fewer than its rows."""
+    """The room, made no larger than the model's table of positions: with a padding index, fewer positions than rows can
+    be used."""
     limits = [room.text]
     for name, module in model.named_modules():
         if "position" in name and isinstance(module, nn.Embedding) and module.padding_idx is not None:
@@ -110,7 +113,7 @@ def with_table(room: Room, model: nn.Module) -> Room:
 
 
 def configured_room(config: PreTrainedConfig, names: tuple[str, ...] = ()) -> Room:
-    """How many positions the config names, before weights are read: the model's own limits are not above it.
+    """The number of positions that the config names, before weights are read. The model's own limits are not above it.
 
     names: names that the number may have, beside the usual ones; they come first.
     """
@@ -119,7 +122,7 @@ def configured_room(config: PreTrainedConfig, names: tuple[str, ...] = ()) -> Ro
 
 
 def named_positions(config: PreTrainedConfig, names: tuple[str, ...] = ()) -> int | None:
-    """The number of positions, by the first of its names that the config has."""
+    """The number of positions, read from the first of its names that the config has."""
     named = (getattr(config, name, None) for name in (*names, *POSITIONS))
     return next((n for n in named if isinstance(n, int) and n > 0), None)
 
@@ -164,11 +167,11 @@ class Family:
     backend: Callable[[PreTrainedModel, Iterable[int]], Any] | None = None  # gives a Backend (backends/protocols.py)
 
     def claims(self, config: PreTrainedConfig) -> bool:
-        """Whether models with this config belong to the family."""
+        """Tell whether models with this config belong to the family."""
         return True
 
     def check_config(self, config: PreTrainedConfig) -> None:
-        """EnvironmentProblem for a config whose weights the family cannot load."""
+        """Raise EnvironmentProblem for a config whose weights the family cannot load."""
         if config.is_encoder_decoder:
             raise EnvironmentProblem(
                 f"{config.model_type} is an encoder-decoder, and no extension here decodes those; choose a causal "
@@ -176,15 +179,15 @@ class Family:
             )
 
     def configured_room(self, config: PreTrainedConfig) -> Room:
-        """How many positions the config names, before weights are read."""
+        """The number of positions that the config names, before weights are read."""
         return configured_room(config)
 
     def room(self, model: PreTrainedModel) -> Room:
-        """How many positions can be decoded with a cache: never more than the config names."""
+        """The number of positions that can be decoded with a cache: never more than the config names."""
         return with_table(self.configured_room(model.config), model)
 
     def cache(self, model: PreTrainedModel) -> DynamicCache:
-        """An empty cache of what makes the text."""
+        """An empty cache for the part of the model that writes the text."""
         return DynamicCache(config=model.config)
 
     def fill(self, model: PreTrainedModel, cache: DynamicCache, ids: Tensor) -> None:
@@ -196,13 +199,15 @@ class Family:
         return None
 
     def logits_after(self, model: PreTrainedModel, prompt: Tensor, text: Tensor, n_last: int | None) -> Tensor:
-        """What speclab/models/uncached.py gives: from one pass without a cache, (1, m + 1, ids of the output layer)."""
+        """The logits of speclab/models/uncached.py, from one pass without a cache: (1, m + 1, ids of the output
+        layer)."""
         options = {"logits_to_keep": n_last} if n_last else {}
         logits = model(input_ids=torch.cat([prompt, text], dim=1), use_cache=False, **options).logits
         return logits[:, -(text.shape[1] + 1) :]
 
     def n_prompt(self, n_tokens: int, n_compared: int) -> int:
-        """How many of a random text's tokens are its prompt where the logits of the last `n_compared` are compared."""
+        """The number of tokens of a random text that are its prompt, where the logits of the last `n_compared` are
+        compared."""
         return 1
 
     def weights(self, model: PreTrainedModel) -> list[nn.Parameter]:
@@ -210,7 +215,7 @@ class Family:
         return list(model.parameters())
 
     def layers_in_words(self, model: PreTrainedModel) -> str:
-        """The layers, for the head of a run."""
+        """A description of the layers, for the head of a run."""
         n_layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
         return "layers of several kinds" if n_layers is None else f"{n_layers} layer{'s' * (n_layers != 1)}"
 
@@ -237,10 +242,10 @@ def family_of(model: PreTrainedModel) -> Family:
 
 
 def check_family(model: PreTrainedModel, what: str, way_out: str, crops: bool = True) -> None:
-    """UsageProblem for a model that a draft or a command does not know.
+    """Raise UsageProblem for a model that a draft or a command cannot use.
 
-    what: the draft or the command, as the user gave it. It takes prompt and output as one text; with `crops`, it also
-    needs what each layer keeps for each token.
+    what: the draft or the command, as the user gave it. It takes prompt and output as one text. With `crops`, it also
+    needs a cache in which every layer keeps something for each token.
     """
     family = family_of(model)
     if not family.one_text or (crops and not family.crops):
@@ -248,7 +253,7 @@ def check_family(model: PreTrainedModel, what: str, way_out: str, crops: bool = 
 
 
 def context_length(model: PreTrainedModel) -> int | None:
-    """How many positions can be decoded with a cache; None where the model sets no limit."""
+    """The number of positions that can be decoded with a cache; None where the model sets no limit."""
     return family_of(model).room(model).text
 
 
@@ -256,8 +261,8 @@ def context_length(model: PreTrainedModel) -> int | None:
 def cached_layers(model: PreTrainedModel) -> list:
     """The layers of a cache that holds two tokens.
 
-    A config does not tell: layers may differ, share a cache, or keep something smaller than keys and values. Found out
-    once for each model.
+    A config does not tell: layers may differ, share a cache, or keep something smaller than keys and values. The layers
+    are found once for each model.
     """
     if model not in _layers:
         family = family_of(model)

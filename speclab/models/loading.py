@@ -70,7 +70,7 @@ KNOWN_ERRORS = {
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder, a hub name or lab:SIZE."""
+    """Load the tokenizer of a folder, a hub name or lab:SIZE."""
     if sizes.is_lab_size(name):
         sizes.parse_size(name)
         name = LAB_TARGET
@@ -107,12 +107,12 @@ def family_named(name: str) -> tuple[Family, PreTrainedConfig]:
 
 
 def lab_width() -> int:
-    """Of the hidden states of the lab's target, from which targets are padded."""
+    """The width of the hidden states of the lab's target, from which targets are padded."""
     return load_config(LAB_TARGET).hidden_size
 
 
 def lab_layers() -> int:
-    """Of the lab's target, padded or not."""
+    """The number of layers of the lab's target, padded or not."""
     return load_config(LAB_TARGET).num_hidden_layers
 
 

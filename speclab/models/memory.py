@@ -1,4 +1,4 @@
-"""What a pass must read and compute, and what a run holds: bytes and operations counted from the model, not timed."""
+"""The bytes and operations of a pass and the memory of a run. They are counted from the model, not timed."""
 
 import os
 import re
@@ -15,7 +15,7 @@ USABLE = 0.9  # of the free memory; the rest is for the cache, activations and t
 
 
 def weights_read(model: PreTrainedModel) -> tuple[int, int]:
-    """Weights that every pass reads; of a mixture of experts the most that one can.  -> how many, bytes
+    """The weights that every pass reads; for a mixture of experts, the most that one pass can read.  -> how many, bytes
 
     Shared weights count once. An embedding of its own is left out: a pass reads a row for each token.
     """
@@ -27,7 +27,7 @@ def weights_read(model: PreTrainedModel) -> tuple[int, int]:
 
 
 def cached_shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
-    """For every layer with a cache: how many numbers it keeps of a token, and the width of a head."""
+    """Two sizes for every layer with a cache: how many numbers it keeps for each token, and the width of a head."""
     pairs = [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in cached_layers(model)]
     kept = [(k, v) for k, v in pairs if isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)]
     return [((keys.numel() + values.numel()) // 2, keys.shape[-1]) for keys, values in kept]
@@ -47,7 +47,8 @@ def operations(model: PreTrainedModel, width: int, context: int) -> int:
 
 
 def shortest_window(model: PreTrainedModel) -> int | None:
-    """Tokens that a layer with a sliding window reads, of several the fewest; None where no layer has one."""
+    """The number of tokens that a layer with a sliding window reads, the smallest where windows differ; None where no
+    layer has one."""
     windows = (getattr(layer, "sliding_window", None) for layer in DynamicCache(config=model.config).layers)
     return min((window for window in windows if window), default=None)
 
@@ -63,7 +64,7 @@ def is_mixture_of_experts(model: PreTrainedModel) -> bool:
 
 
 def round_bytes(target: PreTrainedModel, draft: PreTrainedModel | None, k: int, context: int) -> tuple[int, int]:
-    """Bytes that one round reads after `context` tokens: (k draft passes, one verification)."""
+    """The bytes that one round reads after `context` tokens: (k draft passes, one verification)."""
     drafting = 0
     if draft is not None and k:
         drafting = k * weights_read(draft)[1] + cache_bytes(draft, sum(context + i for i in range(1, k + 1)))
@@ -71,7 +72,7 @@ def round_bytes(target: PreTrainedModel, draft: PreTrainedModel | None, k: int, 
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Bytes held at most so far: on the GPU, or by this process; None where the system does not say."""
+    """The most bytes held so far: on the GPU, or by this process. None where the system does not say."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
@@ -83,7 +84,7 @@ def peak_memory(device: torch.device) -> int | None:
 
 
 def describe(target: PreTrainedModel, draft: PreTrainedModel | None, k: int, context: int) -> str:
-    """What `--verbose` says: bytes of a decode step and of a round, and the peak of memory."""
+    """The text that `--verbose` prints: bytes of a decode step and of a round, and the peak of memory."""
     drafting, verifying = round_bytes(target, draft, k, context)
     step = round_bytes(target, None, 0, context)[1]
     most = "up to " * is_mixture_of_experts(target)
@@ -101,7 +102,7 @@ def _bytes(n: int) -> str:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes a model may take; None where the system does not say."""
+    """The bytes that a model may take; None where the system does not say."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     meminfo = Path("/proc/meminfo")

@@ -34,14 +34,14 @@ BYTE_TOKEN_LENGTH = len("<0x00>")
 
 
 def text_of(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], special: bool = False) -> str:
-    """What the tokenizer decodes from ids, with the spaces as they are.  special: with the special tokens"""
+    """The text that the tokenizer decodes from ids, with the spaces as they are.  special: keep the special tokens"""
     if not ids:
         return ""
     return str(tokenizer.decode(list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False))
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
-    """Ids that are no text, and their names."""
+    """The ids that are no text, with their names."""
     added = {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     named = {i: str(tokenizer.convert_ids_to_tokens(i)) for i in tokenizer.all_special_ids}
     return added | named
@@ -61,17 +61,17 @@ class Pieces(Protocol):
     """The text of ids that come after others, in pieces."""
 
     def add(self, ids: Sequence[int]) -> str:
-        """What can be shown after these further ids."""
+        """The text that can be shown after these further ids."""
 
     def rest(self) -> str:
-        """What was held back, where no id follows."""
+        """The text that was held back, where no id follows."""
 
     def fork(self) -> Self:
         """The pieces of ids that might come next, as if the text of all before them had been shown."""
 
 
 class _AtTheEnd:
-    """Nothing is known of the decoder: all is held back until the end."""
+    """The pieces for a decoder about which nothing is known: all text is held back until the end."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, before: Sequence[int], special: bool):
         self._tokenizer, self._special = tokenizer, special
@@ -94,7 +94,8 @@ class _AtTheEnd:
 
 
 class _ByToken(_AtTheEnd):
-    """Every token has a text of its own, but for runs of byte tokens.  parts: those of the decoder"""
+    """The pieces for a decoder that gives every token a text of its own, except in runs of byte tokens.  parts: the
+    steps of the decoder"""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, before: Sequence[int], special: bool, parts: list[dict]):
         self._falls_back = any(part["type"] == "ByteFallback" for part in parts)
@@ -128,7 +129,7 @@ class _ByToken(_AtTheEnd):
 
 
 class _ByByte:
-    """A byte-level vocabulary: the bytes that its tokens spell, as UTF-8."""
+    """The pieces for a byte-level vocabulary: the bytes that its tokens spell, decoded as UTF-8."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, before: Sequence[int], special: bool):
         self._names = _Names(tokenizer, special)
@@ -148,7 +149,7 @@ class _ByByte:
         return other
 
     def _incomplete(self) -> str:
-        """What stands for the bytes that are held back, where a text ends with them."""
+        """The text that stands for the bytes that are held back, where a text ends with them."""
         return codecs.utf_8_decode(self._held, "replace", True)[0]
 
     def _decode(self, ids: Sequence[int], end: bool) -> str:
@@ -162,14 +163,14 @@ class _ByByte:
 
 
 class _Names:
-    """The names of ids, in the vocabulary; of ids that are not decoded there is none."""
+    """The names of ids in the vocabulary. Ids that are not decoded have no name here."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, special: bool):
         added = tokenizer.added_tokens_decoder
         self._tokenizer, self._skipped = tokenizer, {i for i in added if added[i].special and not special}
 
     def of(self, ids: Iterable[int]) -> list[tuple[int, str]]:
-        """(id, name) of those that are decoded."""
+        """The (id, name) pairs of the ids that are decoded."""
         shown = [i for i in ids if i not in self._skipped]
         names = self._tokenizer.convert_ids_to_tokens(shown)
         return [(i, name) for i, name in zip(shown, names, strict=True) if name is not None]
@@ -183,7 +184,7 @@ def _spelled(name: str) -> bytes:
 
 
 def _after(shown: str, text: str) -> str:
-    """What `text` has after the beginning that it shares with `shown`."""
+    """The part of `text` that follows the beginning that it shares with `shown`."""
     if text.startswith(shown):
         return text[len(shown) :]
     pairs = enumerate(zip(shown, text, strict=False))
@@ -204,13 +205,13 @@ def pieces(tokenizer: PreTrainedTokenizerBase, before: Sequence[int] = (), speci
 
 
 def added(tokenizer: PreTrainedTokenizerBase, before: Sequence[int], ids: Sequence[int]) -> str:
-    """What ids add to the text of the ids before them; special tokens are shown."""
+    """The text that ids add to the text of the ids before them; special tokens are shown."""
     made = pieces(tokenizer, before, special=True)
     return made.add(ids) + made.rest()
 
 
 def _parts(tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]] | None:
-    """The steps of its decoder, none where tokens are joined with spaces; None where it is not one of those above."""
+    """The steps of the decoder, none where tokens are joined with spaces; None where it is not one of those above."""
     own, library = type(tokenizer), PreTrainedTokenizerFast
     if not isinstance(tokenizer, library) or own._decode is not library._decode:
         return None

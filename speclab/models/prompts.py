@@ -81,7 +81,7 @@ def from_file(name: str) -> list[tuple[str, str]]:
 
 
 def _read(name: str) -> bytes:
-    """What the file or standard input holds."""
+    """The bytes of the file or of standard input."""
     if name != "-":
         return files.read_bytes(Path(name), LARGEST_FILE)
     if sys.stdin is None:
@@ -113,7 +113,7 @@ def encode(pairs: list[tuple[str, str]], tokenizer: PreTrainedTokenizerBase, cha
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, text: str, special: bool) -> Tensor:
-    """(1, length) ids of a text. special: with what the tokenizer puts around every text."""
+    """The ids of a text, (1, length). special: with the special tokens that the tokenizer puts around every text."""
     try:
         with panics_as_errors():
             ids = (tokenizer(text) if special else tokenizer(text, add_special_tokens=False)).input_ids
@@ -130,7 +130,7 @@ def _ids(tokenizer: PreTrainedTokenizerBase, text: str, special: bool) -> Tensor
 
 
 def chats_ids(chats: list[Messages], tokenizer: PreTrainedTokenizerBase) -> list[Tensor]:
-    """(1, length) ids of each chat up to where the model answers.
+    """The ids of each chat, (1, length), up to where the model answers.
 
     UsageProblem: there is no template. EnvironmentProblem: it cannot be used (speclab/models/outside/templates.py).
     """

@@ -1,4 +1,4 @@
-"""How far two computations of the same logits may lie apart by rounding alone.
+"""How far may two computations of the same logits lie apart by rounding alone?
 
 One rounding unit is eps(dtype) * max|logit|. Passes of other widths add the same numbers in another order, so their
 logits differ by some units. Measured: 3 to 10 in float32 and float64, 0.5 to 3 in bfloat16, whose sums are taken in
@@ -16,12 +16,12 @@ from speclab.models.memory import USABLE, free_memory
 from speclab.models.outside.placement import why_eager
 from speclab.models.uncached import logits_after
 
-UNITS = {torch.float64: 64, torch.float32: 64}  # allowed between two right computations
+UNITS = {torch.float64: 64, torch.float32: 64}  # rounding units that are allowed between two right computations
 HALF_WIDTH_UNITS = 8  # the same for bfloat16 and float16
 FLOOR = 2  # units that are always granted, also where a computation in higher precision found fewer
-LIKELY = 64  # of so many of a row's most probable tokens the rounding is looked at
-LEAST_DEVIATION = 0.3  # of the rounding to the next number of a dtype, in units of that logit
-USUAL_DEVIATION = 0.4  # of logits in bfloat16 and float16, in units, where no higher precision can tell
+LIKELY = 64  # the number of a row's most probable tokens whose rounding is looked at
+LEAST_DEVIATION = 0.3  # standard deviation of the rounding to the next number of a dtype, in units of that logit
+USUAL_DEVIATION = 0.4  # the same for logits in bfloat16 and float16, where no higher precision is known
 
 
 def units(dtype: torch.dtype) -> int:
@@ -30,7 +30,8 @@ def units(dtype: torch.dtype) -> int:
 
 
 def rounding_unit(logits: Tensor) -> float:
-    """eps(dtype) * max|logit|. What stands for "never this token" (the dtype's lowest, -infinity) does not count."""
+    """The unit eps(dtype) * max|logit|. What stands for "never this token" (the dtype's lowest, -infinity) does not
+    count."""
     real = logits.abs()[_real(logits)]
     return torch.finfo(logits.dtype).eps * (real.max().item() if real.numel() else 0.0)
 
@@ -47,7 +48,7 @@ def row_errors(own: Tensor, right: Tensor) -> Tensor:
 def _deviations(own: Tensor, right: Tensor) -> Tensor:
     """The standard deviation of the rounding of each row's most probable logits.  (n, vocab), twice -> (n,)
 
-    What is off by the same amount in all logits of a row changes no probability, and does not count.
+    An error that is the same in all logits of a row changes no probability, so it does not count.
     """
     likely = right.masked_fill(~_real(own), -torch.inf).topk(min(LIKELY, right.shape[-1])).indices
     largest = own.double().gather(-1, likely[:, :1]).abs()[:, 0]
@@ -56,12 +57,13 @@ def _deviations(own: Tensor, right: Tensor) -> Tensor:
 
 
 def _real(logits: Tensor) -> Tensor:
-    """Which logits do not stand for "never this token" (the dtype's lowest number, -infinity)."""
+    """A mask of the logits that do not stand for "never this token" (the dtype's lowest number, -infinity)."""
     return logits.abs() < torch.finfo(logits.dtype).max / 2
 
 
 def spread(logits: Tensor) -> float:
-    """Largest minus smallest logit, without what stands for "never this token"; of (..., n, vocab) the median row."""
+    """The largest minus the smallest logit, without what stands for "never this token"; of (..., n, vocab) the median
+    row."""
     real = _real(logits)
     highest = logits.masked_fill(~real, -torch.inf).amax(-1)
     lowest = logits.masked_fill(~real, torch.inf).amin(-1)
@@ -79,7 +81,8 @@ def bound_in_words(dtype: torch.dtype) -> str:
 
 
 def differences(logits: Tensor, right: Tensor) -> Tensor:
-    """Absolute differences, 0 where both are equal, also where both are -infinity; same shape."""
+    """The absolute differences of two logits, in the same shape. They are 0 where both are equal, also where both are
+    -infinity."""
     return torch.where(logits == right, 0.0, (logits - right).abs())
 
 
@@ -95,7 +98,7 @@ class Reference:
         self._higher: PreTrainedModel | None = None
 
     def logits(self, prompt: Tensor, text: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
-        """After the prompt and each token of the text: in the model's dtype, and in higher precision.
+        """The logits after the prompt and after each token of the text: in the model's dtype, and in higher precision.
 
         (1, n) and (1, m) ids -> (m + 1, vocab_size) on the CPU, twice
         """

@@ -1,4 +1,4 @@
-"""What both arms of a run share: one target, one tokenizer, one machine."""
+"""The setup that both arms of a run share: one target, one tokenizer, one machine."""
 
 import functools
 import os
@@ -59,12 +59,12 @@ class Setup:
 
     @property
     def engine(self) -> str:
-        """fast or eager."""
+        """The name of the engine: fast or eager."""
         return self.target.engine
 
     @property
     def dtype_name(self) -> str:
-        """float32 or bfloat16."""
+        """The name of the dtype: float32 or bfloat16."""
         return str(self.dtype).removeprefix("torch.")
 
     def ids_before(self, prompt: Prompt) -> list[int]:
@@ -72,15 +72,15 @@ class Setup:
         return prompt.id_list if self.target.family.one_text else []
 
     def pieces(self, prompt: Prompt) -> Pieces:
-        """For the text of the ids that are made after a prompt."""
+        """The pieces that give the text of the ids made after a prompt."""
         return pieces(self.tokenizer, self.ids_before(prompt))
 
     def token_text(self, prompt: Prompt, text: list[int], token: int) -> str:
-        """What a token adds after a prompt and the new ids `text`."""
+        """The text that a token adds after a prompt and the new ids `text`."""
         return added(self.tokenizer, self.ids_before(prompt) + text, [token])
 
     def cached(self, model: PreTrainedModel, vocab_size: int, graphs: bool = True) -> CachedModel:
-        """Another model on the target's backend: both arms run on the same engine.
+        """Put another model on the target's backend, so that both arms run on the same engine.
 
         graphs: whether its passes have few widths, so that they can be CUDA graphs.
         """
@@ -92,11 +92,11 @@ class Setup:
         return CachedModel(model, vocab_size, fast)
 
     def use_eager(self, why: str) -> None:
-        """Run the target eagerly from now on, in both arms. why: for the head of the run."""
+        """Run the target eagerly from now on, in both arms. why: the reason that the head of the run prints."""
         self.target.fast, self.reasons["engine"] = None, why
 
     def load_draft(self, name: str) -> CachedModel:
-        """A draft model for this target. Ids that it lacks are never drafted; the target keeps them all."""
+        """Load a draft model for this target. Ids that it lacks are never drafted; the target keeps them all."""
         tokenizer, short_name = loading.load_tokenizer(name), loading.short_name(name)
         n_ids = loading.check_same_tokenizer(self.tokenizer, tokenizer, self.target_name, short_name)
         if (missing := self.target.vocab_size - n_ids) > 0:
@@ -104,12 +104,12 @@ class Setup:
         return self.cached(self.load_model(name), min(n_ids, self.target.vocab_size))
 
     def load_model(self, name: str) -> PreTrainedModel:
-        """The model of a draft; the fast engine packs a second copy of its weights."""
+        """Load the model of a draft; the fast engine packs a second copy of its weights."""
         copies = 2 if isinstance(self.target.fast, ExportedModel) and self.target.fast.packed else 1
         return loading.load_model(name, self.device, self.dtype, "draft", copies)
 
     def describe(self) -> str:
-        """What runs, on what, and why: the head of every run."""
+        """The head of every run: what runs, on which device, and why."""
         machine = f"{self.device.type} ({self.reasons['device']}), {self.dtype_name} ({self.reasons['dtype']})"
         n = torch.get_num_threads()
         threads = f", {n} thread{'s' * (n != 1)} ({self.reasons['threads']})" * (self.device.type == "cpu")
@@ -159,7 +159,7 @@ def load_setup(
 
 
 def why_threads(asked: int | None) -> str:
-    """Where the number of threads comes from."""
+    """The reason for the number of threads."""
     if asked:
         return "asked for"
     return "from OMP_NUM_THREADS" if os.environ.get("OMP_NUM_THREADS") else "one per core"
@@ -173,7 +173,7 @@ def setup_of(
     engine: str,
     reasons: dict[str, str],
 ) -> Setup:
-    """A loaded and checked target on the engine that is asked for, with its device and dtype as they are."""
+    """Put a loaded and checked target on the engine that is asked for, with its device and dtype as they are."""
     if model.device.type == "cuda":
         torch.cuda.set_device(model.device)  # graphs and the clock's marks are of the current device
     fast, why = engine_choice.choose(model, engine)

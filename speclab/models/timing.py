@@ -1,4 +1,5 @@
-"""How long passes of a model take, of several models or widths side by side, and how fast the machine reads memory."""
+"""Measures how long passes of a model take, for several models or widths side by side, and how fast the machine reads
+memory."""
 
 import functools
 import math
@@ -16,7 +17,7 @@ LARGE_ON_GPU = 2**30
 
 
 def seconds(call: Callable[[], object], device: torch.device) -> float:
-    """Of one call, by the device's own clock where it has one.
+    """The seconds of one call, by the device's own clock where it has one.
 
     A GPU gets other work first, so that what the host launches in that time is waiting when the clock starts.
     """
@@ -43,7 +44,7 @@ def time_passes(
     patience: float = math.inf,
     ids: torch.Tensor | None = None,
 ) -> list[list[float]]:
-    """Seconds of every repeat of each (model, width), all after the same context, taking turns.
+    """The seconds of every repeat of each (model, width). All follow the same context, and they take turns.
 
     ids: (1, at least context + the largest width), the text; None: a random one. The caches hold the context
     afterwards. The first repeat meets new shapes and may be slow. After two of them it ends early where `patience`
@@ -71,14 +72,15 @@ def time_passes(
 
 
 def best(call: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """A ceiling is the best time seen: everything that disturbs only makes it longer."""
+    """The best time of several calls. It is the measure of a ceiling, because every disturbance only makes a call
+    longer."""
     call()
     return min(seconds(call, device) for _ in range(repeats))
 
 
 @torch.inference_mode()
 def bandwidth(n_bytes: int, device: torch.device, dtype: torch.dtype, repeats: int = 7) -> dict[str, float]:
-    """Bytes a second over a block of about this size, three ways."""
+    """Three measures of the bytes a second over a block of about this size."""
     columns = 2048
     rows = max(1, n_bytes // (columns * dtype.itemsize))
     block = torch.ones(rows, columns, dtype=dtype, device=device)
@@ -92,7 +94,7 @@ def bandwidth(n_bytes: int, device: torch.device, dtype: torch.dtype, repeats: i
 
 
 def block_bytes(device: torch.device) -> int:
-    """Of the block that is read and copied: a quarter of the free memory at most."""
+    """The size of the block that is read and copied: a quarter of the free memory at most."""
     free = free_memory(device)
     usual = LARGE_ON_GPU if device.type == "cuda" else LARGE
     return usual if free is None else min(usual, free // 4)

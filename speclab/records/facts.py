@@ -14,7 +14,7 @@ Facts = dict[str, Any]  # plain JSON whose keys depend on the run
 
 @dataclass(frozen=True)
 class Entries:
-    """The entries that a dict has at least: those of `kind`; or of `sampled`, where its temperature is above 0."""
+    """The entries that a dict must have: those of `kind`, or those of `sampled` where its temperature is above 0."""
 
     kind: type
     sampled: type | None = None
@@ -47,7 +47,7 @@ def _schema(kind: type, handler: Any) -> dict:
 
 @dataclass(frozen=True)
 class Items:
-    """How many items a list has."""
+    """The bounds on the number of items in a list."""
 
     least: int
     most: int | None = None
@@ -78,7 +78,7 @@ class CommonSettings:
     threads: Count = 1
     top_k: Count = 0
     top_p: Amount = 1.0
-    started_here: bool = False  # of servers
+    started_here: bool = False  # whether the lab started the server
     rule: str = ""
     graphs: Annotated[Facts, Entries(LateGraphs)] = {}  # noqa: RUF012 - present or missing, never changed
     functions: str = ""  # what took part in the speculative rows besides the lab's own
@@ -95,7 +95,7 @@ class Difference:
 
     prompt: Count
     position: Count
-    tokens: Annotated[list[str], Items(2, 2)]  # the baseline's, and what it became
+    tokens: Annotated[list[str], Items(2, 2)]  # the baseline's token, and the one in its place
     gap: Amount | None
     verdict: str
 

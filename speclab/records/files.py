@@ -71,7 +71,7 @@ def machine(device: torch.device) -> Machine:
 
 
 def _gpu_state() -> dict[str, str | bool]:
-    """How the GPU stands at this moment; what nvidia-smi does not tell is left out."""
+    """The state of the GPU at this moment; entries that nvidia-smi does not tell are left out."""
     answer: list[str] = []
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         words = ["nvidia-smi", f"--query-gpu={','.join(GPU_STATE)}", "--format=csv,noheader"]
@@ -117,7 +117,7 @@ def fingerprint(texts: list[str]) -> str:
 
 
 def today() -> str:
-    """Now, in UTC, to the minute."""
+    """The time now, in UTC, to the minute."""
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%MZ")
 
 
@@ -151,7 +151,7 @@ def _text(values: dict[str, Any]) -> str:
 
 
 def _rounded(value: Any, name: str) -> Any:
-    """Seven digits are more than any clock here knows."""
+    """The value rounded to seven digits, which are more than any clock here can measure."""
     if isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError(f"{name} is {value}, which no record can hold")

@@ -1,4 +1,4 @@
-"""The rows of records as dataclasses: what was measured of one arm, and what the formulas make of it."""
+"""The rows of records as dataclasses: the measurements of one arm, and the results of the formulas for it."""
 
 import math
 from dataclasses import dataclass
@@ -72,11 +72,11 @@ class ArmCounts(Part):
     n_accepted: Count
     n_rejected: Count
     n_emitted: Count
-    n_replays: Count | None = None  # passes beside one a round, of recurrent layers over accepted tokens; absent: none
+    n_replays: Count | None = None  # passes beyond one a round, over accepted tokens (recurrent layers)
 
     @property
     def auto(self) -> bool:
-        """Whether the length was chosen in every round: records say so at the end of the draft's name."""
+        """True where the length was chosen in every round: records say so at the end of the draft's name."""
         return (self.draft or "").endswith(AUTO)
 
 

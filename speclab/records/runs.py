@@ -25,12 +25,13 @@ SCHEMA_VERSION = 2
 
 @dataclass(kw_only=True)
 class CoreProbe(Part):
-    """Whether the cores were free before the run (speclab/system/cores.py). Shares: processor time over clock time."""
+    """The result of the probe of the cores before the run (speclab/system/cores.py). Shares are processor time over
+    clock time."""
 
     free: bool
     threads: int
-    alone: Amount  # of one thread
-    together: Amount  # of all threads
+    alone: Amount  # share of one thread
+    together: Amount  # share of all threads
     gain: Amount  # work of all threads over that of one
     load: float | None  # load average of the minute before
 
@@ -62,7 +63,7 @@ class Versions(Part):
 
 @dataclass(kw_only=True)
 class Head(Part):
-    """The part of every record that says what, where and how."""
+    """The part of every record that says what ran, where and how."""
 
     schema_version: int
     created: str
@@ -84,7 +85,7 @@ class LabRun(Head):
 
 @dataclass(kw_only=True)
 class Noise(Part):
-    """The baseline's time over its own second run at one temperature."""
+    """The ratio of the baseline's time to that of its own second run at one temperature."""
 
     temperature: Amount
     ratio: Amount
@@ -94,7 +95,7 @@ class Noise(Part):
 
 @dataclass(kw_only=True)
 class ComparisonRun(LabRun):
-    """`python compare.py`."""
+    """The record of `python compare.py`."""
 
     settings: Annotated[Facts, Entries(ComparisonSettings)]
     prompts: Annotated[Facts, Entries(Prompts)]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from speclab.core.counts import Counts
 
 AUTO = " auto"  # at the end of a draft's name: its length changes from round to round
-LOOKUP = ", lookup"  # at the end: costs of the rounds in which a hybrid's lookup drafts
+LOOKUP = ", lookup"  # at the end of a draft's name: the costs are those of the rounds in which a hybrid's lookup drafts
 
 
 @dataclass(frozen=True)
@@ -18,11 +18,11 @@ class Arm:
     draft: str = ""  # name of the draft, as the user may type it; the baseline has none
     draft_length: int = 0  # where it is chosen in every round: the longest
     auto: bool = field(default=False, compare=False)  # whether the length is chosen in every round
-    branches: bool = field(default=False, compare=False)  # whether a draft has several tokens for one place
+    branches: bool = field(default=False, compare=False)  # whether a draft may have several tokens for one place
 
     @property
     def speculative(self) -> bool:
-        """Whether a draft is used."""
+        """True where a draft is used."""
         return bool(self.draft)
 
     @property
@@ -42,7 +42,7 @@ LIBRARY = ("generate", "assisted", "dynamic", "lookup", BEAM)  # methods that th
 
 
 class Made(NamedTuple):
-    """A round's counts. looked_up: a hybrid's lookup drafted, not its model."""
+    """The counts of one round. looked_up: whether the lookup of a hybrid drafted, not its model."""
 
     n_drafted: int
     n_accepted: int

@@ -1,4 +1,4 @@
-"""Are the cores free? Half a second of hashing, by one thread and by as many as the run will use. Standard library.
+"""Are the cores free? One thread, and as many as the run will use, hash for half a second. Standard library.
 
 A thread that only computes wants its core all the time. Where other work runs there, it gets less processor time than
 clock time passes; and where threads share what looks like several cores, many do hardly more work than one. Hashing
@@ -25,7 +25,8 @@ LEAST_EFFICIENCY = 0.4  # the same over the number of threads; two threads of on
 
 
 class Work(NamedTuple):
-    """What threads did together: blocks hashed, seconds of processors that they got, and of the clock that passed."""
+    """The work that threads did together: blocks hashed, seconds of processors that they got, and seconds of the
+    clock."""
 
     blocks: float
     got: float
@@ -33,7 +34,7 @@ class Work(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """What the probe measured. `alone`, `together`: processor time over clock time of one thread and of all."""
+    """The result of the probe. `alone`, `together`: processor time over clock time of one thread and of all."""
 
     threads: int
     alone: float
@@ -43,7 +44,7 @@ class Shares(NamedTuple):
 
 
 def probe(threads: int, work: Callable[[int], Work] | None = None) -> Shares:
-    """Look at the cores for half a second. `work`: what so many threads get done in one look."""
+    """Look at the cores for half a second. `work`: does the work of one look with so many threads."""
     work, load = work or together, None
     with contextlib.suppress(AttributeError, OSError):  # no such thing on Windows
         load = os.getloadavg()[0]
@@ -54,7 +55,7 @@ def probe(threads: int, work: Callable[[int], Work] | None = None) -> Shares:
 
 
 def are_free(shares: Shares) -> bool:
-    """Whether this many threads may be timed here."""
+    """Tell whether this many threads may be timed here."""
     return shares.together >= FREE and _threads_help(shares)
 
 
@@ -62,7 +63,7 @@ ONE_THREAD = '--threads 1 (with make: ARGS="--threads 1")'
 
 
 def complaint(shares: Shares) -> str | None:
-    """What is wrong with the cores and what to type, in one line; None where nothing is."""
+    """One line that says what is wrong with the cores and what to type; None where nothing is."""
     if are_free(shares):
         return None
     n = shares.threads

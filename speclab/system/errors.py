@@ -42,16 +42,16 @@ class Panic(ValueError):
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether a library in Rust gave up, as tokenizers does where a regular expression takes too many steps."""
+    """Tell whether a library in Rust gave up, as tokenizers does where a regular expression takes too many steps."""
     return type(error).__name__ == "PanicException"  # each library has a type of its own, which cannot be imported
 
 
 @contextlib.contextmanager
 def panics_as_errors() -> Iterator[None]:
-    """A panic inside becomes a Panic, and what it says of itself on standard error, a page of lines, is dropped.
+    """Turn a panic inside into a Panic, and drop the page of lines that it writes to standard error.
 
-    So is everything else that any thread writes to standard error in the meantime: this is for short calls that no
-    decoding is timed beside.
+    Everything else that any thread writes to standard error in the meantime is dropped, too: use this for short calls
+    beside which no decoding is timed.
     """
     try:
         with terminal.without_stderr():
@@ -63,12 +63,12 @@ def panics_as_errors() -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of some library says, short enough for one line of ours."""
+    """The message of a library's error, short enough for one of the lab's lines."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:120]
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C, or a signal that asks for the same: keep what is measured, write it down, end."""
+    """The user pressed Ctrl-C, or a signal asked for the same: keep what is measured, write it down, and end."""
 
     def __init__(self, number: int):
         super().__init__()
@@ -136,7 +136,8 @@ def _run(main: Callable[..., int | None], *args: Any, **kwargs: Any) -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Python's own error, PyTorch's for a GPU, and PyTorch's for a CPU, which has no type of its own."""
+    """Tell whether memory ran out: Python's own error, PyTorch's for a GPU, or PyTorch's for a CPU, which has no type
+    of its own."""
     on_gpu = getattr(sys.modules.get("torch"), "OutOfMemoryError", MemoryError)
     on_cpu = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
     return on_cpu or isinstance(error, (MemoryError, on_gpu))
@@ -172,7 +173,7 @@ def on_signals(act: Callable[[Stopped], object]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def signals_at_the_end() -> Iterator[None]:
-    """What is inside is done whole: a signal that comes in the meantime is raised after it."""
+    """Finish the block without a break: a signal that comes in the meantime is raised after it."""
     asked: list[Stopped] = []
     with on_signals(asked.append):
         yield

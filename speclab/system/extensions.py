@@ -38,14 +38,15 @@ def modules(name: str) -> list[ModuleType]:
 
 
 def add_command(name: str, line: str) -> None:
-    """Called by a register.py: `python -m speclab.extensions.NAME` exists, and `line` says what it does."""
+    """A register.py calls this to say that `python -m speclab.extensions.NAME` exists. `line` says what the command
+    does."""
     if name in COMMANDS:
         raise ValueError(f"two extensions add a command named {name}")
     COMMANDS[name] = line
 
 
 def add_family(place: str) -> None:
-    """Called by a register.py: the lab also decodes the models of this family.
+    """A register.py calls this to say that the lab also decodes the models of this family.
 
     place: "module:name" of an object as in speclab/models/family.py. Its module is imported when the first model is
     loaded, so that a list of commands needs no torch.

@@ -33,12 +33,13 @@ def shown(path: Path) -> str:
 
 
 def command(script: Path, *words: str) -> str:
-    """How to type a script of the lab from the current directory."""
+    """The words that run a script of the lab from the current directory."""
     return shlex.join(["python", shown(script), *words])
 
 
 def install_advice() -> str:
-    """What to type where a package is missing: the same words to the Python that has it, where the lab has made one."""
+    """The command to type where a package is missing: the same words for the Python that has it, where the lab has made
+    one."""
     own = paths.ROOT / ".venv" / "bin" / "python"
     if own.exists() and Path(sys.prefix).resolve() != (paths.ROOT / ".venv").resolve():
         return shlex.join([shown(own), *sys.argv])
@@ -49,7 +50,8 @@ def install_advice() -> str:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """What a file or a pipe holds. OSError or ValueError where it is no such thing or holds more than `most` bytes."""
+    """Read all bytes of a file or a pipe. Raises OSError or ValueError where it is no such thing or holds more than
+    `most` bytes."""
     mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
         raise OSError(errno.EINVAL, "it is a folder" if stat.S_ISDIR(mode) else "it is a device, no file")
@@ -58,15 +60,16 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def at_most(data: bytes, most: int) -> bytes:
-    """`data`, or OSError where it is longer."""
+    """Return `data`, or raise OSError where it is longer."""
     if len(data) > most:
         raise OSError(errno.EFBIG, f"it holds more than {most // 2**20} MiB")
     return data
 
 
 def parse_json(text: str) -> Any:
-    """What a JSON text says. ValueError, in a few words, where it is none, is nested too deeply, has one name twice in
-    an object, or has a whole number that no float can hold. NaN and infinity pass: who reads the entry can name it."""
+    """Parse a JSON text. Raises ValueError, with a short reason, where it is no JSON, is nested too deeply, has one
+    name twice in an object, or has a whole number that no float can hold. NaN and infinity pass, so that the reader of
+    the entry can name it."""
     try:
         return json.loads(text, object_pairs_hook=_object, parse_int=_whole)
     except RecursionError:
@@ -126,7 +129,7 @@ def check_replaceable(folder: Path, patterns: Sequence[str], flag: str) -> None:
 
 @contextlib.contextmanager
 def _told(path: Path, advice: str) -> Iterator[None]:
-    """What the operating system refuses inside becomes one line."""
+    """Turn an error of the operating system inside into one line."""
     try:
         yield
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name

@@ -1,5 +1,5 @@
-"""Where the lab's own files are, and where results go: in a clone, its folders; for an installed package, its data and
-the current folder."""
+"""The places of the lab's own files and of results: a clone uses its own folders, an installed package its data and the
+current folder."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What reaches the terminal: text that cannot harm it, in any encoding, with colour and bars where it can show them.
+"""Output to the terminal: text that cannot harm it, in any encoding, with colour and bars where it can show them.
 
 Standard library only: check.py and every error need this before anything else can be imported.
 """
@@ -66,12 +66,12 @@ def note(text: str) -> None:
 
 
 def is_animated(stream: TextIO) -> bool:
-    """Whether lines of this stream can be drawn again: a terminal that knows control characters."""
+    """Tell whether lines of this stream can be drawn again: it is a terminal that knows control characters."""
     return bool(getattr(stream, "isatty", lambda: False)()) and os.environ.get("TERM") != "dumb"
 
 
 def wants_colour(stream: TextIO) -> bool:
-    """A terminal with colours, and NO_COLOR is not set (no-color.org)."""
+    """Tell whether this stream is a terminal with colours and NO_COLOR is not set (no-color.org)."""
     return is_animated(stream) and not os.environ.get("NO_COLOR")
 
 
@@ -83,7 +83,8 @@ def progress_bar(*items: Any, disable: bool = False, **options: Any) -> "tqdm":
 
 
 class ProgressLines:
-    """Where no bar can be drawn, as in a redirected run: a line at the start, then at most one every LINE_SECONDS."""
+    """Progress where no bar can be drawn, as in a redirected run: a line at the start, then at most one every
+    LINE_SECONDS."""
 
     def __init__(self, total: int, unit: str, title: str):
         self._total, self._unit, self._title = total, unit, title
@@ -98,7 +99,7 @@ class ProgressLines:
         pass
 
     def update(self) -> None:
-        """One more is done."""
+        """Count one more as done."""
         self._n, now = self._n + 1, time.monotonic()
         if now - self._last < LINE_SECONDS:
             return
@@ -116,7 +117,8 @@ def progress(total: int, unit: str, title: str) -> "tqdm | ProgressLines":
 
 
 class _Silence:
-    """How many are inside `without_stderr` now, and where standard error goes again after the last of them."""
+    """The number of callers that are inside `without_stderr` now, and the place where standard error goes again after
+    the last of them."""
 
     def __init__(self) -> None:
         self.lock, self.inside, self.kept = threading.Lock(), 0, -1
@@ -146,7 +148,7 @@ _silence = _Silence()
 
 @contextlib.contextmanager
 def without_stderr() -> Iterator[None]:
-    """What any code of this process, in whatever language, writes to standard error inside goes nowhere.
+    """Drop everything that any code of this process, in whatever language, writes to standard error inside.
 
     Several threads may be inside at once: standard error comes back when the last of them has left.
     """

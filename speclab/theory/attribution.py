@@ -38,25 +38,26 @@ class Value(NamedTuple):
 
 
 def decoding(row: Row) -> Value:
-    """Speedup of decoding alone."""
+    """The speedup of decoding alone."""
     return Value(row.speedup, row.speedup_low, row.speedup_high)
 
 
 @dataclass
 class Part:
-    """Predicted seconds of one arm on one prompt, repeats added up. "early" prices all at the prompt's own length."""
+    """The predicted seconds of one arm on one prompt, summed over repeats. Fields that end in "early" price everything
+    at the prompt's own length."""
 
-    n_tokens: int = 0  # decoded by the baseline, prefill's token apart
-    n_rounds: int = 0  # of the speculative run
+    n_tokens: int = 0  # tokens that the baseline decoded, without the one from prefill
+    n_rounds: int = 0  # rounds of the speculative run
     n_drafted: int = 0
     baseline: float = 0.0
     baseline_early: float = 0.0
-    draft: float = 0.0  # of the rounds that were made
+    draft: float = 0.0  # seconds of the drafts in the rounds that were made
     verify: float = 0.0
     overhead: float = 0.0
     draft_early: float = 0.0
     verify_early: float = 0.0
-    expected: float = 0.0  # of the rounds to be expected
+    expected: float = 0.0  # seconds of the rounds that the forecast expects
     expected_early: float = 0.0
     expected_rounds: float = 0.0
     endless_early: float = 0.0  # expected seconds of a text that has no last round
@@ -79,11 +80,13 @@ def price(
     replayed: Callable[[Text], list[Made]] | None = None,
     of_lookup: Costs | None = None,
 ) -> Part:
-    """Both predictions for one arm on one prompt.
+    """Compute both predictions for one arm on one prompt.
 
-    Along a text of the baseline, accept_probs: of this draft; replayed: its rounds, for a draft whose proposals depend
-    on the rounds before. Without either there is no forecast. of_lookup: what rounds cost where a hybrid's lookup
-    drafts; `costs` are those with its model then. A text along which it looks up, without these, has no forecast.
+    accept_probs gives, for a text of the baseline, the acceptance probabilities of this draft. replayed gives the
+    rounds along that text, for a draft whose proposals depend on the rounds before. Without either there is no
+    forecast. of_lookup: the costs of the rounds in which the lookup of a hybrid draft proposes; `costs` are then those
+    of the rounds in which its model proposes. Where `of_lookup` is missing, a text along which the draft looks up has
+    no forecast.
     """
     lookups = of_lookup or costs
     part, early = Part(), sample.n_prompt
@@ -109,8 +112,8 @@ def price(
 def price_best_lengths(
     baseline: Sample, longest: int, costs: Costs, accept_probs: Callable[[Text], AcceptProbs]
 ) -> tuple[float, float]:
-    """Seconds of the baseline on one prompt, and the fewest that draft lengths up to `longest`, chosen before anything
-    is drawn, may be expected to take; both by `costs`."""
+    """Two times for one prompt: the seconds of the baseline, and the least expected seconds for draft lengths of up to
+    `longest` that are chosen before anything is drawn. Both follow from `costs`."""
     plain = least = 0.0
     for text in baseline.texts:
         plain += sum(costs.step_seconds(baseline.n_prompt + i) for i in range(len(text) - 1))
@@ -119,7 +122,8 @@ def price_best_lengths(
 
 
 def cheapest(accept_probs: AcceptProbs, longest: int, costs: Costs, n_prompt: int) -> float:
-    """The fewest seconds that lengths up to `longest`, chosen before anything is drawn, may take for one text."""
+    """The least expected seconds for one text with draft lengths of up to `longest`, chosen before anything is
+    drawn."""
     cost = round_cost(costs, n_prompt)
     return oracle(accept_probs, len(accept_probs), longest, cost, rejected_round_extra=costs.replay).cost
 
@@ -157,12 +161,13 @@ def _price_expected(
 
 
 def round_cost(costs: Costs, n_prompt: int) -> Cost:
-    """Seconds of a round by what it drafts and how many new tokens are committed: the context grows with them."""
+    """The seconds of a round as a function of the drafted tokens and of the new tokens committed before it, since the
+    context grows with these."""
     return lambda n_drafted, state: costs.round_seconds(n_drafted, n_prompt + state - 1)
 
 
 def explained(row: Row, part: Part) -> dict[str, Any]:
-    """Fields that the prices add to a measured row: costs in decode steps, predictions, ladder."""
+    """The fields that the prices add to a measured row: costs in decode steps, predictions, and the ladder."""
     step = part.baseline / part.n_tokens
     accounting = part.baseline / (part.draft + part.verify + part.overhead)
     added: dict[str, Any] = {
@@ -206,7 +211,8 @@ def explained(row: Row, part: Part) -> dict[str, Any]:
 
 
 def noise_floor(baseline: list[Sample], again: list[Sample]) -> Noise | None:
-    """The baseline's time over its own second run on the same prompts: ratio and 95 % interval. None without one."""
+    """The ratio of the baseline's time to that of its own second run on the same prompts, with a 95 % interval. None
+    where there is no second run."""
     if not again or not baseline:
         return None
     seconds = {s.prompt_index: s.decode_seconds for s in baseline}

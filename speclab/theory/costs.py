@@ -1,4 +1,4 @@
-"""What the phases of a round cost in seconds. Pure: numpy, no torch. speclab/theory/fitting.py makes it of rounds.
+"""The costs in seconds of the phases of a round. Pure: numpy, no torch. speclab/theory/fitting.py fits them to rounds.
 
 A speedup is a quotient of two sums of seconds. To explain one, you need the seconds of every round as a function of
 what the round did:
@@ -23,7 +23,7 @@ import numpy as np
 from speclab.records.samples import Made
 
 CURVES = ("verify_at", "draft_at")
-SHORTEST = 1e-12  # seconds of a decode step: a fit of noisy times may give none, and it is divided by them
+SHORTEST = 1e-12  # seconds of a decode step at least: a fit of noisy times may give 0, and it is a divisor
 PHASES = ("draft", "verify", "accept", "rollback", "host")
 
 
@@ -35,7 +35,7 @@ class RoundTime(NamedTuple):
     context: int  # tokens in the target's cache before the round
     n_drafted: int
     catch_up: int  # tokens the draft model had not been fed, at least 1
-    seconds: dict[str, float]  # of each of PHASES
+    seconds: dict[str, float]  # seconds of each phase in PHASES
     prompt: int = 0  # index of the prompt that it belongs to
     own_verify: bool = False  # a part of the target ran in the draft, so its passes are not the others'
     n_replays: int = 0  # passes of its rollback over accepted tokens
@@ -51,7 +51,7 @@ class StepTime(NamedTuple):
 
 
 def catch_ups(rounds: Iterable[Made]) -> list[int]:
-    """Tokens that a draft model has not been fed when each round begins.
+    """The number of tokens that a draft model has not been fed when each round begins.
 
     The last drafted token is never fed, so a fully accepted round leaves two. A round without a draft leaves one more,
     and one that a hybrid's lookup drafted for leaves all that it committed.
@@ -77,7 +77,7 @@ class Costs:
     step_slope: float
     verify_at: dict[int, float]  # width -> at context 0
     verify_slope: float
-    draft_idle: float  # a round that drafts nothing asks the drafter all the same
+    draft_idle: float  # a round without a proposal still asks the drafter
     draft_at: dict[int, float]  # tokens drafted -> at context 0; the first steps after a target pass cost the most
     draft_catch: float  # every token to catch up with beyond the first
     draft_slope: float
@@ -88,7 +88,7 @@ class Costs:
     accept_error: float = 0.0  # standard errors of the three, which may be too small to be told apart from nothing
     rollback_error: float = 0.0
     host_error: float = 0.0
-    replay: float = 0.0  # of a round with a rejection, beside `rollback`
+    replay: float = 0.0  # in a round with a rejection, added to `rollback`
 
     @property
     def widths(self) -> list[int]:
@@ -96,46 +96,47 @@ class Costs:
         return sorted(self.verify_at)
 
     def step_seconds(self, context: float) -> float:
-        """A decode step of the baseline after `context` tokens."""
+        """The seconds of a decode step of the baseline after `context` tokens."""
         return max(self.step_at + self.step_slope * context, SHORTEST)
 
     def verify_seconds(self, width: float, context: float) -> float:
-        """A target pass over `width` positions."""
+        """The seconds of a target pass over `width` positions."""
         return _read(self.verify_at, width) + self.verify_slope * context
 
     def draft_seconds(self, n_drafted: float, context: float, catch_up: float = 1) -> float:
-        """All of a draft of `n_drafted` tokens."""
+        """The seconds of a whole draft of `n_drafted` tokens."""
         if n_drafted == 0:
             return self.draft_idle
         at = _read(self.draft_at, n_drafted)
         return at + self.draft_catch * (catch_up - 1) + self.draft_slope * n_drafted * context
 
     def accept_seconds(self, n_drafted: float) -> float:
-        """The accept rule over `n_drafted` tokens."""
+        """The seconds of the accept rule over `n_drafted` tokens."""
         return self.accept_at + self.accept_each * n_drafted
 
     def overhead_seconds(self, n_drafted: float, rejected: bool = False) -> float:
-        """Everything but the draft and the verification: accept rule, rollback, what the host does between the phases,
-        and the replay of a round in which not all drafts were accepted."""
+        """The seconds of everything but the draft and the verification: the accept rule, the rollback, the host's work
+        between the phases, and the replay in a round in which not all drafts were accepted."""
         return self.accept_seconds(n_drafted) + self.rollback + self.host + self.replay * rejected
 
     def round_seconds(self, n_drafted: float, context: float, catch_up: float = 1) -> float:
-        """A whole round."""
+        """The seconds of a whole round."""
         draft = self.draft_seconds(n_drafted, context, catch_up)
         return draft + self.verify_seconds(n_drafted + 1, context) + self.overhead_seconds(n_drafted)
 
     def draft_cost(self, draft_length: float, context: float, catch_up: float = 1) -> float:
-        """c: one drafted token in decode steps of the target, averaged over a draft; 0 for a draft of nothing."""
+        """c: the cost of one drafted token in decode steps of the target, averaged over a draft; 0 where nothing is
+        drafted."""
         if draft_length == 0:
             return 0.0
         return self.draft_seconds(draft_length, context, catch_up) / draft_length / self.step_seconds(context)
 
     def verify_cost(self, width: float, context: float) -> float:
-        """v: a target pass over `width` positions in decode steps of the target."""
+        """v: the cost of a target pass over `width` positions, in decode steps of the target."""
         return self.verify_seconds(width, context) / self.step_seconds(context)
 
     def overhead(self, n_drafted: float, context: float) -> float:
-        """o: the rest of a round in decode steps of the target."""
+        """o: the cost of the rest of a round, in decode steps of the target."""
         return self.overhead_seconds(n_drafted) / self.step_seconds(context)
 
     def to_json(self) -> dict:

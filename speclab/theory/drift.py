@@ -1,4 +1,4 @@
-"""How far would the same command move a speedup if it ran again? Read from the variation inside one run. Pure.
+"""How far would a speedup move if the same command ran again? The variation inside one run tells. Pure.
 
 A shared machine changes its speed for milliseconds to minutes, and such a change may slow a wide pass and not a narrow
 one. Arms that take turns cancel what slows all of them alike. The rest shows from prompt to prompt, as a round that
@@ -13,7 +13,7 @@ import numpy as np
 from speclab.records.samples import Sample
 
 FEWEST = 5  # prompts with which a line and a spread can be estimated
-LONGEST_SHARE = 1 / 3  # of the series: correlations over longer distances are not believed
+LONGEST_SHARE = 1 / 3  # of the series: correlations over longer distances are too uncertain to use
 
 
 def residuals(samples: list[Sample], baseline: list[Sample]) -> dict[int, float] | None:

@@ -1,4 +1,4 @@
-"""What a pass costs a model whose MLPs are mixtures of experts. Numbers only: no torch, no clock.
+"""The cost of a pass of a model whose MLPs are mixtures of experts. Numbers only: no torch, no clock.
 
 Of E experts a token uses K. A pass over m tokens reads the union of what they chose: E (1 - (1 - K/E)^m) experts, if
 each token chose anew and evenly. Real tokens do not, so the union is counted, too.
@@ -10,10 +10,10 @@ import numpy as np
 
 
 class Bytes(NamedTuple):
-    """What a pass over one token of the model without experts reads, of all layers together."""
+    """The bytes that a pass over one token of the model without experts reads, summed over all layers."""
 
     mlps: int
-    others: int  # attention's and the output layer's weights
+    others: int  # weights of attention and of the output layer
     places: int  # keys and values of the context
 
 

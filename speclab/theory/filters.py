@@ -1,4 +1,4 @@
-"""Which tokens top-k and top-p keep, where the logits are known up to rounding.
+"""The tokens that top-k and top-p keep, where the logits are known up to rounding.
 
 A decoder and its judge compute the same logits in passes of different widths, so their logits differ by rounding, and
 near the edge of a filter they may keep different tokens: in bfloat16 logits are often equal, and the k-th token is then
@@ -14,16 +14,16 @@ from torch import Tensor
 from speclab.core.sampling import Sampling
 
 CHUNK = 32  # rows at a time
-SORTED = 256  # of the most probable tokens so many are looked at first
-APART = 8  # standard deviations of one logit's rounding that the difference of two is never off by
+SORTED = 256  # the number of most probable tokens that are looked at first
+APART = 8  # the difference of two logits is off by fewer standard deviations of one logit's rounding than this
 NEVER = 40.0  # a token that is e^40 times less probable than the most probable one is not drawn
-MASS_ERROR = 64 * torch.finfo(torch.float32).eps  # of a sum of float32 probabilities
+MASS_ERROR = 64 * torch.finfo(torch.float32).eps  # the rounding error of a sum of float32 probabilities
 # The largest standard deviation of a logarithm of a probability by rounding that the statistics allow for.
 RESOLVED = 0.5
 
 
 class Kept(NamedTuple):
-    """What is known of the filters at n places."""
+    """The tokens that the filters keep at n places, as far as rounding lets it be known."""
 
     sure: Tensor  # (n, vocab) of bool, the tokens that are kept whatever the rounding
     possible: Tensor  # (n, vocab) of bool, these and the tokens that may be kept
@@ -68,7 +68,7 @@ def _kept(logits: Tensor, deviation: Tensor, sampling: Sampling) -> Kept:
 
 
 def _kept_of_first(ordered: Tensor, deviation: Tensor, total: Tensor, sampling: Sampling) -> Kept:
-    """The same of the first tokens alone, in the order of their probabilities.
+    """The result of `kept`, computed from the first tokens alone, in the order of their probabilities.
 
     ordered: (n, m), logits at the run's temperature, the largest first and 0. total: (n, 1), the mass of all tokens.
     """

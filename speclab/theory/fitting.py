@@ -16,7 +16,7 @@ from speclab.theory.costs import Costs, RoundTime, StepTime
 
 STALL = 3.0  # times the median of the cell; the slow state of a shared machine stays below 2
 STANDARD_ERRORS = 3.0  # how far from 0 a slope over the context must be to be believed; neighbours in time are alike
-ROUNDS_OF_FITTING = 10  # of curve and machine states in turns; they settle after a few
+ROUNDS_OF_FITTING = 10  # the curve and the states of the machine are fitted in turns; they settle after a few
 FEWEST_SPARE = 8  # observations beyond the number of parameters, without which no such slope is tried
 
 
@@ -181,7 +181,7 @@ def _without_stalls(times: np.ndarray, cells: Sequence[Hashable]) -> np.ndarray:
 
 
 def _cell_means(table: np.ndarray, cell: np.ndarray) -> np.ndarray:
-    """(observations, columns) -> (cells, columns)"""
+    """The mean of each cell: (observations, columns) -> (cells, columns)"""
     sums = np.zeros((cell.max() + 1, table.shape[1]))
     np.add.at(sums, cell, table)
     return sums / np.bincount(cell)[:, None]

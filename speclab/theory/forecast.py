@@ -1,4 +1,5 @@
-"""How many rounds a decoding will take, and what they cost, without running it. Pure: numpy, no torch, no clock.
+"""The expected number of rounds of a decoding, and their cost, computed without running it. Pure: numpy, no torch, no
+clock.
 
 Once the target's text is known, a drafted token is accepted with a probability that is known too, whatever happened in
 the rounds before:
@@ -96,7 +97,7 @@ def oracle(
     start: int = 1,
     rejected_round_extra: float = 0.0,
 ) -> Forecast:
-    """What the best draft length in every state, 0 … `longest`, would give: the least expected cost.
+    """The forecast for the best draft length, 0 … `longest`, in every state: the least expected cost.
 
     It knows the acceptance probabilities of the text to come, so no rule that decides before anything is drawn can pass
     it. Greedy, that is every rule; when sampling, a rule that stops because of what it has drawn may pass it. It leaves
@@ -116,7 +117,8 @@ def oracle(
 
 
 def _ahead(row: Sequence[float], cheapest: np.ndarray, rejected_round_extra: float) -> float:
-    """Expected cost of what follows a round that drafts `row`, by `cheapest` after 1, 2, … tokens, and of a replay."""
+    """The expected cost of what follows a round that drafts `row`: a replay, and the rest of the text, which costs
+    `cheapest` after 1, 2, … tokens."""
     n = len(row)
     survival = np.cumprod(np.concatenate([[1.0], row]))  # (n + 1,) probability that the first 0 … n are accepted
     rejected = (survival[:-1] - survival[1:]) @ cheapest[:n]  # the first 0 … n - 1, then a rejection
@@ -130,7 +132,7 @@ def _one(n_drafted: int, state: int) -> float:
 def _proposals(
     accept_probs: AcceptProbs, n_tokens: int, draft_length: int, capped: bool, start: int
 ) -> list[Sequence[float]]:
-    """What is drafted in the states start … n_tokens - 1, as accept_probs, each row at most `draft_length` long."""
+    """The proposals in the states start … n_tokens - 1, as `accept_probs` gives them, each cut to `draft_length`."""
     if draft_length == 0:
         return [()] * max(0, n_tokens - start)
     if len(accept_probs) < n_tokens:
@@ -151,7 +153,7 @@ def _wrapped(accept_probs: AcceptProbs, state: int, n_tokens: int, draft_length:
 
 
 def _visits(rows: list[Sequence[float]], capped: bool) -> tuple[ExpectedRounds, np.ndarray]:
-    """-> the rounds; (states, longest + 1) probability that at least 0, 1, … drafts of each are accepted"""
+    """The rounds; and (states, longest + 1) the probability that at least 0, 1, … drafts of each are accepted."""
     n_states = len(rows)
     lengths = np.array([len(row) for row in rows], dtype=int)
     longest = lengths.max(initial=0)

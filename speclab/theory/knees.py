@@ -1,4 +1,4 @@
-"""Where speculation stops paying while more and more texts run at a time. Numbers only: no torch, no clock."""
+"""The number of texts at a time beyond which speculation no longer pays. Numbers only: no torch, no clock."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -16,10 +16,10 @@ def best_k(tokens_per_second: Mapping[int, float]) -> int:
 
 
 class Knee(NamedTuple):
-    """Where the best speedup over all draft lengths falls to 1.
+    """The number of texts at which the best speedup over all draft lengths falls to 1.
 
-    n_texts: texts at a time, interpolated on a logarithmic axis; None where the largest number that was tried loses
-    nothing. below: every number loses.
+    n_texts: texts at a time, interpolated on a logarithmic axis; None where speculation still pays, or costs nothing,
+    at the largest number that was tried. below: the speedup is below 1 at every number.
     """
 
     n_texts: float | None

@@ -12,10 +12,10 @@ from speclab.records.rows import Row
 
 
 class Effect(NamedTuple):
-    """What the step to one rung of the ladder is worth."""
+    """The effect that one rung of the ladder adds, and how it is named."""
 
     name: str
-    head: str  # of its column in the terminal
+    head: str  # the head of its column in the terminal
     meaning: str
 
 
@@ -30,7 +30,7 @@ EFFECTS = (
     Effect("sampling noise", "noise", "the draws of this run against the expected ones"),
     Effect("unexplained", "rest", "what none of these explains"),
 )
-# A row's ladder: a rung is called what its effect is, but for two that records know by other names.
+# A rung of a row's ladder has the name of its effect, except two, which have other names in records.
 RECORDED = {"sampling noise": "chance", "unexplained": "measured"}
 RUNGS = ("book formula", *(RECORDED.get(effect.name, effect.name) for effect in EFFECTS), "prompt")
 # Columns of a row that predict its speedup, best informed first -> what tables and pictures call them.
@@ -44,7 +44,8 @@ PREDICTORS = {
 
 
 def factors(row: Row) -> dict[str, float]:
-    """Name of an effect -> what it multiplies the speedup by, in the order of EFFECTS; empty for a row without one."""
+    """The factor by which each effect multiplies the speedup, by its name, in the order of EFFECTS; empty for a row
+    without a ladder."""
     speedups = [rung.speedup for rung in row.ladder or []]
     steps = zip(EFFECTS, pairwise(speedups), strict=False)  # the last step, to "prompt", is none of them
     return {effect.name: after / before for effect, (before, after) in steps}

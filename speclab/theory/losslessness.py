@@ -64,7 +64,7 @@ def judge_divergence(
 
 
 class ZStatistics(NamedTuple):
-    """Standard normal when the output follows the target's distribution."""
+    """Three statistics that are standard normal where the output follows the target's distribution."""
 
     residual: float  # z_S: emitted tokens that are more probable for the draft, against the number expected
     surprise: float  # z_L: -ln p of the tokens against the entropy; infinite where an impossible token was emitted
@@ -74,12 +74,12 @@ class ZStatistics(NamedTuple):
 
     @property
     def passed(self) -> bool:
-        """Whether all lie within Z_BOUND."""
+        """True where all of them lie within Z_BOUND."""
         return all(abs(z) < Z_BOUND for z in (self.residual, self.surprise, self.edge))
 
 
 class Moments(NamedTuple):
-    """Of a number that a token has at each of n places, (n,) each: its mean, variance and third central moment."""
+    """The mean, variance and third central moment of a number that each token has, at each of n places; (n,) each."""
 
     mean: Tensor
     variance: Tensor
@@ -87,7 +87,7 @@ class Moments(NamedTuple):
 
 
 class Places:
-    """What is tested at some places of texts; it follows from the text before each place alone.
+    """The distributions that are tested at some places of texts. They follow from the text before each place alone.
 
     target_probs and draft_probs: (n, vocab), the distributions at each place. `draft_probs` may be anything fixed by
     the text before the token; it only chooses where to look. possible: (n, vocab) of bool, the tokens that may be
@@ -129,13 +129,14 @@ class Places:
 
 
 def _of_events(chance: Tensor) -> Moments:
-    """Of an event with this probability, counted as 1."""
+    """The moments of an event with this probability, counted as 1 where it happens and 0 where not."""
     variance = (chance * (1 - chance)).clamp(min=0)
     return Moments(chance, variance, variance * (1 - 2 * chance))
 
 
 def _with_noise(moments: Moments, p: Tensor, above: Tensor, noise: Tensor) -> Moments:
-    """The same where the run's ln p are those of `p` and independent errors of this variance, to the second order.
+    """The moments where the run's ln p have independent errors of this variance around those of `p`, to the second
+    order.
 
     above: (n, vocab), the number that each token has, less its mean.
     """
@@ -148,13 +149,13 @@ def _with_noise(moments: Moments, p: Tensor, above: Tensor, noise: Tensor) -> Mo
 
 
 class ZSum:
-    """The sum of a number over tokens, less its mean, with the moments that it has by chance."""
+    """The sum of a number over tokens, less its mean, together with the moments that it has by chance."""
 
     def __init__(self) -> None:
         self.total = self.variance = self.third = 0.0
 
     def add(self, values: Tensor, moments: Moments, counted: Tensor) -> None:
-        """values (n,); counted (n,) of bool, which of them are added."""
+        """Add values (n,). counted, (n,) of bool, tells which of them are added."""
         self.total += (values - moments.mean)[counted].sum().item()
         self.variance += moments.variance[counted].sum().item()
         self.third += moments.third[counted].sum().item()
@@ -186,8 +187,8 @@ class ZSums:
     def add(self, tokens: Tensor, places: Places) -> None:
         """Count (n,) tokens, one at each of the places.
 
-        Of tokens whose probability rounding decides only the number is tested, where its bounds are known. One that is
-        not possible makes z_L infinite, as it should.
+        Where rounding decides the probability of tokens, only the number of such tokens is tested, and only where its
+        bounds are known. A token that is not possible makes z_L infinite, as it should.
         """
         here = torch.arange(len(tokens))
         prob, at_edge = places.probs[here, tokens], places.at_edge[here, tokens].double()
@@ -200,7 +201,7 @@ class ZSums:
             one.add(at_edge, moments, tested | places.edge_known)
 
     def result(self) -> ZStatistics:
-        """All statistics; 0 where nothing varied."""
+        """All statistics; each is 0 where nothing varied."""
         few, many = self._edge
         edge = few.z if few.total < 0 else many.z if many.total > 0 else 0.0
         return ZStatistics(self._residual.z, self._surprise.z, edge, self._n, self._n_uncertain)
@@ -228,7 +229,8 @@ def known_law(
     vocab_size: int,
     draft_probs: Tensor,
 ) -> Iterator[tuple[slice, Places]]:
-    """What is known of the target's distribution at the places of `tokens`, from uncached passes, some at a time.
+    """The target's distribution at the places of `tokens`, as far as rounding lets it be known. It comes from uncached
+    passes, a few places at a time.
 
     It is the distribution among the tokens that the filters keep whatever the rounding, and the tokens that may be
     kept.

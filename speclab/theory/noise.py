@@ -1,4 +1,4 @@
-"""When a run's own noise is so large that nothing else in it should be read. Pure.
+"""When is a run's own noise so large that nothing else in it should be read? Pure.
 
 The baseline runs twice in a run, and its distance from itself is the noise floor. The floors of the committed records,
 all of quiet machines with six prompts or more, have intervals within 0.94 and 1.09, and ratios within 0.97 and 1.02. A

@@ -20,7 +20,8 @@ BREAK = "\n"  # a text behind it is tokenized as in the middle of a line
 
 
 class SharedTokens(NamedTuple):
-    """Pairs of ids that mean the same, by the target's id, and how many tokens of either vocabulary could be in one."""
+    """The pairs of ids that mean the same, by the target's id, and how many tokens of either vocabulary could be in a
+    pair."""
 
     target_ids: list[int]
     draft_ids: list[int]
@@ -29,11 +30,11 @@ class SharedTokens(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Shared tokens / tokens of the smaller vocabulary."""
+        """The number of shared tokens divided by the number of tokens of the smaller vocabulary."""
         return len(self.target_ids) / max(1, min(self.n_target, self.n_draft))
 
     def describe(self) -> str:
-        """For the head of a run."""
+        """A line about the shared tokens for the head of a run."""
         shared = f"tokens in both vocabularies: {len(self.target_ids)}"
         return f"{shared} (of the draft's {self.n_draft} and the target's {self.n_target})"
 
@@ -45,7 +46,7 @@ def start_of_text(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def tokenized_inside(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """The ids of a text that others stand before: some tokenizers add a space where a text begins."""
+    """The ids of a text that follows another one: some tokenizers add a space where a text begins."""
     before, whole = (tokenizer.encode(BREAK + tail, add_special_tokens=False) for tail in ("", text))
     if whole[: len(before)] == before and len(whole) > len(before):
         return whole[len(before) :]
@@ -53,9 +54,9 @@ def tokenized_inside(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase) -> dict[int, bytes]:
-    """What each id adds to a text that has begun: by the id, SentencePiece's byte tokens last.
+    """The bytes that each id adds to a text that has begun, by the id; SentencePiece's byte tokens come last.
 
-    Special ids, and those of which it is not known, are left out.
+    Special ids are left out, and so are ids whose bytes cannot be found out.
     """
     special = special_ids(tokenizer)
     names = {i: name for name, i in tokenizer.get_vocab().items() if i not in special}
@@ -73,7 +74,7 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase) -> dict[int, bytes]:
 
 
 def _first_token(tokenizer: PreTrainedTokenizerBase, ids: Collection[int]) -> int | None:
-    """An id that a text may begin with: of the letter a, or the first one that is a text by itself."""
+    """An id with which a text may begin: that of the letter a, or the first one that is a text by itself."""
     of_letter = tokenizer.encode("a", add_special_tokens=False)[-1:]
     for i in [*(i for i in of_letter if i in ids), *ids]:
         text = text_of(tokenizer, [i])
@@ -150,7 +151,8 @@ class Reading:
         return self  # it is the same for every text
 
     def prompt(self, ids: list[int]) -> list[int]:
-        """The target's ids of a prompt -> the draft's, at least one. Special tokens that it lacks are left out."""
+        """Read a prompt: the target's ids -> the draft's ids, at least one. Special tokens that the draft lacks are
+        left out."""
         found: list[int] = []
         for is_special, group in groupby(ids, lambda i: i in self._special):
             part = list(group)
@@ -162,7 +164,7 @@ class Reading:
         return found or self._unknown
 
     def token(self, i: int) -> list[int]:
-        """The target's id of a token behind a prompt -> the draft's, at least one."""
+        """Read one token behind a prompt: the target's id -> the draft's ids, at least one."""
         if i not in self._read:
             self._read[i] = [self._same[i]] if i in self._same else self._tokenized(self._of_target.get(i, b""))
         return self._read[i]

@@ -44,7 +44,7 @@ class WrittenInRows(WrittenInPlace):
         self._rows = rows
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
-        """Write the rows; give all of them."""
+        """Write the rows, and return all rows of the buffers."""
         self.keys.index_copy_(2, self._rows, key_states)
         self.values.index_copy_(2, self._rows, value_states)
         return self.keys, self.values
@@ -53,8 +53,9 @@ class WrittenInRows(WrittenInPlace):
 class GraphedModel:
     """A model whose passes run as CUDA graphs. NoFastBackend where it does not keep plain keys and values.
 
-    window: of the layers with a sliding window, None where there are none; buffers hold the whole text.
-    widths: what passes are padded to. free: graph caches that no decoding uses. parts: what of the model is compiled.
+    window: the window of the layers with a sliding window, None where there are none; buffers hold the whole text.
+    widths: the widths that passes are padded to. free: the graph caches that no decoding uses now. parts: the parts of
+    the model that are compiled.
     """
 
     graphed = True
@@ -80,11 +81,12 @@ class GraphedModel:
 
     @property
     def most_at_once(self) -> int:
-        """Tokens of the widest pass that the run has said will come; 0 where it has said nothing."""
+        """The tokens of the widest pass that the run has announced; 0 where it has announced nothing."""
         return max(self.widths) if self.longest else 0
 
     def forget(self) -> None:
-        """Start anew for another run: its widths are its own, and no graph cache of an earlier one comes back."""
+        """Forget what an earlier run has announced. The next run has its own widths and gets no graph cache of an
+        earlier one."""
         self.widths, self.longest, self.free = {1}, 0, []
 
     def start(self, hidden_layers: Iterable[int] = ()) -> "GraphBackend":
@@ -92,7 +94,8 @@ class GraphedModel:
         return GraphBackend(self, hidden_layers)
 
     def width_for(self, n_tokens: int) -> int:
-        """The least width that holds them; their own, from now on, if there is none. One token stays one."""
+        """The smallest prepared width that holds so many tokens. Where there is none, this number itself becomes a
+        width. A single token is never padded."""
         if n_tokens == 1:
             return 1
         if not any(width >= n_tokens for width in self.widths):
@@ -129,7 +132,8 @@ class GraphCache(Buffers):
                 total = self._rows(total) + 1
 
     def run(self, ids: Tensor, length: int, width: int, masked: tuple[Tensor, Tensor] | None = None) -> list[Tensor]:
-        """(1, m) ids after `length` tokens -> as GraphedModel.forward, from a pass of `width` >= m tokens.
+        """Run a pass of `width` >= m tokens over (1, m) ids after `length` tokens, and return what GraphedModel.forward
+        returns.
 
         masked: positions (1, m) and mask (1, 1, m, length + m), where the tokens do not all follow each other.
         The next replay writes to the same place.
@@ -149,13 +153,13 @@ class GraphCache(Buffers):
         return [output[:, :n_tokens] for output in graph.outputs]
 
     def once(self, ids: Tensor, length: int) -> tuple[Tensor, ...]:
-        """The same without a graph."""
+        """The same pass without a graph."""
         total = length + ids.shape[1]
         mask = self.mask(ids.shape[1], length, self._rows(total))
         return self._graphed.forward(ids, self.places[:, length:total].expand(2, -1), mask, self)
 
     def _rows(self, total: int) -> int:
-        """What attention reads for a text of `total` tokens."""
+        """The number of rows that attention reads for a text of `total` tokens."""
         return rows_read(total, self.capacity)
 
     def _graph(self, width: int, rows: int) -> graphs.Graph:
@@ -205,7 +209,8 @@ class GraphBackend(BufferedBackend):
         return logits.clone()
 
     def forward_masked(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
-        """As `forward`, at positions (1, m) and with a mask (1, 1, m, length + m)."""
+        """The same as `forward`, but each token has its position (1, m), and the mask (1, 1, m, length + m) says what
+        it reads."""
         width = self._graphed.width_for(tokens.shape[1])
         self._reserve(length + width, length)
         outputs = self._buffers.run(tokens, length, width, (positions, mask))
@@ -225,7 +230,8 @@ class GraphBackend(BufferedBackend):
         return [outputs[0], *(outputs[1 + layer] for layer in self._hidden_layers)]
 
     def _wished(self, n: int) -> int:
-        """Where the run has said how long its texts become, every prompt gets a graph cache of that size."""
+        """Every prompt gets a graph cache of the size that the run has announced for its texts, where it has announced
+        one."""
         return max(n, self._graphed.longest) if self._graphed.longest else super()._wished(n)
 
     def _new_buffers(self, capacity: int) -> GraphCache:

@@ -75,7 +75,8 @@ def only_layers(model: PreTrainedModel, chosen: range, states: Tensor | None = N
 
 
 def first_states(model: PreTrainedModel, tokens: Tensor, n_layers: int, **options: Any) -> Tensor:
-    """The first `n_layers` layers alone: (1, m) ids -> their outputs (1, m, hidden). options: of the pass."""
+    """Run the first `n_layers` layers alone: (1, m) ids -> their outputs (1, m, hidden). options: arguments of the
+    pass."""
     last = n_layers - 1
     with only_layers(model, range(n_layers)), layer_outputs(model, (last,)) as outputs:
         model.base_model(input_ids=tokens, **{"use_cache": False} | options)
@@ -83,7 +84,8 @@ def first_states(model: PreTrainedModel, tokens: Tensor, n_layers: int, **option
 
 
 def move_rows(tensors: Iterable[Tensor], length: int, rows: Tensor) -> None:
-    """In place: of the rows behind `length` these, (n,), come first. tensors: (1, heads, tokens, head width) each."""
+    """Move these rows, (n,), to the front of the rows behind `length`, in place. tensors: (1, heads, tokens, head
+    width) each."""
     for tensor in tensors:
         tensor[:, :, length : length + len(rows)] = tensor[:, :, length + rows.to(tensor.device)]
 
@@ -110,12 +112,12 @@ class EagerBackend:
             return self._model(input_ids=prompt, **options).logits
 
     def step(self, tokens: Tensor, length: int) -> Tensor:
-        """As `forward`, for tokens that will not be rolled back."""
+        """The same as `forward`, but the tokens will never be rolled back."""
         self._has_stepped = True
         return self._read(tokens, length)
 
     def forward(self, tokens: Tensor, length: int) -> Tensor:
-        """(1, m) ids -> (1, m, vocab) logits. `length` is in the cache already."""
+        """Run a pass: (1, m) ids -> (1, m, vocab) logits. The cache already holds `length` tokens."""
         self._keep_what_leaves()
         return self._read(tokens, length)
 
@@ -124,13 +126,14 @@ class EagerBackend:
             return self._model(input_ids=tokens, past_key_values=self._cache, use_cache=True).logits
 
     def forward_first(self, tokens: Tensor, length: int, n_layers: int) -> Tensor:
-        """The first `n_layers` layers alone: (1, m) ids after `length` tokens -> their outputs (1, m, hidden)."""
+        """Run the first `n_layers` layers alone: (1, m) ids after `length` tokens -> their outputs (1, m, hidden)."""
         self._keep_what_leaves()
         self._check_length(range(n_layers), length)
         return first_states(self._model, tokens, n_layers, past_key_values=self._cache, use_cache=True)
 
     def forward_rest(self, states: Tensor, length: int, n_layers: int) -> Tensor:
-        """All layers but those: what they gave (1, m, hidden), after `length` tokens -> (1, m, vocab) logits."""
+        """Run all other layers: the outputs of the first ones, (1, m, hidden), after `length` tokens -> (1, m, vocab)
+        logits."""
         layers = self._cache.layers
         rest, width = range(n_layers, len(layers)), states.shape[1]
         self._check_length(rest, length)
@@ -155,7 +158,8 @@ class EagerBackend:
                 raise RuntimeError(f"the cache of layer {layer} holds {found} tokens, not {length}")
 
     def forward_masked(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
-        """As `forward`, at positions (1, m) and with a mask (1, 1, m, length + m)."""
+        """The same as `forward`, but each token has its position (1, m), and the mask (1, 1, m, length + m) says what
+        it reads."""
         self._keep_what_leaves()
         options = {"position_ids": positions, "past_key_values": self._cache, "use_cache": True}
         with layer_outputs(self._model, self._hidden_layers) as self.hidden, reading_all_rows(self._cache) as windowed:
@@ -166,8 +170,8 @@ class EagerBackend:
             return self._model(input_ids=tokens, attention_mask=mask, **options).logits
 
     def keep(self, length: int, rows: Tensor) -> None:
-        """Of the tokens behind `length`, those of the last pass, move these (n,) to the front, and their hidden states
-        with them."""
+        """Keep these rows, (n,), of the last pass: they move to the front of the rows behind `length`, and their hidden
+        states move with them."""
         layers: list[Any] = self._cache.layers
         for layer in layers:
             n_left = layer.get_seq_length() - layer.keys.shape[-2]  # tokens that have left a window
@@ -175,7 +179,7 @@ class EagerBackend:
         self.hidden = {layer: states[:, rows] for layer, states in self.hidden.items()}
 
     def crop(self, n_tokens: int, length: int) -> None:
-        """Of the `length` tokens in the cache, drop the last `n_tokens`."""
+        """Drop the last `n_tokens` of the `length` tokens in the cache."""
         # The negative form is the portable one, and for sliding windows a crop of 0 is what frees old entries.
         if n_tokens and not self._has_stepped:  # after a step the library refuses, where a window has lost tokens
             self._keep_what_leaves()
@@ -183,7 +187,7 @@ class EagerBackend:
             self._cache.crop(-n_tokens)
 
     def _keep_what_leaves(self) -> None:
-        """Before a pass over tokens that may be rolled back."""
+        """Prepare the windows for a pass whose tokens may be rolled back: entries that leave a window are kept."""
         if not self._keeps_what_leaves:
             keep_what_leaves(self._cache)
             self._keeps_what_leaves = True

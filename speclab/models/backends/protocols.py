@@ -1,4 +1,4 @@
-"""What a backend is: the one that runs the passes of a decoding, and a model in the form of a fast one."""
+"""Two protocols: a backend, which runs the passes of a decoding, and a model in the form that a fast backend needs."""
 
 from collections.abc import Iterable, Mapping
 from typing import Protocol
@@ -9,7 +9,7 @@ from speclab.models.backends.windows import Window
 
 
 class Backend(Protocol):
-    """What runs the passes of one decoding (speclab/models/backends).
+    """A backend runs the passes of one decoding (speclab/models/backends).
 
     n_replays: passes over tokens that were read before, where layers that cannot be cropped need them.
     n_single: passes beyond one for a call of `forward`, where it reads tokens one by one.
@@ -26,26 +26,28 @@ class Backend(Protocol):
         """(1, prompt) ids -> (1, 1, vocab) logits of the last one."""
 
     def step(self, tokens: Tensor, length: int) -> Tensor:
-        """As `forward`, for tokens that will not be rolled back."""
+        """The same as `forward`, but the tokens will never be rolled back."""
 
     def forward(self, tokens: Tensor, length: int) -> Tensor:
-        """(1, m) ids after `length` tokens -> (1, m, vocab) logits."""
+        """Run a pass: (1, m) ids after `length` tokens -> (1, m, vocab) logits."""
 
     def forward_first(self, tokens: Tensor, length: int, n_layers: int) -> Tensor:
-        """The first `n_layers` layers alone: (1, m) ids after `length` tokens -> their outputs (1, m, hidden)."""
+        """Run the first `n_layers` layers alone: (1, m) ids after `length` tokens -> their outputs (1, m, hidden)."""
 
     def forward_rest(self, states: Tensor, length: int, n_layers: int) -> Tensor:
-        """All layers but those: what they gave (1, m, hidden), after `length` tokens -> (1, m, vocab) logits."""
+        """Run all other layers: the outputs of the first ones, (1, m, hidden), after `length` tokens -> (1, m, vocab)
+        logits."""
 
     def forward_masked(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
-        """As `forward`, at positions (1, m) and with a mask (1, 1, m, length + m)."""
+        """The same as `forward`, but each token has its position (1, m), and the mask (1, 1, m, length + m) says what
+        it reads."""
 
     def keep(self, length: int, rows: Tensor) -> None:
-        """Of the tokens behind `length`, those of the last pass, move these (n,) to the front, and their hidden states
-        with them."""
+        """Keep these rows, (n,), of the last pass: they move to the front of the rows behind `length`, and their hidden
+        states move with them."""
 
     def crop(self, n_tokens: int, length: int) -> None:
-        """Of the `length` tokens in the cache, drop the last `n_tokens`."""
+        """Drop the last `n_tokens` of the `length` tokens in the cache."""
 
 
 class FastModel(Protocol):
@@ -53,7 +55,7 @@ class FastModel(Protocol):
 
     graphed: whether passes run as CUDA graphs, which have to be recorded before anything is timed.
     splits: whether its passes can be run in two parts, the first layers and the others.
-    window: of its layers with sliding windows, None where there are none; buffers hold the whole text.
+    window: the window of its layers with sliding windows, None where there are none; buffers hold the whole text.
     one_token_gain: how many times as fast as the eager backend a pass over one token is, where that was measured.
     """
 
@@ -66,4 +68,4 @@ class FastModel(Protocol):
         """A backend for one decoding; its passes keep the outputs of these layers."""
 
     def prepare(self, widths: Iterable[int], longest: int) -> None:
-        """Widths of the passes that will come, and tokens of the longest text."""
+        """Announce the widths of the passes that will come, and the tokens of the longest text."""

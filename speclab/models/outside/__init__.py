@@ -1,1 +1,1 @@
-"""What comes with a model and is not trusted: templates, tokenizers, generation settings, places of weights."""
+"""The parts of a checkpoint that are not trusted: templates, tokenizers, generation settings, places of weights."""

@@ -1,4 +1,4 @@
-"""How much longer a tokenizer can make a text, told from its parts before any of them runs.
+"""A bound on how much longer a tokenizer can make a text, computed from its parts before any of them runs.
 
 The parts are small programs: a normalizer may write any text in the place of a letter, several stand in a row, and a
 row may stand in another one. Where memory ends, the library ends the whole process. So the parts' factors are
@@ -14,7 +14,7 @@ from typing import Any
 # Metaspace); that of NLLB, XLM-R, mBART and T5 is 200. Rows that are made to fill the memory come to millions.
 MOST = 25_000
 ROWS = ("normalizers", "pretokenizers", "decoders")  # names of what a Sequence holds
-# Bytes that these make of one byte; a part that is named neither here nor in `factor` makes at most one.
+# The bytes that each of these parts makes of one byte. A part named neither here nor in `factor` makes at most one.
 FIXED = {"NFC": 3, "NFD": 3, "NFKC": 11, "NFKD": 11, "Lowercase": 1.5, "BertNormalizer": 3}
 FIXED |= {"ByteLevel": 3, "Metaspace": 4}
 FIXED |= {"BPEDecoder": 3, "CTC": 3, "WordPiece": 2}  # the first two may put a space around each letter
@@ -22,7 +22,7 @@ PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")  # of a tok
 
 
 def check_growth(tokenizer: Any) -> None:
-    """ValueError where the content of a tokenizer.json may make more than MOST bytes of one."""
+    """Raise ValueError where the content of a tokenizer.json may make more than MOST bytes of one."""
     if not isinstance(tokenizer, dict):
         return  # the library says what is wrong
     normalizer, pre_tokenizer, post_processor, decoder = map(tokenizer.get, PARTS)
@@ -34,7 +34,7 @@ def check_growth(tokenizer: Any) -> None:
 
 
 def factor(part: Any) -> float:
-    """Bytes that a part of a tokenizer may make of one byte."""
+    """The number of bytes that a part of a tokenizer may make of one byte."""
     if not isinstance(part, dict):
         return 1.0
     kind = part.get("type")
@@ -52,7 +52,7 @@ def factor(part: Any) -> float:
 
 
 def around(part: Any) -> tuple[int, int]:
-    """How often a post-processor repeats the text, and how many special tokens it adds to that."""
+    """Two numbers: how often a post-processor repeats the text, and how many special tokens it adds to that."""
     if not isinstance(part, dict):
         return 1, 0
     copies, added = 1, 0
@@ -65,7 +65,7 @@ def around(part: Any) -> tuple[int, int]:
 
 
 def _least_replaced(pattern: Any) -> int:
-    """Bytes that a match has at least: of a text, or of an expression that is a plain letter, n times or more."""
+    """The least number of bytes in a match: of a text, or of an expression that is a plain letter, n times or more."""
     if not isinstance(pattern, dict):
         return 0
     repeated = re.fullmatch(r"([\w ])\{([0-9]{1,4}),\}", str(pattern.get("Regex")))
@@ -81,7 +81,8 @@ def _length(value: Any) -> int:
 
 
 def _longest_of(charsmap: Any) -> int:
-    """Bytes of the longest text of a SentencePiece map: the size of its index, the index, then texts that end in 0."""
+    """The bytes of the longest text of a SentencePiece map: the size of its index, the index, then texts that end in
+    0."""
     data = base64.b64decode(charsmap) if isinstance(charsmap, str) else b""
     texts = data[4 + int.from_bytes(data[:4], "little") :]
     return max(map(len, texts.split(b"\0")))

@@ -1,4 +1,4 @@
-"""Where weights lie: on several devices, by the library's device_map, or quantised, as the checkpoint says.
+"""The places of weights: several devices, by the library's device_map, or quantised, as the checkpoint says.
 
 A target that does not fit one GPU is spread over several, main memory and the disk. Layers on a GPU compute there; the
 others compute on the first GPU, or on the CPU where there is none, and their weights are brought there in every pass.
@@ -28,7 +28,8 @@ DeviceMap = str | dict[str, int | str]
 
 
 def read_device_map(text: str) -> DeviceMap:
-    """What `--device-map` names: one of PLANS, or the device of each module in a JSON file. UsageProblem, else."""
+    """Read the value of `--device-map`: one of PLANS, or a JSON file with the device of each module. Raises
+    UsageProblem for anything else."""
     if text in PLANS:
         return text
     advice = f'give {", ".join(PLANS)}, or a JSON file such as {{"model.layers.0": 0, "model.layers.1": "cpu"}}'
@@ -51,7 +52,8 @@ def _is_device(device: Any) -> bool:
 
 
 def map_options(device_map: DeviceMap | None) -> dict[str, Any]:
-    """Options of `from_pretrained` for it. EnvironmentProblem where the package that the library needs is missing."""
+    """The options of `from_pretrained` for a device map. EnvironmentProblem where the package that the library needs is
+    missing."""
     if device_map is None:
         return {}
     if importlib.util.find_spec("accelerate") is None:
@@ -63,7 +65,7 @@ def map_options(device_map: DeviceMap | None) -> dict[str, Any]:
     return {"device_map": device_map}
 
 
-Loaded = tuple[PreTrainedModel, dict[str, Any]]  # and the library's report
+Loaded = tuple[PreTrainedModel, dict[str, Any]]  # the model, and the library's report
 
 
 def load_placed(load: Callable[..., Loaded], options: dict[str, Any]) -> Loaded:
@@ -90,7 +92,7 @@ def load_placed(load: Callable[..., Loaded], options: dict[str, Any]) -> Loaded:
 
 
 def is_sharded(model: PreTrainedModel) -> bool:
-    """Whether its weights lie in several places."""
+    """Tell whether the weights of a model lie in several places."""
     return len(set(_map_of(model).values())) > 1
 
 
@@ -99,12 +101,12 @@ def _map_of(model: PreTrainedModel) -> dict[str, int | str]:
 
 
 def is_quantised(model: PreTrainedModel) -> bool:
-    """Whether its checkpoint holds quantised weights, which stay as they are."""
+    """Tell whether the checkpoint holds quantised weights, which stay as they are."""
     return getattr(model, "hf_quantizer", None) is not None
 
 
 def describe(model: PreTrainedModel) -> str:
-    """What is to be said of it, "" where its weights are plain and in one place."""
+    """A note about the weights of a model, "" where they are plain and in one place."""
     said = []
     if is_sharded(model):
         places = Counter(str(place) for place in _map_of(model).values())
@@ -115,7 +117,7 @@ def describe(model: PreTrainedModel) -> str:
 
 
 def why_eager(model: PreTrainedModel) -> str:
-    """Why only the eager engine runs it, "" where others may."""
+    """The reason why only the eager engine runs a model, "" where other engines may."""
     if is_sharded(model):
         return "its weights lie on several devices"
     return "its weights are quantised" if is_quantised(model) else ""

@@ -1,1 +1,1 @@
-"""The lab's pair padded to a size: its text at the price of a larger model."""
+"""The lab's pair padded to a size: it writes the same text and costs as much as a larger model."""

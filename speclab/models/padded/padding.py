@@ -116,7 +116,8 @@ def padded(
     copies: int = 1,
     vocab_size: int | None = None,
 ) -> PreTrainedModel:
-    """`small`, at the price of a model of `n_parameters`, ready to decode. Refuses what memory does not hold.
+    """Pad `small` to a model of `n_parameters`, ready to decode: it writes the same text at the cost of the larger
+    model. Refuses a size that memory does not hold.
 
     copies: how often the weights will lie in memory; 2 if they will be packed for the CPU beside the originals.
     vocab_size: rows of the output layer, if not the lab's.
@@ -217,7 +218,7 @@ def _fill_layer(layer: torch.nn.Module, generator: torch.Generator) -> None:
 
 
 def _place_layer(layer: torch.nn.Module, small: torch.nn.Module, config: LlamaConfig, lab: LlamaConfig) -> None:
-    """The lab's layer into a corner of the larger one."""
+    """Copy the lab's layer into a corner of the larger one."""
     d, units, head_dim = lab.hidden_size, lab.intermediate_size, lab.head_dim
     attention, mlp = layer.self_attn, layer.mlp
     n_kv, kv_heads = lab.num_key_value_heads, config.num_key_value_heads
@@ -240,7 +241,8 @@ def _place_layer(layer: torch.nn.Module, small: torch.nn.Module, config: LlamaCo
 
 
 def fill_norm(weight: Tensor, small: Tensor) -> None:
-    """(D,) and the lab's (d,). Added dimensions are zero before and after, whatever their weight."""
+    """Fill the weights of a norm, (D,), from the lab's, (d,). Added dimensions are zero before and after, whatever
+    their weight."""
     scale = math.sqrt(small.numel() / weight.numel())
     weight.fill_(scale)
     weight[: small.numel()].copy_(small.cpu().double() * scale)

@@ -24,7 +24,7 @@ class Experts(NamedTuple):
 
 
 class Size(NamedTuple):
-    """What a name asks for."""
+    """The size that a name asks for."""
 
     n_parameters: int  # of the model whose MLPs are copied, where there are experts
     vocab_size: int | None = None  # rows of the output layer; None: the lab's
@@ -37,7 +37,7 @@ def is_lab_size(name: str) -> bool:
 
 
 def parse_name(text: str) -> Size:
-    """What "200m", "1.5b", "lab:8b:v128256" or "lab:200m:e8k2" asks for. UsageProblem for other names."""
+    """Read "200m", "1.5b", "lab:8b:v128256" or "lab:200m:e8k2" as a Size. Raises UsageProblem for other names."""
     pattern = r"(\d+\.?\d*|\.\d+)([kmb])(?::v(\d+))?(?::e(\d+)k(\d+))?"
     match = re.fullmatch(pattern, text.removeprefix(PREFIX).lower(), flags=re.ASCII)
     n_parameters = round(float(match[1]) * SUFFIXES[match[2]]) if match and len(text) < LONGEST else 0
@@ -55,12 +55,12 @@ def parse_name(text: str) -> Size:
 
 
 def parse_size(text: str) -> int:
-    """Parameters asked for."""
+    """The number of parameters that a size asks for."""
     return parse_name(text).n_parameters
 
 
 def size_name(n_parameters: int, digits: int = 3, up: bool = False, vocab_size: int | None = None) -> str:
-    """What to type for it, not above it (with `up`: not below it).  7_996_470_000, digits=2 -> lab:7.9b"""
+    """The name to type for a size, not above it (with `up`: not below it).  7_996_470_000, digits=2 -> lab:7.9b"""
     unit = 10 ** max(0, len(str(n_parameters)) - digits)
     n_parameters = (n_parameters + (unit - 1 if up else 0)) // unit * unit
     suffix = next((s for s in "bm" if n_parameters >= SUFFIXES[s]), "k")
