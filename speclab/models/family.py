@@ -34,8 +34,8 @@ class NoFastBackend(Exception):
 class Room:
     """The number of positions that a model has.
 
-    text: positions of the prompt and the output together; None where the model sets no limit. rope: the kind of rotary
-    positions whose factors change behind `text`, "" where no such change is the limit.
+    text: positions of the prompt and the output together; None where the model sets no limit.
+    rope: the kind of rotary positions whose factors change behind `text`, "" where no such change is the limit.
     """
 
     text: int | None
