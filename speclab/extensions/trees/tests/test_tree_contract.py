@@ -1,0 +1,29 @@
+"""The contract of tests/contract.py, for drafts with branches."""
+
+import pytest
+
+from draft_models import NgramDrafter
+from speclab.drafts.block import BlockDrafter
+from speclab.drafts.feature import FeatureDrafter
+from speclab.extensions.trees.best import BestTreeDrafter
+from speclab.extensions.trees.fixed import TreeDrafter
+from speclab.extensions.trees.merged import MergedDrafter
+from tests.contract import WAYS, check
+from tests.drafts.test_contract import model_draft
+from tests.heads import tiny_block_head, tiny_head
+
+DRAFTS = {
+    "tree": lambda *given: TreeDrafter(model_draft(*given), (2, 2, 1)),
+    "sampled tree": lambda *given: TreeDrafter(model_draft(*given), (3, 2), sampled=True),
+    "tree of a head": lambda *given: TreeDrafter(FeatureDrafter(tiny_head()), (2, 2, 1)),
+    "best": lambda *given: BestTreeDrafter(model_draft(*given)),
+    "best of a block": lambda model, on_engine: BestTreeDrafter(BlockDrafter(tiny_block_head(model, markov_rank=3))),
+    "merged": lambda *given: MergedDrafter([NgramDrafter(2, 1), model_draft(*given)]),
+}
+
+
+@pytest.mark.parametrize(("engine", "sampling"), WAYS, ids=str)
+@pytest.mark.parametrize("kind", DRAFTS)
+def test_a_draft_keeps_the_contract(kind, engine, sampling):
+    rounds = check(DRAFTS[kind], engine, sampling, layers=(0, 1))
+    assert any(r.n_rejected for r in rounds)
