@@ -1,4 +1,4 @@
-"""What a run of batches compares: ways to decode, each with so many texts side by side, and the requests of each."""
+"""The arms of a run of batches: ways to decode, each with a number of texts side by side, and the requests of each."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class BatchArm:
 
     @property
     def name(self) -> str:
-        """What checks and notes call it."""
+        """The name by which checks and notes call it."""
         return f"{self.arm.label}, {self.n_texts} at a time" + ", in lockstep" * self.lockstep
 
 
@@ -44,11 +44,11 @@ def arms(config: RunConfig, batches: list[int], thorough: bool) -> list[BatchArm
 
 
 def n_distinct(config: RunConfig) -> int:
-    """How many different prompts there are."""
+    """The number of different prompts."""
     return len({tuple(prompt.id_list) for prompt in config.prompts})
 
 
 def requests_of(config: RunConfig, n_texts: int) -> list[int]:
-    """Numbers of prompts: all of them, as often as it takes to fill the batch TIMES_FULL times."""
+    """The numbers of the prompts: all of them, as often as it takes to fill the batch TIMES_FULL times."""
     n_prompts = len(config.prompts)
     return [*range(n_prompts)] * max(-(-TIMES_FULL * n_texts // n_prompts), config.repeats)

@@ -23,7 +23,7 @@ from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm, Made, Sample
 def compare_batches(config: RunConfig, batches: list[int], thorough: bool = False) -> tuple[BatchRun, Measurement]:
     """Measure, check, predict.  -> the record, and the texts with what their checks say
 
-    thorough: in lockstep, too, and with long contexts, the library and other machines .
+    thorough: measure also in lockstep, with long contexts, with the library, and predict other machines.
     """
     decoded = Batches(config)
     contexts = {n: mean_context(config, n) for n in sorted({1, *batches})}

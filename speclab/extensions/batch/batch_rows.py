@@ -1,4 +1,4 @@
-"""Rows of a batch run: what every way to decode does beside plain decoding of as many texts at a time.
+"""The rows of a batch run: every way to decode, compared with plain decoding of as many texts at a time.
 
 What is compared is the time of a token of each prompt. Prompts are what is resampled for an interval, as in all runs of
 the lab (chapter 13): of a prompt's requests together, tokens and equal parts of the passes that they shared.
@@ -24,7 +24,8 @@ from speclab.theory.knees import knee_of
 
 
 class Gain(NamedTuple):
-    """One way to decode over another one, on the same prompts. low, high: 95 %; None below three prompts."""
+    """The speedup of one way to decode over another one, on the same prompts. low, high: 95 %; None below three
+    prompts."""
 
     n_prompts: int
     rate: float  # tokens a second
@@ -35,7 +36,7 @@ class Gain(NamedTuple):
 
 
 def of_prompts(decoded: Batches, one: BatchArm) -> dict[int, Part]:
-    """Number of the prompt -> its tokens, and its parts of the passes in which every row had a text."""
+    """The tokens of each prompt, and its parts of the passes in which every row had a text, by the prompt's number."""
     numbers = requests_of(decoded.config, one.n_texts)
     parts: dict[int, Part] = {}
     for index, part in sorted(decoded.decodings[one].by_request(one.n_texts).items()):
@@ -45,7 +46,7 @@ def of_prompts(decoded: Batches, one: BatchArm) -> dict[int, Part]:
 
 
 def gain(decoded: Batches, one: BatchArm, other: BatchArm, prompts: Iterable[int] | None = None) -> Gain | None:
-    """How much faster one way is than another. Every prompt counts alike, however many of its tokens were timed.
+    """The speedup of one way to decode over another. Every prompt counts alike, however many of its tokens were timed.
 
     prompts: these alone. None where no prompt was timed in both ways.
     """
@@ -60,7 +61,7 @@ def gain(decoded: Batches, one: BatchArm, other: BatchArm, prompts: Iterable[int
 
 
 def floor(decoded: Batches, n_texts: int, prompts: Iterable[int] | None = None) -> BatchNoise | None:
-    """Plain decoding of so many texts at a time over its own second run."""
+    """The ratio of plain decoding of so many texts at a time to its own second run."""
     itself = gain(decoded, BatchArm(BASELINE_REPEAT, n_texts), BatchArm(BASELINE, n_texts), prompts)
     temperature = decoded.config.temperatures[0]
     if itself is None:
@@ -69,7 +70,7 @@ def floor(decoded: Batches, n_texts: int, prompts: Iterable[int] | None = None) 
 
 
 def row(decoded: Batches, one: BatchArm, expected: Expectations | None) -> BatchRow:
-    """One way to decode beside plain decoding of as many texts at a time."""
+    """The row of one way to decode, compared with plain decoding of as many texts at a time."""
     decoding, arm, counts = decoded.decodings[one], one.arm, decoded.decodings[one].counts
     full = decoding.full(one.n_texts)
     n_tokens, seconds = sum(made.n_tokens for made in full), sum(made.seconds for made in full)
@@ -104,7 +105,7 @@ def row(decoded: Batches, one: BatchArm, expected: Expectations | None) -> Batch
 
 
 def chosen(decoded: Batches) -> list[Chosen]:
-    """Of every draft and batch the best length, chosen on one half of the prompts and reported on the other one."""
+    """The best length for every draft and batch, chosen on one half of the prompts and reported on the other one."""
     reported_on = held_out(decoded.config)
     chosen_on = [n for n in range(len(decoded.config.prompts)) if n not in reported_on] or reported_on
     groups: dict[tuple[str, int], list[BatchArm]] = {}
@@ -144,7 +145,7 @@ def held_out(config: RunConfig) -> list[int]:
 
 
 def measured_knees(entries: list[Chosen], context: int) -> list[KneeEntry]:
-    """Of every draft."""
+    """The measured knee of every draft."""
     knees = []
     for draft in dict.fromkeys(one.draft for one in entries):
         speedups = {(one.n_texts, one.draft_length): one.speedup for one in entries if one.draft == draft}
@@ -153,7 +154,7 @@ def measured_knees(entries: list[Chosen], context: int) -> list[KneeEntry]:
 
 
 def raw(decoded: Batches) -> list[PromptTimes]:
-    """The times that all rows are made of."""
+    """The times from which all rows are computed."""
     entries = []
     for one in decoded.decodings:
         parts = of_prompts(decoded, one)

@@ -18,7 +18,7 @@ class Pair(NamedTuple):
 
 
 def error(predicted: float | None, measured: float) -> str:
-    """How far a prediction is off, predicted / measured - 1."""
+    """The error of a prediction: predicted / measured - 1."""
     return "-" if predicted is None else percent(predicted / measured - 1)
 
 
@@ -60,7 +60,7 @@ def _plain_rate(pair: Pair) -> str:
 
 
 def gain(row: BatchRow | Chosen) -> str:
-    """The speedup, in words where it is none."""
+    """The speedup; a loss is written in words."""
     if getattr(row, "n_drafted", None) == 0:
         return "drafts nothing"
     return with_verdict(speedup(row.speedup), row.verdict)
@@ -130,7 +130,7 @@ def _change(one: float | None, other: float | None) -> str:
 
 
 def waiting(run: BatchRun) -> list[Waiting]:
-    """All rows in lockstep with their like."""
+    """Every row in lockstep, together with the row of the same arm that does not wait."""
     both = []
     for row in run.rows:
         if row.lockstep:
@@ -141,7 +141,7 @@ def waiting(run: BatchRun) -> list[Waiting]:
 
 
 def knee(entry: KneeEntry | MachineEntry) -> str:
-    """Where the best speedup falls below 1."""
+    """The number of texts at which the best speedup falls below 1."""
     if entry.below:
         return "none: slower at every batch"
     if entry.batch is None:
@@ -150,7 +150,7 @@ def knee(entry: KneeEntry | MachineEntry) -> str:
 
 
 def _at(batch: int) -> Cell:
-    """The best length and its speedup at a batch."""
+    """A cell with the best length at a batch and its speedup."""
 
     def cell(entry: KneeEntry | MachineEntry) -> str:
         if str(batch) not in entry.best:

@@ -41,12 +41,13 @@ def page(run: BatchRun, picture: str) -> str:
 
 
 def correctness(run: BatchRun) -> list[Block]:
-    """Whether the texts are those of one at a time, or the target's; and whether the speeds are to be believed."""
+    """The verdicts on the texts, which must be those of one at a time or follow the target's distribution, and on the
+    noise."""
     return [Lines([*same_text_lines(run, run.correctness), *remarks(run)]), Lines([doubt(run)])]
 
 
 def lines(run: BatchRun) -> Lines:
-    """For each draft up to which batch it pays, and how good the predictions were."""
+    """Lines that say up to which batch each draft pays, and how good the predictions were."""
     filled: list[str | None] = []
     for draft in drafts(run):
         of_draft = [entry for entry in run.knees if entry.draft == draft and entry.context == round(run.mean_context)]
@@ -57,7 +58,7 @@ def lines(run: BatchRun) -> Lines:
 
 
 def error_lines(run: BatchRun) -> list[str]:
-    """Median errors of what was predicted."""
+    """Lines with the median errors of the predictions."""
     rates = [(r.predicted_tokens_per_second, r.tokens_per_second) for r in run.rows if r.n_texts > 1]
     timed = [(one.predicted, one.seconds) for one in run.passes if one.n_texts > 1]
     filled = []
@@ -69,7 +70,7 @@ def error_lines(run: BatchRun) -> list[str]:
 
 
 def noise_lines(run: BatchRun) -> list[str]:
-    """Plain decoding against itself, for every batch."""
+    """A line with the ratio of plain decoding to its own second run, for every batch."""
     floors = [f"B = {one.n_texts} {speedup(one.ratio)} ({interval(one.low, one.high)})" for one in run.noise or []]
     return [f"noise floor, plain decoding against itself in the same run: {', '.join(floors)}"] if floors else []
 
@@ -90,7 +91,7 @@ def notes(run: BatchRun) -> Lines:
 
 
 def copies_line(run: BatchRun) -> str | None:
-    """That some batches hold the same prompt twice."""
+    """A line that says that some batches hold the same prompt twice; None where none does."""
     n = run.n_distinct or run.settings["n_prompts"]
     if max(run.batches) <= n:
         return None

@@ -47,12 +47,12 @@ class BatchedModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device that holds the weights."""
         return self.model.device
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids that it may emit: 0 to vocab_size - 1."""
+        """The number of ids that it may emit: 0 to vocab_size - 1."""
         return self.model.vocab_size
 
     def start(self, longest: int) -> None:
@@ -63,7 +63,7 @@ class BatchedModel:
             self._buffers = new_buffers(self.model, self.n_rows, longest)
 
     def prepare(self, widths: Iterable[int], longest: int) -> None:
-        """Say which passes over how long texts will come, after `start`: what is recorded for them is recorded now."""
+        """Announce the passes that will come and the length of their texts, after `start`; they are recorded now."""
         self._running().prepare(widths, longest)
 
     def fill(self, seed: int) -> None:
@@ -123,9 +123,9 @@ class BatchedModel:
         self.crop(lengths)
 
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
-        """After a pass over the last committed token and drafted ones in each row: keep of the drafted ones only these.
+        """Keep only these drafted tokens of each row, after a pass over the last committed token and the drafted ones.
 
-        paths: for each row their numbers, rising. Keys, values and hidden states move into this order.
+        paths: their numbers for each row, in rising order. Keys, values and hidden states move into this order.
         """
         n = max(map(len, paths)) + 1
         # What lies behind a row's path stays where it is; nobody reads it.
@@ -139,7 +139,7 @@ class BatchedModel:
         self.lengths = [start + n for start in self._starts]
 
     def hidden(self, layers: Iterable[int], row: int = 0) -> Tensor:
-        """Of one row: outputs of these layers side by side, in the last pass or in that of its prompt.
+        """The outputs of these layers side by side for one row, in the last pass or in that of the row's prompt.
 
         -> (1, m, layers * hidden). RuntimeError where another row has read a prompt since then.
         """
@@ -149,7 +149,7 @@ class BatchedModel:
         return torch.cat([self._hidden[layer][start : start + 1] for layer in layers], dim=-1)
 
     def crop(self, lengths: Sequence[int]) -> None:
-        """Keep the first tokens of each row's cache, so many."""
+        """Keep this many first tokens of each row's cache."""
         for row, (length, cached) in enumerate(zip(lengths, self.lengths, strict=True)):
             if length > cached:
                 raise RuntimeError(f"cannot crop row {row} to {length} tokens: the cache holds {cached}")

@@ -1,4 +1,4 @@
-"""Where speculation stops paying on machines that only a data sheet describes."""
+"""The batches at which speculation stops paying on machines that are known only from a data sheet."""
 
 from speclab.extensions.batch import pass_costs
 from speclab.extensions.batch.batch_record import MachineEntry

@@ -100,7 +100,7 @@ def _parsed(prog: str, argv: list[str]) -> argparse.Namespace:
 
 
 def _drafter(args: argparse.Namespace, setup: Setup) -> tuple[Drafter | None, str]:
-    """What drafts, and a line about it; `args.draft_length` becomes the length that it has."""
+    """The drafter, and a line about it; `args.draft_length` becomes the length that it has."""
     if args.draft == NO_DRAFT:
         return None, "none: one token of each text in a pass"
     drafter, name = args.choice.make(setup, args.seed), args.choice.name
@@ -132,7 +132,7 @@ def _decoded(args: argparse.Namespace, setup: Setup, prompts: list[Prompt], draf
 
 
 def speed(decoding: BatchDecoding, at_once: int) -> str:
-    """How fast, for all together and for one text. at_once: texts that were decoded side by side at most"""
+    """A line with the speed of all texts together and of one text. at_once: the most texts decoded side by side"""
     seconds, n_tokens = sum(made.seconds for made in decoding.passes), decoding.counts.n_emitted
     rate = f"{n_tokens / seconds:.1f} tok/s" if n_tokens else "no decoding to time"
     waits = decoding.between_tokens

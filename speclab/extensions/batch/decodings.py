@@ -20,17 +20,17 @@ class PassMade(NamedTuple):
 
     @property
     def n_busy(self) -> int:
-        """Rows with a text."""
+        """The number of rows with a text."""
         return len(self.tokens)
 
     @property
     def n_tokens(self) -> int:
-        """Of all texts."""
+        """The number of tokens that all texts committed."""
         return sum(self.tokens.values())
 
 
 class Part(NamedTuple):
-    """What one text has of the passes over a batch."""
+    """The tokens and seconds that one text has of the passes over a batch."""
 
     n_tokens: int
     seconds: float
@@ -38,21 +38,21 @@ class Part(NamedTuple):
 
 @dataclass
 class Text:
-    """What became of one request. Times are seconds of this decoding alone, from its start."""
+    """The text and times of one request. Times are seconds of this decoding alone, from its start."""
 
     tokens: list[int]
     admitted: float  # when its prompt's own pass began
-    first: float = 0.0  # when its first token was there
-    last: float = 0.0  # and its last one
+    first: float = 0.0  # when its first token was ready
+    last: float = 0.0  # when its last token was ready
 
     @property
     def latency(self) -> float:
-        """Seconds from its prompt to its last token."""
+        """The seconds from its prompt to its last token."""
         return self.last - self.admitted
 
     @property
     def between_tokens(self) -> float | None:
-        """Mean seconds from one token to the next; None with one token."""
+        """The mean seconds from one token to the next; None with one token."""
         return (self.last - self.first) / (len(self.tokens) - 1) if len(self.tokens) > 1 else None
 
 
@@ -75,7 +75,7 @@ class BatchDecoding:
 
     @property
     def done(self) -> bool:
-        """Whether every text has ended."""
+        """True where every text has ended."""
         return self.n_left == 0
 
     def advance(self) -> None:
@@ -109,11 +109,11 @@ class BatchDecoding:
             self._rounds = iter(())  # frees the caches
 
     def full(self, n_rows: int) -> list[PassMade]:
-        """The passes in which all rows had a text: what a batch does as long as requests wait."""
+        """The passes in which all rows had a text. A batch makes such passes as long as requests wait."""
         return [made for made in self.passes if made.n_busy == n_rows]
 
     def by_request(self, n_rows: int) -> dict[int, Part]:
-        """What each text has of the passes in which all rows had one.
+        """The part of each text in the passes in which all rows had a text, by the number of the request.
 
         Rows share a pass, so its seconds are shared, too: in equal parts, however many tokens each text got out of it.
         A pass takes as long whichever texts are in it; texts differ in how many passes they need. So the part says what
@@ -128,16 +128,16 @@ class BatchDecoding:
 
     @property
     def ended(self) -> set[int]:
-        """Numbers of the requests whose texts have ended."""
+        """The numbers of the requests whose texts have ended."""
         return {number for number, rounds in self.rounds.items() if rounds[-1].finish}
 
     @property
     def latency(self) -> float:
-        """Seconds of a text from its prompt to its last token, the median."""
+        """The median seconds of a text from its prompt to its last token."""
         return statistics.median(text.latency for text in self.texts.values())
 
     @property
     def between_tokens(self) -> float | None:
-        """Seconds from one token of a text to the next, the median of the texts; None where they have one token."""
+        """The median, over texts, of the seconds from one token to the next; None where they have one token."""
         waits = [wait for text in self.texts.values() if (wait := text.between_tokens) is not None]
         return statistics.median(waits) if waits else None

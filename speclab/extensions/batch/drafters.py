@@ -1,4 +1,4 @@
-"""What proposes tokens for the rows of a batch.
+"""Drafters that propose tokens for the rows of a batch.
 
 `BatchedModelDrafter` runs a draft model over all rows in one pass for each token. `RowByRow` takes any drafter, a copy
 for each row, and asks one after the other: right for lookups, which cost next to nothing; what runs a model this way
@@ -27,7 +27,7 @@ class BatchDrafter(Protocol):
     """Proposes tokens for all rows of a batch; of each row it knows what was committed."""
 
     def start(self, target: BatchedModel, sampling: Sampling, longest: int) -> None:
-        """Drop all texts. longest: tokens that a row may hold at once, drafted ones included."""
+        """Drop all texts. longest: the most tokens that a row may hold at once, drafted ones included."""
 
     def prepare(self, longest: int) -> None:
         """Record now, after `start`, what will run for texts of up to `longest` tokens."""
@@ -36,10 +36,11 @@ class BatchDrafter(Protocol):
         """A row starts a text: `prompt`, (1, prompt length) ids, which the target has just read, and its first ids."""
 
     def propose(self, k: Sequence[int], uniforms: Tensor) -> Draft:
-        """Of each row r at most `k[r]` tokens, 0 for a row without a text. uniforms: (rows, at least the largest k)."""
+        """Propose at most `k[r]` tokens for each row r, 0 for a row without a text. uniforms: (rows, at least the
+        largest k)."""
 
     def observe(self, decided: Mapping[int, Decided]) -> None:
-        """What was decided, by row; rows that are missing have ended."""
+        """Take in the decisions, by row; rows that are missing have ended."""
 
 
 class RowByRow:
@@ -50,7 +51,7 @@ class RowByRow:
         self._sampling = GREEDY
 
     def start(self, target: BatchedModel, sampling: Sampling, longest: int) -> None:
-        """Note what the rows read."""
+        """Remember the target, from which each row reads."""
         self._target, self._sampling = target, sampling
 
     def prepare(self, longest: int) -> None:
@@ -63,7 +64,7 @@ class RowByRow:
         self.rows[row].observe(0, committed)
 
     def propose(self, k: Sequence[int], uniforms: Tensor) -> Draft:
-        """One row after the other."""
+        """Let the drafters of the rows propose, one row after the other."""
         nothing = as_draft([], self._target.device)
         drafts = [
             drafter.propose(n, uniforms[row : row + 1]) if n else nothing
@@ -78,27 +79,27 @@ class RowByRow:
 
 
 class RowOfTarget:
-    """What a drafter may ask of the target, of one row of a batch."""
+    """The target as the drafter of one row of a batch sees it."""
 
     def __init__(self, target: BatchedModel, row: int):
         self._target, self._row = target, row
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids that it may emit: 0 to vocab_size - 1."""
+        """The number of ids that it may emit: 0 to vocab_size - 1."""
         return self._target.vocab_size
 
     def hidden(self, layers: Iterable[int]) -> Tensor:
-        """Outputs of these layers in the last pass, side by side: (1, m, layers * hidden)."""
+        """The outputs of these layers in the last pass, side by side: (1, m, layers * hidden)."""
         return self._target.hidden(layers, self._row)
 
     def forward(self, tokens: Tensor, reads: Tensor | None = None) -> Tensor:
-        """There is none: the loop reads the tokens of all rows at once."""
+        """A row has no pass of its own: the loop reads the tokens of all rows at once."""
         raise UsageProblem(OWN_PASSES)
 
     @property
     def backend(self) -> NoReturn:
-        """There is none, for the same reason."""
+        """A row has no backend of its own, for the same reason."""
         raise UsageProblem(OWN_PASSES)
 
 
@@ -108,7 +109,7 @@ MOST_TO_CATCH_UP = 2  # tokens: the last committed one, and before it a drafted 
 class BatchedModelDrafter:
     """Drafts with a causal language model, one pass over all rows for each token.
 
-    Its cache and what it lacks are, row by row, those of ModelDrafter in draft_models.py.
+    Its cache and the tokens that it has not read are, row by row, those of ModelDrafter in draft_models.py.
     """
 
     def __init__(self, draft: BatchedModel):
@@ -134,7 +135,7 @@ class BatchedModelDrafter:
         self._not_fed[row], self._n_committed[row] = list(committed), prompt.shape[1] + len(committed)
 
     def propose(self, k: Sequence[int], uniforms: Tensor) -> Draft:
-        """As many passes as the row with the most tokens needs."""
+        """Run as many passes as the row with the most tokens needs."""
         room = [draft_room(self.draft.model, n) for n in self._n_committed]
         k = [min(pair) for pair in zip(k, room, strict=True)]
         device, n = self.draft.device, max(k)
@@ -162,7 +163,7 @@ class BatchedModelDrafter:
         return replace(draft, probs=nn.functional.pad(draft.probs, (0, missing)))  # (rows, n, the target's vocabulary)
 
     def observe(self, decided: Mapping[int, Decided]) -> None:
-        """Crop each row's cache to what is committed, and note what it lacks."""
+        """Crop each row's cache to the committed tokens, and note the tokens that it has not read."""
         kept = [0] * self.draft.n_rows
         for row, length in enumerate(self.draft.lengths):
             if row not in decided:
@@ -203,12 +204,12 @@ def side_by_side(drafts: Sequence[Draft], vocab_size: int) -> Draft:
 
 
 def _padded(tensor: Tensor, n: int) -> Tensor:
-    """(1, m, ...) -> (1, n, ...), with zeros"""
+    """Pad with zeros: (1, m, ...) -> (1, n, ...)"""
     return nn.functional.pad(tensor, (0, 0) * (tensor.ndim - 2) + (0, n - tensor.shape[1]))
 
 
 def _probs(draft: Draft, vocab_size: int) -> Tensor:
-    """(1, m, vocab): what each token was drawn from."""
+    """The distribution that each token was drawn from, (1, m, vocab)."""
     if draft.probs is not None:
         return draft.probs
     return nn.functional.one_hot(draft.tokens, vocab_size).float()

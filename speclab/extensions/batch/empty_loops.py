@@ -1,4 +1,4 @@
-"""What a round of a batch costs beside its passes: the loop itself, over models whose passes cost nothing."""
+"""The cost of a round of a batch without its passes: the loop itself runs over models whose passes cost nothing."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -40,30 +40,31 @@ class NoPasses(BatchedModel):
             super().start(longest)
 
     def prefill(self, row: int, prompt: Tensor) -> Tensor:
-        """(1, 1, vocab)"""
+        """The same logits, (1, 1, vocab)."""
         self.lengths = [prompt.shape[1] if i == row else length for i, length in enumerate(self.lengths)]
         return self._logits[:1, :1]
 
     def forward(self, tokens: Tensor, reads: Tensor | None = None) -> Tensor:
-        """(rows, m, vocab)"""
+        """The same logits, (rows, m, vocab)."""
         self._starts = self.lengths
         self.lengths = [length + tokens.shape[1] for length in self.lengths]
         return self._logits[:, : tokens.shape[1]]
 
 
 def _is_no_chain(draft: Draft | None) -> TypeGuard[Draft]:
-    """Whether the target reads it in a way of its own."""
+    """Tell whether the target reads this draft in a way of its own, not as a chain."""
     return draft is not None and type(draft) is not Draft
 
 
 class SameDraft:
-    """Always the same tokens, for free. seen: a draft of one text, whose branches and kind of law these have."""
+    """A drafter that always proposes the same tokens and costs nothing. seen: a draft of one text, whose branches and
+    kind of law these have."""
 
     def __init__(self, seen: Draft | None):
         self._seen = seen
 
     def start(self, target: BatchedModel, sampling: Sampling, longest: int) -> None:
-        """Make what is proposed."""
+        """Make the proposals."""
         self._n_rows, token = target.n_rows, torch.zeros(target.n_rows, dtype=torch.long, device=target.device)
         law = None
         if self._seen is not None and self._seen.probs is not None:
@@ -74,10 +75,10 @@ class SameDraft:
         """There is nothing to record."""
 
     def prefill(self, row: int, prompt: Tensor, committed: list[int]) -> None:
-        """Nothing."""
+        """A prompt changes nothing."""
 
     def propose(self, k: Sequence[int], uniforms: Tensor) -> Draft:
-        """What was seen, for every row, or a chain of the same token again and again."""
+        """Propose the draft that was seen, for every row, or a chain of the same token again and again."""
         sizes, seen, n = torch.tensor(k, device=uniforms.device), self._seen, self._n_rows
         if _is_no_chain(seen):
             parts = {name: part for name, part in vars(seen).items() if part is not None}
@@ -87,7 +88,7 @@ class SameDraft:
         return replace(as_drawn([self._drawn] * max(k)), size=sizes)
 
     def observe(self, decided: object) -> None:
-        """Nothing."""
+        """A decision changes nothing."""
 
 
 class EmptyLoop:
@@ -116,7 +117,7 @@ class EmptyLoop:
         self._n_left = 0  # rounds until the texts begin anew
 
     def __call__(self) -> float:
-        """Seconds of the next round."""
+        """The seconds of the next round."""
         if self._n_left == 0:
             self._start()
         self._n_left -= 1
@@ -124,7 +125,7 @@ class EmptyLoop:
         return self._decoding.passes[-1].seconds / (1 if self._k else self._chunk)
 
     def _start(self) -> None:
-        """New texts, up to their first tokens."""
+        """Start new texts, up to their first tokens."""
         widest = self._k + 1 if self._k else self._chunk
         room = (self._target.max_length or 1 + (ROUNDS + 1) * widest) - 1
         budget = min((ROUNDS + 1) * widest, room)

@@ -1,4 +1,4 @@
-"""What rounds of a batch should cost, from passes over one text and from the loops without their models."""
+"""The expected cost of rounds of a batch, from passes over one text and from the loops without their models."""
 
 import sys
 from collections import Counter
@@ -23,7 +23,7 @@ TARGET = "target"
 
 @dataclass
 class Draft:
-    """What is known of a draft at one length from decoding one text at a time.
+    """The facts about a draft at one length that decoding one text at a time gives.
 
     survival: how likely the first 1, 2, ... drafted tokens are all accepted. drafted: tokens of a draft -> its share
     of the rounds.
@@ -33,7 +33,7 @@ class Draft:
     drafted: dict[int, float]
 
     def widths(self, n_texts: int) -> dict[int, float]:
-        """Tokens of the longest draft of so many texts -> how likely that is."""
+        """The probability of each length of the longest draft of so many texts, by that length."""
         below, likely = 0.0, {}
         for n in sorted(self.drafted):
             reached = below + self.drafted[n]
@@ -43,7 +43,7 @@ class Draft:
 
 
 def known_of(counts: list[tuple[int, int]], k: int) -> Draft:
-    """From the (drafted, accepted) tokens of rounds."""
+    """The facts about a draft from the (drafted, accepted) tokens of rounds."""
     n = len(counts)
     survival = [sum(accepted >= i for _, accepted in counts) / n for i in range(1, k + 1)]
     return Draft(survival, {drafted: times / n for drafted, times in Counter(d for d, _ in counts).items()})
@@ -51,7 +51,7 @@ def known_of(counts: list[tuple[int, int]], k: int) -> Draft:
 
 @dataclass
 class Expectations:
-    """Seconds and rates of rounds with any number of texts, from what is measured of one."""
+    """Seconds and rates of rounds with any number of texts, from measurements of one text."""
 
     context: int  # at which passes were timed
     contexts: dict[int, float]  # texts -> tokens before a pass of the longest of them, on average: all are padded to it
@@ -62,7 +62,7 @@ class Expectations:
     loops: dict[LoopKey, float]  # seconds of a round without its models
 
     def rate(self, draft: str, k: int, n_texts: int, lockstep: bool = False) -> float | None:
-        """Tokens a second of all texts together; k = 0: of plain decoding."""
+        """The tokens a second of all texts together; with k = 0, those of plain decoding."""
         return self._rate(self._expected, self.contexts[n_texts], draft, k, n_texts, lockstep)
 
     def _expected(self, model: str, n_texts: int, width: int, context: float) -> float | None:
@@ -80,7 +80,8 @@ class Expectations:
         n_texts: int,
         lockstep: bool = False,
     ) -> float | None:
-        """seconds(model, texts, width, context): of a pass; None: unknown."""
+        """The same with a function of the seconds: seconds(model, texts, width, context) of a pass; None where they are
+        unknown."""
         loop = self.loops.get((draft, k, n_texts))
         if loop is None:
             return None
@@ -111,7 +112,7 @@ class Expectations:
         n_texts: int,
         two_waiting: float,
     ) -> float | None:
-        """Seconds of a draft model's passes for n tokens of each text.
+        """The seconds of a draft model's passes for n tokens of each text.
 
         two_waiting: how likely the first pass has to read two tokens of some text.
         """
@@ -143,7 +144,7 @@ class Expectations:
         return passes
 
     def facts(self) -> Facts:
-        """What the predictions are made from."""
+        """The numbers that the predictions are made from."""
         return {
             "passes": {model: asdict(costs) for model, costs in self.costs.items()},
             "one_draft": [{"draft": d, "draft_length": k, "seconds": s} for (d, k), s in self.one_draft.items()],
@@ -154,7 +155,7 @@ class Expectations:
         }
 
     def knees(self) -> list[KneeEntry]:
-        """Of every draft what is expected, and, where long contexts were timed, for each of those."""
+        """The expected knee of every draft, at the context of the run and at each long context that was timed."""
         knees = []
         batches = sorted(self.contexts)
         ways = {"predicted": self._expected, "from measured passes": self._measured}
@@ -169,7 +170,7 @@ class Expectations:
     def _speedups(
         self, seconds: Callable[[str, int, int, float], float | None], context: int, draft: str, batches: list[int]
     ) -> dict[tuple[int, int], float]:
-        """(texts, k) -> speedup, where it is known."""
+        """The speedups by (texts, k), where they are known."""
         speedups = {}
         for n in batches:
             plain = self._rate(seconds, context, "", 0, n)
@@ -180,7 +181,8 @@ class Expectations:
         return speedups
 
     def machines(self) -> list[MachineEntry]:
-        """What data sheets say, at the acceptance of the longest draft of a model; nothing where there is none."""
+        """The predictions from data sheets, at the acceptance of the longest draft of a model; none where there is no
+        model."""
         models = [key for key in self.known if key[0] in self.costs]
         longest = max(models, key=lambda key: key[1], default=None)
         return on_machines(longest[0], self.known[longest].survival) if longest else []
@@ -190,7 +192,7 @@ class Expectations:
 
 
 def make_timer(config: RunConfig, context: int, sizes: list[int], thorough: bool) -> PassTimer:
-    """Times passes over one text, and over several what is predicted from them."""
+    """A timer for passes over one text, and for passes over several, which are predicted from them."""
     lengths = {k for drafter in config.drafters.values() for k in drafter.lengths(config.draft_lengths) if k}
     models, widths = {TARGET: config.setup.target}, {TARGET: sorted({1, *(k + 1 for k in lengths)})}
     for name, drafter in config.drafters.items():
@@ -205,8 +207,8 @@ def expectations(
     timer: PassTimer,
     one_draft: dict[tuple[str, int], float],
 ) -> Expectations:
-    """From what was timed. one_draft: of every draft at every length the seconds of a round that go into drafting for
-    one text; used of those that are no models."""
+    """The expectations from everything that was timed. one_draft: the seconds of a round that go into drafting for one
+    text, for every draft at every length; they are used for drafts that are no models."""
     context, times = round(contexts[1]), timer.times
     costs = {
         name: fitted_costs(timed, context, _nearest_long(timed, context)) for name, timed in times.items() if timed
@@ -216,7 +218,7 @@ def expectations(
 
 
 def _shapes(model: CachedModel, widths: list[int], sizes: list[int], context: int, thorough: bool) -> set[Shape]:
-    """Passes over one text, as wide as those over several, and those over several."""
+    """The shapes of passes over one text, as wide as those over several, and of passes over several."""
     room = (model.max_length or sys.maxsize) - max(widths) * max(sizes)
     shapes = {(n, width, context) for n in sizes for width in widths}
     shapes |= {(1, n * width, context) for n in sizes for width in widths}
@@ -231,5 +233,5 @@ def _shapes(model: CachedModel, widths: list[int], sizes: list[int], context: in
 
 
 def _nearest_long(times: dict[Shape, float], context: int) -> int | None:
-    """The shortest of the long contexts."""
+    """The shortest of the long contexts that were timed."""
     return min((one for _, _, one in times if one > context), default=None)

@@ -27,7 +27,7 @@ def over_rows(
     keys: list[Tensor],
     values: list[Tensor],
 ) -> tuple[Tensor, ...]:
-    """A pass over several texts, as RowsPass.forward; exported when it is first needed.
+    """Run a pass over several texts, as RowsPass.forward does; it is exported when it is first needed.
 
     One text runs on the kernels of one text, a single token on those that are fastest for it: a batch of one costs what
     a loop over one text does. Its tokens stand at the last places of the views.

@@ -1,4 +1,4 @@
-"""From a drafter of one text to a drafter of a batch."""
+"""Turns a drafter of one text into a drafter of a batch."""
 
 from collections.abc import Callable
 from operator import attrgetter
@@ -29,8 +29,8 @@ def batch_drafter(drafter: Drafter, n_rows: int) -> BatchDrafter:
 
 
 def check_drafter(name: str, drafter: Drafter) -> None:
-    """UsageProblem for a drafter that has no form for several texts, EnvironmentProblem for a draft model that cannot
-    run in batches. name: as --draft has it"""
+    """Raise UsageProblem for a drafter that has no form for several texts, EnvironmentProblem for a draft model that
+    cannot run in batches. name: the name as --draft has it"""
     if any(part.needs_text for part in drafter.parts):
         raise UsageProblem(f"--draft {name} replays one text, and a batch has several; {WAY_OUT}")
     if any(part.pass_share < 1 for part in drafter.parts):

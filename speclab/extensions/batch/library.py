@@ -14,7 +14,7 @@ from speclab.system.terminal import progress
 
 @old_objects_frozen()
 def batched(config: RunConfig, batches: list[int]) -> list[Facts]:
-    """Of every batch: tokens of all texts, and seconds, prompts' own pass included; greedy."""
+    """The tokens of all texts and the seconds of every batch, the prompts' own pass included; greedy."""
     entries = []
     with progress(len(batches), "size", "the library's batches") as bar:
         for n_texts in batches:

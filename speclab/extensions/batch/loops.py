@@ -108,8 +108,8 @@ def judging(draft: Draft, uniforms: Tensor) -> Tensor:
 def in_lockstep(accept: AcceptRule) -> AcceptRule:
     """The same rule, but every row keeps only as many drafted tokens as the row that keeps the fewest.
 
-    What a batch does that has one length for all rows. It is lossless: a row's text is cut at a place that its own
-    tokens did not choose, and goes on from there. For chains; rows without drafted tokens do not count.
+    A batch that has one length for all rows does this. It is lossless: a row's text is cut at a place that its own
+    tokens did not choose, and goes on from there. It works for chains; rows without drafted tokens do not count.
     """
 
     def judge(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:

@@ -9,12 +9,12 @@ from speclab.extensions.batch.batch_record import BatchRun
 
 
 def page(run: BatchRun, name: str) -> str:
-    """A record's page. name: of its picture."""
+    """A record's page. name: the name of its picture."""
     return batch_views.page(run, f"../plots/{name}.png")
 
 
 def pictures(run: BatchRun, folder: Path, name: str) -> list[functools.partial[Any]]:
-    """What draws a record's picture into `folder`."""
+    """Functions that draw a record's picture into `folder`."""
     return [functools.partial(batch_plots.picture, run, folder, name)]
 
 

@@ -1,4 +1,4 @@
-"""What a round of a batch costs, and at which batch speculation stops paying. Numbers only: no torch, no clock.
+"""The cost of a round of a batch, and the batch at which speculation stops paying. Numbers only: no torch, no clock.
 
 A pass over n texts of w tokens each multiplies every weight with n * w tokens, and every text has keys and values of
 its own to read. So, with C tokens of context in each text,
@@ -24,11 +24,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class PassCosts:
-    """What passes of a model cost.
+    """The costs of the passes of a model.
 
-    widths, seconds: of passes over one text after `context` tokens, ascending. Between two widths, and beyond the last
-    one, a straight line. per_place: seconds to read the keys and values of one place. per_pair: seconds of attention
-    for one token that reads one place.
+    widths, seconds: passes over one text after `context` tokens, in ascending order. Between two widths, and beyond the
+    last one, the curve is a straight line. per_place: seconds to read the keys and values of one place. per_pair:
+    seconds of attention for one token that reads one place.
     """
 
     widths: tuple[int, ...]
@@ -38,7 +38,7 @@ class PassCosts:
     per_pair: float
 
     def of(self, n_texts: int, width: int, context: float) -> float:
-        """Seconds of a pass over `width` tokens of each of `n_texts` texts with `context` tokens each."""
+        """The seconds of a pass over `width` tokens of each of `n_texts` texts with `context` tokens each."""
         places = n_texts * context - self.context
         pairs = n_texts * width * (context - self.context)
         return max(0.0, self._of_one(n_texts * width) + self.per_place * places + self.per_pair * pairs)
@@ -51,7 +51,7 @@ class PassCosts:
 
 
 def costs_of_places(short: Mapping[int, float], long: Mapping[int, float], n_more: int) -> tuple[float, float]:
-    """Seconds for a place, and for a token that reads a place, from passes over one text.
+    """The seconds for a place, and for a token that reads a place, from passes over one text.
 
     short, long: width -> seconds after a context, and after `n_more` tokens more; the same two widths or more. A
     straight line through the differences; neither is negative.
@@ -71,7 +71,7 @@ def costs_of_places(short: Mapping[int, float], long: Mapping[int, float], n_mor
 
 
 class Machine(NamedTuple):
-    """A processor as its data sheet has it."""
+    """The speed of a processor, from its data sheet."""
 
     name: str
     flops: float  # a second, dense, in the weights' format
@@ -79,7 +79,7 @@ class Machine(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A model by its sizes, its numbers of two bytes each."""
+    """The sizes of a model, with two bytes for each number."""
 
     name: str
     n_weights: float  # that every pass reads
@@ -109,7 +109,7 @@ def step_time(machine: Machine, model: Model, n_tokens: float, n_places: float, 
 
 
 def lockstep_tokens(survival: Sequence[float], n_texts: int, drafts: float = 1.0) -> float:
-    """Tokens that each text gets in a round where all keep as many as the one that keeps fewest.
+    """The tokens that each text gets in a round where all keep as many as the one that keeps fewest.
 
     survival: how likely the first 1, 2, ... tokens of a text are drafted and all accepted; texts do not depend on each
     other. drafts: how likely a text has a draft at all; one without keeps no other from going on.
@@ -123,5 +123,6 @@ def lockstep_tokens(survival: Sequence[float], n_texts: int, drafts: float = 1.0
 
 
 def catches_up(full_share: float, n_texts: int) -> float:
-    """How likely some text of a batch had its whole draft accepted, so that a draft model lacks two of its tokens."""
+    """The probability that some text of a batch had its whole draft accepted, so that a draft model lacks two of its
+    tokens."""
     return 1 - (1 - full_share) ** n_texts

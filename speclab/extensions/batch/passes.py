@@ -15,7 +15,7 @@ from speclab.models.memory import cache_bytes, free_memory
 from speclab.models.timing import seconds
 from speclab.system.terminal import note
 
-SHARE = 0.4  # of the free memory that caches of passes may take
+SHARE = 0.4  # the share of the free memory that the caches of passes may take
 Shape = tuple[int, int, int]  # texts, tokens of each in the pass, tokens of each before it
 LoopKey = tuple[str, int, int]  # name of the draft, its length, texts; "" and 0: plain decoding
 
@@ -36,19 +36,19 @@ class PassTimer:
         self._loops: dict[LoopKey, Callable[[], float]] = {}
         self._timed: dict[tuple, list[float]] = {}  # (model, shape), or a loop's key -> seconds
         self._random = random.Random(0)
-        self._left: list[tuple] = []  # of this turn
+        self._left: list[tuple] = []  # what is left of this turn
         for one in self._shapes:  # meets the shapes
             self._seconds(one)
 
     def add(self, loops: Mapping[LoopKey, Callable[[], float]]) -> None:
-        """Time rounds of these, too: a call does one and gives its seconds."""
+        """Time the rounds of these loops, too: a call does one round and returns its seconds."""
         self._loops |= loops
         for loop in loops.values():
             loop()
 
     @property
     def n_steps(self) -> int:
-        """Of a turn."""
+        """The number of steps in a turn."""
         return len(self._shapes) + len(self._loops)
 
     def step(self) -> None:
@@ -68,20 +68,20 @@ class PassTimer:
 
     @property
     def times(self) -> dict[str, dict[Shape, float]]:
-        """Seconds of passes by model and shape."""
+        """The seconds of passes, by model and shape."""
         means = self._means()
         timed = sorted(one for one in self._shapes if one in means)
         return {name: {one[1]: means[one] for one in timed if one[0] == name} for name in self._models}
 
     @property
     def loops(self) -> dict[LoopKey, float]:
-        """Seconds of rounds without models."""
+        """The seconds of rounds without models."""
         means = self._means()
         return {key: means[key] for key in self._loops if key in means}
 
     def _means(self) -> dict[tuple, float]:
-        """Of everything the mean of the middle half, which a disturbed moment does not move, times what such moments
-        add to all of it together: the rates that are predicted are of the whole time, those moments included."""
+        """The mean of the middle half of each series, which a disturbed moment does not move, times what such moments
+        add to all series together: the predicted rates are of the whole time, those moments included."""
         middle = {one: middle_mean(timed) for one, timed in self._timed.items()}
         whole = sum(sum(timed) for timed in self._timed.values())
         undisturbed = sum(middle[one] * len(timed) for one, timed in self._timed.items())
@@ -89,7 +89,7 @@ class PassTimer:
 
 
 def middle_mean(values: Sequence[float]) -> float:
-    """Mean of the values without the lowest and the highest quarter."""
+    """The mean of the values without the lowest and the highest quarter."""
     drop = len(values) // 4
     return statistics.mean(sorted(values)[drop : len(values) - drop])
 
@@ -122,7 +122,8 @@ def _batches(
 
 
 def fitted_costs(times: dict[Shape, float], context: int, long_context: int | None) -> PassCosts:
-    """What predicts passes over several texts: those over one text, after two contexts."""
+    """The costs from which passes over several texts are predicted: those of passes over one text, after two
+    contexts."""
     short = {width: taken for (n_texts, width, before), taken in times.items() if (n_texts, before) == (1, context)}
     long = {width: taken for (n_texts, width, before), taken in times.items() if (n_texts, before) == (1, long_context)}
     per_place = per_pair = 0.0

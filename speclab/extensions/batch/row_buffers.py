@@ -38,7 +38,7 @@ class WrittenAtPlaces(WrittenInPlace):
         self._places = torch.arange(places.shape[0], device=places.device)[:, None], places
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
-        """Write (rows, heads, m, width) at the places; give all."""
+        """Write (rows, heads, m, width) at the places, and return all rows."""
         row, place = self._places
         self.keys.transpose(1, 2).index_put_((row, place), key_states.transpose(1, 2))
         self.values.transpose(1, 2).index_put_((row, place), value_states.transpose(1, 2))
@@ -106,24 +106,24 @@ class RowBuffers:
             return self.model(input_ids=prompt, **options).logits, hidden
 
     def forward(self, ids: Tensor, positions: Tensor, places: Tensor, visible: Tensor) -> tuple[Tensor, ...]:
-        """One pass over (rows, m) tokens.  -> as RowsPass.forward
+        """Run one pass over (rows, m) tokens.  -> the outputs of RowsPass.forward
 
         visible: (rows, m, total) bool, the places that each token reads, itself included.
         """
         return self.run(ids, positions, additive(visible, self.model.dtype), places, *self._first(visible.shape[-1]))
 
     def n_read(self, total: int) -> int:
-        """How many places a pass reads, of which `total` may be in use."""
+        """The number of places that a pass reads, of which `total` may be in use."""
         return total
 
     def width(self, m: int) -> int:
-        """Tokens of each text that a pass over m of each is padded to: all rows together are padded as one text with as
-        many tokens is, where that comes out even."""
+        """The number of tokens to which m tokens of each text are padded. All rows together are padded as one text with
+        as many tokens is, where that comes out even."""
         n = self.padded.get(self.n_rows * m, 0)
         return n // self.n_rows if n and n % self.n_rows == 0 else m
 
     def prepare(self, widths: Iterable[int], longest: int) -> None:
-        """Say which passes will come. Nothing to do: any width and length runs."""
+        """Announce the passes that will come. They need no preparation here: any width and length runs."""
 
     def move(self, sources: Tensor, places: Tensor) -> None:
         """Copy keys and values of each text from some of its places to others, (rows, n) both."""
@@ -137,7 +137,7 @@ class RowBuffers:
 
 
 class GraphedRowBuffers(RowBuffers):
-    """The same with one CUDA graph for each width and number of places that are read, recorded when first needed."""
+    """Row buffers with one CUDA graph for each width and number of places that are read, recorded when first needed."""
 
     def __init__(self, graphed: GraphedModel, n_rows: int, capacity: int):
         rows_pass = RowsPass(graphed.model, graphed.layers)
@@ -150,11 +150,12 @@ class GraphedRowBuffers(RowBuffers):
         self.graphs: dict[tuple[int, int], graphs.Graph] = {}
 
     def n_read(self, total: int) -> int:
-        """As many as the graphs of single texts read."""
+        """The number of places that the graphs of single texts read."""
         return rows_read(total, self.capacity)
 
     def forward(self, ids: Tensor, positions: Tensor, places: Tensor, visible: Tensor) -> tuple[Tensor, ...]:
-        """One pass over (rows, m) tokens, as a replay: the next one writes the outputs of layers to the same places."""
+        """Run one pass over (rows, m) tokens as a replay: the next one writes the outputs of layers to the same
+        places."""
         given = [ids, positions, additive(visible, self.model.dtype), places]
         graph = self._graph(given)
         for fixed, tensor in zip(graph.inputs, given, strict=True):
@@ -175,7 +176,7 @@ class GraphedRowBuffers(RowBuffers):
                 total = read + 1
 
     def _graph(self, given: list[Tensor]) -> graphs.Graph:
-        """Of passes with tensors of these shapes: ids, positions, mask, places."""
+        """The graph of passes with tensors of these shapes: ids, positions, mask, places."""
         key = (given[0].shape[1], given[2].shape[-1])
         if key not in self.graphs:
             inputs = [tensor.clone() for tensor in given]  # warm-ups write what this pass writes
@@ -185,7 +186,8 @@ class GraphedRowBuffers(RowBuffers):
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """(rows, m, total) bool -> (rows, 1, m, total): 0 where a token reads, the lowest number elsewhere"""
+    """A mask as numbers to add: (rows, m, total) bool -> (rows, 1, m, total), 0 where a token reads, the lowest number
+    elsewhere."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
         ~visible, torch.finfo(dtype).min
     )[:, None]

@@ -39,16 +39,16 @@ class Row:
 
     @property
     def n_left(self) -> int:
-        """Ids that it may still generate."""
+        """The number of ids that it may still generate."""
         return self.settings.max_new_tokens - self.n_new
 
     @property
     def n_committed(self) -> int:
-        """Tokens of the text, the prompt's included."""
+        """The number of tokens of the text, those of the prompt included."""
         return self.prompt.shape[1] + self.n_new
 
     def uniforms(self, n: int) -> Tensor:
-        """(n,) of this text's own random numbers."""
+        """Draw (n,) of this text's own random numbers."""
         return uniforms((n,), self.generator, self.generator.device)
 
     def commit(self, tokens: list[int], n_drafted: int = 0, n_accepted: int = 0, n_rejected: int = 0) -> Round:
@@ -101,12 +101,13 @@ class Rows:
 
     @property
     def lengths(self) -> list[int]:
-        """Of each place the tokens that its cache shall hold: all of the text but the last; 0 without a text."""
+        """The number of tokens that the cache shall hold for each place: all of the text but the last; 0 without a
+        text."""
         rows = map(self.__getitem__, range(self.n_rows))
         return [row.n_committed - 1 if row else 0 for row in rows]
 
     def uniforms(self, n: int) -> Tensor:
-        """(rows, n) random numbers, of each text its own; zeros where there is none."""
+        """Draw (rows, n) random numbers, of each text its own; zeros where there is no text."""
         drawn = {row.place: row.uniforms(n) for row in self.busy}
         none = torch.zeros_like(next(iter(drawn.values())))
         return torch.stack([drawn.get(place, none) for place in range(self.n_rows)])

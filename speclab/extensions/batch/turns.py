@@ -21,13 +21,13 @@ from speclab.lab.run_config import RunConfig
 from speclab.system.terminal import progress
 
 WARM_UP_TOKENS = 12
-TURNS = 30  # in which passes are timed
+TURNS = 30  # turns in which passes are timed
 
 
 @dataclass
 class Engine:
-    """What a way to decode runs on: the batch, and its drafter where there is one. Kept from the warm-up on, so that
-    nothing is recorded again while the clock counts."""
+    """The batch on which a way to decode runs, and its drafter where there is one. Both are kept from the warm-up on,
+    so that nothing is recorded again while the clock counts."""
 
     target: BatchedModel
     drafter: BatchDrafter | None
@@ -36,17 +36,17 @@ class Engine:
 
 @dataclass
 class Batches:
-    """What was decoded of a run."""
+    """The decodings of a run."""
 
     config: RunConfig
     decodings: dict[BatchArm, BatchDecoding] = field(default_factory=dict)
     engines: dict[BatchArm, Engine] = field(default_factory=dict)
     n_graphs: int = 0  # CUDA graphs recorded before the first turn
-    n_late_graphs: int = 0  # and in turns, where there should be none
+    n_late_graphs: int = 0  # CUDA graphs recorded in turns, where there should be none
 
     @property
     def complete(self) -> str:
-        """What there is to keep when the run is stopped; empty: nothing."""
+        """A line that says what is kept when the run is stopped; empty where nothing is."""
         full = [decoding.full(one.n_texts) for one, decoding in self.decodings.items()]
         return "the rounds so far are complete" if full and all(full) else ""
 
@@ -61,14 +61,14 @@ class Batches:
 
 
 def mean_context(config: RunConfig, n_texts: int) -> float:
-    """Tokens before a pass of plain decoding in the longest of so many texts, on average."""
+    """The number of tokens before a pass of plain decoding in the longest of so many texts, on average."""
     lengths = [config.prompts[number].ids.shape[1] for number in requests_of(config, n_texts)]
     longest = (max((lengths * 2)[i : i + n_texts]) for i in range(len(lengths)))
     return statistics.mean(longest) + config.max_new_tokens / 2
 
 
 def decode(decoded: Batches, ways: list[BatchArm], timer: PassTimer) -> None:
-    """Every way to decode over its requests; passes are timed in between, on the same state of the machine."""
+    """Run every way to decode over its requests; passes are timed in between, on the same state of the machine."""
     config = decoded.config
     n_before = graphs.captures.n
     for one in ways:
@@ -98,7 +98,7 @@ def decode(decoded: Batches, ways: list[BatchArm], timer: PassTimer) -> None:
 
 
 def empty_loops(decoded: Batches, sizes: list[int]) -> dict[LoopKey, EmptyLoop]:
-    """The loops without their models: plain, and of every draft at every length."""
+    """The loops without their models: plain decoding, and every draft at every length."""
     config = decoded.config
     setup, accept = config.setup, config.functions.accept
     sampling = setup.sampling_at(config.temperatures[0])
@@ -112,7 +112,7 @@ def empty_loops(decoded: Batches, sizes: list[int]) -> dict[LoopKey, EmptyLoop]:
 
 
 def _warmed(config: RunConfig, one: BatchArm) -> Engine:
-    """What this way to decode runs on. Every shape is met once before the clock counts; on CUDA graphs all passes that
+    """The engine of this way to decode. Every shape is met once before the clock counts; on CUDA graphs all passes that
     will come are recorded."""
     setup, k = config.setup, one.arm.draft_length
     requests = requests_of(config, one.n_texts)

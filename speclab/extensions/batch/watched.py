@@ -1,4 +1,4 @@
-"""A draft of one text with a clock on it: what it costs, and what its proposals look like."""
+"""A drafter for one text with a clock on it: the clock measures its cost, and its longest proposal is kept."""
 
 from collections.abc import Mapping, Sequence
 
@@ -29,7 +29,7 @@ class WatchedDrafter:
         self._drafter.start(target, sampling, longest)
 
     def prepare(self, longest: int) -> None:
-        """As the drafter does."""
+        """Prepare the drafter inside."""
         self._drafter.prepare(longest)
 
     def prefill(self, row: int, prompt: Tensor, committed: list[int]) -> None:
@@ -37,7 +37,7 @@ class WatchedDrafter:
         self._drafter.prefill(row, prompt, committed)
 
     def propose(self, k: Sequence[int], uniforms: Tensor) -> Draft:
-        """As the drafter does."""
+        """Let the drafter inside propose, with the clock running."""
         draft = self._clock.timed(DRAFT, self._drafter.propose)(k, uniforms)
         self._n_rounds += 1
         if draft.tokens.shape[1] and (self.seen is None or draft.tokens.shape[1] > self.seen.tokens.shape[1]):
@@ -45,7 +45,7 @@ class WatchedDrafter:
         return draft
 
     def observe(self, decided: Mapping[int, Decided]) -> None:
-        """As the drafter does."""
+        """Let the drafter inside take in the decisions, with the clock running."""
         self._clock.timed(DRAFT, self._drafter.observe)(decided)
 
     def take(self) -> float:

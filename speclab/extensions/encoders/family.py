@@ -1,4 +1,4 @@
-"""The family of models whose encoder reads the prompt and whose decoder makes the text: what the lab is told of it."""
+"""The family of models whose encoder reads the prompt and whose decoder writes the text: how the lab decodes them."""
 
 from dataclasses import dataclass
 
@@ -18,19 +18,19 @@ HEAD = "encoder reads the prompt once, in the prefill; steps and rounds are pass
 
 @dataclass(frozen=True)
 class EncoderRoom(Room):
-    """How many positions the two parts have, None without a limit.
+    """The numbers of positions of the two parts; None where one has no limit.
 
-    text: of the output and the token that it begins with. encoder: of the prompt.
+    text: positions of the output and the token that it begins with. encoder: positions of the prompt.
     """
 
     encoder: int | None = None
 
     def length_after(self, n_prompt: int) -> int:
-        """Tokens in the decoder's cache after the prefill: its start alone."""
+        """The number of tokens in the decoder's cache after the prefill: its start alone."""
         return 1
 
     def for_prompt(self, n_new: int = 0) -> int | None:
-        """Most tokens of a prompt, whatever follows it."""
+        """The largest number of tokens of a prompt, whatever follows it."""
         return self.encoder
 
     def check(self, n_prompt: int, max_new_tokens: int) -> None:
@@ -48,7 +48,7 @@ class EncoderRoom(Room):
 
 
 class EncoderDecoder(Family):
-    """An encoder, and a decoder that reads what it gave through cross-attention."""
+    """An encoder, and a decoder that reads the encoder's output through cross-attention."""
 
     plural = "encoder-decoder models"
     loader = AutoModelForSeq2SeqLM
@@ -58,20 +58,20 @@ class EncoderDecoder(Family):
     backend = EncoderDecoderBackend
 
     def claims(self, config: PreTrainedConfig) -> bool:
-        """Whether the config says so."""
+        """Tell whether the config names an encoder and a decoder."""
         return bool(config.is_encoder_decoder)
 
     def check_config(self, config: PreTrainedConfig) -> None:
-        """Nothing in a config is refused."""
+        """Accept every config."""
 
     def configured_room(self, config: PreTrainedConfig) -> EncoderRoom:
-        """How many positions the config names, before weights are read."""
+        """The number of positions that the config names, before weights are read."""
         decoder = configured_room(config, OF_DECODERS)
         encoder = getattr(config, "encoder", config).get_text_config()  # a config of its own, or one for both parts
         return EncoderRoom(decoder.text, decoder.rope, named_positions(encoder, OF_ENCODERS))
 
     def room(self, model: PreTrainedModel) -> EncoderRoom:
-        """How many positions can be decoded with a cache."""
+        """The number of positions that can be decoded with a cache."""
         room = self.configured_room(model.config)
         decoder = with_table(Room(room.text), model.get_decoder())
         return EncoderRoom(decoder.text, room.rope, with_table(Room(room.encoder), model.get_encoder()).text)
@@ -96,7 +96,7 @@ class EncoderDecoder(Family):
         return model(input_ids=prompt, decoder_input_ids=ids, use_cache=False, **masks).logits
 
     def n_prompt(self, n_tokens: int, n_compared: int) -> int:
-        """All tokens but the last ones are the encoder's."""
+        """The number of tokens for the encoder: all but the last ones."""
         return n_tokens - n_compared
 
     def weights(self, model: PreTrainedModel) -> list[nn.Parameter]:
@@ -109,12 +109,12 @@ class EncoderDecoder(Family):
         return [p for p in model.parameters() if id(p) not in of_encoder]
 
     def layers_in_words(self, model: PreTrainedModel) -> str:
-        """The layers, for the head of a run."""
+        """A description of the layers, for the head of a run."""
         n_layers = len(self.cache(model).layers)
         return f"an encoder, and a decoder of {n_layers} layer{'s' * (n_layers != 1)}"
 
     def head(self, model: PreTrainedModel) -> str:
-        """Which passes a reader will see."""
+        """A line that says which passes a reader will see."""
         return HEAD
 
 

@@ -1,1 +1,1 @@
-"""Plans: how fast speculation will be at every draft length, told from a run of the baseline."""
+"""Plans: how fast speculation will be at every draft length, predicted from a run of the baseline."""

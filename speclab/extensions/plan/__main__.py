@@ -1,4 +1,4 @@
-"""How fast will speculation be here, at which draft length? Answered from a run of the baseline and calibrated costs.
+"""How fast will speculation be here, at which draft length? A run of the baseline and calibrated costs give the answer.
 
     python -m speclab.extensions.plan               # for every draft a table of k = 0 to 16, and which k to take
     python -m speclab.extensions.plan --quick       # k up to 8, two prompts of a kind

@@ -1,4 +1,4 @@
-"""The acceptance rate from which on a draft pays. Pure."""
+"""The acceptance rate from which a draft pays. Pure."""
 
 from collections.abc import Callable
 

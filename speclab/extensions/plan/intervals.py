@@ -1,4 +1,4 @@
-"""How sure a plan is of the draft length that it takes. Pure.
+"""How sure is a plan of the draft length that it takes? Pure.
 
 What a plan expects rests on a few prompts: their texts and the calibration that ran beside them. A draft length that
 looks best may be so by chance, so every other one is held against it: its expected seconds over those of the best, with
@@ -32,7 +32,7 @@ SMALLEST_SHARE = 0.001  # of an average prompt: what a prompt adds is never less
 
 @dataclass(frozen=True)
 class Work:
-    """What a decoding is expected to do, in the terms that seconds are linear in. Works of several texts add up."""
+    """The expected work of a decoding, in the terms that seconds are linear in. Works of several texts add up."""
 
     by_length: np.ndarray  # (longest + 1,) rounds that draft 0 … longest tokens
     context: float  # of all rounds together: tokens in the target's cache
@@ -47,14 +47,15 @@ class Work:
         return Work(*(a - b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
     def seconds(self, costs: Costs) -> float:
-        """Expected seconds of all of it; what theory/forecast.py adds up round by round."""
+        """The expected seconds of all of it, as theory/forecast.py adds them up round by round."""
         of_round = [costs.round_seconds(n, 0) for n in range(len(self.by_length))]
         growing = costs.verify_slope * self.context + costs.draft_slope * self.drafted_context
         return float(self.by_length @ of_round) + growing + costs.draft_catch * self.full + costs.replay * self.rejected
 
 
 def work_of_text(probs: AcceptProbs, n_prompt: int, draft_length: int, longest: int) -> Work:
-    """Work of decoding one text after `n_prompt` tokens. longest: the largest draft length of the works to add up."""
+    """The work of decoding one text after `n_prompt` tokens. longest: the largest draft length of the works to add
+    up."""
     n_drafted, visits, full, rejected = expected_rounds(probs, len(probs), draft_length)
     contexts = n_prompt + np.arange(len(visits))  # of the rounds that begin in state 1, 2, …
     return Work(
@@ -70,14 +71,15 @@ def work_of_text(probs: AcceptProbs, n_prompt: int, draft_length: int, longest: 
 
 
 def added(everything: ArrayLike, without: ArrayLike) -> np.ndarray:
-    """What each prompt adds to sums of seconds.
+    """The amount that each prompt adds to sums of seconds.
 
-    everything (sums,): of all prompts. without (prompts, sums): the same without each prompt.  -> (prompts, sums)
+    everything (sums,): the sums over all prompts. without (prompts, sums): the same without each prompt.  -> (prompts,
+    sums)
     """
     total, rest = np.asarray(everything, float), np.asarray(without, float)
     return np.maximum(total - rest, SMALLEST_SHARE / max(1, len(rest)) * total)
 
 
 def interval(numerators: np.ndarray, denominators: np.ndarray) -> tuple[float, float] | tuple[None, None]:
-    """95 % interval of sum(numerators) / sum(denominators), (prompts,) each; None twice with fewer than FEWEST."""
+    """The 95 % interval of sum(numerators) / sum(denominators), (prompts,) each; None twice with fewer than FEWEST."""
     return ratio_interval(numerators.tolist(), denominators.tolist()) or (None, None)

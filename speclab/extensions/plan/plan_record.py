@@ -1,4 +1,4 @@
-"""The record of `python -m speclab.extensions.plan`: what is expected of every draft length, and how that came true.
+"""The record of `python -m speclab.extensions.plan`: the expectation for every draft length, and how it came true.
 
 It keeps expectations, costs and, of a check, rows.
 """
@@ -12,7 +12,7 @@ from speclab.records.runs import LabRun, Noise
 
 @dataclass(kw_only=True)
 class PlanEntry(Part):
-    """A plan expects this of one draft at one length."""
+    """The expectation for one draft at one length."""
 
     method: str
     draft: str
@@ -81,7 +81,7 @@ class VerifiedDraft(Part):
 
 @dataclass(kw_only=True)
 class Verified(Part):
-    """How the plan did on prompts that it had not seen."""
+    """The result of the plan on prompts that it had not seen."""
 
     n_prompts: Count
     drafts: list[VerifiedDraft]
@@ -91,7 +91,7 @@ class Verified(Part):
 
 @dataclass(kw_only=True)
 class PlanRun(LabRun):
-    """`python -m speclab.extensions.plan`."""
+    """The record of `python -m speclab.extensions.plan`."""
 
     facts: PlanFacts
     verified: Verified | None

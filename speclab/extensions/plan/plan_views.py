@@ -32,7 +32,7 @@ OLD_METHOD = (
     "a plan of an older version: it smoothed its costs over k and took the shortest k that it could not tell apart "
     "from the best; 95 %: of the expectation, from leaving out one prompt at a time"
 )
-BREAKS_EVEN = 0.005  # what rounds to 0.00
+BREAKS_EVEN = 0.005  # a gain that rounds to 0.00
 
 
 def verdict(run: PlanRun, fact: DraftFacts) -> str:
@@ -48,9 +48,9 @@ def verdict(run: PlanRun, fact: DraftFacts) -> str:
 
 
 def advice(fact: DraftFacts, entries: list[PlanEntry]) -> str:
-    """The best length and those that cannot be told apart from it, or that speculation had better stay off.
+    """A line that names the best length and those that cannot be told apart from it, or advises plain decoding.
 
-    entries: what is expected of this draft at every length.
+    entries: the expectations for this draft at every length.
     """
     if not _seems_faster(fact):
         return "leave speculation off, no k is expected to be faster"
@@ -72,7 +72,7 @@ def _seems_faster(fact: DraftFacts) -> bool:
 
 
 def _pays(fact: DraftFacts, entries: list[PlanEntry]) -> bool:
-    """Whether the best length is faster than plain decoding, as far as that is known.
+    """Tell whether the best length is faster than plain decoding, as far as that is known.
 
     With k = 0 in the plan it is the length that the best is held against, in the same way as all others.
     """
@@ -86,7 +86,7 @@ def _pays(fact: DraftFacts, entries: list[PlanEntry]) -> bool:
 
 
 def _is_same(entry: PlanEntry) -> bool:
-    """Whether a length cannot be told apart from the best one."""
+    """Tell whether a length cannot be told apart from the best one."""
     return entry.time_low is not None and entry.time_high is not None and entry.time_low <= 1 <= entry.time_high
 
 
@@ -118,14 +118,14 @@ def plan_table(run: PlanRun, fact: DraftFacts) -> Table:
 
 
 def _mark(fact: DraftFacts, entries: list[PlanEntry], row: PlanEntry) -> str:
-    """The length that is taken or is the best one, and those that cannot be told apart from it."""
+    """The mark of a length: it is taken, it is the best one, or it cannot be told apart from the best one."""
     if row.draft_length == fact.best_draft_length:
         return "take" if _pays(fact, entries) else "best"
     return "same" if _is_same(row) else "-"
 
 
 def checked_table(verified: Verified) -> Table:
-    """How the plan did on prompts it had not seen."""
+    """A table that compares the plan with the measurement on prompts it had not seen."""
     columns: dict[str, Cell] = {
         **cells("draft", "T"),
         "planned k": lambda check: str(check.planned.draft_length),
@@ -140,13 +140,13 @@ def checked_table(verified: Verified) -> Table:
 
 
 def text(run: PlanRun) -> str:
-    """Whether the texts of a check are right; for every draft the verdict and the table; then how the plan did
-    on other prompts."""
+    """The verdict on the texts of a check; for every draft the verdict and the table; then the comparison on other
+    prompts."""
     return show([_first(run)] if doubt(run) else [_first(run), *_blocks(run)])
 
 
 def page(run: PlanRun) -> str:
-    """The same in Markdown, with where it comes from."""
+    """The same in Markdown, with the origin of the record."""
     return show([Markdown("# The plan"), provenance(run), _first(run), *_blocks(run)], markdown=True)
 
 

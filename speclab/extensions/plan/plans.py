@@ -162,9 +162,9 @@ class _DraftPlan:
         )
 
     def of_prompts(self, lengths: list[int], left_out: dict[int, Costs]) -> tuple[np.ndarray, np.ndarray]:
-        """What each prompt adds to the seconds of the baseline (prompts,) and of every length (prompts, lengths).
+        """The seconds that each prompt adds to the baseline (prompts,) and to every length (prompts, lengths).
 
-        left_out: for each prompt the costs that know nothing of it.
+        left_out: for each prompt the costs that were calibrated without it.
         """
         longest = max(lengths)
         works: dict[tuple[int, int], intervals.Work] = {}
@@ -185,7 +185,7 @@ class _DraftPlan:
         return of_each[:, 0], of_each[:, 1:]
 
     def expected(self, k: int) -> dict[str, Any]:
-        """Fields of PlanEntry at draft length k."""
+        """The fields of PlanEntry at draft length k."""
         costs, context = self.costs, self.context
         forecasts = [
             forecast(
@@ -212,7 +212,7 @@ class _DraftPlan:
         }
 
     def facts(self, config: RunConfig, best: PlanEntry, always_drafts: bool) -> dict[str, Any]:
-        """Fields of DraftFacts. A lookup that may find nothing has no acceptance rate from which on it pays."""
+        """The fields of DraftFacts. A lookup that may find nothing has no acceptance rate from which on it pays."""
         costs, context, longest = self.costs, self.context, max(config.draft_lengths)
         k = best.draft_length or 1
         prices = (

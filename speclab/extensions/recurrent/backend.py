@@ -40,16 +40,16 @@ class RecurrentBackend(EagerBackend):
         self._fed: dict[int, Tensor] = {}  # tokens in the cache -> the (1, m) ids that were fed then
 
     def prefill(self, prompt: Tensor) -> Tensor:
-        """(1, prompt) ids -> (1, 1, vocab) logits of the last one."""
+        """Read the prompt: (1, prompt) ids -> (1, 1, vocab) logits of the last one."""
         with layer_outputs(self._model, self._hidden_layers) as self.hidden:
             return self._read(prompt, 0)[:, -1:]
 
     def step(self, tokens: Tensor, length: int) -> Tensor:
-        """As `forward`, for tokens that will not be rolled back."""
+        """The same as `forward`, but the tokens will never be rolled back."""
         return self._forward(tokens, length, rolls_back=False)
 
     def forward(self, tokens: Tensor, length: int) -> Tensor:
-        """(1, m) ids -> (1, m, vocab) logits. `length` is in the cache already."""
+        """Run a pass: (1, m) ids -> (1, m, vocab) logits. The cache already holds `length` tokens."""
         return self._forward(tokens, length, rolls_back=True)
 
     def _forward(self, tokens: Tensor, length: int, rolls_back: bool) -> Tensor:
@@ -65,7 +65,8 @@ class RecurrentBackend(EagerBackend):
 
     @torch.inference_mode()
     def crop(self, n_tokens: int, length: int) -> None:
-        """Of the `length` tokens in the cache, drop the last `n_tokens`: restore the states, and replay what stays.
+        """Drop the last `n_tokens` of the `length` tokens in the cache: restore the states, and replay the tokens that
+        stay.
 
         RuntimeError where no states are kept from so early.
         """
@@ -88,8 +89,8 @@ class RecurrentBackend(EagerBackend):
 
 
 def states_of(cache: Cache) -> list[dict[str, Any]]:
-    """What each layer of the cache holds. Named states are written in place by the next pass, so they are copied; keys
-    and values are replaced by longer ones, and are not."""
+    """The contents of each layer of the cache. Named states are copied, because the next pass writes them in place;
+    keys and values are not copied, because longer ones replace them."""
 
     def kept(value: Any) -> Any:
         if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The family of models some of whose layers are recurrent: which models these are, and what the lab is told of them."""
+"""The family of models with recurrent layers: it says which models these are, and how the lab decodes them."""
 
 import contextlib
 import weakref
@@ -23,7 +23,7 @@ _reads_several: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDict
 
 
 def is_recurrent(config: PreTrainedConfig) -> bool:
-    """Whether a layer keeps a state that a pass replaces, beside or instead of rows for each token.
+    """Tell whether a layer keeps a state that a pass replaces, beside or instead of rows for each token.
 
     Such layers have their states by name in dictionaries. They cannot be cropped.
     """
@@ -33,9 +33,9 @@ def is_recurrent(config: PreTrainedConfig) -> bool:
 
 @torch.inference_mode()
 def reads_several(model: PreTrainedModel) -> bool:
-    """Whether a pass over several tokens goes on from the states that are there, as passes over one token do.
+    """Tell whether a pass over several tokens goes on from the states that are there, as passes over one token do.
 
-    In some families of the library it begins with empty states instead. Found out once for each model.
+    In some families of the library it begins with empty states instead. This is found out once for each model.
     """
     if model not in _reads_several:
         n_ids = min(embedded_ids(model), model.config.get_text_config().vocab_size)
@@ -66,7 +66,7 @@ class Recurrent(Family):
         return RecurrentBackend(model, reads_several(model), hidden_layers)
 
     def claims(self, config: PreTrainedConfig) -> bool:
-        """Whether the library's cache for this config has such a layer."""
+        """Tell whether the library's cache for this config has such a layer."""
         with contextlib.suppress(Exception):  # a config that the library makes no cache of is refused later
             return is_recurrent(config)
         return False
@@ -76,7 +76,7 @@ class Recurrent(Family):
         model(input_ids=ids, **pass_options(model, cache, 0, ids.shape[1]))
 
     def head(self, model: PreTrainedModel) -> str:
-        """What a rejection costs."""
+        """A line that says what a rejection costs."""
         return f"states  {STATES[reads_several(model)]}"
 
 

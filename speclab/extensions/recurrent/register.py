@@ -1,4 +1,4 @@
-"""Tells the lab of the family of models."""
+"""Adds the family of models to the lab."""
 
 from speclab.system.extensions import add_family
 

@@ -55,7 +55,7 @@ def accept_block(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Accept
 
 
 def _accept(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
-    """`accept_block` from the target's logits."""
+    """Run `accept_block` on the target's logits."""
     return judge_chain("block", draft, logits, sampling, uniforms, accept_block)
 
 

@@ -1,4 +1,4 @@
-"""What the rules share that judge chains of tokens alone."""
+"""The part that is common to the rules that judge only chains of tokens."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ def judge_chain(
     rule: Callable[..., AcceptResult],
     numbers: tuple[float, ...] = (),
 ) -> AcceptResult:
-    """`judge` of speclab/core/accept.py for a draft that is a chain; UsageProblem for another one."""
+    """Call `judge` of speclab/core/accept.py for a draft that is a chain; raise UsageProblem for another one."""
     if (chain := draft.chain()) is None:
         raise UsageProblem(f"--rule {name} judges chains of tokens, and this draft is none; leave it out")
     return judge(chain, logits, sampling, uniforms, rule, numbers)

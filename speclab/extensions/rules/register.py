@@ -1,4 +1,4 @@
-"""Tells the lab of the rules."""
+"""Adds the rules to the lab."""
 
 from speclab.core.accept import add_plain_rule, add_rule
 from speclab.extensions.rules.block import BLOCK

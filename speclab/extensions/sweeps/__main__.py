@@ -127,7 +127,8 @@ def _drafts(name: str, asked: str | None) -> str | None:
 
 
 def _has_no_cost(kind: str) -> bool:
-    """Whether an oracle draft cannot be given the cost of this one: it is a lookup, or an oracle draft."""
+    """Tell whether an oracle draft cannot be given the cost of this draft, because it is a lookup or an oracle draft
+    itself."""
     choice = registry.read(kind)
     return choice.is_lookup or choice.only_greedy is not None
 

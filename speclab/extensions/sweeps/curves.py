@@ -1,4 +1,4 @@
-"""What a sweep's points say, as numbers: verdicts, crossings, regions. Tables and pictures draw on these. Pure.
+"""The results of a sweep as numbers: verdicts, crossings, regions. Tables and pictures draw on these. Pure.
 
 A point is a row of the record with its place in the sweep: `x`, and `series` for the curve it belongs to.
 """
@@ -38,7 +38,7 @@ def verdict(point: Point, value: Callable[[Point], Value] = decoding) -> str:
 
 
 def labeller(sweep: SweepRun) -> Callable[[Point], str]:
-    """What a point's curve is called: its draft, and k and T where the sweep has several that are not its x."""
+    """A function that names a point's curve: its draft, and k and T where the sweep has several that are not its x."""
     name, points = sweep.sweep, sweep.points
     several_k = name not in X_IS_DRAFT_LENGTH and len({p.draft_length for p in points}) > 1
     several_t = name not in X_IS_TEMPERATURE and len({p.temperature for p in points}) > 1
@@ -66,7 +66,7 @@ def curves(sweep: SweepRun) -> dict[str, list[Point]]:
 
 
 def crossings(xs: list[float], ys: list[float], level: float) -> list[float]:
-    """Where the broken line through the points passes `level`, from left to right."""
+    """The places where the broken line through the points passes `level`, from left to right."""
     places = []
     for (x0, y0), (x1, y1) in pairwise(zip(xs, ys, strict=True)):
         if (y0 - level) * (y1 - level) < 0:
@@ -133,7 +133,8 @@ def omega_crossings(points: list[Point]) -> list[float]:
 
 
 def omega(point: Point) -> float | None:
-    """k c + (v - 1) + o: what a round costs beyond one decode step, in such steps; k is what was really drafted."""
+    """omega = k c + (v - 1) + o: the cost of a round beyond one decode step, in such steps; k is the number really
+    drafted."""
     if point.verify_cost is None or point.overhead is None:
         return None
     drafted = point.n_drafted / point.n_rounds
@@ -141,7 +142,7 @@ def omega(point: Point) -> float | None:
 
 
 def round_cost(point: Point) -> float | None:
-    """What a round costs, in decode steps of the target: it pays where it brings more tokens than that."""
+    """The cost of a round in decode steps of the target. A round pays where it brings more tokens than that."""
     cost = omega(point)
     return None if cost is None else 1 + cost
 

@@ -1,4 +1,4 @@
-"""Tells the lab of the command."""
+"""Adds the command to the lab."""
 
 from speclab.system.extensions import add_command
 

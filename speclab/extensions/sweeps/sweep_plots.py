@@ -67,7 +67,7 @@ def acceptance(sweep: SweepRun) -> Figure:
 
 
 def _mark_agreement(points: list[Point], axis) -> None:
-    """Where the book's formula is right, and where the measured speedup passes 1."""
+    """Mark the places where the book's formula is right, and where the measured speedup passes 1."""
     fair = ", ".join(f"{alpha:.2f}" for alpha in curves.omega_crossings(points))
     for low, high in curves.near_book(points):
         label = f"book within {curves.NEAR:.0%}: α = {interval(low, high)}" + f"; ω = ω* at α = {fair}" * bool(fair)
@@ -107,7 +107,7 @@ def draft_kind(sweep: SweepRun) -> Figure:
 
 
 def mismatch(sweep: SweepRun) -> Figure:
-    """Speedup of each draft, and what a round makes against what it costs."""
+    """Two panels: the speedup of each draft, and the tokens of a round against its cost."""
     points = {name: points[0] for name, points in _curves(sweep).items()}
     names = [f"{name}\nα = {number(p.acceptance_rate)}\n{curves.verdict(p)}" for name, p in points.items()]
     measured = Series("measured, with its 95 % interval", dict(enumerate(map(decoding, points.values()))))
@@ -119,7 +119,8 @@ def mismatch(sweep: SweepRun) -> Figure:
 
 
 def definitions(sweep: SweepRun) -> Figure:
-    """How long accepted drafts are, and the book's formula fed with each number that is called acceptance."""
+    """Two panels: the length of accepted drafts, and the book's formula fed with each number that is called
+    acceptance."""
     panels, survival = _panels(sweep, "draft length k", ()), []
     for i, (panel, (name, points)) in enumerate(zip(panels, _curves(sweep).items(), strict=True)):
         survival.append(Series(name, plain(enumerate(curves.survival(points[-1]), 1)), i))

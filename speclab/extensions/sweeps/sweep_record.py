@@ -34,7 +34,7 @@ class SweepFacts:
 
 @dataclass(kw_only=True)
 class SweepRun(LabRun):
-    """`python -m speclab.extensions.sweeps NAME`."""
+    """The record of `python -m speclab.extensions.sweeps NAME`."""
 
     sweep: str
     facts: Annotated[Facts, Entries(SweepFacts)]

@@ -50,7 +50,7 @@ LEGENDS = {
 
 
 def lines(sweep: SweepRun) -> Lines:
-    """The columns' legend, at most one line for each curve, then what is to be known of the run."""
+    """The columns' legend, at most one line for each curve, then the notes on the run."""
     filled = []
     for label, points in curves.curves(sweep).items():
         if sweep.sweep == "draft-length" and (top := curves.best(points)):

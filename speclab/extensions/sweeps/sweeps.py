@@ -85,7 +85,7 @@ def _one_run(x: str, series: str = "method", kinds: bool = False) -> Callable[[R
 
 
 def _oracles_only(config: RunConfig) -> tuple[RunConfig, dict]:
-    """Greedy: an oracle draft replays greedy text."""
+    """Make the run greedy, because an oracle draft replays greedy text."""
     if not all(drafter.needs_text for drafter in config.drafters.values()):
         raise UsageProblem(
             "the sweep acceptance turns a dial; leave --draft away or give dials, as in dial:0.5,dial:0.9"
@@ -118,7 +118,7 @@ def _acceptance(config: RunConfig, facts: dict) -> Points:
 
 
 def _by_size(sizes: list[int], run: Callable[[int], tuple[list[Row], Measurement]]) -> Points:
-    """One run after the other. What is done is kept when one is stopped, as long as that is anything."""
+    """Do one run after the other. If one is stopped, the finished ones are kept, as long as there are any."""
     points: list[Point] = []
     total: Measurement | None = None
 
@@ -214,7 +214,7 @@ def _mismatch(config: RunConfig, facts: dict) -> Points:
 
 
 class Sweep(NamedTuple):
-    """What a sweep runs."""
+    """The work of a sweep: its points, and the preparation before them."""
 
     points: Callable[[RunConfig, dict], Points]  # may add to the facts of the record
     prepare: Callable[[RunConfig], tuple[RunConfig, dict]] = _as_it_is  # what to run, facts for the record
