@@ -1,4 +1,4 @@
-"""What the benchmarks share: flags, targets loaded one after another, the start of a record, and pages."""
+"""The parts that the benchmarks share: flags, targets loaded one after another, the start of a record, and pages."""
 
 import argparse
 import copy
@@ -30,7 +30,7 @@ from speclab.system.paths import OUTPUT
 
 @dataclass(kw_only=True)
 class BenchmarkRun(Head):
-    """What the records of all benchmarks share. They hold seconds and counts; pages make ratios of them."""
+    """The fields that the records of all benchmarks share. They hold seconds and counts; pages make ratios of them."""
 
     benchmark: str
     schema_version: Literal[2]
@@ -43,7 +43,7 @@ Run = TypeVar("Run", bound=BenchmarkRun)
 
 
 def add_result_flags(parser: argparse.ArgumentParser, benchmark: str) -> None:
-    """Where the record and the page of this benchmark go."""
+    """Add the flags that choose where the record and the page of this benchmark go."""
     group = parser.add_argument_group("results")
     group.add_argument("--out-dir", type=some_path, default=OUTPUT, help=f"holds results/ (default: {shown(OUTPUT)})")
     group.add_argument("--name", type=plain_name, default="local", help="of this run's files (default: local)")
@@ -51,13 +51,13 @@ def add_result_flags(parser: argparse.ArgumentParser, benchmark: str) -> None:
 
 
 def check_result_flags(args: argparse.Namespace) -> None:
-    """Before anything is measured."""
+    """Check these flags before anything is measured."""
     for ending in (".json", ".md"):
         check_writable(_result(args, args.benchmark, ending), "--out-dir")
 
 
 def _result(args: argparse.Namespace, benchmark: str, ending: str) -> Path:
-    """The record (.json) or the page (.md)."""
+    """The path of the record (.json) or of the page (.md)."""
     return args.out_dir / "results" / f"{args.name}-{benchmark}{ending}"
 
 
@@ -72,7 +72,7 @@ def listed_sizes(text: str) -> list[str]:
 
 
 def target_name(name: str) -> str:
-    """`lab` is the lab's own target; every other name is what --target takes."""
+    """The name that --target takes: `lab` is the lab's own target, and every other name stays as it is."""
     return loading.LAB_TARGET if name == "lab" else name
 
 
@@ -88,7 +88,7 @@ def model_drafter(kind: str, setup: Setup, seed: int, why: str) -> ModelDrafter:
 
 
 def head(args: argparse.Namespace, device: torch.device, settings: dict[str, Any]) -> dict[str, Any]:
-    """The fields of BenchmarkRun: what, where and how. settings: what the flags chose."""
+    """The fields of BenchmarkRun that say what ran, where and how. settings: the choices of the flags."""
     return {
         "benchmark": args.benchmark,
         "schema_version": 2,
@@ -101,7 +101,7 @@ def head(args: argparse.Namespace, device: torch.device, settings: dict[str, Any
 
 
 def head_of(args: argparse.Namespace, setup: Setup) -> dict[str, Any]:
-    """The same for a benchmark that loads a target."""
+    """The fields of `head` for a benchmark that loads a target."""
     settings = {
         "target": setup.target_name,
         "device": setup.device.type,
@@ -140,7 +140,7 @@ def measure_targets(
 
 
 def write(args: argparse.Namespace, run: Run, page: Callable[[Run], list[Block]]) -> None:
-    """The record and the page to files: what is measured by now."""
+    """Write the record and the page of what is measured by now to files."""
     write_whole(_result(args, run.benchmark, ".json"), files.to_json(run))
     write_whole(_result(args, run.benchmark, ".md"), terminal.harmless(show(page(run), markdown=True)))
 
@@ -148,7 +148,7 @@ def write(args: argparse.Namespace, run: Run, page: Callable[[Run], list[Block]]
 def finish(
     args: argparse.Namespace, run: Run, page: Callable[[Run], list[Block]], stop: BaseException | None = None
 ) -> int:
-    """The page to standard output, then the record and the page to files.  -> exit code
+    """Print the page to standard output, then write the record and the page to files.  -> exit code
 
     stop: what ended the measurement early; a problem is raised now that everything is written.
     """
@@ -165,13 +165,13 @@ def finish(
 
 
 def begin(title: str, run: BenchmarkRun) -> list[Block]:
-    """What every page begins with."""
+    """The beginning of every page."""
     stopped = "Stopped before the end: only what was complete by then is here." if run.interrupted else None
     return [Heading(title, 1), f"{circumstances(run)}.", stopped]
 
 
 def check_room(cached: CachedModel, context: int, widest: int) -> None:
-    """Raises UsageProblem where the widest pass does not fit the model's context."""
+    """Raise UsageProblem where the widest pass does not fit the model's context."""
     if cached.max_length is not None and context + widest > cached.max_length:
         raise UsageProblem(
             f"--context {context} and a pass over {widest} do not fit the model's context of {cached.max_length}; "

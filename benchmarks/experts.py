@@ -1,4 +1,4 @@
-"""What verification costs a model whose MLPs are mixtures of experts: passes over several tokens, side by side.
+"""How much does verification cost a model whose MLPs are mixtures of experts? Passes over several tokens, side by side.
 
 The lab's target gets E copies of each MLP under a random router that uses K of them for a token: lab:SIZE:eEkK, with
 the text of lab:SIZE. A pass over m tokens reads the union of the experts that they chose. The union is counted on real
@@ -47,18 +47,18 @@ class ExpertsPasses(Part):
     """Passes over so many tokens of real texts: medians over texts and repeats."""
 
     width: Count
-    union: Amount  # experts of a layer that were touched, counted; mean over layers and texts
-    scattered: Amount  # the same of as many tokens that stand anywhere in any text
+    union: Amount  # experts of a layer that the tokens touched, counted; mean over layers and texts
+    scattered: Amount  # the same for as many tokens that stand anywhere in any text
     expected: Amount  # E (1 - (1 - K/E)^m)
     seconds: Amount
-    dense_seconds: Amount  # of the model without experts
+    dense_seconds: Amount  # seconds of the model without experts
     predicted: Amount  # from dense_seconds and the counted union
-    bytes_ratio: Amount  # over a pass over one token, by the counted union
+    bytes_ratio: Amount  # bytes over those of a pass over one token, by the counted union
 
 
 @dataclass(kw_only=True)
 class ExpertsRun(common.BenchmarkRun):
-    """`python -m benchmarks.experts`."""
+    """The record of `python -m benchmarks.experts`."""
 
     n_experts: Count
     n_used: Count
@@ -86,7 +86,7 @@ def texts_of(setup: Setup, n_texts: int, n_tokens: int) -> list[Tensor]:
 
 
 def chosen_experts(model: CachedModel, text: Tensor) -> list[Tensor]:
-    """Of every layer (tokens, K): the experts that each token of the text uses."""
+    """The experts that each token of the text uses, (tokens, K) for every layer."""
     chosen: list[Tensor] = []
     hooks = [
         layer.mlp.gate.register_forward_hook(lambda module, given, result: chosen.append(result[2]))
@@ -101,18 +101,18 @@ def chosen_experts(model: CachedModel, text: Tensor) -> list[Tensor]:
 
 
 def counted_union(chosen: list[Tensor], tokens: Tensor) -> float:
-    """Experts that these tokens touch together, mean over layers."""
+    """The number of experts that these tokens touch together, mean over layers."""
     return statistics.mean(layer[tokens].unique().numel() for layer in chosen)
 
 
 def scattered_union(chosen: list[Tensor], width: int) -> float:
-    """The same of `width` tokens, mean over DRAWS seeded draws of them without replacement."""
+    """The number for `width` tokens, mean over DRAWS seeded draws of them without replacement."""
     draws, n = torch.Generator().manual_seed(0), len(chosen[0])
     return statistics.mean(counted_union(chosen, torch.randperm(n, generator=draws)[:width]) for _ in range(DRAWS))
 
 
 def read_bytes(dense: CachedModel, context: int) -> Bytes:
-    """What a pass over one token reads, without experts."""
+    """The bytes that a pass over one token reads, without experts."""
     model, config = dense.model, dense.model.config
     itemsize = model.dtype.itemsize
     mlps = sum(weight.numel() for layer in model.model.layers for weight in layer.mlp.parameters())
@@ -124,7 +124,7 @@ def read_bytes(dense: CachedModel, context: int) -> Bytes:
 
 
 def measure(mixed: Setup, dense: Setup, widths: list[int], context: int, n_texts: int, repeats: int) -> dict[str, Any]:
-    """Both models on the same texts, in turns.  -> the fields of ExpertsRun"""
+    """Measure both models on the same texts, in turns.  -> the fields of ExpertsRun"""
     name = sizes.parse_name(mixed.target_name)
     assert name.experts
     n_experts, n_used = name.experts
@@ -174,7 +174,7 @@ def measure(mixed: Setup, dense: Setup, widths: list[int], context: int, n_texts
 
 
 def page(run: ExpertsRun) -> list[Block]:
-    """Everything a reader gets, from the record alone."""
+    """The whole page, from the record alone."""
     first = run.passes[0]
     cells: dict[str, Cell] = {
         "tokens": lambda p: str(p.width),
@@ -222,7 +222,7 @@ def make_parser() -> parsing.Parser:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """The command.  -> exit code"""
+    """Run the command.  -> exit code"""
     args: argparse.Namespace = make_parser().parse_args(argv)
     widths = sorted({1, *parsing.numbers(args.widths, int, 1, "--widths")})
     if not sizes.is_lab_size(args.target) or not sizes.parse_name(args.target).experts:

@@ -47,13 +47,13 @@ METHOD = "llama.cpp"
 EARLY_EXIT = "early exit"  # method of the library's decoding that drafts with the target's own first layers
 PLAIN, SPECULATIVE, TOKENIZE, CEILING = "llama-completion", "llama-speculative-simple", "llama-tokenize", "llama-bench"
 NEEDED = (PLAIN, SPECULATIVE, TOKENIZE)
-NO_TOKEN = -1  # where a text ends before the budget
-SECONDS = 900  # after which a program hangs
+NO_TOKEN = -1  # stands where a text ends before the budget
+SECONDS = 900  # seconds after which a program counts as hanging
 MILLISECONDS = r" time = +([\d.]+) ms"
 
 
 class Generated(NamedTuple):
-    """What one of its programs did with one prompt."""
+    """The result of one of its programs for one prompt."""
 
     text: bytes
     prefill: float  # seconds, the first token included
@@ -65,14 +65,15 @@ class Generated(NamedTuple):
 
 
 def read_plain(out: bytes, err: str, budget: int) -> Generated:
-    """The output of llama-completion, which was asked for `budget` tokens and not to show the prompt."""
+    """Read the output of llama-completion, which was asked for `budget` tokens and not to show the prompt."""
     prefill, decode, sampling = (_number(f"{what}{MILLISECONDS}", err) for what in ("prompt eval", " eval", "sampling"))
     counts = Counts(n_rounds=int(_number(r" eval time = .*?/ +(\d+) runs", err)), n_emitted=budget - 1)
     return Generated(out.removesuffix(b"\n\n"), prefill / 1e3, (decode + sampling) / 1e3, counts)
 
 
 def read_speculative(out: bytes, err: str, prompt: bytes, budget: int) -> Generated:
-    """The output of llama-speculative-simple, which shows the prompt, and may make some tokens more than `budget`."""
+    """Read the output of llama-speculative-simple, which shows the prompt, and may make some tokens more than
+    `budget`."""
     encoded, encode_rate = (_number(pattern, err) for pattern in (r"encoded +(\d+)", r"encoded .*speed: +([\d.]+)"))
     n, rate = (_number(pattern, err) for pattern in (r"decoded +(\d+)", r"decoded .*speed: +([\d.]+)"))
     drafted, accepted = (int(_number(rf"n_{what} += (\d+)", err)) for what in ("drafted", "accept"))
@@ -85,17 +86,18 @@ def read_speculative(out: bytes, err: str, prompt: bytes, budget: int) -> Genera
 
 
 def read_ids(out: bytes) -> list[int]:
-    """The output of llama-tokenize --ids."""
+    """Read the output of llama-tokenize --ids."""
     return _read(lambda: [int(id_) for id_ in json.loads(out.decode().strip().splitlines()[-1])])
 
 
 def read_ceiling(out: bytes) -> float:
-    """Tokens per second of llama-bench -o json."""
+    """Read the tokens per second from the output of llama-bench -o json."""
     return _read(lambda: float(json.loads(out)[0]["avg_ts"]))
 
 
 def _read(reader: Callable[[], Any]) -> Any:
-    """What `reader` makes of an output. EnvironmentProblem where a program of another version prints something else."""
+    """Return the result of `reader`. Raises EnvironmentProblem where a program of another version prints something
+    else."""
     try:
         return reader()
     except (ValueError, LookupError, TypeError) as error:
@@ -112,7 +114,8 @@ def _number(pattern: str, text: str) -> float:
 
 
 def ids_of(text: bytes, expected: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """As many ids as `expected` that make `text`: those as far as they do, then the tokenizer's, then NO_TOKEN."""
+    """As many ids as `expected` has, that make `text`: the expected ones as far as they agree, then the tokenizer's,
+    then NO_TOKEN."""
 
     def spelled(n: int) -> bytes:
         return str(tokenizer.decode(expected[:n], clean_up_tokenization_spaces=False)).encode()
@@ -130,13 +133,13 @@ def ids_of(text: bytes, expected: list[int], tokenizer: PreTrainedTokenizerBase)
 
 
 def missing() -> list[str]:
-    """The programs that are needed and not on the PATH."""
+    """The programs that are needed and are not on the PATH."""
     return [name for name in NEEDED if not shutil.which(name)]
 
 
 @dataclass
 class Programs:
-    """llama.cpp with one pair. `folder` is for the prompts' files."""
+    """The programs of llama.cpp with one pair. `folder` is for the prompts' files."""
 
     target: Path
     draft: Path
@@ -144,7 +147,7 @@ class Programs:
     threads: int
 
     def run(self, program: str, *words: object) -> tuple[bytes, str]:
-        """What a program writes to standard output, and to standard error. EnvironmentProblem where it fails."""
+        """Run a program.  -> its standard output and its standard error. Raises EnvironmentProblem where it fails."""
         command = [program, "-m", str(self.target), *map(str, words)]
         try:
             done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS)
@@ -163,12 +166,12 @@ class Programs:
         return path
 
     def version(self) -> str:
-        """Which build it is."""
+        """The version of its build."""
         _, err = self.run(PLAIN, "--version")
         return harmless(_read(lambda: err.strip().splitlines()[0]).removeprefix("version: "))
 
     def check(self, prompts: list[Prompt]) -> None:
-        """UsageProblem where its tokenizer makes other ids of a prompt."""
+        """Raise UsageProblem where its tokenizer makes other ids of a prompt."""
         for prompt in prompts:
             out, _ = self.run(TOKENIZE, "-f", self.file(prompt.text), "--ids", "--log-disable", "--no-escape")
             if read_ids(out) != prompt.id_list:
@@ -185,7 +188,7 @@ class Programs:
         return read_speculative(*self.run(SPECULATIVE, *words, *speculative), prompt.encode(), budget)
 
     def ceiling(self, n_tokens: int) -> float | None:
-        """Tokens per second of llama-bench; None where it is not on the PATH."""
+        """The tokens per second of llama-bench; None where it is not on the PATH."""
         if not shutil.which(CEILING):
             return None
         out, _ = self.run(CEILING, "-p", 0, "-n", n_tokens, "-t", self.threads, "-o", "json")
@@ -196,7 +199,7 @@ class Programs:
 def programs(
     setup: Setup, draft: ModelDrafter, files: tuple[Path | None, Path | None], threads: int
 ) -> Iterator[Programs]:
-    """llama.cpp with this pair, as files that are given, or written for the time that this is open.
+    """The programs of llama.cpp with this pair, as files that are given, or that exist only while this is open.
 
     Raises a Problem where it cannot decode the pair as the lab does.
     """

@@ -63,7 +63,8 @@ BEAMS = [Arm(BEAM, "", n) for n in (2, 4)]
 
 
 def arms_for(draft_lengths: list[int], llama: bool = False, exits: bool = False) -> list[Arm]:
-    """Each of the lab's arms, followed by its peer; then beam search and llama.cpp's. exits: early exit, too."""
+    """Each of the lab's arms, followed by its peer; then beam search and the arms of llama.cpp. exits: with early
+    exit"""
     drafted = [(name, k) for name in ("model", "ngram", *([EXIT] if exits else [])) for k in draft_lengths]
     own = [BASELINE, GENERATE, *(Arm(method, name, k) for name, k in drafted for method in (name, PEER[name]))]
     own += [Arm(AUTO, AUTO, LONGEST, auto=True), Arm(PEER[AUTO], "model", LONGEST), *BEAMS]
@@ -106,7 +107,7 @@ def record(
     correctness: list[Facts],
     ceiling: float | None = None,
 ) -> PeersRun:
-    """What is measured, with the settings."""
+    """The record of the measurement, with the settings."""
     bench = measured.bench
     fields = common.head_of(args, bench.setup) | {"benchmark": "peers", "interrupted": measured.interrupted}
     fields["settings"] |= {
@@ -156,7 +157,8 @@ def llama(
     prompts: list[Prompt],
     stack: contextlib.ExitStack,
 ) -> llama_cpp.Programs | None:
-    """llama.cpp with this pair, until `stack` closes; None where it is not wanted, or, with a note, not to be had."""
+    """The programs of llama.cpp with this pair, until `stack` closes; None where they are not wanted, or, with a note,
+    cannot be used."""
     given = (args.llama_target, args.llama_draft)
     if args.llama_cpp is False:
         return None
@@ -173,7 +175,7 @@ def llama(
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """The command.  -> exit code"""
+    """Run the command.  -> exit code"""
     args = make_parser().parse_args(argv)
     lengths = parsing.numbers(args.draft_length, int, 1, "-k")
     if args.max_new_tokens < 2:
@@ -207,7 +209,7 @@ def main(argv: list[str] | None = None) -> int:
             ceiling = bench.llama.ceiling(args.max_new_tokens)
         arms = arms_for(lengths, bench.llama is not None, exits)
         measured = measure(bench, arms, [0.0], prompts, args.repeats, {}, schedule=one_after_another)
-    checked = [arm for arm in arms[1:] if arm not in BEAMS]  # whose text is another one
+    checked = [arm for arm in arms[1:] if arm not in BEAMS]  # all arms but beam search, whose text is another one
     checks = [judge_greedy(measured, arm) for arm in checked]
     run = record(args, measured, args.repeats, lengths, models, checks, ceiling)
     code = common.finish(args, run, page, measured.stop)

@@ -1,4 +1,4 @@
-"""What a run of `python -m benchmarks.peers` says: its record, the ratios between its arms, and its page."""
+"""The result of `python -m benchmarks.peers`: its record, the ratios between its arms, and its page."""
 
 import statistics
 from collections import defaultdict
@@ -45,7 +45,7 @@ class PeerTiming(Part):
 
 @dataclass(kw_only=True)
 class PeersRun(common.BenchmarkRun):
-    """`python -m benchmarks.peers`."""
+    """The record of `python -m benchmarks.peers`."""
 
     models: dict[str, str]
     correctness: list[Facts]  # of speclab/lab/output_checks.py, one entry for every arm but the baseline and beams
@@ -61,7 +61,7 @@ Key = tuple[str, int]  # method and draft length of an arm
 
 
 class Ratio(Value):
-    """Times as fast, with a 95 % interval over prompts."""
+    """A ratio of speeds, with a 95 % interval over prompts."""
 
     def __str__(self) -> str:
         return speedup(self.value) + (f" ({interval(self.low, self.high)})" if self.low is not None else "")
@@ -77,25 +77,25 @@ def by_arm(timings: Timings, kind: str | None = None) -> dict[Key, Timings]:
 
 
 def typical(timings: Timings, seconds: str = "seconds") -> list[float]:
-    """Of every prompt, the median over repeats."""
+    """The median over repeats for every prompt."""
     return [statistics.median(getattr(t, seconds)) for t in timings]
 
 
 def ratio(before: Timings, after: Timings, seconds: str = "seconds") -> Ratio:
-    """How many times as fast `after` is on the same prompts."""
+    """The ratio that says how many times as fast `after` is on the same prompts."""
     top, bottom = typical(before, seconds), typical(after, seconds)
     low, high = ratio_interval(top, bottom) or (None, None)
     return Ratio(sum(top) / sum(bottom), low, high)
 
 
 def over_peers(run: PeersRun, kind: str | None = None) -> dict[Key, Ratio]:
-    """Each of the lab's arms over its peer."""
+    """The ratio of each of the lab's arms to its peer."""
     arms = by_arm(run.raw, kind)
     return {(name, k): ratio(arms[PEER[name], k], arms[name, k]) for name, k in list(arms) if name in PEER}
 
 
 class Goal(NamedTuple):
-    """What was asked for beside what was measured."""
+    """A goal and its measurement."""
 
     what: str
     draft_length: int
@@ -105,14 +105,14 @@ class Goal(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Whether it was met, and whether the interval covers what was asked."""
+        """A phrase that says whether the goal was met, and whether the interval covers what was asked."""
         value, low, high = self.measured
         unsure = ", not surely" * (low is None or high is None or low < self.asked <= high)
         return ("met" if value >= self.asked else f"MISSED by {1 - value / self.asked:.0%}") + unsure
 
 
 def goals(run: PeersRun) -> list[Goal]:
-    """Each arm over its peer, then the best length over the baseline."""
+    """The goals: each arm over its peer, then the best length over the baseline."""
     rows = []
     for method, (kind, asked) in ASKED.items():
         for (name, k), measured in over_peers(run, kind).items():
@@ -165,7 +165,8 @@ def ratio_cell(ratios: dict[Key, Ratio]) -> Cell:
 
 
 def speed_tables(run: PeersRun) -> list[Block]:
-    """A line for every arm, over all prompts; then the lab's arms over their peers for each kind of prompt."""
+    """A table with a line for every arm, over all prompts; then the lab's arms over their peers for each kind of
+    prompt."""
     arms, to_peer = by_arm(run.raw), over_peers(run)
     n_tokens = len(arms["baseline", 0]) * run.settings["max_new_tokens"]
     same = {
@@ -194,7 +195,7 @@ def speed_tables(run: PeersRun) -> list[Block]:
 
 
 def llama_table(run: PeersRun) -> list[Block]:
-    """The lab's arms beside llama.cpp's, decoding alone; nothing where it was not measured."""
+    """A table of the lab's arms beside those of llama.cpp, decoding alone; none where it was not measured."""
     arms = by_arm(run.raw)
     theirs = {
         ("model" if k else "baseline", k): timings for (name, k), timings in arms.items() if name == llama_cpp.METHOD
@@ -231,13 +232,13 @@ def llama_table(run: PeersRun) -> list[Block]:
 
 
 def faster(measured: Ratio) -> str:
-    """Which of two is faster, from ours ÷ llama.cpp."""
+    """The name of the faster one, from ours ÷ llama.cpp."""
     low, high = (measured.value if end is None else end for end in (measured.low, measured.high))
     return "ours" if low > 1 else llama_cpp.METHOD if high < 1 else "unclear"
 
 
 def page(run: PeersRun) -> list[Block]:
-    """Everything a reader gets, from the record alone."""
+    """The whole page, from the record alone."""
     settings = run.settings
     size = (
         f"{settings['n_prompts']} prompts, {settings['max_new_tokens']} new tokens each, {settings['repeats']} x, "

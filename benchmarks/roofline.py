@@ -52,7 +52,7 @@ Ceilings = dict[str, Amount]  # by READING, and `matrix`: operations a second of
 
 @dataclass(kw_only=True)
 class Pass(Part):
-    """Passes over `width` tokens, and what one of them must do."""
+    """Passes over `width` tokens, and the bytes and operations of one of them."""
 
     width: Count
     seconds: Amount  # median
@@ -78,7 +78,7 @@ class ModelPasses(Part):
 
 @dataclass(kw_only=True)
 class RooflineRun(common.BenchmarkRun):
-    """`python -m benchmarks.roofline`."""
+    """The record of `python -m benchmarks.roofline`."""
 
     block_bytes: Count
     ceilings: Ceilings  # the best seen in the run
@@ -90,7 +90,7 @@ class RooflineRun(common.BenchmarkRun):
 
 @torch.inference_mode()
 def matrix_rate(device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...], repeats: int = 5) -> float:
-    """Operations a second of the best square matrix product."""
+    """The operations a second of the best square matrix product."""
     rates = []
     for n in sizes:
         a, b = (torch.randn(n, n, dtype=torch.float32, device=device).to(dtype) for _ in range(2))
@@ -99,7 +99,7 @@ def matrix_rate(device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...]
 
 
 def raise_ceilings(ceilings: Ceilings, setup: Setup, block: int) -> None:
-    """Measure what the machine can do, and keep what is higher than before."""
+    """Measure the machine's ceilings, and keep those that are higher than before."""
     sizes = (4096, 8192) if setup.device.type == "cuda" else (768, 1536)
     rate = matrix_rate(setup.device, setup.dtype, sizes)
     for way, speed in {**bandwidth(block, setup.device, setup.dtype), "matrix": rate}.items():
@@ -110,7 +110,7 @@ def raise_ceilings(ceilings: Ceilings, setup: Setup, block: int) -> None:
 
 
 def measure_model(args: argparse.Namespace, role: Role, name: str, cached: CachedModel, block: int) -> ModelPasses:
-    """Passes of one model, and the bandwidth over a block as large as its weights, `block` bytes at most."""
+    """Measure passes of one model, and the bandwidth over a block as large as its weights, `block` bytes at most."""
     model, (n_weights, weight_bytes) = cached.model, weights_read(cached.model)
     runs = time_passes([(cached, width) for width in args.widths], args.context, args.repeats + 1, args.seed)
     passes = [
@@ -143,7 +143,7 @@ def measure_models(
     ceilings: Ceilings,
     measured: list[ModelPasses],
 ) -> int:
-    """Add the passes of loaded models to `measured`, and what the machine can do to `ceilings`.
+    """Add the passes of loaded models to `measured`, and the machine's ceilings to `ceilings`.
 
     args: widths, context, repeats, seed.  -> bytes of the block that was read and copied
     """
@@ -157,7 +157,7 @@ def measure_models(
 def record(
     args: argparse.Namespace, fields: dict[str, Any], block: int, ceilings: Ceilings, measured: list[ModelPasses]
 ) -> RooflineRun:
-    """What is measured, with the settings. fields: of BenchmarkRun"""
+    """The record of the measurement, with the settings. fields: the fields of BenchmarkRun"""
     fields["settings"] |= {"targets": [model.name for model in measured if model.role == "target"]}
     fields["settings"] |= {name: getattr(args, name) for name in ("widths", "context", "repeats")}
     return RooflineRun(**fields, block_bytes=block, ceilings=ceilings, models=measured)
@@ -177,18 +177,18 @@ LEGEND = [
 
 
 def floor(n_bytes: float, n_operations: float, bandwidth: float, rate: float) -> tuple[float, str]:
-    """-> seconds that no code can beat, and what takes them"""
+    """The floor of a pass.  -> seconds that no code can beat, and what takes them"""
     reading, arithmetic = n_bytes / bandwidth, n_operations / rate
     return max(reading, arithmetic), "reading" if reading >= arithmetic else "arithmetic"
 
 
 def best_bandwidth(model: ModelPasses, ceilings: Ceilings) -> float:
-    """The best seen, in bytes a second."""
+    """The best bandwidth seen, in bytes a second."""
     return max(model.bandwidth, *(ceilings[way] for way in READING))
 
 
 def ceilings_table(run: RooflineRun) -> Table:
-    """What the machine can do."""
+    """A table of the machine's ceilings."""
     ceilings, size = run.ceilings, f"{run.block_bytes / 2**20:.0f} MiB"
     rows = [
         (f"copy {size}, read + written", f"{ceilings['copy'] / 1e9:.1f} GB/s"),
@@ -200,7 +200,7 @@ def ceilings_table(run: RooflineRun) -> Table:
 
 
 def passes_table(model: ModelPasses, ceilings: Ceilings) -> Table:
-    """A line for every width."""
+    """A table with a line for every width."""
     speed = best_bandwidth(model, ceilings)
     floors = {p.width: floor(p.bytes, p.operations, speed, ceilings["matrix"]) for p in model.passes}
     cells: dict[str, Cell] = {
@@ -215,7 +215,7 @@ def passes_table(model: ModelPasses, ceilings: Ceilings) -> Table:
 
 
 def model_title(model: ModelPasses, ceilings: Ceilings) -> str:
-    """Name, size, and where its passes ran."""
+    """The name and size of a model, and where its passes ran."""
     size = f"{model.parameters / 1e6:.1f} M parameters, {model.weight_bytes / 1e6:.0f} MB read in a pass"
     size += ", padded" * sizes.is_lab_size(model.name)
     speed = f"bandwidth {best_bandwidth(model, ceilings) / 1e9:.1f} GB/s"
@@ -224,7 +224,7 @@ def model_title(model: ModelPasses, ceilings: Ceilings) -> str:
 
 
 def page(run: RooflineRun) -> list[Block]:
-    """Everything a reader gets, from the record alone."""
+    """The whole page, from the record alone."""
     blocks = [*common.begin("Passes against the machine's ceilings", run), Heading("The machine"), ceilings_table(run)]
     for model in run.models:
         blocks += [Heading(model_title(model, run.ceilings)), passes_table(model, run.ceilings)]
@@ -250,7 +250,7 @@ def make_parser() -> parsing.Parser:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """The command.  -> exit code"""
+    """Run the command.  -> exit code"""
     args = make_parser().parse_args(argv)
     args.widths = parsing.numbers(args.widths, int, 1, "--widths")
     common.check_result_flags(args)

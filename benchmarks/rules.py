@@ -1,4 +1,5 @@
-"""What block verification keeps beyond the token rule: the same draft, the same prompts, counts alone.
+"""How many more tokens does block verification keep than the token rule? The same draft, the same prompts, counts
+alone.
 
 Both rules give the target's distribution, so both arms make texts of the same law; the block rule needs fewer rounds.
 Every prompt is decoded --repeats times with each rule, with other random numbers each time. No clock is looked at.
@@ -45,7 +46,8 @@ RULES = ("token", "block")
 
 @dataclass(kw_only=True)
 class RuleCounts(Part):
-    """One prompt with one rule, all repeats together; the token from the prompt's own pass is left out."""
+    """The counts of one prompt with one rule, all repeats together; the token from the prompt's own pass is left
+    out."""
 
     rule: str
     temperature: Amount
@@ -59,7 +61,7 @@ class RuleCounts(Part):
 
 @dataclass(kw_only=True)
 class RulesRun(common.BenchmarkRun):
-    """`python -m benchmarks.rules`."""
+    """The record of `python -m benchmarks.rules`."""
 
     raw: list[RuleCounts]
 
@@ -70,7 +72,7 @@ class RulesRun(common.BenchmarkRun):
 def counts(
     setup: Setup, drafter: Drafter, prompt: Prompt, k: int, sampling: Sampling, rule: str, budget: int, seeds: list[int]
 ) -> Counts:
-    """Of the decodings of one prompt, one for each seed."""
+    """The counts of the decodings of one prompt, one for each seed."""
     total = Counts()
     for seed in seeds:
         settings = DecodeSettings(budget, sampling, seed=seed)
@@ -84,7 +86,7 @@ def counts(
 def measure(
     args: argparse.Namespace, setup: Setup, prompts: list[Prompt], lengths: list[int], temperatures: list[float]
 ) -> tuple[list[RuleCounts], BaseException | None]:
-    """Prompt by prompt.  -> counts of the prompts that every arm has finished, what ended it early"""
+    """Measure prompt by prompt.  -> counts of the prompts that every arm has finished, what ended it early"""
     # One for each case: hybrids learn, and no case teaches another.
     drafter = registry.make(args.draft, setup, args.seed)
     drafters = {case: copy.deepcopy(drafter) for case in itertools.product(temperatures, lengths, RULES)}
@@ -129,7 +131,7 @@ LEGEND = [
 
 
 def page(run: RulesRun) -> list[Block]:
-    """Everything a reader gets, from the record alone."""
+    """The whole page, from the record alone."""
     cases = list(dict.fromkeys((row.temperature, row.draft_length) for row in run.raw))
 
     def of(case: tuple[float, int], rule: str) -> list[RuleCounts]:
@@ -175,7 +177,7 @@ def make_parser() -> parsing.Parser:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """The command.  -> exit code"""
+    """Run the command.  -> exit code"""
     args = make_parser().parse_args(argv)
     lengths = parsing.numbers(args.draft_length, int, 1, "-k")
     temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")

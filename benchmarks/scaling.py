@@ -1,4 +1,4 @@
-"""Does the cost of a token stay what it is while things grow?
+"""Does the cost of a token stay the same while things grow?
 
 A decoder that copies its cache, searches its whole text, or keeps lists that nobody empties is fast in a short demo and
 slow in use. Here four things grow, one at a time, and every number is a ratio inside one run:
@@ -53,7 +53,7 @@ BASE = 64  # tokens of the prompt that the sweep `length` starts from
 
 
 def length_sweep(subject: Subject) -> list[ScalePoint]:
-    """Short, long, and a prompt as long as that; the same for the baseline and the draft."""
+    """Points for a short text, a long one, and a prompt as long as the long one; for the baseline and for the draft."""
     base, lengths = as_prompt(subject.text[:BASE]), subject.args.lengths
     grown = as_prompt(base.id_list + subject.start(BASELINE, base, lengths[-1]).tokens[: lengths[-1]])
     series = [
@@ -70,7 +70,7 @@ def length_sweep(subject: Subject) -> list[ScalePoint]:
 
 
 def context_sweep(subject: Subject) -> list[ScalePoint]:
-    """Prompts of several lengths, cut from one text."""
+    """Points for prompts of several lengths, cut from one text."""
     places = [(arm, n) for arm in subject.arms() for n in subject.args.contexts]
     lines = [Line(arm, n, [as_prompt(subject.text[:n])]) for arm, n in places]
     subject.time(lines)
@@ -78,7 +78,7 @@ def context_sweep(subject: Subject) -> list[ScalePoint]:
 
 
 def k_sweep(subject: Subject) -> list[ScalePoint]:
-    """Every draft length over the same prompts, timed whole and, beside it, phase by phase."""
+    """Points for every draft length over the same prompts, timed whole and, beside it, phase by phase."""
     (name,), lengths = subject.bench.drafters, subject.args.draft_lengths
     timed, phased = ([Line(Arm(method, name, k), k, subject.prompts) for k in lengths] for method in (name, INSTRUMENT))
     baseline = Line(BASELINE, "-", subject.prompts)
@@ -92,14 +92,14 @@ def k_sweep(subject: Subject) -> list[ScalePoint]:
 
 
 def size_sweep(subject: Subject) -> list[ScalePoint]:
-    """One target among several: the cost of its tokens, and what speculation makes of it."""
+    """Points for one target among several: the cost of its tokens, and the speedup of speculation."""
     lines = [Line(arm, size_label(subject.bench.setup), subject.prompts) for arm in subject.arms()]
     subject.time(lines)
     return subject.points("size", lines)
 
 
 def size_label(setup: Setup) -> str:
-    """Short enough for a column; what it stands for is listed above the tables."""
+    """A name of a target that fits a column; its meaning is listed above the tables."""
     return f"{sum(p.numel() for p in setup.target.model.parameters()) / 1e6:.1f} M"
 
 
@@ -165,12 +165,12 @@ def make_subject(
 
 
 def draft_models(subject: Subject) -> list[CachedModel]:
-    """The draft's model where it has one."""
+    """The model of the draft, where it has one."""
     return [model for drafter in subject.bench.drafters.values() for model in drafter.models]
 
 
 def check_room(subject: Subject, sweeps: list[Sweep]) -> None:
-    """Raises UsageProblem where the longest text of a sweep does not fit the context of a model."""
+    """Raise UsageProblem where the longest text of a sweep does not fit the context of a model."""
     args, models = subject.args, [subject.bench.setup.target, *draft_models(subject)]
     room = min((m.max_length for m in models if m.max_length), default=sys.maxsize)
     prompt = max(prompt.ids.shape[1] for prompt in subject.prompts)
@@ -186,7 +186,7 @@ def check_room(subject: Subject, sweeps: list[Sweep]) -> None:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """The command.  -> exit code"""
+    """Run the command.  -> exit code"""
     args = make_parser().parse_args(argv)
     sweeps = fill_in(args)
     common.check_result_flags(args)

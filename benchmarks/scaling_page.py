@@ -1,4 +1,4 @@
-"""What a run of `python -m benchmarks.scaling` says: its record and its page."""
+"""The result of `python -m benchmarks.scaling`: its record and its page."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -22,7 +22,7 @@ FLAT = 0.03  # a change this small is called flat even where the interval knows 
 
 @dataclass(kw_only=True)
 class ScalePoint(Part):
-    """One arm at one place of a sweep. Ratios are over the first point of its series."""
+    """One arm at one place of a sweep. Ratios are relative to the first point of its series."""
 
     sweep: Sweep
     series: str
@@ -42,7 +42,7 @@ class ScalePoint(Part):
 
 @dataclass(kw_only=True)
 class ScalingRun(common.BenchmarkRun):
-    """`python -m benchmarks.scaling`."""
+    """The record of `python -m benchmarks.scaling`."""
 
     models: dict[str, str]
     points: list[ScalePoint]
@@ -60,7 +60,7 @@ LEGEND = [
 
 
 def sweep_table(points: list[ScalePoint]) -> Table:
-    """A line for every point of one sweep."""
+    """A table with a line for every point of one sweep."""
     cells: dict[str, Cell] = {
         "arm": lambda p: f"{p.series} k={p.draft_length}" if p.draft_length and p.sweep != "k" else p.series,
         "at": lambda p: str(p.x),
@@ -80,7 +80,7 @@ def sweep_table(points: list[ScalePoint]) -> Table:
 
 
 def verdict(ratio: float, low: float | None, high: float | None) -> str:
-    """Of the cost of a round: flat, grows or shrinks, and whether noise may be the reason."""
+    """The verdict on the cost of a round: flat, grows or shrinks, and whether noise may be the reason."""
     if abs(ratio - 1) <= FLAT:
         return "flat"
     may_be_noise = low is not None and high is not None and low <= 1 <= high
@@ -88,7 +88,7 @@ def verdict(ratio: float, low: float | None, high: float | None) -> str:
 
 
 def page(run: ScalingRun) -> list[Block]:
-    """Everything a reader gets, from the record alone."""
+    """The whole page, from the record alone."""
     blocks = [*common.begin("What grows", run), Lines(f"{role}: {text}" for role, text in run.models.items())]
     for sweep in dict.fromkeys(p.sweep for p in run.points):
         blocks += [Heading(TITLES[sweep]), sweep_table([p for p in run.points if p.sweep == sweep])]

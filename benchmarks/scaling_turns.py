@@ -1,4 +1,4 @@
-"""Decodings that take turns, for benchmarks/scaling.py: all places of a sweep side by side, and what each costs."""
+"""Decodings that take turns, for benchmarks/scaling.py: all places of a sweep side by side, with the cost of each."""
 
 import argparse
 from dataclasses import dataclass, field
@@ -33,28 +33,28 @@ class Line:
 
     @property
     def seconds(self) -> float:
-        """Of all rounds."""
+        """The seconds of all rounds."""
         return sum(seconds for _, seconds, _ in self.log)
 
     @property
     def n_tokens(self) -> int:
-        """Of all rounds."""
+        """The tokens of all rounds."""
         return sum(len(round_.tokens) for _, _, round_ in self.log)
 
     @property
     def n_rounds(self) -> int:
-        """A round of the baseline is one token, also where a GPU fetches several at once."""
+        """The number of rounds. A round of the baseline is one token, also where a GPU fetches several at once."""
         return len(self.log) if self.arm.speculative else self.n_tokens
 
     def blocks(self) -> list[float]:
-        """Seconds of stretches of rounds that follow each other."""
+        """The seconds of stretches of rounds that follow each other."""
         parts = np.array_split([seconds for _, seconds, _ in self.log], min(BLOCKS, len(self.log)))
         return [float(part.sum()) for part in parts]
 
 
 @dataclass
 class Subject:
-    """What the sweeps measure: one target and one draft, and texts for them."""
+    """The subject of the sweeps: one target, one draft, and texts for them."""
 
     args: argparse.Namespace
     bench: Bench
@@ -106,7 +106,8 @@ class Subject:
 
 @old_objects_frozen()
 def alternate(decodings: list[Decoding], turns: int, chunk: int) -> None:
-    """Turn by turn a round of each, forwards and backwards; of the baseline `chunk` tokens in every chunk-th turn."""
+    """Advance each decoding by a round, turn by turn, forwards and backwards. The baseline makes `chunk` tokens in
+    every chunk-th turn."""
     for turn in range(turns):
         for decoding in decodings if turn % 2 == 0 else decodings[::-1]:
             if decoding.arm.speculative or turn % chunk == 0:
@@ -114,17 +115,17 @@ def alternate(decodings: list[Decoding], turns: int, chunk: int) -> None:
 
 
 def as_prompt(ids: list[int]) -> Prompt:
-    """A prompt of these ids."""
+    """Make a prompt of these ids."""
     return Prompt("text", "", torch.tensor([ids]))
 
 
 def room_for_turns(args: argparse.Namespace, draft_length: int) -> int:
-    """Tokens that all turns of a decoding may make, and those before them that overshoot; no round is shortened."""
+    """The tokens that all turns of a decoding may make, and those before them that overshoot; no round is shortened."""
     return (draft_length + 1) * (args.turns + 2) + 2 * LARGEST_CHUNK
 
 
 def point(sweep: Sweep, line: Line, first: Line) -> ScalePoint:
-    """What the rounds of a line cost, beside those of another line with as many turns."""
+    """The cost of the rounds of a line, relative to those of another line with as many turns."""
     low, high = (None if line is first else ratio_interval(line.blocks(), first.blocks())) or (None, None)
     return ScalePoint(
         sweep=sweep,

@@ -1,4 +1,5 @@
-"""How often the verdict on sampled texts is wrong: false alarms on right texts, and wrong laws that it does not find.
+"""How often is the verdict on sampled texts wrong? Two errors are counted: false alarms on right texts, and wrong laws
+that it does not find.
 
 Two models (the lab's pair, and the pair with its roles exchanged), two number formats, and several settings of
 temperature, top-k and top-p. No clock is looked at.
@@ -82,7 +83,7 @@ class Verdicts(Part):
 
 @dataclass(kw_only=True)
 class VerdictsRun(common.BenchmarkRun):
-    """`python -m benchmarks.verdicts`."""
+    """The record of `python -m benchmarks.verdicts`."""
 
     raw: list[Verdicts]
 
@@ -137,7 +138,7 @@ class Tally:
 def places_of(
     setup: Setup, draft: ModelDrafter, prompt: Prompt, text: list[int], sampling: Sampling
 ) -> list[tuple[slice, Places]]:
-    """What compare.py would test in this text."""
+    """The places of this text that compare.py would test."""
     vocab = setup.target.vocab_size
     draft_probs = distributions(draft.draft.model, prompt.id_list, text, sampling, vocab)
     return list(known_law(setup.reference, prompt.id_list, text, sampling, vocab, draft_probs))
@@ -190,7 +191,7 @@ def verdicts_at(
 
 
 def measure(args: argparse.Namespace, raw: list[Verdicts]) -> dict[str, Any]:
-    """Every model in every number format at every setting.  -> the fields of BenchmarkRun"""
+    """Measure every model in every number format at every setting.  -> the fields of BenchmarkRun"""
     fields: dict[str, Any] = {}
     cases = list(itertools.product(MODELS, DTYPES))
     with progress(len(cases) * len(SAMPLINGS), "setting", "judging") as bar:
@@ -246,7 +247,7 @@ LEGEND = [
 
 
 def page(run: VerdictsRun) -> list[Block]:
-    """Everything a reader gets, from the record alone."""
+    """The whole page, from the record alone."""
     cells: dict[str, Cell] = {
         "model": lambda row: row.model,
         "dtype": lambda row: row.dtype,
@@ -288,7 +289,7 @@ def make_parser() -> parsing.Parser:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """The command.  -> exit code"""
+    """Run the command.  -> exit code"""
     args = make_parser().parse_args(argv)
     common.check_result_flags(args)
     raw: list[Verdicts] = []

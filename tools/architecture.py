@@ -19,7 +19,8 @@ ABOVE = {
 
 
 def _rooms() -> Iterator[str]:
-    """From the ground up: a room may import the rooms before it. The package's own are the layers of its contract."""
+    """The rooms from the ground up: a room may import the rooms before it. The package's own are the layers of its
+    contract."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
     layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
     for name in (name.strip() for layer in reversed(layers) for name in layer.split("|")):
@@ -52,13 +53,13 @@ def room_of(file: str) -> str:
 
 
 def imports() -> dict[str, set[str]]:
-    """File -> files that it imports."""
+    """The files that each file imports."""
     known = {file.removesuffix(".py").replace("/", "."): file for file in files()}
     return {file: {known[name] for name in _names(ROOT / file) if name in known} - {file} for file in known.values()}
 
 
 def _names(path: Path) -> Iterator[str]:
-    """Names of modules that a file may import; the project has no relative imports."""
+    """The names of modules that a file may import; the project has no relative imports."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -81,7 +82,8 @@ def plan() -> str:
 
 
 def _reached(uses: dict[str, set[str]], room: str) -> set[str]:
-    """The rooms under one, however far. Only lower rooms count, so it ends also where imports run in a circle."""
+    """All rooms below one, however far. Only lower rooms count, so the search ends also where imports run in a
+    circle."""
     lower = {other for other in uses[room] if ROOMS.index(other) < ROOMS.index(room)}
     return lower | {far for near in lower for far in _reached(uses, near)}
 

@@ -1,4 +1,5 @@
-"""The measured tables in the chapters: what `compare.py --quick --brief` shows, from the committed comparison."""
+"""The measured tables in the chapters: the output of `compare.py --quick --brief`, computed from the committed
+comparison."""
 
 from dataclasses import replace
 
@@ -9,11 +10,11 @@ from speclab.records.runs import ComparisonRun
 from speclab.system.paths import ROOT
 
 RUN = ROOT / "results" / "cpu-2-cores-intel.json"  # python compare.py
-LENGTHS = (0, 2, 4)  # those of --quick, and the baseline's
+LENGTHS = (0, 2, 4)  # the lengths of --quick, and 0 for the baseline
 
 
 def brief(temperature: float) -> str:
-    """What --brief prints of one temperature, at the draft lengths of a quick run."""
+    """The output of --brief for one temperature, at the draft lengths of a quick run."""
     run = read(RUN, ComparisonRun)
     shown = [row for row in run.rows if row.temperature == temperature and row.draft_length in LENGTHS]
     quick = replace(run, rows=shown, padded=None)  # as a quick run has none

@@ -14,7 +14,8 @@ from tools import architecture, chapter_blocks, draft_blocks, method_blocks, rer
 
 RESULTS = ROOT / "results"
 DEFAULT_RUN = RESULTS / "cpu-2-cores-intel.json"  # python compare.py
-# The same on an older commit and another processor, and half a day before with --draft model,ngram -k 2,4,8.
+# The same command on an older commit and another processor, and a run half a day before that one, which had
+# --draft model,ngram -k 2,4,8.
 TWO_RUNS = RESULTS / "cpu-2-cores.json", RESULTS / "cpu-2-cores-again.json"
 FULL_RUN = RESULTS / "cpu-2-cores-full.json"  # --full --draft model,ngram -k 2,4,8 --max-new-tokens 96 --repeats 2
 # --target lab:200m --temperature 0 --limit 2 -k 4,6,8,12,auto
@@ -67,12 +68,12 @@ def headline() -> str:
 
 
 def first_run() -> str:
-    """What the first command prints."""
+    """The output of the first command."""
     return f"```text\n{first_screen.screen(comparison(DEFAULT_RUN))}```"
 
 
 def heads() -> str:
-    """The lab's heads: size, training, and on held-out text and the prompts what they reach."""
+    """The lab's heads: their size, their training, and their results on held-out text and on the prompts."""
     return "\n\n".join(_head(read_json(PAIR / kind / "training.json")) for kind in ("feature", "block", "exit"))
 
 
@@ -103,7 +104,7 @@ def _head(facts: dict) -> str:
 
 
 def pair() -> str:
-    """Sizes, losses and acceptance of the committed pair."""
+    """The sizes, losses and acceptance of the committed pair."""
     facts = read_json(TRAINING)
     accepted = facts["acceptance_on_held_out_continuations"]
     cells: dict[str, tables.Cell] = {
@@ -136,12 +137,12 @@ def book_table() -> str:
 
 
 def errors() -> str:
-    """How far each prediction was off, over all rows of the full run."""
+    """The error of each prediction, over all rows of the full run."""
     return _shown(explanations.errors_table(prediction_rows(comparison(FULL_RUN).rows)))
 
 
 def trust() -> str:
-    """Rows that two runs share, and the phases against the wall."""
+    """The rows that two runs share, and the sum of the phases beside the clock on the wall."""
     lines = [explanations.phases_line(comparison(FULL_RUN))]
     rows = rerun.compared(*map(comparison, TWO_RUNS))
     for temperature in dict.fromkeys(row.first.temperature for row in rows):

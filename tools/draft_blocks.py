@@ -54,7 +54,7 @@ DRAFTS = (
 
 
 def drafts() -> str:
-    """A row for every kind of draft."""
+    """The table with a row for every kind of draft."""
     headers = ["`--draft`", "what it is", "needs training", "measured", "read on"]
     lines = [[draft.name, draft.what, draft.needs_training, _measured(draft), _page(draft)] for draft in DRAFTS]
     return tables.table(lines, headers, markdown=True, n_words=5)

@@ -69,7 +69,7 @@ def words_of_extensions() -> list[str]:
 
 
 def no_packages() -> list[str]:
-    """The folders that have a register.py and no __init__.py, which nothing would find."""
+    """The folders that have a register.py and no __init__.py, so that nothing would find them."""
     found = sorted((ROOT / FOLDER).glob("*/register.py"))
     return [
         f"{file.parent.name}: give it an __init__.py" for file in found if not file.with_name("__init__.py").exists()
@@ -82,7 +82,7 @@ def names() -> list[str]:
 
 
 def deleted() -> list[str]:
-    """Delete each extension in a copy, then all of them.  -> what does not work there, a traceback each"""
+    """Delete each extension in a copy, then all of them.  -> a traceback for everything that does not work there"""
     # A process is forked where the system can do so, from one that has loaded the libraries.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
@@ -136,7 +136,7 @@ def copied(folder: Path, without: Iterable[str]) -> Path:
 
 
 def _import_all(folder: Path, connection: Connection) -> None:
-    """In a process of its own: import every module of the copy's package and its scripts; send what went wrong."""
+    """Import every module of the copy's package and its scripts, in a process of its own, and send what went wrong."""
     os.chdir(folder)
     sys.path[:] = [str(folder), *(path for path in sys.path if path and Path(path).resolve() != ROOT)]
     for name in [name for name in sys.modules if name.partition(".")[0] == "tools"]:

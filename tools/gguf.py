@@ -62,7 +62,7 @@ class Entry(NamedTuple):
 
 
 def model_entries(model: PreTrainedModel) -> list[Entry]:
-    """The config. UsageProblem where the model is no plain Llama."""
+    """The entries of the config. UsageProblem where the model is no plain Llama."""
     config = model.config
     rope = getattr(config, "rope_parameters", None) or {}
     biased = any(name.endswith(".bias") for name, _ in model.named_parameters())
@@ -90,7 +90,8 @@ def model_entries(model: PreTrainedModel) -> list[Entry]:
 
 
 def tokenizer_entries(tokenizer: PreTrainedTokenizerBase, n_rows: int, eos: int | None) -> list[Entry]:
-    """The vocabulary, filled up to the rows of the output layer. UsageProblem where texts are split in another way."""
+    """The entries of the vocabulary, filled up to the rows of the output layer. UsageProblem where texts are split in
+    another way."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     parts = json.loads(backend.to_str()) if backend is not None else {"model": {}}
     splits = parts.get("pre_tokenizer") or {}
@@ -129,7 +130,7 @@ def tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 
 
 def interleaved(weight: Tensor, n_heads: int) -> Tensor:
-    """(heads * size, width) rows in the order of llama.cpp's rotary embedding.
+    """Put (heads * size, width) rows into the order of llama.cpp's rotary embedding.
 
     The library rotates row i of a head with row i + size / 2, llama.cpp row 2 i with row 2 i + 1.
     """
@@ -186,7 +187,7 @@ def _aligned(content: bytes) -> bytes:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """The command.  -> exit code"""
+    """Run the command.  -> exit code"""
     parser = parsing.make_parser(__doc__)
     parser.add_argument(
         "--target", type=parsing.some_name, default=loading.LAB_TARGET, help="folder, hub name, lab:SIZE"

@@ -1,4 +1,4 @@
-"""Which kinds of records there are: how each is read, its page, and its pictures.
+"""The kinds of records that there are: how each is read, its page, and its pictures.
 
 An extension brings its own: speclab/extensions/NAME/pages.py has RECORDS, as below, and BLOCKS, the generated parts of
 pages by name. Both may be left out.
@@ -32,7 +32,7 @@ def _comparison(run: ComparisonRun, folder: Path, name: str) -> list[Draw]:
     return [*plots.comparison(run, folder, name), *padded]
 
 
-# By a field that no other kind has.
+# The kinds by a field that no other kind has.
 KINDS: dict[str, Kind] = {
     "rows": Kind(ComparisonRun, first_screen.page, _comparison),
 }
@@ -45,6 +45,6 @@ def pages_of_extensions() -> list[ModuleType]:
 
 
 def kind_of(content: dict[str, Any]) -> Kind | None:
-    """The kind of a record, by the names of its fields; None: a benchmark's."""
+    """The kind of a record, by the names of its fields; None for the record of a benchmark."""
     own = {key: Kind(*kind) for pages in pages_of_extensions() for key, kind in getattr(pages, "RECORDS", {}).items()}
     return next((kind for key, kind in (own | KINDS).items() if key in content), None)

@@ -1,4 +1,4 @@
-"""Which draft was fastest where, and what `-k auto` reached, from committed comparisons."""
+"""Two tables from committed comparisons: the fastest draft for each kind of prompt, and the results of `-k auto`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,12 +23,12 @@ class Regime(NamedTuple):
 
     @property
     def ordered(self) -> list[Row]:
-        """The slowest first."""
+        """The rows, the slowest first."""
         return sorted(self.rows, key=lambda row: row.speedup)
 
 
 def methods(runs: Sequence[tuple[str, Path]]) -> str:
-    """A line for every regime. runs: what the target is called, and the record of its comparison."""
+    """The table with a line for every regime. runs: the name of each target, and the record of its comparison."""
     regimes = [
         Regime(target, kind, temperature, rows)
         for target, path in runs
@@ -50,7 +50,8 @@ def methods(runs: Sequence[tuple[str, Path]]) -> str:
 
 
 def autos(path: Path) -> str:
-    """Every greedy draft on auto beside the fastest of its fixed lengths, on all prompts of a comparison."""
+    """The table of every greedy draft on auto beside the fastest of its fixed lengths, on all prompts of a
+    comparison."""
     rows = _rows(read(path, ComparisonRun), "all", 0.0)
     pairs = [
         (max((one for one in rows if one.draft == str(row.draft).removesuffix(AUTO)), key=lambda one: one.speedup), row)
@@ -68,7 +69,7 @@ def autos(path: Path) -> str:
 
 
 def _rows(run: ComparisonRun, kind: str, temperature: float) -> list[Row]:
-    """Of all drafts, without those whose rule changes the text."""
+    """The rows of all drafts, without those whose rule changes the text."""
     chosen = (kind, temperature)
     return [
         row for row in run.rows if row.draft and not row.lossy_rule and (row.prompt_kind, row.temperature) == chosen
@@ -76,5 +77,5 @@ def _rows(run: ComparisonRun, kind: str, temperature: float) -> list[Row]:
 
 
 def _name(row: Row) -> str:
-    """model k = 4; an auto draft has no k."""
+    """The name of a row: "model k = 4", and without k for an auto draft."""
     return row.method if row.auto else f"{row.method} k = {row.draft_length}"

@@ -51,13 +51,13 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def text_of(notebook: dict[str, Any]) -> str:
-    """A notebook as its file holds it."""
+    """The text of a notebook's file."""
     return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
 
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """The command.  -> exit code"""
+    """Run the command.  -> exit code"""
     parsing.make_parser(__doc__).parse_args(argv)
     texts = {path: text_of(executed(read(path))) for path in NOTEBOOKS}  # all run before anything is written
     return do_all([functools.partial(write_whole, path, text) for path, text in texts.items()])

@@ -33,7 +33,7 @@ def shown() -> set[str]:
 
 
 def pictures(path: Path, folder: Path) -> list[functools.partial[Any]]:
-    """What draws the pictures of one record into `folder`; nothing for the record of a benchmark.
+    """Functions that draw the pictures of one record into `folder`; none for the record of a benchmark.
 
     The last argument of each is the picture's name.
     """
@@ -43,7 +43,7 @@ def pictures(path: Path, folder: Path) -> list[functools.partial[Any]]:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """The command.  -> exit code"""
+    """Run the command.  -> exit code"""
     parser = parsing.make_parser(__doc__)
     parser.add_argument(
         "records", nargs="*", type=parsing.some_path, metavar="RECORD", help="default: all of results/*.json"

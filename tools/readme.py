@@ -50,7 +50,8 @@ def results_block(name: str) -> str:
 
 
 def filled(text: str) -> str:
-    """`text` with every block made anew. EnvironmentProblem: a block that cannot be made, or one that does not end."""
+    """Make every block of `text` anew. Raises EnvironmentProblem for a block that cannot be made, or that does not
+    end."""
     for name in re.findall(r"<!-- begin ([^>]*?) -->", text):
         begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
         try:
@@ -68,7 +69,7 @@ def filled(text: str) -> str:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """The command.  -> exit code"""
+    """Run the command.  -> exit code"""
     parsing.make_parser(__doc__).parse_args(argv)
     old = {page: page.read_text("utf-8") for page in PAGES}
     new = {page: filled(text) for page, text in old.items()}  # every record is read before anything is written

@@ -36,7 +36,7 @@ class Pair(NamedTuple):
 
     @property
     def inside(self) -> bool:
-        """Whether the second speedup lies in it."""
+        """True where the second speedup lies in the interval."""
         return self.low <= self.second.speedup <= self.high
 
 
@@ -63,7 +63,7 @@ def compared(first: ComparisonRun, second: ComparisonRun) -> list[Pair]:
 
 
 def verdict(rows: list[Pair]) -> str:
-    """How many speedups moved further than expected, and how far they moved."""
+    """A line that says how many speedups moved further than expected, and how far they moved."""
     outside = sum(not row.inside for row in rows)
     typical = sorted(abs(row.second.speedup / row.first.speedup - 1) for row in rows)[len(rows) // 2]
     return (
@@ -73,7 +73,7 @@ def verdict(rows: list[Pair]) -> str:
 
 
 def rerun_table(rows: list[Pair]) -> Table:
-    """One line per row, with the interval in which the second run's speedup is expected."""
+    """A table with one line per row, and the interval in which the second run's speedup is expected."""
     cells: dict[str, Cell] = {
         "draft": lambda row: row.first.method,
         "k": lambda row: str(row.first.draft_length),
@@ -89,7 +89,7 @@ def rerun_table(rows: list[Pair]) -> Table:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """The command.  -> exit code"""
+    """Run the command.  -> exit code"""
     parser = parsing.make_parser(__doc__)
     parser.add_argument("records", nargs=2, type=parsing.some_path, metavar="RECORD", help="of two runs of one command")
     rows = compared(*(read(path, ComparisonRun) for path in parser.parse_args(argv).records))

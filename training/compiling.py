@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 
 
 def has_compiler() -> bool:
-    """Whether there is what torch.compile needs for a CPU."""
+    """Tell whether this machine has the compiler that torch.compile needs for a CPU."""
     return bool(shutil.which("g++") or shutil.which("clang++"))
 
 

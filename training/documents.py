@@ -1,4 +1,4 @@
-"""What is learned from, beside the standard library: installed packages by their licence, and prose inside sources.
+"""The training texts beside the standard library: installed packages by their licence, and prose inside sources.
 
 The manifest of all documents goes into the model card of a pair, because another Python version is another corpus.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from speclab.lab.training.corpus import SKIPPED_PARTS, Document, read_source
 
-DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)  # what may have a docstring
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)  # nodes that may have a docstring
 PERMISSIVE = r"\b(MIT\b|0?BSD|APACHE|ISC\b|PSF|PYTHON SOFTWARE FOUNDATION|UNLICENSE|CC0|ZLIB)"
 NOT_PERMISSIVE = r"GPL|\bMPL|EUPL|PROPRIETARY|NVIDIA|COMMERCIAL"
 
@@ -64,7 +64,8 @@ def _licence(package: importlib.metadata.Distribution) -> str:
 
 
 def manifest(documents: list[Document]) -> dict:
-    """What was trained on, for the model card: counts, characters, one hash over names and texts, held-out names."""
+    """The facts about the training texts for the model card: counts, characters, one hash over names and texts,
+    held-out names."""
     digest = hashlib.sha256()
     for document in documents:
         digest.update(document.name.encode() + b"\0" + document.text.encode() + b"\0")

@@ -52,14 +52,14 @@ from training.scoring import scored
 from training.texts import ROWS, batch, beginnings, own_texts, streams
 from training.work import Checkpoint, alone_in, check_settings
 
-OF_TABLES = 0.5  # rate of embeddings, norms and output layers, as a share of --rate
-BATCH_TOKENS = {"cuda": 65536}  # of a step, by device
+OF_TABLES = 0.5  # the rate of embeddings, norms and output layers, as a share of --rate
+BATCH_TOKENS = {"cuda": 65536}  # tokens of a step, by device
 FEW_TOKENS = 4096
 # Logits of the target in a step at most: memory for some ten times as many numbers is needed. It binds where the
 # vocabulary is large.
 LOGITS = {"cuda": 2**29}
 FEW_LOGITS = 2**27
-MOST_BYTES = 2**20  # of a training.json
+MOST_BYTES = 2**20  # the largest size of a training.json, in bytes
 # What is kept of the training.json of the head that a training starts from.
 OF_BEGINNING = ("steps", "tokens", "seconds", "rate", "seed", "loss", "own_texts", "init", "machine", "versions")
 PAIR_FOLDER = "build/lab-pair"
@@ -71,7 +71,7 @@ NOT_LEARNED = ("kind", "minutes", "own_minutes", "threads", "keep", "work_dir", 
 
 
 def make_parser() -> parsing.Parser:
-    """All kinds, each with its own flags."""
+    """The parser with all kinds, each with its own flags."""
     parser = parsing.make_parser(__doc__)
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True, help="what to train")
     for name, kind in KINDS.items():
@@ -131,7 +131,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def settings_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Flag -> value, of the flags that decide what is learned."""
+    """The value of each flag that decides what is learned."""
     learned = {name: value for name, value in vars(args).items() if name not in NOT_LEARNED}
     settings = {"KIND": args.kind, **{"--" + name.replace("_", "-"): value for name, value in learned.items()}}
     for flag in ("--target", "--init"):
@@ -210,7 +210,7 @@ def train_head(
 
 
 def check_target(target: PreTrainedModel) -> None:
-    """A Problem with a target that no head is trained for."""
+    """Raise a Problem for a target for which no head can be trained."""
     check_family(target, "training.heads", "give another --target")
     room = context_length(target)
     if room is not None and room < max(ROWS):
@@ -221,7 +221,7 @@ def check_target(target: PreTrainedModel) -> None:
 
 
 def step_tokens(device: torch.device, vocab: int) -> int:
-    """Tokens that a step learns from; of a long row it takes at least one."""
+    """The number of tokens that a step learns from; of a long row it takes at least one."""
     most = LOGITS.get(device.type, FEW_LOGITS) // vocab
     return min(BATCH_TOKENS.get(device.type, FEW_TOKENS), max(min(ROWS), most))
 

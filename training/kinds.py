@@ -27,7 +27,7 @@ from speclab.system.errors import UsageProblem
 # --- feature ----------------------------------------------------------------------------------------------------------
 
 DEPTH = 4  # tokens of a chain in training
-CHAIN_DECAY = 0.9  # weight of each depth in the loss, of the one before
+CHAIN_DECAY = 0.9  # the weight of each depth in the loss, relative to the depth before
 CHAINS = 0.5  # share of the positions from which a chain goes beyond its first token
 
 
@@ -58,7 +58,7 @@ def rollout_loss(
     rollout: Callable[..., list[tuple[Tensor, Tensor]]] = rollout,
     distance: Distance = distance,
 ) -> Tensor:
-    """The mean over depths, weighted by CHAIN_DECAY.
+    """The loss of a feature head: the mean over depths, weighted by CHAIN_DECAY.
 
     read: gives what the target computes. tokens: (batch, n). seed: a number on the host, of the positions where chains
     start. rollout, distance: those of this lab, maybe compiled.
@@ -75,12 +75,12 @@ def rollout_loss(
 
 # --- block ------------------------------------------------------------------------------------------------------------
 
-SLOTS, LAYERS = 7, 2  # of a block
-MARKOV_RANK = 64  # of the Markov head, a bias by the token before
+SLOTS, LAYERS = 7, 2  # tokens and layers of a block
+MARKOV_RANK = 64  # the rank of the Markov head, which is a bias by the token before
 # Blocks of a row. More of them cost little, for the target's pass over the row is most of a step; what they take of the
 # memory grows with their number times the vocabulary.
 ANCHORS = 64
-SLOT_DECAY = 0.85  # weight of each slot in the loss, of the one before
+SLOT_DECAY = 0.85  # the weight of each slot in the loss, relative to the slot before
 # How a tokenizer of bytes calls bytes that UTF-8 never uses, 255 and 192: with a printable character, or by number.
 BYTES = ("\u00ff", "\u00c0", "<0xFF>", "<0xC0>")
 
@@ -111,7 +111,7 @@ def unused_id(tokenizer: PreTrainedTokenizerBase, vocab: int) -> int:
 
 
 def block_loss(head: BlockHead, read: Reading, tokens: Tensor, seed: Tensor, distance: Distance = distance) -> Tensor:
-    """The mean over slots, weighted by SLOT_DECAY.
+    """The loss of a block head: the mean over slots, weighted by SLOT_DECAY.
 
     read: gives what the target computes. tokens: (batch, n). seed: a number on the host, of the positions where blocks
     begin. distance: maybe compiled.

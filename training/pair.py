@@ -41,7 +41,7 @@ from training.work import Checkpoint, check_ids, check_settings, readable, save_
 
 # Of --minutes; the rest is the teacher's pass over the pool, and reports.
 SHARES = {"target": 0.62, "continuations": 0.05, "draft": 0.21}
-BATCH_TOKENS = {"cuda": 131072}  # of a step, by device
+BATCH_TOKENS = {"cuda": 131072}  # tokens of a step, by device
 FEW_TOKENS = 8192  # the same elsewhere
 END = "<|endoftext|>"
 VOCABULARY = 2048
@@ -170,7 +170,7 @@ def _step_tokens(device: torch.device) -> int:
 def train_target(
     args: argparse.Namespace, device: torch.device, seconds: float, stream: Tensor
 ) -> tuple[LlamaForCausalLM, dict[str, Any]]:
-    """Stage 2.  -> target, facts about its training"""
+    """Run stage 2.  -> target, facts about its training"""
     torch.manual_seed(args.seed)
     model = llama(TARGET_SHAPE, fused=device.type == "cuda").to(device)  # type: ignore[arg-type]
     compile_layers(model)
@@ -204,7 +204,7 @@ def distil(
     n_steps: int,
     stream: Tensor,
 ) -> tuple[LlamaForCausalLM, dict[str, Any]]:
-    """Stages 3 and 4, each of its `seconds`.  -> draft, facts about its training
+    """Run stages 3 and 4, each for its `seconds`.  -> draft, facts about its training
 
     n_steps: of the target's training. Texts and a draft of a target with other steps are made anew.
     """
@@ -250,8 +250,8 @@ def distil(
 
 
 def _check_pool(texts: Any, probs: Any, ids: Any, n_own: Any) -> None:
-    """ValueError where these are not what `distil` has written: texts, what the teacher says of them, and how many of
-    them are its own."""
+    """Raise ValueError where these are not what `distil` has written: texts, the teacher's probabilities for them, and
+    how many of them the teacher wrote itself."""
     check_ids(texts, CONTINUED, VOCABULARY, least=2)
     shape = (len(texts), CONTINUED, TEACHER_TOP)
     if any(not isinstance(part, Tensor) or part.shape != shape for part in (probs, ids)):

@@ -1,4 +1,4 @@
-"""What the target computes of the rows that a draft learns from, kept for when a row comes again."""
+"""The target's states and logits for the rows that a draft learns from, kept for when a row comes again."""
 
 import contextlib
 import functools
@@ -58,7 +58,7 @@ class Kept:
         return states[..., :width], output(states[..., width:])
 
     def _computed(self, tokens: Tensor) -> Tensor:
-        """(batch, n) ids -> what is kept of them, (batch, n, layers * hidden + hidden) on the host"""
+        """Compute the part of these ids that is kept: (batch, n) -> (batch, n, layers * hidden + hidden) on the host"""
         with _input_of_output_layer(self.target) as inputs:
             hidden, _ = target_pass(self.target, tokens, self.layers)
         return torch.cat([hidden, *inputs], dim=-1).to("cpu", KEPT_AS)
@@ -77,7 +77,7 @@ def _input_of_output_layer(target: PreTrainedModel) -> Iterator[list[Tensor]]:
 
 @torch.no_grad()
 def _ends_with_output_layer(target: PreTrainedModel) -> bool:
-    """Whether the logits are what the output layer gives: some targets divide or cap them."""
+    """Tell whether the logits are the output of the output layer: some targets divide or cap them."""
     output = target.get_output_embeddings()
     if output is None:
         return False

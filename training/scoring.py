@@ -37,7 +37,7 @@ def greedy_texts(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
 
 @torch.inference_mode()
 def agreement(head: Head, target: PreTrainedModel, text: Tensor, start: int, depth: int) -> Tensor:
-    """Whether token j of a chain is the target's choice, for chains after every token from `start` on.
+    """Tell whether token j of a chain is the target's choice, for chains after every token from `start` on.
 
     text (1, length) -> (chains, depth), or as many columns as the head drafts tokens. Row i is the chain of a round
     whose last committed token is number start + i.

@@ -15,7 +15,7 @@ from speclab.system.terminal import note, progress_bar
 from training.work import check_ids, readable, save_tensors
 
 ENCODED_AT_ONCE = 512  # texts
-PROMPT, CONTINUED = 48, 256  # tokens of text that a continuation starts from, and its length with them
+PROMPT, CONTINUED = 48, 256  # tokens of text that a continuation starts from, and tokens of both together
 TEMPERATURES = (1e-4, 0.8, 1.0)  # the draft will be asked to guess in all of them
 # Tokens of a row: the share of the steps, and tokens of text that the target's own continuation starts from.
 ROWS = {256: (0.65, 48), 512: (0.25, 256), 1024: (0.10, None)}
@@ -55,10 +55,10 @@ def continuations(
     length: int = CONTINUED,
     temperatures: tuple[float, ...] = TEMPERATURES,
 ) -> Tensor:
-    """What the target writes after pieces of text, for `seconds`, at least once.  -> (n, length) ids, pieces included
+    """Let the target continue pieces of text for `seconds`, at least once.  -> (n, length) ids, pieces included
 
-    pieces: (n, prompt) ids, of which `rows` are drawn at a time. seed: of the pieces and of the tokens.
-    temperatures: of the rows in turn; the lowest is as good as greedy.
+    pieces: (n, prompt) ids, of which `rows` are drawn at a time. seed: the seed for drawing pieces and tokens.
+    temperatures: those of the rows in turn; the lowest is as good as greedy.
     """
     target.eval()
     device, generator = target.device, torch.Generator().manual_seed(seed)
@@ -81,8 +81,8 @@ def continuations(
 
 
 def _cache(target: PreTrainedModel, length: int) -> Cache:
-    """For texts of this length. A StaticCache is allocated once, while a DynamicCache copies all keys and values for
-    every new token; but models that the library cannot compile may count on the shapes of a DynamicCache."""
+    """A cache for texts of this length. A StaticCache is allocated once, while a DynamicCache copies all keys and
+    values for every new token; but models that the library cannot compile may count on the shapes of a DynamicCache."""
     if target._can_compile_fullgraph:
         return StaticCache(config=target.config, max_cache_len=length)
     return DynamicCache(config=target.config)
@@ -126,13 +126,13 @@ def in_fast_precision(target: PreTrainedModel) -> PreTrainedModel:
 
 
 def beginnings(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> Tensor:
-    """(n, OF_PROSE): the first ids of each text that has as many."""
+    """The first ids of each text that has as many: (n, OF_PROSE)."""
     ids = [row[:OF_PROSE] for row in tokenizer(texts).input_ids if len(row) >= OF_PROSE] if texts else []
     return torch.tensor(ids, dtype=torch.int32).reshape(-1, OF_PROSE)
 
 
 def batch(stream: Tensor, own: dict[int, Tensor], step: int, seed: int, tokens: int) -> Tensor:
-    """(rows, length) of one length, always the same for the same arguments."""
+    """A batch of rows of one length, (rows, length), always the same for the same arguments."""
     generator = torch.Generator().manual_seed((seed + 3) * 1_000_003 + step)
     shares = torch.tensor([share for share, _ in ROWS.values()])
     length = list(ROWS)[int(torch.multinomial(shares, 1, generator=generator))]

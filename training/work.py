@@ -58,7 +58,7 @@ def check_settings(folder: Path, settings: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def readable(checkpoint: Path) -> Iterator[None]:
-    """What is wrong with a checkpoint is one line: damaged, or of a model of another shape.
+    """Turn an error in reading a checkpoint into one line: it is damaged, or of a model of another shape.
 
     Nothing but regular files is opened, alone or in a folder: a pipe would never end.
     """
@@ -74,14 +74,14 @@ def readable(checkpoint: Path) -> Iterator[None]:
 
 
 def save_tensors(path: Path, tensors: object) -> None:
-    """torch.save, whole or not at all."""
+    """Save tensors as torch.save does, whole or not at all."""
     buffer = io.BytesIO()
     torch.save(tensors, buffer)
     write_whole(path, buffer.getvalue())
 
 
 def check_ids(ids: Any, length: int, vocab: int, least: int = 1) -> None:
-    """ValueError where this is not (n, length) ids below `vocab`, of at least `least` texts."""
+    """Raise ValueError where this is not (n, length) ids below `vocab`, of at least `least` texts."""
     whole = isinstance(ids, Tensor) and not ids.is_floating_point() and not ids.is_complex() and ids.dtype != torch.bool
     if not whole or ids.ndim != 2 or ids.shape[1] != length or len(ids) < least:
         raise ValueError(f"it does not hold texts of {length} tokens")
@@ -90,7 +90,7 @@ def check_ids(ids: Any, length: int, vocab: int, least: int = 1) -> None:
 
 
 class Checkpoint:
-    """A training in a file: weights, the optimizers' numbers, and how far it is."""
+    """The state of a training in a file: weights, the optimizers' numbers, and how far it is."""
 
     def __init__(self, path: Path):
         self.path = path

@@ -61,13 +61,13 @@ NUMBERS = re.compile(r": logits differ| by \d| \(|, and \S+ is one")
 
 @dataclass(kw_only=True)
 class FamiliesRun(common.BenchmarkRun):
-    """`python -m benchmarks.families`."""
+    """The record of `python -m benchmarks.families`."""
 
     families: list[FamilyRow]
 
 
 def sweep(types: list[str], jobs: int) -> tuple[list[FamilyRow], bool]:
-    """Every family in a process of its own, `jobs` at a time.  -> rows in the order of `types`, interrupted?"""
+    """Examine every family in a process of its own, `jobs` at a time.  -> rows in the order of `types`, interrupted?"""
     PROCESSES.set_forkserver_preload(["benchmarks.families.one_family"])
     rows: list[FamilyRow] = []
     with ThreadPoolExecutor(jobs) as threads:
@@ -91,7 +91,7 @@ def _examined(model_type: str) -> FamilyRow:
 
 
 def page(run: FamiliesRun) -> list[Block]:
-    """Counts, then the families of each outcome, by reason."""
+    """The page: counts, then the families of each outcome, by reason."""
     counts = Counter(row.outcome for row in run.families)
     decoded = [row for row in run.families if row.outcome in (BOTH, EAGER)]
     refusals = {
@@ -120,7 +120,7 @@ def page(run: FamiliesRun) -> list[Block]:
 
 
 def by_reason(reasons: dict[str, str]) -> Lines:
-    """A line for each reason, the one of most families first. reasons: of families."""
+    """Lines for the reasons, the one of most families first. reasons: the reason of each family."""
     families = defaultdict(list)
     for family, reason in reasons.items():
         families[NUMBERS.split(reason)[0] or "every text is the library's"].append(family)
@@ -141,7 +141,7 @@ def make_parser() -> parsing.Parser:
 
 
 def chosen(only: str | None) -> list[str]:
-    """--only, or every model type."""
+    """The model types of --only, or all of them."""
     known = families()
     if only is None:
         return known
@@ -152,7 +152,7 @@ def chosen(only: str | None) -> list[str]:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """The command.  -> exit code"""
+    """Run the command.  -> exit code"""
     args = make_parser().parse_args(argv)
     types = chosen(args.only)
     torch.set_num_threads(1)  # as each family's process does

@@ -1,4 +1,4 @@
-"""What comes of one family of models: built tiny, checked as at loading, and decoded in every way.
+"""The examination of one family of models: built tiny, checked as at loading, and decoded in every way.
 
 Every text is compared with `model.generate(do_sample=False)`. The draft is a noisy copy of the model, so that drafts
 are accepted and rejected. What decodes is tried with trees and in a batch, too.
@@ -42,9 +42,9 @@ N_TOKENS = 40
 SETTINGS = DecodeSettings(N_TOKENS)
 DRAFT_LENGTHS = (1, 4)
 SHAPE = (2, 1, 1)  # of trees
-NOISES = (0.1, 0.03, 0.3, 0.01, 1.0)  # of the draft's weights, until drafts were both accepted and rejected
-SECONDS = 120  # of processor time for a family
-GIGABYTES = 12  # of address space
+NOISES = (0.1, 0.03, 0.3, 0.01, 1.0)  # noises of the draft's weights, tried until drafts are both accepted and rejected
+SECONDS = 120  # seconds of processor time for a family
+GIGABYTES = 12  # GiB of address space
 # Where the library's error does not tell why there is no tiny model.
 WHY = {
     **dict.fromkeys(
@@ -58,7 +58,7 @@ WHY = {
 
 @dataclass(kw_only=True)
 class FamilyRow(Part):
-    """What came of one family."""
+    """The outcome of one family."""
 
     family: str
     outcome: Outcome = "broken"  # as long as nothing better is known
@@ -120,7 +120,7 @@ def loaded(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def prompt_of(length: int) -> torch.Tensor:
-    """(1, length) ids; 0 is the special token of the tiny models"""
+    """The ids of a prompt, (1, length); 0 is the special token of the tiny models."""
     return torch.randint(1, VOCAB, (1, length), generator=torch.Generator().manual_seed(0))
 
 
@@ -195,20 +195,20 @@ def in_a_batch(model: PreTrainedModel, backend: FastModel | None, draft: CachedM
 
 
 def reason_of(problem: Exception, model: PreTrainedModel) -> str:
-    """What a check says of a model, without its name and the way out."""
+    """The reason that a check gives, without the model's name and the way out."""
     said = str(problem).removeprefix(f"{model.config.model_type} ")
     return said.rpartition("; ")[0] or said
 
 
 def library_texts(model: PreTrainedModel) -> Texts:
-    """What the library's own greedy loop makes of each prompt."""
+    """The texts that the library's own greedy loop makes of each prompt."""
     model.generation_config = GenerationConfig()  # no ends of text, no forced tokens
     model.generation_config.decoder_start_token_id = family_of(model).start_id(model)
     return {length: library_text(model, prompt_of(length)) for length in PROMPTS}
 
 
 def library_text(model: PreTrainedModel, prompt: torch.Tensor) -> list[int]:
-    """What the library's own greedy loop makes of the prompt."""
+    """The text that the library's own greedy loop makes of the prompt."""
     ids = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=N_TOKENS)  # type: ignore[operator]
     return ids[0, family_of(model).room(model).length_after(prompt.shape[1]) :].tolist()
 
@@ -225,12 +225,12 @@ def check_text(target: CachedModel, length: int, expected: Texts, text: list[int
 
 
 def in_one_line(error: Exception) -> str:
-    """An error of a library."""
+    """The error of a library in one line."""
     return textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
 
 
 def limit() -> None:
-    """What a family's own process begins with."""
+    """Set the limits of a family's own process."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it; the parent keeps what is done
     with contextlib.suppress(ImportError):  # not on Windows
         import resource

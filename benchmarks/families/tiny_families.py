@@ -20,11 +20,11 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 )
 
-ENCODER = "+encoder"  # ends the names of families with an encoder and a decoder
-SPREAD = 0.15  # of the weights of those
+ENCODER = "+encoder"  # the end of the names of families with an encoder and a decoder
+SPREAD = 0.15  # standard deviation of their weights
 VOCAB = 64
 CONTEXT = 512
-# What a field with one of these names becomes.
+# The value that a field with one of these names gets.
 _SIZES = {
     "vocab_size vocab_size_per_layer_input decoder_vocab_size unpadded_vocab_size": VOCAB,
     "max_position_embeddings n_positions max_seq_len n_ctx context_length max_target_positions": CONTEXT,
@@ -145,7 +145,7 @@ def drawn(model: PreTrainedModel, spread: float) -> PreTrainedModel:
 
 
 def tiny_config(config_class: type[PreTrainedConfig]) -> PreTrainedConfig:
-    """The default configuration with every field made tiny whose name is known."""
+    """The default configuration, in which every field with a known name is made tiny."""
     default = config_class()
     names = [field.name for field in dataclasses.fields(config_class)]
     values = {name: vars(default).get(default.attribute_map.get(name, name)) for name in names}

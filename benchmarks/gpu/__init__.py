@@ -1,1 +1,1 @@
-"""Everything that is worth knowing about a GPU, in one command: `python -m benchmarks.gpu --out FOLDER`."""
+"""A command that measures everything about a GPU that is worth knowing: `python -m benchmarks.gpu --out FOLDER`."""

@@ -50,12 +50,12 @@ REASON = 300  # characters of a failure in the summary
 
 
 def start(stage: Stage, log: BinaryIO) -> Popen:
-    """Its process, in this process's group, so that what ends the group ends it, too."""
+    """Start the stage in this process's group, so that what ends the group ends it, too."""
     return Popen([sys.executable, *stage.command], cwd=ROOT, stdin=DEVNULL, stdout=log, stderr=log)
 
 
 def run(stage: Stage, seconds: float, log: Path, look: Callable[[], None], stops: list[Stopped]) -> tuple[int, str]:
-    """One stage, its output appended to the log.  -> its exit code, and what became of it
+    """Run one stage, with its output appended to the log.  -> its exit code, and what became of it
 
     After Ctrl-C, or out of time, it is asked to stop: what was measured by then is written. A second Ctrl-C ends it.
     """
@@ -86,9 +86,9 @@ def run(stage: Stage, seconds: float, log: Path, look: Callable[[], None], stops
 
 
 def run_all(all_stages: list[Stage], results: Results, end: float, stops: list[Stopped]) -> None:
-    """Every stage while there is time until `end`, on the monotonic clock, and nothing is in `stops`.
+    """Run the stages while there is time until `end`, on the monotonic clock, and nothing is in `stops`.
 
-    UsageProblem or EnvironmentProblem: the preflight has found the words of the command wrong; nothing is written.
+    UsageProblem or EnvironmentProblem: the preflight has found an error in the command's words; nothing is written.
     """
     results.log.write_bytes(b"")
     unusable = False
@@ -137,7 +137,7 @@ def make_parser() -> parsing.Parser:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """The command.  -> exit code"""
+    """Run the command.  -> exit code"""
     args = make_parser().parse_args(argv)
     end = time.monotonic() + 60 * args.minutes
     targets = stages.targets_of(args.sizes)

@@ -1,4 +1,4 @@
-"""A record of named numbers: what was measured of each thing that was tried, or the reason why there is nothing."""
+"""A record of named numbers: the measurements of each thing that was tried, or the reason why there are none."""
 
 import argparse
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class FindingsRun(common.BenchmarkRun):
 
 
 def add(args: argparse.Namespace, run: FindingsRun, name: str, measure: Callable[[], Numbers]) -> Finding:
-    """Measure it, and write the record with it."""
+    """Run one measurement, and write the record with its result."""
     finding = Finding(name=name, numbers={})
     try:
         finding.numbers = measure()
@@ -44,7 +44,7 @@ def add(args: argparse.Namespace, run: FindingsRun, name: str, measure: Callable
 
 
 def page(run: FindingsRun) -> list[Block]:
-    """Everything a reader gets, from the record alone."""
+    """The whole page, from the record alone."""
 
     def column(head: str) -> Cell:
         return lambda finding: f"{finding.numbers[head]:.4g}" if head in finding.numbers else "-"

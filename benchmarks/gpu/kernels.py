@@ -28,7 +28,7 @@ class KernelTime(Part):
 
 @dataclass(kw_only=True)
 class ArmProfile(Part):
-    """What the steps of the baseline, or the rounds of a speculative arm, are made of."""
+    """The kernels in the steps of the baseline, or in the rounds of a speculative arm."""
 
     arm: str
     n: Count  # steps or rounds

@@ -61,7 +61,7 @@ def models_of(config: RunConfig) -> list[tuple[roofline.Role, str, CachedModel]]
 
 
 def forget_graphs(config: RunConfig) -> None:
-    """What is measured next announces its own widths. The passes had one for each width."""
+    """Forget the graphs of the passes, which had one for each width: the next measurement announces its own widths."""
     for _, _, cached in models_of(config):
         if isinstance(cached.fast, GraphedModel):
             cached.fast.forget()
@@ -80,7 +80,7 @@ def measure_passes(args: argparse.Namespace, config: RunConfig) -> None:
 
 
 def write_comparison(args: argparse.Namespace, run: ComparisonRun) -> None:
-    """The record and its page, as compare.py writes them."""
+    """Write the record and its page, as compare.py writes them."""
     path = args.out_dir / "results" / f"{args.name}.json"
     write_whole(path, files.to_json(run))
     write_whole(path.with_suffix(".md"), terminal.harmless(first_screen.page(run, args.name)))
@@ -133,7 +133,7 @@ def measure_profile(args: argparse.Namespace, config: RunConfig) -> None:
 
 
 def load(args: argparse.Namespace) -> RunConfig:
-    """Target, draft and prompts, once."""
+    """Load target, draft and prompts once."""
     args.target = common.target_name(args.target)
     if args.draft is None:
         args.draft = padded_kinds(["model"], args.target)[0] if is_lab_size(args.target) else "model"
@@ -150,7 +150,7 @@ def load(args: argparse.Namespace) -> RunConfig:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """The command.  -> exit code"""
+    """Run the command.  -> exit code"""
     parser = parsing.make_parser(__doc__)
     flags.add_shared_flags(parser)
     parser.add_argument("--draft", metavar="KIND", help="(default: the lab's, padded to a tenth of a padded target)")

@@ -37,17 +37,17 @@ Decode = Callable[[], list[int]]
 
 
 def eager(setup: Setup, ids: Tensor, n_tokens: int) -> Decode:
-    """Our loop."""
+    """Decode with the lab's own loop."""
     return lambda: tokens_of(autoregressive_decode(setup.target, ids, DecodeSettings(n_tokens), setup.chunk))
 
 
 def static_generate(setup: Setup, ids: Tensor, n_tokens: int) -> Decode:
-    """The library's loop over a cache of fixed size."""
+    """Decode with the library's loop over a cache of fixed size."""
     return lambda: library_generate(setup.target.model, ids, n_tokens, cache_implementation="static")[1]
 
 
 def compiled_step(setup: Setup, ids: Tensor, n_tokens: int) -> Decode:
-    """A whole decode step in one compiled function, as gpt-fast has it. The first decoding compiles."""
+    """Decode with one compiled function for a whole step, as gpt-fast does. The first decoding compiles it."""
     model, n_prompt = setup.target.model, ids.shape[1]
     cache = StaticCache(config=model.config, max_cache_len=n_prompt + n_tokens)
 
@@ -74,7 +74,8 @@ WAYS = {"eager": eager, "static generate": static_generate, "compiled step": com
 
 
 def timed(name: str, setup: Setup, ids: Tensor, n_tokens: int, texts: list[list[int]]) -> Numbers:
-    """Seconds end to end, and tokens before the first that is another one than in texts[0]. `texts` gets this one."""
+    """The seconds end to end, and the number of tokens before the first difference from texts[0]. `texts` gets this
+    text."""
     decode, seconds = WAYS[name](setup, ids, n_tokens), []
     for _ in range(1 + REPEATS):
         synchronize(ids.device)
@@ -88,7 +89,7 @@ def timed(name: str, setup: Setup, ids: Tensor, n_tokens: int, texts: list[list[
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """The command.  -> exit code"""
+    """Run the command.  -> exit code"""
     parser = parsing.make_parser(__doc__)
     flags.add_shared_flags(parser)
     common.add_result_flags(parser, "plain")

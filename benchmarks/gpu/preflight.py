@@ -35,7 +35,7 @@ WEIGHT, SMALL_WEIGHT = (14336, 4096), (2048, 1024)  # a matrix as lab:8b has the
 
 
 def use(device: torch.device, run: FindingsRun) -> Numbers:
-    """Raises EnvironmentProblem where there is no such device."""
+    """Use the device. Raises EnvironmentProblem where there is no such device."""
     loading.choose_device(device.type)
     run.machine = files.machine(device)
     return {}
@@ -56,13 +56,13 @@ def capture(device: torch.device) -> Numbers:
 
 
 def bandwidth(device: torch.device, dtype: torch.dtype) -> Numbers:
-    """The best of the ways of speclab/models/timing.py."""
+    """The best bandwidth of the ways of speclab/models/timing.py."""
     return {"GB/s": max(timing.bandwidth(timing.block_bytes(device), device, dtype).values()) / 1e9}
 
 
 @torch.inference_mode()
 def product(device: torch.device, dtype: torch.dtype, width: int) -> Numbers:
-    """The fastest of some products of `width` rows with the weight matrix."""
+    """The time of the fastest of some products of `width` rows with the weight matrix."""
     weight = torch.randn(WEIGHT if device.type == "cuda" else SMALL_WEIGHT, device=device, dtype=dtype)
     rows = torch.randn(width, weight.shape[1], device=device, dtype=dtype)
     seconds = timing.best(functools.partial(torch.nn.functional.linear, rows, weight), device, repeats=20)
@@ -71,7 +71,7 @@ def product(device: torch.device, dtype: torch.dtype, width: int) -> Numbers:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """The command.  -> exit code"""
+    """Run the command.  -> exit code"""
     parser = parsing.make_parser(__doc__)
     flags.add_shared_flags(parser)
     parser.add_argument("--sizes", required=True, help="the targets of the run, with commas")

@@ -28,7 +28,7 @@ class Results:
         return summary.head(self.work / "results", self._targets, self.outcomes)
 
     def write(self) -> None:
-        """Both files. Where that fails the run goes on: the disk may have room again."""
+        """Write both files. Where that fails the run goes on, because the disk may have room again."""
         packed, pages = io.BytesIO(), sorted((self.work / "results").glob("[!.]*.md"))
         try:
             files = self._files()
@@ -44,10 +44,10 @@ class Results:
             self._problem = str(problem)
 
     def write_new(self) -> None:
-        """The same if there is a new record."""
+        """Write both files if there is a new record."""
         if self._files() != self._kept:
             self.write()
 
     def _files(self) -> dict[Path, int]:
-        """The records and pages, with the times of their writing; no file that is being written."""
+        """The records and pages, with the times of their writing, without files that are being written."""
         return {path: path.stat().st_mtime_ns for path in sorted(self.work.glob("*/[!.]*"))}

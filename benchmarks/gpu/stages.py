@@ -1,4 +1,4 @@
-"""What `python -m benchmarks.gpu` runs: a command, a limit and a name for the records of every stage.
+"""The stages of `python -m benchmarks.gpu`: each has a command, a limit and a name for its records.
 
 Nothing here imports a slow library: the command itself must not pay for what every stage pays for.
 """
@@ -25,7 +25,7 @@ class Stage(NamedTuple):
 
 
 class Target(NamedTuple):
-    """One of --sizes."""
+    """One of the targets of --sizes."""
 
     words: str  # after --target
     name: str  # of a folder its last part
@@ -33,7 +33,7 @@ class Target(NamedTuple):
 
 
 def targets_of(text: str) -> list[Target]:
-    """What --sizes names, the headline's first."""
+    """The targets that --sizes names, the headline's first."""
     targets = []
     for words in map(full_name, filter(None, text.split(","))):
         name = Path(words).name if os.path.isabs(words) else words
@@ -49,7 +49,8 @@ def full_name(name: str) -> str:
 
 
 def of_run(args: argparse.Namespace, targets: list[Target], work: Path) -> list[Stage]:
-    """In order of importance. Their limits add up to more than the whole, since most need less than theirs."""
+    """The stages in order of importance. Their limits add up to more than the whole, since most need less than
+    theirs."""
     how = f"--device {args.device} --dtype {args.dtype} --engine {args.engine} --limit {args.limit}"
     how += f" --max-new-tokens {args.max_new_tokens}"
     draft = ("--draft", full_name(args.draft)) if args.draft else ()

@@ -21,14 +21,14 @@ BASELINE, MODEL, GENERATE, ASSISTED = ("baseline", 0), ("model", K), ("generate"
 
 
 class Outcome(NamedTuple):
-    """What became of a stage."""
+    """The outcome of a stage."""
 
     what: str
     seconds: float = 0.0
 
 
 class Size(NamedTuple):
-    """What the records of one size say; what is not there is empty."""
+    """The contents of the records of one size; what is not there is empty."""
 
     comparison: Facts
     passes: Facts
@@ -58,7 +58,7 @@ def load(path: Path) -> Facts:
 
 
 def read(folder: Path, record: str) -> Size:
-    """From the folder of the records."""
+    """Read the records of a size from their folder."""
     comparison, passes, peers = (load(folder / f"{record}{ending}.json") for ending in ("", "-roofline", "-peers"))
     greedy = [r for r in comparison.get("rows", []) if r["temperature"] == 0 and r["prompt_kind"] == "all"]
     seconds: dict[tuple[str, int], float] = defaultdict(float)
@@ -68,13 +68,13 @@ def read(folder: Path, record: str) -> Size:
 
 
 def bandwidth_share(size: Size) -> float:
-    """Of the copy bandwidth, what reading the weights once a token takes in the baseline."""
+    """The bandwidth at which the baseline reads the weights once a token, as a share of the copy bandwidth."""
     row, weight_bytes = size.rows[BASELINE], size.passes["models"][0]["weight_bytes"]
     return weight_bytes * row["n_tokens"] / row["seconds"] / size.passes["ceilings"]["copy"]
 
 
 def goal_cells(what: str, asked: float, measure: Callable[[Size], float], size: Size) -> list[str]:
-    """What was asked for beside what was measured."""
+    """The cells of a goal: what was asked for beside what was measured."""
     try:
         value = measure(size)
     except LookupError:
@@ -83,7 +83,7 @@ def goal_cells(what: str, asked: float, measure: Callable[[Size], float], size: 
 
 
 def texts(comparison: Facts) -> str:
-    """What the checks of a comparison say."""
+    """A phrase with the verdict of the checks of a comparison."""
     if not comparison:
         return NOT_MEASURED
     checks = comparison["correctness"]
@@ -96,7 +96,7 @@ def texts(comparison: Facts) -> str:
 
 
 def headline(size: Size) -> str:
-    """The speedup and whether texts agree."""
+    """A phrase with the speedup, and whether texts agree."""
     if not (row := size.rows.get(MODEL)):
         return NOT_MEASURED
     interval = f"{written(row['speedup_low'])} to {written(row['speedup_high'])}"
@@ -104,7 +104,7 @@ def headline(size: Size) -> str:
 
 
 def head(folder: Path, targets: list[Target], outcomes: dict[str, Outcome]) -> str:
-    """The page before the pages of the records."""
+    """The beginning of the page, before the pages of the records."""
     sizes = {target.name: read(folder, target.record) for target in targets}
     first, absent = sizes[targets[0].name], {"method": NOT_MEASURED}
     graphs = first.comparison.get("settings", {}).get("graphs", NOT_MEASURED)
@@ -125,7 +125,7 @@ def head(folder: Path, targets: list[Target], outcomes: dict[str, Outcome]) -> s
 
 
 def written(value: Any) -> str:
-    """A cell of a row."""
+    """The text of a cell of a row."""
     return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
@@ -136,6 +136,6 @@ def with_title(page: Path) -> str:
 
 
 def table(heads: list[str], rows: list[list[str]]) -> str:
-    """In Markdown."""
+    """The table in Markdown."""
     cells = [heads, ["---"] * len(heads), *([cell.replace("|", "/") for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(row)} |" for row in cells)
