@@ -6,9 +6,10 @@ one is the token rule by another name.
 
 import torch
 
-from speclab.core import accept as accept_module
-from speclab.core.accept import Rule, RuleKind, accept_from_logits, all_rules, judge
+from speclab.core import rules as rules_module
+from speclab.core.accept import accept_from_logits, judge
 from speclab.core.rounds import AcceptResult
+from speclab.core.rules import Rule, RuleKind, all_rules
 from speclab.core.sampling import draw
 
 
@@ -45,4 +46,4 @@ LOSSLESS = Rule("renamed", accept_from_logits, "this is the token rule")
 def make_known(monkeypatch) -> None:
     """Let --rule know the stand-ins."""
     for rule in (LOSSY, LOSSLESS):
-        monkeypatch.setitem(accept_module.RULES, rule.name, RuleKind(rule.name, lambda argument, rule=rule: rule))
+        monkeypatch.setitem(rules_module.RULES, rule.name, RuleKind(rule.name, lambda argument, rule=rule: rule))

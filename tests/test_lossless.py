@@ -19,9 +19,10 @@ from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter, NgramDrafter
 from optimized_speculative import speculative_decode
 from speclab.core import accept as accept_module
-from speclab.core.accept import accept, rule_of
+from speclab.core.accept import accept
 from speclab.core.counts import Counts
 from speclab.core.rounds import AcceptResult, DecodeSettings, Round, tokens_of
+from speclab.core.rules import rule_of
 from speclab.core.sampling import Drawn, Sampling, draw
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 from speclab.cli import flags, no_effect, parsing
 from speclab.cli.output import LOSSY, how_many, prompt_heading
-from speclab.core.accept import rule_of
 from speclab.core.clock import old_objects_frozen
 from speclab.core.counts import Counts
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, Round
+from speclab.core.rules import rule_of
 from speclab.drafts import registry
 from speclab.drafts.hybrid import auto_length
 from speclab.drafts.lengths import LONGEST

@@ -1,20 +1,16 @@
-"""The rule that accepts or rejects drafted tokens, and the list of all rules that --rule names.
+"""The token rule, which accepts or rejects drafted tokens one by one: a pure function, tensors in and tensors out.
 
-`accept` is the token rule, a pure function, tensors in and tensors out, batch first. Extensions add further rules to
-RULES. A rule that does not leave the target's own distribution states the one that it leaves, as `Rule.law`.
+Tensors are batch first. Further rules stand in extensions, and speclab/core/rules.py lists all of them.
 """
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from speclab.core.rounds import AcceptResult, AcceptRule, Draft, n_leading
+from speclab.core.rounds import AcceptResult, Draft, n_leading
 from speclab.core.sampling import Sampling, draw, graphed, most_probable
-from speclab.system import extensions
-from speclab.system.errors import UsageProblem
 
 
 def accept(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult:
@@ -77,70 +73,3 @@ def _judged(
     if sampling.greedy:
         return draft.matching(most_probable(logits))
     return rule(draft, sampling.probs(logits), uniforms, *numbers)
-
-
-# --- the rules by their names -----------------------------------------------------------------------------------------
-
-
-class Rule(NamedTuple):
-    """A way to judge drafted tokens."""
-
-    name: str  # as --rule writes it
-    accept: AcceptRule
-    line: str  # says what it does
-    law: Callable[[Tensor, Tensor], Tensor] | None = None
-    """(target_probs, draft_probs), (..., vocab) -> the distribution of a token that it emits where it tests a drafted
-    one. None: the text has the target's own distribution."""
-    chains_only: bool = True  # it cannot judge a draft in which a token has several successors
-
-
-class RuleKind(NamedTuple):
-    """The form of a rule that may be typed behind --rule, and the function that makes a rule from it."""
-
-    usage: str  # NAME, or NAME:ARGUMENT and which arguments there are
-    make: Callable[[str | None], Rule]  # from the argument behind the colon; raises ValueError for a wrong one
-
-
-RULES: dict[str, RuleKind] = {}
-
-
-def add_rule(name: str, make: Callable[[str | None], Rule], arguments: str = "") -> None:
-    """Let --rule know a further rule. Called by the register.py of an extension."""
-    if name in RULES:
-        raise ValueError(f"two rules are called {name}")
-    RULES[name] = RuleKind(name + arguments, make)
-
-
-def add_plain_rule(rule: Rule) -> None:
-    """Let --rule know a further rule that takes no argument."""
-
-    def make(argument: str | None) -> Rule:
-        if argument is not None:
-            raise ValueError(f"{rule.name} takes no argument")
-        return rule
-
-    add_rule(rule.name, make)
-
-
-TOKEN = Rule("token", accept_from_logits, "drafted tokens are judged one by one", chains_only=False)
-add_plain_rule(TOKEN)
-
-
-def all_rules() -> dict[str, RuleKind]:
-    """RULES, together with the rules of the extensions."""
-    extensions.load()
-    return RULES
-
-
-def rule_of(name: str) -> Rule:
-    """The rule of a name, with its argument behind a colon where it takes one. UsageProblem where there is none."""
-    kind, colon, argument = name.partition(":")
-    if kind in all_rules():
-        try:
-            return RULES[kind].make(argument if colon else None)
-        except ValueError:
-            pass
-    *others, last = [kind.usage for kind in RULES.values()]
-    raise UsageProblem(
-        f"there is no accept rule {name!r}; give {' or '.join([', '.join(others), last] if others else [last])}"
-    )

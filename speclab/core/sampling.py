@@ -145,29 +145,6 @@ def draw_draft(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> Drawn:
     return Drawn(token.clamp(max=probs.shape[-1] - 1), probs, mass)
 
 
-def without_replacement(probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Several different ids from one distribution, and what each was drawn from.
-
-    probs: (vocab,) or (batch, vocab); uniforms: (batch, m) in [0, 1).
-    -> (batch, m) ids, (batch, m, vocab) laws, (batch,) how many ids of each row count: m, or as many as have weight.
-
-    The law of an id is `probs` without the ids before it, renormalised. What does not count is id 0 with a law of
-    zeros. NOT_FINITE becomes id 0; `faults_in` tells.
-    """
-    batch, m = uniforms.shape
-    weights = probs.expand(batch, -1)
-    laws = weights.new_zeros(batch, m, weights.shape[-1])
-    tokens = torch.zeros(batch, m, dtype=torch.long, device=probs.device)
-    n_drawn = torch.zeros(batch, dtype=torch.long, device=probs.device)
-    for i in range(m):
-        mass = weights.sum(-1, keepdim=True)  # (batch, 1)
-        laws[:, i] = torch.where(mass == 0, 0.0, weights / mass)
-        tokens[:, i] = draw(laws[:, i], uniforms[:, i]).clamp(min=0)
-        n_drawn += mass[:, 0] != 0
-        weights = weights.scatter(-1, tokens[:, i : i + 1], 0.0)
-    return tokens, laws, n_drawn
-
-
 def probability(logits: Tensor, drawn: Drawn) -> float:
     """The draft's probability of what `draw_draft` gave for (1, vocab) logits; temperature 1 for a greedy id.
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from speclab.core.accept import TOKEN
+from speclab.core.rules import TOKEN
 from speclab.drafts.lengths import LONGEST
 from speclab.lab.acceptance_probs import CostTable, calibrated, note_own_rates, probs_of_texts
 from speclab.lab.harness import Measurement, measure, mixed

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from speclab.core.accept import TOKEN, Rule, accept_from_logits
+from speclab.core.accept import accept_from_logits
 from speclab.core.clock import mark, seconds_between
 from speclab.core.drafter import Drafter, Wrapper
 from speclab.core.rounds import AcceptRule, Draft, Round, Target
+from speclab.core.rules import TOKEN, Rule
 from speclab.core.sampling import Sampling
 from speclab.models.cached import CachedModel, tokens_to_keep
 from speclab.theory.costs import PHASES

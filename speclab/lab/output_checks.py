@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
-from speclab.core.accept import Rule
 from speclab.core.law import Place
+from speclab.core.rules import Rule
 from speclab.lab.harness import Measurement
 from speclab.models.uncached import distributions
 from speclab.records.samples import BASELINE, Arm, Made

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from speclab.core.accept import TOKEN
 from speclab.core.drafter import Drafter
+from speclab.core.rules import TOKEN
 from speclab.drafts.lengths import LONGEST
 from speclab.lab.bench import SPECULATIVE, Bench
 from speclab.lab.harness import Measurement

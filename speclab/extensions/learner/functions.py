@@ -14,10 +14,11 @@ from torch import Tensor
 from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter, NgramDrafter
 from exercises.guard import restart
-from speclab.core.accept import TOKEN, Rule, accept_from_logits
+from speclab.core.accept import accept_from_logits
 from speclab.core.clock import old_objects_frozen, synchronize
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import AcceptResult, DecodeSettings, Draft, tokens_of
+from speclab.core.rules import TOKEN, Rule
 from speclab.core.sampling import Sampling
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter

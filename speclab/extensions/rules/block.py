@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-from speclab.core.accept import Rule, accept
+from speclab.core.accept import accept
 from speclab.core.rounds import AcceptResult, Draft
+from speclab.core.rules import Rule
 from speclab.core.sampling import Sampling, draw
 from speclab.extensions.rules.chains import judge_chain
 

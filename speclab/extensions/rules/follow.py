@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from speclab.core.accept import Rule, judge
+from speclab.core.accept import judge
 from speclab.core.rounds import AcceptResult, Draft
+from speclab.core.rules import Rule
 from speclab.core.sampling import Sampling, draw
 
 

@@ -9,8 +9,9 @@ import math
 import torch
 from torch import Tensor
 
-from speclab.core.accept import Rule, accept
+from speclab.core.accept import accept
 from speclab.core.rounds import AcceptResult, Draft, n_leading
+from speclab.core.rules import Rule
 from speclab.core.sampling import Sampling, draw
 from speclab.extensions.rules.chains import judge_chain
 

@@ -1,6 +1,6 @@
 """Adds the rules to the lab."""
 
-from speclab.core.accept import add_plain_rule, add_rule
+from speclab.core.rules import add_plain_rule, add_rule
 from speclab.extensions.rules.block import BLOCK
 from speclab.extensions.rules.follow import FOLLOW
 from speclab.extensions.rules.lossy import lenient, typical

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from draft_models import ModelDrafter
 from speclab.core.drafter import Drafter
-from speclab.drafts.oracle import FreeOracleDrafter, OracleDraft
 from speclab.drafts.registry import check_prompts
 from speclab.extensions.sweeps.sweep_record import Point, SweepRun
 from speclab.lab.acceptance_probs import CostTable, calibrated
@@ -95,10 +94,11 @@ def _oracles_only(config: RunConfig) -> tuple[RunConfig, dict]:
 
 def _acceptance(config: RunConfig, facts: dict) -> Points:
     """The oracle draft from never right to always right, once at the cost of a draft model and once at none."""
-    accuracy = {name: d.accuracy for name, d in config.drafters.items() if isinstance(d, OracleDraft)}
+    # A sweep of acceptance has oracle drafts alone; their names are dial:A, dial:A:MODEL and dial:A:free.
+    accuracy = {name: float(name.split(":")[1]) for name in config.drafters}
 
     def series(name: str) -> str:
-        if isinstance(config.drafters[name], FreeOracleDrafter):
+        if not config.drafters[name].models:
             return "free drafts"
         model = name.split(":", 2)[2:]  # dial:A:MODEL
         return f"price of {loading.short_name(model[0])}" if model else "draft's price"

@@ -14,7 +14,7 @@ from torch import Tensor
 from draft_models import as_draft
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import Draft, Target
-from speclab.core.sampling import Sampling, faults_in, without_replacement
+from speclab.core.sampling import Sampling, draw, faults_in
 from speclab.extensions.trees.best import Branching
 from speclab.extensions.trees.draft import TreeDraft, reads
 
@@ -103,6 +103,29 @@ class TreeDrafter(Branching):
         """A few words say what the trees are."""
         how = "drawn without replacement" if self.sampled else "the most probable ones"
         return f"trees of {self.n_tokens} tokens, {'x'.join(map(str, self.shape))}, {how}"
+
+
+def without_replacement(probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Several different ids from one distribution, and what each was drawn from.
+
+    probs: (vocab,) or (batch, vocab); uniforms: (batch, m) in [0, 1).
+    -> (batch, m) ids, (batch, m, vocab) laws, (batch,) how many ids of each row count: m, or as many as have weight.
+
+    The law of an id is `probs` without the ids before it, renormalised. What does not count is id 0 with a law of
+    zeros. NOT_FINITE becomes id 0; `faults_in` tells.
+    """
+    batch, m = uniforms.shape
+    weights = probs.expand(batch, -1)
+    laws = weights.new_zeros(batch, m, weights.shape[-1])
+    tokens = torch.zeros(batch, m, dtype=torch.long, device=probs.device)
+    n_drawn = torch.zeros(batch, dtype=torch.long, device=probs.device)
+    for i in range(m):
+        mass = weights.sum(-1, keepdim=True)  # (batch, 1)
+        laws[:, i] = torch.where(mass == 0, 0.0, weights / mass)
+        tokens[:, i] = draw(laws[:, i], uniforms[:, i]).clamp(min=0)
+        n_drawn += mass[:, 0] != 0
+        weights = weights.scatter(-1, tokens[:, i : i + 1], 0.0)
+    return tokens, laws, n_drawn
 
 
 def tokens_in(shape: tuple[int, ...]) -> int:

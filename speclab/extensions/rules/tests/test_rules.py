@@ -9,8 +9,9 @@ from torch import Tensor
 import compare
 import optimized_speculative
 from speclab.core import graphs
-from speclab.core.accept import accept_from_logits, rule_of
+from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import Draft
+from speclab.core.rules import rule_of
 from speclab.core.sampling import Sampling
 from speclab.extensions.rules.lossy import typical_threshold
 from speclab.lab.output_checks import distances

@@ -7,17 +7,17 @@ import torch
 from torch import Tensor
 
 from speclab.core import accept as accept_module
-from speclab.core import sampling as sampling_module
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import AcceptResult, Draft
 from speclab.core.sampling import Sampling, draw
-from speclab.core.sampling import without_replacement as right_children
 from speclab.extensions.trees import accept as tree_module
 from speclab.extensions.trees import best, draft, merged
+from speclab.extensions.trees import fixed as fixed_module
 from speclab.extensions.trees.accept import accept_tree as right_tree
 from speclab.extensions.trees.best import BestTreeDrafter
 from speclab.extensions.trees.draft import TreeDraft
 from speclab.extensions.trees.fixed import TreeDrafter
+from speclab.extensions.trees.fixed import without_replacement as right_children
 from speclab.extensions.trees.growing import GrowingFeature, GrowingModel
 from speclab.extensions.trees.merged import MergedDrafter
 from speclab.models.backends import windows
@@ -156,7 +156,7 @@ def change_laws(wrong: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
         tokens, laws, n_drawn = right_children(probs, uniforms)
         return tokens, wrong(probs.expand(len(uniforms), -1), tokens, laws), n_drawn
 
-    sampling_module.without_replacement = without_replacement
+    fixed_module.without_replacement = without_replacement
 
 
 LAWS = "draws_without_replacement_have_the_laws_that_are_handed_over"
@@ -188,7 +188,7 @@ def takes_the_most_probable_for_drawn() -> None:
             left = left.scatter(-1, tokens[:, i : i + 1], 0.0)
         return tokens, laws, (laws.sum(-1) > 0).sum(-1)
 
-    sampling_module.without_replacement = without_replacement
+    fixed_module.without_replacement = without_replacement
 
 
 # ---------------------------------------------------------------- the pass and the cache

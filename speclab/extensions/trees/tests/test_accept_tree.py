@@ -21,11 +21,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from speclab.core import sampling as sampling_module
 from speclab.core.accept import accept, accept_from_logits
 from speclab.core.rounds import AcceptResult, Draft
 from speclab.core.sampling import GREEDY, NOT_FINITE, Sampling, draw
 from speclab.extensions.trees import accept as tree_module
+from speclab.extensions.trees import fixed as fixed_module
 from speclab.extensions.trees.accept import accept_tree_from_logits
 from speclab.extensions.trees.draft import TreeDraft
 from tests.grids import pairs_often
@@ -145,7 +145,7 @@ def drawn_without_replacement(row: tuple[Fraction, ...], m: int) -> list[Sibling
     ]
     points, volumes, denominator = cells(sides)
     probs = torch.tensor(floats(list(row)), dtype=torch.float64)
-    ids, laws, n_drawn = sampling_module.without_replacement(probs, points)
+    ids, laws, n_drawn = fixed_module.without_replacement(probs, points)
     chances, handed = Counter(), {}
     for drawn, size, law, volume in zip(ids.tolist(), n_drawn.tolist(), laws.tolist(), volumes, strict=True):
         chances[tuple(drawn[:size])] += volume
@@ -565,7 +565,7 @@ def drawn_trees(draft_rows: Tensor, root: int, widths: tuple[int, ...], repeats:
             law = draft_rows[level][:, None].expand(-1, width, -1)
             drawn = draw(law.flatten(0, 1), uniforms.flatten()).view(-1, width)
         else:
-            drawn, law, n_drawn = sampling_module.without_replacement(draft_rows[level], uniforms)
+            drawn, law, n_drawn = fixed_module.without_replacement(draft_rows[level], uniforms)
             assert (n_drawn == width).all()
         parents.append(
             torch.arange(n_before - tokens[-1].shape[1], n_before).repeat_interleave(width).expand(N_DRAWS, -1)
@@ -805,13 +805,13 @@ def test_numbers_that_are_not_finite_are_reported(rule):
 
 def test_draws_without_replacement_end_where_no_weight_is_left():
     uniforms = torch.tensor([[0.3, 0.5, 0.5], [0.8, 0.5, 0.5]]).double()
-    tokens, laws, n_drawn = sampling_module.without_replacement(torch.tensor([0.0, 0.5, 0.0, 0.5]).double(), uniforms)
+    tokens, laws, n_drawn = fixed_module.without_replacement(torch.tensor([0.0, 0.5, 0.0, 0.5]).double(), uniforms)
     assert tokens.tolist() == [[1, 3, 0], [3, 1, 0]]
     assert n_drawn.tolist() == [2, 2]
     assert laws[0].tolist() == [[0, 0.5, 0, 0.5], [0, 0, 0, 1], [0, 0, 0, 0]]
-    nothing = sampling_module.without_replacement(torch.tensor([0.5, 0.5]), uniforms[:, :0])
+    nothing = fixed_module.without_replacement(torch.tensor([0.5, 0.5]), uniforms[:, :0])
     assert [part.shape for part in nothing] == [(2, 0), (2, 0, 2), (2,)]
-    tokens, laws, n_drawn = sampling_module.without_replacement(torch.full((2, 4), float("nan")), uniforms)
+    tokens, laws, n_drawn = fixed_module.without_replacement(torch.full((2, 4), float("nan")), uniforms)
     assert tokens.tolist() == [[0] * 3] * 2  # fed as any other, and the accept rule meets laws that are no numbers
     assert laws[:, 0].isnan().all()
     assert n_drawn.tolist() == [3, 3]
@@ -824,5 +824,5 @@ def test_nothing_here_waits_for_the_device():
             rule(draft, target_probs, uniforms)
         for sampling in (GREEDY, SAMPLED):
             accept_tree_from_logits(draft, target_probs, sampling, uniforms)
-        sampling_module.without_replacement(target_probs[:, 0], uniforms)
+        fixed_module.without_replacement(target_probs[:, 0], uniforms)
     assert not watch.calls
