@@ -177,6 +177,6 @@ def usual_context(run: ComparisonRun) -> float:
 
 
 def phases_line(run: ComparisonRun) -> str | None:
-    """Whether the clocks inside a round account for all of it; None where no round was instrumented."""
+    """The line says whether the clocks inside a round account for all of it; None where no round was instrumented."""
     share = run.phases["share"]
     return None if share is None else f"instrumented rounds: the phases sum to {share:.1%} of the wall time"

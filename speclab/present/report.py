@@ -66,7 +66,7 @@ UNTESTED = "the run's number format rounds too coarsely at this temperature; giv
 
 
 def functions_line(run: ComparisonRun) -> str | None:
-    """Which functions decided in the rows; None where all of them are the lab's own."""
+    """The line names the functions that decided in the rows; None where all of them are the lab's own."""
     if not (about := run.settings.get("functions")):
         return None
     return f"These functions took part in the speculative rows: {about}. The baseline is the lab's own."
@@ -207,7 +207,7 @@ def generate_line(rows: list[Row]) -> str | None:
 
 
 def plain_line(run: ComparisonRun) -> str | None:
-    """Which plain decoding is the fastest here; None where only the baseline ran."""
+    """The line names the fastest plain decoding; None where only the baseline ran."""
     if run.best_plain is None:
         return None
     row = next((r for r in run.rows if r.method == run.best_plain and r.speedup_best_plain), None)

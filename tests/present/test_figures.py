@@ -96,27 +96,6 @@ def test_a_draft_on_auto_has_the_drafts_look_at_a_place_of_its_own():
             assert abs(drawn - places).max() <= (panel.spread + 1) * figure.dpi / 72, "of three, the outer two"
 
 
-def test_rounds_without_drafts_stand_apart_from_rejected_ones():
-    ngram = make_row("ngram", 2, accepted_lengths=[50, 30, 20], n_rounds=100, n_without_drafts=40)
-    (panel,) = plots.accepted_lengths([ngram])
-    shares = {place: value.value for place, value in panel.series[0].values.items()}
-    assert shares == {plots.NONE: 0.4, 0: 0.1, 1: 0.3, 2: 0.2}
-    assert panel.ticks[plots.NONE] == "none\ndrafted"
-    assert panel.ticks[0] == "0"
-    (panel,) = plots.accepted_lengths([replace(ngram, n_without_drafts=None)])
-    assert list(panel.series[0].values) == [0, 1, 2]
-    assert panel.ticks[0] == "0, or none\ndrafted"
-
-
-def test_accepted_lengths_are_of_the_longest_fixed_drafts():
-    rows = [make_row("model", k, accepted_lengths=[5] * (k + 1), n_rounds=5 * (k + 1)) for k in (2, 4)]
-    auto = make_row("model auto", 8, accepted_lengths=[5] * 9, n_rounds=45)
-    for shown, k in (([*rows, auto], 4), ([auto], 8)):
-        (panel,) = plots.accepted_lengths(shown)
-        assert panel.x_label.endswith(f"k = {k}")
-        assert list(panel.series[0].values) == list(range(k + 1))
-
-
 def test_predictors_that_agree_are_all_seen():
     """Markers at one place: the upper ones are smaller, the lower ones hollow."""
     rows = [make_row(k=k, kind="code") for k in (2, 4)]

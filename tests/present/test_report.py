@@ -564,10 +564,10 @@ def test_a_draft_looks_the_same_in_every_panel():
     """The dial makes no sampled rows: what comes after it must keep its colour."""
     rows = [make_row(method, k) for method in ("dial:0.9", "ngram") for k in (2, 4)]
     rows += [make_row("ngram", k, 0.8) for k in (2, 4)]
-    for greedy, sampled in (plots.speedup_panels(rows), plots.accepted_lengths(rows)):
-        assert {series.look for series in greedy.series if series.values} == {0, 1}
-        assert {series.look for series in sampled.series if series.values} == {1}
-        assert [panel.title for panel in (greedy, sampled)] == ["T = 0 (greedy)", "T = 0.8 (sampling)"]
+    greedy, sampled = plots.speedup_panels(rows)
+    assert {series.look for series in greedy.series if series.values} == {0, 1}
+    assert {series.look for series in sampled.series if series.values} == {1}
+    assert [panel.title for panel in (greedy, sampled)] == ["T = 0 (greedy)", "T = 0.8 (sampling)"]
 
 
 def test_measured_values_are_markers_and_predictions_are_lines():
@@ -597,7 +597,7 @@ def test_pictures_are_written_and_left_out_where_there_is_nothing_to_show(tmp_pa
 
     run = make_run(temperatures=(0.0,), lengths=(2, 4))
     written = [write() for write in plots.comparison(run, tmp_path, "x")]
-    kinds = ["speedup", "accepted-lengths", "why", "predicted"]
+    kinds = ["speedup", "why", "predicted"]
     assert [p.name for p in written] == [f"x-{kind}.png" for kind in kinds]
     for path in written:
         with Image.open(path) as picture:
@@ -606,7 +606,7 @@ def test_pictures_are_written_and_left_out_where_there_is_nothing_to_show(tmp_pa
     short_run = interrupted_run()
     short_run.rows = [replace(r, **dict.fromkeys(ladder.PREDICTORS)) for r in short_run.rows]
     left = [path.name for write in plots.comparison(short_run, tmp_path, "y") if (path := write())]
-    assert left == [f"y-{kind}.png" for kind in kinds[:2]]
+    assert left == [f"y-{kind}.png" for kind in kinds[:1]]
     assert not figures.plt.get_fignums(), "a figure was left open"
 
 

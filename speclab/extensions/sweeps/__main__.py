@@ -8,7 +8,7 @@
     python -m speclab.extensions.sweeps draft-kind       # which draft for which kind of text
     python -m speclab.extensions.sweeps mismatch         # drafts ever less like the target, down to random weights
     python -m speclab.extensions.sweeps definitions      # four numbers that are called acceptance, fed to the formula
-    python -m speclab.extensions.sweeps all              # all of them, one report: results/local-sweeps.md
+    python -m speclab.extensions.sweeps all              # all of them, one after the other
 
 What comes out: a table, its predictions beside the measurement, a run record (JSON), a page in Markdown, and a picture.
 A sweep takes one to five minutes on two cores; --limit 1 makes it shorter. See docs/why-not-faster.md. Exit code 1 if a
@@ -33,7 +33,7 @@ from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
 from speclab.present.pictures import library
 from speclab.system.errors import UsageProblem, reports_problems
-from speclab.system.files import do_all, write_whole
+from speclab.system.files import do_all
 from speclab.system.terminal import note, say
 
 ALL = "all"
@@ -61,7 +61,7 @@ OWN_DEFAULTS: dict[str, dict[str, Any]] = {
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """One sweep, or all of them into one report.  -> exit code"""
+    """One sweep, or all of them, one after the other.  -> exit code"""
     args = make_parser().parse_args(argv)
     names = list(sweeps.SWEEPS) if args.sweep == ALL else [args.sweep]
     if len(names) > 1 and args.json:
@@ -70,20 +70,14 @@ def main(argv: list[str] | None = None) -> int:
         raise UsageProblem("standard input can be read once only; give --prompts a file")
     done: list[SweepRun] = []
     code, start = 0, time.monotonic()
-    try:
-        for place, name in enumerate(names, 1):
-            if len(names) > 1:
-                spent = time.monotonic() - start
-                left = f", about {spent / (place - 1) * (len(names) - place + 1) / 60:.0f} min left" if done else ""
-                note(f"sweep {place} of {len(names)}: {name}{left}")
-            code = _run(filled(args, name), name, done) or code
-            if done[-1].interrupted:
-                break
-    finally:
-        if len(names) > 1 and done:
-            path = args.out_dir / "results" / f"{args.name}-sweeps.md"
-            pictures = {s.sweep: f"../plots/{args.name}-sweep-{s.sweep}.png" for s in done}
-            code = do_all([lambda: write_whole(path, sweep_views.all_pages(done, pictures))]) or code
+    for place, name in enumerate(names, 1):
+        if len(names) > 1:
+            spent = time.monotonic() - start
+            left = f", about {spent / (place - 1) * (len(names) - place + 1) / 60:.0f} min left" if done else ""
+            note(f"sweep {place} of {len(names)}: {name}{left}")
+        code = _run(filled(args, name), name, done) or code
+        if done[-1].interrupted:
+            break
     return code
 
 

@@ -104,18 +104,11 @@ def title(name: str) -> str:
     return name.replace("-", " ").capitalize()
 
 
-def page(sweep: SweepRun, picture_path: str, level: int = 1) -> str:
+def page(sweep: SweepRun, picture_path: str) -> str:
     """A section in Markdown: the question, the lines, the picture, the table, where it comes from."""
     name = sweep.sweep
-    heading, image = Heading(title(name), level), Markdown(f"![{title(name)}]({picture_path})")
+    heading, image = Heading(title(name), 1), Markdown(f"![{title(name)}]({picture_path})")
     return show([heading, QUESTIONS[name], lines(sweep), image, table(sweep), provenance(sweep)], markdown=True)
-
-
-def all_pages(sweeps: list[SweepRun], pictures: dict[str, str]) -> str:
-    """One report: contents, then a section for each sweep. `pictures`: name of the sweep -> path from the report."""
-    contents = Lines(Markdown(f"[{title(s.sweep)}](#{s.sweep}): {QUESTIONS[s.sweep]}") for s in sweeps)
-    pages = [Markdown(page(sweep, pictures[sweep.sweep], level=2).strip()) for sweep in sweeps]
-    return show([Markdown("# Sweeps"), contents, *pages], markdown=True)
 
 
 # --- columns ----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from speclab.extensions.trace.trace import Trace
 CAPTIONS = {  # end of a picture's file name -> what it shows
     "speedup": "Speedup against the draft length, measured and predicted",
     "why": "From the formula to the measured speedup",
-    "accepted-lengths": "How many drafted tokens a round accepts",
     "predicted": "Predicted against measured",
 }
 

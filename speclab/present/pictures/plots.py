@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from speclab.present.pictures import figures
-from speclab.present.pictures.figures import Panel, Series, draw, note, plain
+from speclab.present.pictures.figures import Panel, draw, note
 from speclab.present.pictures.library import Figure, NullLocator
 from speclab.present.tables import short_names, temperature_name
 from speclab.records.rows import Row
@@ -18,7 +18,6 @@ from speclab.records.samples import AUTO
 from speclab.theory.ladder import EFFECTS, PREDICTORS, factors, prediction_errors, prediction_rows
 
 SPEEDUPS = [0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 4, 6, 8, 12, 16]  # ticks of a logarithmic axis
-NONE = -1  # where rounds stand that drafted nothing, left of those that accepted 0
 GAIN, LOSS, GREY = figures.COLOURS[0], figures.COLOURS[1], "#BBBBBB"
 
 
@@ -27,7 +26,7 @@ def comparison(run: ComparisonRun, folder: Path, name: str) -> list[functools.pa
 
     None where there is nothing to show. Nothing is computed before: what fails in a picture costs no other file.
     """
-    painters = {"speedup": _speedups, "accepted-lengths": _accepted, "why": _why, "predicted": _predicted}
+    painters = {"speedup": _speedups, "why": _why, "predicted": _predicted}
     return [functools.partial(_write, paint, run, folder, f"{name}-{what}") for what, paint in painters.items()]
 
 
@@ -39,11 +38,6 @@ def _write(paint: Callable[[list[Row]], Figure | None], run: ComparisonRun, fold
 def _speedups(rows: list[Row]) -> Figure | None:
     panels = speedup_panels(_on_all_prompts(rows))
     return draw(panels, 5.4, 4.6) if panels else None
-
-
-def _accepted(rows: list[Row]) -> Figure | None:
-    panels = accepted_lengths(_on_all_prompts(rows))
-    return draw(panels, 5.4) if panels else None
 
 
 def _on_all_prompts(rows: list[Row]) -> list[Row]:
@@ -79,33 +73,6 @@ def speedup_panels(rows: list[Row]) -> list[Panel]:
         figures.all_drafts(by_name, "draft_length", predictions, "draft length k", title=title, **options)
         for title, by_name in _groups(placed)
     ]
-
-
-def accepted_lengths(rows: list[Row]) -> list[Panel]:
-    """How many drafted tokens the rounds with the longest drafts accepted: a panel for every temperature.
-
-    A round that drafted nothing stands apart from one whose first draft was rejected, where the record knows it. Rows
-    on auto are left out where there are others: their rounds have all lengths.
-    """
-    panels = []
-    rows = [row for row in rows if not row.method.endswith(AUTO)] or rows
-    for title, by_name in _groups(rows):
-        series, longest = [], max(row.draft_length for curve in by_name.values() for row in curve)
-        ticks = {n: f"{n:g}" for n in range(longest + 1)}
-        for i, (name, curve) in enumerate(by_name.items()):
-            row = next((row for row in curve if row.draft_length == longest and row.accepted_lengths), None)
-            counts = dict(enumerate(row.accepted_lengths or [])) if row else {}
-            if row and row.n_without_drafts is None:  # a record that does not tell the two apart
-                ticks[0] = "0, or none\ndrafted"
-            elif row and row.n_without_drafts:
-                counts |= {NONE: row.n_without_drafts, 0: counts[0] - row.n_without_drafts}
-                ticks[NONE] = "none\ndrafted"
-            n_rounds = sum(counts.values())
-            shares = plain((n, count / max(1, n_rounds)) for n, count in sorted(counts.items()))
-            series.append(Series(f"{name}, {n_rounds} rounds", shares, i))
-        label = f"drafted tokens accepted in a round, k = {longest}"
-        panels.append(Panel(series, label, "share of rounds", title, ticks, bars=True))
-    return panels
 
 
 # --- why --------------------------------------------------------------------------------------------------------------

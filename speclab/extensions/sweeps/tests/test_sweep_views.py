@@ -1,6 +1,5 @@
 """The sweeps' views: lines and cells follow the numbers, tables fit, the region of agreement is where it was put."""
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -261,17 +260,6 @@ def test_views_bear_missing_numbers(name, tmp_path):
     wrong = replace(made, correctness=[{"arm": "ngram k=4", "passed": False}], unchecked=["model k=4"])
     assert "WRONG OUTPUT: ngram k=4" in lines(wrong)
     assert "NOT CHECKED: model k=4" in lines(wrong)
-
-
-def test_report_has_contents_and_all_sections():
-    names = list(MADE)
-    text = sweep_views.all_pages([MADE[n]() for n in names], {n: f"plots/{n}.png" for n in names})
-    for name in names:
-        title = sweep_views.title(name)
-        anchor = re.search(rf"^- \[{title}\]\(#([\w-]+)\)", text, re.M).group(1)
-        assert anchor == title.lower().replace(" ", "-")
-        assert f"\n## {title}\n" in text
-        assert f"](plots/{name}.png)" in text
 
 
 # --- verdicts ---------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-// Steps through a decoding. The data comes from speclab/present/trace_page.py; texts are set as text, never as markup.
+// Steps through a decoding. The data comes from trace_page.py; texts are set as text, never as markup.
 "use strict";
 (() => {
   const find = (id) => document.getElementById(id);

@@ -119,11 +119,11 @@ def test_pictures_are_in_the_page_and_nothing_is_outside_of_it(made):
     _, pictures, _, text = made
     page = Page(text)
     images = [attrs for tag, attrs in page.elements if tag == "img"]
-    assert len(images) == len(pictures) == 8
+    assert len(images) == len(pictures) == 6
     for image in images:
         assert image["src"].startswith("data:image/png;base64,iVBOR")
         assert image["alt"].removesuffix(", padded pair") in html_report.CAPTIONS.values()
-    assert sum(image["alt"].endswith(", padded pair") for image in images) == 4
+    assert sum(image["alt"].endswith(", padded pair") for image in images) == 3
     addresses = [value for _, attrs in page.elements for name, value in attrs.items() if name in ("src", "href")]
     assert all(address.startswith(("data:", "#")) for address in addresses)
     assert page.count("script") == 2, "the trace's data and its script"
