@@ -35,11 +35,12 @@ PRELOADED += ["transformers.models.llama.modeling_llama", "matplotlib.pyplot", "
 
 GROUND_FILES = ("baseline_autoregressive.py", "optimized_speculative.py", "draft_models.py", "speclab/core/*.py")
 GROUND_WORDS = (
-    r"\b(?:trees?|encoder|replays?|replayed|learner|early exit|servers?|vllm|retokenize|lossy|LOSSY|dial"
+    r"\b(?:trees?|encoder|replays?|replayed|learner|early exit|servers?|vllm|retokenize|intersect|lossy|LOSSY|dial"
     r"|batches|batched|lockstep|recurrent)\b"
 )
 STILL_THERE: dict[str, set[str]] = {
     "speclab/core/graphs.py": {"replay", "replayed", "replays"},  # PyTorch's own words for CUDA graphs
+    "speclab/core/sampling.py": {"replayed"},
 }
 
 

@@ -11,9 +11,9 @@ A draft learns from training text (the sources of Python's standard library) and
 after pieces of it, because that is where it will be asked to guess. An interrupted run goes on where it stopped; with
 more --minutes a finished one goes on, too. No network and no GPU is needed. `KIND --help` lists the flags of a kind.
 
-What comes out, in --out: config.json and model.safetensors in the `speculators` format, or in one of
-the lab's own where that has none. Of a pair: two folders that any program loads. training.json has the settings, and
-what the draft reaches on held-out text.
+What comes out, in --out: config.json and model.safetensors in the `speculators` format, or in one of the lab's own
+where that has none. Of a pair: two folders that any program loads. training.json has the settings, and what the draft
+reaches on held-out text.
 """
 
 if __name__ == "__main__":

@@ -124,3 +124,14 @@ def cuts_a_proposal_as_the_beginning_of_a_text() -> None:
 def takes_short_proposals_from_long_ones() -> None:
     """forecasts a draft of k tokens by the first k of a longer proposal, whose last word is cut in another way"""
     RetokenizedDrafter.shorter_is_beginning = True
+
+
+@mutant(25, "the_sums_are_the_definition", file="test_outside")
+def counts_the_token_of_the_prompts_own_pass() -> None:
+    """adds what is not shared at the place of a text's first token, which no round decoded"""
+    right = IntersectDrafter.own_rates
+
+    def own_rates(drafter: IntersectDrafter, target, prompt: list, text: list, *more) -> dict[str, float]:
+        return right(drafter, target, prompt[:-1], prompt[-1:] + text, *more)
+
+    IntersectDrafter.own_rates = own_rates
