@@ -18,6 +18,7 @@ from speclab.lab.instruments import LoopFunctions, with_parts
 from speclab.lab.replay import replayed
 from speclab.models.cached import CachedModel
 from speclab.records.samples import Made
+from tests import contract
 from tests import test_filtered_laws as filtered_laws
 from tests.core.test_one_wait import PROMPT
 from tests.decoding import plain_text, speculative_rounds
@@ -40,6 +41,11 @@ def test_joint_law_of_early_exit(engine, n_draws):
     target = CachedModel(model, fast=flattened(model) if engine == "fast" else None)
     target.hidden_layers = (0,)
     check_law(Law(1.0, 2), target, ExitDrafter(tiny_adapter(model, 1)), n_draws)
+
+
+@pytest.mark.parametrize(("engine", "sampling"), contract.WAYS, ids=str)
+def test_the_contract_of_a_draft(engine, sampling):
+    contract.check(lambda model, on_engine: ExitDrafter(tiny_adapter(model, 1)), engine, sampling, layers=(0,))
 
 
 @functools.cache
