@@ -190,14 +190,16 @@ def page(run: ExpertsRun) -> list[Block]:
     }
     megabytes = [f"{n / 1e6:.1f} MB" for n in (run.mlp_bytes, run.other_bytes, run.place_bytes)]
     legend = [
-        f"texts that are the same with experts and without: {run.n_same} of {run.n_texts}",
-        "union: experts of a layer that the pass touched, counted, mean over layers and texts; scattered: the same of "
-        f"as many tokens from anywhere in any of the texts, mean of {DRAWS} draws; formula: "
-        f"E (1 - (1 - K/E)^m) with E = {run.n_experts}, K = {run.n_used}, for tokens that choose evenly and anew",
-        "bytes, pass, dense pass: over the same with one token; dense: without experts; bytes: from the counted union",
-        "predicted: milliseconds from the passes without experts and the counted union; error: against ms",
-        f"without experts a pass over one token reads {megabytes[0]} of MLPs, {megabytes[1]} of other weights and, "
-        f"after {run.context} tokens, {megabytes[2]} of keys and values",
+        f"{run.n_same} of {run.n_texts} texts are the same with experts and without.",
+        "union is the number of experts of a layer that the pass touched, counted, mean over layers and texts. "
+        f"scattered is the same for as many tokens from anywhere in any of the texts, mean of {DRAWS} draws. formula "
+        f"is E (1 - (1 - K/E)^m) with E = {run.n_experts}, K = {run.n_used}, for tokens that choose evenly and anew.",
+        "bytes, pass and dense pass are ratios to a pass over one token. dense is the model without experts; bytes "
+        "follows from the counted union.",
+        "predicted is in milliseconds, from the passes without experts and the counted union; error compares it with "
+        "ms.",
+        f"Without experts a pass over one token reads {megabytes[0]} of MLPs, {megabytes[1]} of other weights and, "
+        f"after {run.context} tokens, {megabytes[2]} of keys and values.",
     ]
     return [
         *common.begin("What verification costs with mixtures of experts", run),

@@ -106,7 +106,8 @@ def _read(reader: Callable[[], Any]) -> Any:
 
 
 def _number(pattern: str, text: str) -> float:
-    """The number in the last match. EnvironmentProblem where a program of another version prints something else."""
+    """The number in the last match. Raises EnvironmentProblem where a program of another version prints something
+    else."""
     found = re.findall(pattern, text)
     if not found:
         raise EnvironmentProblem(f"no {pattern!r} in what llama.cpp printed: another version; use --no-llama-cpp")

@@ -147,15 +147,15 @@ METHODS = {  # what each is, in the order of the page
     BEAM: "generate(num_beams=k), which searches for a more probable text, and gives another one",
 }
 LEGEND = [
-    "÷: times as fast, with a 95 % interval over prompts",
-    "tok/pass: new tokens per pass of the target (the library drafts already in the prompt's own pass, ours starts "
-    "after it)",
-    "same text: texts that are the baseline's, token for token; others are listed, near-tie: two logits so close that "
-    "rounding decides, BUG: rounding cannot be the reason",
+    "÷ says how many times as fast an arm is, with a 95 % interval over prompts.",
+    "tok/pass is the number of new tokens per pass of the target. The library drafts already in the prompt's own pass, "
+    "our loop starts after it.",
+    "same text counts the texts that equal the baseline's token for token. The others are listed. A near-tie means "
+    "that two logits are so close that rounding decides; BUG means that rounding cannot be the reason.",
 ]
 ASKED_LEGEND = [
-    "asked: what this lab set itself before it measured; not surely: the interval covers what was asked",
-    f"÷ baseline: decoding alone, at the best k; asked is {ASKED_SHARE:g} x the tokens per round",
+    "asked is the goal that this lab set itself before it measured; 'not surely' means that the interval covers it.",
+    f"÷ baseline compares decoding alone, at the best k. The goal there is {ASKED_SHARE:g} x the tokens per round.",
 ]
 
 
@@ -222,12 +222,13 @@ def llama_table(run: PeersRun) -> list[Block]:
         "its speedup": lambda key: gain(theirs[key], theirs["baseline", 0]),
     }
     legend = [
-        "llama.cpp: its llama-completion, and its llama-speculative-simple with the same draft and k",
-        "decoding alone, without the prompt; its own clocks, a process's start and reading the weights not counted",
-        "faster: unclear where the 95 % interval covers 1; speedup: over plain decoding of the same program",
+        "llama.cpp runs its llama-completion, and its llama-speculative-simple with the same draft and k.",
+        "The times are those of decoding alone, without the prompt, by its own clocks. They do not count the start of "
+        "a process and the reading of the weights.",
+        "faster is unclear where the 95 % interval covers 1. A speedup is over plain decoding of the same program.",
     ]
     if run.ceiling is not None:
-        legend.append(f"llama-bench, plain and without a prompt: {run.ceiling:.1f} tok/s, its ceiling")
+        legend.append(f"llama-bench decodes {run.ceiling:.1f} tok/s, plain and without a prompt. This is its ceiling.")
     return [Heading("Against llama.cpp"), Table(list(theirs), cells), Lines(legend)]
 
 

@@ -167,12 +167,13 @@ def record(
 
 
 LEGEND = [
-    "t(m): median time of a pass over m tokens; v(m): in passes over the narrowest; floor: the larger of bytes / "
-    "bandwidth and operations / rate; reached: floor / t(m)",
-    "bandwidth: the best seen for a block as large as the model's weights (small ones stay in the processor's cache)",
-    "where reading is the floor a wider pass could be free, where arithmetic is it must cost more",
-    "more than 100 % reached means that the ceiling was measured while something else used the machine: run it again "
-    "on a quiet one",
+    "t(m) is the median time of a pass over m tokens, and v(m) the same in passes of the narrowest width. floor is the "
+    "larger of bytes / bandwidth and operations / rate; reached is floor / t(m).",
+    "bandwidth is the best seen for a block as large as the model's weights. Small weights stay in the processor's "
+    "cache.",
+    "Where reading is the floor, a wider pass could be free; where arithmetic is the floor, it must cost more.",
+    "More than 100 % reached means that the ceiling was measured while something else used the machine. Run it again "
+    "on a quiet machine.",
 ]
 
 

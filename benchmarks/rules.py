@@ -124,9 +124,9 @@ def measure(
 # --- views of the record ----------------------------------------------------------------------------------------------
 
 LEGEND = [
-    "tokens per round: with the token rule, and with block verification; more: the second over the first, and its "
-    "interval over prompts",
-    "greedy decoding and one-hot drafts (n-grams) give the same with both rules",
+    "token and block are the tokens per round with the token rule and with block verification. more is the second over "
+    "the first, with its interval over prompts.",
+    "Greedy decoding and one-hot drafts (n-grams) give the same with both rules.",
 ]
 
 

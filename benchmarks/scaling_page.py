@@ -51,11 +51,12 @@ class ScalingRun(common.BenchmarkRun):
 # --- views of the record ----------------------------------------------------------------------------------------------
 
 LEGEND = [
-    "token, round: cost over that of the first row of the same arm (a round of the baseline is one token); 95 %: of "
-    f"the round's ratio; verdict: on the round, flat within {FLAT:.0%}",
-    "a speculative token also costs more where fewer drafts are accepted; a round does not",
-    "N ÷ prompt: N generated tokens against a prompt of that length: what generating costs beyond the longer context",
-    "host: all of a round but drafting and verifying, measured with a clock on each phase",
+    "token and round are costs over those of the first row of the same arm; a round of the baseline is one token. The "
+    f"95 % interval and the verdict are about the round's ratio, which counts as flat within {FLAT:.0%}.",
+    "A speculative token also costs more where fewer drafts are accepted; a round does not.",
+    "N ÷ prompt compares N generated tokens with a prompt of that length. It shows the cost of generating beyond that "
+    "of the longer context.",
+    "host is everything in a round but drafting and verifying, measured with a clock on each phase.",
 ]
 
 

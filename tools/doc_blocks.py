@@ -43,7 +43,7 @@ def _shown(*blocks: tables.Block) -> str:
 def headline() -> str:
     """Both results of the first command, with the draft model at its best length, and what each stands for.
 
-    ValueError where the record has nothing of the kind to say: a wrong text, too much noise, no gain.
+    Raises ValueError where the record has nothing of the kind to say: a wrong text, too much noise, no gain.
     """
     run = comparison(DEFAULT_RUN)
     lines = [f"On {run_lines.hardware(run)}, greedy, with a trained draft and the same text, token for token:", ""]

@@ -61,7 +61,7 @@ def drafts() -> str:
 
 
 def fastest(run: ComparisonRun, draft: str) -> Row:
-    """The fastest greedy row of a draft over all prompts, its length fixed. ValueError where there is none."""
+    """The fastest greedy row of a draft over all prompts, its length fixed. Raises ValueError where there is none."""
     rows = [row for row in run.rows if (row.method, row.prompt_kind, row.temperature) == (draft, "all", 0.0)]
     return max(rows, key=lambda row: row.speedup)
 

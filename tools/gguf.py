@@ -62,7 +62,7 @@ class Entry(NamedTuple):
 
 
 def model_entries(model: PreTrainedModel) -> list[Entry]:
-    """The entries of the config. UsageProblem where the model is no plain Llama."""
+    """The entries of the config. Raises UsageProblem where the model is no plain Llama."""
     config = model.config
     rope = getattr(config, "rope_parameters", None) or {}
     biased = any(name.endswith(".bias") for name, _ in model.named_parameters())
@@ -90,8 +90,8 @@ def model_entries(model: PreTrainedModel) -> list[Entry]:
 
 
 def tokenizer_entries(tokenizer: PreTrainedTokenizerBase, n_rows: int, eos: int | None) -> list[Entry]:
-    """The entries of the vocabulary, filled up to the rows of the output layer. UsageProblem where texts are split in
-    another way."""
+    """The entries of the vocabulary, filled up to the rows of the output layer. Raises UsageProblem where texts are
+    split in another way."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     parts = json.loads(backend.to_str()) if backend is not None else {"model": {}}
     splits = parts.get("pre_tokenizer") or {}

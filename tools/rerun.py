@@ -43,7 +43,7 @@ class Pair(NamedTuple):
 def compared(first: ComparisonRun, second: ComparisonRun) -> list[Pair]:
     """The rows of both records, kind by kind.
 
-    UsageProblem where they are no records of one command.
+    Raises UsageProblem where they are no records of one command.
     """
     differing = [key for key in SAME if first.settings.get(key) != second.settings.get(key)]
     if differing:

@@ -117,7 +117,7 @@ def _add_shared_flags(parser: argparse.ArgumentParser, folder: str, minutes: int
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The flags, with the defaults of the kind. UsageProblem for a size that a head of --init has already."""
+    """The flags, with the defaults of the kind. Raises UsageProblem for a size that a head of --init has already."""
     args = make_parser().parse_args(argv)
     if args.kind in KINDS:
         if args.init and args.intermediate:
@@ -229,7 +229,7 @@ def step_tokens(device: torch.device, vocab: int) -> int:
 def _beginning(name: str) -> dict[str, Any]:
     """The head that a training starts from, and how that was trained where it is a folder that says so.
 
-    EnvironmentProblem for a training.json that is none.
+    Raises EnvironmentProblem for a training.json that is none.
     """
     about: dict[str, Any] = {"name": loading.short_name(name)}
     file = Path(name) / "training.json"

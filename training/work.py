@@ -22,7 +22,7 @@ MOST_SETTINGS = 2**20  # bytes of a settings.json
 
 @contextlib.contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """While this is open, no other training writes into the work folder. UsageProblem where one does."""
+    """While this is open, no other training writes into the work folder. Raises UsageProblem where one does."""
     lock = FileLock(folder / "lock", timeout=0)
     try:
         lock.acquire()
@@ -37,8 +37,8 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def check_settings(folder: Path, settings: dict[str, Any]) -> None:
-    """Write a training's settings into its work folder. UsageProblem where the folder has texts or checkpoints of other
-    settings, or of unknown ones.
+    """Write a training's settings into its work folder. Raises UsageProblem where the folder has texts or checkpoints
+    of other settings, or of unknown ones.
 
     settings: flag -> value, of the flags that decide what is learned. How long it takes does not count: a finished
     training goes on with more minutes.
@@ -103,7 +103,7 @@ class Checkpoint:
     def resume(self, model: nn.Module, steppers: list[torch.optim.Optimizer]) -> TrainingFacts:
         """Set the model and its optimizers to what was saved; without a file they stay.  -> how far that is
 
-        EnvironmentProblem for a file that cannot be read, or that is of another model.
+        Raises EnvironmentProblem for a file that cannot be read, or that is of another model.
         """
         if not self.path.exists():
             return TrainingFacts()
@@ -119,7 +119,7 @@ class Checkpoint:
 
 
 def _load_stepper(stepper: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """An optimizer goes on where a saved one was. ValueError where its numbers do not belong to these weights.
+    """An optimizer goes on where a saved one was. Raises ValueError where its numbers do not belong to these weights.
 
     Its rates and decays are those of this run: a checkpoint says nothing about them.
     """

@@ -52,7 +52,7 @@ class Graph(NamedTuple):
 def capture(step: Step) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
     """Record `step`.  -> what replays it, and the tensors that a replay writes to. CUDA only.
 
-    RuntimeError for a step that waits for the device: its last warm-up finds out, before anything is recorded.
+    Raises RuntimeError for a step that waits for the device: its last warm-up finds out, before anything is recorded.
     """
     if captures.failed:
         raise RuntimeError("no CUDA graph is recorded after one that failed")

@@ -198,7 +198,7 @@ class CachedModel:
     def hidden(self, layers: Iterable[int]) -> Tensor:
         """Outputs of these layers side by side, in the last pass: (1, m, layers * hidden).
 
-        The next pass may write to the same place. RuntimeError for a layer that is not in `hidden_layers`.
+        The next pass may write to the same place. Raises RuntimeError for a layer that is not in `hidden_layers`.
         """
         hidden = self.backend.hidden
         if missing := [layer for layer in layers if layer not in hidden]:

@@ -83,8 +83,8 @@ def check_model(model: PreTrainedModel) -> None:
 
 
 def check_rows(model: PreTrainedModel, reason: str, way_out: str = OTHER_DRAFT) -> None:
-    """EnvironmentProblem for a model whose layers do not all keep keys and values of each token, in windows of one
-    size where they have any."""
+    """Raise EnvironmentProblem for a model whose layers do not all keep keys and values of each token, in windows of
+    one size where they have any."""
     try:
         kv_shapes(model)
         window_of(model)
@@ -95,7 +95,7 @@ def check_rows(model: PreTrainedModel, reason: str, way_out: str = OTHER_DRAFT) 
 def check_passes(
     model: PreTrainedModel, reason: str, passes: Callable[[], Tensor], right: Tensor, way_out: str = OTHER_DRAFT
 ) -> None:
-    """EnvironmentProblem where passes that are made in another way do not give the right logits.
+    """Raise EnvironmentProblem where passes that are made in another way do not give the right logits.
 
     The passes may give fewer ids: a target is cut at its tokenizer's, and its output layer may be padded.
     """
@@ -112,8 +112,8 @@ def check_passes(
 def random_text(model: PreTrainedModel, n_tokens: int = N_TOKENS) -> Tensor:
     """(1, n) ids, none of them special to the config; all different where there are enough of them.
 
-    n is at most `n_tokens` and leaves room for rejected tokens in the model's context. EnvironmentProblem where the
-    model has too few tokens or positions for a text.
+    n is at most `n_tokens` and leaves room for rejected tokens in the model's context. Raises EnvironmentProblem where
+    the model has too few tokens or positions for a text.
     """
     cached = CachedModel(model)
     config = model.config.get_text_config()
@@ -132,7 +132,7 @@ def random_text(model: PreTrainedModel, n_tokens: int = N_TOKENS) -> Tensor:
 
 def text_longer_than_windows(model: PreTrainedModel) -> Tensor:
     """A random text, longer than the model's sliding windows if it has some and a pass over such a text is quick.
-    NoFastBackend where its windows differ."""
+    Raises NoFastBackend where its windows differ."""
     window = window_of(model)
     longer = N_TOKENS + (window.size if window else 0)
     return random_text(model, longer if is_quick(model, longer) else N_TOKENS)

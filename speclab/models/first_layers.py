@@ -20,7 +20,7 @@ class FirstLayers:
     def forward(self, tokens: Tensor) -> Tensor:
         """Append tokens to the cache of these layers alone.  (1, m) ids -> their outputs (1, m, hidden)
 
-        RuntimeError where the target has made a pass or a crop of its own since they went ahead.
+        Raises RuntimeError where the target has made a pass or a crop of its own since they went ahead.
         """
         target = self.target
         if self.n_ahead == 0:
@@ -34,7 +34,7 @@ class FirstLayers:
     def finish(self, tokens: Tensor, states: Tensor) -> Tensor:
         """Run the other layers.  (1, m) ids and the states (1, j, hidden) of the first j -> (1, m, vocab) logits
 
-        RuntimeError where the states are not of all tokens that the first layers are ahead.
+        Raises RuntimeError where the states are not of all tokens that the first layers are ahead.
         """
         n_given, n = states.shape[1], tokens.shape[1]
         if n_given != self.n_ahead:

@@ -99,7 +99,8 @@ def _parts(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
 
 
 def family_named(name: str) -> tuple[Family, PreTrainedConfig]:
-    """The family of a folder, a hub name or lab:SIZE, and its config. EnvironmentProblem where nothing decodes it."""
+    """The family of a folder, a hub name or lab:SIZE, and its config. Raises EnvironmentProblem where nothing decodes
+    it."""
     config = load_config(LAB_TARGET if sizes.is_lab_size(name) else name)
     family = family_for(config)
     family.check_config(config)

@@ -10,7 +10,7 @@ from speclab.system import extensions
 
 @dataclass(frozen=True)
 class Columns:
-    """What pages say of these columns. meanings: the head of each -> a line of the legend.
+    """The words of pages about these columns. meanings: the head of each -> a line of the legend.
 
     line: says the means of a draft at one temperature, with the heads in braces: "{draft out:.1%} of the tokens".
     """
@@ -23,7 +23,7 @@ _COLUMNS: list[Columns] = []
 
 
 def add_columns(columns: Columns) -> None:
-    """Called by a register.py: a kind of draft has these columns."""
+    """A register.py calls this to say that a kind of draft has these columns."""
     _COLUMNS.append(columns)
 
 

@@ -115,7 +115,8 @@ def check_writable(path: Path, flag: str) -> None:
 
 
 def check_replaceable(folder: Path, patterns: Sequence[str], flag: str) -> None:
-    """See that a folder that `whole_folder` will replace holds nothing but such files. UsageProblem where it does.
+    """See that a folder that `whole_folder` will replace holds nothing but such files. Raises UsageProblem where it
+    holds others.
 
     patterns: of their names, as a shell takes them. flag: what chooses another folder.
     """
@@ -138,7 +139,8 @@ def _told(path: Path, advice: str) -> Iterator[None]:
 
 
 def _target(path: Path) -> Path:
-    """The file that `path` means, links followed. OSError where it is there and is no file that may be written."""
+    """The file that `path` means, links followed. Raises OSError where it is there and is no file that may be
+    written."""
     target = Path(os.path.realpath(path))
     try:
         mode = target.stat().st_mode

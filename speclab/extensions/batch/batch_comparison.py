@@ -81,7 +81,7 @@ def record(
 
 
 def known(decoded: Batches) -> dict[tuple[str, int], Draft]:
-    """What decoding one text at a time says of every draft at every length."""
+    """The facts that decoding one text at a time gives about every draft at every length."""
     drafts = {}
     for one, decoding in decoded.decodings.items():
         if one.arm.speculative and one.n_texts == 1:
@@ -92,7 +92,8 @@ def known(decoded: Batches) -> dict[tuple[str, int], Draft]:
 
 
 def judge(decoded: Batches) -> Measurement:
-    """Whether the texts are right: greedily those of plain decoding, one at a time; sampled, the target's law."""
+    """Judge the texts: greedy ones must be those of plain decoding, one at a time; sampled ones must follow the
+    target's distribution."""
     config = decoded.config
     temperature, prompts = config.temperatures[0], config.prompts
     most = max((requests_of(config, one.n_texts) for one in decoded.decodings), key=len)

@@ -10,21 +10,22 @@ from speclab.present.run_lines import doubt, provenance, remarks
 from speclab.present.tables import Block, Heading, Lines, Markdown, Table, interval, show, speedup
 
 COLUMNS = (
-    "B: texts that are decoded side by side; plain: token by token, as many at a time, on the same engine; speedup: "
-    "over that; tok/s: of all texts together, in the rounds in which every row has a text, prompts' own passes apart; "
-    "text: from its prompt to its last token; expected: from passes over one text, never from a batch"
+    "B is the number of texts that are decoded side by side. plain is decoding token by token, as many texts at a "
+    "time, on the same engine; a speedup is over that. tok/s counts all texts together, in the rounds in which every "
+    "row has a text, without the prompts' own passes. text s runs from a text's prompt to its last token. expected "
+    "follows from passes over one text, never from a batch."
 )
 CHOSEN = (
-    "best k is chosen on half of the prompts; tok/s, plain tok/s, speedup and 95 % are of the other half ({n} of "
-    "them), the other columns of all prompts; the interval is over these prompts, each with equal parts of the passes "
-    "that it shared; unclear: the interval covers 1, or the speedup lies within the noise floor"
+    "best k is chosen on half of the prompts. tok/s, plain tok/s, speedup and 95 % are measured on the other half ({n} "
+    "of them), the other columns on all prompts. The interval is over these prompts, each with equal parts of the "
+    "passes that it shared. A speedup is unclear where the interval covers 1, or where it lies within the noise floor."
 )
 CHOSEN_ON_ALL = (
-    "best k is chosen on the prompts that are shown, so its speedup tends to be too high: this run has no second half"
+    "best k is chosen on the prompts that are shown, so its speedup tends to be too high: this run has no second half."
 )
 FROM_DATA_SHEETS = (
-    "PREDICTED, not measured: the same model of costs with the bandwidth and the arithmetic of data sheets, weights of "
-    "two bytes, the acceptance of this run, no time for anything but passes"
+    "This is PREDICTED, not measured. The same model of costs gets the bandwidth and the arithmetic of data sheets, "
+    "weights of two bytes and the acceptance of this run; nothing but passes takes time."
 )
 
 

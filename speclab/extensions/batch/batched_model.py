@@ -141,7 +141,7 @@ class BatchedModel:
     def hidden(self, layers: Iterable[int], row: int = 0) -> Tensor:
         """The outputs of these layers side by side for one row, in the last pass or in that of the row's prompt.
 
-        -> (1, m, layers * hidden). RuntimeError where another row has read a prompt since then.
+        -> (1, m, layers * hidden). Raises RuntimeError where another row has read a prompt since then.
         """
         if self._prefilled not in (None, row):
             raise RuntimeError(f"the last pass was over the prompt of row {self._prefilled}, not of row {row}")
@@ -178,7 +178,7 @@ def new_buffers(model: CachedModel, n_rows: int, capacity: int) -> RowBuffers:
 def check_batch(target: CachedModel) -> None:
     """Prove that passes over two texts of different lengths give the uncached logits of both; EnvironmentProblem where
     not, or where its layers do not all keep plain keys and values in windows of one size, if any. The texts are longer
-    than a window, where such a pass is quick. UsageProblem where prompt and output are not one text."""
+    than a window, where such a pass is quick. Raises UsageProblem where prompt and output are not one text."""
     check_family(target.model, "a batch", NO_BATCH, crops=False)
     model, reason = target.model, "cannot decode in batches"
     checks.check_rows(model, reason, NO_BATCH)

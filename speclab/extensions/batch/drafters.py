@@ -129,7 +129,7 @@ class BatchedModelDrafter:
         self.draft.prepare(range(1, MOST_TO_CATCH_UP + 1), longest)
 
     def prefill(self, row: int, prompt: Tensor, committed: list[int]) -> None:
-        """Read the prompt. EnvironmentProblem where the logits are not finite."""
+        """Read the prompt. Raises EnvironmentProblem where the logits are not finite."""
         if not self.draft.prefill(row, self.draft.model.replace_unknown(prompt)).amax().isfinite():
             raise EnvironmentProblem("the draft model returned logits that are not finite; try --dtype float32")
         self._not_fed[row], self._n_committed[row] = list(committed), prompt.shape[1] + len(committed)

@@ -63,8 +63,8 @@ class Row:
 class Rows:
     """All rows of a batch. `requests` are taken in their order.
 
-    widest: tokens of a text that one pass may take. UsageProblem for a prompt that does not fit, or for requests that
-    are not sampled alike: one rule judges a whole batch.
+    widest: tokens of a text that one pass may take. Raises UsageProblem for a prompt that does not fit, or for requests
+    that are not sampled alike: one rule judges a whole batch.
     """
 
     def __init__(self, target: BatchedModel, requests: Sequence[Request], widest: int):

@@ -44,7 +44,7 @@ def start_of(model: PreTrainedModel) -> Tensor:
 def start_id(model: PreTrainedModel) -> int:
     """The id that a decoder's text begins with, as the library's `generate` chooses it.
 
-    EnvironmentProblem where the checkpoint names none.
+    Raises EnvironmentProblem where the checkpoint names none.
     """
     for name in ("decoder_start_token_id", "bos_token_id"):
         for settings in (model.generation_config, model.config):

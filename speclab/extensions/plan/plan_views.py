@@ -25,12 +25,13 @@ from speclab.present.tables import (
 from speclab.records.rows import Row
 
 METHOD = (
-    "95 %: of the expectation, over prompts, each with its text and its calibration; time / best: expected time over "
-    "that of the best k, its 95 %; same: that interval includes 1, so the two cannot be told apart"
+    "The first 95 % is the interval of the expectation over prompts, each with its text and its calibration. time / "
+    "best is the expected time over that of the best k, with its own 95 % interval. same means that this interval "
+    "includes 1, so the two cannot be told apart."
 )
 OLD_METHOD = (
-    "a plan of an older version: it smoothed its costs over k and took the shortest k that it could not tell apart "
-    "from the best; 95 %: of the expectation, from leaving out one prompt at a time"
+    "This plan is of an older version. It smoothed its costs over k and took the shortest k that it could not tell "
+    "apart from the best; its 95 % interval of the expectation comes from leaving out one prompt at a time."
 )
 BREAKS_EVEN = 0.005  # a gain that rounds to 0.00
 

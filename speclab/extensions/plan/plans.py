@@ -44,7 +44,7 @@ MEASURED_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # on the other half, and what 
 
 
 def check(config: RunConfig, verify: bool = False) -> None:
-    """UsageProblem where a draft cannot be planned, or where a plan cannot be verified on these prompts."""
+    """Raise UsageProblem where a draft cannot be planned, or where a plan cannot be verified on these prompts."""
     for name, drafter in config.drafters.items():
         if len(drafter.parts) > 1:
             raise UsageProblem(

@@ -68,7 +68,7 @@ class RecurrentBackend(EagerBackend):
         """Drop the last `n_tokens` of the `length` tokens in the cache: restore the states, and replay the tokens that
         stay.
 
-        RuntimeError where no states are kept from so early.
+        Raises RuntimeError where no states are kept from so early.
         """
         kept, fed, self._kept, self._fed = self._kept, self._fed, {}, {}
         if n_tokens == 0:

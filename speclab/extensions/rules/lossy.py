@@ -72,7 +72,8 @@ def typical_law(target_probs: Tensor, draft_probs: Tensor, epsilon: float) -> Te
 
 
 def lenient(argument: str | None) -> Rule:
-    """The rule lenient:L. lenient:1 is the token rule, and counts as lossless. ValueError where L is no such number."""
+    """The rule lenient:L. lenient:1 is the token rule, and counts as lossless. Raises ValueError where L is no such
+    number."""
     lenience = _number(argument, may_be_one=True)
 
     def judge(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
@@ -83,7 +84,7 @@ def lenient(argument: str | None) -> Rule:
 
 
 def typical(argument: str | None) -> Rule:
-    """The rule typical:E. ValueError where E is no such number."""
+    """The rule typical:E. Raises ValueError where E is no such number."""
     epsilon = _number(argument)
 
     def judge(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:

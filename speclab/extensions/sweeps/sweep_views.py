@@ -38,14 +38,14 @@ QUESTIONS = {
     "definitions": "Four numbers are called acceptance: which is which, and which does the book's formula want?",
 }
 LEGENDS = {
-    "acceptance": "right: how often the draft proposes the target's token; ω: what a round costs beyond one decode "
-    "step, in such steps; ω*: the price at which book(α) turns from too low to too high",
+    "acceptance": "right says how often the draft proposes the target's token. ω is the cost of a round beyond one "
+    "decode step, in such steps; ω* is the cost at which book(α) turns from too low to too high.",
     "context": f"t_1: a decode step; {COSTS}",
-    "temperature": "v: a target pass over k + 1 tokens, in decode steps",
-    "output-length": "end to end: with the prompt's own passes, its interval takes their seconds as known",
-    "mismatch": "round: what a round costs, in decode steps of the target; it pays where tok/rnd is larger",
-    "definitions": "α: accepted / tested; f: accepted / drafted; s: accepted / emitted; τ: tokens per round; A_i: "
-    "share of rounds in which at least i drafted tokens were accepted",
+    "temperature": "v is the cost of a target pass over k + 1 tokens, in decode steps.",
+    "output-length": "end to end counts the prompt's own passes, too; its interval takes their seconds as known.",
+    "mismatch": "round is the cost of a round in decode steps of the target. A round pays where tok/rnd is larger.",
+    "definitions": "α is accepted / tested, f accepted / drafted, s accepted / emitted, and τ the tokens per round. "
+    "A_i is the share of rounds in which at least i drafted tokens were accepted.",
 }
 
 

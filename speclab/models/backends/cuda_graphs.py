@@ -51,7 +51,7 @@ class WrittenInRows(WrittenInPlace):
 
 
 class GraphedModel:
-    """A model whose passes run as CUDA graphs. NoFastBackend where it does not keep plain keys and values.
+    """A model whose passes run as CUDA graphs. Raises NoFastBackend where it does not keep plain keys and values.
 
     window: the window of the layers with a sliding window, None where there are none; buffers hold the whole text.
     widths: the widths that passes are padded to. free: the graph caches that no decoding uses now. parts: the parts of

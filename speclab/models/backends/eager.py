@@ -151,7 +151,7 @@ class EagerBackend:
         return logits
 
     def _check_length(self, layers: Iterable[int], length: int) -> None:
-        """RuntimeError where the cache of one of these layers does not hold `length` tokens."""
+        """Raise RuntimeError where the cache of one of these layers does not hold `length` tokens."""
         caches: list[Any] = self._cache.layers
         for layer in layers:
             if (found := caches[layer].get_seq_length()) != length:

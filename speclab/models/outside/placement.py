@@ -52,8 +52,8 @@ def _is_device(device: Any) -> bool:
 
 
 def map_options(device_map: DeviceMap | None) -> dict[str, Any]:
-    """The options of `from_pretrained` for a device map. EnvironmentProblem where the package that the library needs is
-    missing."""
+    """The options of `from_pretrained` for a device map. Raises EnvironmentProblem where the package that the library
+    needs is missing."""
     if device_map is None:
         return {}
     if importlib.util.find_spec("accelerate") is None:
@@ -71,7 +71,7 @@ Loaded = tuple[PreTrainedModel, dict[str, Any]]  # the model, and the library's 
 def load_placed(load: Callable[..., Loaded], options: dict[str, Any]) -> Loaded:
     """`load(**options)`, with a folder for weights on the disk that is gone when the model is.
 
-    EnvironmentProblem where the embeddings do not lie where passes run.
+    Raises EnvironmentProblem where the embeddings do not lie where passes run.
     """
     if not options:
         return load()

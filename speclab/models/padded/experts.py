@@ -33,7 +33,7 @@ def count_added(model: PreTrainedModel, experts: Experts) -> int:
 def with_experts(model: PreTrainedModel, experts: Experts, seed: int = 0) -> PreTrainedModel:
     """The same model with mixtures of experts, ready to decode. The weights move: `model` cannot be used afterwards.
 
-    EnvironmentProblem where memory does not hold the copies.
+    Raises EnvironmentProblem where memory does not hold the copies.
     """
     n_parameters = sum(weight.numel() for weight in model.parameters())
     suffix = f":e{experts.n}k{experts.n_used}"
