@@ -190,7 +190,7 @@ def page(run: ExpertsRun) -> list[Block]:
     }
     megabytes = [f"{n / 1e6:.1f} MB" for n in (run.mlp_bytes, run.other_bytes, run.place_bytes)]
     legend = [
-        f"{run.n_same} of {run.n_texts} texts are the same with experts and without.",
+        f"Texts that are the same with experts and without: {run.n_same} of {run.n_texts}.",
         "union is the number of experts of a layer that the pass touched, counted, mean over layers and texts. "
         f"scattered is the same for as many tokens from anywhere in any of the texts, mean of {DRAWS} draws. formula "
         f"is E (1 - (1 - K/E)^m) with E = {run.n_experts}, K = {run.n_used}, for tokens that choose evenly and anew.",
