@@ -228,7 +228,7 @@ def llama_table(run: PeersRun) -> list[Block]:
         "faster is unclear where the 95 % interval covers 1. A speedup is over plain decoding of the same program.",
     ]
     if run.ceiling is not None:
-        legend.append(f"llama-bench decodes {run.ceiling:.1f} tok/s, plain and without a prompt. This is its ceiling.")
+        legend.append(f"llama-bench, plain and without a prompt, decodes {run.ceiling:.1f} tok/s, its ceiling.")
     return [Heading("Against llama.cpp"), Table(list(theirs), cells), Lines(legend)]
 
 
