@@ -52,7 +52,8 @@ from speclab.models.prompts import Prompt, describe_chat
 from speclab.models.setup import Setup
 from speclab.records import files
 from speclab.records.facts import Facts
-from speclab.records.samples import BASELINE, BEAM, GENERATE, LIBRARY, Arm, Sample
+from speclab.records.log import Line
+from speclab.records.samples import BASELINE, BEAM, GENERATE, LIBRARY, Arm
 from speclab.system.errors import Problem, UsageProblem, reports_problems
 from speclab.system.terminal import note
 
@@ -118,7 +119,7 @@ def record(
         "n_prompts": len(measured.of(BASELINE, 0.0)),
         "prompts_sha256": files.fingerprint([p.text for p in measured.prompts]),
     }
-    raw = [timing(s) for s in measured.samples]
+    raw = [timing(s) for s in measured.lines]
     return PeersRun(**fields, models=models, correctness=correctness, ceiling=ceiling, raw=raw)
 
 

@@ -93,10 +93,10 @@ def measure_arms(args: argparse.Namespace, config: RunConfig) -> Measurement:
     with_peers = [BASELINE, GENERATE, Arm(config.method(draft), draft, ASSISTED), assisted]
     arms, instruments = [*config.with_plain(), assisted], config.instruments(config.arms())
     everything = measure(config.bench(), arms, TEMPERATURES, config.prompts, config.repeats, instruments, args.name)
-    measured = replace(everything, samples=[s for s in everything.samples if s.arm != assisted])
+    measured = replace(everything, lines=[s for s in everything.lines if s.arm != assisted])
     measured.unchecked = list(to_judge(measured))
-    greedy = [s for s in everything.samples if s.arm in with_peers and s.temperature == 0]
-    beside_peers = replace(everything, samples=greedy)
+    greedy = [s for s in everything.lines if s.arm in with_peers and s.temperature == 0]
+    beside_peers = replace(everything, lines=greedy)
 
     def write_peers(checks: list[dict]) -> None:
         run = peers.record(args, beside_peers, config.repeats, [ASSISTED], config.models(), checks)

@@ -11,11 +11,12 @@ from speclab.lab.acceptance_probs import CostTable, calibrated, note_own_rates, 
 from speclab.lab.harness import Measurement, measure, mixed
 from speclab.lab.output_checks import judge
 from speclab.lab.replay import rounds_of_texts
-from speclab.lab.rows import build_row, ends_in_repetition, groups, halves, timing
+from speclab.lab.rows import build_row, groups_of, halves, rows_of_group
 from speclab.lab.run_config import RunConfig
 from speclab.models.memory import is_mixture_of_experts, weights_read
 from speclab.models.prompts import Prompt
 from speclab.models.timing import bandwidth, block_bytes
+from speclab.records.log import Line
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun, Noise
 from speclab.records.samples import AUTO, BASELINE, BASELINE_REPEAT, LOOKUP, PLAIN, Arm, Sample
@@ -83,9 +84,9 @@ def comparison_record(config: RunConfig, measured: Measurement, costs: CostTable
     return ComparisonRun(
         **config.head(measured),
         prompts={
-            "n": len({s.prompt_index for s in measured.samples}),
-            "kinds": list(dict.fromkeys(s.prompt_kind for s in measured.samples)),
-            "n_looping": sum(ends_in_repetition(s.texts[0]) for s in greedy) if greedy else None,
+            "n": len({s.prompt_index for s in measured.lines}),
+            "kinds": list(dict.fromkeys(s.prompt_kind for s in measured.lines)),
+            "n_looping": sum(bool(line.loops) for line in greedy) if greedy else None,
         },
         correctness=measured.correctness,
         noise=[noise for temperature in config.temperatures if (noise := noise_at(measured, temperature))],
@@ -99,7 +100,7 @@ def comparison_record(config: RunConfig, measured: Measurement, costs: CostTable
         },
         headline=headline(measured, config.common),
         rows=build_rows(config, measured, costs),
-        raw=[timing(s) for s in measured.samples],
+        raw=[line.recorded() for line in measured.lines],
     )
 
 
@@ -112,7 +113,7 @@ def add_best_plain(run: ComparisonRun, measured: Measurement) -> None:
 
     def seconds(arm: Arm, held_out_half: bool) -> list[float]:
         samples = [s for s in measured.of(arm, 0.0) if (s.prompt_index in held_out) == held_out_half]
-        return [s.prefill_seconds + s.decode_seconds for s in samples]
+        return [sum(s.prefill_seconds) + s.seconds for s in samples]
 
     plain = [arm for arm in PLAIN if measured.of(arm, 0.0)]
     if not held_out or len(plain) < 2:
@@ -134,31 +135,26 @@ def noise_at(measured: Measurement, temperature: float) -> Noise | None:
 
 def build_rows(config: RunConfig, measured: Measurement, costs: CostTable) -> list[Row]:
     """Rows for all prompts, for each kind, and for the prompts whose greedy text does not end in repetition."""
-    parts, best_lengths, rerun, rows = _parts(measured, costs), _best_lengths(measured, costs), _Rerun(measured), []
-    for temperature in dict.fromkeys(s.temperature for s in measured.samples):
-        for group, members in groups(measured.samples).items():
-            samples: dict[Arm, list[Sample]] = {}
-            for sample in measured.samples:
-                if sample.temperature == temperature and sample.prompt_index in members:
-                    samples.setdefault(sample.arm, []).append(sample)
-            floor = attribution.noise_floor(samples[BASELINE], samples.pop(BASELINE_REPEAT, []))
-            for arm, of_arm in samples.items():
-                row = build_row(arm, of_arm, samples[BASELINE], config.common, group)
-                if arm.speculative:
-                    total = attribution.Part()
-                    for sample in of_arm:
-                        total += parts.get((arm, temperature, sample.prompt_index), attribution.Part())
-                    if total.n_rounds:
-                        row = replace(row, **attribution.explained(row, total))
-                    bounds = [best_lengths.get((arm, temperature, sample.prompt_index)) for sample in of_arm]
-                    if bounds and None not in bounds:
-                        plain, least = map(sum, zip(*filter(None, bounds), strict=True))
-                        row.oracle = plain / least
-                    row.repeat_noise = rerun.noise(row, arm, of_arm)
-                    row.verdict = attribution.verdict(
-                        row.speedup, row.speedup_low, row.speedup_high, row.repeat_noise, floor
-                    )
-                rows.append(row)
+    predicted, best_lengths = _predicted(measured, costs), _best_lengths(measured, costs)
+    rerun, rows = _Rerun(measured), []
+    for temperature, kind, lines in groups_of(measured.lines):
+        floor = attribution.noise_floor(lines[BASELINE], lines.get(BASELINE_REPEAT, []))
+        for row, arm, of_arm in rows_of_group(lines, config.common, kind):
+            if arm.speculative:
+                total = attribution.PredictedSeconds()
+                for line in of_arm:
+                    total += predicted.get((arm, temperature, line.prompt_index), attribution.PredictedSeconds())
+                if total.n_rounds:
+                    row = replace(row, **attribution.predictions(row, total))
+                bounds = [best_lengths.get((arm, temperature, line.prompt_index)) for line in of_arm]
+                if bounds and None not in bounds:
+                    plain, least = map(sum, zip(*filter(None, bounds), strict=True))
+                    row.oracle = plain / least
+                row.repeat_noise = rerun.noise(row, arm, of_arm)
+                row.verdict = attribution.verdict(
+                    row.speedup, row.speedup_low, row.speedup_high, row.repeat_noise, floor
+                )
+            rows.append(row)
     return rows
 
 
@@ -168,7 +164,7 @@ class _Rerun:
     def __init__(self, measured: Measurement):
         self._places = {index: place for place, index in enumerate(mixed(measured.prompts))}
         self._residuals = {}
-        for arm, temperature in dict.fromkeys((s.arm, s.temperature) for s in measured.samples if s.arm.speculative):
+        for arm, temperature in dict.fromkeys((s.arm, s.temperature) for s in measured.lines if s.arm.speculative):
             baseline = measured.of(BASELINE, temperature)
             self._residuals[arm, temperature] = drift.residuals(measured.of(arm, temperature), baseline)
         self._correlation = drift.correlation(
@@ -179,23 +175,23 @@ class _Rerun:
             ]
         )
 
-    def noise(self, row: Row, arm: Arm, samples: list[Sample]) -> float | None:
+    def noise(self, row: Row, arm: Arm, samples: list[Line]) -> float | None:
         residuals = self._residuals[arm, row.temperature]
         if residuals is None:
             return None
-        seconds = {s.prompt_index: s.decode_seconds for s in samples if s.prompt_index in residuals}
+        seconds = {s.prompt_index: s.seconds for s in samples if s.prompt_index in residuals}
         shares = {index: one / sum(seconds.values()) for index, one in seconds.items()}
         return drift.repeat_noise(row.speedup, residuals, shares, self._places, self._correlation)
 
 
-def _parts(measured: Measurement, costs: CostTable) -> dict[tuple[Arm, float, int], attribution.Part]:
-    """The predicted seconds of every speculative sample whose draft has costs."""
-    baseline = {(s.temperature, s.prompt_index): s for s in measured.samples if s.arm == BASELINE}
-    probs = probs_of_texts(measured, max((s.arm.draft_length for s in measured.samples), default=0))
-    replayed, priced = rounds_of_texts(measured), {}
+def _predicted(measured: Measurement, costs: CostTable) -> dict[tuple[Arm, float, int], attribution.PredictedSeconds]:
+    """The predicted seconds of every line of a draft that has costs."""
+    baseline = {(s.temperature, s.prompt_index): s for s in measured.lines if s.arm == BASELINE}
+    probs = probs_of_texts(measured, max((s.arm.draft_length for s in measured.lines), default=0))
+    rounds_along, priced = rounds_of_texts(measured), {}
     # In the order of the first repeat: what a draft on auto or a hybrid learns from a text counts in the next ones.
     turns = {index: turn for turn, index in enumerate(mixed(measured.prompts))}
-    for sample in sorted(measured.samples, key=lambda sample: turns[sample.prompt_index]):
+    for sample in sorted(measured.lines, key=lambda sample: turns[sample.prompt_index]):
         arm, place = sample.arm, (sample.temperature, sample.prompt_index)
         if (arm.draft, sample.temperature) not in costs or not is_judged_alone(measured, arm, sample.temperature):
             continue
@@ -206,17 +202,17 @@ def _parts(measured: Measurement, costs: CostTable) -> dict[tuple[Arm, float, in
         if follows_text(measured, arm):
             predicted["accept_probs"] = functools.partial(probs, arm.draft, *place)
         elif sample.temperature == 0:
-            predicted["replayed"] = functools.partial(replayed, arm, sample.prompt_index)
+            predicted["rounds_along"] = functools.partial(rounds_along, arm, sample.prompt_index)
         of_draft = costs[arm.draft, sample.temperature]
         priced[arm, *place] = attribution.price(sample, baseline[place], of_draft, **predicted)
     return priced
 
 
 def _best_lengths(measured: Measurement, costs: CostTable) -> dict[tuple[Arm, float, int], tuple[float, float]]:
-    """Of every sample of a draft on auto whose draft has costs: what the baseline and the best lengths take."""
-    baseline = {(s.temperature, s.prompt_index): s for s in measured.samples if s.arm == BASELINE}
+    """The seconds of the baseline and of the best lengths, for every line of a draft on auto that has costs."""
+    baseline = {(s.temperature, s.prompt_index): s for s in measured.lines if s.arm == BASELINE}
     probs, found, drafters = probs_of_texts(measured, LONGEST), {}, measured.bench.drafters
-    for sample in measured.samples:
+    for sample in measured.lines:
         arm, place, draft = sample.arm, (sample.temperature, sample.prompt_index), sample.arm.draft.removesuffix(AUTO)
         if not arm.auto or (draft, sample.temperature) not in costs or len(drafters[arm.draft].parts) > 1:
             continue
@@ -244,10 +240,10 @@ def follows_text(measured: Measurement, arm: Arm) -> bool:
 def headline(measured: Measurement, common: dict) -> Row | None:
     """The model draft at its best k: chosen on one half of the prompts, reported on the other."""
     held_out = halves((s.prompt_kind, s.prompt_index) for s in measured.of(BASELINE, 0.0))
-    arms = [arm for arm in dict.fromkeys(s.arm for s in measured.samples) if arm.speculative and arm.draft_length]
+    arms = [arm for arm in dict.fromkeys(s.arm for s in measured.lines) if arm.speculative and arm.draft_length]
 
     def half(is_held_out: bool) -> dict[Arm, Row]:
-        def samples(arm: Arm) -> list[Sample]:
+        def samples(arm: Arm) -> list[Line]:
             return [s for s in measured.of(arm, 0.0) if (s.prompt_index in held_out) == is_held_out]
 
         return {

@@ -18,7 +18,8 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import Round
 from speclab.models.family import family_of
 from speclab.models.outside.generation import settings_of_the_lab
-from speclab.records.samples import BEAM, Arm, Made
+from speclab.records.log import RoundCounts
+from speclab.records.samples import BEAM, Arm
 from speclab.system.errors import EnvironmentProblem
 
 
@@ -33,7 +34,7 @@ class Decoding:
         self.tokens: list[int] = []
         self.counts = Counts()
         self.prefill_seconds = self.decode_seconds = 0.0
-        self.rounds: list[Made] = []
+        self.rounds: list[RoundCounts] = []
         self.log: list[tuple[int, float, Round]] = []  # of each: tokens in the target's cache before it, seconds, round
         self._rounds = rounds
 

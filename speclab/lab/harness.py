@@ -24,7 +24,9 @@ from speclab.lab.bench import Bench
 from speclab.lab.decodings import Decoding, interleaved, take_turns
 from speclab.lab.round_costs import measure_costs
 from speclab.models.prompts import Prompt
-from speclab.records.samples import BASELINE_REPEAT, INSTRUMENT, LOOKUP, Arm, Sample
+from speclab.records.log import Line
+from speclab.records.rows import as_written
+from speclab.records.samples import BASELINE_REPEAT, INSTRUMENT, LOOKUP, Arm
 from speclab.system.errors import Problem, is_out_of_memory, is_panic
 from speclab.system.terminal import note, progress
 from speclab.theory.costs import RoundTime, StepTime, catch_ups
@@ -54,11 +56,11 @@ def kept_when_stopped(complete: Callable[[], str]) -> Iterator[list[BaseExceptio
 
 @dataclass
 class Measurement:
-    """Everything that was timed on some prompts. `samples` holds only prompts that every arm finished."""
+    """Everything that was timed on some prompts. `lines` holds only prompts that every arm finished."""
 
     bench: Bench
     prompts: list[Prompt]
-    samples: list[Sample] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
     rounds: list[RoundTime] = field(default_factory=list)  # of the instrumented decodings
     steps: list[StepTime] = field(default_factory=list)  # of the second baseline
     correctness: list[dict] = field(default_factory=list)  # what speclab/lab/output_checks.py says
@@ -74,14 +76,14 @@ class Measurement:
         """Whether something ended it early."""
         return self.stop is not None
 
-    def of(self, arm: Arm, temperature: float) -> list[Sample]:
-        """The samples of one arm at one temperature."""
-        return [s for s in self.samples if s.arm == arm and s.temperature == temperature]
+    def of(self, arm: Arm, temperature: float) -> list[Line]:
+        """The lines of one arm at one temperature."""
+        return [s for s in self.lines if s.arm == arm and s.temperature == temperature]
 
     def extend(self, other: "Measurement") -> None:
         """Add a measurement of the same target on the same machine; its prompts count on from these."""
         n = len(self.prompts)
-        self.samples += [replace(s, prompt_index=s.prompt_index + n) for s in other.samples]
+        self.lines += [replace(line, prompt_index=line.prompt_index + n) for line in other.lines]
         self.prompts = [*self.prompts, *other.prompts]
         self.rounds += [one._replace(prompt=one.prompt + n) for one in other.rounds]
         self.steps += [one._replace(prompt=one.prompt + n) for one in other.steps]
@@ -140,12 +142,12 @@ def measure(
         middle = (len(arms) + 1) // 2  # half a round of turns away from the first, as the other arms are on average
         arms = [*arms[:middle], BASELINE_REPEAT, *arms[middle:]]
     measured = Measurement(bench, prompts)
-    samples: dict[tuple[int, float, Arm], Sample] = {}
+    lines: dict[tuple[int, float, Arm], Line] = {}
     samplings = [bench.setup.sampling_at(temperature) for temperature in temperatures]
     turns = [(repeat, index) for repeat in range(repeats) for index in mixed(prompts)]
 
     def complete() -> str:
-        n = len({index for index, *_ in samples})
+        n = len({index for index, *_ in lines})
         return f"{n} prompt{'s are' if n != 1 else ' is'} complete" if n else ""
 
     n_turns = len(turns) * len(temperatures)
@@ -164,16 +166,16 @@ def measure(
                     bar.update()
                 gc.collect()  # between the times, what has become garbage inside; the rest is frozen
                 for temperature, decoding in finished:  # only now: every arm has finished this prompt
-                    _book(measured, samples, decoding, temperature, index)
+                    _book(measured, lines, decoding, temperature, index)
                 measured.n_late_graphs = graphs.captures.n - n_warm
     measured.stop = stops[0] if stops else None
-    measured.samples = sorted(samples.values(), key=lambda sample: sample.prompt_index)
+    measured.lines = sorted(lines.values(), key=lambda line: line.prompt_index)
     return measured
 
 
 def _book(
     measured: Measurement,
-    samples: dict[tuple[int, float, Arm], Sample],
+    lines: dict[tuple[int, float, Arm], Line],
     decoding: Decoding,
     temperature: float,
     index: int,
@@ -184,11 +186,11 @@ def _book(
         measured.add(decoding, temperature, index)
     if arm.method == INSTRUMENT:
         return
-    sample = Sample(arm, temperature, index, measured.prompts[index].kind, decoding.n_prompt)
-    sample.lossy_rule = measured.bench.lossy_rule(arm)
-    samples.setdefault((index, temperature, arm), sample).add(
-        decoding.prefill_seconds,
-        decoding.decode_seconds,
+    line = Line.begin(arm, temperature, index, measured.prompts[index].kind, decoding.n_prompt)
+    line.lossy_rule = measured.bench.lossy_rule(arm)
+    lines.setdefault((index, temperature, arm), line).add(
+        as_written(decoding.prefill_seconds),
+        as_written(decoding.decode_seconds),
         decoding.tokens,
         decoding.counts if arm.speculative else None,  # the baseline: a pass for a token
         decoding.rounds,

@@ -9,13 +9,14 @@ from speclab.core.law import Place
 from speclab.core.rules import Rule
 from speclab.lab.harness import Measurement
 from speclab.models.uncached import distributions
-from speclab.records.samples import BASELINE, Arm, Made
+from speclab.records.log import RoundCounts
+from speclab.records.samples import BASELINE, Arm
 from speclab.theory import losslessness
 
 
 def to_judge(measured: Measurement) -> dict[str, tuple[Arm, float]]:
     """The arms and temperatures whose texts are to be checked, by what a record calls them."""
-    pairs = dict.fromkeys((s.arm, s.temperature) for s in measured.samples if s.arm.speculative)
+    pairs = dict.fromkeys((s.arm, s.temperature) for s in measured.lines if s.arm.speculative)
     return {f"{arm.label} at temperature {temperature:g}": (arm, temperature) for arm, temperature in pairs}
 
 
@@ -149,7 +150,7 @@ def distances(rule: Rule, target_probs: torch.Tensor, draft_probs: torch.Tensor)
     return (rule.law(p, q) - p).abs().sum(-1) / 2 if rule.law else torch.zeros(len(p))
 
 
-def judged_places(rounds: Iterable[Made], n_tokens: int) -> list[tuple[int, int]]:
+def judged_places(rounds: Iterable[RoundCounts], n_tokens: int) -> list[tuple[int, int]]:
     """The places of a text whose token a rule has tested: (place where the round began, place in its draft).
 
     rounds: those after the prefill, whose token is the first of the text. All other tokens are

@@ -21,7 +21,8 @@ from speclab.lab.instruments import LoopFunctions, with_parts
 from speclab.models.backends.eager import first_states
 from speclab.models.backends.windows import Window
 from speclab.models.cached import CachedModel
-from speclab.records.samples import Arm, Made
+from speclab.records.log import RoundCounts
+from speclab.records.samples import Arm
 from speclab.theory.attribution import Text
 
 
@@ -139,7 +140,7 @@ class StatesOf(Mapping[int, Tensor]):
 
 def replayed(
     functions: LoopFunctions, target: CachedModel, drafter: Drafter, prompt: Tensor, text: Text, draft_length: int
-) -> list[Made]:
+) -> list[RoundCounts]:
     """The rounds after that of the prompt, (1, prompt length) ids, in greedy decoding of `text`. The drafter learns."""
     known = CachedModel(target.model, target.vocab_size, KnownText(target, prompt, text))
     known.hidden_layers, known.max_length = target.hidden_layers, target.max_length
@@ -148,7 +149,7 @@ def replayed(
     return [Made(round_.n_drafted, round_.n_accepted, round_.looked_up) for round_ in told if not round_.prefill]
 
 
-def rounds_of_texts(measured: Measurement) -> Callable[[Arm, int, Text], list[Made]]:
+def rounds_of_texts(measured: Measurement) -> Callable[[Arm, int, Text], list[RoundCounts]]:
     """`replayed` along a measurement's own greedy texts: of (arm, index of the prompt, text), each made once.
 
     A draft knows what its rounds cost, and learns the rest again: nothing of the timed rounds is used.
@@ -156,7 +157,7 @@ def rounds_of_texts(measured: Measurement) -> Callable[[Arm, int, Text], list[Ma
     bench, drafters = measured.bench, dict[Arm, Drafter]()
 
     @functools.cache
-    def rounds(arm: Arm, prompt_index: int, text: Text) -> list[Made]:
+    def rounds(arm: Arm, prompt_index: int, text: Text) -> list[RoundCounts]:
         if arm not in drafters:
             drafters[arm] = copy.deepcopy(bench.drafters[arm.draft])
             drafters[arm].forget()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import transformers
 
-from speclab.records.rows import Part
+from speclab.records.rows import Part, as_written
 from speclab.records.runs import Head, Machine, Versions
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.files import read_bytes, shown
@@ -31,9 +31,11 @@ OPTIONAL = (
     *("unchecked", "probe", "weight_bytes", "bandwidth", "padded", "gpu_state", "n_without_drafts"),
     *("lossy_rule", "total_variation", "n_replays", "own_rates"),
     *("best_plain", "speedup_best_plain", "best_plain_low", "best_plain_high", "oracle"),
+    *("branches", "loops", "distance", "outside"),
     *("choice", "band_low", "band_high", "time_low", "time_high", "noise"),
     *("chosen", "raw", "n_distinct", "row_by_row"),
 )
+LISTS = ("rounds", "texts")  # and these where they are empty
 
 Record = TypeVar("Record", bound=Head)
 Parsed = TypeVar("Parsed", bound=Part)
@@ -126,7 +128,11 @@ def today() -> str:
 
 def as_dict(record: Any) -> dict[str, Any]:
     """A record, or a part of one, as plain JSON."""
-    return asdict(record, dict_factory=lambda items: {k: v for k, v in items if v is not None or k not in OPTIONAL})
+    return asdict(record, dict_factory=lambda items: {k: v for k, v in items if not _is_left_out(k, v)})
+
+
+def _is_left_out(name: str, value: Any) -> bool:
+    return (value is None and name in OPTIONAL) or (name in LISTS and not value)
 
 
 def to_json(record: Head) -> str:
@@ -155,7 +161,7 @@ def _rounded(value: Any, name: str) -> Any:
     if isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError(f"{name} is {value}, which no record can hold")
-        return float(f"{value:.7g}")
+        return as_written(value)
     if isinstance(value, dict):
         return {key: _rounded(item, f"{name}.{key}") for key, item in value.items()}
     return [_rounded(item, name) for item in value] if isinstance(value, list | tuple) else value

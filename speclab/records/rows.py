@@ -36,6 +36,11 @@ Share = Annotated[float, Within(0, 1)]
 Verdict = Literal["faster", "unclear", "slower"]
 
 
+def as_written(number: float) -> float:
+    """The number as a record holds it: seven digits are more than any clock here knows."""
+    return float(f"{float(number):.7g}")
+
+
 class Part:
     """Base of all that records are made of: when read, unknown fields, other types and infinities are refused."""
 

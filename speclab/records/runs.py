@@ -1,6 +1,6 @@
 """The run records as dataclasses. Every table and picture is a view of one.
 
-A comparison keeps raw seconds and counts, and the rows that speclab/lab/rows.py makes of them. A record names the
+A comparison keeps its log, and the rows that speclab/lab/rows.py makes of it. A record names the
 machine by what it is, never by its host or user name, and holds no absolute path. Schema, reading and writing follow
 from these classes (speclab/records/files.py).
 """
@@ -18,7 +18,8 @@ from speclab.records.facts import (
     Prompts,
     RunSettings,
 )
-from speclab.records.rows import Amount, Count, Part, Row, Timing
+from speclab.records.log import Line
+from speclab.records.rows import Amount, Count, Part, Row
 
 SCHEMA_VERSION = 2
 

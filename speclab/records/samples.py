@@ -1,10 +1,6 @@
-"""The lab measures arms, which are ways to decode, and notes everything that one of them did with one prompt."""
+"""The lab measures arms, which are ways to decode."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
-
-from speclab.core.counts import Counts
 
 AUTO = " auto"  # at the end of a draft's name: its length changes from round to round
 LOOKUP = ", lookup"  # at the end of a draft's name: the costs are those of the rounds in which a hybrid's lookup drafts

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
 
+from speclab.records.log import Line, RoundCounts
 from speclab.records.rows import Row, Rung
 from speclab.records.runs import Noise
-from speclab.records.samples import Made, Sample
 from speclab.theory.costs import Costs, catch_ups
 from speclab.theory.forecast import AcceptProbs, Cost, forecast, oracle
 from speclab.theory.formulas import (
@@ -63,7 +63,7 @@ class Part:
     endless_early: float = 0.0  # expected seconds of a text that has no last round
     endless_baseline_early: float = 0.0  # the baseline's seconds for the tokens that it emits
 
-    def __iadd__(self, other: "Part") -> "Part":
+    def __iadd__(self, other: "PredictedSeconds") -> "PredictedSeconds":
         for item in fields(self):
             setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
         return self
@@ -73,11 +73,11 @@ Text = tuple[int, ...]
 
 
 def price(
-    sample: Sample,
-    baseline: Sample,
+    line: Line,
+    baseline: Line,
     costs: Costs,
     accept_probs: Callable[[Text], AcceptProbs] | None = None,
-    replayed: Callable[[Text], list[Made]] | None = None,
+    rounds_along: Callable[[Text], list[RoundCounts]] | None = None,
     of_lookup: Costs | None = None,
 ) -> Part:
     """Compute both predictions for one arm on one prompt.
@@ -89,8 +89,8 @@ def price(
     no forecast.
     """
     lookups = of_lookup or costs
-    part, early = Part(), sample.n_prompt
-    for text, rounds in zip(baseline.texts, sample.rounds, strict=True):
+    part, early = PredictedSeconds(), line.n_prompt
+    for text, rounds in zip(baseline.texts, line.rounds, strict=True):
         n = len(text) - 1
         part.n_tokens += n
         part.baseline += sum(costs.step_seconds(early + i) for i in range(n))
@@ -98,9 +98,9 @@ def price(
         _price_rounds(part, rounds, early, costs, lookups)
     for distinct, n_repeats in Counter(map(tuple, baseline.texts)).items():
         if accept_probs:
-            _price_expected(part, n_repeats, accept_probs(distinct), sample.arm.draft_length, early, costs)
-        elif replayed:
-            made, rounds = Part(), replayed(distinct)
+            _price_expected(part, n_repeats, accept_probs(distinct), line.arm.draft_length, early, costs)
+        elif rounds_along:
+            made, rounds = PredictedSeconds(), rounds_along(distinct)
             if of_lookup is None and any(one.looked_up for one in rounds):
                 return replace(part, expected=0.0, expected_rounds=0.0)
             _price_rounds(made, rounds, early, costs, lookups)
@@ -110,7 +110,7 @@ def price(
 
 
 def price_best_lengths(
-    baseline: Sample, longest: int, costs: Costs, accept_probs: Callable[[Text], AcceptProbs]
+    baseline: Line, longest: int, costs: Costs, accept_probs: Callable[[Text], AcceptProbs]
 ) -> tuple[float, float]:
     """Two times for one prompt: the seconds of the baseline, and the least expected seconds for draft lengths of up to
     `longest` that are chosen before anything is drawn. Both follow from `costs`."""
@@ -128,7 +128,9 @@ def cheapest(accept_probs: AcceptProbs, longest: int, costs: Costs, n_prompt: in
     return oracle(accept_probs, len(accept_probs), longest, cost, rejected_round_extra=costs.replay).cost
 
 
-def _price_rounds(part: Part, rounds: list[Made], early: int, of_model: Costs, of_lookup: Costs) -> None:
+def _price_rounds(
+    part: PredictedSeconds, rounds: list[RoundCounts], early: int, of_model: Costs, of_lookup: Costs
+) -> None:
     context = early
     for (n_drafted, n_accepted, looked_up), catch_up in zip(rounds, catch_ups(rounds), strict=True):
         costs = of_lookup if looked_up else of_model
@@ -144,7 +146,7 @@ def _price_rounds(part: Part, rounds: list[Made], early: int, of_model: Costs, o
 
 
 def _price_expected(
-    part: Part, n_repeats: int, accept_probs: AcceptProbs, draft_length: int, early: int, costs: Costs
+    part: PredictedSeconds, n_repeats: int, accept_probs: AcceptProbs, draft_length: int, early: int, costs: Costs
 ) -> None:
     def fixed(n_drafted: int, state: int) -> float:
         return costs.round_seconds(n_drafted, early)
@@ -215,8 +217,8 @@ def noise_floor(baseline: list[Sample], again: list[Sample]) -> Noise | None:
     where there is no second run."""
     if not again or not baseline:
         return None
-    seconds = {s.prompt_index: s.decode_seconds for s in baseline}
-    pairs = [(seconds[s.prompt_index], s.decode_seconds) for s in again]
+    seconds = {s.prompt_index: s.seconds for s in baseline}
+    pairs = [(seconds[s.prompt_index], s.seconds) for s in again]
     tops, bottoms = zip(*pairs, strict=True)
     low, high = ratio_interval(list(tops), list(bottoms)) or (None, None)
     return Noise(temperature=baseline[0].temperature, ratio=sum(tops) / sum(bottoms), low=low, high=high)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from speclab.records.samples import Made
+from speclab.records.log import RoundCounts
 
 CURVES = ("verify_at", "draft_at")
 SHORTEST = 1e-12  # seconds of a decode step at least: a fit of noisy times may give 0, and it is a divisor
@@ -56,7 +56,8 @@ def catch_ups(rounds: Iterable[Made]) -> list[int]:
     The last drafted token is never fed, so a fully accepted round leaves two. A round without a draft leaves one more,
     and one that a hybrid's lookup drafted for leaves all that it committed.
 
-    >>> catch_ups([Made(4, 4), Made(4, 1), Made(0, 0), Made(0, 0), Made(2, 2), Made(5, 3, looked_up=True), Made(2, 0)])
+    >>> chains = [(4, 4), (4, 1), (0, 0), (0, 0), (2, 2)]
+    >>> catch_ups([*(RoundCounts(*made) for made in chains), RoundCounts(5, 3, looked_up=True), RoundCounts(2, 0)])
     [1, 2, 1, 2, 3, 2, 6]
     """
     waiting, of_rounds = 1, []

@@ -10,23 +10,23 @@ import math
 
 import numpy as np
 
-from speclab.records.samples import Sample
+from speclab.records.log import Line
 
 FEWEST = 5  # prompts with which a line and a spread can be estimated
 LONGEST_SHARE = 1 / 3  # of the series: correlations over longer distances are too uncertain to use
 
 
-def residuals(samples: list[Sample], baseline: list[Sample]) -> dict[int, float] | None:
+def residuals(lines: list[Line], baseline: list[Line]) -> dict[int, float] | None:
     """Prompt -> log of a round's cost beyond what its drafted tokens explain. None with fewer than FEWEST prompts.
 
     The cost is in decode steps of the baseline on the same prompt; a line through cost against drafted tokens per
     round is taken out.
     """
-    steps = {b.prompt_index: b.decode_seconds / b.counts.n_emitted for b in baseline if b.counts.n_emitted}
-    usable = [s for s in samples if s.counts.n_rounds and s.prompt_index in steps]
+    steps = {b.prompt_index: b.seconds / b.counts.n_emitted for b in baseline if b.counts.n_emitted}
+    usable = [s for s in lines if s.counts.n_rounds and s.prompt_index in steps]
     if len(usable) < FEWEST:
         return None
-    logs = [math.log(s.decode_seconds / s.counts.n_rounds / steps[s.prompt_index]) for s in usable]
+    logs = [math.log(s.seconds / s.counts.n_rounds / steps[s.prompt_index]) for s in usable]
     drafted = np.array([s.counts.n_drafted / s.counts.n_rounds for s in usable])
     table = np.column_stack([np.ones(len(usable)), drafted - drafted.mean()])  # (prompts, 2)
     residual = np.array(logs) - table @ np.linalg.lstsq(table, np.array(logs))[0]

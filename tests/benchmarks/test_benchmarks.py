@@ -30,7 +30,8 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.present import tables
 from speclab.records import files
-from speclab.records.samples import BASELINE, BEAM, GENERATE, Arm, Sample
+from speclab.records.log import Line
+from speclab.records.samples import BASELINE, BEAM, GENERATE, Arm
 from speclab.system.errors import EnvironmentProblem
 from tests.llamas import tiny_llama
 from tests.tiny_models import tiny
@@ -107,14 +108,14 @@ def test_all_arms_emit_the_same_text_and_count_their_passes(bench, prompt):
 
 def check_arms(bench, prompt, arms):
     prompts, schedule = [Prompt("code", "", prompt)], peers.one_after_another
-    samples = {s.arm: s for s in measure(bench, arms, [0.0], prompts, 2, {}, schedule=schedule).samples}
+    samples = {s.arm: s for s in measure(bench, arms, [0.0], prompts, 2, {}, schedule=schedule).lines}
     assert list(samples) == arms
     assert len({tuple(text) for s in samples.values() if s.arm not in peers.BEAMS for text in s.texts}) == 1
     assert peers.timing(samples[BASELINE]).n_passes == peers.timing(samples[GENERATE]).n_passes == BUDGET
     for arm, sample in samples.items():
         assert sample.counts.n_emitted == 2 * (BUDGET - 1)
-        assert len(sample.decode) == 2
-        assert (sum(sample.prefill) == 0) == (arm.method not in peers_page.PEER)
+        assert len(sample.decode_seconds) == 2
+        assert (sum(sample.prefill_seconds) == 0) == (arm.method not in peers_page.PEER)
         one = decode(bench, arm, prompt)
         assert arm.auto or peers.timing(sample).n_passes == (BUDGET if arm == BASELINE else one.counts.n_rounds + 1)
 
@@ -182,7 +183,7 @@ def samples_by_hand():
     samples = []
     for i, kind in enumerate(["code", "code", "code", "copy", "copy", "copy"]):
         for arm, (prefill, decode) in seconds.items():
-            made = Sample(arm, 0.0, i, kind, 20)
+            made = Line.begin(arm, 0.0, i, kind, 20)
             for slow in (0.0, 9.0, 0.0):  # the middle one met a slow second
                 counts = Counts(n_rounds=9, n_drafted=36, n_accepted=18, n_rejected=6, n_emitted=27)
                 made.add(prefill, decode + slow, list(range(28)), counts if arm.speculative else None)

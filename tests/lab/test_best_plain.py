@@ -12,7 +12,8 @@ from speclab.lab.harness import Measurement
 from speclab.lab.rows import build_row
 from speclab.lab.run_config import RunConfig
 from speclab.present import first_screen, report, tables
-from speclab.records.samples import BASELINE, EAGER, GENERATE, Arm, Sample
+from speclab.records.log import Line
+from speclab.records.samples import BASELINE, EAGER, GENERATE, Arm
 
 MODEL = Arm("model", "model", 4)
 COMMON = {"target": "t", "device": "cpu", "dtype": "float32"}
@@ -23,9 +24,9 @@ def made(seconds: dict[Arm, tuple[float, ...]]) -> tuple[SimpleNamespace, Measur
     measured = Measurement(None, [])
     for arm, of_arm in seconds.items():
         for index, all_seconds in enumerate(of_arm):
-            sample = Sample(arm, 0.0, index, "code", 7)
+            sample = Line.begin(arm, 0.0, index, "code", 7)
             sample.add(0.1 * all_seconds, 0.9 * all_seconds, [1, 2, 3])
-            measured.samples.append(sample)
+            measured.lines.append(sample)
     rows = [build_row(arm, measured.of(arm, 0.0), measured.of(BASELINE, 0.0), COMMON, "all") for arm in seconds]
     settings = {"target": "t"}
     return SimpleNamespace(rows=rows, best_plain=None, settings=settings, headline=rows[-1]), measured

@@ -21,8 +21,9 @@ from speclab.lab.harness import Measurement
 from speclab.models import prompts
 from speclab.present.pictures import figures, plots
 from speclab.records.files import read
+from speclab.records.log import Line
 from speclab.records.runs import SCHEMA_VERSION, ComparisonRun
-from speclab.records.samples import BASELINE, Arm, Sample
+from speclab.records.samples import BASELINE, Arm
 from speclab.system import files
 from speclab.system.errors import EnvironmentProblem, Stopped
 
@@ -307,8 +308,8 @@ def test_an_output_that_is_full_or_gone_loses_no_file(run, monkeypatch, tmp_path
     assert saved(tmp_path).rows
 
 
-def sample(arm: Arm, index: int, seconds: float, **counts) -> Sample:
-    made = Sample(arm, 0.0, index, "code", 7)
+def sample(arm: Arm, index: int, seconds: float, **counts) -> Line:
+    made = Line.begin(arm, 0.0, index, "code", 7)
     made.add(0.5, seconds, [1] * 10, Counts(**counts))
     return made
 

@@ -30,7 +30,8 @@ from speclab.lab.instruments import LoopFunctions, VariedLength
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.records.samples import BASELINE, BASELINE_REPEAT, GENERATE, INSTRUMENT, Arm, Sample
+from speclab.records.log import Line
+from speclab.records.samples import BASELINE, BASELINE_REPEAT, GENERATE, INSTRUMENT, Arm
 from speclab.theory.costs import RoundTime, StepTime
 from tests.decoding import plain_text
 from tests.tiny_models import VOCAB, PlainTransformer, perturbed, tiny
@@ -451,7 +452,7 @@ def test_every_arm_at_every_temperature_with_every_repeat(pair):
                 continue
             assert [(s.prompt_index, s.prompt_kind, s.n_prompt) for s in mine] == [(0, "code", 9), (1, "prose", 9)]
             for s in mine:
-                assert len(s.prefill) == len(s.decode) == len(s.texts) == len(s.rounds) == 2
+                assert len(s.prefill_seconds) == len(s.decode_seconds) == len(s.texts) == len(s.rounds) == 2
                 assert [len(text) for text in s.texts] == [12, 12]
                 assert s.counts.n_emitted == 2 * 11
                 assert sum(made.n_accepted + 1 for rounds in s.rounds for made in rounds) == 2 * 11
@@ -494,13 +495,13 @@ def test_no_long_collection_falls_into_a_turn(pair):
 
 def test_second_baseline_only_beside_instruments(pair):
     found = measured(pair, [make_prompt()], instruments={}, budget=6)
-    assert BASELINE_REPEAT not in {s.arm for s in found.samples}
+    assert BASELINE_REPEAT not in {s.arm for s in found.lines}
     assert (found.rounds, found.steps) == ([], [])
 
 
 def test_greedy_text_does_not_depend_on_repeat_or_arm(pair):
     found = measured(pair, [make_prompt()], temperatures=[0.0], repeats=2)
-    assert len({tuple(text) for s in found.samples for text in s.texts}) == 1
+    assert len({tuple(text) for s in found.lines for text in s.texts}) == 1
 
 
 def test_order_turns_round_between_prompts_and_repeats(pair, monkeypatch):
@@ -536,7 +537,7 @@ def test_random_numbers_differ_between_prompts_and_repeats_and_not_between_arms(
     assert texts[BASELINE] == texts[BASELINE_REPEAT] == texts[arms[1]] == texts[arms[2]]
     assert texts[BASELINE] != texts[arms[3]]
     again = measured(pair, [make_prompt(), make_prompt()], temperatures=[0.8], repeats=2, arms=arms)
-    assert [s.texts for s in again.samples] == [s.texts for s in found.samples]
+    assert [s.texts for s in again.lines] == [s.texts for s in found.lines]
     other = measured(pair, [make_prompt(), make_prompt()], temperatures=[0.8], repeats=2, arms=arms, seed=1)
     assert not {tuple(t) for s in other.of(BASELINE, 0.8) for t in s.texts} & set(texts[BASELINE])
 
@@ -566,7 +567,7 @@ def test_filters_reach_every_arm(pair):
     bench = make_bench(pair)
     bench.setup.sampling = Sampling(top_k=1)
     found = measure(bench, ARMS, [0.0, 0.8], [make_prompt()], 1, INSTRUMENTS)
-    assert len({tuple(text) for s in found.samples for text in s.texts}) == 1
+    assert len({tuple(text) for s in found.lines for text in s.texts}) == 1
 
 
 @pytest.mark.parametrize("stopped_at", [0.0, 0.8])
@@ -589,7 +590,7 @@ def test_ctrl_c_keeps_whole_prompts(pair, monkeypatch, stopped_at):
         for arm in [*ARMS, BASELINE_REPEAT]:
             usable = temperature == 0 or arm.draft != "dial"
             assert [s.prompt_index for s in found.of(arm, temperature)] == ([0, 1] if usable else [])
-    assert all(len(s.decode) == 1 for s in found.samples), "the second repeat begins behind the last prompt"
+    assert all(len(s.decode_seconds) == 1 for s in found.lines), "the second repeat begins behind the last prompt"
     assert len(found.steps) == 2 * 2 * 7
     assert found.wall_seconds == pytest.approx(sum(sum(r.seconds.values()) for r in found.rounds))
 
@@ -613,13 +614,15 @@ def test_warm_up_meets_every_width_before_the_clock_counts(pair, monkeypatch):
 def test_measurements_add_up():
     """Prompts count on, so that a sample of the second keeps its own prompt."""
     first, second = make_prompt(0), make_prompt(1)
-    one = Measurement(None, [first, second], [Sample(BASELINE, 0.0, 1, "code", 3)], wall_seconds=1.0, phase_seconds=0.5)
-    other = Measurement(None, [second], [Sample(BASELINE, 0.0, 0, "code", 3)], wall_seconds=2.0, phase_seconds=1.5)
+    one = Measurement(
+        None, [first, second], [Line.begin(BASELINE, 0.0, 1, "code", 3)], wall_seconds=1.0, phase_seconds=0.5
+    )
+    other = Measurement(None, [second], [Line.begin(BASELINE, 0.0, 0, "code", 3)], wall_seconds=2.0, phase_seconds=1.5)
     other.rounds, other.steps = [RoundTime("model", 0.0, 9, 2, 1, {})], [StepTime(0.0, 9, 1.0)]
     other.stop = KeyboardInterrupt()
     one.extend(other)
     assert [timed.prompt for timed in one.rounds + one.steps] == [2, 2]
-    assert [one.prompts[s.prompt_index] is second for s in one.samples] == [True, True]
+    assert [one.prompts[s.prompt_index] is second for s in one.lines] == [True, True]
     assert (one.wall_seconds, one.phase_seconds, one.interrupted) == (3.0, 2.0, True)
 
 
@@ -632,8 +635,8 @@ def test_generate_says_what_the_baseline_says(monkeypatch):
     found = measure(bench, [BASELINE, GENERATE], [0.0, 0.8], [make_prompt(vocab=VOCAB)], 2, {})
     (theirs,), (ours,) = found.of(GENERATE, 0.0), found.of(BASELINE, 0.0)
     assert theirs.texts == ours.texts
-    assert theirs.prefill == [0.0, 0.0]
-    assert len(theirs.decode) == 2
+    assert theirs.prefill_seconds == [0.0, 0.0]
+    assert len(theirs.decode_seconds) == 2
     assert theirs.counts.n_emitted == ours.counts.n_emitted
     assert found.of(GENERATE, 0.8) == []
     assert len(found.of(BASELINE, 0.8)) == 1
@@ -643,8 +646,8 @@ def test_the_clock_is_not_the_tests(pair, monkeypatch):
     """`Machine` replaces every clock that the bench reads."""
     machine = Machine(monkeypatch, pair[0])
     found = measured(pair, [make_prompt()], temperatures=[0.0], budget=8)
-    assert [s.decode for s in found.of(BASELINE, 0.0)] == [[7.0]]
-    assert [s.decode for s in found.of(BASELINE_REPEAT, 0.0)] == [[7.0]]
+    assert [s.decode_seconds for s in found.of(BASELINE, 0.0)] == [[7.0]]
+    assert [s.decode_seconds for s in found.of(BASELINE_REPEAT, 0.0)] == [[7.0]]
     assert all(float(r.seconds["verify"]).is_integer() for r in found.rounds)
     assert machine.seconds > 0
 

@@ -25,6 +25,7 @@ from speclab.models.setup import Setup
 from speclab.present import first_screen, report
 from speclab.present.run_lines import small_print
 from speclab.records.files import read
+from speclab.records.log import RoundCounts
 from speclab.records.runs import ComparisonRun
 from speclab.records.samples import Arm, Made
 from speclab.system.errors import Stopped
@@ -65,7 +66,7 @@ def test_trees_refuse_a_rule_for_chains(words, capsys):
 
 def test_tested_places():
     """Prefill's token, then: 2 of 3 kept, all 2 kept and a bonus token, no draft, 0 of 3 kept behind the end."""
-    rounds = [Made(3, 2), Made(2, 2), Made(0, 0), Made(3, 0)]
+    rounds = [RoundCounts(3, 2), RoundCounts(2, 2), RoundCounts(0, 0), RoundCounts(3, 0)]
     assert judged_places(rounds, 9) == [(1, 0), (1, 1), (1, 2), (4, 0), (4, 1), (8, 0)]
     assert judged_places(rounds, 8) == [(1, 0), (1, 1), (1, 2), (4, 0), (4, 1)]
 
@@ -119,7 +120,7 @@ def test_laws_of_proposals_are_those_that_were_drawn_from(kind):
     settings = optimized_speculative.DecodeSettings(48, sampling, seed=3)
     rounds = list(bench.functions.rounds(bench.setup.target, noted, torch.tensor([ids]), 3, settings))
     tokens = [token for round_ in rounds for token in round_.tokens]
-    pairs = [Made(round_.n_drafted, round_.n_accepted) for round_ in rounds if not round_.prefill]
+    pairs = [RoundCounts(round_.n_drafted, round_.n_accepted) for round_ in rounds if not round_.prefill]
     places = judged_places(pairs, len(tokens))
     assert {depth for _, depth in places} >= {0, 1}
     law = drafter.law(bench.setup.target, ids, tokens, sampling, arm.draft_length)

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from speclab.lab import output_checks
-from speclab.records.samples import BASELINE, Arm, Sample
+from speclab.records.log import Line
+from speclab.records.samples import BASELINE, Arm
 from speclab.theory import losslessness
 from speclab.theory.losslessness import Divergence
 
@@ -20,7 +21,9 @@ def measured(monkeypatch):
 
     def of(texts: list[list[int]]) -> SimpleNamespace:
         samples = {BASELINE: [RIGHT], Arm("model", "model", 4): texts}
-        made = {arm: [Sample(arm, 0.0, 0, "code", 3, texts=its)] for arm, its in samples.items()}
+        made = {arm: [Line.begin(arm, 0.0, 0, "code", 3)] for arm in samples}
+        for arm, its in samples.items():
+            made[arm][0].texts = its
         target = SimpleNamespace(vocab_size=10)
         setup = SimpleNamespace(reference=None, target=target, token_text=lambda prompt, text, token: str(token))
         prompts = [SimpleNamespace(id_list=[1, 2, 3])]

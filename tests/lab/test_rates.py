@@ -11,9 +11,10 @@ from speclab.cli import decoding as decoding_cli
 from speclab.core.rounds import DecodeSettings, Round
 from speclab.core.sampling import Sampling
 from speclab.lab.harness import measure
-from speclab.lab.rows import build_row, timing
+from speclab.lab.rows import build_row
 from speclab.present import tables
-from speclab.records.samples import BASELINE, Arm, Sample
+from speclab.records.log import Line
+from speclab.records.samples import BASELINE, Arm
 from speclab.theory.formulas import ratio_interval
 from tests.lab.test_harness import Machine, make_bench, make_prompt
 from tests.tiny_models import PlainTransformer, perturbed
@@ -23,7 +24,7 @@ SETTINGS = Sampling(0.7, top_k=5, top_p=0.9)
 COMMON = {"target": "t", "device": "cpu", "dtype": "float64"}
 
 
-def seconds_of(sample: Sample, repeat: int) -> Fraction:
+def seconds_of(sample: Line, repeat: int) -> Fraction:
     """By the machine below: a pass over w tokens takes 1 + w / 8 seconds, a drafted token 1/4; a lookup takes none."""
     n_tokens = len(sample.texts[repeat])
     if not sample.arm.speculative:
@@ -46,7 +47,7 @@ def test_every_rate_of_a_row_is_a_ratio_of_exact_sums(monkeypatch):
     for arm in (BASELINE, MODEL, NGRAM):
         samples = found.of(arm, 0.7)
         of_prompts = [[seconds_of(sample, repeat) for repeat in range(2)] for sample in samples]
-        assert [sample.decode for sample in samples] == of_prompts
+        assert [sample.decode_seconds for sample in samples] == of_prompts
         prefill = 2 * 3 * 100 * (2 if arm == MODEL else 1)
         seconds, before = sum(map(sum, of_prompts)), 2 * 3 * 19 * Fraction(9, 8)
         row = build_row(arm, samples, baseline, COMMON, "all")
@@ -63,8 +64,8 @@ def test_every_rate_of_a_row_is_a_ratio_of_exact_sums(monkeypatch):
             assert row.tokens_per_round == 2 * 3 * 19 / len(rounds)
             assert row.n_drafted > row.n_accepted > 0 < row.n_rejected
         for sample, of_prompt in zip(samples, of_prompts, strict=True):
-            assert timing(sample).decode_seconds == of_prompt
-            assert timing(sample).prefill_seconds == [prefill / 6] * 2
+            assert sample.decode_seconds == of_prompt
+            assert sample.prefill_seconds == [prefill / 6] * 2
     assert len({tuple(text) for sample in baseline for text in sample.texts}) == 6
 
 

@@ -1,28 +1,29 @@
 """From seconds and counts to rows: every ratio against a value worked out by hand."""
 
 import math
-from dataclasses import asdict
 
 import pytest
 
 from speclab.core.counts import Counts
-from speclab.lab.rows import build_row, ends_in_repetition, timing
-from speclab.records.samples import BASELINE, BASELINE_REPEAT, GENERATE, Arm, Sample
+from speclab.lab.rows import build_row
+from speclab.records import files
+from speclab.records.log import Line, RoundCounts, ends_in_repetition
+from speclab.records.samples import BASELINE, BASELINE_REPEAT, GENERATE, Arm
 
 MODEL = Arm("model", "model", 2)
 COMMON = {"target": "t", "device": "cpu", "dtype": "float32"}
 TEXT = list(range(11))  # one token from prefill, ten decoded
 
 
-def sample(arm: Arm, index: int, *seconds: float, prefill: float = 0.5, temperature: float = 0.0, **counts) -> Sample:
+def sample(arm: Arm, index: int, *seconds: float, prefill: float = 0.5, temperature: float = 0.0, **counts) -> Line:
     """A sample with one decoding for each of `seconds`; `counts` belong to each of them."""
-    made = Sample(arm, temperature, index, "code", 7)
+    made = Line.begin(arm, temperature, index, "code", 7)
     for decode in seconds:
         made.add(prefill, decode, TEXT, Counts(**counts) if counts else None)
     return made
 
 
-def counted(arm: Arm, index: int, *seconds: float, n_rejected: int = 4, **more) -> Sample:
+def counted(arm: Arm, index: int, *seconds: float, n_rejected: int = 4, **more) -> Line:
     """Five rounds of two drafts each, five of the ten accepted."""
     numbers = {"n_rounds": 5, "n_drafted": 10, "n_accepted": 5, "n_rejected": n_rejected, "n_emitted": 10}
     return sample(arm, index, *seconds, **numbers, **more)
@@ -32,12 +33,12 @@ def counted(arm: Arm, index: int, *seconds: float, n_rejected: int = 4, **more) 
 
 
 def test_sample_adds_up_its_repeats():
-    made = Sample(MODEL, 0.0, 0, "code", 7)
-    made.add(0.5, 2.0, TEXT, Counts(n_rounds=5, n_drafted=10, n_accepted=5, n_emitted=10), [(2, 1)] * 5)
-    made.add(0.25, 3.0, TEXT[:3], Counts(n_rounds=1, n_drafted=2, n_accepted=1, n_emitted=2), [(2, 1)])
-    assert (made.prefill_seconds, made.decode_seconds) == (0.75, 5.0)
+    made = Line.begin(MODEL, 0.0, 0, "code", 7)
+    made.add(0.5, 2.0, TEXT, Counts(n_rounds=5, n_drafted=10, n_accepted=5, n_emitted=10), [RoundCounts(2, 1)] * 5)
+    made.add(0.25, 3.0, TEXT[:3], Counts(n_rounds=1, n_drafted=2, n_accepted=1, n_emitted=2), [RoundCounts(2, 1)])
+    assert (made.prefill_seconds, made.decode_seconds, made.seconds) == ([0.5, 0.25], [2.0, 3.0], 5.0)
     assert made.texts == [TEXT, TEXT[:3]]
-    assert made.rounds == [[(2, 1)] * 5, [(2, 1)]]
+    assert made.rounds == [[(2, 1, False)] * 5, [(2, 1, False)]]
     assert (made.counts.n_rounds, made.counts.n_drafted, made.counts.n_emitted) == (6, 12, 12)
 
 
@@ -149,8 +150,7 @@ def test_nothing_tested_but_something_drafted():
 def test_accepted_lengths_hold_every_length_up_to_k():
     arm = Arm("model", "model", 3)
     made = sample(arm, 0, 1.0)
-    made.counts.accepted_lengths.update({0: 4, 3: 2})
-    made.counts.n_without_drafts = 3
+    made.rounds = [[RoundCounts(0, 0)] * 3 + [RoundCounts(3, 0)] + [RoundCounts(3, 3)] * 2]
     row = build_row(arm, [made], [sample(BASELINE, 0, 1.0)], COMMON, "all")
     assert row.accepted_lengths == [4, 0, 0, 2]
     assert row.n_without_drafts == 3
@@ -173,18 +173,19 @@ def test_sampled_texts_are_not_compared():
     assert row.temperature == 0.8
 
 
-# --- timings ----------------------------------------------------------------------------------------------------------
+# --- the record -------------------------------------------------------------------------------------------------------
 
 
-def test_a_timing_holds_every_second_and_count_and_no_text():
-    made = Sample(MODEL, 0.8, 3, "prose", 7)
+def test_a_recorded_line_holds_every_second_and_count_and_no_text():
+    made = Line.begin(MODEL, 0.8, 3, "prose", 7)
     counts = Counts(n_rounds=5, n_drafted=10, n_accepted=5, n_rejected=4, n_emitted=10)
-    made.add(0.5, 2.0, [4711] * 11, counts, [(2, 1)] * 5)
-    made.add(0.25, 3.0, [4711] * 11, counts, [(2, 1)] * 5)
-    assert asdict(timing(made)) == {
+    for seconds in ((0.5, 2.0), (0.25, 3.0)):
+        made.add(*seconds, [4711] * 11, counts, [RoundCounts(2, 1)] * 5)
+    assert files.as_dict(made.recorded()) == {
         "method": "model", "draft": "model", "draft_length": 2, "temperature": 0.8, "prompt_index": 3,
         "prompt_kind": "prose", "n_prompt": 7, "prefill_seconds": [0.5, 0.25], "decode_seconds": [2.0, 3.0],
-        "n_rounds": 10, "n_drafted": 20, "n_accepted": 10, "n_rejected": 8, "n_emitted": 20, "n_replays": None,
+        "n_rounds": 10, "n_drafted": 20, "n_accepted": 10, "n_rejected": 8, "n_emitted": 20,
+        "rounds": [[(2, 1, False)] * 5] * 2,
     }  # fmt: skip
 
 

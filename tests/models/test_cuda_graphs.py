@@ -288,7 +288,7 @@ def measured(lengths: tuple[int, ...], setup: Setup, draft: CachedModel, ks: tup
     prompts = [Prompt("code", "", torch.randint(0, VOCAB, (1, n))) for n in lengths]
     instruments = {"model": [*range(max(ks) + 1)], "ngram": [0, 1, 2]}
     found = measure(bench, arms, [0.0, 0.9], prompts, 1, instruments)
-    assert len(found.samples) == len(lengths) * 2 * (len(arms) + 1)  # the baseline runs twice
+    assert len(found.lines) == len(lengths) * 2 * (len(arms) + 1)  # the baseline runs twice
     assert found.n_graphs > 0
     return found
 

@@ -10,7 +10,8 @@ from pydantic import TypeAdapter
 from speclab.present import explanations, first_screen, report, run_lines, tables
 from speclab.present.pictures import figures, plots
 from speclab.records.files import to_json
-from speclab.records.rows import Row, Rung, Timing
+from speclab.records.log import Line
+from speclab.records.rows import Row, Rung
 from speclab.records.runs import SCHEMA_VERSION, ComparisonRun, LabRun, Machine, Noise, Versions
 from speclab.theory import ladder
 from speclab.theory.formulas import book_formula, expected_tokens_per_round, leviathan_speedup
@@ -137,9 +138,9 @@ def make_run(
     )  # fmt: skip
 
 
-def make_timing(temperature: float, i: int) -> Timing:
+def make_timing(temperature: float, i: int) -> Line:
     """The baseline on the i-th prompt."""
-    return Timing(
+    return Line(
         method="baseline", draft=None, draft_length=0, temperature=temperature, prompt_index=i, prompt_kind="code",
         n_prompt=90 + 10 * i, prefill_seconds=[0.05], decode_seconds=[0.6],
         n_rounds=63, n_drafted=0, n_accepted=0, n_rejected=0, n_emitted=63,

@@ -13,10 +13,11 @@ import pytest
 from speclab.core.counts import Counts
 from speclab.core.proposals import AcceptProbs, model_accept_probs
 from speclab.lab.rows import build_row
+from speclab.records.log import Line, RoundCounts
 from speclab.records.runs import Noise
-from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm, Made, Sample
+from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm
 from speclab.theory import attribution, ladder
-from speclab.theory.attribution import Part, explained, noise_floor, price, verdict
+from speclab.theory.attribution import PredictedSeconds, noise_floor, predictions, price, verdict
 from speclab.theory.costs import Costs, catch_ups
 from speclab.theory.forecast import forecast
 
@@ -43,7 +44,7 @@ def arm_of(k: int) -> Arm:
     return Arm("model", "model", k)
 
 
-def counts_of(rounds: list[Made]) -> Counts:
+def counts_of(rounds: list[RoundCounts]) -> Counts:
     counts = Counts(n_rounds=len(rounds))
     for n_drafted, n_accepted, _ in rounds:
         counts.n_drafted += n_drafted
@@ -54,20 +55,20 @@ def counts_of(rounds: list[Made]) -> Counts:
     return counts
 
 
-def n_new(rounds: list[Made]) -> int:
+def n_new(rounds: list[RoundCounts]) -> int:
     """Tokens of a text made in these rounds, prefill's included."""
     return 1 + sum(one.n_accepted + 1 for one in rounds)
 
 
-def speculated(k: int, *decodings: list[Made], seconds: float = 1.0, index: int = 0, n_prompt=N_PROMPT):
-    made = Sample(arm_of(k), 0.0, index, "code", n_prompt)
+def speculated(k: int, *decodings: list[RoundCounts], seconds: float = 1.0, index: int = 0, n_prompt=N_PROMPT):
+    made = Line.begin(arm_of(k), 0.0, index, "code", n_prompt)
     for rounds in decodings:
         made.add(0.5, seconds, [0] * n_new(rounds), counts_of(rounds), rounds)
     return made
 
 
-def plain(*lengths: int, seconds: float = 1.0, index: int = 0, n_prompt: int = N_PROMPT, arm: Arm = BASELINE) -> Sample:
-    made = Sample(arm, 0.0, index, "code", n_prompt)
+def plain(*lengths: int, seconds: float = 1.0, index: int = 0, n_prompt: int = N_PROMPT, arm: Arm = BASELINE) -> Line:
+    made = Line.begin(arm, 0.0, index, "code", n_prompt)
     for n in lengths:
         made.add(0.5, seconds, [0] * n)
     return made
@@ -95,7 +96,11 @@ def expected_seconds(accept_probs: AcceptProbs, n: int, k: int, cost: Callable[[
 
 # --- accounting -------------------------------------------------------------------------------------------------------
 
-ROUNDS = [Made(2, 2), Made(2, 0), Made(0, 0)]  # contexts 10, 13, 14; the second round catches up with two tokens
+ROUNDS = [
+    RoundCounts(2, 2),
+    RoundCounts(2, 0),
+    RoundCounts(0, 0),
+]  # contexts 10, 13, 14; the second round catches up with two tokens
 
 
 def test_accounting_by_hand():
@@ -107,7 +112,7 @@ def test_accounting_by_hand():
     assert part.verify == pytest.approx(1.4 + 0.02 * 10 + 1.4 + 0.02 * 13 + 1.1 + 0.02 * 14)
     assert part.overhead == pytest.approx(0.08 + 0.08 + 0.06)
     row = build_row(arm_of(2), [speculated(2, ROUNDS)], [plain(6)], COMMON, "all")
-    found = explained(row, part)
+    found = predictions(row, part)
     assert found["accounting"] == pytest.approx(5.6 / 5.316)
     assert found["draft_cost"] == pytest.approx(0.456 / 4 / 1.12)
     assert found["verify_cost"] == pytest.approx(4.64 / 3 / 1.12)
@@ -126,23 +131,23 @@ def test_a_hybrids_rounds_have_the_costs_of_the_part_that_drafted():
     lookup = replace(
         COSTS, draft_idle=0.0, draft_at=dict.fromkeys(range(1, 9), 0.001), draft_catch=0.5, draft_slope=0.0
     )
-    rounds = [Made(2, 2), Made(4, 3, looked_up=True), Made(2, 0)]
+    rounds = [RoundCounts(2, 2), RoundCounts(4, 3, looked_up=True), RoundCounts(2, 0)]
     base, mine = plain(9), speculated(4, rounds)
-    part = price(mine, base, COSTS, replayed=lambda text: rounds, of_lookup=lookup)
+    part = price(mine, base, COSTS, rounds_along=lambda text: rounds, of_lookup=lookup)
     drafts = [COSTS.draft_seconds(2, 10, 1), 0.001, COSTS.draft_seconds(2, 10 + 3 + 4, 2 + 4)]
     verify = [COSTS.verify_seconds(n + 1, context) for n, context in ((2, 10), (4, 13), (2, 17))]
     assert part.draft == pytest.approx(sum(drafts))
     assert part.verify == pytest.approx(sum(verify))
     assert part.expected == pytest.approx(sum(drafts) + sum(verify) + part.overhead)
-    assert not price(mine, base, COSTS, replayed=lambda text: rounds).expected, "what a lookup costs is not known"
+    assert not price(mine, base, COSTS, rounds_along=lambda text: rounds).expected, "what a lookup costs is not known"
 
 
 def test_parts_add_up_over_prompts_and_repeats():
     """A row's accounting is a ratio of sums over everything in it."""
-    other = [Made(2, 1), Made(1, 1)]
+    other = [RoundCounts(2, 1), RoundCounts(1, 1)]
     two = price(speculated(2, ROUNDS, other), plain(6, 5), COSTS, constant(HALF))
     one, alone = (price(speculated(2, r), plain(n_new(r)), COSTS, constant(HALF)) for r in (ROUNDS, other))
-    total = Part()
+    total = PredictedSeconds()
     total += one
     total += alone
     for name, value in vars(total).items():
@@ -150,21 +155,21 @@ def test_parts_add_up_over_prompts_and_repeats():
     assert two.n_tokens == 9
     row = SimpleNamespace(acceptance_rate=0.5, draft_length=2, speedup=1.0, speedup_with_prefill=1.0)
     seconds = total.draft + total.verify + total.overhead
-    assert explained(row, total)["accounting"] == pytest.approx((one.baseline + alone.baseline) / seconds)
+    assert predictions(row, total)["accounting"] == pytest.approx((one.baseline + alone.baseline) / seconds)
 
 
-def random_rounds(dice: random.Random, n: int, k: int) -> list[Made]:
+def random_rounds(dice: random.Random, n: int, k: int) -> list[RoundCounts]:
     """Rounds as production makes them: never more drafts than what is left but one."""
     rounds, t = [], 1
     while t < n:
         drafted = min(dice.randint(0, k), n - t - 1)
         accepted = dice.randint(0, drafted)
-        rounds.append(Made(drafted, accepted))
+        rounds.append(RoundCounts(drafted, accepted))
         t += accepted + 1
     return rounds
 
 
-def spent(rounds: list[Made], n_prompt: int = N_PROMPT) -> float:
+def spent(rounds: list[RoundCounts], n_prompt: int = N_PROMPT) -> float:
     """Seconds of these rounds on a machine that takes exactly what the prices say."""
     total, context = 0.0, n_prompt
     for (drafted, accepted, _), catch_up in zip(rounds, catch_ups(rounds), strict=True):
@@ -178,10 +183,13 @@ def test_accounting_is_exact_where_the_costs_are(seed):
     """Seconds made from the prices themselves, whatever was accepted: accounting is the measured speedup."""
     dice = random.Random(seed)
     k = dice.randint(1, 4)
-    mine, base, total = [], [], Part()
+    mine, base, total = [], [], PredictedSeconds()
     for index in range(4):
         n, n_prompt = dice.randint(4, 20), dice.randint(1, 50)
-        ours, theirs = Sample(arm_of(k), 0.8, index, "code", n_prompt), Sample(BASELINE, 0.8, index, "code", n_prompt)
+        ours, theirs = (
+            Line.begin(arm_of(k), 0.8, index, "code", n_prompt),
+            Line.begin(BASELINE, 0.8, index, "code", n_prompt),
+        )
         for _ in range(2):
             rounds = random_rounds(dice, n, k)
             ours.add(0.0, spent(rounds, n_prompt), [0] * n, counts_of(rounds), rounds)
@@ -190,7 +198,7 @@ def test_accounting_is_exact_where_the_costs_are(seed):
         base.append(theirs)
         total += price(ours, theirs, COSTS, constant([0.5] * n))
     row = build_row(arm_of(k), mine, base, COMMON, "all")
-    row = replace(row, **explained(row, total))
+    row = replace(row, **predictions(row, total))
     assert row.accounting == pytest.approx(row.speedup, rel=1e-12)
     if row.ladder:
         assert ladder.factors(row)["unexplained"] == pytest.approx(1.0, rel=1e-12)
@@ -216,7 +224,7 @@ def test_forecast_by_brute_force(seed, k):
     replaying = price(speculated(k, rounds), plain(9), replace(COSTS, replay=1.0), constant(accept))
     assert replaying.expected - part.expected == pytest.approx(forecast(accept_probs, 9, k).n_rejected)
     row = SimpleNamespace(acceptance_rate=None, draft_length=k, speedup=1.0, speedup_with_prefill=1.0)
-    found = explained(row, part)
+    found = predictions(row, part)
     assert found["forecast"] == pytest.approx(part.baseline / seconds)
     assert found["forecast_tokens_per_round"] == pytest.approx(8 / part.expected_rounds)
 
@@ -224,14 +232,14 @@ def test_forecast_by_brute_force(seed, k):
 def test_forecast_by_brute_force_for_lookups():
     """Proposals that depend on where they were made, shorter than k or empty."""
     accept_probs = [[], [1.0, 0.0], [], [1.0], [1.0, 1.0, 1.0], [0.0], [], [1.0], []]
-    part = price(speculated(3, [Made(0, 0)] * 8), plain(9), COSTS, lambda text: accept_probs)
+    part = price(speculated(3, [RoundCounts(0, 0)] * 8), plain(9), COSTS, lambda text: accept_probs)
     seconds = expected_seconds(accept_probs, 9, 3, lambda n, t, catch: COSTS.round_seconds(n, N_PROMPT + t - 1, catch))
     assert part.expected == pytest.approx(seconds)
 
 
 def test_forecast_never_sees_the_speculative_run():
-    lucky = [Made(2, 2), Made(1, 1)]
-    unlucky = [*[Made(2, 0)] * 3, Made(1, 0), Made(0, 0)]
+    lucky = [RoundCounts(2, 2), RoundCounts(1, 1)]
+    unlucky = [*[RoundCounts(2, 0)] * 3, RoundCounts(1, 0), RoundCounts(0, 0)]
     one, other = (price(speculated(2, r), plain(6), COSTS, constant(HALF)) for r in (lucky, unlucky))
     assert (one.expected, one.expected_rounds, one.endless_early) == (
         other.expected, other.expected_rounds, other.endless_early,
@@ -257,13 +265,13 @@ def test_every_repeats_text_has_a_forecast_of_its_own():
     assert sorted(asked) == [[0] * 6, [1] * 6]
 
 
-def greedy_rounds(accept: list[float], k: int) -> list[Made]:
+def greedy_rounds(accept: list[float], k: int) -> list[RoundCounts]:
     """The only rounds that are possible where every chance is 0 or 1."""
     rounds, t, n = [], 1, len(accept)
     while t < n:
         drafted = min(k, n - t - 1)
         right = list(itertools.takewhile(lambda chance: chance == 1, accept[t : t + drafted]))
-        rounds.append(Made(drafted, len(right)))
+        rounds.append(RoundCounts(drafted, len(right)))
         t += len(right) + 1
     return rounds
 
@@ -278,7 +286,7 @@ def test_greedy_has_no_chance_in_it(seed, k):
     mine = speculated(k, rounds, seconds=spent(rounds))
     base = plain(20, seconds=sum(COSTS.step_seconds(N_PROMPT + i) for i in range(19)))
     row = build_row(arm_of(k), [mine], [base], COMMON, "all")
-    row = replace(row, **explained(row, price(mine, base, COSTS, constant(accept))))
+    row = replace(row, **predictions(row, price(mine, base, COSTS, constant(accept))))
     assert row.forecast == pytest.approx(row.speedup, rel=1e-12)
     assert row.accounting == pytest.approx(row.speedup, rel=1e-12)
     assert row.forecast_tokens_per_round == pytest.approx(row.tokens_per_round)
@@ -298,7 +306,7 @@ def test_every_rung_is_its_formula(k):
         rounds = random_rounds(dice, 12, k)
     mine, base = speculated(k, rounds, seconds=9.0), plain(12, seconds=14.0)
     row = build_row(arm_of(k), [mine], [base], COMMON, "all")
-    row = replace(row, **explained(row, price(mine, base, COSTS, constant([accept] * 12))))
+    row = replace(row, **predictions(row, price(mine, base, COSTS, constant([accept] * 12))))
     alpha, step = row.acceptance_rate, 1.0 + 0.01 * N_PROMPT
     assert alpha is not None
     tau = (1 - alpha ** (k + 1)) / (1 - alpha) if alpha < 1 else k + 1
@@ -343,7 +351,7 @@ def test_rungs_are_in_the_planned_order():
 def test_factors_multiply_to_measured_over_book():
     mine, base = speculated(2, ROUNDS, seconds=4.0), plain(6, seconds=5.0)
     row = build_row(arm_of(2), [mine], [base], COMMON, "all")
-    row = replace(row, **explained(row, price(mine, base, COSTS, constant(HALF))))
+    row = replace(row, **predictions(row, price(mine, base, COSTS, constant(HALF))))
     found = ladder.factors(row)
     assert math.prod(found.values()) == pytest.approx(row.speedup / row.book_formula)
     assert len(found) == len(ladder.RUNGS) - 2  # eleven rungs, ten steps, and the prompt's stands apart
@@ -357,7 +365,7 @@ def test_one_bad_assumption_moves_one_rung():
     for changes, name in ((free, "draft cost"), (flat, "verification"), (none, "overhead")):
         costs = Costs(**{**vars(COSTS), **changes})
         row = build_row(arm_of(2), [speculated(2, ROUNDS)], [plain(6)], COMMON, "all")
-        row = replace(row, **explained(row, price(speculated(2, ROUNDS), plain(6), costs, constant(HALF))))
+        row = replace(row, **predictions(row, price(speculated(2, ROUNDS), plain(6), costs, constant(HALF))))
         found = ladder.factors(row)
         assert found[name] == pytest.approx(1.0)
         others = [found[other] for other in ("draft cost", "verification", "overhead") if other != name]
@@ -365,12 +373,12 @@ def test_one_bad_assumption_moves_one_rung():
 
 
 @pytest.mark.parametrize(
-    ("k", "rounds"), [(0, [Made(0, 0)] * 5), (3, [Made(0, 0)] * 5)], ids=["k = 0", "nothing found"]
+    ("k", "rounds"), [(0, [RoundCounts(0, 0)] * 5), (3, [RoundCounts(0, 0)] * 5)], ids=["k = 0", "nothing found"]
 )
 def test_rows_without_drafts_have_predictions_and_no_ladder(k, rounds):
     mine, base = speculated(k, rounds, seconds=spent(rounds)), plain(6, seconds=5.6)
     row = build_row(arm_of(k), [mine], [base], COMMON, "all")
-    row = replace(row, **explained(row, price(mine, base, COSTS, lambda text: [[]] * len(text))))
+    row = replace(row, **predictions(row, price(mine, base, COSTS, lambda text: [[]] * len(text))))
     assert row.ladder is row.leviathan is row.cost_model is row.draft_cost is None
     assert row.accounting == pytest.approx(row.speedup)
     assert row.forecast == pytest.approx(row.speedup)
@@ -387,11 +395,11 @@ def test_round_cost():
 # --- noise ------------------------------------------------------------------------------------------------------------
 
 
-def timed(arm: Arm, *decodings: list[float]) -> list[Sample]:
+def timed(arm: Arm, *decodings: list[float]) -> list[Line]:
     """One sample for each list: the seconds of its repeats."""
     found = []
     for index, seconds in enumerate(decodings):
-        made = Sample(arm, 0.0, index, "code", N_PROMPT)
+        made = Line.begin(arm, 0.0, index, "code", N_PROMPT)
         for decode in seconds:
             made.add(0.5, decode, [0] * 11)
         found.append(made)

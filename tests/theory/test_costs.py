@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from draft_models import ModelDrafter
 from speclab.core.sampling import Sampling
-from speclab.records.samples import Arm, Made, Sample
+from speclab.records.log import Line, RoundCounts
+from speclab.records.samples import Arm
 from speclab.theory import costs
 from speclab.theory.attribution import price
 from speclab.theory.costs import CURVES, PHASES, Costs, RoundTime, StepTime, catch_ups
@@ -78,7 +79,7 @@ def decode(truth, drafter, temperature, lengths, n_rounds, machine, seed=0, cont
     drafted = [int(n) for n in dice.choice(lengths, n_rounds)]
     accepted = [next((i for i in range(n) if dice.random() >= accept), n) for n in drafted]
     rounds = []
-    for n, catch_up in zip(drafted, catch_ups(map(Made, drafted, accepted)), strict=True):
+    for n, catch_up in zip(drafted, catch_ups(map(RoundCounts, drafted, accepted)), strict=True):
         where = int(dice.integers(*context))
         phases = {
             "draft": truth.draft_seconds(n, where, catch_up),
@@ -498,9 +499,10 @@ def test_a_replay_is_priced_where_drafts_are_rejected():
     rest = found.accept_seconds(4) + found.host
     assert found.overhead_seconds(4) == pytest.approx(rest + MODEL.rollback)
     assert found.overhead_seconds(4, rejected=True) == pytest.approx(rest + MODEL.rollback + 0.003)
-    made = [Made(4, 4), Made(4, 1), Made(0, 0), Made(2, 0), Made(2, 2)]
+    made = [RoundCounts(4, 4), RoundCounts(4, 1), RoundCounts(0, 0), RoundCounts(2, 0), RoundCounts(2, 2)]
     n_tokens = 1 + sum(n_accepted + 1 for _, n_accepted, _ in made)
-    sample = Sample(Arm("model", "model", 4), 0.0, 0, "code", 100, [0.0], [1.0], [[0] * n_tokens], [made])
+    sample = Line.begin(Arm("model", "model", 4), 0.0, 0, "code", 100)
+    sample.add(0.0, 1.0, [0] * n_tokens, rounds=made)
     plain = price(sample, sample, replace(found, replay=0.0)).overhead
     assert price(sample, sample, found).overhead == pytest.approx(plain + 2 * 0.003)
 
@@ -560,7 +562,7 @@ def test_catch_ups_are_what_the_drafter_feeds(counts):
     drafter.prefill(drafter.draft, torch.zeros(1, n_prompt, dtype=torch.long), Sampling())
     drafter.observe(0, [1])  # the token from prefill
     n_committed = n_prompt + 1
-    expected = catch_ups(Made(*pair) for pair in counts)
+    expected = catch_ups(RoundCounts(*pair) for pair in counts)
     assert len(expected) == len(counts)
     for (n_drafted, n_accepted), catch_up in zip(counts, expected, strict=True):
         assert catch_up == n_committed - drafter.draft.length

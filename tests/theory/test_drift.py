@@ -6,19 +6,20 @@ import numpy as np
 import pytest
 
 from speclab.core.counts import Counts
-from speclab.records.samples import BASELINE, Arm, Sample
+from speclab.records.log import Line
+from speclab.records.samples import BASELINE, Arm
 from speclab.theory import drift
 
 ARM = Arm("model", "model", 4)
 
 
-def sample(arm: Arm, index: int, seconds: float, rounds: int, drafted: int = 0) -> Sample:
-    made = Sample(arm, 0.0, index, "code", 7)
+def sample(arm: Arm, index: int, seconds: float, rounds: int, drafted: int = 0) -> Line:
+    made = Line.begin(arm, 0.0, index, "code", 7)
     made.add(0.1, seconds, [1] * 64, Counts(n_rounds=rounds, n_drafted=drafted, n_emitted=63))
     return made
 
 
-def a_run(costs: list[float], drafted: list[int], rounds: int = 21) -> tuple[list[Sample], list[Sample]]:
+def a_run(costs: list[float], drafted: list[int], rounds: int = 21) -> tuple[list[Line], list[Line]]:
     """Rounds that cost `costs` decode steps each.  -> samples of the arm and of the baseline"""
     ours = [sample(ARM, i, c * 0.01 * rounds, rounds, d) for i, (c, d) in enumerate(zip(costs, drafted, strict=True))]
     return ours, [sample(BASELINE, i, 0.63, 63) for i in range(len(costs))]
@@ -38,8 +39,8 @@ def test_residuals_are_what_drafted_tokens_do_not_explain():
 def test_a_mood_that_both_arms_feel_is_no_noise():
     ours, baseline = a_run([1.5] * 6, [84] * 6)
     for one, other, mood in zip(ours, baseline, (1.0, 1.4, 1.0, 1.4, 1.4, 1.0), strict=True):
-        one.decode = [mood * seconds for seconds in one.decode]
-        other.decode = [mood * seconds for seconds in other.decode]
+        one.decode_seconds = [mood * seconds for seconds in one.decode_seconds]
+        other.decode_seconds = [mood * seconds for seconds in other.decode_seconds]
     assert list(drift.residuals(ours, baseline).values()) == pytest.approx([0] * 6, abs=1e-12)
 
 

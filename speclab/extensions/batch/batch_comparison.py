@@ -17,7 +17,8 @@ from speclab.extensions.batch.turns import Batches, decode, mean_context
 from speclab.lab import output_checks
 from speclab.lab.harness import Measurement, kept_when_stopped
 from speclab.lab.run_config import RunConfig
-from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm, Made, Sample
+from speclab.records.log import Line, RoundCounts
+from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm
 
 
 def compare_batches(config: RunConfig, batches: list[int], thorough: bool = False) -> tuple[BatchRun, Measurement]:
@@ -109,11 +110,11 @@ def judge(decoded: Batches) -> Measurement:
             own = number if one == FIRST else index  # greedily, copies of a prompt have the same text
             if number not in of_first.ended or own not in decoding.ended:
                 continue
-            sample = Sample(arm, temperature, index, prompts[number].kind, prompts[number].ids.shape[1])
-            made = [Made(r.n_drafted, r.n_accepted) for r in decoding.rounds[own] if not r.prefill]
-            sample.add(0.0, 0.0, decoding.texts[own].tokens, None, made)
-            sample.lossy_rule = measured.bench.lossy_rule(arm)
-            measured.samples.append(sample)
+            line = Line.begin(arm, temperature, index, prompts[number].kind, prompts[number].ids.shape[1])
+            made = [RoundCounts(r.n_drafted, r.n_accepted) for r in decoding.rounds[own] if not r.prefill]
+            line.add(0.0, 0.0, decoding.texts[own].tokens, None, made)
+            line.lossy_rule = measured.bench.lossy_rule(arm)
+            measured.lines.append(line)
         if one != FIRST and (temperature == 0 or arm.speculative):
             waiting[one.name] = arm, temperature
     output_checks.judge(measured, waiting)

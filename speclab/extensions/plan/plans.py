@@ -33,7 +33,8 @@ from speclab.lab.harness import Measurement, measure
 from speclab.lab.rows import halves
 from speclab.lab.run_config import RunConfig
 from speclab.models.prompts import Prompt
-from speclab.records.samples import BASELINE, Arm, Sample
+from speclab.records.log import Line
+from speclab.records.samples import BASELINE, Arm
 from speclab.system.errors import UsageProblem
 from speclab.theory import attribution
 from speclab.theory.costs import Costs
@@ -117,7 +118,7 @@ def make_plan(
 
 def without_each_prompt(measured: Measurement) -> dict[int, CostTable]:
     """Prompt -> the costs that are calibrated without it; empty where the prompts are too few for an interval."""
-    indexes = sorted({sample.prompt_index for sample in measured.samples})
+    indexes = sorted({sample.prompt_index for sample in measured.lines})
     if len(indexes) < intervals.FEWEST:
         return {}
     tables = {}
@@ -142,7 +143,7 @@ def _add_intervals(entries: list[PlanEntry], best: PlanEntry, baseline: np.ndarr
 class _DraftPlan:
     """One draft at one temperature on the baseline's texts: `samples`, whose repeats are the same text if greedy."""
 
-    def __init__(self, samples: list[Sample], draft: str, costs: Costs, probs: ProbsOfText):
+    def __init__(self, samples: list[Line], draft: str, costs: Costs, probs: ProbsOfText):
         self.costs = costs
         self.context = sum(s.n_prompt + len(s.texts[0]) // 2 for s in samples) // len(samples)
         self.texts = [  # index and tokens of the prompt, acceptance probabilities along the text

@@ -9,7 +9,8 @@ from speclab.extensions.servers.server_turns import Sent
 from speclab.lab.harness import Measurement
 from speclab.lab.output_checks import judge, judge_greedy, law_entry
 from speclab.records.facts import Facts
-from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm, Sample
+from speclab.records.log import Line
+from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm
 from speclab.theory import losslessness
 
 SERVED_BASELINE = Arm("served baseline")  # beside the lab's own one
@@ -23,7 +24,7 @@ def judged(served: Served) -> Measurement:
     for index, text in enumerate(served.texts):
         own = _sample(served, BASELINE, 0.0, index)
         own.add(0.0, 0.0, text.tokens)
-        measured.samples.append(own)
+        measured.lines.append(own)
     texts: dict[tuple[Arm, float, bool], list[tuple[int, list[int]]]] = {}
     for one in served.sent:
         key = _checked_as(one.arm), one.temperature, False
@@ -36,7 +37,7 @@ def judged(served: Served) -> Measurement:
                 answers = zip(loaded.indexes, one_pass.answers, strict=True)
                 texts.setdefault(key, []).extend((index, answer.tokens) for index, answer in answers)
     for (arm, temperature, _), found in texts.items():
-        measured.samples += _samples(served, arm, temperature, found)
+        measured.lines += _samples(served, arm, temperature, found)
     waiting = {f"{arm.label} at temperature {temperature:g}": key for key in texts for arm, temperature, _ in [key]}
     judge(measured, waiting, _check)
     return measured
@@ -59,24 +60,24 @@ def _checked_as(arm: Arm) -> Arm:
     return SERVED_BASELINE if arm in (BASELINE, BASELINE_REPEAT) else arm
 
 
-def _samples(served: Served, arm: Arm, temperature: float, texts: Iterable[tuple[int, list[int]]]) -> list[Sample]:
-    found: dict[int, Sample] = {}
+def _samples(served: Served, arm: Arm, temperature: float, texts: Iterable[tuple[int, list[int]]]) -> list[Line]:
+    found: dict[int, Line] = {}
     for index, tokens in texts:
         found.setdefault(index, _sample(served, arm, temperature, index)).add(0.0, 0.0, tokens)
     return list(found.values())
 
 
-def _sample(served: Served, arm: Arm, temperature: float, index: int) -> Sample:
+def _sample(served: Served, arm: Arm, temperature: float, index: int) -> Line:
     prompt = served.config.prompts[index]
-    return Sample(arm, temperature, index, prompt.kind, prompt.ids.shape[1])
+    return Line.begin(arm, temperature, index, prompt.kind, prompt.ids.shape[1])
 
 
-def samples_of(served: Served, arm: Arm, temperature: float, turns_of: Arm | None = None) -> dict[int, Sample]:
+def samples_of(served: Served, arm: Arm, temperature: float, turns_of: Arm | None = None) -> dict[int, Line]:
     """What an arm sent, by prompt; turns_of: in the turns of this arm alone.
 
     Decoding is scaled to all tokens but one: a first chunk may carry several.
     """
-    found: dict[int, Sample] = {}
+    found: dict[int, Line] = {}
     for one in sent_by(served, arm, temperature):
         if turns_of not in (None, one.turns_of):
             continue

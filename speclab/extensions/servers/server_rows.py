@@ -107,10 +107,10 @@ def _row(
     after = samples_of(served, arm, temperature)
     before = samples_of(served, BASELINE, temperature, arm if arm.speculative else None)
     pairs = [(before[index], sample) for index, sample in after.items()]
-    before_seconds, seconds = ([sample.decode_seconds for sample in one] for one in zip(*pairs, strict=True))
+    before_seconds, seconds = ([sample.seconds for sample in one] for one in zip(*pairs, strict=True))
     low, high = (ratio_interval(before_seconds, seconds) or (None, None)) if arm.speculative else (None, None)
     speedup = sum(before_seconds) / sum(seconds)
-    whole = [sum(s.decode_seconds + s.prefill_seconds for s in one) for one in zip(*pairs, strict=True)]
+    whole = [sum(s.seconds + sum(s.prefill_seconds) for s in one) for one in zip(*pairs, strict=True)]
     n_tokens = sum(len(one.answer.tokens) - one.answer.n_first for one in sent)
     counts = counters.total([one.counts for one in sent if one.counts]) if arm.speculative else None
     acceptance_rate = counters.acceptance_rate(counts, arm.draft_length) if counts else None

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from speclab.present import tables
 from speclab.records.files import read
-from speclab.records.rows import Row, Timing
+from speclab.records.log import Line
+from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
 from speclab.records.samples import AUTO
 from speclab.system.paths import ROOT
@@ -88,7 +89,7 @@ def _beside(run: ComparisonRun, tree: Row, chain: Row) -> Beside:
 def _seconds(run: ComparisonRun, row: Row) -> list[float]:
     """Decoding seconds of a row, by prompt."""
     key = attrgetter("method", "draft_length", "temperature")
-    timings: list[Timing] = sorted((one for one in run.raw if key(one) == key(row)), key=attrgetter("prompt_index"))
+    timings: list[Line] = sorted((one for one in run.raw if key(one) == key(row)), key=attrgetter("prompt_index"))
     return [sum(one.decode_seconds) for one in timings]
 
 

@@ -127,7 +127,7 @@ def test_plan_makes_no_speculative_run(run, measurements, monkeypatch):
     assert asked == [BASELINE]
     assert texts == [text for _, text in TEXTS]
     assert [max(lengths) for lengths in tools.values()] == [4, 4]
-    assert {s.arm for s in found.samples} == {BASELINE, BASELINE_REPEAT}
+    assert {s.arm for s in found.lines} == {BASELINE, BASELINE_REPEAT}
     assert all(instrument == arm.speculative for arm, instrument in arms)
     assert any(instrument for _, instrument in arms)
 
@@ -252,7 +252,7 @@ def test_verify_plan_measures_on_the_other_half(run, tmp_path, measurements):
         assert item.share_of_best == pytest.approx(item.measured / by_length[best], rel=1e-6)
         assert item.share_of_best <= 1
         assert all(r.n_prompts == 2 and r.prompt_kind == "all" for r in mine)
-    assert {s.arm.label for s in found.samples} >= {"baseline", "model k=2", "ngram k=4"}
+    assert {s.arm.label for s in found.lines} >= {"baseline", "model k=2", "ngram k=4"}
     assert "2 other prompts" in " ".join(out.split())
     assert out.index("token for token: identical") < out.index("break-even")
 

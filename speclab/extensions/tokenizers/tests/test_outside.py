@@ -23,7 +23,7 @@ from speclab.present import explanations, report, run_lines, tables
 from speclab.records.files import read
 from speclab.records.rows import OwnRate, Row
 from speclab.records.runs import ComparisonRun
-from speclab.records.samples import BASELINE, Arm, Sample
+from speclab.records.samples import BASELINE, Arm
 from tests.llamas import tiny_llama
 from tests.present.test_report import make_row, make_run
 from tests.small_tokenizers import byte_level
@@ -35,8 +35,8 @@ TEXTS = [[6, 3, 1, 10, 2, 7, *range(12), 0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11], 
 N_DECODED = 29 + 2
 
 
-def sample_of(draft: str, temperature: float) -> Sample:
-    made = Sample(Arm(draft, draft, 2) if draft else BASELINE, temperature, 0, "code", len(PROMPT))
+def sample_of(draft: str, temperature: float) -> Line:
+    made = Line.begin(Arm(draft, draft, 2) if draft else BASELINE, temperature, 0, "code", len(PROMPT))
     for text in TEXTS:
         made.add(0.1, 1.0, text, Counts(n_rounds=len(text) - 1, n_emitted=len(text) - 1))
     return made

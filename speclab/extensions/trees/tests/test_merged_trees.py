@@ -17,7 +17,7 @@ from speclab.extensions.trees.merged import MergedDrafter, merged
 from speclab.lab.bench import SPECULATIVE
 from speclab.lab.replay import replayed
 from speclab.models.cached import CachedModel
-from speclab.records.samples import Made
+from speclab.records.log import RoundCounts
 from speclab.system.errors import UsageProblem
 from tests.decoding import plain_text, speculative_rounds
 from tests.heads import prompts, trained, trained_block
@@ -160,7 +160,7 @@ def test_caches_equal_a_recomputation_after_every_round(sampling, fast):
 def test_rounds_along_a_known_text_are_those_of_the_decoding():
     target, drafters = made_of("model", False)
     rounds = speculative_rounds(target, MergedDrafter(drafters), PROMPT, 8, N_NEW)
-    made = [Made(r.n_drafted, r.n_accepted) for r in rounds if not r.prefill]
+    made = [RoundCounts(r.n_drafted, r.n_accepted) for r in rounds if not r.prefill]
     _, others = made_of("model", False)
     text = tuple(plain_text(target, PROMPT, N_NEW))
     assert replayed(SPECULATIVE, target, MergedDrafter(others), PROMPT, text, 8) == made

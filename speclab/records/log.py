@@ -1,0 +1,113 @@
+"""The log of a run: one line says what one arm did with one prompt. Rows are computed from it, and from nothing else.
+
+A decoding leaves a line behind (`Line.add`), the record keeps the lines as `raw`, and speclab/lab/rows.py makes rows of
+them: in the run, and from its record once more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from speclab.core.counts import Counts
+from speclab.records.rows import Amount, ArmCounts, Count
+from speclab.records.samples import BASELINE, Arm
+
+SUMS = ("n_rounds", "n_drafted", "n_accepted", "n_rejected", "n_emitted")
+PERIOD, REPEATED = 8, 32  # tokens: the longest period that counts as repetition, and how many tokens must repeat
+
+
+class RoundCounts(NamedTuple):
+    """A round's counts. looked_up: a hybrid's lookup drafted, not its model."""
+
+    n_drafted: int
+    n_accepted: int
+    looked_up: bool = False
+
+
+@dataclass(kw_only=True)
+class Line(ArmCounts):
+    """What one arm did with one prompt at one temperature. The lists have one entry for each repeat.
+
+    The harness adds seconds with the digits that a record writes, so that its rows can be computed again to the last
+    digit.
+    """
+
+    prompt_index: Count
+    n_prompt: Count  # tokens
+    prefill_seconds: list[Amount] = field(default_factory=list)
+    decode_seconds: list[Amount] = field(default_factory=list)
+    rounds: list[list[RoundCounts]] = field(default_factory=list)  # of a draft; absent in older records
+    branches: bool | None = None  # whether the draft is a tree; absent: it is none
+    loops: bool | None = None  # whether a greedy text of the baseline ends in repetition; absent: it does not
+    lossy_rule: str | None = None  # that judged its drafted tokens; absent: a lossless one did, or there were none
+    distance: Amount | None = None  # with a lossy rule, the sum of speclab/lab/output_checks.py; absent: not measured
+    outside: tuple[float, float] | None = None  # the sums of `note_outside`, speclab/lab/acceptance_probs.py
+    texts: list[list[int]] = field(default_factory=list)  # new tokens; no record holds them
+
+    @classmethod
+    def begin(cls, arm: Arm, temperature: float, prompt_index: int, prompt_kind: str, n_prompt: int) -> "Line":
+        """A line to which decodings of this prompt are added."""
+        return cls(
+            method=arm.method,
+            draft=arm.draft or None,
+            draft_length=arm.draft_length,
+            branches=arm.branches or None,
+            temperature=temperature,
+            prompt_kind=prompt_kind,
+            prompt_index=prompt_index,
+            n_prompt=n_prompt,
+            n_rounds=0,
+            n_drafted=0,
+            n_accepted=0,
+            n_rejected=0,
+            n_emitted=0,
+        )
+
+    def add(
+        self,
+        prefill: float,
+        decode: float,
+        tokens: list[int],
+        counts: Counts | None = None,
+        rounds: Sequence[RoundCounts] = (),
+    ) -> None:
+        """Book one more decoding; without `counts` it made one pass for every token."""
+        self.prefill_seconds.append(prefill)
+        self.decode_seconds.append(decode)
+        self.texts.append(tokens)
+        self.rounds.append(list(rounds))
+        counts = counts or Counts(n_rounds=len(tokens) - 1, n_emitted=len(tokens) - 1)
+        for name in SUMS:
+            setattr(self, name, getattr(self, name) + getattr(counts, name))
+        self.n_replays = (self.n_replays or 0) + counts.n_replays or None
+        if self.arm == BASELINE and self.temperature == 0:
+            self.loops = ends_in_repetition(self.texts[0]) or None
+
+    @property
+    def arm(self) -> Arm:
+        """Whose line this is."""
+        return Arm(self.method, self.draft or "", self.draft_length, self.auto, bool(self.branches))
+
+    @property
+    def seconds(self) -> float:
+        """The decoding seconds of all repeats together."""
+        return sum(self.decode_seconds)
+
+    @property
+    def counts(self) -> Counts:
+        """The sums, and what the rounds add to them where they are known."""
+        counts = Counts(**{name: getattr(self, name) for name in SUMS}, n_replays=self.n_replays or 0)
+        for made in (made for rounds in self.rounds for made in rounds):
+            counts.accepted_lengths[made.n_accepted] += 1
+            counts.n_without_drafts += made.n_drafted == 0
+        return counts
+
+    def recorded(self) -> "Line":
+        """The line as a record holds it: without texts, and without rounds where there is no draft."""
+        return replace(self, texts=[], rounds=self.rounds if self.draft else [])
+
+
+def ends_in_repetition(tokens: list[int]) -> bool:
+    """True if the last REPEATED tokens repeat with some period of at most PERIOD."""
+    tail = tokens[-REPEATED:]
+    return len(tail) == REPEATED and any(tail[p:] == tail[:-p] for p in range(1, PERIOD + 1))

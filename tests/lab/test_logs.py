@@ -1,0 +1,101 @@
+"""The log of a record is enough: its rows are computed from it again, in the one function that computed them first."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import compare
+from speclab.lab.rows import build_row, halves, rows_of
+from speclab.models import prompts
+from speclab.records import files
+from speclab.records.log import Line
+from speclab.records.rows import Row
+from speclab.records.runs import ComparisonRun
+from speclab.records.samples import BASELINE, Arm
+from speclab.system.paths import ROOT
+
+NAMES = ("method", "draft", "draft_length", "temperature", "prompt_kind", "target", "device", "dtype")
+COUNTS = ("n_prompts", "n_tokens", "n_rounds", "n_drafted", "n_accepted", "n_rejected", "n_emitted", "n_replays")
+RATIOS = (
+    *("acceptance_rate", "drafted_fraction", "tokens_per_round", "book_formula", "book_formula_drafted_fraction"),
+    *("lossy_rule", "total_variation", "draft_outside", "target_outside"),
+)
+OF_ROUNDS = ("accepted_lengths", "n_without_drafts")  # known where the log holds rounds
+OF_CLOCK = (
+    *("seconds", "prefill_seconds", "tokens_per_second"),
+    *("speedup", "speedup_low", "speedup_high", "speedup_with_prefill"),
+)
+
+
+def is_comparison(path: Path) -> bool:
+    found = json.loads(path.read_text())
+    return {"headline", "raw"} <= set(found)
+
+
+COMMITTED = [path for path in sorted((ROOT / "results").glob("cpu-2-cores*.json")) if is_comparison(path)]
+
+
+def common_of(run: ComparisonRun) -> dict:
+    return {name: run.settings[name] for name in ("target", "device", "dtype")}
+
+
+def pairs_of(run: ComparisonRun) -> list[tuple[Row, Row]]:
+    """Every row of a record, beside the same row computed from its log; those of the padded pair, too."""
+    pairs = list(zip(run.rows, rows_of(run.raw, common_of(run)), strict=True))
+    return pairs + (pairs_of(run.padded) if run.padded else [])
+
+
+def assert_same(one: Row, other: Row, names: tuple[str, ...]) -> None:
+    mine, theirs = ({name: getattr(row, name) for name in names} for row in (one, other))
+    assert files._rounded(mine, "") == files._rounded(theirs, ""), (one.method, one.draft_length, one.prompt_kind)
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_rows_of_a_committed_record_follow_from_its_log(path):
+    """Counts and their ratios are equal to the last digit. The committed rows were computed from seconds with all
+    digits, of which the log kept seven: their ratios agree in six."""
+    for row, again in pairs_of(files.read(path, ComparisonRun)):
+        assert_same(row, again, NAMES + COUNTS + RATIOS)
+        for name in OF_CLOCK:
+            before = getattr(row, name)
+            assert getattr(again, name) == (before and pytest.approx(before, rel=3e-6)), name
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_the_headline_of_a_committed_record_follows_from_its_log(path):
+    run = files.read(path, ComparisonRun)
+    if run.headline is None:
+        return
+    best = run.headline
+    held_out = halves((line.prompt_kind, line.prompt_index) for line in of(run, BASELINE, None))
+    arm = Arm(best.method, best.draft or "", best.draft_length)
+    again = build_row(arm, of(run, arm, held_out), of(run, BASELINE, held_out), common_of(run), best.prompt_kind)
+    assert_same(best, again, NAMES + COUNTS + RATIOS)
+    assert again.speedup == pytest.approx(best.speedup, rel=3e-6)
+
+
+def of(run: ComparisonRun, arm: Arm, prompts: set[int] | None) -> list[Line]:
+    lines = [line for line in run.raw if line.arm == arm and line.temperature == 0]
+    return [line for line in lines if prompts is None or line.prompt_index in prompts]
+
+
+def test_rows_of_a_new_record_follow_from_its_log_to_the_last_digit(pair_folder, tmp_path, monkeypatch):
+    texts = [(kind, f"{kind} x + {i}") for kind in ("code", "prose") for i in range(3)]
+    monkeypatch.setattr(prompts, "standard", lambda: texts)
+    draft = str(pair_folder / "draft")
+    words = ["--target", str(pair_folder / "target"), "--draft", f"{draft},hybrid:ngram+{draft}", "-k", "3,auto"]
+    size = ["--limit", "3", "--max-new-tokens", "12", "--threads", "1", "--engine", "eager", "--repeats", "2"]
+    assert compare.main([*words, *size, "--out-dir", str(tmp_path)]) == 0
+    record = files.read(tmp_path / "results" / "local.json", ComparisonRun)
+    pairs = pairs_of(record)
+    for row, again in pairs:
+        assert_same(row, again, NAMES + COUNTS + RATIOS + OF_ROUNDS + OF_CLOCK)
+        assert row.speedup_low is not None, "three prompts have an interval"
+    assert any(row.accepted_lengths and row.auto for row, _ in pairs)
+    for line in record.raw:
+        made = [one for rounds in line.rounds for one in rounds]
+        assert bool(made) == bool(line.draft)
+        if made:
+            sums = len(made), sum(one.n_drafted for one in made), sum(one.n_accepted for one in made)
+            assert sums == (line.n_rounds, line.n_drafted, line.n_accepted)
