@@ -84,18 +84,18 @@ def one_after_another(decodings: list[Decoding], turn: int) -> None:
         take_turns([decoding])
 
 
-def timing(sample: Sample) -> PeerTiming:
-    """A sample without its text."""
-    of_library = sample.arm.method in (*LIBRARY, llama_cpp.EARLY_EXIT)
+def timing(line: Line) -> PeerTiming:
+    """A line of the log as this benchmark's record keeps it."""
+    of_library = line.arm.method in (*LIBRARY, llama_cpp.EARLY_EXIT)
     return PeerTiming(
-        method=sample.arm.method,
-        draft_length=sample.arm.draft_length,
-        prompt_index=sample.prompt_index,
-        prompt_kind=sample.prompt_kind,
-        n_prompt=sample.n_prompt,
-        n_passes=(sample.counts.n_rounds + sample.counts.n_replays) // len(sample.texts) + 1,
-        seconds=[prefill + decode for prefill, decode in zip(sample.prefill, sample.decode, strict=True)],
-        decode_seconds=[None if of_library else seconds for seconds in sample.decode],
+        method=line.arm.method,
+        draft_length=line.arm.draft_length,
+        prompt_index=line.prompt_index,
+        prompt_kind=line.prompt_kind,
+        n_prompt=line.n_prompt,
+        n_passes=(line.counts.n_rounds + line.counts.n_replays) // len(line.texts) + 1,
+        seconds=[prefill + decode for prefill, decode in zip(line.prefill_seconds, line.decode_seconds, strict=True)],
+        decode_seconds=[None if of_library else seconds for seconds in line.decode_seconds],
     )
 
 

@@ -9,6 +9,7 @@ from speclab.lab.bench import Bench
 from speclab.lab.harness import Measurement
 from speclab.models.prompts import Prompt
 from speclab.models.uncached import distributions
+from speclab.records.rows import as_written
 from speclab.theory.costs import Costs
 from speclab.theory.fitting import fit
 
@@ -46,11 +47,11 @@ def note_own_rates(measured: Measurement) -> None:
             found |= part.own_rates(bench.setup.target, prompt, list(text), sampling)
         return found
 
-    for sample in measured.samples:
+    for sample in measured.lines:
         if sample.arm.speculative and sample.arm.draft in bench.drafters:
             place = (sample.arm.draft, sample.temperature, sample.prompt_index)
             of_texts = [rates(*place, tuple(text)) for text in sample.texts]
-            sample.own_rates = {name: sum(one[name] for one in of_texts) for name in of_texts[0]} or None
+            sample.own_rates = {name: as_written(sum(one[name] for one in of_texts)) for name in of_texts[0]} or None
 
 
 def probs_of_texts(measured: Measurement, longest: int) -> ProbsOfText:

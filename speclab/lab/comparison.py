@@ -19,7 +19,7 @@ from speclab.models.timing import bandwidth, block_bytes
 from speclab.records.log import Line
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun, Noise
-from speclab.records.samples import AUTO, BASELINE, BASELINE_REPEAT, LOOKUP, PLAIN, Arm, Sample
+from speclab.records.samples import AUTO, BASELINE, BASELINE_REPEAT, LOOKUP, PLAIN, Arm
 from speclab.theory import attribution, drift
 from speclab.theory.formulas import ratio_interval
 

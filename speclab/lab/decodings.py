@@ -52,7 +52,7 @@ class Decoding:
             self.prefill_seconds += seconds
         else:
             self.decode_seconds += seconds
-            self.rounds.append(Made(round_.n_drafted, round_.n_accepted, round_.looked_up))
+            self.rounds.append(RoundCounts(round_.n_drafted, round_.n_accepted, round_.looked_up))
             self.log.append((self.n_prompt + len(self.tokens) - 1, seconds, round_))
         self.counts.add(round_)
         self.tokens += round_.tokens

@@ -10,6 +10,7 @@ from speclab.core.rules import Rule
 from speclab.lab.harness import Measurement
 from speclab.models.uncached import distributions
 from speclab.records.log import RoundCounts
+from speclab.records.rows import as_written
 from speclab.records.samples import BASELINE, Arm
 from speclab.theory import losslessness
 
@@ -114,7 +115,7 @@ def _judge_sampled(measured: Measurement, arm: Arm, temperature: float) -> dict:
                 proposed = law.drawn_from(asked_at(tested, k, max(bench.max_new_tokens, len(tokens))))
                 of_target = target_probs[[start + depth for start, depth in tested]]
                 distance += distances(bench.functions.rule, of_target, proposed).sum().item()
-        sample.distance = distance if lossy_rule and known else None
+        sample.distance = as_written(distance) if lossy_rule and known else None
     z = sums.result()
     n_decoded = sum(sample.counts.n_emitted for sample in samples)
     lossy = {

@@ -146,7 +146,7 @@ def replayed(
     known.hidden_layers, known.max_length = target.hidden_layers, target.max_length
     rounds = functions.rounds(known, drafter, prompt, draft_length, DecodeSettings(len(text)))
     told = with_parts(rounds, drafter)
-    return [Made(round_.n_drafted, round_.n_accepted, round_.looked_up) for round_ in told if not round_.prefill]
+    return [RoundCounts(round_.n_drafted, round_.n_accepted, round_.looked_up) for round_ in told if not round_.prefill]
 
 
 def rounds_of_texts(measured: Measurement) -> Callable[[Arm, int, Text], list[RoundCounts]]:

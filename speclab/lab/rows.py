@@ -4,8 +4,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from speclab.core.counts import Counts
-from speclab.records.rows import OwnRate, Row, Timing
-from speclab.records.samples import BASELINE, Arm, Sample
+from speclab.records.log import SUMS, Line
+from speclab.records.rows import OwnRate, Row
+from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm
 from speclab.theory.formulas import book_formula, ratio_interval
 
 
@@ -69,6 +70,8 @@ def build_row(arm: Arm, lines: list[Line], baseline: list[Line], common: dict[st
     distances = [s.distance for _, s in pairs if s.distance is not None]
     own = [s.own_rates for _, s in pairs if s.own_rates]
     sums = {name: sum(one[name] for one in own) for name in own[0]} if 0 < len(own) == len(pairs) else {}
+    has_rounds = bool(arm.draft) and all(s.rounds for _, s in pairs)
+    has_texts = lines[0].temperature == 0 and all(line.texts for pair in pairs for line in pair)
     return Row(
         method=arm.method,
         draft=arm.draft or None,
@@ -97,7 +100,7 @@ def build_row(arm: Arm, lines: list[Line], baseline: list[Line], common: dict[st
         lossy_rule=lines[0].lossy_rule,
         total_variation=sum(distances) / counts.n_emitted if len(distances) == len(pairs) else None,
         own_rates=[OwnRate(name=name, mean=one / counts.n_emitted) for name, one in sums.items()] or None,
-        same_as_baseline=all(b.texts == s.texts for b, s in pairs) if samples[0].temperature == 0 else None,
+        same_as_baseline=all(b.texts == s.texts for b, s in pairs) if has_texts else None,
     )
 
 

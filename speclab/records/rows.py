@@ -130,13 +130,3 @@ class Row(ArmCounts):
     total_variation: Share | None = None  # with a lossy rule, mean over the decoded tokens; absent: not measured
     n_without_drafts: Count | None = None  # of the rounds that accepted 0, those that drafted nothing; absent: unknown
     own_rates: list[OwnRate] | None = None  # columns that only this kind of draft has (columns.py); absent: none
-
-
-@dataclass(kw_only=True)
-class Timing(ArmCounts):
-    """A sample without its text: the seconds of every repeat on one prompt."""
-
-    prompt_index: Count
-    n_prompt: Count  # tokens
-    prefill_seconds: list[Amount]
-    decode_seconds: list[Amount]

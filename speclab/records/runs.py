@@ -106,7 +106,7 @@ class ComparisonRun(LabRun):
     phases: Annotated[Facts, Entries(Phases)]
     headline: Row | None
     rows: list[Row]
-    raw: list[Timing]
+    raw: list[Line]
     weight_bytes: Count | None = None  # that each target pass reads; absent with experts and in older records
     bandwidth: Amount | None = None  # bytes a second that the machine reads; absent in older records
     best_plain: str | None = None  # method of the fastest plain decoding; absent in older records

@@ -43,7 +43,7 @@ def decoding(row: Row) -> Value:
 
 
 @dataclass
-class Part:
+class PredictedSeconds:
     """The predicted seconds of one arm on one prompt, summed over repeats. Fields that end in "early" price everything
     at the prompt's own length."""
 
@@ -79,10 +79,10 @@ def price(
     accept_probs: Callable[[Text], AcceptProbs] | None = None,
     rounds_along: Callable[[Text], list[RoundCounts]] | None = None,
     of_lookup: Costs | None = None,
-) -> Part:
+) -> PredictedSeconds:
     """Compute both predictions for one arm on one prompt.
 
-    accept_probs gives, for a text of the baseline, the acceptance probabilities of this draft. replayed gives the
+    accept_probs gives, for a text of the baseline, the acceptance probabilities of this draft. rounds_along gives the
     rounds along that text, for a draft whose proposals depend on the rounds before. Without either there is no
     forecast. of_lookup: the costs of the rounds in which the lookup of a hybrid draft proposes; `costs` are then those
     of the rounds in which its model proposes. Where `of_lookup` is missing, a text along which the draft looks up has
@@ -168,7 +168,7 @@ def round_cost(costs: Costs, n_prompt: int) -> Cost:
     return lambda n_drafted, state: costs.round_seconds(n_drafted, n_prompt + state - 1)
 
 
-def explained(row: Row, part: Part) -> dict[str, Any]:
+def predictions(row: Row, part: PredictedSeconds) -> dict[str, Any]:
     """The fields that the prices add to a measured row: costs in decode steps, predictions, and the ladder."""
     step = part.baseline / part.n_tokens
     accounting = part.baseline / (part.draft + part.verify + part.overhead)
@@ -212,7 +212,7 @@ def explained(row: Row, part: Part) -> dict[str, Any]:
 # --- noise ------------------------------------------------------------------------------------------------------------
 
 
-def noise_floor(baseline: list[Sample], again: list[Sample]) -> Noise | None:
+def noise_floor(baseline: list[Line], again: list[Line]) -> Noise | None:
     """The ratio of the baseline's time to that of its own second run on the same prompts, with a 95 % interval. None
     where there is no second run."""
     if not again or not baseline:

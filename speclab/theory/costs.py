@@ -50,7 +50,7 @@ class StepTime(NamedTuple):
     prompt: int = 0
 
 
-def catch_ups(rounds: Iterable[Made]) -> list[int]:
+def catch_ups(rounds: Iterable[RoundCounts]) -> list[int]:
     """The number of tokens that a draft model has not been fed when each round begins.
 
     The last drafted token is never fed, so a fully accepted round leaves two. A round without a draft leaves one more,

@@ -27,7 +27,7 @@ from speclab.present.run_lines import small_print
 from speclab.records.files import read
 from speclab.records.log import RoundCounts
 from speclab.records.runs import ComparisonRun
-from speclab.records.samples import Arm, Made
+from speclab.records.samples import Arm
 from speclab.system.errors import Stopped
 from tests.heads import tiny_head
 from tests.rules import LOSSLESS, LOSSY, make_known

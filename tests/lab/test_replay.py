@@ -63,7 +63,7 @@ def test_replayed_rounds_are_those_of_the_decoding(learnt, kind):
     seen = set()
     for prompt in prompts:
         rounds = list(with_parts(speculative_rounds(target, timed, prompt, K, N_NEW), timed))
-        made = [Made(r.n_drafted, r.n_accepted, r.looked_up) for r in rounds if not r.prefill]
+        made = [RoundCounts(r.n_drafted, r.n_accepted, r.looked_up) for r in rounds if not r.prefill]
         text = plain_text(target, prompt, N_NEW)
         assert replayed(LoopFunctions(speculative_decode), target, other, prompt, tuple(text), K) == made
         seen |= set(made)

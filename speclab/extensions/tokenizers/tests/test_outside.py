@@ -21,6 +21,7 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.present import explanations, report, run_lines, tables
 from speclab.records.files import read
+from speclab.records.log import Line
 from speclab.records.rows import OwnRate, Row
 from speclab.records.runs import ComparisonRun
 from speclab.records.samples import BASELINE, Arm
@@ -86,12 +87,12 @@ def test_the_sums_are_the_definition(sampling):
             of_target += outside(target.model, before, OVERLAP.target_ids, sampling)
     assert 0 < of_target < N_DECODED
     assert 0 < of_draft < N_DECODED
-    found = {sample.arm.draft: sample.own_rates for sample in measured.samples}
+    found = {sample.arm.draft: sample.own_rates for sample in measured.lines}
     assert found.keys() == {"", "shared", "hybrid", "ngram", "model"}
     sums = {DRAFT_OUT: of_draft, TARGET_OUT: of_target}
     assert found["shared"] == found["hybrid"] == pytest.approx(sums, abs=1e-5)
     assert found[""] is found["ngram"] is found["model"] is None
-    row = build_row(Arm("shared", "shared", 2), [measured.samples[1]], [measured.samples[0]], COMMON, "all")
+    row = build_row(Arm("shared", "shared", 2), [measured.lines[1]], [measured.lines[0]], COMMON, "all")
     assert means(row) == pytest.approx({name: one / N_DECODED for name, one in sums.items()}, abs=1e-6)
 
 
@@ -161,4 +162,6 @@ def test_a_run_records_and_says_it(pair_folder, other_folder, tmp_path, capsys, 
     assert "intersect:other, T = 0: tokens that are not shared have" in out
     assert "intersect:other, T = 0.8: tokens that are not shared have" in out
     text = (tmp_path / "results" / "local.json").read_text("utf-8")
-    assert text.count('"draft out"') == text.count('"own_rates"') == len(shared)
+    lines = [line for line in record.raw if line.own_rates]
+    assert {line.method for line in lines} == {"intersect:other"}
+    assert text.count('"draft out"') == text.count('"own_rates"') == len(shared) + len(lines)

@@ -54,7 +54,7 @@ def test_no_graph_is_recorded_in_a_timed_turn_with_trees(monkeypatch):
     prompts = [Prompt("code", "", torch.randint(0, VOCAB, (1, n))) for n in (9, 30)]
     instruments = {arm.draft: [0, 3, arm.draft_length] for arm in arms[1:]}
     found = measure(bench, arms, [0.0, 0.9], prompts, 1, instruments)
-    assert len(found.samples) == 2 * 2 * (len(arms) + 1)
+    assert len(found.lines) == 2 * 2 * (len(arms) + 1)
     assert found.n_graphs > 0
     assert found.n_late_graphs == 0
 

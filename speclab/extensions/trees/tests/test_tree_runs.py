@@ -14,7 +14,7 @@ from speclab.extensions.trees.merged import MergedDrafter
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.replay import replayed
 from speclab.models.cached import CachedModel
-from speclab.records.samples import Made
+from speclab.records.log import RoundCounts
 from tests.cli.test_cli import run  # noqa: F401 - a fixture
 from tests.decoding import plain_text, speculative_rounds
 from tests.drafts.test_described import block
@@ -78,7 +78,7 @@ def test_replayed_rounds_of_trees_are_those_of_the_decoding(learnt, kind):  # no
             tree = TreeDrafter(one, (3, 2, 1))
             if timed:
                 rounds = speculative_rounds(target, tree, prompt, tree.n_tokens, N_NEW)
-                made.append([Made(r.n_drafted, r.n_accepted, False) for r in rounds if not r.prefill])
+                made.append([RoundCounts(r.n_drafted, r.n_accepted, False) for r in rounds if not r.prefill])
             else:
                 functions = LoopFunctions(speculative_decode)
                 made.append(replayed(functions, target, tree, prompt, tuple(text), tree.n_tokens))
