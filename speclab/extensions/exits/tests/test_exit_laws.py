@@ -17,7 +17,7 @@ from speclab.extensions.exits.tests.adapters import tiny_adapter, trained_exit
 from speclab.lab.instruments import LoopFunctions, with_parts
 from speclab.lab.replay import replayed
 from speclab.models.cached import CachedModel
-from speclab.records.samples import Made
+from speclab.records.log import RoundCounts
 from tests import contract
 from tests import test_filtered_laws as filtered_laws
 from tests.core.test_one_wait import PROMPT
@@ -97,7 +97,7 @@ def test_replayed_rounds_of_early_exit_are_those_of_the_decoding(kind):
                 rounds += replayed(LoopFunctions(speculative_decode), target, drafter, prompt, tuple(new), K)
             else:
                 made_now = with_parts(speculative_rounds(target, drafter, prompt, K, len(new)), drafter)
-                rounds += [Made(r.n_drafted, r.n_accepted, r.looked_up) for r in made_now if not r.prefill]
+                rounds += [RoundCounts(r.n_drafted, r.n_accepted, r.looked_up) for r in made_now if not r.prefill]
     assert found == made
     assert any(one.n_drafted - one.n_accepted > 1 for one in made), "nothing was drafted after a wrong token"
 
