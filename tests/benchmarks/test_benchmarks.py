@@ -263,6 +263,7 @@ def test_records_go_to_disk_and_back(tmp_path):
         files.read(path, peers_page.PeersRun)
 
 
+@pytest.mark.full
 def test_peers_end_to_end(call, pair_folder, tmp_path):
     code, out, _ = call(
         peers, "--draft", str(pair_folder / "draft"), "-k", "2", "--repeats", "1", "--max-new-tokens", "12"
@@ -282,6 +283,7 @@ def test_peers_end_to_end(call, pair_folder, tmp_path):
 # --- experts ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_experts_end_to_end(call, tmp_path):
     """On the lab's own target, the smallest size there is."""
     words = ["--target", "lab:10.2m:e4k2", "--widths", "3", "--texts", "2", "--repeats", "2", "--context", "40"]
@@ -318,6 +320,7 @@ def test_unions_of_experts_are_counted():
 # --- verdicts ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_verdicts_end_to_end(call, pair_folder, tmp_path, monkeypatch):
     """Right texts raise no alarm, and tokens from beyond the filters do; the page has a row for every law."""
     monkeypatch.setattr(verdicts, "MODELS", {name: str(pair_folder / name) for name in ("target", "draft")})
@@ -467,6 +470,7 @@ def test_the_baseline_takes_its_turns_in_chunks(bench, prompt, monkeypatch):
     assert len(baseline.tokens) == 1 + 2 * 4
 
 
+@pytest.mark.full
 def test_scaling_end_to_end(call, pair_folder, tmp_path):
     target, draft = str(pair_folder / "target"), str(pair_folder / "draft")
     code, out, _ = call(

@@ -38,6 +38,7 @@ NO_BATCHES = NO_TREES
 OFTEN = {"gpt2", "gemma3_text", "bloom", "llama4_text", "recurrent_gemma", "rwkv", "bert", "gemma4_assistant"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "family", [pytest.param(one, marks=[] if one in OFTEN else pytest.mark.full) for one in COVERING]
 )
@@ -53,6 +54,7 @@ def test_outcome(family):
         assert (row.no_batches == "") == (family not in NO_BATCHES)
 
 
+@pytest.mark.full
 def test_a_process_that_ends_without_an_answer_is_an_outcome(monkeypatch):
     monkeypatch.setattr(families, "examine", os._exit)
     reason = "its process ended without an answer"

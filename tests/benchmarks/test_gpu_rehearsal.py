@@ -206,6 +206,7 @@ def kept_records(folder: Path) -> dict[str, object]:
     return found
 
 
+@pytest.mark.full
 def test_undisturbed(rehearse, tmp_path):
     run, events = rehearse
     code, told, records = run()

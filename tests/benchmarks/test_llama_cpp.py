@@ -197,6 +197,7 @@ def test_its_programs_run_with_the_same_pair_prompts_k_and_threads(run, programs
         assert call[call.index("--temp") + 1] == "0"
 
 
+@pytest.mark.full
 def test_another_text_is_listed_and_is_no_error_of_ours(run, programs):
     answers, write, _ = programs
     answers[TEXTS[1][1]][1] = "?" + answers[TEXTS[1][1]][1]
