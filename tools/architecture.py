@@ -30,7 +30,6 @@ def _rooms() -> Iterator[str]:
 
 
 ROOMS = tuple(_rooms())
-EXTENSIONS = "speclab/extensions"
 # The one lazy import: a loop's main() hands itself to the command line.
 ALLOWED = {
     ("baseline_autoregressive.py", "speclab/cli/decoding.py"),

@@ -73,7 +73,8 @@ NOT_LEARNED = ("kind", "minutes", "own_minutes", "threads", "keep", "work_dir", 
 def make_parser() -> parsing.Parser:
     """The parser with all kinds, each with its own flags."""
     parser = parsing.make_parser(__doc__)
-    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True, help="what to train")
+    names = {"dest": "kind", "metavar": "KIND"}
+    kinds = parser.add_subparsers(prog="python -m training.heads", required=True, help="what to train", **names)
     for name, kind in KINDS.items():
         one = kinds.add_parser(name, help=kind.help)
         _add_head_flags(one, kind.intermediate)

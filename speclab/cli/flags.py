@@ -143,7 +143,7 @@ def add_rule_flag(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--rule",
         action=Listed,
-        table=lambda: "\n".join(kind.usage for kind in all_rules().values()),
+        table=lambda: "\n".join(f"{kind.usage:<49} {kind.line}" for kind in all_rules().values()),
         read=lambda name: rule_of(name).name,
         default=TOKEN.name,
         metavar="RULE",

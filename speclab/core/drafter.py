@@ -75,7 +75,7 @@ class Drafter:
         return sys.maxsize
 
     def with_draft(self, change: Callable[["Drafter"], "Drafter"]) -> "Drafter":
-        """This gives the drafter with a change of what drafts beside a lookup, which is all of it here."""
+        """Return the drafter with `change` applied to its model part. A plain drafter is that part itself."""
         return change(self)
 
     def pass_widths(self, most: int) -> set[int]:
@@ -123,7 +123,7 @@ class Drafter:
         return CertainLaw(proposals, target.vocab_size)
 
     def own_rates(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling) -> dict[str, float]:
-        """These are shares that only this kind of draft has, by the head of their column (speclab/records/columns.py).
+        """Return the draft's own shares; the key is the head of the column (speclab/records/columns.py).
 
         Each is a sum over the places of the decoded tokens, without the first, which the prompt's own pass gave.
         """

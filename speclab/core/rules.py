@@ -31,16 +31,17 @@ class RuleKind(NamedTuple):
 
     usage: str  # NAME, or NAME:ARGUMENT and which arguments there are
     make: Callable[[str | None], Rule]  # from the argument behind the colon; raises ValueError for a wrong one
+    line: str = ""  # says what the rule does
 
 
 RULES: dict[str, RuleKind] = {}
 
 
-def add_rule(name: str, make: Callable[[str | None], Rule], arguments: str = "") -> None:
-    """Let --rule know a further rule. Called by the register.py of an extension."""
+def add_rule(name: str, make: Callable[[str | None], Rule], arguments: str = "", line: str = "") -> None:
+    """Let --rule know a further rule, which `line` describes. Called by the register.py of an extension."""
     if name in RULES:
         raise ValueError(f"two rules are called {name}")
-    RULES[name] = RuleKind(name + arguments, make)
+    RULES[name] = RuleKind(name + arguments, make, line)
 
 
 def add_plain_rule(rule: Rule) -> None:
@@ -51,7 +52,7 @@ def add_plain_rule(rule: Rule) -> None:
             raise ValueError(f"{rule.name} takes no argument")
         return rule
 
-    add_rule(rule.name, make)
+    add_rule(rule.name, make, line=rule.line)
 
 
 TOKEN = Rule("token", accept_from_logits, "drafted tokens are judged one by one", chains_only=False)

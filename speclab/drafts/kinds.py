@@ -70,7 +70,7 @@ def _make_head(name: str, place: str, setup: Setup) -> Drafter:
     target = setup.target
     check_family(target.model, f"--draft {name}", OTHER_FAMILY)
     # A padded target's states are the lab's, followed by zeros.
-    own_width = loading.lab_width() if not place and sizes.is_lab_size(setup.target_name) else None
+    own_width = loading.lab_width() if sizes.is_lab_size(setup.target_name) else None
     head, ids = read_head(place or LAB_HEADS[name], target.model, name, own_width)
     target.hidden_layers = tuple(sorted({*target.hidden_layers, *head.config.layers}))
     return BlockDrafter(head, ids) if isinstance(head, BlockHead) else FeatureDrafter(head, ids)

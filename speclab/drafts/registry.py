@@ -11,7 +11,6 @@ import difflib
 import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from speclab.core.drafter import Drafter, Lookup
 from speclab.models import loading
@@ -99,17 +98,24 @@ class Kind:
     """A kind of draft.
 
     name: what is typed, before a colon where an argument follows. usage: how it is typed, with its argument. help: one
-    line that says what drafts. read: the argument ("" where there is none) and all that was typed -> a Choice;
-    UsageProblem where that is none. words: other names of the same thing, which are typed by mistake. is_lookup: it
-    copies from the text.
+    line that says what drafts. reader: a function, or "module:name" of one that is imported when it is asked; it takes
+    the argument ("" where there is none) and all that was typed, and returns a Choice or raises UsageProblem. words:
+    other names of the same thing, which are typed by mistake. is_lookup: it copies from the text.
     """
 
     name: str
     usage: str
     help: str
-    read: Callable[[str, str], Choice]
+    reader: Callable[[str, str], Choice] | str
     words: tuple[str, ...] = ()
     is_lookup: bool = False
+
+    def read(self, argument: str, text: str) -> Choice:
+        """Ask the reader."""
+        if not isinstance(self.reader, str):
+            return self.reader(argument, text)
+        module, name = self.reader.split(":")
+        return getattr(importlib.import_module(module), name)(argument, text)
 
 
 _KINDS: dict[str, Kind] = {}
@@ -169,18 +175,18 @@ def table() -> str:
 def read(text: str) -> Choice:
     """What `--draft TEXT` asks for. UsageProblem where that is nothing, before a model is loaded or the hub is asked.
 
-    A folder with a model comes first, then the table, then the hub. Hub names have a slash, but for a few old ones
-    (gpt2): a name without one that is nearly a kind is refused here.
+    The table comes first, so that no folder of the place where one types takes the place of a kind; ./NAME is always a
+    folder. Hub names have a slash, but for a few old ones (gpt2): a name without one that is nearly a kind is refused.
     """
-    if not _is_model(text):
-        name, colon, argument = text.partition(":")
-        kind = kinds().get(name)
-        if kind and not (colon and not argument):
-            return kind.read(argument, text)
-        if "," in text and not loading.exists(text):
-            raise UsageProblem(f"--draft {text}: this takes one draft; compare.py takes several")
-        if kind or is_mistyped(text):
-            raise UsageProblem(f"unknown draft kind {text!r}; {LIST}")
+    name, colon, argument = text.partition(":")
+    kind = kinds().get(name)
+    if kind and not (colon and not argument):
+        return kind.read(argument, text)
+    if "," in text and not loading.exists(text):
+        raise UsageProblem(f"--draft {text}: this takes one draft; compare.py takes several")
+    is_no_name = bool(colon) and not loading.exists(text) and not sizes.is_lab_size(text)  # no hub name has a colon
+    if kind or is_no_name or is_mistyped(text):
+        raise UsageProblem(f"unknown draft kind {text!r}; {LIST}")
     return model_choice(text)
 
 
@@ -232,11 +238,6 @@ def _draft_model(place: str, setup: Setup) -> CachedModel:
         if "/" in place or ":" in place or loading.exists(place):
             raise
         raise EnvironmentProblem(f"{problem}; {LIST}") from None
-
-
-def _is_model(text: str) -> bool:
-    """Whether this is a folder with a model, which may have the name of a kind."""
-    return loading.exists(str(Path(text) / "config.json")) if text.strip() else False
 
 
 def is_mistyped(text: str) -> bool:

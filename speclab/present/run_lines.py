@@ -112,7 +112,7 @@ def replay_line(run: LabRun) -> str | None:
 
 
 def own_rates_lines(run: LabRun) -> list[str]:
-    """A line for each draft with columns of its own and each temperature says their means over the draft lengths."""
+    """One line for each draft and temperature gives the means of the draft's own columns over the draft lengths."""
     rows = [row for row in getattr(run, "rows", []) if isinstance(row, Row) and row.prompt_kind == "all"]
     by_draft: dict[tuple[str, float], dict[str, list[float]]] = {}
     for row in rows:

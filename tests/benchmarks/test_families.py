@@ -38,7 +38,6 @@ NO_BATCHES = NO_TREES
 OFTEN = {"gpt2", "gemma3_text", "bloom", "llama4_text", "recurrent_gemma", "rwkv", "bert", "gemma4_assistant"}
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     "family", [pytest.param(one, marks=[] if one in OFTEN else pytest.mark.full) for one in COVERING]
 )

@@ -61,14 +61,19 @@ def test_no_name_is_given_away_twice(table):
         read_all([])
 
 
-def test_a_folder_with_a_model_comes_before_a_kind_of_its_name(tmp_path, monkeypatch):
+def test_no_folder_takes_the_place_of_a_kind(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert read("ngram").is_lookup
     (tmp_path / "ngram").mkdir()
-    assert read("ngram").is_lookup  # a folder without a model is none
     (tmp_path / "ngram" / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    assert not read("ngram").is_lookup
+    assert read("ngram").is_lookup
+    assert read("hybrid:ngram+model").parts[0].is_lookup
     assert read("./ngram").is_model
+
+
+def test_a_kind_without_its_extension_is_not_asked_of_the_hub(table):
+    del registry._KINDS["hybrid"]
+    with pytest.raises(UsageProblem, match="unknown draft kind"):
+        read("hybrid:ngram+model")
 
 
 def test_no_folder_has_the_name_of_a_draft_on_auto(tmp_path):

@@ -116,7 +116,7 @@ def test_ids_that_the_target_never_emits_are_not_proposed():
         assert drafter.lookup(4) == [7, 5, 6]
 
 
-@pytest.mark.parametrize("kind", ["ngram", "suffix", "hybrid:ngram+model", "merge:suffix+ngram"])
+@pytest.mark.parametrize("kind", ["ngram", "suffix", "hybrid:ngram+model"])
 def test_every_lookup_knows_the_targets_ids(kind, monkeypatch):
     model = tiny("llama")
     monkeypatch.setattr(registry, "_draft_model", lambda place, setup: CachedModel(model))

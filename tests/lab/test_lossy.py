@@ -55,12 +55,6 @@ def test_greedy_decoding_is_refused(words, capsys):
         assert "give --temperature above 0" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [("--draft", "tree:2x2:model"), ("--draft", "merge:suffix+model")])
-def test_trees_refuse_a_rule_for_chains(words, capsys):
-    assert optimized_speculative.main(["--rule", "renamed", *words]) == 2
-    assert "--rule renamed judges chains" in capsys.readouterr().err
-
-
 # --- the places that a rule has judged --------------------------------------------------------------------------------
 
 

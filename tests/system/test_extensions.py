@@ -12,6 +12,7 @@ from speclab.system.errors import EnvironmentProblem
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A second folder in which extensions are looked for."""
+    extensions.load()  # what the real ones have added stays
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
     monkeypatch.setattr(extensions, "COMMANDS", {})
     before = set(sys.modules)

@@ -21,6 +21,7 @@ import sys
 
 from speclab.cli import compare_config, flags, no_effect, parsing
 from speclab.cli.output import Output, Step
+from speclab.drafts import registry
 from speclab.extensions.batch import batch_plots, batch_views, decode
 from speclab.extensions.batch.batch_comparison import check, compare_batches
 from speclab.lab.output_checks import exit_code
@@ -82,6 +83,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     group.add_argument(
         "--draft",
+        action=flags.Listed,
+        table=registry.table,
         metavar="KIND",
         default=DRAFTS,
         help="as of compare.py; several with commas (default: %(default)s)",

@@ -39,7 +39,8 @@ def run(prog: str, argv: list[str]) -> int:
     check_batch(setup.target)
     drafter, draft = _drafter(args, setup)
     registry.check_prompts(setup.target, [drafter] if drafter else [], prompts, args.max_new_tokens)
-    no_effect.note_flags(args, [args.temperature], setup.device)
+    drafted = argparse.Namespace(**vars(args) | {"draft": None if drafter is None else args.draft})
+    no_effect.note_flags(drafted, [args.temperature], setup.device)
     if drafter is None and args.draft_length is not None:
         note("-k has no effect: nothing is drafted")
     note("\n".join([setup.describe(), f"draft   {draft}", *describe_chat(prompts, setup.tokenizer)]))
@@ -73,6 +74,8 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     )
     group.add_argument(
         "--draft",
+        action=flags.Listed,
+        table=registry.table,
         default="model",
         metavar="KIND",
         help=f"as of optimized_speculative.py; {NO_DRAFT}: token by token (default: %(default)s)",

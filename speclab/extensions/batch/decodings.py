@@ -9,7 +9,7 @@ from typing import NamedTuple
 from speclab.core.counts import Counts
 from speclab.core.rounds import Round
 
-Rounds = Iterator[tuple[int, Round]]  # (number of the request, round), as the loops of speclab/batch/loops.py yield
+Rounds = Iterator[tuple[int, Round]]  # (number of the request, round), as the loops of loops.py yield
 
 
 class PassMade(NamedTuple):

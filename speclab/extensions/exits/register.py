@@ -1,7 +1,7 @@
 """Tells the lab of early exit."""
 
 from speclab.drafts.registry import Kind, add
-from speclab.extensions.exits.kinds import read_exit
 
+READ = "speclab.extensions.exits.kinds:read_exit"
 WORDS = ("early-exit", "layerskip", "kangaroo")
-add(Kind("exit", "exit[:N|:ADAPTER]", "the target's own first N layers, with an adapter (Kangaroo)", read_exit, WORDS))
+add(Kind("exit", "exit[:N|:ADAPTER]", "the target's own first N layers, with an adapter (Kangaroo)", READ, WORDS))

@@ -18,6 +18,7 @@ import sys
 
 from speclab.cli import compare_config, flags, no_effect, parsing
 from speclab.cli.output import Output, Step
+from speclab.drafts import registry
 from speclab.extensions.plan import plan_views, plans
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
@@ -65,6 +66,8 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument("--verify", action="store_true", help="plan on half of the prompts, then measure on the rest")
     group.add_argument(
         "--draft",
+        action=flags.Listed,
+        table=registry.table,
         default="model,ngram",
         metavar="KIND",
         help="as of compare.py, but no drafts with branches and no hybrids (default: model,ngram)",

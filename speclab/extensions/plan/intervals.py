@@ -8,7 +8,7 @@ How the interval is made: what a prompt adds to an expectation is the expectatio
 others, where costs are calibrated without the prompt, too. So it holds the seconds of the prompt's own text, and what
 its calibration did to the seconds of all texts. `ratio_interval` then resamples prompts, the same for both lengths.
 
-What it covers, simulated for eight lengths that are equally fast, with 3 to 30 prompts (tests/test_intervals.py):
+What it covers, simulated for eight lengths that are equally fast, with 3 to 30 prompts (test_intervals.py):
 a length is told apart from one that was named before in 3 to 7 % of all plans. The best was not named before, noise
 made it the best, and from it a length is told apart in 7 to 14 %. Where only the seconds of the texts were resampled,
 and prompts scatter by 15 % in the costs of a length, it would be more than half.

@@ -89,6 +89,8 @@ def make_parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("experiment")
     group.add_argument(
         "--draft",
+        action=flags.Listed,
+        table=registry.table,
         metavar="KIND",
         help="as of compare.py, but no drafts with branches (default: model,ngram; acceptance has dials)",
     )

@@ -26,7 +26,7 @@ from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.files import shown, write_whole
 from speclab.system.terminal import note, wants_colour
 
-OTHERS = {"profile": profile.main, "report": report.main}
+OTHERS = {"profile": profile.run, "report": report.run}
 # Fields of LoopFunctions that may be others: a page shows the token rule's tests, and the phases of the lab's loop.
 SHOWN = ("accept", "keeps", "adapt")
 

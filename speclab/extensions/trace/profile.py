@@ -26,7 +26,7 @@ from speclab.system.terminal import note
 PROFILED = 6  # steps or rounds of each arm
 
 
-def main(argv: list[str]) -> int:
+def run(argv: list[str]) -> int:
     """The command.  -> exit code"""
     parser = parsing.make_parser(__doc__ or "", f"{decoding.PROG} profile")
     parser.add_argument(

@@ -33,7 +33,7 @@ SETTINGS = ("max_new_tokens", "seed", "top_k", "top_p")  # of a record that are 
 CHOSEN = ("target", "draft", "draft_length")
 
 
-def main(argv: list[str]) -> int:
+def run(argv: list[str]) -> int:
     """The command.  -> exit code"""
     parser = make_parser()
     args = parser.parse_args(argv)

@@ -27,7 +27,7 @@ def accept_tree(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptR
     At a node r is the target's row p. Its children are tried in their order: keep token x, drawn from q, while
     u * q(x) < r(x), and go on there; else r becomes norm(max(0, r - q)). After the last child the next token comes from
     r. q is draft.probs, which the children that were drawn before may have changed: see `without_replacement` in
-    speclab/core/sampling.py. One-hot drafts (None) may be any tokens. A child whose law gives it no probability was not
+    fixed.py. One-hot drafts (None) may be any tokens. A child whose law gives it no probability was not
     drawn: it is passed over, and with it all that follows it. On a chain this is `accept`.
     Strict and without a division: r is kept as weights and their sum, and the sum moves to the other side of the test.
     Miao et al. (SpecInfer), arXiv 2305.09781, algorithm 2.
