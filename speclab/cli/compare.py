@@ -14,6 +14,7 @@ from speclab.lab.run_config import RunConfig
 from speclab.models import memory
 from speclab.present import first_screen, report
 from speclab.present.pictures import library, plots
+from speclab.records.log_files import LogFile
 from speclab.records.runs import ComparisonRun
 from speclab.system.errors import reports_problems
 from speclab.system.files import do_all, shown
@@ -38,6 +39,9 @@ def run(docstring: str, argv: list[str] | None, functions: LoopFunctions | None 
 def _run(args: argparse.Namespace, functions: LoopFunctions | None) -> int:
     """A comparison, shown and written.  -> exit code"""
     config, output = compare_config.prepare(args, functions)
+    config.log = LogFile(output.result(".log.jsonl"))
+    if killed := config.log.set_aside():
+        note(f"an earlier run was killed; python -m speclab.cli.unfinished {shown(killed)} shows what it measured")
     with output.redirected():
         if busy := config.look_at_cores():  # may take one thread, which the head says
             note(f"busy    {busy}")
@@ -51,6 +55,8 @@ def _run(args: argparse.Namespace, functions: LoopFunctions | None) -> int:
         if args.verbose:
             tables.append(lambda: say(_bytes_of_rounds(config)))
         code = do_all([*tables, *output.writes(record, page), *_drawable(pictures)])
+    if not code:
+        config.log.discard()
     wrong = max(map(exit_code, measured))
     return code or wrong
 

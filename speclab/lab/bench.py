@@ -19,6 +19,7 @@ from speclab.lab.instruments import LoopFunctions, VariedLength, with_parts, wit
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
+from speclab.records.log_files import LogFile
 from speclab.records.samples import EAGER, LIBRARY, Arm
 
 SPECULATIVE = LoopFunctions(speculative_decode)
@@ -37,6 +38,7 @@ class Bench:
     ):
         self.setup, self.drafters, self.max_new_tokens, self.seed = setup, drafters, max_new_tokens, seed
         self.functions = functions
+        self.log: LogFile | None = None  # where the lines of every turn are written, if anywhere
         self._references: dict[tuple[int, ...], list[int]] = {}  # draft length and prompt -> greedy text
         self._own: dict[Arm, Drafter] = {}  # of each arm: drafts learn, and one arm teaches no other
 

@@ -56,6 +56,8 @@ def measure_and_judge(
 ) -> Measurement:
     """All arms over the prompts (None: the run's), and whether their texts are right."""
     bench = config.bench(max_new_tokens)
+    if config.log:
+        config.log.begin(config.head(Measurement(bench, config.prompts)))
     measured = measure(bench, arms, config.temperatures, prompts or config.prompts, config.repeats, instruments, title)
     judge(measured)
     if not measured.unchecked:

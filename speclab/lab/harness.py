@@ -158,43 +158,49 @@ def measure(
         measured.n_graphs = n_warm - n_before
         with old_objects_frozen():
             for repeat, index in turns:
-                finished: list[tuple[float, Decoding]] = []
+                finished: list[tuple[Decoding, Line]] = []
                 for sampling in samplings:
                     decodings = _one_turn(bench, index, repeat, arms, sampling, prompts[index], instruments)
                     schedule(decodings, index + index // 2 + repeat)  # in both orders in both `halves`
-                    finished += [(sampling.temperature, decoding) for decoding in decodings]
+                    done = [(decoding, _line_of(bench, decoding, sampling, prompts, index)) for decoding in decodings]
+                    if bench.log:
+                        bench.log.write(line for decoding, line in done if decoding.arm.method != INSTRUMENT)
+                    finished += done
                     bar.update()
                 gc.collect()  # between the times, what has become garbage inside; the rest is frozen
-                for temperature, decoding in finished:  # only now: every arm has finished this prompt
-                    _book(measured, lines, decoding, temperature, index)
+                for decoding, line in finished:  # only now: every arm has finished this prompt
+                    _book(measured, lines, decoding, line)
                 measured.n_late_graphs = graphs.captures.n - n_warm
     measured.stop = stops[0] if stops else None
     measured.lines = sorted(lines.values(), key=lambda line: line.prompt_index)
     return measured
 
 
-def _book(
-    measured: Measurement,
-    lines: dict[tuple[int, float, Arm], Line],
-    decoding: Decoding,
-    temperature: float,
-    index: int,
-) -> None:
-    """Keep what a decoding of prompt number `index` gave."""
-    arm = decoding.arm
-    if arm.method == INSTRUMENT or arm == BASELINE_REPEAT:
-        measured.add(decoding, temperature, index)
-    if arm.method == INSTRUMENT:
-        return
-    line = Line.begin(arm, temperature, index, measured.prompts[index].kind, decoding.n_prompt)
-    line.lossy_rule = measured.bench.lossy_rule(arm)
-    lines.setdefault((index, temperature, arm), line).add(
+def _line_of(bench: Bench, decoding: Decoding, sampling: Sampling, prompts: list[Prompt], index: int) -> Line:
+    """What a decoding of prompt number `index` leaves behind."""
+    line = Line.begin(decoding.arm, sampling.temperature, index, prompts[index].kind, decoding.n_prompt)
+    line.lossy_rule = bench.lossy_rule(decoding.arm)
+    line.add(
         as_written(decoding.prefill_seconds),
         as_written(decoding.decode_seconds),
         decoding.tokens,
-        decoding.counts if arm.speculative else None,  # the baseline: a pass for a token
+        decoding.counts if decoding.arm.speculative else None,  # the baseline: a pass for a token
         decoding.rounds,
     )
+    return line
+
+
+def _book(measured: Measurement, lines: dict[tuple[int, float, Arm], Line], decoding: Decoding, line: Line) -> None:
+    """Keep what a decoding gave: an instrument its costs, every other arm its line."""
+    arm, key = decoding.arm, (line.prompt_index, line.temperature, decoding.arm)
+    if arm.method == INSTRUMENT or arm == BASELINE_REPEAT:
+        measured.add(decoding, line.temperature, line.prompt_index)
+    if arm.method == INSTRUMENT:
+        return
+    if key in lines:
+        lines[key].extend(line)
+    else:
+        lines[key] = line
 
 
 def mixed(prompts: list[Prompt]) -> list[int]:

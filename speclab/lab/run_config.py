@@ -16,6 +16,7 @@ from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records import files, runs
+from speclab.records.log_files import LogFile
 from speclab.records.samples import AUTO, BASELINE, EAGER, GENERATE, Arm
 from speclab.system import cores
 
@@ -35,6 +36,7 @@ class RunConfig:
     repeats: int
     seed: int
     functions: LoopFunctions = SPECULATIVE
+    log: LogFile | None = None  # the measurement is written there while it goes on
     probe: runs.CoreProbe | None = None  # of the cores, before the run
 
     @property
@@ -44,7 +46,9 @@ class RunConfig:
 
     def bench(self, max_new_tokens: int | None = None) -> Bench:
         """The harness of this run."""
-        return Bench(self.setup, self.drafters, max_new_tokens or self.max_new_tokens, self.seed, self.functions)
+        bench = Bench(self.setup, self.drafters, max_new_tokens or self.max_new_tokens, self.seed, self.functions)
+        bench.log = self.log
+        return bench
 
     def arms(self) -> list[Arm]:
         """The baseline, then every draft at every length."""

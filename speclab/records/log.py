@@ -83,6 +83,14 @@ class Line(ArmCounts):
         if self.arm == BASELINE and self.temperature == 0:
             self.loops = ends_in_repetition(self.texts[0]) or None
 
+    def extend(self, other: "Line") -> None:
+        """Add the repeats of another line of the same arm, prompt and temperature."""
+        for name in ("prefill_seconds", "decode_seconds", "texts", "rounds"):
+            setattr(self, name, [*getattr(self, name), *getattr(other, name)])
+        for name in SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.n_replays = (self.n_replays or 0) + (other.n_replays or 0) or None
+
     @property
     def arm(self) -> Arm:
         """Whose line this is."""

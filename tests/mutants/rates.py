@@ -1,14 +1,35 @@
 """Bugs in rates: tokens or seconds that do not belong to what is said to be measured."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from speclab.cli import decoding as decoding_cli
 from speclab.core.counts import Counts
 from speclab.core.rounds import Round
+from speclab.lab import harness
+from speclab.records.log import Line
+from speclab.records.log_files import LogFile
 from speclab.theory.costs import Costs
 from tests.mutants.bugs import mutant
 
 RATES = "lab/test_rates"
+
+
+@mutant(20, "rows_of_a_new_record_follow_from_its_log_to_the_last_digit", file="lab/test_logs")
+def rates_seconds_that_no_record_holds() -> None:
+    """computes rows from more digits of the seconds than the log keeps"""
+    harness.as_written = lambda number: number
+
+
+@mutant(20, "a_killed_run_loses_only_its_turn", file="lab/test_log_files")
+def logs_a_turn_late() -> None:
+    """writes a turn to the log when the next one is over"""
+    right, waiting = LogFile.write, []
+
+    def write(log: LogFile, lines: Iterable[Line]) -> None:
+        late, waiting[:] = [*waiting], lines
+        right(log, late)
+
+    LogFile.write = write
 
 
 @mutant(20, "a_script_prints_its_exact_rate", file=RATES)
