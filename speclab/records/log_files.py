@@ -7,6 +7,7 @@ the turn is over. A second measurement, as that of the padded pair, adds a head 
 import contextlib
 import json
 from collections.abc import Iterable
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ class LogFile:
 
     def __init__(self, path: Path):
         self.path = path
+        self._head: list[dict[str, Any]] = []  # of the measurement that has no lines yet
         self._is_broken = False  # the disk is full, for example: the run goes on without a log
 
     @property
@@ -38,12 +40,14 @@ class LogFile:
         return None
 
     def begin(self, head: dict[str, Any]) -> None:
-        """Write the head of a measurement: the fields of runs.LabRun."""
-        self._append([{name: as_dict(value) if hasattr(value, "__dict__") else value for name, value in head.items()}])
+        """Give the head of a measurement, the fields of runs.LabRun. It is written before the first turn's lines."""
+        plain = {name: as_dict(value) if is_dataclass(value) else value for name, value in head.items()}
+        self._head = [plain]
 
     def write(self, lines: Iterable[Line]) -> None:
         """Write the lines of a turn, with their texts."""
-        self._append([as_dict(line) for line in lines])
+        head, self._head = self._head, []
+        self._append([*head, *(as_dict(line) for line in lines)])
 
     def discard(self) -> None:
         """Delete the file: the record is written."""

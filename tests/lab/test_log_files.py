@@ -54,7 +54,7 @@ def in_a_child(action) -> int:
     return os.WTERMSIG(os.waitpid(child, 0)[1])
 
 
-@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("n", [2, 4])
 def test_a_killed_run_loses_only_its_turn(run, tmp_path, monkeypatch, capsys, n):
     killed_in_turn(monkeypatch, n)
     assert in_a_child(run) == signal.SIGKILL
@@ -68,9 +68,8 @@ def test_a_killed_run_loses_only_its_turn(run, tmp_path, monkeypatch, capsys, n)
         of_turn = [line for line in lines if (line.prompt_index, line.temperature) == place]
         assert BASELINE in [line.arm for line in of_turn]
         assert all(len(line.texts[0]) == N_NEW and line.decode_seconds[0] > 0 for line in of_turn)
-    if done:
-        assert unfinished.main([str(path)]) == 0
-        assert "speedup" in capsys.readouterr().out
+    assert unfinished.main([str(path)]) == 0
+    assert "speedup" in capsys.readouterr().out
 
 
 def test_a_finished_run_leaves_no_log_and_one_says_where_an_older_log_is(run, tmp_path, monkeypatch, capsys):
