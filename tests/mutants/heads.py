@@ -12,6 +12,7 @@ from speclab.core.rounds import AcceptResult, Decided, Draft, Target
 from speclab.core.sampling import Drawn, Sampling
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
+from speclab.drafts.heads import feature as feature_head
 from speclab.drafts.heads import files, rollout
 from speclab.drafts.heads.block import BlockHead
 from speclab.drafts.heads.drafter import HeadDrafter
@@ -113,7 +114,7 @@ def forecasts_every_depth_like_the_first() -> None:
         n = tokens.shape[1] - 1 - depth
         return [(positions[:n], first[:, step : step + n]) for step in range(depth)]
 
-    rollout.rollout = flat
+    rollout.rollout = feature_head.rollout = flat
 
 
 BLOCK = "drafts/test_block"
