@@ -504,7 +504,7 @@ ROWS = [
     Row(f"{S} --draft dial:1.5", 2, ("dial:1.5", "0 to 1")),
     Row(f"{S} --draft dial:high:draft", 2, ("dial:high", "0 to 1")),
     Row(f"{S} --draft dial:0.5:./nowhere", 3, ("./nowhere", "save_pretrained")),
-    Row(f"{S} --draft dial:0.5:free:free", 3, ("free:free",)),
+    Row(f"{S} --draft dial:0.5:free:free", 2, ("free:free",)),
     Row(f"{S} --draft dial:0.5:draft --temperature 1", 2, ("--temperature 0",)),
     Row(f"{S} --draft dial:0.5:free --temperature 1", 2, ("--temperature 0",)),
     Row(f"{S} --draft lab:", 2, ("lab:200m",)),
