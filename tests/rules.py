@@ -17,7 +17,7 @@ def _without_argument() -> list[Rule]:
     found = []
     for kind in all_rules().values():
         try:
-            found.append(kind.make(None))
+            found.append(kind.rule(None))
         except ValueError:  # it needs an argument
             continue
     return found
@@ -46,4 +46,4 @@ LOSSLESS = Rule("renamed", accept_from_logits, "this is the token rule")
 def make_known(monkeypatch) -> None:
     """Let --rule know the stand-ins."""
     for rule in (LOSSY, LOSSLESS):
-        monkeypatch.setitem(rules_module.RULES, rule.name, RuleKind(rule.name, lambda argument, rule=rule: rule))
+        monkeypatch.setitem(rules_module.RULES, rule.name, RuleKind(rule.name, rule))

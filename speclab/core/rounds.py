@@ -49,7 +49,6 @@ class Draft:
     tokens: Tensor  # (batch, n) ids
     size: Tensor  # (batch,) the first so many tokens of a row are drafted, the others are padding
     probs: Tensor | None = None  # (batch, n, vocab) what each token was drawn from; None = one-hot
-    certain: Tensor | None = None  # (batch,) bool: rows whose `probs` are one-hot, beside rows that were drawn
     faults: Tensor | None = None  # (batch,) NOT_FINITE where the logits were not finite, else 0; None: no logits
     parents: Tensor | None = None  # (batch, n) the number of the token that each follows; None: the one before it
 
@@ -63,11 +62,11 @@ class Draft:
 
     def bare(self) -> "Draft":
         """The same draft without the fields that no accept rule reads."""
-        return Draft(self.tokens, self.size, self.probs, self.certain)
+        return Draft(self.tokens, self.size, self.probs)
 
     def chain(self) -> "Draft | None":
         """The draft as which a rule for chains reads these tokens; None where they are no chain."""
-        return self.bare()
+        return self.bare() if self.parents is None else None
 
     def depths(self) -> Tensor:
         """The number of drafted tokens that each row of the target's pass has read: (batch, n + 1)."""

@@ -3,6 +3,7 @@
 A rule that does not leave the target's own distribution states the one that it leaves, as `Rule.law`.
 """
 
+import pkgutil
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -27,36 +28,36 @@ class Rule(NamedTuple):
 
 
 class RuleKind(NamedTuple):
-    """The form of a rule that may be typed behind --rule, and the function that makes a rule from it."""
+    """The form of a rule that may be typed behind --rule, and what the rule is made from."""
 
     usage: str  # NAME, or NAME:ARGUMENT and which arguments there are
-    make: Callable[[str | None], Rule]  # from the argument behind the colon; raises ValueError for a wrong one
+    made_from: Rule | Callable[[str], Rule] | str
+    """The rule; or a function of the argument behind the colon, which raises ValueError for a wrong one; or
+    "module:name" of either, which is imported when the rule is asked for."""
     line: str = ""  # says what the rule does
+
+    def rule(self, argument: str | None) -> Rule:
+        """Make the rule with this argument, None where none was typed. Raises ValueError for a wrong argument."""
+        made_from = pkgutil.resolve_name(self.made_from) if isinstance(self.made_from, str) else self.made_from
+        if not isinstance(made_from, Rule):
+            return made_from(argument or "")
+        if argument is not None:
+            raise ValueError(f"{made_from.name} takes no argument")
+        return made_from
 
 
 RULES: dict[str, RuleKind] = {}
 
 
-def add_rule(name: str, make: Callable[[str | None], Rule], arguments: str = "", line: str = "") -> None:
+def add_rule(name: str, made_from: Rule | Callable[[str], Rule] | str, line: str, arguments: str = "") -> None:
     """Let --rule know a further rule, which `line` describes. Called by the register.py of an extension."""
     if name in RULES:
         raise ValueError(f"two rules are called {name}")
-    RULES[name] = RuleKind(name + arguments, make, line)
-
-
-def add_plain_rule(rule: Rule) -> None:
-    """Let --rule know a further rule that takes no argument."""
-
-    def make(argument: str | None) -> Rule:
-        if argument is not None:
-            raise ValueError(f"{rule.name} takes no argument")
-        return rule
-
-    add_rule(rule.name, make, line=rule.line)
+    RULES[name] = RuleKind(name + arguments, made_from, line)
 
 
 TOKEN = Rule("token", accept_from_logits, "drafted tokens are judged one by one", chains_only=False)
-add_plain_rule(TOKEN)
+add_rule(TOKEN.name, TOKEN, TOKEN.line)
 
 
 def all_rules() -> dict[str, RuleKind]:
@@ -70,7 +71,7 @@ def rule_of(name: str) -> Rule:
     kind, colon, argument = name.partition(":")
     if kind in all_rules():
         try:
-            return RULES[kind].make(argument if colon else None)
+            return RULES[kind].rule(argument if colon else None)
         except ValueError:
             pass
     *others, last = [kind.usage for kind in RULES.values()]

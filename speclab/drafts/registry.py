@@ -9,6 +9,7 @@ The lab's own kinds are in speclab/drafts/kinds.py. An extension adds its own fr
 
 import difflib
 import importlib
+import pkgutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -112,10 +113,8 @@ class Kind:
 
     def read(self, argument: str, text: str) -> Choice:
         """Ask the reader."""
-        if not isinstance(self.reader, str):
-            return self.reader(argument, text)
-        module, name = self.reader.split(":")
-        return getattr(importlib.import_module(module), name)(argument, text)
+        reader = pkgutil.resolve_name(self.reader) if isinstance(self.reader, str) else self.reader
+        return reader(argument, text)
 
 
 _KINDS: dict[str, Kind] = {}
@@ -163,7 +162,9 @@ def table() -> str:
     """All kinds of drafts for a terminal: how each is typed, and what drafts."""
     from tabulate import tabulate  # here: the scripts decode without it
 
-    rows = [(kind.usage, kind.help) for kind in kinds().values()]
+    # Whoever has loaded the extensions first, their kinds come last: these are imported when they are asked for.
+    ordered = sorted(kinds().values(), key=lambda kind: isinstance(kind.reader, str))
+    rows = [(kind.usage, kind.help) for kind in ordered]
     rows.append(("lab:SIZE", "the lab's draft model padded to the price of a larger one, as in lab:50m"))
     rows.append(("a folder or a hub name", "any causal language model with the target's tokenizer"))
     return tabulate(rows, tablefmt="plain")

@@ -188,19 +188,18 @@ def side_by_side(drafts: Sequence[Draft], vocab_size: int) -> Draft:
     """
     n = max(draft.tokens.shape[1] for draft in drafts)
     size = torch.cat([draft.size for draft in drafts])
-    probs = certain = faults = None
+    probs = faults = None
     if any(draft.probs is not None for draft in drafts):
         probs = torch.cat([_padded(_probs(draft, vocab_size), n) for draft in drafts])
-        certain = torch.cat([torch.full_like(one.size, one.probs is None, dtype=torch.bool) for one in drafts])
     if any(draft.faults is not None for draft in drafts):
         faults = torch.cat([torch.zeros_like(one.size) if one.faults is None else one.faults for one in drafts])
     tokens = torch.cat([_padded(draft.tokens, n) for draft in drafts])
     kind: Any = next((type(draft) for draft in drafts if type(draft) is not Draft), Draft)
     alike = [draft if type(draft) is kind else kind.of(draft) for draft in drafts]
-    further = {field.name for field in fields(kind)} - {"tokens", "size", "probs", "certain", "faults"}
+    further = {field.name for field in fields(kind)} - {"tokens", "size", "probs", "faults"}
     filled = [name for name in further if getattr(alike[0], name) is not None]
     own = {name: torch.cat([_padded(getattr(draft, name), n) for draft in alike]) for name in filled}
-    return kind(tokens, size, probs, certain, faults, **own)
+    return kind(tokens, size, probs, faults, **own)
 
 
 def _padded(tensor: Tensor, n: int) -> Tensor:

@@ -18,7 +18,7 @@ def accept_block(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Accept
     tokens; after the last one h = b. The largest such i counts: a test that fails does not end the search, since a
     later token that is more probable for the target may make up for an earlier one that is less. The next token comes
     from norm(max(0, b_n * p - q)), after all from the target's last row. One-hot drafts gain nothing: `accept` takes
-    them, in a batch the rows that `draft.certain` names. Sun et al., arXiv 2403.10444.
+    them. Sun et al., arXiv 2403.10444.
     """
     tokens, size, draft_probs = draft.tokens, draft.size, draft.probs
     batch, n = tokens.shape
@@ -46,13 +46,7 @@ def accept_block(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Accept
     residual = (kept[:, None] * target_here - draft_here).clamp(min=0)
     whole = (n_accepted == size) | (residual.sum(-1) <= 0)
     next_token = draw(torch.where(whole[:, None], target_here, residual), uniforms[:, n])
-    if draft.certain is None:
-        return AcceptResult(n_accepted, next_token)
-    one_by_one = accept(draft, target_probs, uniforms)
-    return AcceptResult(
-        torch.where(draft.certain, one_by_one.n_accepted, n_accepted),
-        torch.where(draft.certain, one_by_one.next_token, next_token),
-    )
+    return AcceptResult(n_accepted, next_token)
 
 
 def _accept(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:

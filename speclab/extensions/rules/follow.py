@@ -30,7 +30,7 @@ def accept_follow(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Accep
 
 def _accept(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
     """Run `accept_follow` on the target's logits; greedy, it follows the most probable token."""
-    return judge(replace(draft, probs=None, certain=None), logits, sampling, uniforms, accept_follow)
+    return judge(replace(draft, probs=None), logits, sampling, uniforms, accept_follow)
 
 
 FOLLOW = Rule(

@@ -71,7 +71,7 @@ def typical_law(target_probs: Tensor, draft_probs: Tensor, epsilon: float) -> Te
 # --- by their names ---------------------------------------------------------------------------------------------------
 
 
-def lenient(argument: str | None) -> Rule:
+def lenient(argument: str) -> Rule:
     """The rule lenient:L. lenient:1 is the token rule, and counts as lossless. Raises ValueError where L is no such
     number."""
     lenience = _number(argument, may_be_one=True)
@@ -83,7 +83,7 @@ def lenient(argument: str | None) -> Rule:
     return Rule(_named("lenient", lenience), judge, "the draft's probability is scaled by L in the test", law)
 
 
-def typical(argument: str | None) -> Rule:
+def typical(argument: str) -> Rule:
     """The rule typical:E. Raises ValueError where E is no such number."""
     epsilon = _number(argument)
 
@@ -94,7 +94,7 @@ def typical(argument: str | None) -> Rule:
     return Rule(_named("typical", epsilon), judge, "tokens above min(E, sqrt(E) exp(-entropy)) are kept", law)
 
 
-def _number(argument: str | None, may_be_one: bool = False) -> float:
+def _number(argument: str, may_be_one: bool = False) -> float:
     value = float(argument or "nan")
     if not (0 < value < 1 or (may_be_one and value == 1)):
         raise ValueError(f"{argument} is not between 0 and 1")

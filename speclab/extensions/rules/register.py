@@ -1,11 +1,21 @@
 """Adds the rules to the lab."""
 
-from speclab.core.rules import add_plain_rule, add_rule
-from speclab.extensions.rules.block import BLOCK
-from speclab.extensions.rules.follow import FOLLOW
-from speclab.extensions.rules.lossy import lenient, typical
+from speclab.core.rules import add_rule
 
-add_plain_rule(BLOCK)
-add_plain_rule(FOLLOW)
-add_rule("lenient", lenient, ":L (LOSSY, 0 < L <= 1, as in lenient:0.5)", "the draft's probability counts L times")
-add_rule("typical", typical, ":E (LOSSY, 0 < E < 1, as in typical:0.09)", "what is probable enough is kept")
+HERE = "speclab.extensions.rules"
+add_rule("block", f"{HERE}.block:BLOCK", "drafted tokens are judged together (block verification)")
+add_rule(
+    "follow", f"{HERE}.follow:FOLLOW", "the target's own draw is followed as long as the draft has it, in trees too"
+)
+add_rule(
+    "lenient",
+    f"{HERE}.lossy:lenient",
+    "the draft's probability is scaled by L in the test",
+    ":L (LOSSY, 0 < L <= 1, as in lenient:0.5)",
+)
+add_rule(
+    "typical",
+    f"{HERE}.lossy:typical",
+    "tokens above min(E, sqrt(E) exp(-entropy)) are kept",
+    ":E (LOSSY, 0 < E < 1, as in typical:0.09)",
+)

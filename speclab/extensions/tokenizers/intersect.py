@@ -22,25 +22,14 @@ from speclab.core.law import Law, PlaceLaw
 from speclab.core.rounds import Target
 from speclab.core.sampling import Sampling, to_device
 from speclab.extensions.tokenizers.shared_tokens import Reading, SharedTokens, shared_tokens, token_bytes
+from speclab.extensions.tokenizers.shares import DRAFT_OUT, TARGET_OUT
 from speclab.models.cached import CachedModel
 from speclab.models.loading import eos_ids
 from speclab.models.setup import Setup
 from speclab.models.uncached import distributions
-from speclab.records.columns import Columns
 from speclab.system.errors import UsageProblem
 
 LEAST_SHARED = 0.05  # of the tokens of the smaller vocabulary
-DRAFT_OUT, TARGET_OUT = "draft out", "target out"  # heads of the columns for what is not shared
-COLUMNS = Columns(
-    {
-        DRAFT_OUT: "mean probability that the draft gives to tokens that are not shared; shared ones are drafted "
-        "instead",
-        TARGET_OUT: "the same of the target's probability; the model never drafts these tokens, so at a place its "
-        "token is accepted with probability 1 minus this at most",
-    },
-    f"tokens that are not shared have {{{DRAFT_OUT}:.1%}} of the draft's probability, which goes to shared ones, and "
-    f"{{{TARGET_OUT}:.1%}} of the target's, which it never drafts",
-)
 
 
 class Reads(Protocol):

@@ -1,7 +1,7 @@
 """Tells the lab of drafts with another tokenizer."""
 
 from speclab.drafts.registry import Kind, add
-from speclab.extensions.tokenizers.intersect import COLUMNS
+from speclab.extensions.tokenizers.shares import COLUMNS
 from speclab.models import loading
 from speclab.records.columns import add_columns
 

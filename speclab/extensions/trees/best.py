@@ -17,7 +17,7 @@ from draft_models import as_draft
 from speclab.core.drafter import Drafter, Wrapper
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import GREEDY, NOT_FINITE, Sampling, to_host
-from speclab.extensions.trees.draft import TreeDraft, as_tree, widths_of_levels
+from speclab.extensions.trees.draft import TreeDraft, widths_of_levels
 from speclab.extensions.trees.growing import growing
 
 
@@ -48,7 +48,7 @@ class Branching(Wrapper):
 
     def as_drafted(self, chain: Draft) -> Draft:
         """A chain as a tree of one branch."""
-        return as_tree(chain)
+        return TreeDraft.of(chain)
 
     def describe(self, name: str, engine: str) -> str:
         """A line about the trees."""

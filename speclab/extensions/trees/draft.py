@@ -26,7 +26,7 @@ class TreeDraft(Draft):
     @classmethod
     def of(cls, draft: Draft) -> "TreeDraft":
         """The same tokens as a tree; a chain becomes the tree with one branch."""
-        return cls(draft.tokens, draft.size, draft.probs, draft.certain, draft.faults, parents=parents_of(draft))
+        return cls(draft.tokens, draft.size, draft.probs, draft.faults, parents=parents_of(draft))
 
     def verified_by(self, target: Target, last_tokens: Tensor) -> Tensor:
         """One pass over the last committed token of each row, (batch,), and all nodes.  -> (batch, n + 1, vocab)"""
@@ -35,10 +35,6 @@ class TreeDraft(Draft):
     def bare(self) -> "TreeDraft":
         """The same tree without what no accept rule reads."""
         return TreeDraft(self.tokens, self.size, self.probs, parents=self.parents)
-
-    def chain(self) -> None:
-        """A tree is no chain, so the answer is None."""
-        return
 
     def depths(self) -> Tensor:
         """How many drafted tokens stand before each row of the pass on its branch: (batch, n + 1)."""
@@ -90,11 +86,6 @@ def parents_of(draft: Draft) -> Tensor:
     if isinstance(draft, TreeDraft):
         return draft.parents
     return chain(draft.tokens.shape[1], draft.tokens.device).expand_as(draft.tokens)
-
-
-def as_tree(draft: Draft) -> TreeDraft:
-    """A chain as a tree of one branch in each row."""
-    return TreeDraft(draft.tokens, draft.size, draft.probs, draft.certain, draft.faults, parents=parents_of(draft))
 
 
 def widths_of_levels(most: int) -> set[int]:

@@ -20,7 +20,7 @@ from speclab.core.drafter import Drafter
 from speclab.core.law import Law
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Sampling, to_device, to_host
-from speclab.extensions.trees.draft import TreeDraft, as_tree, parents_of, widths_of_levels
+from speclab.extensions.trees.draft import TreeDraft, parents_of, widths_of_levels
 from speclab.extensions.trees.fixed import TreeDrafter
 
 LONGEST = 64  # tokens of a chain
@@ -89,7 +89,7 @@ class MergedDrafter(Drafter):
 
     def as_drafted(self, chain: Draft) -> Draft:
         """A chain as a tree of one branch."""
-        return as_tree(chain)
+        return TreeDraft.of(chain)
 
     def describe(self, name: str, engine: str) -> str:
         """A line about the drafts."""

@@ -93,28 +93,6 @@ def test_the_verdict_is_constant_in_every_box(family, rule):
             assert [outcome.blocks for outcome in played(jobs, rule, at=dice)] == centres
 
 
-def test_a_row_that_is_certain_is_judged_beside_one_that_was_drawn_as_it_is_alone():
-    """Block verification leaves drafts that are certain to the token rule, in a batch row by row."""
-    vocab, n = 5, 3
-    for seed in range(200):
-        generator = torch.Generator().manual_seed(seed)
-        target_probs = (3 * torch.randn(2, n + 1, vocab, generator=generator)).softmax(-1)
-        tokens = torch.randint(0, vocab, (2, n), generator=generator)
-        certain = torch.nn.functional.one_hot(tokens[:1], vocab).float()
-        laws = torch.cat([certain, (3 * torch.randn(1, n, vocab, generator=generator)).softmax(-1)])
-        sizes = torch.randint(1, n + 1, (2,), generator=generator)
-        uniforms = torch.rand(2, n + 1, generator=generator)
-        together = accept_block(Draft(tokens, sizes, laws, torch.tensor([True, False])), target_probs, uniforms)
-        alone = [
-            accept_block(
-                Draft(tokens[i : i + 1], sizes[i : i + 1], probs), target_probs[i : i + 1], uniforms[i : i + 1]
-            )
-            for i, probs in enumerate((None, laws[1:]))
-        ]
-        assert together.n_accepted.tolist() == [result.n_accepted.item() for result in alone]
-        assert together.next_token.tolist() == [result.next_token.item() for result in alone]
-
-
 def test_block_verification_keeps_more_in_the_papers_case():
     """p = (1/3, 2/3), q = (2/3, 1/3), two drafted tokens: 11/9 against 10/9 kept."""
     third = Fraction(1, 3)

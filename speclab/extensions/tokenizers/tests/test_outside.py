@@ -9,7 +9,8 @@ from speclab.core.counts import Counts
 from speclab.core.drafter import Drafter
 from speclab.core.sampling import Sampling
 from speclab.drafts.hybrid import HybridDrafter
-from speclab.extensions.tokenizers.intersect import COLUMNS, DRAFT_OUT, TARGET_OUT, IntersectDrafter
+from speclab.extensions.tokenizers.intersect import IntersectDrafter
+from speclab.extensions.tokenizers.shares import COLUMNS, DRAFT_OUT, TARGET_OUT
 from speclab.extensions.tokenizers.tests.vocabularies import OVERLAP, Pairs, cousin
 from speclab.lab.acceptance_probs import note_own_rates
 from speclab.lab.bench import Bench
