@@ -6,75 +6,125 @@ tests/test_filtered_laws.py, for `assert_lossless`.
 
 import copy
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import Round, tokens_of
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.models.cached import CachedModel
 from tests.decoding import plain_text, speculative_rounds
+from tests.heads import prompts
 from tests.models.test_caches import worst_difference
-from tests.tiny_models import VOCAB, flattened, tiny
+from tests.tiny_models import flattened, tiny
 
 ENGINES = ("eager", "fast")
 SAMPLINGS = (GREEDY, Sampling(0.9))
-PROMPT = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(4))
-N_NEW = 24
 WAYS = tuple(itertools.product(ENGINES, SAMPLINGS))  # the ways of decoding that every draft is tried in
+N_NEW = 24
 
 Make = Callable[[nn.Module, Callable[[nn.Module], CachedModel]], Drafter]
 """The target's model, and what puts a model on the engine -> the drafter. The model is a tiny llama in float64."""
 
 
-def check(make: Make, engine: str, sampling: Sampling, k: int = 4, layers: tuple[int, ...] = ()) -> list[Round]:
-    """Decode with a drafter and with a copy of it.  -> the rounds
+def check(
+    make: Make, engine: str, sampling: Sampling, k: int = 4, layers: tuple[int, ...] = (), of_text: bool = True
+) -> None:
+    """Decode two texts with a drafter and with a copy of it.
 
-    k: of the loop. layers: of the target, whose states the drafter reads.
+    The first text is one that the heads of tests/heads.py learn, the second one repeats its beginning: a draft has to
+    be right somewhere and wrong somewhere.
+
+    k: of the loop. layers: of the target, whose states the drafter reads. of_text: whether its drafts follow from the
+    text alone, not from earlier rounds.
     """
 
     def on_engine(model: nn.Module) -> CachedModel:
         return CachedModel(model, fast=flattened(model) if engine == "fast" else None)
 
-    target = on_engine(tiny("llama"))
-    target.hidden_layers = layers
-    drafter = make(target.model, on_engine)
-    k = drafter.lengths([k])[0]
+    model = tiny("llama")
+    targets = [on_engine(model) for _ in range(2)]
+    for target in targets:
+        target.hidden_layers = layers
+    drafter = make(model, on_engine)
     twin = copy.deepcopy(drafter)
-    rounds = _decoded(target, drafter, k, sampling)
+    learnt, other = prompts(2)[:1], prompts(4)[3:]
+    again = torch.tensor([plain_text(targets[0], other, N_NEW // 2)])
+    texts = [_Text(learnt, sampling, k), _Text(torch.cat([other, again, other], dim=1), sampling, k)]
+
+    alone = [list(text.decoded(targets[0], drafter)) for text in texts]
+    assert any(r.n_accepted for rounds in alone for r in rounds), "nothing was accepted"
+    assert any(r.n_rejected for rounds in alone for r in rounds), "nothing was rejected"
     if sampling.greedy:
-        assert tokens_of(rounds) == plain_text(on_engine(target.model), PROMPT, N_NEW)
-    assert _decoded(target, twin, k, sampling) == rounds, "a copy proposes the same, whatever the original has read"
-    for model, other in zip(drafter.models, twin.models, strict=True):
-        assert model is not other, "a copy has a cache of its own"
-        assert model.model is other.model, "a copy shares the weights"
-    assert _decoded(target, drafter, k, sampling, n_before=3) == rounds, "a new prompt drops what came before"
-    return rounds
+        for text, rounds in zip(texts, alone, strict=True):
+            assert tokens_of(rounds) == plain_text(targets[0], text.prompt, N_NEW)
+            if of_text:
+                text.check_every_beginning(targets[1], drafter, rounds)
+
+    both = itertools.zip_longest(texts[0].decoded(targets[0], drafter), texts[1].decoded(targets[1], twin))
+    for rounds, found in zip(alone, zip(*both, strict=True), strict=True):
+        assert rounds == [r for r in found if r], "a drafter and its copy read two texts in turns, each its own"
+    for one, its_copy in zip(drafter.models, twin.models, strict=True):
+        assert one is not its_copy, "a copy has a cache of its own"
+        assert one.model is its_copy.model, "a copy shares the weights"
+
+    list(itertools.islice(texts[1].decoded(targets[0], drafter), 3))
+    assert list(texts[0].decoded(targets[0], drafter)) == alone[0], "a new prompt drops what came before"
 
 
-def _decoded(target: CachedModel, drafter: Drafter, k: int, sampling: Sampling, n_before: int = 0) -> list[Round]:
-    """Decode the prompt, and look at counts and caches after every round. n_before: rounds of another text before."""
-    other = PROMPT.flip(-1)
-    for _ in itertools.islice(speculative_rounds(target, drafter, other, k, N_NEW, sampling), n_before):
-        pass
-    drafter.forget()
-    ids, rounds = PROMPT[0].tolist(), []
-    for round_ in speculative_rounds(target, drafter, PROMPT, k, N_NEW, sampling):
-        left = N_NEW - (len(ids) - PROMPT.shape[1])
-        assert len(round_.tokens) == round_.n_accepted + 1
-        assert round_.n_accepted + round_.n_rejected <= round_.n_drafted <= k
-        assert round_.n_rejected <= 1
-        assert round_.n_accepted < left, "the last token of a round is the target's own"
-        ids += round_.tokens
-        rounds.append(round_)
-        assert target.length == len(ids) - 1, "the last committed token is never in the cache"
-        assert worst_difference(target, ids[:-1]) < 1e-10
-        for model in drafter.models:
-            assert model.length <= target.length, "a draft's cache holds a prefix of the target's"
-            assert worst_difference(model, ids[: model.length]) < 1e-10
-    assert len(ids) == PROMPT.shape[1] + N_NEW
-    assert rounds[-1].finish == "length"
-    assert target.n_passes == len(rounds), "one pass for the prompt and one for each round"
-    return rounds
+@dataclass(frozen=True)
+class _Text:
+    """A prompt, and how it is continued."""
+
+    prompt: Tensor
+    sampling: Sampling
+    k: int
+
+    def rounds(self, target: CachedModel, drafter: Drafter, n_new: int = N_NEW) -> Iterator[Round]:
+        """The loop's rounds, with a drafter that has learnt nothing from other texts."""
+        drafter.forget()
+        if drafter.needs_text:
+            drafter.take_text(plain_text(target, self.prompt, n_new))
+        return speculative_rounds(target, drafter, self.prompt, drafter.lengths([self.k])[0], n_new, self.sampling)
+
+    def decoded(self, target: CachedModel, drafter: Drafter) -> Iterator[Round]:
+        """The rounds; counts and caches are looked at after each of them."""
+        ids, k = self.prompt[0].tolist(), drafter.lengths([self.k])[0]
+        for n_passes, round_ in enumerate(self.rounds(target, drafter), start=1):
+            left = N_NEW - (len(ids) - self.prompt.shape[1])
+            assert len(round_.tokens) == round_.n_accepted + 1
+            assert round_.n_accepted + round_.n_rejected <= round_.n_drafted <= k
+            assert round_.n_rejected <= 1
+            assert round_.n_accepted < left, "the last token of a round is the target's own"
+            ids += round_.tokens
+            assert target.length == len(ids) - 1, "the last committed token is never in the cache"
+            assert worst_difference(target, ids[:-1]) < 1e-10
+            for part in drafter.parts:
+                self.check_models(part, ids)
+            assert target.n_passes == n_passes, "one pass for the prompt and one for each round"
+            assert round_.finish == ("length" if len(round_.tokens) == left else None)
+            yield round_
+        assert len(ids) == self.prompt.shape[1] + N_NEW
+
+    @staticmethod
+    def check_models(part: Any, ids: list[int]) -> None:
+        """The draft models hold a prefix of what the target holds, in their own ids."""
+        for model in part.models:
+            read = part.read_as(ids[:-1])
+            assert model.length <= len(read)
+            if not part.needs_text:  # a dial's model reads what it would have drafted itself
+                assert worst_difference(model, read[: model.length]) < 1e-10
+
+    def check_every_beginning(self, target: CachedModel, drafter: Drafter, rounds: list[Round]) -> None:
+        """A drafter that reads the text up to a round as a prompt drafts in this round what it did before."""
+        ids = self.prompt[0].tolist()
+        for before, round_ in itertools.pairwise(rounds):
+            ids += before.tokens
+            left = N_NEW - (len(ids) - self.prompt.shape[1])
+            begun = _Text(torch.tensor([ids[:-1]]), self.sampling, self.k)
+            _, found = itertools.islice(begun.rounds(target, drafter, left + 1), 2)
+            assert found == round_, "the drafter has not read all that was committed"

@@ -7,9 +7,10 @@ from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength, RoundCosts
+from speclab.drafts.oracle import FreeOracleDrafter, OracleModelDrafter
 from speclab.drafts.suffix import SuffixDrafter
-from tests.contract import WAYS, check
-from tests.heads import tiny_block_head, tiny_head
+from tests.contract import ENGINES, GREEDY, WAYS, check
+from tests.heads import trained, trained_block
 from tests.tiny_models import perturbed
 
 
@@ -29,15 +30,24 @@ DRAFTS = {
     "ngram": lambda model, on_engine: NgramDrafter(2, 1),
     "suffix": lambda model, on_engine: SuffixDrafter(),
     "hybrid": lambda model, on_engine: HybridDrafter(NgramDrafter(2, 1), model_draft(model, on_engine)),
-    "feature": lambda model, on_engine: FeatureDrafter(tiny_head()),
-    "block": lambda model, on_engine: BlockDrafter(tiny_block_head(model, markov_rank=3)),
+    "feature": lambda model, on_engine: FeatureDrafter(trained()[1]),
+    "block": lambda model, on_engine: BlockDrafter(trained_block(markov_rank=3)[1]),
 }
-LEARNT = ("feature", "block")  # theirs are random weights here, which guess nothing
+DIALS = {
+    "dial": lambda model, on_engine: OracleModelDrafter(on_engine(perturbed(model, 0.12)), 0.6),
+    "dial without a model": lambda model, on_engine: FreeOracleDrafter(0.6),
+}
 
 
 @pytest.mark.parametrize(("engine", "sampling"), WAYS, ids=str)
 @pytest.mark.parametrize("kind", DRAFTS)
 def test_a_draft_keeps_the_contract(kind, engine, sampling):
-    rounds = check(DRAFTS[kind], engine, sampling, layers=(0, 1) if kind in LEARNT else ())
-    assert any(r.n_rejected for r in rounds)
-    assert any(r.n_accepted for r in rounds) or kind not in ("model", "auto", "hybrid")
+    layers = (0, 1) if kind in ("feature", "block") else ()
+    check(DRAFTS[kind], engine, sampling, layers=layers, of_text=kind not in ("auto", "hybrid"))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", DIALS)
+def test_a_dial_keeps_the_contract(kind, engine):
+    """It decodes greedily alone."""
+    check(DIALS[kind], engine, GREEDY, of_text=False)

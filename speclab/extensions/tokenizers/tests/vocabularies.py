@@ -1,5 +1,7 @@
 """Drafts whose vocabulary is not the target's: which ids mean the same, and models that think alike."""
 
+import copy
+
 import torch
 
 from speclab.core.sampling import Sampling
@@ -31,7 +33,11 @@ class Pairs:
 
 def cousin(target, shared: SharedTokens, n_ids: int, noise: float = 0.05):
     """A draft of another vocabulary that thinks as the target does: shared tokens have the target's rows."""
-    other = tiny_llama(9, n_layers=2, vocab_size=n_ids, dtype=target.dtype)
+    config = copy.deepcopy(target.config)
+    config.vocab_size = n_ids
+    with torch.random.fork_rng():
+        torch.manual_seed(9)
+        other = type(target)(config).to(target.dtype).eval()
     with torch.no_grad():
         for (name, weight), own in zip(other.named_parameters(), perturbed(target, noise).parameters(), strict=True):
             if "embed" in name or "head" in name:
