@@ -9,12 +9,13 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
 from speclab.core.drafter import Drafter
-from speclab.core.rounds import Round, tokens_of
+from speclab.core.rounds import Draft, Round, tokens_of
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.models.cached import CachedModel
 from tests.decoding import plain_text, speculative_rounds
@@ -85,11 +86,22 @@ class _Text:
     k: int
 
     def rounds(self, target: CachedModel, drafter: Drafter, n_new: int = N_NEW) -> Iterator[Round]:
-        """The loop's rounds, with a drafter that has learnt nothing from other texts."""
+        """The loop's rounds, each with its drafted tokens. The drafter has learnt nothing from other texts."""
         drafter.forget()
         if drafter.needs_text:
             drafter.take_text(plain_text(target, self.prompt, n_new))
-        return speculative_rounds(target, drafter, self.prompt, drafter.lengths([self.k])[0], n_new, self.sampling)
+        drafted: list[list[int]] = []
+
+        def propose(k: int, uniforms: Tensor) -> Draft:
+            draft = type(drafter).propose(drafter, k, uniforms)
+            drafted.append(draft.tokens[0].tolist())
+            return draft
+
+        with mock.patch.object(drafter, "propose", propose):
+            k = drafter.lengths([self.k])[0]
+            for round_ in speculative_rounds(target, drafter, self.prompt, k, n_new, self.sampling):
+                yield round_._replace(detail=tuple(drafted))
+                drafted.clear()
 
     def decoded(self, target: CachedModel, drafter: Drafter) -> Iterator[Round]:
         """The rounds; counts and caches are looked at after each of them."""

@@ -20,7 +20,6 @@ from draft_models import ModelDrafter, NgramDrafter
 from optimized_speculative import speculative_decode
 from speclab.core import accept as accept_module
 from speclab.core.accept import accept
-from speclab.core.counts import Counts
 from speclab.core.rounds import AcceptResult, DecodeSettings, Round, tokens_of
 from speclab.core.rules import rule_of
 from speclab.core.sampling import Drawn, Sampling, draw
@@ -28,7 +27,6 @@ from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength, RoundCosts
-from speclab.drafts.oracle import OracleModelDrafter
 from speclab.drafts.suffix import SuffixDrafter
 from speclab.lab.instruments import LoopFunctions, with_phases
 from speclab.models import rounding
@@ -46,7 +44,7 @@ from tests.tiny_models import CONTEXT, FAMILIES, VOCAB, PlainTransformer, pertur
 LONGEST = 20  # new tokens
 DTYPES = (torch.float32, torch.float64)
 PROMPT_IDS = torch.tensor([[5, 9, 2, 40, 7]])
-DRAFTS = ("good", "bad", "identical", "ngram", "suffix", "hybrid", "dial:0", "dial:0.6", "dial:1")
+DRAFTS = ("good", "bad", "identical", "ngram")  # tests/contract.py has the other kinds
 
 
 # --- Greedy: token-identical -----------------------------------------------------------------------------------------
@@ -102,14 +100,6 @@ class Spy:
 def make_drafter(kind: str, s: Subject):
     if kind == "ngram":
         return NgramDrafter(longest=3, shortest=1)
-    if kind == "suffix":
-        return SuffixDrafter()
-    if kind == "hybrid":
-        return HybridDrafter(NgramDrafter(longest=3, shortest=1), ModelDrafter(CachedModel(s.good)))
-    if kind.startswith("dial"):
-        dial = OracleModelDrafter(CachedModel(s.bad), float(kind.partition(":")[2]), seed=3)
-        dial.take_text(s.text)
-        return dial
     return ModelDrafter(CachedModel({"good": s.good, "bad": s.bad, "identical": s.model}[kind]))
 
 
@@ -153,14 +143,8 @@ def check_greedy(s: Subject, kind: str, k: int, limit: int, eos: frozenset[int] 
 
 
 def check_kind(kind: str, rounds: list[Round]) -> None:
-    """A draft of known quality shows it in the counts."""
-    counts = Counts()
-    for r in rounds:
-        counts.add(r)
-    if kind in ("identical", "dial:1"):
-        assert counts.n_accepted == counts.n_drafted
-    if kind == "dial:0":
-        assert counts.n_accepted == 0
+    """A draft that is the target is always right."""
+    assert kind != "identical" or not any(r.n_rejected for r in rounds)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -222,7 +206,7 @@ def check_eos_everywhere(s: Subject, kind: str, k: int) -> set[str]:
 def test_eos_anywhere_in_a_block():
     """An EOS inside a block ends the text there: what stands behind it is neither said nor counted."""
     s = subject("llama", torch.float64)
-    places = set().union(*(check_eos_everywhere(s, kind, 5) for kind in ("good", "identical", "dial:0.6")))
+    places = set().union(*(check_eos_everywhere(s, kind, 5) for kind in ("good", "identical", "ngram")))
     assert places == {"prefill", "drafted", "drafted, then refused", "correction", "bonus"}
 
 
@@ -573,7 +557,6 @@ def test_global_random_state_is_left_alone():
     sampled_text(1, kind="ngram")
     generator = torch.Generator().manual_seed(0)
     plain_text(CachedModel(s.model), s.prompt, LONGEST, WARM, generator)
-    list(speculative_rounds(CachedModel(s.model), make_drafter("dial:0.6", s), s.prompt, 3, 9, generator=generator))
     assert torch.equal(before, torch.get_rng_state())
 
 

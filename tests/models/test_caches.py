@@ -14,7 +14,6 @@ from transformers import DynamicCache
 from draft_models import ModelDrafter
 from speclab.core.rounds import AcceptResult, Round
 from speclab.core.sampling import Sampling
-from speclab.drafts.oracle import OracleModelDrafter
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem
 from tests.decoding import keys_and_values, speculative_rounds
@@ -254,15 +253,6 @@ def test_draft_is_fed_its_last_token_after_full_acceptance():
         at += len(r.tokens)
     assert diary.blocks == expected
     assert [len(tokens) for _, tokens in diary.blocks[1:]] == [1, 1, 1] + [2, 1, 1] * 4
-
-
-@pytest.mark.parametrize("drafter", [ModelDrafter, lambda draft: OracleModelDrafter(draft, 0.5)], ids=["model", "dial"])
-def test_caches_start_afresh(drafter):
-    """A second prompt must not see the first: same objects, same text as new ones give."""
-    used, new = Run("llama", drafter=drafter), Run("llama", drafter=drafter)
-    list(speculative_rounds(used.target, used.drafter, PROMPT[:, 2:5], 3, 9))
-    assert [*used.decode()] == [*new.decode()]
-    assert used.target.n_passes == len(used.rounds), "passes are counted from the prompt on"
 
 
 # --- The cached model alone ------------------------------------------------------------------------------------------

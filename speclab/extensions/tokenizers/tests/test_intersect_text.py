@@ -3,8 +3,6 @@
 Where all tokens are shared it is what a model drafts.
 """
 
-import copy
-
 import pytest
 import torch
 
@@ -164,14 +162,6 @@ def test_the_context_of_the_draft_ends_the_proposals():
     assert law.sum(-1).tolist() == [1, 1, 1, 0]
     assert drafter.n_read([3, 4, 0], [6, 3, 1, 1]) == [5, 7, 9, 10]
     assert outside[-1] == 0
-
-
-def test_a_copy_has_a_cache_of_its_own_and_shares_the_weights():
-    target = CachedModel(tiny_llama(0, vocab_size=12))
-    drafter = IntersectDrafter(CachedModel(cousin(target.model, OVERLAP, 10)), OVERLAP, Pairs(OVERLAP, 10))
-    twin = copy.deepcopy(drafter)
-    assert twin.draft is not drafter.draft
-    assert twin.draft.model is drafter.draft.model
 
 
 # --- the lab's own draft ----------------------------------------------------------------------------------------------
