@@ -38,7 +38,7 @@ from speclab.lab.bench import Bench
 from speclab.lab.decodings import Decoding, LibraryDecoding
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.records.samples import Arm
+from speclab.records.arms import Arm
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.terminal import harmless
 from tools.gguf import gguf

@@ -51,9 +51,9 @@ from speclab.models.cached import check_prompt
 from speclab.models.prompts import Prompt, describe_chat
 from speclab.models.setup import Setup
 from speclab.records import files
+from speclab.records.arms import BASELINE, BEAM, GENERATE, LIBRARY, Arm
 from speclab.records.facts import Facts
 from speclab.records.log import Line
-from speclab.records.samples import BASELINE, BEAM, GENERATE, LIBRARY, Arm
 from speclab.system.errors import Problem, UsageProblem, reports_problems
 from speclab.system.terminal import note
 

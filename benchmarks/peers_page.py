@@ -8,9 +8,9 @@ from typing import NamedTuple
 from benchmarks import common, llama_cpp
 from speclab.drafts.lengths import LONGEST
 from speclab.present.tables import Block, Cell, Heading, Lines, Table, interval, speedup
+from speclab.records.arms import BEAM
 from speclab.records.facts import Facts
 from speclab.records.rows import Amount, Count, Part
-from speclab.records.samples import BEAM
 from speclab.theory.attribution import Value
 from speclab.theory.formulas import ratio_interval
 

@@ -41,7 +41,7 @@ from speclab.lab.bench import Bench
 from speclab.models import loading
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
-from speclab.records.samples import BASELINE, INSTRUMENT, Arm
+from speclab.records.arms import BASELINE, INSTRUMENT, Arm
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import note, progress_bar
 

@@ -13,7 +13,7 @@ from speclab.core.sampling import GREEDY
 from speclab.lab.bench import Bench
 from speclab.lab.decodings import Decoding
 from speclab.models.prompts import Prompt
-from speclab.records.samples import BASELINE, INSTRUMENT, Arm
+from speclab.records.arms import BASELINE, INSTRUMENT, Arm
 from speclab.theory.formulas import ratio_interval
 
 WARM_UP = 8  # tokens before the clock counts

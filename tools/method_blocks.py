@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from speclab.present import tables
+from speclab.records.arms import AUTO
 from speclab.records.files import read
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
-from speclab.records.samples import AUTO
 
 KINDS = ("code", "prose", "copy")
 

@@ -39,8 +39,8 @@ from speclab.models.cached import CachedModel
 from speclab.models.padded.sizes import is_lab_size
 from speclab.present import first_screen
 from speclab.records import files
+from speclab.records.arms import BASELINE, GENERATE, Arm
 from speclab.records.runs import ComparisonRun
-from speclab.records.samples import BASELINE, GENERATE, Arm
 from speclab.system import terminal
 from speclab.system.errors import reports_problems
 from speclab.system.files import write_whole

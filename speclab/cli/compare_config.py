@@ -11,7 +11,7 @@ from speclab.drafts.hybrid import auto_length
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.run_config import RunConfig
 from speclab.models.prompts import describe_chat
-from speclab.records.samples import AUTO
+from speclab.records.arms import AUTO
 from speclab.system.errors import UsageProblem
 from speclab.system.terminal import note
 

@@ -19,8 +19,8 @@ from speclab.lab.instruments import LoopFunctions, VariedLength, with_parts, wit
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
+from speclab.records.arms import EAGER, LIBRARY, Arm
 from speclab.records.log_files import LogFile
-from speclab.records.samples import EAGER, LIBRARY, Arm
 
 SPECULATIVE = LoopFunctions(speculative_decode)
 

@@ -16,10 +16,10 @@ from speclab.lab.run_config import RunConfig
 from speclab.models.memory import is_mixture_of_experts, weights_read
 from speclab.models.prompts import Prompt
 from speclab.models.timing import bandwidth, block_bytes
+from speclab.records.arms import AUTO, BASELINE, BASELINE_REPEAT, LOOKUP, PLAIN, Arm
 from speclab.records.log import Line
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun, Noise
-from speclab.records.samples import AUTO, BASELINE, BASELINE_REPEAT, LOOKUP, PLAIN, Arm
 from speclab.theory import attribution, drift
 from speclab.theory.formulas import ratio_interval
 

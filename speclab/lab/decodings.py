@@ -18,8 +18,8 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import Round
 from speclab.models.family import family_of
 from speclab.models.outside.generation import settings_of_the_lab
+from speclab.records.arms import BEAM, Arm
 from speclab.records.log import RoundCounts
-from speclab.records.samples import BEAM, Arm
 from speclab.system.errors import EnvironmentProblem
 
 

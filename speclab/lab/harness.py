@@ -24,9 +24,9 @@ from speclab.lab.bench import Bench
 from speclab.lab.decodings import Decoding, interleaved, take_turns
 from speclab.lab.round_costs import measure_costs
 from speclab.models.prompts import Prompt
+from speclab.records.arms import BASELINE_REPEAT, INSTRUMENT, LOOKUP, Arm
 from speclab.records.log import Line
 from speclab.records.rows import as_written
-from speclab.records.samples import BASELINE_REPEAT, INSTRUMENT, LOOKUP, Arm
 from speclab.system.errors import Problem, is_out_of_memory, is_panic
 from speclab.system.terminal import note, progress
 from speclab.theory.costs import RoundTime, StepTime, catch_ups

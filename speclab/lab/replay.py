@@ -21,8 +21,8 @@ from speclab.lab.instruments import LoopFunctions, with_parts
 from speclab.models.backends.eager import first_states
 from speclab.models.backends.windows import Window
 from speclab.models.cached import CachedModel
+from speclab.records.arms import Arm
 from speclab.records.log import RoundCounts
-from speclab.records.samples import Arm
 from speclab.theory.attribution import Text
 
 

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from speclab.core.counts import Counts
+from speclab.records.arms import BASELINE, BASELINE_REPEAT, Arm
 from speclab.records.log import SUMS, Line
 from speclab.records.rows import OwnRate, Row
-from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm
 from speclab.theory.formulas import book_formula, ratio_interval
 
 

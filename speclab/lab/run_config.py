@@ -16,8 +16,8 @@ from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records import files, runs
+from speclab.records.arms import AUTO, BASELINE, EAGER, GENERATE, Arm
 from speclab.records.log_files import LogFile
-from speclab.records.samples import AUTO, BASELINE, EAGER, GENERATE, Arm
 from speclab.system import cores
 
 SURELY = 1.15  # times as fast at one token in the race at the start: the eager engine need not be timed again

@@ -18,10 +18,10 @@ from speclab.present.tables import (
     prediction,
     speedup,
 )
+from speclab.records.arms import AUTO
 from speclab.records.columns import columns
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
-from speclab.records.samples import AUTO
 from speclab.theory.costs import Costs
 from speclab.theory.formulas import ratio_interval
 from speclab.theory.ladder import EFFECTS, PREDICTORS, factors, prediction_errors

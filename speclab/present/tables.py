@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from speclab.records.samples import AUTO
+from speclab.records.arms import AUTO
 from speclab.theory.attribution import decoding
 
 try:

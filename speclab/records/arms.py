@@ -1,4 +1,4 @@
-"""The lab measures arms, which are ways to decode."""
+"""Arms: the ways to decode that the lab measures."""
 
 from dataclasses import dataclass, field
 

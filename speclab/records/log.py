@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from speclab.core.counts import Counts
+from speclab.records.arms import BASELINE, Arm
 from speclab.records.rows import Amount, ArmCounts, Count
-from speclab.records.samples import BASELINE, Arm
 
 SUMS = ("n_rounds", "n_drafted", "n_accepted", "n_rejected", "n_emitted")
 PERIOD, REPEATED = 8, 32  # tokens: the longest period that counts as repetition, and how many tokens must repeat

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from speclab.records.samples import AUTO
+from speclab.records.arms import AUTO
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.present import tables
 from speclab.records import files
+from speclab.records.arms import BASELINE, BEAM, GENERATE, Arm
 from speclab.records.log import Line
-from speclab.records.samples import BASELINE, BEAM, GENERATE, Arm
 from speclab.system.errors import EnvironmentProblem
 from tests.llamas import tiny_llama
 from tests.tiny_models import tiny

@@ -26,7 +26,7 @@ from speclab.lab.instruments import LoopFunctions
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.records.samples import BASELINE, Arm
+from speclab.records.arms import BASELINE, Arm
 from speclab.theory import ladder
 from speclab.theory.forecast import forecast
 from tests.decoding import plain_text, speculative_rounds

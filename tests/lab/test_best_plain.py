@@ -12,8 +12,8 @@ from speclab.lab.harness import Measurement
 from speclab.lab.rows import build_row
 from speclab.lab.run_config import RunConfig
 from speclab.present import first_screen, report, tables
+from speclab.records.arms import BASELINE, EAGER, GENERATE, Arm
 from speclab.records.log import Line
-from speclab.records.samples import BASELINE, EAGER, GENERATE, Arm
 
 MODEL = Arm("model", "model", 4)
 COMMON = {"target": "t", "device": "cpu", "dtype": "float32"}

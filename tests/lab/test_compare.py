@@ -20,10 +20,10 @@ from speclab.lab import comparison, harness, output_checks
 from speclab.lab.harness import Measurement
 from speclab.models import prompts
 from speclab.present.pictures import figures, plots
+from speclab.records.arms import BASELINE, Arm
 from speclab.records.files import read
 from speclab.records.log import Line
 from speclab.records.runs import SCHEMA_VERSION, ComparisonRun
-from speclab.records.samples import BASELINE, Arm
 from speclab.system import files
 from speclab.system.errors import EnvironmentProblem, Stopped
 

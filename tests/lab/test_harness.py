@@ -30,8 +30,8 @@ from speclab.lab.instruments import LoopFunctions, VariedLength
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
+from speclab.records.arms import BASELINE, BASELINE_REPEAT, GENERATE, INSTRUMENT, Arm
 from speclab.records.log import Line
-from speclab.records.samples import BASELINE, BASELINE_REPEAT, GENERATE, INSTRUMENT, Arm
 from speclab.theory.costs import RoundTime, StepTime
 from tests.decoding import plain_text
 from tests.tiny_models import VOCAB, PlainTransformer, perturbed, tiny

@@ -11,8 +11,8 @@ from speclab.cli import unfinished
 from speclab.lab import harness
 from speclab.models import prompts
 from speclab.records import files, log_files
+from speclab.records.arms import BASELINE
 from speclab.records.runs import ComparisonRun
-from speclab.records.samples import BASELINE
 
 N_NEW, KINDS = 12, ("code", "prose", "copy")
 

@@ -9,10 +9,10 @@ import compare
 from speclab.lab.rows import build_row, halves, rows_of
 from speclab.models import prompts
 from speclab.records import files
+from speclab.records.arms import BASELINE, Arm
 from speclab.records.log import Line
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
-from speclab.records.samples import BASELINE, Arm
 from speclab.system.paths import ROOT
 
 NAMES = ("method", "draft", "draft_length", "temperature", "prompt_kind", "target", "device", "dtype")

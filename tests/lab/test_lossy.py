@@ -24,10 +24,10 @@ from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
 from speclab.present import first_screen, report
 from speclab.present.run_lines import small_print
+from speclab.records.arms import Arm
 from speclab.records.files import read
 from speclab.records.log import RoundCounts
 from speclab.records.runs import ComparisonRun
-from speclab.records.samples import Arm
 from speclab.system.errors import Stopped
 from tests.heads import tiny_head
 from tests.rules import LOSSLESS, LOSSY, make_known

@@ -13,8 +13,8 @@ from speclab.core.sampling import Sampling
 from speclab.lab.harness import measure
 from speclab.lab.rows import build_row
 from speclab.present import tables
+from speclab.records.arms import BASELINE, Arm
 from speclab.records.log import Line
-from speclab.records.samples import BASELINE, Arm
 from speclab.theory.formulas import ratio_interval
 from tests.lab.test_harness import Machine, make_bench, make_prompt
 from tests.tiny_models import PlainTransformer, perturbed

@@ -19,8 +19,8 @@ from speclab.lab.replay import replayed, rounds_of_texts
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
+from speclab.records.arms import AUTO, Arm
 from speclab.records.log import RoundCounts
-from speclab.records.samples import AUTO, Arm
 from tests.decoding import plain_text, speculative_rounds
 from tests.heads import trained
 from tests.tiny_models import perturbed

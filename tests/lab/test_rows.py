@@ -7,8 +7,8 @@ import pytest
 from speclab.core.counts import Counts
 from speclab.lab.rows import build_row
 from speclab.records import files
+from speclab.records.arms import BASELINE, BASELINE_REPEAT, GENERATE, Arm
 from speclab.records.log import Line, RoundCounts, ends_in_repetition
-from speclab.records.samples import BASELINE, BASELINE_REPEAT, GENERATE, Arm
 
 MODEL = Arm("model", "model", 2)
 COMMON = {"target": "t", "device": "cpu", "dtype": "float32"}

@@ -13,9 +13,9 @@ import pytest
 from speclab.core.counts import Counts
 from speclab.core.proposals import AcceptProbs, model_accept_probs
 from speclab.lab.rows import build_row
+from speclab.records.arms import BASELINE, BASELINE_REPEAT, Arm
 from speclab.records.log import Line, RoundCounts
 from speclab.records.runs import Noise
-from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm
 from speclab.theory import attribution, ladder
 from speclab.theory.attribution import PredictedSeconds, noise_floor, predictions, price, verdict
 from speclab.theory.costs import Costs, catch_ups

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from draft_models import ModelDrafter
 from speclab.core.sampling import Sampling
+from speclab.records.arms import Arm
 from speclab.records.log import Line, RoundCounts
-from speclab.records.samples import Arm
 from speclab.theory import costs
 from speclab.theory.attribution import price
 from speclab.theory.costs import CURVES, PHASES, Costs, RoundTime, StepTime, catch_ups

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from speclab.core.counts import Counts
+from speclab.records.arms import BASELINE, Arm
 from speclab.records.log import Line
-from speclab.records.samples import BASELINE, Arm
 from speclab.theory import drift
 
 ARM = Arm("model", "model", 4)

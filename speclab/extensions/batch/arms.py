@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from speclab.lab.run_config import RunConfig
-from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm
+from speclab.records.arms import BASELINE, BASELINE_REPEAT, Arm
 
 TIMES_FULL = 3  # how often a batch is filled at least
 

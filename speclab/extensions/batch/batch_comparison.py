@@ -17,8 +17,8 @@ from speclab.extensions.batch.turns import Batches, decode, mean_context
 from speclab.lab import output_checks
 from speclab.lab.harness import Measurement, kept_when_stopped
 from speclab.lab.run_config import RunConfig
+from speclab.records.arms import BASELINE, BASELINE_REPEAT, Arm
 from speclab.records.log import Line, RoundCounts
-from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm
 
 
 def compare_batches(config: RunConfig, batches: list[int], thorough: bool = False) -> tuple[BatchRun, Measurement]:

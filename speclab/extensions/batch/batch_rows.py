@@ -14,10 +14,10 @@ from speclab.extensions.batch.expectations import Expectations
 from speclab.extensions.batch.turns import Batches
 from speclab.lab.rows import halves
 from speclab.lab.run_config import RunConfig
+from speclab.records.arms import BASELINE, BASELINE_REPEAT
 from speclab.records.knees import KneeEntry
 from speclab.records.rows import Verdict
 from speclab.records.runs import Noise
-from speclab.records.samples import BASELINE, BASELINE_REPEAT
 from speclab.theory import attribution
 from speclab.theory.formulas import ratio_interval
 from speclab.theory.knees import knee_of

@@ -11,9 +11,9 @@ from speclab.extensions.learner.ask import ask, finite, whole
 from speclab.lab.harness import Measurement
 from speclab.present import explanations, tables
 from speclab.present.tables import Cell, Table, cells, column, number, prediction, speedup, speedup_of
+from speclab.records.arms import AUTO, Arm
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
-from speclab.records.samples import AUTO, Arm
 from speclab.theory.costs import Costs
 
 

@@ -33,8 +33,8 @@ from speclab.lab.harness import Measurement, measure
 from speclab.lab.rows import halves
 from speclab.lab.run_config import RunConfig
 from speclab.models.prompts import Prompt
+from speclab.records.arms import BASELINE, Arm
 from speclab.records.log import Line
-from speclab.records.samples import BASELINE, Arm
 from speclab.system.errors import UsageProblem
 from speclab.theory import attribution
 from speclab.theory.costs import Costs

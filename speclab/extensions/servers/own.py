@@ -20,7 +20,7 @@ from speclab.core.rounds import DecodeSettings, Round, tokens_of
 from speclab.extensions.servers.server_record import EngineCounts, Reconciled
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.records.samples import Arm
+from speclab.records.arms import Arm
 from speclab.system.terminal import progress
 
 

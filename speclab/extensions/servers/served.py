@@ -10,8 +10,8 @@ from speclab.extensions.servers.server_record import Limits, LoadRow, Refused, S
 from speclab.extensions.servers.server_turns import Sent
 from speclab.lab.harness import mixed
 from speclab.lab.run_config import RunConfig
+from speclab.records.arms import BASELINE, Arm
 from speclab.records.facts import Facts
-from speclab.records.samples import BASELINE, Arm
 
 Ranges = list[tuple[int, int, int]]  # (first, last, k): so many requests at a time, and how much is drafted then
 

@@ -8,9 +8,9 @@ from speclab.extensions.servers.served import Served
 from speclab.extensions.servers.server_turns import Sent
 from speclab.lab.harness import Measurement
 from speclab.lab.output_checks import judge, judge_greedy, law_entry
+from speclab.records.arms import BASELINE, BASELINE_REPEAT, Arm
 from speclab.records.facts import Facts
 from speclab.records.log import Line
-from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm
 from speclab.theory import losslessness
 
 SERVED_BASELINE = Arm("served baseline")  # beside the lab's own one

@@ -26,7 +26,7 @@ from speclab.extensions.servers.server_turns import Sent
 from speclab.extensions.servers.servers import Logs, Server, ServerProblem, log_folder, running
 from speclab.lab.harness import Measurement
 from speclab.lab.run_config import RunConfig
-from speclab.records.samples import BASELINE, Arm
+from speclab.records.arms import BASELINE, Arm
 from speclab.system.errors import EnvironmentProblem, Problem, UsageProblem, first_line
 from speclab.system.terminal import note, progress
 

@@ -17,8 +17,8 @@ from speclab.extensions.servers.server_record import (
 )
 from speclab.extensions.servers.server_turns import Sent
 from speclab.lab.harness import Measurement
+from speclab.records.arms import BASELINE, BASELINE_REPEAT, Arm
 from speclab.records.knees import KneeEntry
-from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm
 from speclab.system.errors import Problem
 from speclab.theory import attribution
 from speclab.theory.formulas import book_formula, ratio_interval

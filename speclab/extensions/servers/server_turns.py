@@ -8,7 +8,7 @@ from speclab.extensions.servers import counters
 from speclab.extensions.servers.client import Answer, Order
 from speclab.extensions.servers.server_record import EngineCounts
 from speclab.extensions.servers.servers import Server, wait_until_idle
-from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm
+from speclab.records.arms import BASELINE, BASELINE_REPEAT, Arm
 
 WARM_UP_REQUESTS = 3  # to each server before the clock counts
 

@@ -18,7 +18,7 @@ from speclab.extensions.trace import decoding
 from speclab.lab.decodings import Decoding
 from speclab.lab.run_config import RunConfig
 from speclab.lab.warm import warm_decodings
-from speclab.records.samples import Arm
+from speclab.records.arms import Arm
 from speclab.system.errors import UsageProblem
 from speclab.system.files import shown, write_whole
 from speclab.system.terminal import note

@@ -20,10 +20,10 @@ from speclab.models import loading
 from speclab.models.padded import sizes
 from speclab.present import first_screen
 from speclab.present.pictures import library, plots
+from speclab.records.arms import AUTO
 from speclab.records.files import read
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
-from speclab.records.samples import AUTO
 from speclab.system.errors import Problem, UsageProblem
 from speclab.system.files import shown, write_whole
 from speclab.system.paths import DATA

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from speclab.present import tables
+from speclab.records.arms import AUTO
 from speclab.records.files import read
 from speclab.records.log import Line
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
-from speclab.records.samples import AUTO
 from speclab.system.paths import ROOT
 from speclab.theory.formulas import ratio_interval
 

@@ -12,9 +12,9 @@ from speclab.present.pictures import figures
 from speclab.present.pictures.figures import Panel, draw, note
 from speclab.present.pictures.library import Figure, NullLocator
 from speclab.present.tables import short_names, temperature_name
+from speclab.records.arms import AUTO
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
-from speclab.records.samples import AUTO
 from speclab.theory.ladder import EFFECTS, PREDICTORS, factors, prediction_errors, prediction_rows
 
 SPEEDUPS = [0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 4, 6, 8, 12, 16]  # ticks of a logarithmic axis

@@ -13,7 +13,7 @@ from speclab.extensions.batch.arms import FIRST, BatchArm
 from speclab.extensions.batch.decodings import BatchDecoding
 from speclab.extensions.batch.turns import Batches
 from speclab.models.prompts import Prompt
-from speclab.records.samples import BASELINE, BASELINE_REPEAT
+from speclab.records.arms import BASELINE, BASELINE_REPEAT
 from tests.lab.test_rates import MODEL, Clock
 
 

@@ -13,7 +13,7 @@ from speclab.extensions.batch.arms import FIRST, BatchArm, arms, requests_of
 from speclab.extensions.batch.decodings import BatchDecoding
 from speclab.extensions.batch.turns import Batches
 from speclab.models.prompts import Prompt
-from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm
+from speclab.records.arms import BASELINE, BASELINE_REPEAT, Arm
 
 SLOW, FAST = Arm("model", "model", 2), Arm("model", "model", 4)
 

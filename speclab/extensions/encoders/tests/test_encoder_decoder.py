@@ -30,7 +30,7 @@ from speclab.models.outside import generation
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.models.uncached import distributions, logits_after
-from speclab.records.samples import BEAM, Arm
+from speclab.records.arms import BEAM, Arm
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.theory.losslessness import judge_divergence
 from tests.decoding import keys_and_values, plain_text, speculative_rounds

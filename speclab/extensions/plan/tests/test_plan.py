@@ -16,8 +16,8 @@ from speclab.lab import acceptance_probs, comparison, output_checks
 from speclab.lab.bench import Bench
 from speclab.models import prompts
 from speclab.present.tables import show
+from speclab.records.arms import BASELINE, BASELINE_REPEAT
 from speclab.records.files import as_dict, read
-from speclab.records.samples import BASELINE, BASELINE_REPEAT
 from speclab.system import cores
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.paths import ROOT

@@ -37,7 +37,7 @@ from speclab.lab.instruments import LoopFunctions, with_phases
 from speclab.models import checks, engine_choice, family, memory
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
-from speclab.records.samples import Arm
+from speclab.records.arms import Arm
 from speclab.system import extensions
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from tests.decoding import plain_text, speculative_rounds

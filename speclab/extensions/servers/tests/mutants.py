@@ -20,7 +20,7 @@ from speclab.extensions.servers import (
 from speclab.extensions.servers.own import OwnRounds
 from speclab.extensions.servers.server_record import EngineCounts, ServedNoise
 from speclab.extensions.servers.servers import Server
-from speclab.records.samples import BASELINE, BASELINE_REPEAT
+from speclab.records.arms import BASELINE, BASELINE_REPEAT
 from speclab.theory import attribution
 from tests.mutants.bugs import mutant
 

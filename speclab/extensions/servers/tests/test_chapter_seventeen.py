@@ -10,7 +10,7 @@ from speclab.extensions.servers import counters
 from speclab.extensions.servers.client import Answer
 from speclab.extensions.servers.own import OwnRounds, _judged
 from speclab.extensions.servers.server_record import EngineCounts
-from speclab.records.samples import Arm
+from speclab.records.arms import Arm
 from speclab.system.errors import EnvironmentProblem
 from speclab.theory import formulas
 from tests.exercises import test_ex17_serving as checks

@@ -14,7 +14,7 @@ from speclab.extensions.servers.client import Answer, Client, Order
 from speclab.extensions.servers.connection import ConnectionProblem
 from speclab.extensions.servers.servers import Server
 from speclab.extensions.servers.tests.fake_vllm import Fake
-from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm
+from speclab.records.arms import BASELINE, BASELINE_REPEAT, Arm
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 
 pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])

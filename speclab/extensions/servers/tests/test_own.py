@@ -5,7 +5,7 @@ import pytest
 from speclab.core.rounds import Round
 from speclab.extensions.servers import own
 from speclab.extensions.servers.server_record import EngineCounts
-from speclab.records.samples import Arm
+from speclab.records.arms import Arm
 
 ARM = Arm("model", "model", 4)
 # Three rounds of four, which kept 3, 1 and 2: the last one kept 2.

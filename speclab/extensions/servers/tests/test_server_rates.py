@@ -11,7 +11,7 @@ from speclab.extensions.servers.client import Answer
 from speclab.extensions.servers.served import Served
 from speclab.extensions.servers.server_turns import Sent
 from speclab.models.prompts import Prompt
-from speclab.records.samples import BASELINE, Arm
+from speclab.records.arms import BASELINE, Arm
 
 MODEL = Arm("model", "model", 2)
 

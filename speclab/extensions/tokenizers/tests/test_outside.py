@@ -21,11 +21,11 @@ from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.present import explanations, report, run_lines, tables
+from speclab.records.arms import BASELINE, Arm
 from speclab.records.files import read
 from speclab.records.log import Line
 from speclab.records.rows import OwnRate, Row
 from speclab.records.runs import ComparisonRun
-from speclab.records.samples import BASELINE, Arm
 from tests.llamas import tiny_llama
 from tests.present.test_report import make_row, make_run
 from tests.small_tokenizers import byte_level
