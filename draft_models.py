@@ -60,7 +60,7 @@ class ModelDrafter(Drafter):
 
     @property
     def models(self) -> tuple[CachedModel, ...]:
-        """The draft model."""
+        """Return the draft model."""
         return (self.draft,)
 
     @property
@@ -98,7 +98,7 @@ class ModelDrafter(Drafter):
         return [draft_room(self.draft, n) for n in n_read]
 
     def describe(self, name: str, engine: str) -> str:
-        """A line about the model, and about its engine where that is not the target's."""
+        """Return a line about the model, and about its engine where that is not the target's."""
         from speclab.models import loading
 
         eager = "; on the eager engine" * (self.draft.engine != engine)
@@ -115,7 +115,7 @@ class ModelDrafter(Drafter):
         return check_draft_prompts(self.draft.room, prompts, max_new_tokens, self.read_as, self.whose)
 
     def read_as(self, prompt: list[int]) -> list[int]:
-        """The ids that it reads for a prompt of the target."""
+        """Return the ids that it reads for a prompt of the target."""
         return prompt
 
     def not_fed(self) -> Tensor:
@@ -161,7 +161,7 @@ def as_drawn(drawn: list[Drawn], size: Tensor | None = None) -> Draft:
 
 
 def as_draft(tokens: list[int], device: torch.device) -> Draft:
-    """A draft of one row that is certain of its tokens."""
+    """Return a draft of one row that is certain of its tokens."""
     return Draft(to_device(tokens, device)[None], torch.full((1,), len(tokens), device=device))
 
 

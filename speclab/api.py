@@ -50,7 +50,7 @@ class Pair:
 
     @functools.cached_property
     def on_auto(self) -> Drafter:
-        """The same draft choosing its lengths; what rounds cost stays known from text to text."""
+        """Return the same draft choosing its lengths; what rounds cost stays known from text to text."""
         if self.choice:
             self.choice.check_auto()
         return auto_length(self.drafter)
@@ -141,7 +141,7 @@ def _measure_costs(setup: Setup, drafter: Drafter, ids: Tensor, settings: Decode
 
 
 def _encoded(prompt: str | Messages, tokenizer: PreTrainedTokenizerBase) -> Prompt:
-    """A text or a chat as ids."""
+    """Return a text or a chat as ids."""
     if isinstance(prompt, str):
         return encode([("prompt", prompt)], tokenizer)[0]
     is_chat = isinstance(prompt, list) and all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in prompt)

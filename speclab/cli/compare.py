@@ -62,7 +62,7 @@ def _run(args: argparse.Namespace, functions: LoopFunctions | None) -> int:
 
 
 def _measure(args: argparse.Namespace, config: RunConfig) -> tuple[ComparisonRun, list[Measurement]]:
-    """The record, and what it is made from."""
+    """Return the record, and what it is made from."""
     run, measured = comparison.compare(config)
     if config.functions.look_at:
         config.functions.look_at(run, measured)
@@ -99,7 +99,7 @@ def _views(args: argparse.Namespace, record: ComparisonRun, output: Output) -> t
 
 
 def _drawable(pictures: list[Step]) -> list[Step]:
-    """The pictures, or none where they cannot be drawn."""
+    """Return the pictures, or none where they cannot be drawn."""
     if library.is_here():
         return pictures
     note(library.MISSING)

@@ -19,12 +19,12 @@ LAB_DRAFTS = "model,feature,hybrid"  # of a comparison with the lab's own target
 
 
 def size_of(args: argparse.Namespace) -> str:
-    """The size of the run, one of SIZES."""
+    """Return the size of the run, one of SIZES."""
     return "quick" if args.quick else "full" if args.full else "default"
 
 
 def make_parser(docstring: str) -> argparse.ArgumentParser:
-    """All flags of compare.py."""
+    """Return all flags of compare.py."""
     parser = parsing.make_parser(docstring)
     flags.add_shared_flags(parser)
     group = flags.add_draft_flag(parser, default=None, title="experiment")
@@ -56,7 +56,7 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
 
 
 def filled(args: argparse.Namespace, size: str) -> argparse.Namespace:
-    """The arguments, with the defaults of this size wherever the command line gives none."""
+    """Return the arguments, with the defaults of this size wherever the command line gives none."""
     of_lab = args.target == LAB_TARGET or sizes.is_lab_size(args.target)
     drafts = LAB_DRAFTS if of_lab else USUAL_DRAFTS
     defaults = {"draft": drafts} | dict(zip(SIZE_FLAGS, SIZES[size], strict=True))

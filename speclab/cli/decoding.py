@@ -48,7 +48,7 @@ def run(
 
 
 def parse(docstring: str, argv: list[str] | None, speculative: bool) -> argparse.Namespace:
-    """The flags of either script. Raises UsageProblem for words that it does not know."""
+    """Return the flags of either script. Raises UsageProblem for words that it does not know."""
     parser = parsing.make_parser(docstring)
     flags.add_shared_flags(parser)
     flags.add_decoding_flags(parser)

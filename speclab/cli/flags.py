@@ -220,7 +220,8 @@ def check_chains(args: argparse.Namespace, choices: list[registry.Choice]) -> No
 
 
 def with_defaults(args: argparse.Namespace, defaults: dict[str, Any]) -> argparse.Namespace:
-    """The arguments, with `defaults` wherever the command line gives none; `typed_limit` is --limit as it was typed."""
+    """Return the arguments, with `defaults` wherever the command line gives none; `typed_limit` is --limit as it was
+    typed."""
     given = {name: value for name, value in vars(args).items() if value is not None}
     return argparse.Namespace(**vars(args) | defaults | {"typed_limit": args.limit} | given)
 
@@ -254,7 +255,7 @@ def _check_device_map(args: argparse.Namespace) -> None:
 
 
 def sampling_from(args: argparse.Namespace, temperature: float | None = None) -> Sampling:
-    """The settings of sampling. `temperature` stands for --temperature."""
+    """Return the settings of sampling. `temperature` stands for --temperature."""
     try:
         given = getattr(args, "temperature", 0.0) if temperature is None else temperature
         return Sampling(given, args.top_k, args.top_p)

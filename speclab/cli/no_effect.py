@@ -44,7 +44,7 @@ def notes(args: argparse.Namespace, temperatures: Sequence[float], device: torch
 
 
 def _listed(flags: list[str]) -> str:
-    """The flags and the verb behind them."""
+    """Return the flags and the verb behind them."""
     *before, last = flags
     return f"{', '.join(before)} and {last} have" if before else f"{last} has"
 

@@ -31,13 +31,13 @@ Step = Callable[[], Path | None]  # prints or writes; for `files.do_all`
 
 
 def how_many(n_tokens: int, n_decoded: int, n_prompts: int) -> str:
-    """Tokens that a run made, and how many of them its speed is about: each prompt's own pass gives one."""
+    """Return the tokens that a run made, and how many of them its speed is about: each prompt's own pass gives one."""
     passes = "the prompt's own pass" if n_prompts == 1 else "the prompts' own passes"
     return f"{n_tokens} tokens, {n_decoded} of them decoded after {passes}"
 
 
 def prompt_heading(prompt: Prompt) -> str:
-    """A prompt, and the line after which its new text stands."""
+    """Return a prompt, and the line after which its new text stands."""
     line_end = "" if prompt.text.endswith("\n") else "\n"
     return f"\n=== {prompt.kind} {'=' * 60}\n{prompt.text}{line_end}{NEW_TEXT}"
 
@@ -56,11 +56,11 @@ class Output:
 
     @property
     def plots(self) -> Path:
-        """The folder of the pictures."""
+        """Return the folder of the pictures."""
         return self.args.out_dir / "plots"
 
     def result(self, ending: str) -> Path:
-        """The record (.json) or the page (.md)."""
+        """Return the record (.json) or the page (.md)."""
         return self.args.out_dir / "results" / (self.name + ending)
 
     def check(self) -> None:

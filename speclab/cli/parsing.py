@@ -41,7 +41,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def make_parser(docstring: str, prog: str | None = None) -> Parser:
-    """A parser whose help is the script's docstring, examples included.
+    """Return a parser whose help is the script's docstring, examples included.
 
     prog: how the script is called, where that is not its file's name.
     """
@@ -51,7 +51,7 @@ def make_parser(docstring: str, prog: str | None = None) -> Parser:
 
 
 def first_given(args: argparse.Namespace, *names: str) -> str | None:
-    """The first of these flags that has a value, as it is typed; None where none has.
+    """Return the first of these flags that has a value, as it is typed; None where none has.
 
     names: of flags or of their attributes, `--max-new-tokens` or `max_new_tokens`.
     """
@@ -61,7 +61,7 @@ def first_given(args: argparse.Namespace, *names: str) -> str | None:
 
 
 def at_least(smallest: int, largest: int = 2**31 - 1):
-    """An argparse type: a whole number from `smallest` to `largest`."""
+    """Return an argparse type: a whole number from `smallest` to `largest`."""
 
     def parse(text: str) -> int:
         try:

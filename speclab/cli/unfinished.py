@@ -20,7 +20,7 @@ from speclab.system.terminal import say
 
 
 def record_of(measured: log_files.LoggedMeasurement) -> ComparisonRun:
-    """The record of what a killed run has measured, without checks and explanations."""
+    """Return the record of what a killed run has measured, without checks and explanations."""
     head: dict[str, Any] = measured.head | {"interrupted": True}
     machine: Facts = head["machine"]
     probe = machine.get("probe")

@@ -30,7 +30,7 @@ def mark(device: torch.device) -> Any:
 
 
 def seconds_between(start: Any, end: Any) -> float:
-    """The seconds from one `mark` to a later one; on CUDA this waits until the device has passed both."""
+    """Return the seconds from one `mark` to a later one; on CUDA this waits until the device has passed both."""
     if isinstance(start, float | int):
         return end - start
     end.synchronize()

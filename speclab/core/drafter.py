@@ -61,17 +61,18 @@ class Drafter:
 
     @property
     def parts(self) -> tuple["Drafter", ...]:
-        """The drafters that propose the tokens: itself, or those that it is made of, a lookup before its model."""
+        """Return the drafters that propose the tokens: itself, or those that it is made of, a lookup before its
+        model."""
         return (self,)
 
     @property
     def models(self) -> tuple[Any, ...]:
-        """The draft models, CachedModels with the target's ids, whose passes it runs."""
+        """Return the draft models, CachedModels with the target's ids, whose passes it runs."""
         return ()
 
     @property
     def room(self) -> int:
-        """The number of tokens that it can draft after what is committed."""
+        """Return the number of tokens that it can draft after what is committed."""
         return sys.maxsize
 
     def with_draft(self, change: Callable[["Drafter"], "Drafter"]) -> "Drafter":
@@ -104,7 +105,7 @@ class Drafter:
     # --- what it would propose ----------------------------------------------------------------------------------------
 
     def law(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> "Law":
-        """The law of its proposals along `text` after `prompt`, in drafts of up to k tokens.
+        """Return the law of its proposals along `text` after `prompt`, in drafts of up to k tokens.
 
         target: a CachedModel. Here a copy of the drafter is led along the text; a drafter that draws its tokens
         overrides this.
@@ -132,20 +133,20 @@ class Drafter:
     # --- what a run says of it, and asks before it begins -------------------------------------------------------------
 
     def described(self, round_: Round) -> Round:
-        """A round that has just ended, with what only the drafter knows of it."""
+        """Return a round that has just ended, with what only the drafter knows of it."""
         return round_
 
     def describe(self, name: str, engine: str) -> str | None:
-        """A line for the head of a run; None where the name says it. engine: the target's."""
+        """Return a line for the head of a run; None where the name says it. engine: the target's."""
         return None
 
     def lengths(self, asked: list[int]) -> list[int]:
-        """The numbers of tokens of a draft: an entry for each length in `asked`, or one entry where these have no
-        effect."""
+        """Return the numbers of tokens of a draft: an entry for each length in `asked`, or one entry where these have
+        no effect."""
         return asked
 
     def length_notes(self, name: str, asked: list[int]) -> list[str]:
-        """A line for each of these typed draft lengths that has no effect."""
+        """Return a line for each of these typed draft lengths that has no effect."""
         return []
 
     def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
@@ -164,21 +165,21 @@ class Wrapper(Drafter):
 
     @property
     def parts(self) -> tuple[Drafter, ...]:
-        """The parts of the drafter inside."""
+        """Return the parts of the drafter inside."""
         return self.drafter.parts
 
     @property
     def models(self) -> tuple[Any, ...]:
-        """The models of the drafter inside."""
+        """Return the models of the drafter inside."""
         return self.drafter.models
 
     @property
     def room(self) -> int:
-        """The room of the drafter inside."""
+        """Return the room of the drafter inside."""
         return self.drafter.room
 
     def law(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> "Law":
-        """The law of the drafter inside, at a fixed length."""
+        """Return the law of the drafter inside, at a fixed length."""
         return self.drafter.law(target, prompt, text, sampling, k)
 
     def described(self, round_: Round) -> Round:

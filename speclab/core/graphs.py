@@ -136,7 +136,7 @@ def _recorded(function: Callable, args: tuple, tensors: list[Tensor]) -> tuple[G
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors in nested tuples and data classes, in order."""
+    """Return the tensors in nested tuples and data classes, in order."""
     if isinstance(value, Tensor):
         yield value
     elif parts := _parts(value):
@@ -145,7 +145,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _filled(value: Any, tensors: Iterator[Tensor]) -> Any:
-    """The same nested values with other tensors."""
+    """Return the same nested values with other tensors."""
     if isinstance(value, Tensor):
         return next(tensors)
     if not (given := _parts(value)):
@@ -157,14 +157,14 @@ def _filled(value: Any, tensors: Iterator[Tensor]) -> Any:
 
 
 def _form(value: Any) -> Hashable:
-    """The properties of an argument that a graph of a function fixes."""
+    """Return the properties of an argument that a graph of a function fixes."""
     if isinstance(value, Tensor):
         return value.shape, value.dtype, value.device
     return (type(value), *map(_form, parts)) if (parts := _parts(value)) else value
 
 
 def _parts(value: Any) -> tuple:
-    """The parts of a tuple, a named tuple or an instance of a data class; any other value has none."""
+    """Return the parts of a tuple, a named tuple or an instance of a data class; any other value has none."""
     if isinstance(value, tuple):
         return value
     return tuple(vars(value).values()) if dataclasses.is_dataclass(value) and not isinstance(value, type) else ()

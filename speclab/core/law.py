@@ -21,8 +21,8 @@ class Law(Protocol):
     """The proposals in every round that may begin within a text of n tokens."""
 
     def accept_probs(self, target_probs: Callable[[], Tensor], text: Sequence[int]) -> AcceptProbs:
-        """The probability that each proposed token is accepted, given that those before it were; a row for each of n
-        beginnings.
+        """Return the probability that each proposed token is accepted, given that those before it were; a row for each
+        of n beginnings.
 
         target_probs: gives the target's distributions at the text's places, (n, vocab), where they are needed.
         """
@@ -121,7 +121,7 @@ class ConstantLaw:
 
 
 def _ratios(target_probs: Tensor, draft_probs: Tensor, text: Sequence[int]) -> np.ndarray:
-    """The probability that each token of the text is accepted, (n,), from both distributions at its place, (n,
+    """Return the probability that each token of the text is accepted, (n,), from both distributions at its place, (n,
     vocab)."""
     ids = torch.tensor(text, dtype=torch.long)[:, None]
     of_target, of_draft = (probs.gather(1, ids)[:, 0].double().numpy() for probs in (target_probs, draft_probs))

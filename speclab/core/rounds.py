@@ -26,7 +26,7 @@ class DecodeSettings:
     seed: int = 0
 
     def generator(self, device: torch.device) -> torch.Generator:
-        """A new generator on `device`, at the start of this decoding's random numbers."""
+        """Return a new generator on `device`, at the start of this decoding's random numbers."""
         return torch.Generator(device).manual_seed(self.seed)
 
 
@@ -61,15 +61,15 @@ class Draft:
         return target.forward(torch.cat([last_tokens[:, None], self.tokens], dim=1))
 
     def bare(self) -> "Draft":
-        """The same draft without the fields that no accept rule reads."""
+        """Return the same draft without the fields that no accept rule reads."""
         return Draft(self.tokens, self.size, self.probs)
 
     def chain(self) -> "Draft | None":
-        """The draft as which a rule for chains reads these tokens; None where they are no chain."""
+        """Return the draft as which a rule for chains reads these tokens; None where they are no chain."""
         return self.bare() if self.parents is None else None
 
     def depths(self) -> Tensor:
-        """The number of drafted tokens that each row of the target's pass has read: (batch, n + 1)."""
+        """Return the number of drafted tokens that each row of the target's pass has read: (batch, n + 1)."""
         batch, n = self.tokens.shape
         return torch.arange(n + 1, device=self.tokens.device).expand(batch, -1)
 
@@ -80,7 +80,7 @@ class Draft:
 
 
 def n_leading(passed: Tensor, size: Tensor) -> Tensor:
-    """The number of a row's first `size` tests that were passed before one failed.  (batch, n) bool, (batch,) ->
+    """Return the number of a row's first `size` tests that were passed before one failed.  (batch, n) bool, (batch,) ->
     (batch,)"""
     return torch.minimum(passed.cumprod(-1, dtype=torch.long).sum(-1), size)
 
@@ -94,10 +94,10 @@ class Target(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """The number of ids that it may emit: 0 to vocab_size - 1."""
+        """Return the number of ids that it may emit: 0 to vocab_size - 1."""
 
     def hidden(self, layers: Iterable[int]) -> Tensor:
-        """Outputs of these layers in the last pass, side by side: (1, m, layers * hidden)."""
+        """Return the outputs of these layers in the last pass, side by side: (1, m, layers * hidden)."""
 
     def forward(self, tokens: Tensor, reads: Tensor | None = None) -> Tensor:
         """Append tokens.  (batch, m) ids -> (batch, m, vocab) logits; row i follows token i.
@@ -176,7 +176,7 @@ class Round(NamedTuple):
         n_rejected: int = 0,
         prefill: bool = False,
     ) -> "Round":
-        """The round that commits `tokens`, after which the text has `n_new` new ones.
+        """Return the round that commits `tokens`, after which the text has `n_new` new ones.
 
         What follows an end token is dropped: it is counted in `n_after_eos` alone, and what the target decided about it
         is not counted.
@@ -194,5 +194,5 @@ class Round(NamedTuple):
 
 
 def tokens_of(rounds: Iterable[Round]) -> list[int]:
-    """The ids of all rounds: the text that they make."""
+    """Return the ids of all rounds: the text that they make."""
     return [token for round_ in rounds for token in round_.tokens]

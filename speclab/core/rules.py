@@ -67,7 +67,10 @@ def all_rules() -> dict[str, RuleKind]:
 
 
 def rule_of(name: str) -> Rule:
-    """The rule of a name, with its argument behind a colon where it takes one. UsageProblem where there is none."""
+    """Return the rule of a name, with its argument behind a colon where it takes one.
+
+    UsageProblem where there is none.
+    """
     kind, colon, argument = name.partition(":")
     if kind in all_rules():
         try:

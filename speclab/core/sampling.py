@@ -102,7 +102,8 @@ def _drawn(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def graphed(function: graphs.Function) -> graphs.Function:
-    """A function whose first argument is a tensor: on a GPU it is replayed as CUDA graphs (speclab/core/graphs.py)."""
+    """Return a function whose first argument is a tensor: on a GPU it is replayed as CUDA graphs
+    (speclab/core/graphs.py)."""
     replayed = graphs.graphed(function)
 
     @functools.wraps(function)
@@ -146,7 +147,7 @@ def draw_draft(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> Drawn:
 
 
 def probability(logits: Tensor, drawn: Drawn) -> float:
-    """The draft's probability of what `draw_draft` gave for (1, vocab) logits; temperature 1 for a greedy id.
+    """Return the draft's probability of what `draw_draft` gave for (1, vocab) logits; temperature 1 for a greedy id.
 
     It waits for the device.
     """

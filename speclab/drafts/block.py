@@ -31,11 +31,11 @@ class BlockDrafter(HeadDrafter):
 
     @property
     def room(self) -> int:
-        """Tokens of a draft at most."""
+        """Return the tokens of a draft at most."""
         return self.longest_draft
 
     def length_notes(self, name: str, asked: list[int]) -> list[str]:
-        """The lengths that are longer than a block."""
+        """Return the lengths that are longer than a block."""
         longer = ",".join(str(k) for k in asked if k > self.longest_draft)
         return [f"{name} proposes at most {self.longest_draft} tokens; -k {longer} drafts no more"] if longer else []
 
@@ -67,7 +67,7 @@ class BlockDrafter(HeadDrafter):
 
     @property
     def n_rows(self) -> int:
-        """Rows of the input of most of its products, in a draft."""
+        """Return the rows of the input of most of its products, in a draft."""
         return self.head.config.slots
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
@@ -87,7 +87,7 @@ class BlockDrafter(HeadDrafter):
         self._length, self._hidden = length + n, self._hidden[:, :0]
 
     def _block(self, k: int) -> Tensor:
-        """States of the k tokens after the anchor, (1, k, hidden)."""
+        """Return the states of the k tokens after the anchor, (1, k, hidden)."""
         config, length = self.head.config, self._length
         first = config.slots - config.longest  # the slot of the first of them
         n = first + k if config.causal else config.slots

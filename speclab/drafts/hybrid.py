@@ -144,5 +144,5 @@ class HybridDrafter(Wrapper):
 
 
 def auto_length(drafter: Drafter) -> Drafter:
-    """The drafter, with its draft lengths chosen in every round: of a hybrid its model's."""
+    """Return the drafter, with its draft lengths chosen in every round: of a hybrid its model's."""
     return drafter.with_draft(AutoLength)

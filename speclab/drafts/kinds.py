@@ -41,13 +41,13 @@ USUAL_HYBRID = "suffix+feature"
 
 
 def _model(argument: str, text: str) -> Choice:
-    """The lab's own draft model."""
+    """Return the lab's own draft model."""
     check_no_argument(argument, text)
     return model_choice(text, loading.LAB_DRAFT)
 
 
 def _head(name: str) -> Callable[[str, str], Choice]:
-    """A head that reads the target's hidden states: the lab's own one, or one in the format of `speculators`."""
+    """Return a head that reads the target's hidden states: the lab's own one, or one in the format of `speculators`."""
 
     def read_choice(argument: str, text: str) -> Choice:
         if argument and is_mistyped(argument):

@@ -50,7 +50,7 @@ class RoundCosts:
 
     @property
     def longest(self) -> int:
-        """The longest draft whose cost is known."""
+        """Return the longest draft whose cost is known."""
         return min(len(self.draft), len(self.rest)) - 1
 
     @property
@@ -67,7 +67,7 @@ class RoundCosts:
         )
 
     def seconds(self, n: int) -> float:
-        """A whole round that drafts n tokens."""
+        """Return a whole round that drafts n tokens."""
         return self.draft[n] + self.rest[n]
 
 
@@ -84,7 +84,7 @@ def expected_tokens(chain: Sequence[float], drawn: int, survival: float) -> list
 
 
 def best_length(costs: RoundCosts, expected: Sequence[float], rate: float, first: int, last: int) -> int:
-    """The n from `first` to `last` with the highest expected[n] - rate * seconds(n); the shortest among equals.
+    """Return the n from `first` to `last` with the highest expected[n] - rate * seconds(n); the shortest among equals.
 
     expected: [n] tokens that a round with a draft of n tokens is expected to commit. rate: tokens per second.
     """
@@ -99,7 +99,7 @@ class Tally:
 
     @property
     def rate(self) -> float:
-        """The acceptance to expect."""
+        """Return the acceptance to expect."""
         return min(HIGHEST, self.accepted / self.tested)
 
     def add(self, accepted: bool) -> None:

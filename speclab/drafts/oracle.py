@@ -56,7 +56,7 @@ class OracleDraft(Drafter):
         self._random = random.Random(self.seed * 1_000_003 + int(prompt.sum()))
 
     def _replayed(self, position: int, vocab_size: int) -> int | None:
-        """A right or a wrong token for this position of the output; None after its end."""
+        """Return a right or a wrong token for this position of the output; None after its end."""
         if position >= len(self._reference):
             return None
         hit = self._random.random() < self.accuracy
@@ -84,8 +84,8 @@ class OracleModelDrafter(OracleDraft, ModelDrafter):
         return ConstantLaw(self.accuracy, self.sizes(range(n_before, n_before + len(text))))
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """The baseline's tokens, right or wrong, after as many passes of the draft model; that this reads its own
-        proposals does not matter."""
+        """Return the baseline's tokens, right or wrong, after as many passes of the draft model; that this reads its
+        own proposals does not matter."""
         start = self._n_committed - self._n_prompt
         draft = super().propose(k, uniforms)
         replayed = [self._replayed(start + i, self.draft.vocab_size) for i in range(draft.tokens.shape[1])]
@@ -107,7 +107,7 @@ class FreeOracleDrafter(OracleDraft):
         self._position, self._vocab_size, self._device = 0, target.vocab_size, prompt.device
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """The baseline's tokens, right or wrong; fewer where its text ends."""
+        """Return the baseline's tokens, right or wrong; fewer where its text ends."""
         replayed = [self._replayed(self._position + i, self._vocab_size) for i in range(k)]
         return as_draft([token for token in replayed if token is not None], self._device)
 
@@ -139,7 +139,7 @@ def reference_text(
     draft_length: int,
     settings: DecodeSettings,
 ) -> list[int]:
-    """The target's own text for an OracleDraft to replay, by the speculative loop `decode`.
+    """Return the target's own text for an OracleDraft to replay, by the speculative loop `decode`.
 
     It is made with passes as wide as those that will judge the replay: in bfloat16 the logits of another width differ
     enough to turn a near-tie, and a text that leaves the reference cannot be replayed.

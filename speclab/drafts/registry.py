@@ -147,19 +147,19 @@ def check_no_argument(argument: str, text: str) -> None:
 
 
 def lookups() -> list[str]:
-    """The names of the lookups, which a hybrid can have."""
+    """Return the names of the lookups, which a hybrid can have."""
     return [name for name, kind in kinds().items() if kind.is_lookup]
 
 
 def kinds() -> dict[str, Kind]:
-    """All kinds of drafts by name, those of extensions among them."""
+    """Return all kinds of drafts by name, those of extensions among them."""
     importlib.import_module("speclab.drafts.kinds")  # by its name, as an extension: the lab's own kinds add themselves
     extensions.load()
     return _KINDS
 
 
 def table() -> str:
-    """All kinds of drafts for a terminal: how each is typed, and what drafts."""
+    """Return all kinds of drafts for a terminal: how each is typed, and what drafts."""
     from tabulate import tabulate  # here: the scripts decode without it
 
     # Whoever has loaded the extensions first, their kinds come last: these are imported when they are asked for.
@@ -192,7 +192,7 @@ def read(text: str) -> Choice:
 
 
 def read_all(texts: Iterable[str]) -> list[Choice]:
-    """The drafts of one run. UsageProblem where there are none, or two have one name."""
+    """Return the drafts of one run. UsageProblem where there are none, or two have one name."""
     choices = [read(text) for text in texts]
     if not choices:
         raise UsageProblem("--draft is empty; give at least one kind, for example --draft model,ngram")
@@ -203,7 +203,7 @@ def read_all(texts: Iterable[str]) -> list[Choice]:
 
 
 def make_all(choices: Iterable[Choice], setup: Setup, seed: int) -> dict[str, Drafter]:
-    """Drafters by the name that tables and records give them, in the order of the choices."""
+    """Return drafters by the name that tables and records give them, in the order of the choices."""
     choices = list(choices)
     # One that changes the target's engine comes first, since others take the engine over.
     made = {choice.name: choice.make(setup, seed) for choice in sorted(choices, key=lambda one: not one.changes_engine)}
@@ -211,12 +211,12 @@ def make_all(choices: Iterable[Choice], setup: Setup, seed: int) -> dict[str, Dr
 
 
 def make(text: str, setup: Setup, seed: int = 0) -> Drafter:
-    """The drafter that `--draft TEXT` means, for this target."""
+    """Return the drafter that `--draft TEXT` means, for this target."""
     return read(text).make(setup, seed)
 
 
 def model_choice(text: str, place: str | None = None) -> Choice:
-    """A draft model by its folder or hub name, `place` where it is not what was typed."""
+    """Return a draft model by its folder or hub name, `place` where it is not what was typed."""
     from draft_models import ModelDrafter
 
     if place is None:
@@ -232,7 +232,7 @@ def model_choice(text: str, place: str | None = None) -> Choice:
 
 
 def _draft_model(place: str, setup: Setup) -> CachedModel:
-    """A draft model by its name. A name that may have been meant as a kind gets a hint into its error."""
+    """Return a draft model by its name. A name that may have been meant as a kind gets a hint into its error."""
     try:
         return setup.load_draft(place)
     except EnvironmentProblem as problem:

@@ -18,14 +18,14 @@ ProbsOfText = Callable[[str, float, int, tuple[int, ...]], AcceptProbs]  # (draf
 
 
 def calibrated(measured: Measurement) -> CostTable:
-    """Costs from the instrumented decodings; empty where there are none."""
+    """Return the costs from the instrumented decodings; empty where there are none."""
     return fit(measured.rounds, measured.steps) if measured.rounds and measured.steps else {}
 
 
 def accept_probs(
     bench: Bench, draft: str, prompt: Prompt, text: list[int], sampling: Sampling, longest: int
 ) -> AcceptProbs:
-    """The acceptance probabilities of a draft along a text of the target, for drafts of up to `longest` tokens.
+    """Return the acceptance probabilities of a draft along a text of the target, for drafts of up to `longest` tokens.
 
     It costs one teacher-forced pass of each model over the text; nothing is decoded.
     """

@@ -33,7 +33,7 @@ def compare(config: RunConfig) -> tuple[ComparisonRun, Measurement]:
 
 
 def explain(config: RunConfig, measured: Measurement) -> ComparisonRun:
-    """The record of what is measured and judged."""
+    """Return the record of what is measured and judged."""
     run = explained(measured, lambda costs: comparison_record(config, measured, costs))
     with measured.kept("the rows are complete, the machine's bandwidth is not measured"):
         if not measured.interrupted:
@@ -81,7 +81,10 @@ def explained(
 
 
 def comparison_record(config: RunConfig, measured: Measurement, costs: CostTable) -> ComparisonRun:
-    """Everything that tables and pictures are views of. Without costs it is made at once, and nothing is explained."""
+    """Return everything that tables and pictures are views of.
+
+    Without costs it is made at once, and nothing is explained.
+    """
     greedy = measured.of(BASELINE, 0.0)
     return ComparisonRun(
         **config.head(measured),
@@ -131,12 +134,13 @@ def add_best_plain(run: ComparisonRun, measured: Measurement) -> None:
 
 
 def noise_at(measured: Measurement, temperature: float) -> Noise | None:
-    """The baseline's distance from itself on all prompts; None where it did not run twice."""
+    """Return the baseline's distance from itself on all prompts; None where it did not run twice."""
     return attribution.noise_floor(measured.of(BASELINE, temperature), measured.of(BASELINE_REPEAT, temperature))
 
 
 def build_rows(config: RunConfig, measured: Measurement, costs: CostTable) -> list[Row]:
-    """Rows for all prompts, for each kind, and for the prompts whose greedy text does not end in repetition."""
+    """Return the rows for all prompts, for each kind, and for the prompts whose greedy text does not end in
+    repetition."""
     predicted, best_lengths = _predicted(measured, costs), _best_lengths(measured, costs)
     rerun, rows = _Rerun(measured), []
     for temperature, kind, lines in groups_of(measured.lines):
@@ -187,7 +191,7 @@ class _Rerun:
 
 
 def _predicted(measured: Measurement, costs: CostTable) -> dict[tuple[Arm, float, int], attribution.PredictedSeconds]:
-    """The predicted seconds of every line of a draft that has costs."""
+    """Return the predicted seconds of every line of a draft that has costs."""
     baseline = {(s.temperature, s.prompt_index): s for s in measured.lines if s.arm == BASELINE}
     probs = probs_of_texts(measured, max((s.arm.draft_length for s in measured.lines), default=0))
     rounds_along, priced = rounds_of_texts(measured), {}
@@ -211,7 +215,7 @@ def _predicted(measured: Measurement, costs: CostTable) -> dict[tuple[Arm, float
 
 
 def _best_lengths(measured: Measurement, costs: CostTable) -> dict[tuple[Arm, float, int], tuple[float, float]]:
-    """The seconds of the baseline and of the best lengths, for every line of a draft on auto that has costs."""
+    """Return the seconds of the baseline and of the best lengths, for every line of a draft on auto that has costs."""
     baseline = {(s.temperature, s.prompt_index): s for s in measured.lines if s.arm == BASELINE}
     probs, found, drafters = probs_of_texts(measured, LONGEST), {}, measured.bench.drafters
     for sample in measured.lines:
@@ -240,7 +244,7 @@ def follows_text(measured: Measurement, arm: Arm) -> bool:
 
 
 def headline(measured: Measurement, common: dict) -> Row | None:
-    """The model draft at its best k: chosen on one half of the prompts, reported on the other."""
+    """Return the model draft at its best k: chosen on one half of the prompts, reported on the other."""
     held_out = halves((s.prompt_kind, s.prompt_index) for s in measured.of(BASELINE, 0.0))
     arms = [arm for arm in dict.fromkeys(s.arm for s in measured.lines) if arm.speculative and arm.draft_length]
 

@@ -23,7 +23,7 @@ PROMPTS_OF_A_KIND, NEW_TOKENS, LENGTHS = 2, 32, [2, 4]
 
 
 def choose_size(bandwidth: float, free: int | None, itemsize: int, copies: int = 1) -> str | None:
-    """The largest size whose comparison takes SECONDS at most and whose weights fit; None where none does.
+    """Return the largest size whose comparison takes SECONDS at most and whose weights fit; None where none does.
 
     bandwidth: bytes a second. free: bytes of memory, None where the system does not say. itemsize: bytes of a
     parameter. copies: of the weights in memory.
@@ -38,7 +38,7 @@ def choose_size(bandwidth: float, free: int | None, itemsize: int, copies: int =
 
 
 def size_for(config: RunConfig, bandwidth: float) -> str | None:
-    """The size for this run's machine, dtype and engine. bandwidth: bytes a second"""
+    """Return the size for this run's machine, dtype and engine. bandwidth: bytes a second"""
     device, dtype = config.setup.device, config.setup.dtype
     copies = 2 if can_prepack(device, dtype) else 1  # the fast engine packs a second one
     return choose_size(bandwidth, free_memory(device), dtype.itemsize, copies)
@@ -54,7 +54,8 @@ def padded_kinds(kinds: list[str], size: str) -> list[str]:
 
 
 def second_config(config: RunConfig, size: str, kinds: list[str]) -> RunConfig:
-    """The second comparison: some of the same prompts at the first temperature. Loads and checks the padded models.
+    """Return the second comparison: some of the same prompts at the first temperature. Loads and checks the padded
+    models.
 
     kinds: `--draft`. Raises a Problem where the models cannot be loaded.
     """

@@ -52,7 +52,7 @@ class KnownText:
         self.hidden = StatesOf(self)
 
     def start(self, hidden_layers: Iterable[int] = ()) -> "KnownText":
-        """The backend of one decoding."""
+        """Return the backend of one decoding."""
         self._hidden_layers = tuple(hidden_layers)
         return self
 
@@ -72,7 +72,10 @@ class KnownText:
         return self._read(length + self._offset, tokens.shape[1])
 
     def forward_masked(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
-        """The same at positions (1, m). Where a token is not the text's its logits mean nothing, and no rule looks."""
+        """Return the same at positions (1, m).
+
+        Where a token is not the text's its logits mean nothing, and no rule looks.
+        """
         self._last = slice(length, length + tokens.shape[1])
         following = nn.functional.pad(self._ids, (0, tokens.shape[1] + 1))[:, positions[0] + 1]
         return nn.functional.one_hot(following, self._n_ids).float()
@@ -85,7 +88,7 @@ class KnownText:
         """Nothing to do: what the last pass gave stays readable."""
 
     def forward_first(self, tokens: Tensor, length: int, n_layers: int) -> Tensor:
-        """Outputs of layer `n_layers` - 1 for further tokens, (1, m) ids -> (1, m, hidden).
+        """Return the outputs of layer `n_layers` - 1 for further tokens, (1, m) ids -> (1, m, hidden).
 
         Where a drafted token is not the text's, the first layers run over all that comes before it.
         """
@@ -102,7 +105,7 @@ class KnownText:
         return self._read(length, states.shape[1])
 
     def states(self, layer: int) -> Tensor:
-        """Outputs of a layer for all tokens of the text, (1, n, hidden), from one pass."""
+        """Return the outputs of a layer for all tokens of the text, (1, n, hidden), from one pass."""
         if layer not in self._states:
             layers = tuple({*self._hidden_layers, layer})
             outputs = target_pass(self._model, self._ids, layers)[0].chunk(len(layers), dim=-1)
@@ -110,12 +113,12 @@ class KnownText:
         return self._states[layer]
 
     def of_last_pass(self, layer: int) -> Tensor:
-        """The same for the tokens of the last pass, (1, m, hidden)."""
+        """Return the same for the tokens of the last pass, (1, m, hidden)."""
         with torch.inference_mode():
             return self.states(layer)[:, self._last]
 
     def _read(self, start: int, n: int) -> Tensor:
-        """Logits of n tokens from place `start` on; behind the text's end any."""
+        """Return the logits of n tokens from place `start` on; behind the text's end any."""
         self._ahead, self._last = [], slice(start, start + n)
         following = self._ids[:, start + 1 : start + n + 1]
         following = nn.functional.pad(following, (0, n - following.shape[1]))
@@ -141,7 +144,10 @@ class StatesOf(Mapping[int, Tensor]):
 def replayed(
     functions: LoopFunctions, target: CachedModel, drafter: Drafter, prompt: Tensor, text: Text, draft_length: int
 ) -> list[RoundCounts]:
-    """The rounds after that of the prompt, (1, prompt length) ids, in greedy decoding of `text`. The drafter learns."""
+    """Return the rounds after that of the prompt, (1, prompt length) ids, in greedy decoding of `text`.
+
+    The drafter learns.
+    """
     known = CachedModel(target.model, target.vocab_size, KnownText(target, prompt, text))
     known.hidden_layers, known.max_length = target.hidden_layers, target.max_length
     rounds = functions.rounds(known, drafter, prompt, draft_length, DecodeSettings(len(text)))

@@ -76,7 +76,8 @@ def _timed(
 
 
 def costs_of(rounds: Iterable[tuple[Round, bool]], longest: int = LONGEST) -> RoundCosts | None:
-    """Median seconds of rounds by draft length, made non-decreasing; linear between the lengths that were seen.
+    """Return the median seconds of rounds by draft length, made non-decreasing; linear between the lengths that were
+    seen.
 
     None where no round without a draft was seen, or none with one. rounds: each with whether the drafter itself
     drafted in it. longest: tokens of the drafter's own drafts at most.

@@ -11,7 +11,8 @@ from speclab.theory.formulas import book_formula, ratio_interval
 
 
 def rows_of(log: list[Line], common: dict[str, Any]) -> list[Row]:
-    """All rows of a comparison, without what costs and texts would add to them: predictions, verdicts, agreement.
+    """Return all rows of a comparison, without what costs and texts would add to them: predictions, verdicts,
+    agreement.
 
     common: target, device and dtype.
     """
@@ -27,7 +28,7 @@ class Group(NamedTuple):
 
 
 def groups_of(log: list[Line]) -> Iterator[Group]:
-    """The groups that get rows of their own: all prompts, each kind, and those whose greedy text does not end in
+    """Return the groups that get rows of their own: all prompts, each kind, and those whose greedy text does not end in
     repetition."""
     for temperature in dict.fromkeys(line.temperature for line in log):
         for kind, members in groups(log).items():
@@ -41,7 +42,7 @@ def groups_of(log: list[Line]) -> Iterator[Group]:
 def rows_of_group(
     lines: dict[Arm, list[Line]], common: dict[str, Any], kind: str
 ) -> Iterator[tuple[Row, Arm, list[Line]]]:
-    """The row of every arm of a group but the baseline's second run, with the arm and its lines."""
+    """Return the row of every arm of a group but the baseline's second run, with the arm and its lines."""
     for arm, of_arm in lines.items():
         if arm != BASELINE_REPEAT:
             yield build_row(arm, of_arm, lines[BASELINE], common, kind), arm, of_arm
@@ -105,7 +106,7 @@ def build_row(arm: Arm, lines: list[Line], baseline: list[Line], common: dict[st
 
 
 def groups(log: list[Line]) -> dict[str, set[int]]:
-    """Names of the groups of prompts that get rows of their own, and the indexes of their prompts."""
+    """Return the names of the groups of prompts that get rows of their own, and the indexes of their prompts."""
     kinds = {s.prompt_index: s.prompt_kind for s in log}
     members = {"all": set(kinds)}
     if len(set(kinds.values())) > 1:

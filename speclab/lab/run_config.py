@@ -45,13 +45,13 @@ class RunConfig:
         return {"target": self.setup.target_name, "device": self.setup.device.type, "dtype": self.setup.dtype_name}
 
     def bench(self, max_new_tokens: int | None = None) -> Bench:
-        """The harness of this run."""
+        """Return the harness of this run."""
         bench = Bench(self.setup, self.drafters, max_new_tokens or self.max_new_tokens, self.seed, self.functions)
         bench.log = self.log
         return bench
 
     def arms(self) -> list[Arm]:
-        """The baseline, then every draft at every length."""
+        """Return the baseline, then every draft at every length."""
         arms = [BASELINE]
         for name, drafter in self.drafters.items():
             auto = drafter.chooses_length
@@ -60,8 +60,8 @@ class RunConfig:
         return arms
 
     def with_plain(self) -> list[Arm]:
-        """The same and the other plain decoding, which is compared greedily: the library's, and the eager engine's
-        where that may be the fastest."""
+        """Return the same and the other plain decoding, which is compared greedily: the library's, and the eager
+        engine's where that may be the fastest."""
         if 0 not in self.temperatures:
             return self.arms()
         fast = self.setup.target.fast
@@ -91,7 +91,7 @@ class RunConfig:
         return [part for drafter in self.drafters.values() for part in drafter.parts]
 
     def cached_models(self) -> list[CachedModel]:
-        """The target, and every draft model."""
+        """Return the target, and every draft model."""
         return [self.setup.target, *(model for drafter in self.drafters.values() for model in drafter.models)]
 
     @property
@@ -110,7 +110,7 @@ class RunConfig:
         return [f"rule    {self.rule}: {why}"]
 
     def models(self) -> dict[str, str]:
-        """A line about each model."""
+        """Return a line about each model."""
         lines = {"target": loading.describe_model(self.setup.target_name, self.setup.target.model)}
         for name, drafter in self.drafters.items():
             if line := drafter.describe(name, self.setup.engine):
@@ -140,7 +140,7 @@ class RunConfig:
         return complaint
 
     def head(self, measured: Measurement) -> dict[str, Any]:
-        """The fields of runs.LabRun: what, where and how."""
+        """Return the fields of runs.LabRun: what, where and how."""
         own = engine_choice.own_weights(self.setup.target.fast)
         return {
             "schema_version": runs.SCHEMA_VERSION,

@@ -71,7 +71,7 @@ class CachedModel:
         self._n_last = 0  # tokens of the last pass
 
     def with_own_cache(self) -> "CachedModel":
-        """The same weights with a cache of their own, so that two decoders can work side by side."""
+        """Return the same weights with a cache of their own, so that two decoders can work side by side."""
         twin = type(self)(self.model, self.vocab_size, self.fast)
         twin.hidden_layers = self.hidden_layers
         return twin
@@ -82,22 +82,22 @@ class CachedModel:
 
     @property
     def device(self) -> torch.device:
-        """The device that holds the weights."""
+        """Return the device that holds the weights."""
         return self.model.device
 
     @property
     def engine(self) -> str:
-        """The backend's name for users: eager or fast."""
+        """Return the backend's name for users: eager or fast."""
         return "eager" if self.fast is None else "fast"
 
     @property
     def length(self) -> int:
-        """Tokens in the cache."""
+        """Return the tokens in the cache."""
         return self._length
 
     @property
     def room(self) -> Room:
-        """Positions that the model has, and what of the prompt takes some of them."""
+        """Return the positions that the model has, and what of the prompt takes some of them."""
         return replace(self._room, text=self.max_length)
 
     @property
@@ -111,7 +111,7 @@ class CachedModel:
         return self._n_calls + self.n_replays + (0 if self._backend is None else self._backend.n_single)
 
     def replace_unknown(self, ids: Tensor) -> Tensor:
-        """The same ids, with the model's last one in the place of those that it has no embedding for."""
+        """Return the same ids, with the model's last one in the place of those that it has no embedding for."""
         return ids.clamp(max=self.n_ids - 1)
 
     @property
@@ -196,7 +196,7 @@ class CachedModel:
         self._length, self._n_last = self._length - n_dropped, len(rows)
 
     def hidden(self, layers: Iterable[int]) -> Tensor:
-        """Outputs of these layers side by side, in the last pass: (1, m, layers * hidden).
+        """Return the outputs of these layers side by side, in the last pass: (1, m, layers * hidden).
 
         The next pass may write to the same place. Raises RuntimeError for a layer that is not in `hidden_layers`.
         """
@@ -215,15 +215,15 @@ class CachedModel:
 
     @property
     def backend(self) -> "Backend":
-        """The backend that runs the passes of this decoding. RuntimeError before `prefill`."""
+        """Return the backend that runs the passes of this decoding. RuntimeError before `prefill`."""
         if self._backend is None:
             raise RuntimeError("call prefill() with a prompt before any other pass")
         return self._backend
 
 
 def tokens_to_keep(n_cached: int, n_committed: int) -> int:
-    """The number of tokens that stay in a cache of `n_cached` once `n_committed` are final: all final tokens but the
-    last."""
+    """Return the number of tokens that stay in a cache of `n_cached` once `n_committed` are final: all final tokens but
+    the last."""
     return min(n_cached, n_committed - 1)
 
 
@@ -241,7 +241,7 @@ def check_prompt(model: CachedModel, prompt: Tensor, max_new_tokens: int) -> Non
 
 
 def embedded_ids(model: PreTrainedModel) -> int:
-    """The number of ids that can go into a pass: the rows of the input embedding, which may be fewer than the
+    """Return the number of ids that can go into a pass: the rows of the input embedding, which may be fewer than the
     output's."""
     try:
         return int(model.get_input_embeddings().weight.shape[0])  # type: ignore[index]

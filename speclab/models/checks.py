@@ -131,8 +131,8 @@ def random_text(model: PreTrainedModel, n_tokens: int = N_TOKENS) -> Tensor:
 
 
 def text_longer_than_windows(model: PreTrainedModel) -> Tensor:
-    """A random text, longer than the model's sliding windows if it has some and a pass over such a text is quick.
-    Raises NoFastBackend where its windows differ."""
+    """Return a random text, longer than the model's sliding windows if it has some and a pass over such a text is
+    quick. Raises NoFastBackend where its windows differ."""
     window = window_of(model)
     longer = N_TOKENS + (window.size if window else 0)
     return random_text(model, longer if is_quick(model, longer) else N_TOKENS)
@@ -151,7 +151,8 @@ def cached_logits(
     wrong: tuple[int, ...] = (),
     one_pass: Callable[[CachedModel, Tensor], Tensor] = CachedModel.forward,
 ) -> Tensor:
-    """Logits of the last tokens of `text`, fed in passes of `widths` after a prefill.  -> (1, sum of widths, vocab)
+    """Return the logits of the last tokens of `text`, fed in passes of `widths` after a prefill.  -> (1, sum of widths,
+    vocab)
 
     wrong: with each pass this many rejected tokens are fed, which are then rolled back. one_pass: makes a pass over
     (1, m) ids.
@@ -175,8 +176,8 @@ def _one_step(cached: CachedModel, token: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def uncached_logits(model: PreTrainedModel, text: Tensor, n_last: int | None = None) -> Tensor:
-    """The uncached logits: (1, n) ids -> (1, n - prompt + 1, vocab). With n_last, at least the last `n_last` tokens
-    have rows."""
+    """Return the uncached logits: (1, n) ids -> (1, n - prompt + 1, vocab). With n_last, at least the last `n_last`
+    tokens have rows."""
     return logits_after(model, *in_two(model, text), n_last)[..., : CachedModel(model).vocab_size]
 
 
@@ -196,8 +197,8 @@ def _tried(model: PreTrainedModel, reason: str, call: Callable[[], Any]) -> Any:
 
 
 def gap(model: PreTrainedModel, logits: Tensor, right: Tensor) -> float:
-    """The largest difference of two logits (1, n, vocab). For a mixture of experts it is the largest one at the median
-    position."""
+    """Return the largest difference of two logits (1, n, vocab). For a mixture of experts it is the largest one at the
+    median position."""
     gaps = rounding.differences(logits, right).amax(-1)[0]  # (n,)
     n = len(gaps)
     return gaps.kthvalue(n // 2 + 1 if is_mixture_of_experts(model) else n).values.item()

@@ -59,7 +59,7 @@ class Race(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """The reason for this engine, in a few words."""
+        """Return the reason for this engine, in a few words."""
         speeds = f"{self.narrow:.2f}x the eager engine's speed at {NARROW} token, {self.wide:.2f}x at {WIDE}"
         if not self.agrees:
             return f"no clear winner after {self.races} races; fast: {speeds}"
@@ -67,7 +67,7 @@ class Race(NamedTuple):
 
 
 def choose(model: PreTrainedModel, wish: str) -> tuple[FastModel | None, str]:
-    """The fast form of a model to decode with, or None for the eager backend; and why, in a few words."""
+    """Return the fast form of a model to decode with, or None for the eager backend; and why, in a few words."""
     if wish == "eager":
         return None, ASKED_FOR
     fast, why = build(model)
@@ -81,13 +81,13 @@ def choose(model: PreTrainedModel, wish: str) -> tuple[FastModel | None, str]:
 
 
 def own_weights(fast: FastModel | None) -> str:
-    """A few words about the choice of `choose_kernels`; empty where all passes read packed weights."""
+    """Return a few words about the choice of `choose_kernels`; empty where all passes read packed weights."""
     n = fast.plain_up_to if isinstance(fast, ExportedModel) else 0
     return f"weights not packed for {f'up to {n} tokens' if n > 1 else '1 token'}" if n else ""
 
 
 def build(model: PreTrainedModel) -> tuple[FastModel | None, str]:
-    """The fast form of a model, checked; or None and why there is none."""
+    """Return the fast form of a model, checked; or None and why there is none."""
     if why := family_of(model).why_eager:
         return None, f"no fast engine for {model.config.model_type}: {why}"
     if why := placement.why_eager(model):
@@ -205,7 +205,7 @@ def check(model: PreTrainedModel, fast: FastModel) -> None:
 
 
 def fastest(passes: list[tuple[CachedModel, int]]) -> list[float]:
-    """The seconds of the fastest pass of each (model, width)."""
+    """Return the seconds of the fastest pass of each (model, width)."""
     widest = max(PADDED, *(width for _, width in passes))
     context = max(1, min(CONTEXT, (passes[0][0].max_length or 2 * CONTEXT) - widest))
     return [min(times) for times in time_passes(passes, context, PASSES, patience=PATIENCE)]

@@ -43,8 +43,8 @@ class Room:
 
     @property
     def reason(self) -> str:
-        """The reason why the text ends there although the model reads longer ones, worded to follow the number; "" if
-        it does not.
+        """Return the reason why the text ends there although the model reads longer ones, worded to follow the number;
+        "" if it does not.
 
         A longer text changes the rotary factors of all its positions. The keys in the cache were made with the factors
         from before, so a cached pass and an uncached one give different logits.
@@ -57,11 +57,11 @@ class Room:
         )
 
     def length_after(self, n_prompt: int) -> int:
-        """The number of tokens in the cache after a prompt of `n_prompt`."""
+        """Return the number of tokens in the cache after a prompt of `n_prompt`."""
         return n_prompt
 
     def for_prompt(self, n_new: int = 0) -> int | None:
-        """The largest number of tokens that a prompt may have when `n_new` follow it."""
+        """Return the largest number of tokens that a prompt may have when `n_new` follow it."""
         return None if self.text is None else self.text - n_new
 
     def check(self, n_prompt: int, max_new_tokens: int) -> None:
@@ -103,8 +103,8 @@ def check_draft_prompts(
 
 
 def with_table(room: Room, model: nn.Module) -> Room:
-    """The room, made no larger than the model's table of positions: with a padding index, fewer positions than rows can
-    be used."""
+    """Return the room, made no larger than the model's table of positions: with a padding index, fewer positions than
+    rows can be used."""
     limits = [room.text]
     for name, module in model.named_modules():
         if "position" in name and isinstance(module, nn.Embedding) and module.padding_idx is not None:
@@ -113,7 +113,8 @@ def with_table(room: Room, model: nn.Module) -> Room:
 
 
 def configured_room(config: PreTrainedConfig, names: tuple[str, ...] = ()) -> Room:
-    """The number of positions that the config names, before weights are read. The model's own limits are not above it.
+    """Return the number of positions that the config names, before weights are read. The model's own limits are not
+    above it.
 
     names: names that the number may have, beside the usual ones; they come first.
     """
@@ -122,13 +123,13 @@ def configured_room(config: PreTrainedConfig, names: tuple[str, ...] = ()) -> Ro
 
 
 def named_positions(config: PreTrainedConfig, names: tuple[str, ...] = ()) -> int | None:
-    """The number of positions, read from the first of its names that the config has."""
+    """Return the number of positions, read from the first of its names that the config has."""
     named = (getattr(config, name, None) for name in (*names, *POSITIONS))
     return next((n for n in named if isinstance(n, int) and n > 0), None)
 
 
 def _up_to_borders(config: PreTrainedConfig, room: Room) -> Room:
-    """The room with the border of its rotary factors as the limit, where the config has such a border.
+    """Return the room with the border of its rotary factors as the limit, where the config has such a border.
 
     "longrope" has other factors for texts beyond its original length, and "dynamic" has others for every length beyond
     the named one. The keys that were cached before the border would be wrong after it. Layers may have different kinds.
@@ -179,15 +180,15 @@ class Family:
             )
 
     def configured_room(self, config: PreTrainedConfig) -> Room:
-        """The number of positions that the config names, before weights are read."""
+        """Return the number of positions that the config names, before weights are read."""
         return configured_room(config)
 
     def room(self, model: PreTrainedModel) -> Room:
-        """The number of positions that can be decoded with a cache: never more than the config names."""
+        """Return the number of positions that can be decoded with a cache: never more than the config names."""
         return with_table(self.configured_room(model.config), model)
 
     def cache(self, model: PreTrainedModel) -> DynamicCache:
-        """An empty cache for the part of the model that writes the text."""
+        """Return an empty cache for the part of the model that writes the text."""
         return DynamicCache(config=model.config)
 
     def fill(self, model: PreTrainedModel, cache: DynamicCache, ids: Tensor) -> None:
@@ -195,32 +196,33 @@ class Family:
         model(input_ids=ids, past_key_values=cache, use_cache=True)
 
     def start_id(self, model: PreTrainedModel) -> int | None:
-        """The id that stands before the output in the place of the prompt; None where the output follows the prompt."""
+        """Return the id that stands before the output in the place of the prompt; None where the output follows the
+        prompt."""
         return None
 
     def logits_after(self, model: PreTrainedModel, prompt: Tensor, text: Tensor, n_last: int | None) -> Tensor:
-        """The logits of speclab/models/uncached.py, from one pass without a cache: (1, m + 1, ids of the output
+        """Return the logits of speclab/models/uncached.py, from one pass without a cache: (1, m + 1, ids of the output
         layer)."""
         options = {"logits_to_keep": n_last} if n_last else {}
         logits = model(input_ids=torch.cat([prompt, text], dim=1), use_cache=False, **options).logits
         return logits[:, -(text.shape[1] + 1) :]
 
     def n_prompt(self, n_tokens: int, n_compared: int) -> int:
-        """The number of tokens of a random text that are its prompt, where the logits of the last `n_compared` are
-        compared."""
+        """Return the number of tokens of a random text that are its prompt, where the logits of the last `n_compared`
+        are compared."""
         return 1
 
     def weights(self, model: PreTrainedModel) -> list[nn.Parameter]:
-        """The weights that a pass of decoding may read."""
+        """Return the weights that a pass of decoding may read."""
         return list(model.parameters())
 
     def layers_in_words(self, model: PreTrainedModel) -> str:
-        """A description of the layers, for the head of a run."""
+        """Return a description of the layers, for the head of a run."""
         n_layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
         return "layers of several kinds" if n_layers is None else f"{n_layers} layer{'s' * (n_layers != 1)}"
 
     def head(self, model: PreTrainedModel) -> str:
-        """One more line for the head of a run, "" for none."""
+        """Return one more line for the head of a run, "" for none."""
         return ""
 
 
@@ -228,14 +230,14 @@ DECODER_ONLY = Family()
 
 
 def family_for(config: PreTrainedConfig) -> Family:
-    """The first family of an extension that claims models with this config; else `DECODER_ONLY`."""
+    """Return the first family of an extension that claims models with this config; else `DECODER_ONLY`."""
     extensions.load()
     families: Iterable[Family] = map(pkgutil.resolve_name, extensions.FAMILIES)
     return next((family for family in families if family.claims(config)), DECODER_ONLY)
 
 
 def family_of(model: PreTrainedModel) -> Family:
-    """The family of a loaded model. The families are asked once for each model."""
+    """Return the family of a loaded model. The families are asked once for each model."""
     if model not in _families:
         _families[model] = family_for(model.config)
     return _families[model]
@@ -253,13 +255,13 @@ def check_family(model: PreTrainedModel, what: str, way_out: str, crops: bool = 
 
 
 def context_length(model: PreTrainedModel) -> int | None:
-    """The number of positions that can be decoded with a cache; None where the model sets no limit."""
+    """Return the number of positions that can be decoded with a cache; None where the model sets no limit."""
     return family_of(model).room(model).text
 
 
 @torch.inference_mode()
 def cached_layers(model: PreTrainedModel) -> list:
-    """The layers of a cache that holds two tokens.
+    """Return the layers of a cache that holds two tokens.
 
     A config does not tell: layers may differ, share a cache, or keep something smaller than keys and values. The layers
     are found once for each model.

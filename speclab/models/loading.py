@@ -93,14 +93,14 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def _parts(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """The parts of a loaded tokenizer as they would stand in its tokenizer.json."""
+    """Return the parts of a loaded tokenizer as they would stand in its tokenizer.json."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     return {name: json.loads(part.__getstate__()) for name in PARTS if (part := getattr(backend, name, None))}
 
 
 def family_named(name: str) -> tuple[Family, PreTrainedConfig]:
-    """The family of a folder, a hub name or lab:SIZE, and its config. Raises EnvironmentProblem where nothing decodes
-    it."""
+    """Return the family of a folder, a hub name or lab:SIZE, and its config. Raises EnvironmentProblem where nothing
+    decodes it."""
     config = load_config(LAB_TARGET if sizes.is_lab_size(name) else name)
     family = family_for(config)
     family.check_config(config)
@@ -108,12 +108,12 @@ def family_named(name: str) -> tuple[Family, PreTrainedConfig]:
 
 
 def lab_width() -> int:
-    """The width of the hidden states of the lab's target, from which targets are padded."""
+    """Return the width of the hidden states of the lab's target, from which targets are padded."""
     return load_config(LAB_TARGET).hidden_size
 
 
 def lab_layers() -> int:
-    """The number of layers of the lab's target, padded or not."""
+    """Return the number of layers of the lab's target, padded or not."""
     return load_config(LAB_TARGET).num_hidden_layers
 
 
@@ -125,7 +125,7 @@ def load_model(
     copies: int = 1,
     device_map: DeviceMap | None = None,
 ) -> PreTrainedModel:
-    """A checked model on the device, from a folder or the hub, or a padded lab model.
+    """Return a checked model on the device, from a folder or the hub, or a padded lab model.
 
     `copies` of a padded model's weights must fit the memory. EnvironmentProblem: it cannot be loaded, weights are
     missing, or it is not fit for cached decoding.
@@ -145,7 +145,7 @@ def load_model(
 def _whole_model(
     name: str, dtype: torch.dtype, device: torch.device, device_map: DeviceMap | None = None
 ) -> PreTrainedModel:
-    """All weights from the checkpoint, on the device. The library fills what is missing with random numbers."""
+    """Return all weights from the checkpoint, on the device. The library fills what is missing with random numbers."""
     family, config = family_named(name)
     if os.path.isfile(Path(name) / "generation_config.json"):  # the library goes on without one that is damaged
         loaded(name, "its generation_config.json", lambda: GenerationConfig.from_pretrained(name))
@@ -177,7 +177,7 @@ def _first_three(names: set[str]) -> str:
 
 
 def load_config(name: str) -> PreTrainedConfig:
-    """The config of a model with layers that asks for no code from the hub."""
+    """Return the config of a model with layers that asks for no code from the hub."""
     check_place(name)
 
     def load() -> PreTrainedConfig:
@@ -226,7 +226,7 @@ def _refuse_kernels(name: str, config: Any) -> None:
 
 
 def choose_device(name: str) -> tuple[torch.device, str]:
-    """A device that is there, and why it was taken."""
+    """Return a device that is there, and why it was taken."""
     there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if name == "auto":
         return (torch.device("cuda"), "a GPU is there") if there["cuda"] else (torch.device("cpu"), "no CUDA GPU found")
@@ -236,7 +236,7 @@ def choose_device(name: str) -> tuple[torch.device, str]:
 
 
 def short_name(name: str) -> str:
-    """A model's name for tables and records, on one line: never an absolute path."""
+    """Return a model's name for tables and records, on one line: never an absolute path."""
     if exists(name):
         path = Path(name).resolve()
         name = path.relative_to(DATA).as_posix() if path.is_relative_to(DATA) else path.name
@@ -252,7 +252,8 @@ def exists(name: str) -> bool:
 
 
 def describe_model(name: str, model: PreTrainedModel, role: str = "target") -> str:
-    """One line: family, layers, parameters, whether it is padded, and where its weights lie if not in one place."""
+    """Return one line: family, layers, parameters, whether it is padded, and where its weights lie if not in one
+    place."""
     config = model.config.get_text_config()
     millions = sum(p.numel() for p in model.parameters()) / 1e6
     layers = family_of(model).layers_in_words(model)
@@ -291,7 +292,7 @@ def check_same_tokenizer(
 
 
 def words_by_id(tokenizer: PreTrainedTokenizerBase) -> dict[int, list[str]]:
-    """The words of each id, sorted: an added token may stand beside a word."""
+    """Return the words of each id, sorted: an added token may stand beside a word."""
     words: dict[int, list[str]] = {}
     for word, i in sorted(tokenizer.get_vocab().items()):
         words.setdefault(i, []).append(word)
@@ -299,7 +300,7 @@ def words_by_id(tokenizer: PreTrainedTokenizerBase) -> dict[int, list[str]]:
 
 
 def _spelled(words: list[str] | None) -> str:
-    """The words of an id for an error: escaped, and not too long."""
+    """Return the words of an id for an error: escaped, and not too long."""
     cut = (word if len(word) <= LONGEST_WORD else f"{word[:LONGEST_WORD]}..." for word in words or [])
     return " or ".join(map(repr, cut)) or "no word"
 

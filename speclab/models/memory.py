@@ -15,7 +15,8 @@ USABLE = 0.9  # of the free memory; the rest is for the cache, activations and t
 
 
 def weights_read(model: PreTrainedModel) -> tuple[int, int]:
-    """The weights that every pass reads; for a mixture of experts, the most that one pass can read.  -> how many, bytes
+    """Return the weights that every pass reads; for a mixture of experts, the most that one pass can read.  -> how
+    many, bytes
 
     Shared weights count once. An embedding of its own is left out: a pass reads a row for each token.
     """
@@ -27,19 +28,21 @@ def weights_read(model: PreTrainedModel) -> tuple[int, int]:
 
 
 def cached_shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
-    """Two sizes for every layer with a cache: how many numbers it keeps for each token, and the width of a head."""
+    """Return two sizes for every layer with a cache: how many numbers it keeps for each token, and the width of a
+    head."""
     pairs = [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in cached_layers(model)]
     kept = [(k, v) for k, v in pairs if isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)]
     return [((keys.numel() + values.numel()) // 2, keys.shape[-1]) for keys, values in kept]
 
 
 def cache_bytes(model: PreTrainedModel, n_tokens: int) -> int:
-    """Bytes of the keys and values of `n_tokens`."""
+    """Return the bytes of the keys and values of `n_tokens`."""
     return sum(n for n, _ in cached_shapes(model)) * n_tokens * model.dtype.itemsize
 
 
 def operations(model: PreTrainedModel, width: int, context: int) -> int:
-    """Operations of a pass over `width` tokens after `context`: 2 for each weight and token, and attention's."""
+    """Return the operations of a pass over `width` tokens after `context`: 2 for each weight and token, and
+    attention's."""
     heads = getattr(model.config.get_text_config(), "num_attention_heads", 1)
     attended = sum(context + i + 1 for i in range(width))
     per_pair = sum(4 * heads * size for _, size in cached_shapes(model))
@@ -47,8 +50,8 @@ def operations(model: PreTrainedModel, width: int, context: int) -> int:
 
 
 def shortest_window(model: PreTrainedModel) -> int | None:
-    """The number of tokens that a layer with a sliding window reads, the smallest where windows differ; None where no
-    layer has one."""
+    """Return the number of tokens that a layer with a sliding window reads, the smallest where windows differ; None
+    where no layer has one."""
     windows = (getattr(layer, "sliding_window", None) for layer in DynamicCache(config=model.config).layers)
     return min((window for window in windows if window), default=None)
 
@@ -64,7 +67,7 @@ def is_mixture_of_experts(model: PreTrainedModel) -> bool:
 
 
 def round_bytes(target: PreTrainedModel, draft: PreTrainedModel | None, k: int, context: int) -> tuple[int, int]:
-    """The bytes that one round reads after `context` tokens: (k draft passes, one verification)."""
+    """Return the bytes that one round reads after `context` tokens: (k draft passes, one verification)."""
     drafting = 0
     if draft is not None and k:
         drafting = k * weights_read(draft)[1] + cache_bytes(draft, sum(context + i for i in range(1, k + 1)))
@@ -72,7 +75,7 @@ def round_bytes(target: PreTrainedModel, draft: PreTrainedModel | None, k: int, 
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """The most bytes held so far: on the GPU, or by this process. None where the system does not say."""
+    """Return the most bytes held so far: on the GPU, or by this process. None where the system does not say."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
@@ -84,7 +87,7 @@ def peak_memory(device: torch.device) -> int | None:
 
 
 def describe(target: PreTrainedModel, draft: PreTrainedModel | None, k: int, context: int) -> str:
-    """The text that `--verbose` prints: bytes of a decode step and of a round, and the peak of memory."""
+    """Return the text that `--verbose` prints: bytes of a decode step and of a round, and the peak of memory."""
     drafting, verifying = round_bytes(target, draft, k, context)
     step = round_bytes(target, None, 0, context)[1]
     most = "up to " * is_mixture_of_experts(target)
@@ -102,7 +105,7 @@ def _bytes(n: int) -> str:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """The bytes that a model may take; None where the system does not say."""
+    """Return the bytes that a model may take; None where the system does not say."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     meminfo = Path("/proc/meminfo")

@@ -34,21 +34,23 @@ BYTE_TOKEN_LENGTH = len("<0x00>")
 
 
 def text_of(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], special: bool = False) -> str:
-    """The text that the tokenizer decodes from ids, with the spaces as they are.  special: keep the special tokens"""
+    """Return the text that the tokenizer decodes from ids, with the spaces as they are.  special: keep the special
+    tokens"""
     if not ids:
         return ""
     return str(tokenizer.decode(list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False))
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
-    """The ids that are no text, with their names."""
+    """Return the ids that are no text, with their names."""
     added = {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     named = {i: str(tokenizer.convert_ids_to_tokens(i)) for i in tokenizer.all_special_ids}
     return added | named
 
 
 def _letters_of_bytes() -> dict[str, int]:
-    """The alphabet of byte-level vocabularies: bytes that are no visible letter of Latin-1 have those from 256 on."""
+    """Return the alphabet of byte-level vocabularies: bytes that are no visible letter of Latin-1 have those from 256
+    on."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -61,13 +63,13 @@ class Pieces(Protocol):
     """The text of ids that come after others, in pieces."""
 
     def add(self, ids: Sequence[int]) -> str:
-        """The text that can be shown after these further ids."""
+        """Return the text that can be shown after these further ids."""
 
     def rest(self) -> str:
-        """The text that was held back, where no id follows."""
+        """Return the text that was held back, where no id follows."""
 
     def fork(self) -> Self:
-        """The pieces of ids that might come next, as if the text of all before them had been shown."""
+        """Return the pieces of ids that might come next, as if the text of all before them had been shown."""
 
 
 class _AtTheEnd:
@@ -149,7 +151,7 @@ class _ByByte:
         return other
 
     def _incomplete(self) -> str:
-        """The text that stands for the bytes that are held back, where a text ends with them."""
+        """Return the text that stands for the bytes that are held back, where a text ends with them."""
         return codecs.utf_8_decode(self._held, "replace", True)[0]
 
     def _decode(self, ids: Sequence[int], end: bool) -> str:
@@ -177,14 +179,17 @@ class _Names:
 
 
 def _spelled(name: str) -> bytes:
-    """The bytes of a token of a byte-level vocabulary. An added one may have other letters, and is a text itself."""
+    """Return the bytes of a token of a byte-level vocabulary.
+
+    An added one may have other letters, and is a text itself.
+    """
     if all(letter in BYTES for letter in name):
         return bytes(BYTES[letter] for letter in name)
     return name.encode()
 
 
 def _after(shown: str, text: str) -> str:
-    """The part of `text` that follows the beginning that it shares with `shown`."""
+    """Return the part of `text` that follows the beginning that it shares with `shown`."""
     if text.startswith(shown):
         return text[len(shown) :]
     pairs = enumerate(zip(shown, text, strict=False))
@@ -192,7 +197,7 @@ def _after(shown: str, text: str) -> str:
 
 
 def pieces(tokenizer: PreTrainedTokenizerBase, before: Sequence[int] = (), special: bool = False) -> Pieces:
-    """The text of ids that come after the ids `before`, as far as it is known what they may still change.
+    """Return the text of ids that come after the ids `before`, as far as it is known what they may still change.
 
     special: show special tokens too.
     """
@@ -205,13 +210,14 @@ def pieces(tokenizer: PreTrainedTokenizerBase, before: Sequence[int] = (), speci
 
 
 def added(tokenizer: PreTrainedTokenizerBase, before: Sequence[int], ids: Sequence[int]) -> str:
-    """The text that ids add to the text of the ids before them; special tokens are shown."""
+    """Return the text that ids add to the text of the ids before them; special tokens are shown."""
     made = pieces(tokenizer, before, special=True)
     return made.add(ids) + made.rest()
 
 
 def _parts(tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]] | None:
-    """The steps of the decoder, none where tokens are joined with spaces; None where it is not one of those above."""
+    """Return the steps of the decoder, none where tokens are joined with spaces; None where it is not one of those
+    above."""
     own, library = type(tokenizer), PreTrainedTokenizerFast
     if not isinstance(tokenizer, library) or own._decode is not library._decode:
         return None
@@ -233,7 +239,7 @@ def _parts(tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]] | None:
 
 
 def _flat(part: dict[str, Any]) -> list[dict[str, Any]]:
-    """A step of a decoder, or the steps in it."""
+    """Return a step of a decoder, or the steps in it."""
     return [one for inner in part["decoders"] for one in _flat(inner)] if part["type"] == "Sequence" else [part]
 
 
@@ -253,7 +259,7 @@ def _is_local(part: dict[str, Any]) -> bool:
 
 
 def with_text(rounds: Iterable[Round], made: Pieces) -> Iterator[Round]:
-    """The rounds, each with the text that it adds."""
+    """Return the rounds, each with the text that it adds."""
     for round_ in rounds:
         text = made.add(round_.tokens)
         yield round_._replace(text=text + made.rest() if round_.finish else text)

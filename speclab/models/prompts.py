@@ -41,7 +41,7 @@ class Prompt:
 
     @property
     def id_list(self) -> list[int]:
-        """The ids as a list."""
+        """Return the ids as a list."""
         return self.ids[0].tolist()
 
 
@@ -81,7 +81,7 @@ def from_file(name: str) -> list[tuple[str, str]]:
 
 
 def _read(name: str) -> bytes:
-    """The bytes of the file or of standard input."""
+    """Return the bytes of the file or of standard input."""
     if name != "-":
         return files.read_bytes(Path(name), LARGEST_FILE)
     if sys.stdin is None:
@@ -113,7 +113,8 @@ def encode(pairs: list[tuple[str, str]], tokenizer: PreTrainedTokenizerBase, cha
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, text: str, special: bool) -> Tensor:
-    """The ids of a text, (1, length). special: with the special tokens that the tokenizer puts around every text."""
+    """Return the ids of a text, (1, length). special: with the special tokens that the tokenizer puts around every
+    text."""
     try:
         with panics_as_errors():
             ids = (tokenizer(text) if special else tokenizer(text, add_special_tokens=False)).input_ids
@@ -130,7 +131,7 @@ def _ids(tokenizer: PreTrainedTokenizerBase, text: str, special: bool) -> Tensor
 
 
 def chats_ids(chats: list[Messages], tokenizer: PreTrainedTokenizerBase) -> list[Tensor]:
-    """The ids of each chat, (1, length), up to where the model answers.
+    """Return the ids of each chat, (1, length), up to where the model answers.
 
     UsageProblem: there is no template. EnvironmentProblem: it cannot be used (speclab/models/outside/templates.py).
     """
@@ -143,7 +144,10 @@ def chats_ids(chats: list[Messages], tokenizer: PreTrainedTokenizerBase) -> list
 
 
 def describe_chat(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """A line of a run's head: whether the prompts are in the tokenizer's chat template. Empty where it has none."""
+    """Return a line of a run's head: whether the prompts are in the tokenizer's chat template.
+
+    Empty where it has none.
+    """
     if not tokenizer.chat_template:
         return []
     if prompts[0].chat:

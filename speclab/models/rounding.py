@@ -25,19 +25,19 @@ USUAL_DEVIATION = 0.4  # the same for logits in bfloat16 and float16, where no h
 
 
 def units(dtype: torch.dtype) -> int:
-    """The factor c of the bound c * eps(dtype) * max|logit|."""
+    """Return the factor c of the bound c * eps(dtype) * max|logit|."""
     return UNITS.get(dtype, HALF_WIDTH_UNITS)
 
 
 def rounding_unit(logits: Tensor) -> float:
-    """The unit eps(dtype) * max|logit|. What stands for "never this token" (the dtype's lowest, -infinity) does not
-    count."""
+    """Return the unit eps(dtype) * max|logit|. What stands for "never this token" (the dtype's lowest, -infinity) does
+    not count."""
     real = logits.abs()[_real(logits)]
     return torch.finfo(logits.dtype).eps * (real.max().item() if real.numel() else 0.0)
 
 
 def row_errors(own: Tensor, right: Tensor) -> Tensor:
-    """The most that a logit of each row may be off: what higher precision changes there, at least FLOOR units.
+    """Return the most that a logit of each row may be off: what higher precision changes there, at least FLOOR units.
 
     own: logits in the run's dtype, (n, vocab); right: the same in higher precision -> (n,)
     """
@@ -46,7 +46,7 @@ def row_errors(own: Tensor, right: Tensor) -> Tensor:
 
 
 def _deviations(own: Tensor, right: Tensor) -> Tensor:
-    """The standard deviation of the rounding of each row's most probable logits.  (n, vocab), twice -> (n,)
+    """Return the standard deviation of the rounding of each row's most probable logits.  (n, vocab), twice -> (n,)
 
     An error that is the same in all logits of a row changes no probability, so it does not count.
     """
@@ -57,13 +57,13 @@ def _deviations(own: Tensor, right: Tensor) -> Tensor:
 
 
 def _real(logits: Tensor) -> Tensor:
-    """A mask of the logits that do not stand for "never this token" (the dtype's lowest number, -infinity)."""
+    """Return a mask of the logits that do not stand for "never this token" (the dtype's lowest number, -infinity)."""
     return logits.abs() < torch.finfo(logits.dtype).max / 2
 
 
 def spread(logits: Tensor) -> float:
-    """The largest minus the smallest logit, without what stands for "never this token"; of (..., n, vocab) the median
-    row."""
+    """Return the largest minus the smallest logit, without what stands for "never this token"; of (..., n, vocab) the
+    median row."""
     real = _real(logits)
     highest = logits.masked_fill(~real, -torch.inf).amax(-1)
     lowest = logits.masked_fill(~real, torch.inf).amin(-1)
@@ -71,18 +71,18 @@ def spread(logits: Tensor) -> float:
 
 
 def bound(logits: Tensor) -> float:
-    """The largest difference from these logits that rounding explains."""
+    """Return the largest difference from these logits that rounding explains."""
     return units(logits.dtype) * rounding_unit(logits)
 
 
 def bound_in_words(dtype: torch.dtype) -> str:
-    """The formula with its numbers, for messages."""
+    """Return the formula with its numbers, for messages."""
     return f"{units(dtype)} * eps({str(dtype).removeprefix('torch.')}) * max|logit|"
 
 
 def differences(logits: Tensor, right: Tensor) -> Tensor:
-    """The absolute differences of two logits, in the same shape. They are 0 where both are equal, also where both are
-    -infinity."""
+    """Return the absolute differences of two logits, in the same shape. They are 0 where both are equal, also where
+    both are -infinity."""
     return torch.where(logits == right, 0.0, (logits - right).abs())
 
 
@@ -98,7 +98,8 @@ class Reference:
         self._higher: PreTrainedModel | None = None
 
     def logits(self, prompt: Tensor, text: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
-        """The logits after the prompt and after each token of the text: in the model's dtype, and in higher precision.
+        """Return the logits after the prompt and after each token of the text: in the model's dtype, and in higher
+        precision.
 
         (1, n) and (1, m) ids -> (m + 1, vocab_size) on the CPU, twice
         """
@@ -115,8 +116,8 @@ class Reference:
         return _logits_of(self._model, prompt, text, vocab_size)
 
     def with_deviations(self, prompt: Tensor, text: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
-        """The best known logits after the prompt and each token of the text, and the standard deviation of the rounding
-        of the run's logits.
+        """Return the best known logits after the prompt and each token of the text, and the standard deviation of the
+        rounding of the run's logits.
 
         (1, n) and (1, m) ids -> (m + 1, vocab_size) and (m + 1,), on the CPU
 
@@ -139,7 +140,7 @@ def _logits_of(model: PreTrainedModel, prompt: Tensor, text: Tensor, vocab_size:
 
 
 def _in_higher_precision(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy in the next wider float type, or the model itself where there is none or no room for it."""
+    """Return a copy in the next wider float type, or the model itself where there is none or no room for it."""
     wider = torch.float64 if model.dtype in (torch.float32, torch.float64) else torch.float32
     n_bytes = sum(p.numel() for p in model.parameters()) * wider.itemsize
     free = free_memory(model.device)

@@ -34,49 +34,49 @@ class Setup:
 
     @property
     def eos(self) -> frozenset[int]:
-        """The ids that end the target's texts."""
+        """Return the ids that end the target's texts."""
         return generation.eos_ids(self.target.model.generation_config)
 
     @functools.cached_property
     def reference(self) -> Reference:
-        """The target's uncached logits, in its own and in the next higher precision."""
+        """Return the target's uncached logits, in its own and in the next higher precision."""
         return Reference(self.target.model)
 
     @property
     def unapplied(self) -> str:
-        """The checkpoint's generation settings that the lab leaves out, "" where there are none."""
+        """Return the checkpoint's generation settings that the lab leaves out, "" where there are none."""
         settings = generation.unapplied_settings(self.target.model.generation_config)
         return ", ".join(f"{key} {value}" for key, value in settings.items())
 
     def sampling_at(self, temperature: float) -> Sampling:
-        """The run's filters at another temperature."""
+        """Return the run's filters at another temperature."""
         return replace(self.sampling, temperature=temperature)
 
     @property
     def chunk(self) -> int:
-        """Tokens that the baseline fetches at once: a GPU should not wait for the host after every token."""
+        """Return the tokens that the baseline fetches at once: a GPU should not wait for the host after every token."""
         return 1 if self.device.type == "cpu" else 16
 
     @property
     def engine(self) -> str:
-        """The name of the engine: fast or eager."""
+        """Return the name of the engine: fast or eager."""
         return self.target.engine
 
     @property
     def dtype_name(self) -> str:
-        """The name of the dtype: float32 or bfloat16."""
+        """Return the name of the dtype: float32 or bfloat16."""
         return str(self.dtype).removeprefix("torch.")
 
     def ids_before(self, prompt: Prompt) -> list[int]:
-        """The ids that a new text continues: the prompt's, or none where the output is a text of its own."""
+        """Return the ids that a new text continues: the prompt's, or none where the output is a text of its own."""
         return prompt.id_list if self.target.family.one_text else []
 
     def pieces(self, prompt: Prompt) -> Pieces:
-        """The pieces that give the text of the ids made after a prompt."""
+        """Return the pieces that give the text of the ids made after a prompt."""
         return pieces(self.tokenizer, self.ids_before(prompt))
 
     def token_text(self, prompt: Prompt, text: list[int], token: int) -> str:
-        """The text that a token adds after a prompt and the new ids `text`."""
+        """Return the text that a token adds after a prompt and the new ids `text`."""
         return added(self.tokenizer, self.ids_before(prompt) + text, [token])
 
     def cached(self, model: PreTrainedModel, vocab_size: int, graphs: bool = True) -> CachedModel:
@@ -109,7 +109,7 @@ class Setup:
         return loading.load_model(name, self.device, self.dtype, "draft", copies)
 
     def describe(self) -> str:
-        """The head of every run: what runs, on which device, and why."""
+        """Return the head of every run: what runs, on which device, and why."""
         machine = f"{self.device.type} ({self.reasons['device']}), {self.dtype_name} ({self.reasons['dtype']})"
         n = torch.get_num_threads()
         threads = f", {n} thread{'s' * (n != 1)} ({self.reasons['threads']})" * (self.device.type == "cpu")
@@ -159,7 +159,7 @@ def load_setup(
 
 
 def why_threads(asked: int | None) -> str:
-    """The reason for the number of threads."""
+    """Return the reason for the number of threads."""
     if asked:
         return "asked for"
     return "from OMP_NUM_THREADS" if os.environ.get("OMP_NUM_THREADS") else "one per core"

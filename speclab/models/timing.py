@@ -17,7 +17,7 @@ LARGE_ON_GPU = 2**30
 
 
 def seconds(call: Callable[[], object], device: torch.device) -> float:
-    """The seconds of one call, by the device's own clock where it has one.
+    """Return the seconds of one call, by the device's own clock where it has one.
 
     A GPU gets other work first, so that what the host launches in that time is waiting when the clock starts.
     """
@@ -32,7 +32,7 @@ def seconds(call: Callable[[], object], device: torch.device) -> float:
 
 @functools.cache
 def _head_start(device: torch.device) -> torch.Tensor:
-    """A matrix whose square takes a GPU longer than the host needs for a few launches."""
+    """Return a matrix whose square takes a GPU longer than the host needs for a few launches."""
     return torch.full((4096, 4096), 1e-4, dtype=torch.bfloat16, device=device)
 
 
@@ -44,7 +44,7 @@ def time_passes(
     patience: float = math.inf,
     ids: torch.Tensor | None = None,
 ) -> list[list[float]]:
-    """The seconds of every repeat of each (model, width). All follow the same context, and they take turns.
+    """Return the seconds of every repeat of each (model, width). All follow the same context, and they take turns.
 
     ids: (1, at least context + the largest width), the text; None: a random one. The caches hold the context
     afterwards. The first repeat meets new shapes and may be slow. After two of them it ends early where `patience`
@@ -72,15 +72,15 @@ def time_passes(
 
 
 def best(call: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """The best time of several calls. It is the measure of a ceiling, because every disturbance only makes a call
-    longer."""
+    """Return the best time of several calls. It is the measure of a ceiling, because every disturbance only makes a
+    call longer."""
     call()
     return min(seconds(call, device) for _ in range(repeats))
 
 
 @torch.inference_mode()
 def bandwidth(n_bytes: int, device: torch.device, dtype: torch.dtype, repeats: int = 7) -> dict[str, float]:
-    """Three measures of the bytes a second over a block of about this size."""
+    """Return three measures of the bytes a second over a block of about this size."""
     columns = 2048
     rows = max(1, n_bytes // (columns * dtype.itemsize))
     block = torch.ones(rows, columns, dtype=dtype, device=device)
@@ -94,7 +94,7 @@ def bandwidth(n_bytes: int, device: torch.device, dtype: torch.dtype, repeats: i
 
 
 def block_bytes(device: torch.device) -> int:
-    """The size of the block that is read and copied: a quarter of the free memory at most."""
+    """Return the size of the block that is read and copied: a quarter of the free memory at most."""
     free = free_memory(device)
     usual = LARGE_ON_GPU if device.type == "cuda" else LARGE
     return usual if free is None else min(usual, free // 4)

@@ -11,7 +11,8 @@ from speclab.models.family import family_of
 
 @torch.inference_mode()
 def logits_after(model: PreTrainedModel, prompt: Tensor, text: Tensor, n_last: int | None = None) -> Tensor:
-    """The logits after the prompt and after each token of the text: row i follows the prompt and i tokens of the text.
+    """Return the logits after the prompt and after each token of the text: row i follows the prompt and i tokens of the
+    text.
 
     (1, n) and (1, m) ids -> (1, m + 1, ids of the output layer). n_last: so many rows of the end, or more, are enough.
     """
@@ -22,7 +23,7 @@ def logits_after(model: PreTrainedModel, prompt: Tensor, text: Tensor, n_last: i
 def distributions(
     model: PreTrainedModel, prompt: list[int], tokens: list[int], sampling: Sampling, vocab_size: int
 ) -> Tensor:
-    """The distribution at the place of each of `tokens`, from one uncached pass.  -> (n, vocab_size), on the CPU
+    """Return the distribution at the place of each of `tokens`, from one uncached pass.  -> (n, vocab_size), on the CPU
 
     A draft model may lack some ids and positions. Ids that it lacks have probability 0, and so has everything after
     its context; what it is fed instead of an id that it lacks is what CachedModel feeds it.

@@ -28,7 +28,7 @@ from speclab.theory.ladder import EFFECTS, PREDICTORS, factors, prediction_error
 
 
 def prediction_table(rows: list[Row]) -> Table:
-    """Each prediction and its error, predicted / measured - 1, beside the measurement."""
+    """Return each prediction and its error, predicted / measured - 1, beside the measurement."""
     rows = [row for row in rows if row.draft and any(getattr(row, name) is not None for name in PREDICTORS)]
     predictions = {name: prediction(attrgetter(key)) for key, name in PREDICTORS.items()}
     return Table(rows, cells("draft", "k", "measured") | predictions)
@@ -116,7 +116,7 @@ def ladder_legend(markdown: bool = False) -> Lines:
 
 
 def names_of_own_rates(rows: list[Row]) -> list[str]:
-    """The heads of the columns that only some drafts of these rows have."""
+    """Return the heads of the columns that only some drafts of these rows have."""
     return list(dict.fromkeys(rate.name for row in rows for rate in row.own_rates or []))
 
 
@@ -171,7 +171,7 @@ def costs_lines(run: ComparisonRun) -> Lines:
 
 
 def usual_context(run: ComparisonRun) -> float:
-    """Prompt tokens on average and half of the new ones."""
+    """Return prompt tokens on average and half of the new ones."""
     prompts = {sample.prompt_index: sample.n_prompt for sample in run.raw}
     return (mean(prompts.values()) if prompts else 0.0) + run.settings["max_new_tokens"] / 2
 

@@ -82,7 +82,7 @@ def page(run: ComparisonRun, name: str) -> str:
 
 
 def _pictures(run: ComparisonRun, name: str) -> list[str]:
-    """The pictures that the page shows."""
+    """Return the pictures that the page shows."""
     shown = []
     if any(row.draft for row in run.rows):
         shown.append(f"![speedup by draft and k](../plots/{name}-speedup.png)")
@@ -92,7 +92,7 @@ def _pictures(run: ComparisonRun, name: str) -> list[str]:
 
 
 def target_name(run: LabRun) -> str:
-    """The target as the table calls it."""
+    """Return the target as the table calls it."""
     name = run.settings["target"]
     return LAB if name == "models/lab-pair/target" else name.rpartition("/")[2]
 
@@ -101,7 +101,8 @@ def target_name(run: LabRun) -> str:
 
 
 def same_text_lines(run: LabRun, judged: list[Facts]) -> list[str]:
-    """One line for all greedy texts that were judged, one for each temperature above 0; more if something is wrong."""
+    """Return one line for all greedy texts that were judged, one for each temperature above 0; more if something is
+    wrong."""
     prefix, lines = f"same text? {target_name(run)}, ", []
     greedy = [entry for entry in judged if entry["temperature"] == 0]
     if greedy:
@@ -134,7 +135,7 @@ def same_text_lines(run: LabRun, judged: list[Facts]) -> list[str]:
 
 
 def table_lines(run: ComparisonRun) -> list[Line]:
-    """The baseline, and every draft at every length, over all prompts."""
+    """Return the baseline, and every draft at every length, over all prompts."""
     temperatures = list(dict.fromkeys(row.temperature for row in run.rows))
     by_arm: dict[tuple[str, int], dict[float, Row]] = {}
     for row in run.rows:
@@ -148,7 +149,8 @@ def table_lines(run: ComparisonRun) -> list[Line]:
 
 
 def best_row(run: ComparisonRun) -> Row | None:
-    """The fastest draft at the first temperature, over all prompts; None where none is faster than the baseline."""
+    """Return the fastest draft at the first temperature, over all prompts; None where none is faster than the
+    baseline."""
     first = run.rows[0].temperature if run.rows else None
     rows = [row for row in run.rows if row.draft and row.prompt_kind == "all" and row.temperature == first]
     fastest = max(rows, key=lambda row: row.speedup, default=None)
@@ -156,7 +158,7 @@ def best_row(run: ComparisonRun) -> Row | None:
 
 
 def speed_table(runs: list[ComparisonRun]) -> Table:
-    """One line per draft and length; the columns of further temperatures come after those of the first one."""
+    """Return one line per draft and length; the columns of further temperatures come after those of the first one."""
     lines = [line for run in runs for line in table_lines(run)]
     temperatures = list(dict.fromkeys(row.temperature for row in runs[0].rows))
     columns: dict[str, Cell] = {"target": lambda line: line.target} if len(runs) > 1 else {}
@@ -172,7 +174,7 @@ def speed_table(runs: list[ComparisonRun]) -> Table:
 
 
 def _speedup_at(place: int) -> Callable[[Line], str]:
-    """The speedup at one of the temperatures, and the verdict where it is not "faster"."""
+    """Return the speedup at one of the temperatures, and the verdict where it is not "faster"."""
 
     def cell(line: Line) -> str:
         row = line.rows[place] if place < len(line.rows) else None
@@ -214,7 +216,7 @@ def chains_only_line(runs: list[ComparisonRun]) -> str | None:
 
 
 def best_plain_line(run: ComparisonRun) -> str | None:
-    """The headline's row against the best plain decoding, where that is not the baseline but a faster one.
+    """Return the headline's row against the best plain decoding, where that is not the baseline but a faster one.
 
     Row and plain decoding are chosen on one half of the prompts; this is the other half.
     """
@@ -233,7 +235,7 @@ def best_plain_line(run: ComparisonRun) -> str | None:
 
 
 def best_model_row(run: ComparisonRun) -> Row | None:
-    """The fastest row of a draft model at the first temperature, of any draft where there is no model."""
+    """Return the fastest row of a draft model at the first temperature, of any draft where there is no model."""
     rows = [row for row in _first_rows(run) if row.draft]
     models = [row for row in rows if row.draft not in ("ngram", "suffix")]
     explained = [row for row in models if row.ladder]
@@ -241,7 +243,7 @@ def best_model_row(run: ComparisonRun) -> Row | None:
 
 
 def rows_of(run: ComparisonRun, draft: str) -> list[Row]:
-    """The rows of one draft over all prompts, at the first temperature."""
+    """Return the rows of one draft over all prompts, at the first temperature."""
     return [row for row in _first_rows(run) if row.draft == draft and row.draft_length]
 
 
@@ -264,14 +266,14 @@ def reading_line(run: ComparisonRun) -> str | None:
 
 
 def missed_line(row: Row, prefix: str) -> str | None:
-    """The two factors of the row's ladder that the formula misses most."""
+    """Return the two factors of the row's ladder that the formula misses most."""
     largest = sorted(factors(row).items(), key=lambda item: -abs(math.log(max(item[1], 1e-9))))[:2]
     misses = ", ".join(f"x{factor:.2f} {name}" for name, factor in largest)
     return f"{prefix} the formula misses most: {misses}" if misses else None
 
 
 def noise_line(runs: list[ComparisonRun]) -> str | None:
-    """The noise floors at the first temperature."""
+    """Return the noise floors at the first temperature."""
     floors = [(target_name(run), run.noise[0]) for run in runs if run.noise]
     shown = ", ".join(
         f"{name} {speedup(floor.ratio)}" + f" ({interval(floor.low, floor.high)})" * (floor.low is not None)

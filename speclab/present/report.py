@@ -73,7 +73,7 @@ def functions_line(run: ComparisonRun) -> str | None:
 
 
 def agreement_lines(entries: list[Facts]) -> list[str]:
-    """Every greedy difference, then the verdict on greedy texts, then one for each arm that sampled."""
+    """Return every greedy difference, then the verdict on greedy texts, then one for each arm that sampled."""
     lines = []
     greedy = [entry for entry in entries if entry["temperature"] == 0]
     for entry in greedy:
@@ -145,7 +145,7 @@ def counts_summary(counts: Counts, has_branches: bool = False) -> str:
 
 
 def _speed(run: ComparisonRun, rows: list[Row]) -> list[Block]:
-    """The speed table of some rows and, for all prompts, the lines under it."""
+    """Return the speed table of some rows and, for all prompts, the lines under it."""
     temperature, kind = rows[0].temperature, rows[0].prompt_kind
     prompts = "all prompts" if kind == "all" else f"prompts: {kind}"
     title = f"{tables.temperature_name(temperature)}, {prompts} ({rows[0].n_prompts})"
@@ -160,7 +160,7 @@ def _speed(run: ComparisonRun, rows: list[Row]) -> list[Block]:
 
 
 def speed_table(rows: list[Row]) -> Table:
-    """One line per arm; the baseline first."""
+    """Return one line per arm; the baseline first."""
     columns: dict[str, Cell] = {
         **cells("draft", "k", "tok/s", "speedup"),
         "verdict": lambda row: row.verdict or "-",
@@ -175,7 +175,7 @@ def speed_table(rows: list[Row]) -> Table:
 
 
 def _rerun(row: Row) -> str:
-    """The interval in which the same command, run again, would land."""
+    """Return the interval in which the same command, run again, would land."""
     noise = row.repeat_noise
     return interval(max(0.0, row.speedup - noise), row.speedup + noise) if row.draft and noise is not None else "-"
 
@@ -218,7 +218,7 @@ def plain_line(run: ComparisonRun) -> str | None:
 
 
 def headline_line(run: ComparisonRun) -> str | None:
-    """The best k, chosen on one half of the prompts and reported on the other."""
+    """Return the best k, chosen on one half of the prompts and reported on the other."""
     row = run.headline
     if not row:
         return None

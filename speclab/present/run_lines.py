@@ -27,7 +27,7 @@ LOSSY = (
 
 
 def hardware(run: Head) -> str:
-    """The processor that a record was taken on."""
+    """Return the processor that a record was taken on."""
     machine = run.machine
     return machine.gpu or f"{machine.cpu}, {machine.threads} thread{'s' * (machine.threads != 1)}"
 
@@ -44,7 +44,7 @@ def circumstances(run: Head) -> str:
 
 
 def provenance(run: LabRun) -> str:
-    """The circumstances and the size of a run, in one paragraph."""
+    """Return the circumstances and the size of a run, in one paragraph."""
     settings = run.settings
     return (
         f"{circumstances(run)}; {settings['n_prompts']} prompts, {settings['max_new_tokens']} new tokens each, "
@@ -87,7 +87,7 @@ def remarks(run: LabRun) -> list[str]:
 
 
 def wrong_line(run: LabRun) -> str | None:
-    """The arms whose texts are not the target's; None where there are none."""
+    """Return the arms whose texts are not the target's; None where there are none."""
     wrong = [entry["arm"] for entry in getattr(run, "correctness", []) if not entry["passed"]]
     return f"WRONG OUTPUT: {', '.join(wrong)}; see correctness in the record" if wrong else None
 
@@ -159,7 +159,7 @@ def doubt(run: LabRun) -> str | None:
 
 
 def doubt_in_short(run: Head) -> str | None:
-    """The same without what to do about it; it stands above a picture."""
+    """Return the same without what to do about it; it stands above a picture."""
     worst = noise.unbelievable(getattr(run, "noise", None) or [])
     if worst is None:
         return None
@@ -169,7 +169,7 @@ def doubt_in_short(run: Head) -> str | None:
 
 
 def noise_lines(floors: list[Noise]) -> list[str]:
-    """The noise floors of a record: the baseline against a second baseline in the same run."""
+    """Return the noise floors of a record: the baseline against a second baseline in the same run."""
     return [
         f"noise floor, the baseline against itself in the same run: {speedup(floor.ratio)} "
         f"({interval(floor.low, floor.high)})"

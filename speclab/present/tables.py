@@ -54,7 +54,7 @@ START = re.compile(r"^(\d*)([.)](?=\s|$)|#(?=#*(?:\s|$))|[+*-](?=\s|$)|[*_-](?=[
 
 
 def escaped(text: str) -> str:
-    """A text as Markdown that shows all of its characters, on one line. Not at the start of a line: see `_line`.
+    """Return a text as Markdown that shows all of its characters, on one line. Not at the start of a line: see `_line`.
 
     A viewer may make links of the addresses and @names in it; what is read stays the same.
     """
@@ -65,7 +65,7 @@ def escaped(text: str) -> str:
 
 
 def _line(text: str) -> str:
-    """A text as Markdown that a paragraph or an item of a list begins with."""
+    """Return a text as Markdown that a paragraph or an item of a list begins with."""
     return escaped(text) if isinstance(text, Markdown) else START.sub(r"\1\\\2", escaped(text).strip())
 
 
@@ -74,7 +74,7 @@ def _cell(text: str) -> str:
 
 
 def show(blocks: Iterable[Block], markdown: bool = False) -> str:
-    """The blocks that have something to show, as one text."""
+    """Return the blocks that have something to show, as one text."""
     texts: list[str] = []
     above = ""  # the heading, for which something has yet to come
     for block in blocks:
@@ -103,7 +103,7 @@ def _wrapped(paragraph: str, indent: str = "") -> str:
 
 
 def _columns(block: Table, markdown: bool) -> str | None:
-    """The table with its cells filled in; None where there is no row."""
+    """Return the table with its cells filled in; None where there is no row."""
     written = _cell if markdown else (lambda text: text.replace("\n", " "))
     filled = {head: [written(cell(row)) for row in block.rows] for head, cell in block.cells.items()}
     heads = list(filled)
@@ -124,7 +124,7 @@ def _columns(block: Table, markdown: bool) -> str | None:
 
 
 def table(rows: list[list[str]], headers: list[str], markdown: bool = False, n_words: int = 1) -> str:
-    """Cells as a table for the terminal, or as one of Markdown.
+    """Return the cells as a table for the terminal, or as one of Markdown.
 
     The first `n_words` columns hold words and are aligned left, all others are aligned right.
     """
@@ -154,13 +154,13 @@ def short_names(names: list[str], width: int) -> dict[str, str]:
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """A number with this many digits after the point; a dash where there is none."""
+    """Return a number with this many digits after the point; a dash where there is none."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 
 def cost(value: float | None, digits: int = 2, error: float = 0.0) -> str:
-    """A cost, which is never negative: 318; `< 12` where it lies within two standard errors of nothing, or below one
-    unit of the last digit, and so cannot be told apart from nothing.
+    """Return a cost, which is never negative: 318; `< 12` where it lies within two standard errors of nothing, or below
+    one unit of the last digit, and so cannot be told apart from nothing.
     """
     if value is None:
         return "-"
@@ -181,12 +181,13 @@ def speedup(value: float | None) -> str:
 
 
 def speedup_of(row: Any) -> str:
-    """The speedup of a row; where its rule is lossy, never without that and the measured total variation distance."""
+    """Return the speedup of a row; where its rule is lossy, never without that and the measured total variation
+    distance."""
     return speedup(row.speedup) + (f" LOSSY {number(row.total_variation, 3)}" if row.lossy_rule else "")
 
 
 def with_verdict(text: str, verdict: str | None) -> str:
-    """A speedup, in words where it is none or may be none."""
+    """Return a speedup, in words where it is none or may be none."""
     return f"{text} {verdict}" if verdict in ("slower", "unclear") else text
 
 
@@ -196,7 +197,7 @@ def interval(low: float | None, high: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A signed share in five characters or fewer; beyond a factor of ten it no longer matters how far."""
+    """Return a signed share in five characters or fewer; beyond a factor of ten it no longer matters how far."""
     if share is None:
         return "-"
     return f"{share:+.0%}" if share < 9.995 else ">999%"
@@ -211,12 +212,12 @@ def temperature_name(temperature: float) -> str:
 
 
 def column(key: str, digits: int = 2, write: Callable[[float | None, int], str] = number) -> Cell:
-    """A cell with a number of the row."""
+    """Return a cell with a number of the row."""
     return lambda row: write(getattr(row, key), digits)
 
 
 def prediction(predicted: Callable[[Any], float | None]) -> Cell:
-    """A cell such as "2.58 +106%": a prediction and its error, predicted / measured - 1."""
+    """Return a cell such as "2.58 +106%": a prediction and its error, predicted / measured - 1."""
 
     def cell(row: Any) -> str:
         value = predicted(row)
@@ -226,12 +227,12 @@ def prediction(predicted: Callable[[Any], float | None]) -> Cell:
 
 
 def of_a_draft(cell: Cell) -> Cell:
-    """A cell that is empty for the baseline."""
+    """Return a cell that is empty for the baseline."""
     return lambda row: cell(row) if row.draft else "-"
 
 
 def through(part: Callable[[Any], Any], columns: dict[str, Cell]) -> dict[str, Cell]:
-    """Columns of rows as columns of what holds such a row; `part` takes it out."""
+    """Return the columns of rows as columns of what holds such a row; `part` takes it out."""
 
     def of_part(cell: Cell) -> Cell:
         return lambda whole: cell(part(whole))
@@ -258,5 +259,5 @@ CELLS: dict[str, Cell] = {
 
 
 def cells(*heads: str) -> dict[str, Cell]:
-    """Columns of a row by their heads."""
+    """Return the columns of a row by their heads."""
     return {head: CELLS[head] for head in heads}

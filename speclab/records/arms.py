@@ -23,7 +23,7 @@ class Arm:
 
     @property
     def label(self) -> str:
-        """The name by which tables and checks call it."""
+        """Return the name by which tables and checks call it."""
         return f"{self.method} k={self.draft_length}" if self.speculative and not self.auto else self.method
 
 

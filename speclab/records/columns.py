@@ -28,6 +28,6 @@ def add_columns(columns: Columns) -> None:
 
 
 def columns() -> list[Columns]:
-    """All columns of this kind."""
+    """Return all columns of this kind."""
     extensions.load()
     return _COLUMNS

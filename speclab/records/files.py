@@ -57,7 +57,7 @@ GPU_STATE = (
 
 
 def machine(device: torch.device) -> Machine:
-    """The machine on which this process runs."""
+    """Return the machine on which this process runs."""
     memory = None
     with contextlib.suppress(ValueError, OSError, AttributeError):  # no sysconf on Windows
         memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
@@ -73,7 +73,7 @@ def machine(device: torch.device) -> Machine:
 
 
 def _gpu_state() -> dict[str, str | bool]:
-    """The state of the GPU at this moment; entries that nvidia-smi does not tell are left out."""
+    """Return the state of the GPU at this moment; entries that nvidia-smi does not tell are left out."""
     answer: list[str] = []
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         words = ["nvidia-smi", f"--query-gpu={','.join(GPU_STATE)}", "--format=csv,noheader"]
@@ -91,7 +91,7 @@ def _cpu_name() -> str:
 
 
 def versions() -> Versions:
-    """The versions of the packages in use, and the lab's commit where git knows one."""
+    """Return the versions of the packages in use, and the lab's commit where git knows one."""
     commit, dirty = None, None
     if IS_CLONE:  # an installed package may lie inside somebody else's repository
         with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -114,12 +114,12 @@ def _git(*words: str) -> str:
 
 
 def fingerprint(texts: list[str]) -> str:
-    """Short hash of the prompts: two runs with the same one decoded the same texts."""
+    """Return short hash of the prompts: two runs with the same one decoded the same texts."""
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 
 def today() -> str:
-    """The time now, in UTC, to the minute."""
+    """Return the time now, in UTC, to the minute."""
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%MZ")
 
 
@@ -127,7 +127,7 @@ def today() -> str:
 
 
 def as_dict(record: Any) -> dict[str, Any]:
-    """A record, or a part of one, as plain JSON."""
+    """Return a record, or a part of one, as plain JSON."""
     return asdict(record, dict_factory=lambda items: {k: v for k, v in items if not _is_left_out(k, v)})
 
 
@@ -136,7 +136,7 @@ def _is_left_out(name: str, value: Any) -> bool:
 
 
 def to_json(record: Head) -> str:
-    """A record's file, compact enough to commit: one line for every item of its lists, which come last.
+    """Return a record's file, compact enough to commit: one line for every item of its lists, which come last.
 
     Raises ValueError, with the field's name, where a number is not finite.
     """
@@ -157,7 +157,7 @@ def _text(values: dict[str, Any]) -> str:
 
 
 def _rounded(value: Any, name: str) -> Any:
-    """The value rounded to seven digits, which are more than any clock here can measure."""
+    """Return the value rounded to seven digits, which are more than any clock here can measure."""
     if isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError(f"{name} is {value}, which no record can hold")
@@ -171,12 +171,15 @@ def _rounded(value: Any, name: str) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """The contents of a JSON file, whose numbers are all finite. Raises EnvironmentProblem where it cannot be read."""
+    """Return the contents of a JSON file, whose numbers are all finite.
+
+    Raises EnvironmentProblem where it cannot be read.
+    """
     return json.loads(_checked_text(path))
 
 
 def read(path: Path, kind: type[Record]) -> Record:
-    """A record from disk, checked: `kind` is ComparisonRun, or the class of an extension or a benchmark.
+    """Return a record from disk, checked: `kind` is ComparisonRun, or the class of an extension or a benchmark.
 
     Raises EnvironmentProblem where it is no such record.
     """
@@ -207,7 +210,7 @@ def parsed(kind: type[Parsed], text: str) -> Parsed:
 
 
 def _checked_text(path: Path) -> str:
-    """The text of a JSON file without NaN, infinities and whole numbers that no float can hold."""
+    """Return the text of a JSON file without NaN, infinities and whole numbers that no float can hold."""
     try:
         text = read_bytes(path, LARGEST).decode("utf-8")
         json.loads(text, parse_constant=_finite, parse_float=_finite, parse_int=_finite)

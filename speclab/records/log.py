@@ -46,7 +46,7 @@ class Line(ArmCounts):
 
     @classmethod
     def begin(cls, arm: Arm, temperature: float, prompt_index: int, prompt_kind: str, n_prompt: int) -> "Line":
-        """A line to which decodings of this prompt are added."""
+        """Return a line to which decodings of this prompt are added."""
         return cls(
             method=arm.method,
             draft=arm.draft or None,
@@ -98,12 +98,12 @@ class Line(ArmCounts):
 
     @property
     def seconds(self) -> float:
-        """The decoding seconds of all repeats together."""
+        """Return the decoding seconds of all repeats together."""
         return sum(self.decode_seconds)
 
     @property
     def counts(self) -> Counts:
-        """The sums, and what the rounds add to them where they are known."""
+        """Return the sums, and what the rounds add to them where they are known."""
         counts = Counts(**{name: getattr(self, name) for name in SUMS}, n_replays=self.n_replays or 0)
         for made in (made for rounds in self.rounds for made in rounds):
             counts.accepted_lengths[made.n_accepted] += 1
@@ -111,7 +111,7 @@ class Line(ArmCounts):
         return counts
 
     def recorded(self) -> "Line":
-        """The line as a record holds it: without texts, and without rounds where there is no draft."""
+        """Return the line as a record holds it: without texts, and without rounds where there is no draft."""
         return replace(self, texts=[], rounds=self.rounds if self.draft else [])
 
 

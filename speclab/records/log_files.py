@@ -28,7 +28,7 @@ class LogFile:
 
     @property
     def set_aside_as(self) -> Path:
-        """The place of a log that a killed run left behind."""
+        """Return the place of a log that a killed run left behind."""
         return self.path.with_name(self.path.name.replace(".log.", ".killed."))
 
     def set_aside(self) -> Path | None:
@@ -73,7 +73,7 @@ class LoggedMeasurement(NamedTuple):
 
 
 def read(path: Path) -> list[LoggedMeasurement]:
-    """The measurements of a log. A last line that was cut is left out.
+    """Return the measurements of a log. A last line that was cut is left out.
 
     Raises OSError where there is no such file, and EnvironmentProblem where it is no log.
     """

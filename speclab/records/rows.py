@@ -37,7 +37,7 @@ Verdict = Literal["faster", "unclear", "slower"]
 
 
 def as_written(number: float) -> float:
-    """The number as a record holds it: seven digits are more than any clock here knows."""
+    """Return the number as a record holds it: seven digits are more than any clock here knows."""
     return float(f"{float(number):.7g}")
 
 

@@ -63,7 +63,7 @@ ONE_THREAD = '--threads 1 (with make: ARGS="--threads 1")'
 
 
 def complaint(shares: Shares) -> str | None:
-    """One line that says what is wrong with the cores and what to type; None where nothing is."""
+    """Return one line that says what is wrong with the cores and what to type; None where nothing is."""
     if are_free(shares):
         return None
     n = shares.threads

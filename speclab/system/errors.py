@@ -63,7 +63,7 @@ def panics_as_errors() -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """The message of a library's error, short enough for one of the lab's lines."""
+    """Return the message of a library's error, short enough for one of the lab's lines."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:120]
 
 

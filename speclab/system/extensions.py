@@ -28,7 +28,7 @@ def load() -> None:
 
 
 def modules(name: str) -> list[ModuleType]:
-    """The modules of this name in the folders of extensions, in the order of the folders.
+    """Return the modules of this name in the folders of extensions, in the order of the folders.
 
     So a program outside the package finds what an extension brings for it, and the loops never import that.
     """
@@ -56,7 +56,7 @@ def add_family(place: str) -> None:
 
 
 def command(name: str) -> Callable[..., int]:
-    """The main() of an extension's command. Raises EnvironmentProblem where the extension is not there."""
+    """Return the main() of an extension's command. Raises EnvironmentProblem where the extension is not there."""
     module = f"{PACKAGE}.{name}.__main__"
     try:
         found = importlib.util.find_spec(module)

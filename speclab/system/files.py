@@ -25,7 +25,7 @@ LEAST_FREE = 20 * 2**20  # bytes on the disk; a record with its pictures takes a
 
 
 def shown(path: Path) -> str:
-    """A path as one would type it from the current directory."""
+    """Return a path as one would type it from the current directory."""
     try:
         return min(os.path.relpath(path), str(path), key=len)
     except (ValueError, OSError):  # another drive, or a current directory that is gone
@@ -33,13 +33,13 @@ def shown(path: Path) -> str:
 
 
 def command(script: Path, *words: str) -> str:
-    """The words that run a script of the lab from the current directory."""
+    """Return the words that run a script of the lab from the current directory."""
     return shlex.join(["python", shown(script), *words])
 
 
 def install_advice() -> str:
-    """The command to type where a package is missing: the same words for the Python that has it, where the lab has made
-    one."""
+    """Return the command to type where a package is missing: the same words for the Python that has it, where the lab
+    has made one."""
     own = paths.ROOT / ".venv" / "bin" / "python"
     if own.exists() and Path(sys.prefix).resolve() != (paths.ROOT / ".venv").resolve():
         return shlex.join([shown(own), *sys.argv])
@@ -139,7 +139,7 @@ def _told(path: Path, advice: str) -> Iterator[None]:
 
 
 def _target(path: Path) -> Path:
-    """The file that `path` means, links followed. Raises OSError where it is there and is no file that may be
+    """Return the file that `path` means, links followed. Raises OSError where it is there and is no file that may be
     written."""
     target = Path(os.path.realpath(path))
     try:
@@ -190,7 +190,7 @@ def write_whole(path: Path, content: str | bytes) -> Path:
 
 
 def _beside(target: Path) -> Path:
-    """A name in the same folder that nothing else has."""
+    """Return a name in the same folder that nothing else has."""
     return target.with_name(f".{secrets.token_hex(8)}.part")
 
 
@@ -220,7 +220,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 
 def _listed(paths: list[Path]) -> str:
-    """Three files of a folder by name, more of them by number."""
+    """Return three files of a folder by name, more of them by number."""
     folders: dict[Path, list[str]] = {}
     for path in paths:
         folders.setdefault(path.parent, []).append(shown(path))

@@ -4,5 +4,5 @@ MOST_DIGITS = 18  # fit 64 bits
 
 
 def whole_number(text: str) -> int | None:
-    """The number that at most 18 decimal digits spell; None for any other text."""
+    """Return the number that at most 18 decimal digits spell; None for any other text."""
     return int(text) if text.isdecimal() and len(text) <= MOST_DIGITS else None

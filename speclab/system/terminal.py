@@ -110,7 +110,7 @@ class ProgressLines:
 
 
 def progress(total: int, unit: str, title: str) -> "tqdm | ProgressLines":
-    """A bar where one can be drawn, lines where not. `update()` counts one more."""
+    """Return a bar where one can be drawn, lines where not. `update()` counts one more."""
     if is_animated(sys.stderr):
         return progress_bar(total=total, unit=unit, desc=title, leave=False)
     return ProgressLines(total, unit, title)
@@ -160,7 +160,8 @@ def without_stderr() -> Iterator[None]:
 
 
 def _plain(error: UnicodeError) -> tuple[str, int]:
-    """The rule of PLAIN, for `codecs`: what stands for the characters that cannot be encoded, and where they end."""
+    """Return the rule of PLAIN, for `codecs`: what stands for the characters that cannot be encoded, and where they
+    end."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return "".join(PLAIN.get(char, "?") for char in error.object[error.start : error.end]), error.end

@@ -38,7 +38,7 @@ class Value(NamedTuple):
 
 
 def decoding(row: Row) -> Value:
-    """The speedup of decoding alone."""
+    """Return the speedup of decoding alone."""
     return Value(row.speedup, row.speedup_low, row.speedup_high)
 
 
@@ -112,8 +112,8 @@ def price(
 def price_best_lengths(
     baseline: Line, longest: int, costs: Costs, accept_probs: Callable[[Text], AcceptProbs]
 ) -> tuple[float, float]:
-    """Two times for one prompt: the seconds of the baseline, and the least expected seconds for draft lengths of up to
-    `longest` that are chosen before anything is drawn. Both follow from `costs`."""
+    """Return two times for one prompt: the seconds of the baseline, and the least expected seconds for draft lengths of
+    up to `longest` that are chosen before anything is drawn. Both follow from `costs`."""
     plain = least = 0.0
     for text in baseline.texts:
         plain += sum(costs.step_seconds(baseline.n_prompt + i) for i in range(len(text) - 1))
@@ -122,7 +122,7 @@ def price_best_lengths(
 
 
 def cheapest(accept_probs: AcceptProbs, longest: int, costs: Costs, n_prompt: int) -> float:
-    """The least expected seconds for one text with draft lengths of up to `longest`, chosen before anything is
+    """Return the least expected seconds for one text with draft lengths of up to `longest`, chosen before anything is
     drawn."""
     cost = round_cost(costs, n_prompt)
     return oracle(accept_probs, len(accept_probs), longest, cost, rejected_round_extra=costs.replay).cost
@@ -163,13 +163,13 @@ def _price_expected(
 
 
 def round_cost(costs: Costs, n_prompt: int) -> Cost:
-    """The seconds of a round as a function of the drafted tokens and of the new tokens committed before it, since the
-    context grows with these."""
+    """Return the seconds of a round as a function of the drafted tokens and of the new tokens committed before it,
+    since the context grows with these."""
     return lambda n_drafted, state: costs.round_seconds(n_drafted, n_prompt + state - 1)
 
 
 def predictions(row: Row, part: PredictedSeconds) -> dict[str, Any]:
-    """The fields that the prices add to a measured row: costs in decode steps, predictions, and the ladder."""
+    """Return the fields that the prices add to a measured row: costs in decode steps, predictions, and the ladder."""
     step = part.baseline / part.n_tokens
     accounting = part.baseline / (part.draft + part.verify + part.overhead)
     added: dict[str, Any] = {
@@ -213,8 +213,8 @@ def predictions(row: Row, part: PredictedSeconds) -> dict[str, Any]:
 
 
 def noise_floor(baseline: list[Line], again: list[Line]) -> Noise | None:
-    """The ratio of the baseline's time to that of its own second run on the same prompts, with a 95 % interval. None
-    where there is no second run."""
+    """Return the ratio of the baseline's time to that of its own second run on the same prompts, with a 95 % interval.
+    None where there is no second run."""
     if not again or not baseline:
         return None
     seconds = {s.prompt_index: s.seconds for s in baseline}

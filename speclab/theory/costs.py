@@ -51,7 +51,7 @@ class StepTime(NamedTuple):
 
 
 def catch_ups(rounds: Iterable[RoundCounts]) -> list[int]:
-    """The number of tokens that a draft model has not been fed when each round begins.
+    """Return the number of tokens that a draft model has not been fed when each round begins.
 
     The last drafted token is never fed, so a fully accepted round leaves two. A round without a draft leaves one more,
     and one that a hybrid's lookup drafted for leaves all that it committed.
@@ -93,35 +93,35 @@ class Costs:
 
     @property
     def widths(self) -> list[int]:
-        """The widths that were measured."""
+        """Return the widths that were measured."""
         return sorted(self.verify_at)
 
     def step_seconds(self, context: float) -> float:
-        """The seconds of a decode step of the baseline after `context` tokens."""
+        """Return the seconds of a decode step of the baseline after `context` tokens."""
         return max(self.step_at + self.step_slope * context, SHORTEST)
 
     def verify_seconds(self, width: float, context: float) -> float:
-        """The seconds of a target pass over `width` positions."""
+        """Return the seconds of a target pass over `width` positions."""
         return _read(self.verify_at, width) + self.verify_slope * context
 
     def draft_seconds(self, n_drafted: float, context: float, catch_up: float = 1) -> float:
-        """The seconds of a whole draft of `n_drafted` tokens."""
+        """Return the seconds of a whole draft of `n_drafted` tokens."""
         if n_drafted == 0:
             return self.draft_idle
         at = _read(self.draft_at, n_drafted)
         return at + self.draft_catch * (catch_up - 1) + self.draft_slope * n_drafted * context
 
     def accept_seconds(self, n_drafted: float) -> float:
-        """The seconds of the accept rule over `n_drafted` tokens."""
+        """Return the seconds of the accept rule over `n_drafted` tokens."""
         return self.accept_at + self.accept_each * n_drafted
 
     def overhead_seconds(self, n_drafted: float, rejected: bool = False) -> float:
-        """The seconds of everything but the draft and the verification: the accept rule, the rollback, the host's work
-        between the phases, and the replay in a round in which not all drafts were accepted."""
+        """Return the seconds of everything but the draft and the verification: the accept rule, the rollback, the
+        host's work between the phases, and the replay in a round in which not all drafts were accepted."""
         return self.accept_seconds(n_drafted) + self.rollback + self.host + self.replay * rejected
 
     def round_seconds(self, n_drafted: float, context: float, catch_up: float = 1) -> float:
-        """The seconds of a whole round."""
+        """Return the seconds of a whole round."""
         draft = self.draft_seconds(n_drafted, context, catch_up)
         return draft + self.verify_seconds(n_drafted + 1, context) + self.overhead_seconds(n_drafted)
 
@@ -141,18 +141,18 @@ class Costs:
         return self.overhead_seconds(n_drafted) / self.step_seconds(context)
 
     def to_json(self) -> dict:
-        """Plain JSON; the curves become [number, seconds] pairs."""
+        """Return plain JSON; the curves become [number, seconds] pairs."""
         return asdict(self) | {name: sorted(map(list, getattr(self, name).items())) for name in CURVES}
 
     @classmethod
     def from_json(cls, record: dict) -> "Costs":
-        """The inverse of `to_json`; other entries are left out."""
+        """Return the inverse of `to_json`; other entries are left out."""
         known = {one.name: record[one.name] for one in fields(cls) if one.name in record}
         return cls(**known | {name: {int(x): seconds for x, seconds in record[name]} for name in CURVES})
 
 
 def _read(curve: dict[int, float], x: float) -> float:
-    """A curve at x: linear between measured points, and beyond them.
+    """Return a curve at x: linear between measured points, and beyond them.
 
     Beyond, the slope is that between the outermost point and the one nearest to half (or twice) of it, within two
     bounds: more never costs less, and never more per unit. One point alone is a constant.

@@ -34,8 +34,8 @@ def residuals(lines: list[Line], baseline: list[Line]) -> dict[int, float] | Non
 
 
 def correlation(series: list[list[float]]) -> list[float]:
-    """Autocorrelation by distance, pooled over series in the order of time; 1 at distance 0, 0 from the first
-    negative value on, and beyond LONGEST_SHARE of the series."""
+    """Return the autocorrelation by distance, pooled over series in the order of time; 1 at distance 0, 0 from the
+    first negative value on, and beyond LONGEST_SHARE of the series."""
     power = sum(float(np.dot(one, one)) for one in series)
     longest = max((len(one) for one in series), default=0)
     by_distance = [1.0]
@@ -54,7 +54,7 @@ def repeat_noise(
     places: dict[int, int],
     correlation: list[float],
 ) -> float:
-    """Half of the 95 % interval within which the speedup moves when the same command runs again.
+    """Return half of the 95 % interval within which the speedup moves when the same command runs again.
 
     residuals: those of the arm over all prompts. shares: the row's prompts, each with its part of the row's seconds.
     places: prompt -> its place in time. correlation: by distance. Prompts and random numbers are held fixed; the

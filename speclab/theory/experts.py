@@ -18,7 +18,7 @@ class Bytes(NamedTuple):
 
 
 def expected_union(n_experts: int, n_used: int, n_tokens: int) -> float:
-    """Experts that m tokens touch together, each choosing K of E evenly and anew.
+    """Return the experts that m tokens touch together, each choosing K of E evenly and anew.
 
     >>> expected_union(8, 2, 1), round(expected_union(8, 2, 5), 2)
     (2.0, 6.1)
@@ -27,13 +27,15 @@ def expected_union(n_experts: int, n_used: int, n_tokens: int) -> float:
 
 
 def bytes_ratio(read: Bytes, n_used: int, union: float) -> float:
-    """Bytes of a pass that touches `union` experts over those of a pass over one token, which touches `n_used`."""
+    """Return the bytes of a pass that touches `union` experts over those of a pass over one token, which touches
+    `n_used`."""
     outside = read.others + read.places
     return (outside + union * read.mlps) / (outside + n_used * read.mlps)
 
 
 def pass_seconds(widths: list[int], dense: list[float], read: Bytes, n_used: int, union: float, width: int) -> float:
-    """Seconds of a pass over `width` tokens that touches `union` experts, from passes of the model without experts.
+    """Return the seconds of a pass over `width` tokens that touches `union` experts, from passes of the model without
+    experts.
 
     widths, dense: passes over so many tokens, ascending, with their seconds. An expert is the MLP of that model and has
     n_used * width / union tokens of its own on average; of a pass's seconds the MLPs take their share of the bytes.

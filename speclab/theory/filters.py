@@ -31,7 +31,7 @@ class Kept(NamedTuple):
 
 
 def kept(logits: Tensor, deviation: Tensor, sampling: Sampling) -> Kept:
-    """The tokens that are surely kept, and those that may be kept.
+    """Return the tokens that are surely kept, and those that may be kept.
 
     logits (n, vocab); deviation (n,), the standard deviation of a logit's rounding. The temperature must be above 0.
 
@@ -90,7 +90,7 @@ def _kept_of_first(ordered: Tensor, deviation: Tensor, total: Tensor, sampling: 
 
 
 def _edge_of_top_k(ordered: Tensor, slack: Tensor, sure: Tensor, possible: Tensor, top_k: int) -> Tensor:
-    """Bounds of the probability of the tokens that may be kept.  -> (n, 2)
+    """Return the bounds of the probability of the tokens that may be kept.  -> (n, 2)
 
     Top-k keeps k tokens, so beside those that are surely kept a known number of the others: at the least the smallest
     ones, at the most the largest. sure, possible: in the order of the probabilities, where each is a beginning.
@@ -108,7 +108,8 @@ def _edge_of_top_k(ordered: Tensor, slack: Tensor, sure: Tensor, possible: Tenso
 def _mass_above(
     ordered: Tensor, slack: Tensor, n_above_surely: Tensor, n_above_perhaps: Tensor, total: Tensor, top_k: int
 ) -> tuple[Tensor, Tensor]:
-    """Bounds of the probability of all tokens that stand before each one in the order of top-p. (n, m), twice
+    """Return the bounds of the probability of all tokens that stand before each one in the order of top-p. (n, m),
+    twice
 
     Probabilities are those after top-k.
     """

@@ -51,7 +51,7 @@ def fit(rounds: Sequence[RoundTime], steps: Sequence[StepTime]) -> dict[tuple[st
 
 
 def _verify(rounds: Sequence[RoundTime]) -> dict[float, dict]:
-    """One curve over the widths, scaled for every temperature so that its total is the temperature's own.
+    """Return one curve over the widths, scaled for every temperature so that its total is the temperature's own.
 
     A pass costs the same at every temperature, but temperatures take turns, and the machine may have been in a slower
     state in the turns of one than in those of another. The baseline's steps of those turns ran in the same state.
@@ -111,7 +111,7 @@ def _mean(seconds: list[float]) -> float:
 
 
 def _standard_error(seconds: list[float]) -> float:
-    """Standard error of their mean; 0 for a single value."""
+    """Return the standard error of their mean; 0 for a single value."""
     return float(np.std(seconds, ddof=1) / np.sqrt(len(seconds))) if len(seconds) > 1 else 0.0
 
 
@@ -181,7 +181,7 @@ def _without_stalls(times: np.ndarray, cells: Sequence[Hashable]) -> np.ndarray:
 
 
 def _cell_means(table: np.ndarray, cell: np.ndarray) -> np.ndarray:
-    """The mean of each cell: (observations, columns) -> (cells, columns)"""
+    """Return the mean of each cell: (observations, columns) -> (cells, columns)"""
     sums = np.zeros((cell.max() + 1, table.shape[1]))
     np.add.at(sums, cell, table)
     return sums / np.bincount(cell)[:, None]

@@ -62,7 +62,7 @@ def forecast(
     start: int = 1,
     rejected_round_extra: float = 0.0,
 ) -> Forecast:
-    """Exact expectations of decoding up to `n_tokens` with this draft length.
+    """Return exact expectations of decoding up to `n_tokens` with this draft length.
 
     full_round_extra: what a round costs more because the round before accepted all it drafted (at least one): the
     draft then has two tokens to read. A round that drafts nothing does not have this extra, and neither has the first.
@@ -83,8 +83,8 @@ def forecast(
 
 
 def expected_rounds(accept_probs: AcceptProbs, n_tokens: int, draft_length: int) -> ExpectedRounds:
-    """The rounds of `forecast`, from state 1 on: its cost is the sum over states of visits times (cost of the round
-    + full x full_round_extra + rejected x rejected_round_extra).
+    """Return the rounds of `forecast`, from state 1 on: its cost is the sum over states of visits times (cost of the
+    round + full x full_round_extra + rejected x rejected_round_extra).
     """
     return _visits(_proposals(accept_probs, n_tokens, draft_length, capped=True, start=1), capped=True)[0]
 
@@ -97,7 +97,7 @@ def oracle(
     start: int = 1,
     rejected_round_extra: float = 0.0,
 ) -> Forecast:
-    """The forecast for the best draft length, 0 … `longest`, in every state: the least expected cost.
+    """Return the forecast for the best draft length, 0 … `longest`, in every state: the least expected cost.
 
     It knows the acceptance probabilities of the text to come, so no rule that decides before anything is drawn can pass
     it. Greedy, that is every rule; when sampling, a rule that stops because of what it has drawn may pass it. It leaves
@@ -117,8 +117,8 @@ def oracle(
 
 
 def _ahead(row: Sequence[float], cheapest: np.ndarray, rejected_round_extra: float) -> float:
-    """The expected cost of what follows a round that drafts `row`: a replay, and the rest of the text, which costs
-    `cheapest` after 1, 2, … tokens."""
+    """Return the expected cost of what follows a round that drafts `row`: a replay, and the rest of the text, which
+    costs `cheapest` after 1, 2, … tokens."""
     n = len(row)
     survival = np.cumprod(np.concatenate([[1.0], row]))  # (n + 1,) probability that the first 0 … n are accepted
     rejected = (survival[:-1] - survival[1:]) @ cheapest[:n]  # the first 0 … n - 1, then a rejection
@@ -132,7 +132,8 @@ def _one(n_drafted: int, state: int) -> float:
 def _proposals(
     accept_probs: AcceptProbs, n_tokens: int, draft_length: int, capped: bool, start: int
 ) -> list[Sequence[float]]:
-    """The proposals in the states start … n_tokens - 1, as `accept_probs` gives them, each cut to `draft_length`."""
+    """Return the proposals in the states start … n_tokens - 1, as `accept_probs` gives them, each cut to
+    `draft_length`."""
     if draft_length == 0:
         return [()] * max(0, n_tokens - start)
     if len(accept_probs) < n_tokens:
@@ -153,7 +154,8 @@ def _wrapped(accept_probs: AcceptProbs, state: int, n_tokens: int, draft_length:
 
 
 def _visits(rows: list[Sequence[float]], capped: bool) -> tuple[ExpectedRounds, np.ndarray]:
-    """The rounds; and (states, longest + 1) the probability that at least 0, 1, … drafts of each are accepted."""
+    """Return the rounds; and (states, longest + 1) the probability that at least 0, 1, … drafts of each are
+    accepted."""
     n_states = len(rows)
     lengths = np.array([len(row) for row in rows], dtype=int)
     longest = lengths.max(initial=0)

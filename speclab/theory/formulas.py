@@ -16,7 +16,7 @@ import numpy as np
 
 
 def book_formula(acceptance: float, draft_length: int) -> float:
-    """The book's speedup 1 / (1 - a + a / k): Amdahl's law, share `acceptance` sped up k-fold.
+    """Return the book's speedup 1 / (1 - a + a / k): Amdahl's law, share `acceptance` sped up k-fold.
 
     The book: Chris Fregly, AI Systems Performance Engineering, O'Reilly 2025; the formula stands in the README of the
     speculative-decoding lab in its repository, cfregly/ai-performance-engineering.
@@ -39,7 +39,7 @@ def book_formula(acceptance: float, draft_length: int) -> float:
 
 
 def omega_star(acceptance: float, draft_length: int) -> float:
-    """The overhead of a round, in decode steps of the target, beyond which the book's formula over-estimates.
+    """Return the overhead of a round, in decode steps of the target, beyond which the book's formula over-estimates.
 
     omega* solves tau / (1 + omega) = `book_formula`:  a (1 - a^k (k - (k - 1) a)) / (k (1 - a)).  At a = 1 it is 1 / k.
     Compare with `overhead_per_round`.
@@ -74,7 +74,7 @@ def leviathan_speedup(acceptance: float, draft_length: int, draft_cost: float) -
 def cost_model_speedup(
     tokens_per_round: float, drafted_per_round: float, draft_cost: float, verify_cost: float, overhead: float
 ) -> float:
-    """The accounting identity tau / (k c + v + o), costs in decode steps of the target. No probability in it."""
+    """Return the accounting identity tau / (k c + v + o), costs in decode steps of the target. No probability in it."""
     return tokens_per_round / (drafted_per_round * draft_cost + verify_cost + overhead)
 
 

@@ -7,7 +7,7 @@ from speclab.records.knees import KneeEntry
 
 
 def best_k(tokens_per_second: Mapping[int, float]) -> int:
-    """The draft length with the most tokens a second, the shortest among equals. 0 is plain decoding.
+    """Return the draft length with the most tokens a second, the shortest among equals. 0 is plain decoding.
 
     >>> best_k({0: 100.0, 2: 130.0, 4: 130.0})
     2
@@ -27,7 +27,7 @@ class Knee(NamedTuple):
 
 
 def knee(best_speedups: Mapping[int, float]) -> Knee:
-    """The last fall below 1 of the best speedup over k, by texts at a time. A speedup of 1 is no loss.
+    """Return the last fall below 1 of the best speedup over k, by texts at a time. A speedup of 1 is no loss.
 
     >>> round(knee({1: 2.0, 2: 1.5, 4: 0.75}).n_texts, 2)
     3.17
@@ -46,7 +46,7 @@ def knee(best_speedups: Mapping[int, float]) -> Knee:
 
 
 def knee_of(draft: str, context: int, source: Any, speedups: Mapping[tuple[int, int], float]) -> KneeEntry:
-    """The best length for every number of texts, and where its speedup falls below 1.
+    """Return the best length for every number of texts, and where its speedup falls below 1.
 
     speedups: (texts, k) -> speedup
     """

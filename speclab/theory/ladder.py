@@ -44,15 +44,16 @@ PREDICTORS = {
 
 
 def factors(row: Row) -> dict[str, float]:
-    """The factor by which each effect multiplies the speedup, by its name, in the order of EFFECTS; empty for a row
-    without a ladder."""
+    """Return the factor by which each effect multiplies the speedup, by its name, in the order of EFFECTS; empty for a
+    row without a ladder."""
     speedups = [rung.speedup for rung in row.ladder or []]
     steps = zip(EFFECTS, pairwise(speedups), strict=False)  # the last step, to "prompt", is none of them
     return {effect.name: after / before for effect, (before, after) in steps}
 
 
 def prediction_rows(rows: list[Row]) -> list[Row]:
-    """The speculative rows whose errors count: each prompt once, so either the kinds of prompt or "all", not both."""
+    """Return the speculative rows whose errors count: each prompt once, so either the kinds of prompt or "all", not
+    both."""
     speculative = [row for row in rows if row.draft]
     kinds = [row for row in speculative if row.prompt_kind not in ("all", "not looping")]
     return kinds or [row for row in speculative if row.prompt_kind == "all"] or speculative

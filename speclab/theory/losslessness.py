@@ -129,14 +129,14 @@ class Places:
 
 
 def _of_events(chance: Tensor) -> Moments:
-    """The moments of an event with this probability, counted as 1 where it happens and 0 where not."""
+    """Return the moments of an event with this probability, counted as 1 where it happens and 0 where not."""
     variance = (chance * (1 - chance)).clamp(min=0)
     return Moments(chance, variance, variance * (1 - 2 * chance))
 
 
 def _with_noise(moments: Moments, p: Tensor, above: Tensor, noise: Tensor) -> Moments:
-    """The moments where the run's ln p have independent errors of this variance around those of `p`, to the second
-    order.
+    """Return the moments where the run's ln p have independent errors of this variance around those of `p`, to the
+    second order.
 
     above: (n, vocab), the number that each token has, less its mean.
     """
@@ -162,7 +162,7 @@ class ZSum:
 
     @property
     def z(self) -> float:
-        """A nearly standard normal number, also where rare events make the sum skewed; 0 where nothing varied.
+        """Return a nearly standard normal number, also where rare events make the sum skewed; 0 where nothing varied.
 
         It solves z = w + skewness * (w^2 - 1) / 6, the Cornish-Fisher expansion, for w (Hall 1992). Of a Poisson
         variable it lies beyond 4.9 with a probability of at most 5e-7 on either side, whether 0.01 or 1,000 events are
@@ -201,7 +201,7 @@ class ZSums:
             one.add(at_edge, moments, tested | places.edge_known)
 
     def result(self) -> ZStatistics:
-        """All statistics; each is 0 where nothing varied."""
+        """Return all statistics; each is 0 where nothing varied."""
         few, many = self._edge
         edge = few.z if few.total < 0 else many.z if many.total > 0 else 0.0
         return ZStatistics(self._residual.z, self._surprise.z, edge, self._n, self._n_uncertain)
@@ -229,8 +229,8 @@ def known_law(
     vocab_size: int,
     draft_probs: Tensor,
 ) -> Iterator[tuple[slice, Places]]:
-    """The target's distribution at the places of `tokens`, as far as rounding lets it be known. It comes from uncached
-    passes, a few places at a time.
+    """Return the target's distribution at the places of `tokens`, as far as rounding lets it be known. It comes from
+    uncached passes, a few places at a time.
 
     It is the distribution among the tokens that the filters keep whatever the rounding, and the tokens that may be
     kept.

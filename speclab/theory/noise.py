@@ -14,8 +14,8 @@ FURTHEST = 1.10  # a factor, in both directions
 
 
 def reach(floor: Noise) -> float:
-    """The largest factor by which the baseline may differ from itself, at least 1: the further end of the interval, or
-    of the ratio alone where there is none.
+    """Return the largest factor by which the baseline may differ from itself, at least 1: the further end of the
+    interval, or of the ratio alone where there is none.
 
     >>> reach(Noise(temperature=0, ratio=1.0, low=0.8, high=1.1))
     1.25
@@ -25,6 +25,7 @@ def reach(floor: Noise) -> float:
 
 
 def unbelievable(floors: Iterable[Noise]) -> Noise | None:
-    """The noise floor that shows most clearly that a run's numbers are not to be believed; None where all are small."""
+    """Return the noise floor that shows most clearly that a run's numbers are not to be believed; None where all are
+    small."""
     worst = max(floors, key=reach, default=None)
     return worst if worst is not None and reach(worst) > FURTHEST else None

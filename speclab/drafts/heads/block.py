@@ -50,7 +50,7 @@ class BlockConfig:
 
     @property
     def longest(self) -> int:
-        """Tokens that a block proposes at most."""
+        """Return the tokens that a block proposes at most."""
         return self.slots - (not self.from_anchor)
 
 

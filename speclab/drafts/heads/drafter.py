@@ -44,7 +44,7 @@ class HeadDrafter(Drafter):
 
     @property
     def n_rows(self) -> int:
-        """Rows of the input of most of its products, in a draft."""
+        """Return the rows of the input of most of its products, in a draft."""
         return 1
 
     def choose_packing(self) -> None:
@@ -63,7 +63,7 @@ class HeadDrafter(Drafter):
         self._hidden = target.hidden(self._layers)  # (1, rows, layers * width), not read yet
 
     def describe(self, name: str, engine: str) -> str:
-        """A line about the head."""
+        """Return a line about the head."""
         return f"{name}: {self.in_words()}"
 
     def in_words(self) -> str:
@@ -74,7 +74,8 @@ class HeadDrafter(Drafter):
         return f"{depth} over the target's states after layers {layers} (from 0), {millions:.1f} M parameters"
 
     def of_target(self, logits: Tensor, vocab_size: int) -> Tensor:
-        """The head's logits (n, draft vocabulary) -> (n, vocab_size); ids that the head lacks have no probability"""
+        """Return the head's logits (n, draft vocabulary) -> (n, vocab_size); ids that the head lacks have no
+        probability"""
         n_ids = max(vocab_size, self.head.config.block.vocab_size)
         if self.ids is not None or logits.shape[1] < n_ids:
             ids = torch.arange(logits.shape[1], device=logits.device) if self.ids is None else self.ids

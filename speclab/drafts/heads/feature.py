@@ -68,7 +68,7 @@ class FeatureHead(nn.Module):
 
     @property
     def layer(self) -> Layer:
-        """The one decoder layer."""
+        """Return the one decoder layer."""
         layer = self.layers[0]
         assert isinstance(layer, Layer)
         return layer

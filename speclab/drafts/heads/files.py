@@ -55,7 +55,7 @@ class SavedHead(NamedTuple):
 
 
 def read_head(name: str, target: PreTrainedModel, kind: str = "feature", own_width: int | None = None) -> SavedHead:
-    """The head of a folder or a hub name, for this target, on its device and in its number format.
+    """Return the head of a folder or a hub name, for this target, on its device and in its number format.
 
     kind: of draft, feature or block. own_width: of the model that the target was padded from, which the head was
     trained for; None where the target is not padded. EnvironmentProblem where it cannot be read; UsageProblem where it
@@ -195,7 +195,7 @@ def _is_causal(block: Any, said: Any) -> bool:
 
 
 def _layers(states: list[int], n_layers: int) -> tuple[int, ...]:
-    """The target's layers, from 0, whose outputs are these of its states."""
+    """Return the target's layers, from 0, whose outputs are these of its states."""
     if not all(1 <= state <= n_layers for state in states):
         raise ValueError(f"it reads states {states} of a target with {n_layers} layers")
     return tuple(state - 1 for state in states)
@@ -217,7 +217,7 @@ def _check_fits(draft: str, config: HeadConfig | BlockConfig, target: PreTrained
 
 
 def weights_of(target: PreTrainedModel) -> tuple[Tensor, Tensor]:
-    """The target's embedding and its output layer, (vocabulary, hidden) each."""
+    """Return the target's embedding and its output layer, (vocabulary, hidden) each."""
     modules: list[Any] = [target.get_input_embeddings(), target.get_output_embeddings()]
     table, output = (module.weight.detach() for module in modules)
     return table, output
@@ -286,7 +286,10 @@ def read_weights(
 
 
 def for_target(tensors: dict[str, Tensor], target: PreTrainedModel) -> dict[str, Tensor]:
-    """The weights on the target's device and in its number format. ValueError where they are not finite there."""
+    """Return the weights on the target's device and in its number format.
+
+    ValueError where they are not finite there.
+    """
     moved = {name: tensor.to(target.device, target.dtype) for name, tensor in tensors.items()}
     if damaged := [name for name, tensor in moved.items() if not tensor.isfinite().all()]:
         raise ValueError(f"{damaged[0]} has numbers that are not finite in {str(target.dtype).removeprefix('torch.')}")

@@ -62,7 +62,7 @@ class Product:
         self.packs = False
 
     def joined(self) -> tuple[Tensor, Tensor | None]:
-        """The weights side by side, (all widths, width), and the biases, where there are any."""
+        """Return the weights side by side, (all widths, width), and the biases, where there are any."""
         weights, biases = zip(*((layer.weight, layer.bias) for layer in self.layers), strict=True)
         if len(weights) == 1:
             return weights[0], biases[0]
@@ -75,7 +75,7 @@ class Product:
 
     @functools.cached_property
     def _frozen(self) -> tuple[Tensor, Tensor | None]:
-        """Weights and biases; made when they are first needed."""
+        """Return the weights and biases; made when they are first needed."""
         with torch.inference_mode():
             weight, bias = self.joined()
             return packed_weight(weight) if self.packs else weight, bias

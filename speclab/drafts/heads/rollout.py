@@ -26,7 +26,8 @@ def target_pass(target: PreTrainedModel, rows: Tensor, layers: tuple[int, ...]) 
 def rollout(
     head: Any, hidden: Tensor, tokens: Tensor, depth: int, starts: Tensor | None = None
 ) -> list[tuple[Tensor, Tensor]]:
-    """Chains from every position: element j holds the positions t of its rows, and logits of token t + 2 + j.
+    """Return the chains from every position: element j holds the positions t of its rows, and logits of token t + 2 +
+    j.
 
     head: a FeatureHead. hidden: (batch, n, layers * target_hidden). tokens: (batch, n); a chain reads the text's own
     tokens, not what the head would have drawn. starts: positions of the chains that

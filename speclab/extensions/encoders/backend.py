@@ -37,12 +37,12 @@ class EncoderDecoderBackend(EagerBackend):
 
 
 def start_of(model: PreTrainedModel) -> Tensor:
-    """The token that a decoder's text begins with, (1, 1) ids on the model's device."""
+    """Return the token that a decoder's text begins with, (1, 1) ids on the model's device."""
     return torch.tensor([[start_id(model)]], device=model.device)
 
 
 def start_id(model: PreTrainedModel) -> int:
-    """The id that a decoder's text begins with, as the library's `generate` chooses it.
+    """Return the id that a decoder's text begins with, as the library's `generate` chooses it.
 
     Raises EnvironmentProblem where the checkpoint names none.
     """

@@ -26,11 +26,11 @@ class EncoderRoom(Room):
     encoder: int | None = None
 
     def length_after(self, n_prompt: int) -> int:
-        """The number of tokens in the decoder's cache after the prefill: its start alone."""
+        """Return the number of tokens in the decoder's cache after the prefill: its start alone."""
         return 1
 
     def for_prompt(self, n_new: int = 0) -> int | None:
-        """The largest number of tokens of a prompt, whatever follows it."""
+        """Return the largest number of tokens of a prompt, whatever follows it."""
         return self.encoder
 
     def check(self, n_prompt: int, max_new_tokens: int) -> None:
@@ -65,19 +65,19 @@ class EncoderDecoder(Family):
         """Accept every config."""
 
     def configured_room(self, config: PreTrainedConfig) -> EncoderRoom:
-        """The number of positions that the config names, before weights are read."""
+        """Return the number of positions that the config names, before weights are read."""
         decoder = configured_room(config, OF_DECODERS)
         encoder = getattr(config, "encoder", config).get_text_config()  # a config of its own, or one for both parts
         return EncoderRoom(decoder.text, decoder.rope, named_positions(encoder, OF_ENCODERS))
 
     def room(self, model: PreTrainedModel) -> EncoderRoom:
-        """The number of positions that can be decoded with a cache."""
+        """Return the number of positions that can be decoded with a cache."""
         room = self.configured_room(model.config)
         decoder = with_table(Room(room.text), model.get_decoder())
         return EncoderRoom(decoder.text, room.rope, with_table(Room(room.encoder), model.get_encoder()).text)
 
     def cache(self, model: PreTrainedModel) -> DynamicCache:
-        """An empty cache of the decoder's self-attention."""
+        """Return an empty cache of the decoder's self-attention."""
         return DynamicCache(config=model.get_decoder().config)
 
     def fill(self, model: PreTrainedModel, cache: DynamicCache, ids: Tensor) -> None:
@@ -86,7 +86,7 @@ class EncoderDecoder(Family):
         model(encoder_outputs=model.get_encoder()(input_ids=ids), decoder_input_ids=ids, **options)
 
     def start_id(self, model: PreTrainedModel) -> int:
-        """The id that the decoder's text begins with."""
+        """Return the id that the decoder's text begins with."""
         return start_id(model)
 
     def logits_after(self, model: PreTrainedModel, prompt: Tensor, text: Tensor, n_last: int | None) -> Tensor:
@@ -96,11 +96,11 @@ class EncoderDecoder(Family):
         return model(input_ids=prompt, decoder_input_ids=ids, use_cache=False, **masks).logits
 
     def n_prompt(self, n_tokens: int, n_compared: int) -> int:
-        """The number of tokens for the encoder: all but the last ones."""
+        """Return the number of tokens for the encoder: all but the last ones."""
         return n_tokens - n_compared
 
     def weights(self, model: PreTrainedModel) -> list[nn.Parameter]:
-        """All weights but those that the encoder alone reads, once for a text.
+        """Return all weights but those that the encoder alone reads, once for a text.
 
         A little too many: cross-attention's weights of keys and values are read once for a text, too.
         """
@@ -109,12 +109,12 @@ class EncoderDecoder(Family):
         return [p for p in model.parameters() if id(p) not in of_encoder]
 
     def layers_in_words(self, model: PreTrainedModel) -> str:
-        """A description of the layers, for the head of a run."""
+        """Return a description of the layers, for the head of a run."""
         n_layers = len(self.cache(model).layers)
         return f"an encoder, and a decoder of {n_layers} layer{'s' * (n_layers != 1)}"
 
     def head(self, model: PreTrainedModel) -> str:
-        """A line that says which passes a reader will see."""
+        """Return a line that says which passes a reader will see."""
         return HEAD
 
 

@@ -33,7 +33,7 @@ class ExitConfig:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """The target's layer, from 0, whose output it reads."""
+        """Return the target's layer, from 0, whose output it reads."""
         return (self.exit_layer - 1,)
 
 
@@ -54,7 +54,7 @@ class ExitAdapter(nn.Module):
 
     @property
     def layer(self) -> DecoderLayer:
-        """The one decoder layer."""
+        """Return the one decoder layer."""
         layer = self.layers[0]
         assert isinstance(layer, DecoderLayer)
         return layer

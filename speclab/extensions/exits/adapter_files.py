@@ -36,7 +36,7 @@ FORMAT = "speculative-decoding-lab early exit 1"  # and its version
 
 
 def read_adapter(name: str, target: PreTrainedModel, padded: bool = False) -> ExitAdapter:
-    """The adapter of a folder or a hub name, for this target, on its device and in its number format.
+    """Return the adapter of a folder or a hub name, for this target, on its device and in its number format.
 
     padded: the target is (lab:SIZE), and the adapter was trained for what it was padded from: it reads what that
     computes, the first dimensions of the states. EnvironmentProblem where it cannot be read; UsageProblem where it
@@ -69,7 +69,7 @@ def config_from(found: dict[str, Any]) -> ExitConfig:
 
 
 def _entries() -> Any:
-    """The entries of an adapter, declared with pydantic, which other drafts do not need."""
+    """Return the entries of an adapter, declared with pydantic, which other drafts do not need."""
     from speclab.extensions.exits.entries import AdapterEntries
 
     return AdapterEntries

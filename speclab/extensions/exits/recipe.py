@@ -22,7 +22,7 @@ from speclab.system.errors import UsageProblem
 
 
 def fresh_exit(target: PreTrainedModel, tokenizer: Any, args: argparse.Namespace) -> ExitAdapter:
-    """A random adapter for the target's state after --exit-layer layers.
+    """Return a random adapter for the target's state after --exit-layer layers.
 
     UsageProblem where the target has no such layer, EnvironmentProblem where it cannot be run in two parts.
     """
@@ -39,7 +39,7 @@ def fresh_exit(target: PreTrainedModel, tokenizer: Any, args: argparse.Namespace
 
 
 def trained_exit(target: PreTrainedModel, args: argparse.Namespace) -> ExitAdapter:
-    """The adapter of --init. UsageProblem where it reads another layer."""
+    """Return the adapter of --init. UsageProblem where it reads another layer."""
     adapter = read_adapter(args.init, target)
     if (layer := adapter.config.exit_layer) != args.exit_layer:
         raise UsageProblem(
@@ -52,7 +52,7 @@ def trained_exit(target: PreTrainedModel, args: argparse.Namespace) -> ExitAdapt
 def exit_loss(
     adapter: ExitAdapter, read: Reading, tokens: Tensor, seed: Tensor, distance: Distance = distance
 ) -> Tensor:
-    """The mean over positions.
+    """Return the mean over positions.
 
     read: gives what the target computes. tokens: (batch, n). seed: not used, as nothing is drawn. distance: maybe
     compiled.

@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """All flags of the command."""
+    """Return all flags of the command."""
     parser = parsing.make_parser(__doc__ or "", "python -m speclab.extensions.plan")
     flags.add_shared_flags(parser)
     group = parser.add_argument_group("plan")
@@ -86,7 +86,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def filled(args: argparse.Namespace) -> argparse.Namespace:
-    """The arguments, with the defaults of the size that was asked for wherever the command line gives none."""
+    """Return the arguments, with the defaults of the size that was asked for wherever the command line gives none."""
     long = "full check" if args.verify else "full"
     name = "quick" if args.quick else long if args.full else "its check" if args.verify else "a plan"
     size = dict(SIZES[name])

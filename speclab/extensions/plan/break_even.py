@@ -12,7 +12,7 @@ def break_even_acceptance(
     longest: int = 16,
     rejected_round_extra: float = 0.0,
 ) -> float | None:
-    """The smallest acceptance rate, to 1e-6, at which some k in 1 … `longest` is not slower than plain decoding.
+    """Return the smallest acceptance rate, to 1e-6, at which some k in 1 … `longest` is not slower than plain decoding.
 
     `verify_cost` takes the width of the pass, k + 1, and gives v; all costs in decode steps of the target.
     rejected_round_extra: what a round costs more in which not all drafts are accepted. None: not even a draft that is

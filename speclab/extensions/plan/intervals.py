@@ -47,15 +47,15 @@ class Work:
         return Work(*(a - b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
     def seconds(self, costs: Costs) -> float:
-        """The expected seconds of all of it, as theory/forecast.py adds them up round by round."""
+        """Return the expected seconds of all of it, as theory/forecast.py adds them up round by round."""
         of_round = [costs.round_seconds(n, 0) for n in range(len(self.by_length))]
         growing = costs.verify_slope * self.context + costs.draft_slope * self.drafted_context
         return float(self.by_length @ of_round) + growing + costs.draft_catch * self.full + costs.replay * self.rejected
 
 
 def work_of_text(probs: AcceptProbs, n_prompt: int, draft_length: int, longest: int) -> Work:
-    """The work of decoding one text after `n_prompt` tokens. longest: the largest draft length of the works to add
-    up."""
+    """Return the work of decoding one text after `n_prompt` tokens. longest: the largest draft length of the works to
+    add up."""
     n_drafted, visits, full, rejected = expected_rounds(probs, len(probs), draft_length)
     contexts = n_prompt + np.arange(len(visits))  # of the rounds that begin in state 1, 2, …
     return Work(
@@ -71,7 +71,7 @@ def work_of_text(probs: AcceptProbs, n_prompt: int, draft_length: int, longest: 
 
 
 def added(everything: ArrayLike, without: ArrayLike) -> np.ndarray:
-    """The amount that each prompt adds to sums of seconds.
+    """Return the amount that each prompt adds to sums of seconds.
 
     everything (sums,): the sums over all prompts. without (prompts, sums): the same without each prompt.  -> (prompts,
     sums)
@@ -81,5 +81,6 @@ def added(everything: ArrayLike, without: ArrayLike) -> np.ndarray:
 
 
 def interval(numerators: np.ndarray, denominators: np.ndarray) -> tuple[float, float] | tuple[None, None]:
-    """The 95 % interval of sum(numerators) / sum(denominators), (prompts,) each; None twice with fewer than FEWEST."""
+    """Return the 95 % interval of sum(numerators) / sum(denominators), (prompts,) each; None twice with fewer than
+    FEWEST."""
     return ratio_interval(numerators.tolist(), denominators.tolist()) or (None, None)

@@ -9,12 +9,12 @@ from speclab.extensions.plan.plan_record import PlanRun
 
 
 def page(run: PlanRun, name: str) -> str:
-    """A record's page. name: the name of its picture, which the page does not show."""
+    """Return a record's page. name: the name of its picture, which the page does not show."""
     return plan_views.page(run)
 
 
 def pictures(run: PlanRun, folder: Path, name: str) -> list[functools.partial[Any]]:
-    """Functions that draw a record's picture into `folder`."""
+    """Return the functions that draw a record's picture into `folder`."""
     return [functools.partial(plan_views.picture, run, folder, name)]
 
 

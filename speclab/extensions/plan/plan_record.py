@@ -100,5 +100,5 @@ class PlanRun(LabRun):
 
     @property
     def correctness(self) -> list[Judged]:
-        """The verdicts on the texts that a check of the plan decoded; a plan alone decodes none with drafts."""
+        """Return the verdicts on the texts that a check of the plan decoded; a plan alone decodes none with drafts."""
         return self.verified.correctness if self.verified else []

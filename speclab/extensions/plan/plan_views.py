@@ -49,7 +49,7 @@ def verdict(run: PlanRun, fact: DraftFacts) -> str:
 
 
 def advice(fact: DraftFacts, entries: list[PlanEntry]) -> str:
-    """A line that names the best length and those that cannot be told apart from it, or advises plain decoding.
+    """Return a line that names the best length and those that cannot be told apart from it, or advises plain decoding.
 
     entries: the expectations for this draft at every length.
     """
@@ -92,7 +92,7 @@ def _is_same(entry: PlanEntry) -> bool:
 
 
 def _of_draft(rows: list[Any], fact: DraftFacts) -> list[Any]:
-    """The rows of this draft, planned or measured."""
+    """Return the rows of this draft, planned or measured."""
     return [row for row in rows if (row.method, row.temperature) == (fact.method, fact.temperature)]
 
 
@@ -101,7 +101,7 @@ def _measured(run: PlanRun, fact: DraftFacts) -> list[Row]:
 
 
 def plan_table(run: PlanRun, fact: DraftFacts) -> Table:
-    """One line per draft length; where the plan was measured, measured values stand beside it."""
+    """Return one line per draft length; where the plan was measured, measured values stand beside it."""
     measured = {row.draft_length: row.speedup for row in _measured(run, fact)}
     columns: dict[str, Cell] = {
         **cells("draft", "k", "tok/rnd", "α", "c", "v", "o"),
@@ -119,14 +119,14 @@ def plan_table(run: PlanRun, fact: DraftFacts) -> Table:
 
 
 def _mark(fact: DraftFacts, entries: list[PlanEntry], row: PlanEntry) -> str:
-    """The mark of a length: it is taken, it is the best one, or it cannot be told apart from the best one."""
+    """Return the mark of a length: it is taken, it is the best one, or it cannot be told apart from the best one."""
     if row.draft_length == fact.best_draft_length:
         return "take" if _pays(fact, entries) else "best"
     return "same" if _is_same(row) else "-"
 
 
 def checked_table(verified: Verified) -> Table:
-    """A table that compares the plan with the measurement on prompts it had not seen."""
+    """Return a table that compares the plan with the measurement on prompts it had not seen."""
     columns: dict[str, Cell] = {
         **cells("draft", "T"),
         "planned k": lambda check: str(check.planned.draft_length),
@@ -141,13 +141,13 @@ def checked_table(verified: Verified) -> Table:
 
 
 def text(run: PlanRun) -> str:
-    """The verdict on the texts of a check; for every draft the verdict and the table; then the comparison on other
-    prompts."""
+    """Return the verdict on the texts of a check; for every draft the verdict and the table; then the comparison on
+    other prompts."""
     return show([_first(run)] if doubt(run) else [_first(run), *_blocks(run)])
 
 
 def page(run: PlanRun) -> str:
-    """The same in Markdown, with the origin of the record."""
+    """Return the same in Markdown, with the origin of the record."""
     return show([Markdown("# The plan"), provenance(run), _first(run), *_blocks(run)], markdown=True)
 
 
@@ -172,7 +172,7 @@ def _blocks(run: PlanRun) -> list[Block]:
 
 
 def picture(run: PlanRun, folder: Path, name: str) -> Path:
-    """Speedup against k: expected with its band, the oracle draft length, and measured."""
+    """Return the speedup against k: expected with its band, the oracle draft length, and measured."""
     series, x = [], "draft_length"
     for i, fact in enumerate(run.facts.drafts):
         label = fact.method + f", T = {fact.temperature:g}" * (fact.temperature > 0)

@@ -60,7 +60,10 @@ def _held_out(config: RunConfig) -> set[int]:
 
 
 def make(config: RunConfig, verify: bool = False) -> tuple[PlanRun, Measurement]:
-    """The plan and, with `verify`, how it did on prompts that it had not seen.  -> the record, what it is made from"""
+    """Return the plan and, with `verify`, how it did on prompts that it had not seen.
+
+    -> the record, what it is made from
+    """
     held_out = _held_out(config) if verify else set()
     planned_on = [prompt for i, prompt in enumerate(config.prompts) if i not in held_out]
     instruments = config.instruments(config.arms())
@@ -87,7 +90,7 @@ def make(config: RunConfig, verify: bool = False) -> tuple[PlanRun, Measurement]
 def make_plan(
     config: RunConfig, measured: Measurement, cost_table: CostTable
 ) -> tuple[list[PlanEntry], list[DraftFacts]]:
-    """Expected speedup of every draft at every length, and for every draft what its best length promises."""
+    """Return expected speedup of every draft at every length, and for every draft what its best length promises."""
     entries, facts = [], []
     if not cost_table:
         raise measured.stop or UsageProblem("too few tokens to calibrate with; use a larger --max-new-tokens")
@@ -163,7 +166,7 @@ class _DraftPlan:
         )
 
     def of_prompts(self, lengths: list[int], left_out: dict[int, Costs]) -> tuple[np.ndarray, np.ndarray]:
-        """The seconds that each prompt adds to the baseline (prompts,) and to every length (prompts, lengths).
+        """Return the seconds that each prompt adds to the baseline (prompts,) and to every length (prompts, lengths).
 
         left_out: for each prompt the costs that were calibrated without it.
         """
@@ -186,7 +189,7 @@ class _DraftPlan:
         return of_each[:, 0], of_each[:, 1:]
 
     def expected(self, k: int) -> dict[str, Any]:
-        """The fields of PlanEntry at draft length k."""
+        """Return the fields of PlanEntry at draft length k."""
         costs, context = self.costs, self.context
         forecasts = [
             forecast(
@@ -213,7 +216,10 @@ class _DraftPlan:
         }
 
     def facts(self, config: RunConfig, best: PlanEntry, always_drafts: bool) -> dict[str, Any]:
-        """The fields of DraftFacts. A lookup that may find nothing has no acceptance rate from which on it pays."""
+        """Return the fields of DraftFacts.
+
+        A lookup that may find nothing has no acceptance rate from which on it pays.
+        """
         costs, context, longest = self.costs, self.context, max(config.draft_lengths)
         k = best.draft_length or 1
         prices = (

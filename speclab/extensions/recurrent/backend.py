@@ -89,8 +89,8 @@ class RecurrentBackend(EagerBackend):
 
 
 def states_of(cache: Cache) -> list[dict[str, Any]]:
-    """The contents of each layer of the cache. Named states are copied, because the next pass writes them in place;
-    keys and values are not copied, because longer ones replace them."""
+    """Return the contents of each layer of the cache. Named states are copied, because the next pass writes them in
+    place; keys and values are not copied, because longer ones replace them."""
 
     def kept(value: Any) -> Any:
         if not isinstance(value, dict):
@@ -107,7 +107,7 @@ def put_back(cache: Cache, states: list[dict[str, Any]]) -> None:
 
 
 def pass_options(model: PreTrainedModel, cache: Any, length: int, width: int) -> dict[str, Any]:
-    """The options of a pass over `width` tokens that goes on from a cache with `length` tokens.
+    """Return the options of a pass over `width` tokens that goes on from a cache with `length` tokens.
 
     Some families begin at position 0 where none is given, and those without attention layers know no positions and have
     another name for the cache.

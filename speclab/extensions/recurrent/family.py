@@ -62,7 +62,7 @@ class Recurrent(Family):
     why_eager = "it has recurrent layers, whose states cannot be cropped"
 
     def backend(self, model: PreTrainedModel, hidden_layers: Any = ()) -> RecurrentBackend:
-        """The eager backend of one decoding."""
+        """Return the eager backend of one decoding."""
         return RecurrentBackend(model, reads_several(model), hidden_layers)
 
     def claims(self, config: PreTrainedConfig) -> bool:
@@ -76,7 +76,7 @@ class Recurrent(Family):
         model(input_ids=ids, **pass_options(model, cache, 0, ids.shape[1]))
 
     def head(self, model: PreTrainedModel) -> str:
-        """A line that says what a rejection costs."""
+        """Return a line that says what a rejection costs."""
         return f"states  {STATES[reads_several(model)]}"
 
 

@@ -28,7 +28,8 @@ def accept_lenient(draft: Draft, target_probs: Tensor, uniforms: Tensor, lenienc
 
 
 def lenient_law(target_probs: Tensor, draft_probs: Tensor, lenience: float) -> Tensor:
-    """Distribution of the token that `accept_lenient` emits where it tests a drafted token, over all drafted tokens.
+    """Return the distribution of the token that `accept_lenient` emits where it tests a drafted token, over all drafted
+    tokens.
 
     min(q, p / L), plus the probability that is left, distributed as norm(max(0, p - q)). All (..., vocab).
     """
@@ -60,7 +61,8 @@ def typical_threshold(target_probs: Tensor, epsilon: float) -> Tensor:
 
 
 def typical_law(target_probs: Tensor, draft_probs: Tensor, epsilon: float) -> Tensor:
-    """Distribution of the token that `accept_typical` emits where it tests a drafted token, over all drafted tokens.
+    """Return the distribution of the token that `accept_typical` emits where it tests a drafted token, over all drafted
+    tokens.
 
     q where p is above the threshold, plus the probability that is left, distributed as p. All (..., vocab).
     """
@@ -72,8 +74,8 @@ def typical_law(target_probs: Tensor, draft_probs: Tensor, epsilon: float) -> Te
 
 
 def lenient(argument: str) -> Rule:
-    """The rule lenient:L. lenient:1 is the token rule, and counts as lossless. Raises ValueError where L is no such
-    number."""
+    """Return the rule lenient:L. lenient:1 is the token rule, and counts as lossless. Raises ValueError where L is no
+    such number."""
     lenience = _number(argument, may_be_one=True)
 
     def judge(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
@@ -84,7 +86,7 @@ def lenient(argument: str) -> Rule:
 
 
 def typical(argument: str) -> Rule:
-    """The rule typical:E. Raises ValueError where E is no such number."""
+    """Return the rule typical:E. Raises ValueError where E is no such number."""
     epsilon = _number(argument)
 
     def judge(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
@@ -102,5 +104,5 @@ def _number(argument: str, may_be_one: bool = False) -> float:
 
 
 def _named(kind: str, value: float) -> str:
-    """A rule's name, which is written in one way whatever was typed."""
+    """Return a rule's name, which is written in one way whatever was typed."""
     return f"{kind}:{value!r}".removesuffix(".0")

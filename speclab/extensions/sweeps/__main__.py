@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """All flags of the command."""
+    """Return all flags of the command."""
     parser = parsing.make_parser(__doc__ or "", "python -m speclab.extensions.sweeps")
     parser.add_argument("sweep", choices=[*sweeps.SWEEPS, ALL], metavar="NAME", help="what to change, see above")
     flags.add_shared_flags(parser)
@@ -107,7 +107,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def filled(args: argparse.Namespace, name: str) -> argparse.Namespace:
-    """The arguments, with the defaults of this sweep wherever the command line gives none."""
+    """Return the arguments, with the defaults of this sweep wherever the command line gives none."""
     asked = argparse.Namespace(**vars(args) | {"draft": _drafts(name, args.draft)})
     asked = flags.with_defaults(asked, DEFAULTS | OWN_DEFAULTS.get(name, {}))
     asked.has_typed_lengths = args.draft_length is not None

@@ -20,7 +20,8 @@ X_IS_DRAFT = ("draft-kind", "mismatch")
 
 
 def end_to_end(point: Row) -> Value:
-    """Speedup with both sides' prefill counted. Its interval is decoding's, with the seconds of prefill taken as known.
+    """Return the speedup with both sides' prefill counted. Its interval is decoding's, with the seconds of prefill
+    taken as known.
 
     baseline = speedup x seconds, and the baseline's prefill is what is missing to `speedup_with_prefill`.
     """
@@ -31,14 +32,15 @@ def end_to_end(point: Row) -> Value:
 
 
 def verdict(point: Point, value: Callable[[Point], Value] = decoding) -> str:
-    """The verdict on any of a point's speedups; where the record says "unclear" of decoding, that stays."""
+    """Return the verdict on any of a point's speedups; where the record says "unclear" of decoding, that stays."""
     if value is decoding and point.verdict == "unclear":
         return "unclear"
     return attribution.verdict(*value(point), point.repeat_noise)
 
 
 def labeller(sweep: SweepRun) -> Callable[[Point], str]:
-    """A function that names a point's curve: its draft, and k and T where the sweep has several that are not its x."""
+    """Return a function that names a point's curve: its draft, and k and T where the sweep has several that are not its
+    x."""
     name, points = sweep.sweep, sweep.points
     several_k = name not in X_IS_DRAFT_LENGTH and len({p.draft_length for p in points}) > 1
     several_t = name not in X_IS_TEMPERATURE and len({p.temperature for p in points}) > 1
@@ -66,7 +68,7 @@ def curves(sweep: SweepRun) -> dict[str, list[Point]]:
 
 
 def crossings(xs: list[float], ys: list[float], level: float) -> list[float]:
-    """The places where the broken line through the points passes `level`, from left to right."""
+    """Return the places where the broken line through the points passes `level`, from left to right."""
     places = []
     for (x0, y0), (x1, y1) in pairwise(zip(xs, ys, strict=True)):
         if (y0 - level) * (y1 - level) < 0:
@@ -79,7 +81,7 @@ def crossings(xs: list[float], ys: list[float], level: float) -> list[float]:
 
 
 def best(points: list[Point]) -> Point | None:
-    """The drafting point with the highest measured speedup."""
+    """Return the drafting point with the highest measured speedup."""
     return max((point for point in points if point.draft_length), key=lambda point: point.speedup, default=None)
 
 
@@ -90,7 +92,7 @@ def by_acceptance(points: list[Point]) -> dict[float, Point]:
 
 
 def break_even(points: list[Point]) -> Value | None:
-    """The alpha at which the measured speedup passes 1 upwards, and where its interval's two ends do.
+    """Return the alpha at which the measured speedup passes 1 upwards, and where its interval's two ends do.
 
     None: it never does. An end is None where that end of the interval does not pass 1 in the measured range.
     """
@@ -107,7 +109,7 @@ def break_even(points: list[Point]) -> Value | None:
 
 
 def near_book(points: list[Point]) -> list[tuple[float, float]]:
-    """The stretches of alpha on which the book's formula is within NEAR of the measurement.
+    """Return the stretches of alpha on which the book's formula is within NEAR of the measurement.
 
     Between two points the error, book / measured - 1, is taken as a straight line: both curves bend, and in their
     ratio most of the bending is gone.
@@ -120,7 +122,8 @@ def near_book(points: list[Point]) -> list[tuple[float, float]]:
 
 
 def omega_crossings(points: list[Point]) -> list[float]:
-    """The alphas at which omega equals omega*: there the two things that the book's formula leaves out cancel."""
+    """Return the alphas at which omega equals omega*: there the two things that the book's formula leaves out
+    cancel."""
     surplus = {}
     for alpha, point in by_acceptance(points).items():
         cost = omega(point)
@@ -142,13 +145,13 @@ def omega(point: Point) -> float | None:
 
 
 def round_cost(point: Point) -> float | None:
-    """The cost of a round in decode steps of the target. A round pays where it brings more tokens than that."""
+    """Return the cost of a round in decode steps of the target. A round pays where it brings more tokens than that."""
     cost = omega(point)
     return None if cost is None else 1 + cost
 
 
 def step_seconds(point: Point) -> float:
-    """Seconds of one baseline step, t_1."""
+    """Return the seconds of one baseline step, t_1."""
     return point.speedup * point.seconds / point.n_tokens
 
 
@@ -165,7 +168,7 @@ def survival(point: Point) -> list[float]:
 
 
 def book_fed(point: Point) -> dict[str, float]:
-    """The book's formula fed with each of the meanings of acceptance: "α", "f" and "s" -> speedup."""
+    """Return the book's formula fed with each of the meanings of acceptance: "α", "f" and "s" -> speedup."""
     k = point.draft_length
     rates = {"α": point.acceptance_rate, "f": point.drafted_fraction, "s": output_share(point)}
     return {name: book_formula(rate, k) for name, rate in rates.items() if rate is not None and k}

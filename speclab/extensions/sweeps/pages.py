@@ -9,12 +9,12 @@ from speclab.extensions.sweeps.sweep_record import SweepRun
 
 
 def page(run: SweepRun, name: str) -> str:
-    """A record's page. name: the name of its picture."""
+    """Return a record's page. name: the name of its picture."""
     return sweep_views.page(run, f"../plots/{name}.png")
 
 
 def pictures(run: SweepRun, folder: Path, name: str) -> list[functools.partial[Any]]:
-    """Functions that draw a record's picture into `folder`."""
+    """Return the functions that draw a record's picture into `folder`."""
     return [functools.partial(sweep_views.picture, run, folder, name)]
 
 

@@ -50,7 +50,7 @@ LEGENDS = {
 
 
 def lines(sweep: SweepRun) -> Lines:
-    """The columns' legend, at most one line for each curve, then the notes on the run."""
+    """Return the columns' legend, at most one line for each curve, then the notes on the run."""
     filled = []
     for label, points in curves.curves(sweep).items():
         if sweep.sweep == "draft-length" and (top := curves.best(points)):
@@ -78,7 +78,7 @@ def _value(value: Value, unit: str = "x") -> str:
 
 
 def table(sweep: SweepRun) -> Table:
-    """One line per point."""
+    """Return one line per point."""
     points = [point for curve in curves.curves(sweep).values() for point in curve]
     if sweep.sweep in curves.X_IS_DRAFT:
         points = sweep.points
@@ -105,7 +105,7 @@ def title(name: str) -> str:
 
 
 def page(sweep: SweepRun, picture_path: str) -> str:
-    """A section in Markdown: the question, the lines, the picture, the table, where it comes from."""
+    """Return a section in Markdown: the question, the lines, the picture, the table, where it comes from."""
     name = sweep.sweep
     heading, image = Heading(title(name), 1), Markdown(f"![{title(name)}]({picture_path})")
     return show([heading, QUESTIONS[name], lines(sweep), image, table(sweep), provenance(sweep)], markdown=True)

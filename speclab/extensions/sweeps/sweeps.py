@@ -54,7 +54,7 @@ Points = tuple[list[Point], Measurement]
 def _rows(
     config: RunConfig, prompts: list[Prompt] | None = None, max_new_tokens: int | None = None, title: str = "measuring"
 ) -> tuple[list[Row], Measurement]:
-    """Rows of a small comparison, checked, and calibrated in its own turns."""
+    """Return the rows of a small comparison, checked, and calibrated in its own turns."""
     arms = config.arms()
     measured = measure_and_judge(config, arms, config.instruments(arms), prompts, max_new_tokens, title)
     return explained(measured, lambda costs: build_rows(config, measured, costs)), measured
@@ -73,7 +73,8 @@ def _as_it_is(config: RunConfig) -> tuple[RunConfig, dict]:
 
 
 def _one_run(x: str, series: str = "method", kinds: bool = False) -> Callable[[RunConfig, dict], Points]:
-    """A sweep that one run can hold: `x` and `series` are columns of its rows; `kinds`: those of each kind, too."""
+    """Return a sweep that one run can hold: `x` and `series` are columns of its rows; `kinds`: those of each kind,
+    too."""
 
     def points(config: RunConfig, facts: dict) -> Points:
         rows, measured = _rows(config)
@@ -93,7 +94,7 @@ def _oracles_only(config: RunConfig) -> tuple[RunConfig, dict]:
 
 
 def _acceptance(config: RunConfig, facts: dict) -> Points:
-    """The oracle draft from never right to always right, once at the cost of a draft model and once at none."""
+    """Return the oracle draft from never right to always right, once at the cost of a draft model and once at none."""
     # A sweep of acceptance has oracle drafts alone; their names are dial:A, dial:A:MODEL and dial:A:free.
     accuracy = {name: float(name.split(":")[1]) for name in config.drafters}
 
@@ -187,7 +188,7 @@ def stretched(prompts: list[Prompt], n: int) -> list[Prompt]:
 
 
 def _degraded(config: RunConfig) -> tuple[RunConfig, dict]:
-    """The trained draft, the same with noise in its weights, one trained on the spot, a random one."""
+    """Return the trained draft, the same with noise in its weights, one trained on the spot, a random one."""
     trained = next((drafter for drafter in config.drafters.values() if drafter.is_model), None)
     if trained is None:
         raise UsageProblem("the sweep mismatch starts from a draft model; give --draft model or a folder")

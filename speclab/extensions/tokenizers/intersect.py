@@ -36,10 +36,10 @@ class Reads(Protocol):
     """How the draft reads the target's ids, see `Reading` in shared_tokens.py."""
 
     def prompt(self, ids: list[int]) -> list[int]:
-        """The draft's ids of a prompt, at least one."""
+        """Return the draft's ids of a prompt, at least one."""
 
     def token(self, i: int) -> list[int]:
-        """The draft's ids of a token behind it, at least one; of a shared one the one that it is a pair with."""
+        """Return the draft's ids of a token behind it, at least one; of a shared one the one that it is a pair with."""
 
 
 class IntersectDrafter(ModelDrafter):
@@ -71,7 +71,7 @@ class IntersectDrafter(ModelDrafter):
         super().observe(n_accepted, [i for token in committed for i in self._reads.token(token)])
 
     def draft_ids(self, tokens: Tensor) -> Tensor:
-        """The draft's ids of drafted ids of the target."""
+        """Return the draft's ids of drafted ids of the target."""
         return self._draft_id[tokens]
 
     def of_target(self, logits: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class IntersectDrafter(ModelDrafter):
     whose = " of the draft's tokens"
 
     def read_as(self, prompt: list[int]) -> list[int]:
-        """The draft's ids of a prompt of the target."""
+        """Return the draft's ids of a prompt of the target."""
         return self._reads.prompt(prompt)
 
     def notes(self) -> str:
@@ -109,7 +109,7 @@ class IntersectDrafter(ModelDrafter):
     def own_rates(
         self, target: CachedModel, prompt: list[int], text: list[int], sampling: Sampling
     ) -> dict[str, float]:
-        """The probability of tokens that are not shared, as sampled from, from uncached passes.
+        """Return the probability of tokens that are not shared, as sampled from, from uncached passes.
 
         The draft's, before its distribution is restricted, is 0 beyond its context.
         """
@@ -141,7 +141,8 @@ class IntersectDrafter(ModelDrafter):
 
 
 def intersect(draft: CachedModel, own: PreTrainedTokenizerBase, setup: Setup, kind: str) -> IntersectDrafter:
-    """A drafter with a model whose tokenizer is `own`. UsageProblem where it shares next to nothing with the target.
+    """Return a drafter with a model whose tokenizer is `own`. UsageProblem where it shares next to nothing with the
+    target.
 
     kind: what --draft says.
     """
@@ -163,6 +164,7 @@ def intersect(draft: CachedModel, own: PreTrainedTokenizerBase, setup: Setup, ki
 
 
 def _end(tokenizer: PreTrainedTokenizerBase, ends: frozenset[int], n_ids: int) -> int | None:
-    """The id below n_ids with which a model ends a text: of several the one that its tokenizer names, or the first."""
+    """Return the id below n_ids with which a model ends a text: of several the one that its tokenizer names, or the
+    first."""
     ends = frozenset(i for i in ends if i < n_ids)
     return tokenizer.eos_token_id if tokenizer.eos_token_id in ends else min(ends, default=None)

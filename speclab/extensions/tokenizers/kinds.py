@@ -15,7 +15,7 @@ from speclab.system.errors import UsageProblem
 
 
 def read_retokenize(argument: str, text: str) -> Choice:
-    """A model whose text is tokenized again for the target."""
+    """Return a model whose text is tokenized again for the target."""
 
     def build(setup: Setup, seed: int) -> Drafter:
         draft, own = load_other_draft(argument, "retokenize", setup)
@@ -25,7 +25,7 @@ def read_retokenize(argument: str, text: str) -> Choice:
 
 
 def read_intersect(argument: str, text: str) -> Choice:
-    """A model that drafts the tokens which both vocabularies have."""
+    """Return a model that drafts the tokens which both vocabularies have."""
 
     def build(setup: Setup, seed: int) -> Drafter:
         draft, own = load_other_draft(argument, "intersect", setup)
@@ -35,7 +35,7 @@ def read_intersect(argument: str, text: str) -> Choice:
 
 
 def load_other_draft(name: str, kind: str, setup: Setup) -> tuple[CachedModel, PreTrainedTokenizerBase]:
-    """A draft model of another family for --draft `kind`, and its tokenizer.
+    """Return a draft model of another family for --draft `kind`, and its tokenizer.
 
     Its passes have any width, so never as CUDA graphs.
     """

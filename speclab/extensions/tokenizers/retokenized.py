@@ -57,7 +57,7 @@ class RetokenizedDrafter(Lookup):
     shorter_is_beginning = False
 
     def describe(self, name: str, engine: str) -> str:
-        """A line about the model, and about its engine where that is not the target's."""
+        """Return a line about the model, and about its engine where that is not the target's."""
         eager = "; on the eager engine" * (self.draft.engine != engine)
         model = loading.describe_model(name, self.draft.model, "draft")
         return f"{model}; its text is tokenized again for the target{eager}"
@@ -79,7 +79,7 @@ class RetokenizedDrafter(Lookup):
         self._ids += committed
 
     def read_as(self, ids: list[int]) -> list[int]:
-        """A text of the target, in the draft's tokens."""
+        """Return a text of the target, in the draft's tokens."""
         return [*self._start, *self.own.encode(text_of(self.tokenizer, ids), add_special_tokens=False)]
 
     def lookup(self, k: int) -> list[int]:
@@ -124,7 +124,7 @@ class RetokenizedDrafter(Lookup):
         return self.draft.replace_unknown(torch.tensor([ids], device=self.draft.device))
 
     def _tokenized(self, text: str) -> list[int]:
-        """The target's ids of a text that follows what is committed."""
+        """Return the target's ids of a text that follows what is committed."""
         if not text:
             return []
         ids = self._ids[-BEFORE:]

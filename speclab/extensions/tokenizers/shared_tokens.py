@@ -30,23 +30,23 @@ class SharedTokens(NamedTuple):
 
     @property
     def share(self) -> float:
-        """The number of shared tokens divided by the number of tokens of the smaller vocabulary."""
+        """Return the number of shared tokens divided by the number of tokens of the smaller vocabulary."""
         return len(self.target_ids) / max(1, min(self.n_target, self.n_draft))
 
     def describe(self) -> str:
-        """A line about the shared tokens for the head of a run."""
+        """Return a line about the shared tokens for the head of a run."""
         shared = f"tokens in both vocabularies: {len(self.target_ids)}"
         return f"{shared} (of the draft's {self.n_draft} and the target's {self.n_target})"
 
 
 def start_of_text(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The special token that the tokenizer puts before every text, if it does."""
+    """Return the special token that the tokenizer puts before every text, if it does."""
     start = tokenizer.bos_token_id
     return [start] if start is not None and tokenizer.encode("a")[:1] == [start] else []
 
 
 def tokenized_inside(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """The ids of a text that follows another one: some tokenizers add a space where a text begins."""
+    """Return the ids of a text that follows another one: some tokenizers add a space where a text begins."""
     before, whole = (tokenizer.encode(BREAK + tail, add_special_tokens=False) for tail in ("", text))
     if whole[: len(before)] == before and len(whole) > len(before):
         return whole[len(before) :]
@@ -54,7 +54,7 @@ def tokenized_inside(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase) -> dict[int, bytes]:
-    """The bytes that each id adds to a text that has begun, by the id; SentencePiece's byte tokens come last.
+    """Return the bytes that each id adds to a text that has begun, by the id; SentencePiece's byte tokens come last.
 
     Special ids are left out, and so are ids whose bytes cannot be found out.
     """
@@ -74,7 +74,7 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase) -> dict[int, bytes]:
 
 
 def _first_token(tokenizer: PreTrainedTokenizerBase, ids: Collection[int]) -> int | None:
-    """An id with which a text may begin: that of the letter a, or the first one that is a text by itself."""
+    """Return an id with which a text may begin: that of the letter a, or the first one that is a text by itself."""
     of_letter = tokenizer.encode("a", add_special_tokens=False)[-1:]
     for i in [*(i for i in of_letter if i in ids), *ids]:
         text = text_of(tokenizer, [i])
@@ -84,8 +84,8 @@ def _first_token(tokenizer: PreTrainedTokenizerBase, ids: Collection[int]) -> in
 
 
 def _bytes_of(name: str, added: str) -> bytes | None:
-    """The bytes of a token of this name that decodes to this text; None where the text has half characters and the
-    name does not spell them."""
+    """Return the bytes of a token of this name that decodes to this text; None where the text has half characters and
+    the name does not spell them."""
     if UNKNOWN not in added:
         return added.encode()
     byte = BYTE_TOKEN.fullmatch(name)
@@ -101,7 +101,8 @@ def _bytes_of(name: str, added: str) -> bytes | None:
 def shared_tokens(
     of_target: dict[int, bytes], of_draft: dict[int, bytes], ends: tuple[int | None, int | None] = (None, None)
 ) -> SharedTokens:
-    """The intersection of two vocabularies, as `token_bytes` gives them. Of ids with the same bytes the first counts.
+    """Return the intersection of two vocabularies, as `token_bytes` gives them. Of ids with the same bytes the first
+    counts.
 
     ends: the ids with which the target and the draft end a text; they are a pair where there are both.
     """

@@ -47,11 +47,11 @@ class Branching(Wrapper):
         return widths_of_levels(most)
 
     def as_drafted(self, chain: Draft) -> Draft:
-        """A chain as a tree of one branch."""
+        """Return a chain as a tree of one branch."""
         return TreeDraft.of(chain)
 
     def describe(self, name: str, engine: str) -> str:
-        """A line about the trees."""
+        """Return a line about the trees."""
         return f"{name}: {self.shape_in_words()}"
 
     def shape_in_words(self) -> str:
@@ -133,7 +133,7 @@ def _n_to_grow(scores: Tensor, best: Tensor, n: int) -> int:
 
 
 def _best_of(looked: Looked, n: int) -> Draft:
-    """The n tokens with the best scores, in their order."""
+    """Return the n tokens with the best scores, in their order."""
     numbers = looked.scores.topk(min(n, len(looked.scores))).indices.sort().values
     numbers = numbers[looked.scores[numbers].isfinite()]  # not those of probability 0
     parents = looked.parents[numbers]

@@ -33,7 +33,7 @@ class TreeDraft(Draft):
         return target.forward(torch.cat([last_tokens[:, None], self.tokens], dim=1), reads(self.parents))
 
     def bare(self) -> "TreeDraft":
-        """The same tree without what no accept rule reads."""
+        """Return the same tree without what no accept rule reads."""
         return TreeDraft(self.tokens, self.size, self.probs, parents=self.parents)
 
     def depths(self) -> Tensor:
@@ -77,12 +77,12 @@ def reads(parents: Tensor) -> Tensor:
 
 
 def chain(n: int, device: torch.device | None = None) -> Tensor:
-    """The parents of a chain of n tokens, (1, n)."""
+    """Return the parents of a chain of n tokens, (1, n)."""
     return torch.arange(-1, n - 1, device=device)[None]
 
 
 def parents_of(draft: Draft) -> Tensor:
-    """The parents of a draft's tokens, (batch, n); those of a chain where the draft is one."""
+    """Return the parents of a draft's tokens, (batch, n); those of a chain where the draft is one."""
     if isinstance(draft, TreeDraft):
         return draft.parents
     return chain(draft.tokens.shape[1], draft.tokens.device).expand_as(draft.tokens)

@@ -28,7 +28,7 @@ class TreeDrafter(Branching):
 
     @property
     def n_tokens(self) -> int:
-        """Tokens of a whole tree."""
+        """Return the tokens of a whole tree."""
         return tokens_in(self.shape)
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
@@ -66,8 +66,8 @@ class TreeDrafter(Branching):
         return TreeDraft(drawn, n_drafted, law_of_each, faults=not_finite, parents=parents[None])
 
     def _planned(self, n: int, deepest: int) -> tuple[list[int], Tensor, Tensor]:
-        """The tokens of each level that is drafted, all their parents (m,), and which of them stand on the branch of
-        each, (m, m)."""
+        """Return the tokens of each level that is drafted, all their parents (m,), and which of them stand on the
+        branch of each, (m, m)."""
         sizes = list(itertools.accumulate(self.shape[:deepest], int.__mul__))
         while sum(sizes) > n:
             sizes.pop()
@@ -106,7 +106,7 @@ class TreeDrafter(Branching):
 
 
 def without_replacement(probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Several different ids from one distribution, and what each was drawn from.
+    """Return several different ids from one distribution, and what each was drawn from.
 
     probs: (vocab,) or (batch, vocab); uniforms: (batch, m) in [0, 1).
     -> (batch, m) ids, (batch, m, vocab) laws, (batch,) how many ids of each row count: m, or as many as have weight.
@@ -129,12 +129,12 @@ def without_replacement(probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor
 
 
 def tokens_in(shape: tuple[int, ...]) -> int:
-    """Tokens of a whole tree of this shape."""
+    """Return the tokens of a whole tree of this shape."""
     return sum(itertools.accumulate(shape, int.__mul__))
 
 
 def level_parents(sizes: list[int]) -> list[int]:
-    """The parents of a tree whose levels have so many tokens; each token of a level has as many children."""
+    """Return the parents of a tree whose levels have so many tokens; each token of a level has as many children."""
     parents, before, start = [], 1, -1
     for size in sizes:
         parents += [start + i * before // size for i in range(size)]

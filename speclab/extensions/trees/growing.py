@@ -25,7 +25,7 @@ class Growing(Protocol):
 
     @property
     def drafter(self) -> Drafter:
-        """The drafter whose proposals these are."""
+        """Return the drafter whose proposals these are."""
 
     @property
     def room(self) -> int:
@@ -35,10 +35,10 @@ class Growing(Protocol):
         """Drop all state and read a prompt, (1, prompt length) ids."""
 
     def start_tree(self) -> Tensor:
-        """Logits of the token after everything committed, (1, the target's vocabulary)."""
+        """Return the logits of the token after everything committed, (1, the target's vocabulary)."""
 
     def grow(self, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
-        """Logits of the token after each of these, (m, the target's vocabulary).
+        """Return the logits of the token after each of these, (m, the target's vocabulary).
 
         tokens: (m,), all `depth` tokens after the last committed one. parents: (m,), which token of this tree each
         follows, by the order in which they were given here, -1 for none. reads: (m, j + m) bool, which of the j tokens
@@ -86,13 +86,13 @@ class GrowingModel:
         self.drafter.prefill(target, prompt, sampling)
 
     def start_tree(self) -> Tensor:
-        """Logits of the token after everything committed, (1, the target's vocabulary)."""
+        """Return the logits of the token after everything committed, (1, the target's vocabulary)."""
         logits = self.drafter.draft.forward(self.drafter.not_fed())[:, -1]
         self._n_before = self.drafter.draft.length
         return self.drafter.of_target(logits)
 
     def grow(self, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
-        """Logits of the token after each of these (m,), (m, the target's vocabulary): one pass for all."""
+        """Return the logits of the token after each of these (m,), (m, the target's vocabulary): one pass for all."""
         ids = self.drafter.draft_ids(tokens)[None]
         return self.drafter.of_target(self.drafter.draft.forward(ids, reads[None])[0])
 
@@ -116,12 +116,12 @@ class GrowingFeature(FeatureDrafter):
         return self
 
     def start_tree(self) -> Tensor:
-        """Logits of the token after everything committed, (1, the target's vocabulary)."""
+        """Return the logits of the token after everything committed, (1, the target's vocabulary)."""
         self._outputs = self._catch_up()  # (1, 1 + j, hidden), of the committed text and of the tree's tokens
         return self.of_target(self.head.logits(self._outputs)[0], self._vocab_size)
 
     def grow(self, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
-        """Logits of the token after each of these (m,), (m, the target's vocabulary): one pass for all."""
+        """Return the logits of the token after each of these (m,), (m, the target's vocabulary): one pass for all."""
         n, before = len(tokens), self._outputs.shape[1] - 1  # tokens of this tree that have keys and values already
         start = self._length + before
         self._rotation(start, n)  # makes room
@@ -156,14 +156,15 @@ class GrowingBlock(BlockDrafter):
         return self
 
     def start_tree(self) -> Tensor:
-        """Logits of the token after everything committed, (1, the target's vocabulary)."""
+        """Return the logits of the token after everything committed, (1, the target's vocabulary)."""
         assert self._anchor is not None
         self._read()
         self._slots = self.head.logits(self._block(self.longest_draft))  # (1, longest, draft vocabulary)
         return self._after(self._anchor, 0)
 
     def grow(self, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
-        """Logits of the token after each of these (m,), (m, the target's vocabulary): no pass, one slot serves all."""
+        """Return the logits of the token after each of these (m,), (m, the target's vocabulary): no pass, one slot
+        serves all."""
         return self._after(tokens, depth)
 
     def end_tree(self) -> None:

@@ -87,7 +87,7 @@ def read_merge(argument: str, text: str) -> Choice:
 
 
 def _growing(choice: Choice, setup: Setup, seed: int) -> Drafter:
-    """A draft that can be a tree; EnvironmentProblem for a model that cannot read one."""
+    """Return a draft that can be a tree; EnvironmentProblem for a model that cannot read one."""
     drafter = choice.make(setup, seed)
     for model in drafter.models:
         check_family(model.model, "a tree", OTHER_DRAFT, crops=False)

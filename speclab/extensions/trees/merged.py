@@ -45,7 +45,7 @@ class MergedDrafter(Drafter):
 
     @property
     def models(self) -> tuple[Any, ...]:
-        """The models of all drafters."""
+        """Return the models of all drafters."""
         return tuple(model for drafter in self.drafters for model in drafter.models)
 
     def law(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
@@ -88,16 +88,16 @@ class MergedDrafter(Drafter):
         return widths_of_levels(most)
 
     def as_drafted(self, chain: Draft) -> Draft:
-        """A chain as a tree of one branch."""
+        """Return a chain as a tree of one branch."""
         return TreeDraft.of(chain)
 
     def describe(self, name: str, engine: str) -> str:
-        """A line about the drafts."""
+        """Return a line about the drafts."""
         return f"{name}: chains of {len(self.drafters)} drafts, merged where they begin with the same tokens"
 
 
 def merged(drafts: Sequence[Draft], device: torch.device) -> Draft:
-    """One tree of one row with all branches of these, chains or trees; a branch that several have is there once.
+    """Return one tree of one row with all branches of these, chains or trees; a branch that several have is there once.
 
     Their laws are dropped: tokens must be fixed, or independent of what the rule draws.
     """

@@ -33,7 +33,8 @@ class Beside(NamedTuple):
 
 
 def trees(path: Path = RECORD) -> str:
-    """Every tree of a greedy comparison beside the chain that has as many tokens, and the fastest of both kinds."""
+    """Return every tree of a greedy comparison beside the chain that has as many tokens, and the fastest of both
+    kinds."""
     run = read(path, ComparisonRun)
     rows = [row for row in run.rows if row.draft and row.prompt_kind == "all" and row.temperature == 0]
     of_trees = [row for row in rows if _is_tree(row)]
@@ -70,7 +71,7 @@ def _is_tree(row: Row) -> bool:
 
 
 def _inner(row: Row) -> str:
-    """The draft of which a tree is made."""
+    """Return the draft of which a tree is made."""
     return str(row.draft).split(":", 2)[2]
 
 

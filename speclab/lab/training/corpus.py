@@ -31,7 +31,7 @@ class Document:
 
 
 def standard_library() -> Iterator[Document]:
-    """The sources of the running Python's standard library, sorted by name, without tests and tables."""
+    """Return the sources of the running Python's standard library, sorted by name, without tests and tables."""
     root = Path(sysconfig.get_path("stdlib"))
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).parts

@@ -27,7 +27,7 @@ BATCH_TOKENS = 2048  # a quarter of the lab pair's: with only seconds to spend, 
 
 
 def noisy(model: PreTrainedModel, amount: float, seed: int) -> PreTrainedModel:
-    """A copy whose matrices are off by Gaussian noise of `amount` times each matrix's own standard deviation.
+    """Return a copy whose matrices are off by Gaussian noise of `amount` times each matrix's own standard deviation.
 
     One seed is one direction in weight space: a larger amount goes further the same way. amount 0 is the model itself.
     Norms and biases stay. Raises ValueError for a negative amount.
@@ -48,7 +48,7 @@ def noisy(model: PreTrainedModel, amount: float, seed: int) -> PreTrainedModel:
 
 
 def random_like(model: PreTrainedModel, seed: int) -> PreTrainedModel:
-    """A model of the same class and configuration with fresh weights, drawn by its own initialisation."""
+    """Return a model of the same class and configuration with fresh weights, drawn by its own initialisation."""
     # Built on the CPU, where only the default generator is used: its state is put back, GPUs' are never touched.
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(seed)
@@ -59,7 +59,7 @@ def random_like(model: PreTrainedModel, seed: int) -> PreTrainedModel:
 def trained_on_the_spot(
     source: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seconds: float, seed: int
 ) -> tuple[PreTrainedModel, TrainingFacts]:
-    """A fresh draft of the source's shape after `seconds` of next-token training on Python's standard library.
+    """Return a fresh draft of the source's shape after `seconds` of next-token training on Python's standard library.
 
     The clock is looked at after every step, so there is at least one. Raises UsageProblem if the tokenizer has ids that
     the model has no place for.
@@ -78,7 +78,7 @@ def trained_on_the_spot(
 
 
 def _documents(seed: int) -> list[str]:
-    """The texts of the standard library that are not held out, shuffled: neighbours by name are alike."""
+    """Return the texts of the standard library that are not held out, shuffled: neighbours by name are alike."""
     documents = [d.text for d in corpus.standard_library() if not d.held_out]
     random.Random(seed).shuffle(documents)
     return documents

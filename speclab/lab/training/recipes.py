@@ -36,7 +36,7 @@ def distance(target_logits: Tensor, draft_logits: Tensor) -> Tensor:
 
 
 def sizes_like(target: PreTrainedModel, n_layers: int, intermediate: int) -> dict[str, Any]:
-    """The sizes of decoder layers of the target's width."""
+    """Return the sizes of decoder layers of the target's width."""
     config = target.config.get_text_config()
     heads = config.num_attention_heads
     return {

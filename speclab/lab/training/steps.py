@@ -47,7 +47,7 @@ def optimizers(model: nn.Module, rate: float, of_tables: float = 1.0) -> list[to
 
 
 def crops(stream: Tensor, step: int, seed: int, batch_tokens: int) -> list[Tensor]:
-    """The micro-batches of one step: random crops of one length.  -> list of (batch, length)
+    """Return the micro-batches of one step: random crops of one length.  -> list of (batch, length)
 
     A function of (seed, step) alone, so a resumed run sees what it would have seen. The crops are where the stream is.
     """
@@ -61,7 +61,7 @@ def crops(stream: Tensor, step: int, seed: int, batch_tokens: int) -> list[Tenso
 
 
 def next_token_loss(model: PreTrainedModel, tokens: Tensor) -> Tensor:
-    """Mean cross-entropy of the next token, nats.  tokens: (batch, length), on any device"""
+    """Return the mean cross-entropy of the next token, nats.  tokens: (batch, length), on any device"""
     tokens = tokens.to(model.device).long()
     logits = model(input_ids=tokens, use_cache=False).logits[:, :-1].float()  # (batch, length - 1, vocab)
     return cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())

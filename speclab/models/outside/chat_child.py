@@ -21,7 +21,10 @@ LIBRARY = "transformers.utils.chat_template_utils"
 
 
 def renderer() -> Callable[..., Any]:
-    """The library's function. Importing the whole library takes three times as long, so empty packages stand for it."""
+    """Return the library's function.
+
+    Importing the whole library takes three times as long, so empty packages stand for it.
+    """
     packages = ("transformers", "transformers.utils")
     try:
         for name in packages:
@@ -52,7 +55,7 @@ def limit(seconds: int, memory: int) -> None:
 
 
 def answered(question: dict[str, Any]) -> dict[str, Any]:
-    """The texts of the chats, or why there are none."""
+    """Return the texts of the chats, or why there are none."""
     render = renderer()
     limit(question["seconds"], question["memory"])
     try:

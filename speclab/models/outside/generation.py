@@ -25,7 +25,7 @@ NOT_SETTINGS = ("transformers_version", "do_sample", "num_return_sequences", "ea
 
 
 def eos_ids(settings: GenerationConfig) -> frozenset[int]:
-    """The ids that end a text. Raises EnvironmentProblem where the checkpoint names something else than ids."""
+    """Return the ids that end a text. Raises EnvironmentProblem where the checkpoint names something else than ids."""
     ids = settings.eos_token_id
     ids = ids if isinstance(ids, list | tuple) else [] if ids is None else [ids]
     if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):

@@ -34,7 +34,7 @@ def check_growth(tokenizer: Any) -> None:
 
 
 def factor(part: Any) -> float:
-    """The number of bytes that a part of a tokenizer may make of one byte."""
+    """Return the number of bytes that a part of a tokenizer may make of one byte."""
     if not isinstance(part, dict):
         return 1.0
     kind = part.get("type")
@@ -52,7 +52,7 @@ def factor(part: Any) -> float:
 
 
 def around(part: Any) -> tuple[int, int]:
-    """Two numbers: how often a post-processor repeats the text, and how many special tokens it adds to that."""
+    """Return two numbers: how often a post-processor repeats the text, and how many special tokens it adds to that."""
     if not isinstance(part, dict):
         return 1, 0
     copies, added = 1, 0
@@ -65,7 +65,8 @@ def around(part: Any) -> tuple[int, int]:
 
 
 def _least_replaced(pattern: Any) -> int:
-    """The least number of bytes in a match: of a text, or of an expression that is a plain letter, n times or more."""
+    """Return the least number of bytes in a match: of a text, or of an expression that is a plain letter, n times or
+    more."""
     if not isinstance(pattern, dict):
         return 0
     repeated = re.fullmatch(r"([\w ])\{([0-9]{1,4}),\}", str(pattern.get("Regex")))
@@ -81,8 +82,8 @@ def _length(value: Any) -> int:
 
 
 def _longest_of(charsmap: Any) -> int:
-    """The bytes of the longest text of a SentencePiece map: the size of its index, the index, then texts that end in
-    0."""
+    """Return the bytes of the longest text of a SentencePiece map: the size of its index, the index, then texts that
+    end in 0."""
     data = base64.b64decode(charsmap) if isinstance(charsmap, str) else b""
     texts = data[4 + int.from_bytes(data[:4], "little") :]
     return max(map(len, texts.split(b"\0")))

@@ -52,8 +52,8 @@ def _is_device(device: Any) -> bool:
 
 
 def map_options(device_map: DeviceMap | None) -> dict[str, Any]:
-    """The options of `from_pretrained` for a device map. Raises EnvironmentProblem where the package that the library
-    needs is missing."""
+    """Return the options of `from_pretrained` for a device map. Raises EnvironmentProblem where the package that the
+    library needs is missing."""
     if device_map is None:
         return {}
     if importlib.util.find_spec("accelerate") is None:
@@ -106,7 +106,7 @@ def is_quantised(model: PreTrainedModel) -> bool:
 
 
 def describe(model: PreTrainedModel) -> str:
-    """A note about the weights of a model, "" where they are plain and in one place."""
+    """Return a note about the weights of a model, "" where they are plain and in one place."""
     said = []
     if is_sharded(model):
         places = Counter(str(place) for place in _map_of(model).values())
@@ -117,7 +117,7 @@ def describe(model: PreTrainedModel) -> str:
 
 
 def why_eager(model: PreTrainedModel) -> str:
-    """The reason why only the eager engine runs a model, "" where other engines may."""
+    """Return the reason why only the eager engine runs a model, "" where other engines may."""
     if is_sharded(model):
         return "its weights lie on several devices"
     return "its weights are quantised" if is_quantised(model) else ""

@@ -28,7 +28,7 @@ Messages = list[dict[str, str]]
 
 
 def rendered(chats: list[Messages], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The chats in the tokenizer's template, up to where the model answers.
+    """Return the chats in the tokenizer's template, up to where the model answers.
 
     EnvironmentProblem: the template does not run, refuses these messages, or takes more than the limits.
     """

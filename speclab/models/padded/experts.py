@@ -23,7 +23,7 @@ SAME += ["tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"]
 
 
 def count_added(model: PreTrainedModel, experts: Experts) -> int:
-    """Parameters that come along: further copies of all MLPs, and the routers."""
+    """Return the parameters that come along: further copies of all MLPs, and the routers."""
     config = model.config
     mlp = 3 * config.hidden_size * config.intermediate_size
     return config.num_hidden_layers * ((experts.n - 1) * mlp + experts.n * config.hidden_size)
@@ -31,7 +31,8 @@ def count_added(model: PreTrainedModel, experts: Experts) -> int:
 
 @torch.no_grad()
 def with_experts(model: PreTrainedModel, experts: Experts, seed: int = 0) -> PreTrainedModel:
-    """The same model with mixtures of experts, ready to decode. The weights move: `model` cannot be used afterwards.
+    """Return the same model with mixtures of experts, ready to decode. The weights move: `model` cannot be used
+    afterwards.
 
     Raises EnvironmentProblem where memory does not hold the copies.
     """

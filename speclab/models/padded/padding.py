@@ -39,7 +39,10 @@ TOLERANCE = 0.05  # of the number of parameters asked for
 
 
 def count_parameters(config: LlamaConfig, **shape: int) -> int:
-    """Parameters of a Llama of this config without biases; `shape` replaces entries of it. Tied ones count once."""
+    """Return the parameters of a Llama of this config without biases; `shape` replaces entries of it.
+
+    Tied ones count once.
+    """
     entry = {**vars(config), **shape}
     d, n_heads = entry["hidden_size"], entry["num_attention_heads"] + entry["num_key_value_heads"]
     per_layer = 2 * d * n_heads * config.head_dim + 3 * d * entry["intermediate_size"] + 2 * d
@@ -49,7 +52,8 @@ def count_parameters(config: LlamaConfig, **shape: int) -> int:
 
 
 def shape_for(n_parameters: int, lab: LlamaConfig, vocab_size: int | None = None) -> dict[str, int]:
-    """The config entries of a padded model: a shape usual for that size, within 5 % of it. vocab_size: if not the lab's
+    """Return the config entries of a padded model: a shape usual for that size, within 5 % of it. vocab_size: if not
+    the lab's
 
     Width and depth both grow with the cube root of the size and meet Llama 3's: 2048 wide at 1b, 4096 at 8b, 8192 at
     70b, all about 114 times as wide as deep. But a padded model is never shallower than its lab model. That makes small
@@ -83,7 +87,8 @@ def shape_for(n_parameters: int, lab: LlamaConfig, vocab_size: int | None = None
 
 
 def _widths(lab: LlamaConfig, largest: float) -> list[int]:
-    """The widths models have: a power of two and the quarters up to the next, multiples of 64; and the lab's own."""
+    """Return the widths models have: a power of two and the quarters up to the next, multiples of 64; and the lab's
+    own."""
     quarters = [q << shift for shift in range(4, 40) for q in (4, 5, 6, 7)]
     return [lab.hidden_size, *(w for w in quarters if lab.hidden_size < w < largest and w % 64 == 0)]
 

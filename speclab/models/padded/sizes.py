@@ -55,12 +55,13 @@ def parse_name(text: str) -> Size:
 
 
 def parse_size(text: str) -> int:
-    """The number of parameters that a size asks for."""
+    """Return the number of parameters that a size asks for."""
     return parse_name(text).n_parameters
 
 
 def size_name(n_parameters: int, digits: int = 3, up: bool = False, vocab_size: int | None = None) -> str:
-    """The name to type for a size, not above it (with `up`: not below it).  7_996_470_000, digits=2 -> lab:7.9b"""
+    """Return the name to type for a size, not above it (with `up`: not below it).  7_996_470_000, digits=2 ->
+    lab:7.9b"""
     unit = 10 ** max(0, len(str(n_parameters)) - digits)
     n_parameters = (n_parameters + (unit - 1 if up else 0)) // unit * unit
     suffix = next((s for s in "bm" if n_parameters >= SUFFIXES[s]), "k")
@@ -68,7 +69,7 @@ def size_name(n_parameters: int, digits: int = 3, up: bool = False, vocab_size: 
 
 
 def describe_padding(name: str, role: str = "target") -> str:
-    """The remark that belongs next to every time of a padded model. name: lab:SIZE; role: target or draft"""
+    """Return the remark that belongs next to every time of a padded model. name: lab:SIZE; role: target or draft"""
     size = parse_name(name)
     price = name.removeprefix(PREFIX).partition(":")[0].upper()
     parts = [f"padded: the lab {role}'s text at the price of {price} parameters"]

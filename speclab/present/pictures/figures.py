@@ -62,18 +62,18 @@ def plain(pairs: Iterable[tuple[Any, float | None]]) -> dict[Any, Value]:
 
 
 def column(rows: Iterable[Any], name: str, x: str = "x") -> dict[Any, Value]:
-    """A column of the rows against another one."""
+    """Return a column of the rows against another one."""
     return plain((getattr(row, x), getattr(row, name)) for row in rows)
 
 
 def speedups(rows: Iterable[Any], x: str = "x") -> dict[Any, Value]:
-    """The measured speedups of decoding with their intervals, against another column."""
+    """Return the measured speedups of decoding with their intervals, against another column."""
     return {getattr(row, x): decoding(row) for row in rows}
 
 
 def all_drafts(by_name: dict[str, list], x: str, predictions: dict[str, str], x_label: str, **options) -> Panel:
-    """The measured speedups of several drafts with what was predicted: a colour and a marker for each draft, a line
-    style for each prediction. predictions: column of the rows -> its label."""
+    """Return the measured speedups of several drafts with what was predicted: a colour and a marker for each draft, a
+    line style for each prediction. predictions: column of the rows -> its label."""
     series = []
     for i, (name, rows) in enumerate(by_name.items()):
         series.append(Series(name, speedups(rows, x), i))
@@ -83,7 +83,7 @@ def all_drafts(by_name: dict[str, list], x: str, predictions: dict[str, str], x_
 
 
 def draw(panels: list[Panel], width: float = 4.6, height: float = 4.2, **shared) -> Figure:
-    """A figure with the panels side by side."""
+    """Return a figure with the panels side by side."""
     figure, axes = blank(max(1, len(panels)), width, height, **shared)
     for axis, panel in zip(axes, panels, strict=False):
         _draw_panel(axis, panel)
@@ -100,7 +100,7 @@ def _share_scales(axes: list, panels: list[Panel]) -> None:
 
 
 def blank(n: int, width: float, height: float, **shared) -> tuple[Figure, list]:
-    """A figure with n pairs of axes side by side, each `width` inches wide.  -> figure, axes"""
+    """Return a figure with n pairs of axes side by side, each `width` inches wide.  -> figure, axes"""
     size = (max(6.4, width * n), height)
     figure, axes = plt.subplots(1, n, figsize=size, squeeze=False, layout="constrained", **shared)
     for axis in axes[0]:
@@ -153,7 +153,7 @@ def _beside(measured: list[Series], spread: float) -> dict[tuple[int, Any], floa
 
 
 def _moved(axis, right: float) -> Any:
-    """The transform of what stands so many points beside its place."""
+    """Return the transform of what stands so many points beside its place."""
     return axis.transData + ScaledTranslation(right / 72, 0, axis.figure.dpi_scale_trans)
 
 
@@ -212,13 +212,13 @@ def _bars(axis, series: Series, aside: float, width: float) -> None:
 
 
 def legend_above(axis, title: str) -> None:
-    """The legend with its title on top of the axis, where no line can cross it, in the order of drawing."""
+    """Return the legend with its title on top of the axis, where no line can cross it, in the order of drawing."""
     place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1.01), "borderaxespad": 0.2}
     axis.legend(ncols=2, title=title, frameon=False, fontsize=8, title_fontsize=10, alignment="left", **place)
 
 
 def colour(i: int) -> str:
-    """The colour of the i-th look."""
+    """Return the colour of the i-th look."""
     return COLOURS[i % len(COLOURS)]
 
 

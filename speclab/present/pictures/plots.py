@@ -22,7 +22,7 @@ GAIN, LOSS, GREY = figures.COLOURS[0], figures.COLOURS[1], "#BBBBBB"
 
 
 def comparison(run: ComparisonRun, folder: Path, name: str) -> list[functools.partial[Path | None]]:
-    """The pictures of a comparison: each is painted and written when it is called.  -> its path
+    """Return the pictures of a comparison: each is painted and written when it is called.  -> its path
 
     None where there is nothing to show. Nothing is computed before: what fails in a picture costs no other file.
     """
@@ -41,7 +41,7 @@ def _speedups(rows: list[Row]) -> Figure | None:
 
 
 def _on_all_prompts(rows: list[Row]) -> list[Row]:
-    """The rows of the drafts over all prompts."""
+    """Return the rows of the drafts over all prompts."""
     return [row for row in rows if row.prompt_kind == "all" and row.draft]
 
 
@@ -57,8 +57,8 @@ def _groups(rows: list[Row]) -> Iterator[tuple[str, dict[str, list[Row]]]]:
 
 
 def speedup_panels(rows: list[Row]) -> list[Panel]:
-    """Speedup against k, with the forecast and the book's formula: a panel for every temperature. Rows on auto stand at
-    a place of their own."""
+    """Return the speedup against k, with the forecast and the book's formula: a panel for every temperature. Rows on
+    auto stand at a place of their own."""
     predictions = {"forecast": "forecast", "book_formula": figures.BOOK}
     fixed = {row.draft_length for row in rows if not row.auto}
     auto = max(fixed, default=0) + 2
@@ -94,7 +94,7 @@ def waterfall_rows(rows: list[Row]) -> list[tuple[str, Row]]:
 
 
 def _why(rows: list[Row]) -> Figure | None:
-    """One waterfall for each row that is taken apart, side by side on one scale."""
+    """Return one waterfall for each row that is taken apart, side by side on one scale."""
     chosen = waterfall_rows(_on_all_prompts(rows))
     if not chosen:
         return None
@@ -145,7 +145,7 @@ def _speedup_ticks(axis, low: float, high: float) -> None:
 
 
 def _predicted(rows: list[Row]) -> Figure | None:
-    """Every row once for each predictor, predicted over measured."""
+    """Return every row once for each predictor, predicted over measured."""
     rows = prediction_rows(rows)
     errors = prediction_errors(rows)
     if not errors:
