@@ -52,7 +52,7 @@ class ModelDrafter(Drafter):
         self._n_committed = 0
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        """Read the prompt, (1, prompt length) ids. EnvironmentProblem where the logits are not finite."""
+        """Read the prompt, (1, prompt length) ids. Raises EnvironmentProblem where the logits are not finite."""
         self._sampling, self._vocab_size = sampling, target.vocab_size
         if not self.draft.prefill(self.draft.replace_unknown(prompt)).amax().isfinite():
             raise EnvironmentProblem("the draft model returned logits that are not finite; try --dtype float32")
@@ -109,7 +109,7 @@ class ModelDrafter(Drafter):
         return ""
 
     def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
-        """UsageProblem where a prompt does not fit its context.  -> whether the texts reach its end, or None"""
+        """Raise UsageProblem where a prompt does not fit its context.  -> whether the texts reach its end, or None"""
         from speclab.models.family import check_draft_prompts
 
         return check_draft_prompts(self.draft.room, prompts, max_new_tokens, self.read_as, self.whose)

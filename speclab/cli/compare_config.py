@@ -49,7 +49,10 @@ def prepare(args: argparse.Namespace, functions: LoopFunctions | None = None) ->
 
 
 def read_drafts(kinds: list[str], temperatures: list[float]) -> list[registry.Choice]:
-    """Return the drafts of --draft. UsageProblem where they cannot be had, or none of them at these temperatures."""
+    """Return the drafts of --draft.
+
+    Raises UsageProblem where one cannot be had, or none of them fits the temperatures.
+    """
     choices = registry.read_all(kinds)
     if taken := next((choice.text for choice in choices if choice.name.endswith(AUTO)), None):
         raise UsageProblem(f"--draft {taken}: in tables, a name that ends so means -k auto; rename the folder")

@@ -20,7 +20,10 @@ def synchronize(device: torch.device) -> None:
 
 
 def mark(device: torch.device) -> Any:
-    """A moment in the work of the device. On CUDA an event is queued and nothing waits; elsewhere everything does."""
+    """Mark a moment in the work of the device.
+
+    On CUDA an event is queued and nothing waits; elsewhere everything does.
+    """
     if device.type == "cuda":
         event = torch.cuda.Event(enable_timing=True)
         event.record()
@@ -47,10 +50,10 @@ class _Frozen:
 
 @contextlib.contextmanager
 def old_objects_frozen() -> Iterator[None]:
-    """Inside, Python's garbage collector does not check objects that exist already: libraries, models, their graphs.
+    """Keep Python's garbage collector from checking objects that exist already: libraries, models, their graphs.
 
-    To check all of them takes as long as to decode a short text. Python does it when enough new objects have been
-    kept, so it would fall into the times of the loops that keep the most: lookups and `-k auto`.
+    Checking all of them takes as long as decoding a short text. Python does it when enough new objects have been kept,
+    so it would fall into the times of the loops that keep the most: lookups and `-k auto`.
     """
     with _Frozen.lock:
         if _Frozen.n == 0:

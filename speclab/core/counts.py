@@ -41,7 +41,8 @@ class Counts:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """alpha: accepted / tested, the maximum-likelihood estimate of a censored geometric. None: nothing tested.
+        """Return alpha, accepted / tested: the maximum-likelihood estimate of a censored geometric. None: nothing
+        tested.
 
         A round tests its drafts one by one up to the first rejection; those after it were never tested. Dividing
         by everything drafted gives f, a different and smaller number. Under a rule that judges several tokens together
@@ -51,12 +52,12 @@ class Counts:
 
     @property
     def drafted_fraction(self) -> float | None:
-        """f: accepted / drafted. Serving engines print it as acceptance rate. None: nothing drafted."""
+        """Return f, accepted / drafted, which serving engines print as acceptance rate. None: nothing drafted."""
         return _ratio(self.n_accepted, self.n_drafted)
 
     @property
     def tokens_per_round(self) -> float | None:
-        """tau: tokens per target pass that verifies, between 1 and k + 1. None: no round."""
+        """Return tau, the tokens per target pass that verifies, between 1 and k + 1. None: no round."""
         return _ratio(self.n_emitted, self.n_rounds)
 
 

@@ -22,18 +22,19 @@ if TYPE_CHECKING:
 class Drafter:
     """Proposes tokens for one row of text. Its state is its own; the loop tells it what was committed.
 
-    These attributes are about what drafts; of a drafter that is made of others its `parts` have them.
+    These attributes describe a drafter that drafts by itself. Where a drafter is made of others, its `parts` have them.
 
     is_model: whether it is a draft model with the target's ids.
     draws: whether its tokens are drawn from probabilities when sampling; else they are certain.
     shorter_is_beginning: whether its draft of fewer tokens is the beginning of a longer one.
-    longest_draft: tokens of a draft at most.
+    longest_draft: the largest number of tokens of a draft.
     needs_text: whether it needs a greedy text of the target, which `take_text` gives it.
     pass_share: the share of the target's pass that its draft leaves to verification; 1 where it runs none of it.
     branches: whether its drafts have several tokens for one place.
     chooses_length: whether it chooses in every round how many tokens to draft.
-    keep_drafting: where `asks_to_go_on`, it is asked after each token, with its probability: another one?
-    costs: what rounds cost, by temperature, of a drafter that chooses by that; None for all others.
+    keep_drafting: where `asks_to_go_on`, the drafter calls it with the probability of each token: does it draft another
+    one?
+    costs: the costs of rounds by temperature, for a drafter that chooses by them; None for all others.
     """
 
     is_model = draws = needs_text = asks_to_go_on = branches = chooses_length = False
@@ -54,7 +55,8 @@ class Drafter:
         raise NotImplementedError
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
-        """`n_accepted` proposals were kept; `committed` are the ids now final: those, then one from the target."""
+        """Take in what the round made final: `n_accepted` proposals were kept, and `committed` holds these ids and
+        one of the target's."""
         raise NotImplementedError
 
     # --- what it is made of -------------------------------------------------------------------------------------------
@@ -80,7 +82,7 @@ class Drafter:
         return change(self)
 
     def pass_widths(self, most: int) -> set[int]:
-        """Powers of two up to which its models' passes have tokens, where drafts have up to `most` tokens.
+        """Return the powers of two up to which the passes of its models have tokens, for drafts of up to `most` tokens.
 
         A model catches up with one token or two, and after rounds in which it drafted nothing with more, at most four
         in one pass.
@@ -93,7 +95,7 @@ class Drafter:
         return chain
 
     def choose_packing(self) -> None:
-        """Choose again what depends on the number of threads, which has changed."""
+        """Choose again how weights are packed, since the number of threads has changed."""
 
     def forget(self) -> None:
         """Drop what it has learned from texts, and share nothing of it with its copies any more; costs stay."""
@@ -150,8 +152,7 @@ class Drafter:
         return []
 
     def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
-        """Raise UsageProblem for a prompt that it cannot read.  -> what a reader should know of the texts' end, or
-        None"""
+        """Raise UsageProblem for a prompt that it cannot read. -> a remark on the end of the texts, or None"""
         return None
 
 
@@ -200,5 +201,5 @@ class Lookup(Drafter):
     matched = 0
 
     def lookup(self, k: int) -> list[int]:
-        """At most k ids that may follow the text. Nothing but `matched` changes."""
+        """Return at most k ids that may follow the text. Nothing but `matched` changes."""
         raise NotImplementedError

@@ -34,7 +34,8 @@ class Law(Protocol):
 class PlaceLaw:
     """Tokens are drawn from distributions that are the same wherever a round begins.
 
-    rows: (n, vocab), of the token at each place of the text. sizes: (n,) tokens of a draft at most, by its beginning.
+    rows: (n, vocab), of the token at each place of the text. sizes: (n,), the largest number of tokens of a draft, by
+    its beginning.
     """
 
     def __init__(self, rows: Tensor, sizes: Sequence[int]):
@@ -55,7 +56,7 @@ class ChainLaw:
     """Tokens are drawn from distributions that depend on where the round began.
 
     rows: of a number in the draft, (at least n - number, vocab) for rounds that begin after 0, 1, ... tokens. longest:
-    tokens of a draft at most.
+    the largest number of tokens of a draft.
     """
 
     def __init__(self, rows: Callable[[int], Tensor], longest: int):
@@ -78,8 +79,8 @@ class ChainLaw:
 
 
 class CertainLaw:
-    """Tokens are certain. proposals: for each beginning what is proposed; the drafts of 0, 1, ... tokens where a
-    shorter one is not the beginning of a longer one, else the longest alone."""
+    """Tokens are certain. proposals: what is proposed for each beginning: the longest draft, or the drafts of 0, 1,
+    ... tokens where a shorter one is not the beginning of a longer one."""
 
     def __init__(self, proposals: Sequence[Sequence[Sequence[int]]], vocab_size: int):
         self._proposals, self._vocab_size = proposals, vocab_size
@@ -116,7 +117,7 @@ class ConstantLaw:
         return [[self._acceptance] * min(n - start, size) for start, size in enumerate(self._sizes)]
 
     def drawn_from(self, places: Sequence[Place]) -> Tensor:
-        """TypeError: an instrument draws from no distribution."""
+        """Raise TypeError: an instrument draws from no distribution."""
         raise TypeError("what an instrument proposes is drawn from no distribution")
 
 

@@ -35,7 +35,8 @@ class ByLength(Sequence[float]):
 
 
 def model_accept_probs(accept: Sequence[float] | np.ndarray) -> list[Sequence[float]]:
-    """AcceptProbs per state of a draft that continues the text token by token: `accept[t]` belongs to new token t.
+    """Return the AcceptProbs per state of a draft that continues the text token by token: `accept[t]` belongs to new
+    token t.
 
     What such a draft proposes at a place does not depend on where its round began, so one number per token is enough;
     an n-gram proposal does depend on it and needs a row of its own for every state.

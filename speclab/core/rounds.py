@@ -17,7 +17,7 @@ class DecodeSettings:
 
     max_new_tokens: at most so many ids are generated.
     eos: ids that end the text; the one that ends it is emitted.
-    seed: of the random numbers. Greedy decoding draws them too, and does not use them.
+    seed: the seed of the random numbers. Greedy decoding draws them too, and does not use them.
     """
 
     max_new_tokens: int

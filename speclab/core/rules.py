@@ -50,7 +50,7 @@ RULES: dict[str, RuleKind] = {}
 
 
 def add_rule(name: str, made_from: Rule | Callable[[str], Rule] | str, line: str, arguments: str = "") -> None:
-    """Let --rule know a further rule, which `line` describes. Called by the register.py of an extension."""
+    """Let --rule know a further rule, which `line` describes. The register.py of an extension calls this."""
     if name in RULES:
         raise ValueError(f"two rules are called {name}")
     RULES[name] = RuleKind(name + arguments, made_from, line)
@@ -69,7 +69,7 @@ def all_rules() -> dict[str, RuleKind]:
 def rule_of(name: str) -> Rule:
     """Return the rule of a name, with its argument behind a colon where it takes one.
 
-    UsageProblem where there is none.
+    Raises UsageProblem where there is none.
     """
     kind, colon, argument = name.partition(":")
     if kind in all_rules():

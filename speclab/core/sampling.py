@@ -82,7 +82,7 @@ GREEDY = Sampling()
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Inverse-CDF draw from unnormalised weights.  (batch, vocab), (batch,) in [0, 1) -> (batch,) ids
+    """Draw from unnormalised weights by inverse CDF.  (batch, vocab), (batch,) in [0, 1) -> (batch,) ids
 
     Never returns a token of weight zero. A row whose mass is zero or not finite gives NOT_FINITE.
     """
@@ -169,19 +169,19 @@ def faults_in(logits: Tensor) -> Tensor:
 
 
 def uniforms(shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:
-    """Numbers in [0, 1) on `device`, float64 where the device has it. The generator may live on the host."""
+    """Draw numbers in [0, 1) on `device`, float64 where the device has it. The generator may live on the host."""
     dtype = torch.float32 if device.type == "mps" else torch.float64
     return torch.rand(shape, generator=generator, device=generator.device, dtype=dtype).to(device, non_blocking=True)
 
 
 def to_device(ids: list[int], device: torch.device) -> Tensor:
-    """(n,) ids on `device`, without waiting for what is queued there."""
+    """Bring (n,) ids to `device`, without waiting for what is queued there."""
     tokens = torch.tensor(ids, dtype=torch.long)
     return tokens.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tokens.to(device)
 
 
 def to_host(tokens: Tensor) -> list[int]:
-    """(n,) ids -> list; the place where a NOT_FINITE is noticed."""
+    """Turn (n,) ids into a list. A NOT_FINITE is noticed here."""
     ids = tokens.tolist()
     if NOT_FINITE in ids:
         raise EnvironmentProblem(

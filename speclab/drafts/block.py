@@ -31,7 +31,7 @@ class BlockDrafter(HeadDrafter):
 
     @property
     def room(self) -> int:
-        """Return the tokens of a draft at most."""
+        """Return the largest number of tokens of a draft."""
         return self.longest_draft
 
     def length_notes(self, name: str, asked: list[int]) -> list[str]:
@@ -45,7 +45,7 @@ class BlockDrafter(HeadDrafter):
         self._anchor = None
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """At most `k` tokens, and not more than a block has. uniforms (1, k), in [0, 1).
+        """Propose at most `k` tokens, and not more than a block has. uniforms (1, k), in [0, 1).
 
         At a temperature above 0 each token's distribution is the whole row that it was drawn from, the Markov head's
         bias by the token before it included.
@@ -67,7 +67,7 @@ class BlockDrafter(HeadDrafter):
 
     @property
     def n_rows(self) -> int:
-        """Return the rows of the input of most of its products, in a draft."""
+        """Return how many rows the input of most of its products has, in a draft."""
         return self.head.config.slots
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:

@@ -29,7 +29,7 @@ class FeatureDrafter(HeadDrafter):
         self._tokens = prompt[:, 1:]  # (1, rows), the token after each; the last one's comes with `observe`
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """At most `k` tokens. uniforms (1, k), in [0, 1)."""
+        """Propose at most `k` tokens. uniforms (1, k), in [0, 1)."""
         if k == 0:
             return as_draft([], self.device)
         drawn: list[Drawn] = []
@@ -61,12 +61,12 @@ class FeatureDrafter(HeadDrafter):
         return output
 
     def _known(self, tokens: Tensor) -> Tensor:
-        """A target may know more ids."""
+        """Replace ids that the head lacks: a target may know more ids."""
         return tokens.clamp(max=self.head.config.block.vocab_size - 1)
 
     def _forward(self, states: Tensor, tokens: Tensor, length: int) -> Tensor:
-        """States (1, m, hidden) of positions from `length` on and the token after each -> the last one's output, (1, 1,
-        hidden)"""
+        """Run a pass: states (1, m, hidden) from position `length` on and the token after each -> the last output,
+        (1, 1, hidden)."""
         n = tokens.shape[1]
         residual, queries, keys, values = self.head.project(states, self._known(tokens), self._rotation(length, n))
         self._keys[:, :, length : length + n] = keys

@@ -29,14 +29,15 @@ USUAL = RoundCosts(tuple(n / 8 for n in range(LONGEST + 1)), tuple(1 + n / 15 fo
 
 
 class Known:
-    """What was right so far, at one temperature: after matches of each length, and of the model's."""
+    """Counts of the tokens that were right so far, at one temperature: after matches of each length, and for the
+    model."""
 
     def __init__(self) -> None:
         self.matches = [Tally(guess) for guess in MATCHES]
         self.model = Tally(0.7)
 
     def after(self, matched: int) -> Tally:
-        """Of a match of so many tokens, at least 1."""
+        """Return the tally for matches of so many tokens, at least 1."""
         return self.matches[min(matched, len(self.matches)) - 1]
 
 
@@ -45,7 +46,8 @@ class HybridDrafter(Wrapper):
 
     Its law is the model's: where the lookup drafts instead depends on the rounds before.
 
-    costs: of rounds with the model, by temperature; USUAL where there are none. Costs and what is known are kept from
+    costs: the costs of rounds with the model, by temperature; USUAL where there are none. Costs and what is known are
+    kept from
     text to text and shared by copies.
     """
 
@@ -60,7 +62,7 @@ class HybridDrafter(Wrapper):
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """What proposes the tokens, the lookup first."""
+        """Return the drafters that propose the tokens, the lookup first."""
         return (self.lookup, *self.drafter.parts)
 
     def forget(self) -> None:
@@ -96,7 +98,7 @@ class HybridDrafter(Wrapper):
         self.drafter.prefill(target, prompt, sampling)
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """At most `k` tokens, all of the lookup or all of the model. uniforms (1, k), in [0, 1)."""
+        """Propose at most `k` tokens, all from the lookup or all from the model. uniforms (1, k), in [0, 1)."""
         self._found, self._n_drafted = self.lookup.lookup(k), 0
         n = self._choose(len(self._found), k)
         self._looked_up = n > 0
@@ -107,7 +109,8 @@ class HybridDrafter(Wrapper):
         return draft
 
     def _choose(self, n: int, k: int) -> int:
-        """How many of the n tokens that were found to draft; 0 where the model promises more tokens per second.
+        """Decide how many of the n tokens that were found are drafted; 0 where the model promises more tokens per
+        second.
 
         The model would draft k tokens, or as many as it has room for. Where lengths are chosen, the best number of each
         is compared. Nothing is counted beyond what has a known cost.
@@ -144,5 +147,5 @@ class HybridDrafter(Wrapper):
 
 
 def auto_length(drafter: Drafter) -> Drafter:
-    """Return the drafter, with its draft lengths chosen in every round: of a hybrid its model's."""
+    """Return the drafter with its draft lengths chosen in every round; in a hybrid, those of its model are chosen."""
     return drafter.with_draft(AutoLength)

@@ -80,7 +80,7 @@ def _make_head(name: str, place: str, setup: Setup) -> Drafter:
 
 
 def _hybrid(argument: str, text: str) -> Choice:
-    """LOOKUP+MODEL."""
+    """Read LOOKUP+MODEL."""
     first, _, second = (argument or USUAL_HYBRID).partition("+")
     parts = [read(first), read(second)] if first in lookups() and second else []
     if not parts or not parts[1].in_hybrid:
@@ -99,7 +99,7 @@ def _hybrid(argument: str, text: str) -> Choice:
 
 
 def _dial(argument: str, text: str) -> Choice:
-    """A:MODEL or A:free, or A alone with the lab's draft model."""
+    """Read A:MODEL or A:free, or A alone, which means the lab's draft model."""
     number, _, cost = argument.partition(":")
     try:
         accuracy = OracleDraft(float(number)).accuracy

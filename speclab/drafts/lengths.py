@@ -37,7 +37,7 @@ PAUSE = 8  # rounds without a draft before one token is tried again
 
 @dataclass(frozen=True)
 class RoundCosts:
-    """What a round costs by the number n of tokens that it drafts, in seconds; measured here, with this draft.
+    """The cost of a round in seconds by the number n of tokens that it drafts; measured here, with this draft.
 
     draft: [n] all of a draft of n tokens. rest: [n] everything else: the pass over n + 1 tokens, accept rule, rollback,
     host. Both from n = 0. looked_up: [n] the same as `rest` for tokens of a lookup, where that is something else: the
@@ -55,11 +55,11 @@ class RoundCosts:
 
     @property
     def of_lookups(self) -> tuple[float, ...]:
-        """[n] everything but the lookup itself, in a round that drafts n tokens of it."""
+        """Return [n]: the seconds of a round that drafts n tokens of a lookup, without the lookup itself."""
         return self.looked_up or self.rest
 
     def describe(self) -> str:
-        """For a terminal."""
+        """Describe the costs for a terminal."""
         curves = (f"{name} {' '.join(f'{1000 * s:.2f}' for s in curve)}" for name, curve in vars(self).items() if curve)
         return (
             f"milliseconds of a round that drafts 0, 1, 2, ... tokens: {', '.join(curves)} (draft: the whole draft; "
@@ -67,14 +67,15 @@ class RoundCosts:
         )
 
     def seconds(self, n: int) -> float:
-        """Return a whole round that drafts n tokens."""
+        """Return the seconds of a whole round that drafts n tokens."""
         return self.draft[n] + self.rest[n]
 
 
 def expected_tokens(chain: Sequence[float], drawn: int, survival: float) -> list[float]:
-    """[n] tokens that a round with a draft of n tokens is expected to commit, n from 0; up to `drawn` all the same.
+    """Return [n]: the tokens that a round with a draft of n tokens is expected to commit, n from 0. All entries up to
+    `drawn` are equal.
 
-    chain: acceptance by depth. survival: how likely the `drawn` tokens are all accepted.
+    chain: acceptance by depth. survival: the probability that the `drawn` tokens are all accepted.
     """
     expected = [1.0] * (drawn + 1)
     for acceptance in chain[drawn:]:
@@ -109,7 +110,7 @@ class Tally:
 
 
 class Acceptance:
-    """What was accepted so far, at one temperature: in all texts, in this one, by depth, and by the draft's
+    """Counts of accepted tokens so far, at one temperature: in all texts, in this one, by depth, and by the draft's
     probability of its own token."""
 
     def __init__(self) -> None:
@@ -119,16 +120,16 @@ class Acceptance:
         self.begin()
 
     def begin(self) -> None:
-        """A new text starts like all the others."""
+        """Begin a new text, which starts like all the others."""
         self.text = Tally(self.all.rate)
 
     def at_depth(self, depth: int) -> float:
-        """Of a token that is not drawn yet; the first of a draft has depth 0."""
+        """Return the acceptance of a token that is not drawn yet; the first of a draft has depth 0."""
         of_depth = self.depths[min(depth, len(self.depths) - 1)].rate
         return min(HIGHEST, self.text.rate * of_depth / self.all.rate)
 
     def given(self, probability: float) -> float:
-        """Of a drawn token that its draft gave this probability."""
+        """Return the acceptance of a drawn token to which its draft gave this probability."""
         return self.ranges[bisect(EDGES, probability)].rate
 
     def add(self, accepted: bool, depth: int, probability: float | None) -> None:
@@ -180,7 +181,7 @@ class AutoLength(Wrapper):
         self._probabilities: list[float] = []  # that the draft gave this round's tokens
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """At most `k` tokens. uniforms (1, k), in [0, 1)."""
+        """Propose at most `k` tokens. uniforms (1, k), in [0, 1)."""
         self._probabilities, n = [], k
         step_drafter = self.drafter if self.drafter.asks_to_go_on and uniforms.device.type == "cpu" else None
         if costs := self.costs.get(self._temperature):
@@ -205,7 +206,7 @@ class AutoLength(Wrapper):
         return draft
 
     def _keep(self, probability: float) -> bool:
-        """Whether another token pays, after one that the draft gave this probability."""
+        """Tell whether another token pays, after one to which the draft gave this probability."""
         self._probabilities.append(probability)
         costs, drawn = self.costs.get(self._temperature), len(self._probabilities)
         if costs is None:

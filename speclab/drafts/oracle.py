@@ -37,7 +37,7 @@ class OracleDraft(Drafter):
     needs_text = True
 
     def law(self, target: CachedModel, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
-        """Each token is right with one probability."""
+        """Return the law of tokens that are each right with one probability."""
         return ConstantLaw(self.accuracy, [len(text)] * len(text))
 
     def take_text(self, reference: list[int]) -> None:
@@ -45,7 +45,8 @@ class OracleDraft(Drafter):
         self._reference = list(reference)
 
     def _follow(self, position: int, committed: list[int]) -> None:
-        """Text that leaves the reference (a near-tie in a low precision) cannot be replayed from there on."""
+        """Follow the text. One that leaves the reference (a near-tie in a low precision) cannot be replayed from
+        there on."""
         if committed != self._reference[position : position + len(committed)]:
             self._reference = []
 
@@ -73,7 +74,7 @@ class OracleModelDrafter(OracleDraft, ModelDrafter):
         ModelDrafter.__init__(self, draft)
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        """Start at the first new token. UsageProblem unless greedy."""
+        """Start at the first new token. Raises UsageProblem unless greedy."""
         self._begin(prompt, sampling)
         super().prefill(target, prompt, sampling)
         self._n_prompt = self._n_committed
@@ -102,7 +103,7 @@ class FreeOracleDrafter(OracleDraft):
     """The oracle draft at no cost: what a draft would be worth if drafting took no time."""
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        """Start at the first new token. UsageProblem unless greedy."""
+        """Start at the first new token. Raises UsageProblem unless greedy."""
         self._begin(prompt, sampling)
         self._position, self._vocab_size, self._device = 0, target.vocab_size, prompt.device
 
@@ -125,11 +126,11 @@ class ConstantDrafter(Drafter):
         self._device = prompt.device
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """`k` times id 0."""
+        """Propose id 0, `k` times."""
         return as_draft([0] * k, self._device)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
-        """Nothing to do."""
+        """There is nothing to do."""
 
 
 def reference_text(

@@ -84,9 +84,9 @@ class Choice:
             raise UsageProblem(f"-k auto: {self.no_auto}; give -k a number")
 
     def make(self, setup: Setup, seed: int = 0) -> Drafter:
-        """Make the drafter for this target. seed: of what is drawn while greedy.
+        """Make the drafter for this target. seed: the seed of the numbers that a greedy run draws.
 
-        UsageProblem and EnvironmentProblem where they do not fit.
+        Raises UsageProblem and EnvironmentProblem where they do not fit.
         """
         self.check_greedy(setup.sampling.greedy)
         if not self.any_family:
@@ -174,7 +174,7 @@ def table() -> str:
 
 
 def read(text: str) -> Choice:
-    """What `--draft TEXT` asks for. UsageProblem where that is nothing, before a model is loaded or the hub is asked.
+    """Read `--draft TEXT`. Raises UsageProblem where it means nothing, before a model is loaded or the hub is asked.
 
     The table comes first, so that no folder of the place where one types takes the place of a kind; ./NAME is always a
     folder. Hub names have a slash, but for a few old ones (gpt2): a name without one that is nearly a kind is refused.
@@ -192,7 +192,7 @@ def read(text: str) -> Choice:
 
 
 def read_all(texts: Iterable[str]) -> list[Choice]:
-    """Return the drafts of one run. UsageProblem where there are none, or two have one name."""
+    """Return the drafts of one run. Raises UsageProblem where there are none, or two have one name."""
     choices = [read(text) for text in texts]
     if not choices:
         raise UsageProblem("--draft is empty; give at least one kind, for example --draft model,ngram")
@@ -242,7 +242,8 @@ def _draft_model(place: str, setup: Setup) -> CachedModel:
 
 
 def is_mistyped(text: str) -> bool:
-    """Whether a name is empty, or nearly a kind and neither a folder nor surely one of the hub."""
+    """Tell whether a name is empty, or is nearly the name of a kind and neither a folder nor surely a name of the
+    hub."""
     if sizes.is_lab_size(text):
         sizes.parse_size(text)
         return False
@@ -255,9 +256,9 @@ def is_mistyped(text: str) -> bool:
 
 
 def check_prompts(target: CachedModel, drafters: Iterable[Drafter], prompts: list[Prompt], max_new_tokens: int) -> None:
-    """Before decoding: every prompt and its new tokens fit the target's context, and every prompt fits each draft's.
+    """Check that every prompt with its new tokens fits the target's context, and every prompt fits each draft's.
 
-    UsageProblem where they do not. Text beyond a draft's context is only noted: rounds there draft fewer tokens.
+    Raises UsageProblem where they do not. Text beyond a draft's context is only noted: rounds there draft fewer tokens.
     """
     for prompt in prompts:
         check_prompt(target, prompt.ids, max_new_tokens)

@@ -34,7 +34,8 @@ class Node:
         self.after: dict[int, Node] = {}  # by the token that followed
 
     def best(self) -> tuple[int, float]:
-        """Return the token that followed most often, of equals the most recent; and how often any other one did."""
+        """Return the token that followed most often, and among equals the most recent; and how often any other one
+        followed."""
         token, child = max(self.after.items(), key=lambda item: (item[1].count, item[1].latest))
         return token, sum(node.count for node in self.after.values()) - child.count
 
@@ -64,7 +65,7 @@ class SuffixDrafter(Lookup):
         self._append(prompt[0].tolist())
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """At most `k` tokens, none where nothing matches; `uniforms` are not used."""
+        """Propose at most `k` tokens, none where nothing matches; `uniforms` are not used."""
         return as_draft(self.lookup(k), self._device)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
@@ -72,7 +73,7 @@ class SuffixDrafter(Lookup):
         self._append(committed)
 
     def lookup(self, k: int) -> list[int]:
-        """At most k ids, as far as the statistics go."""
+        """Return at most k ids, as far as the statistics go."""
         ends, chance = self._ends, 1.0
         tokens: list[int] = []
         self.matched = 0

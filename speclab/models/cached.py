@@ -92,22 +92,23 @@ class CachedModel:
 
     @property
     def length(self) -> int:
-        """Return the tokens in the cache."""
+        """Return the number of tokens in the cache."""
         return self._length
 
     @property
     def room(self) -> Room:
-        """Return the positions that the model has, and what of the prompt takes some of them."""
+        """Return the room of a text: the positions that the model has, with `max_length` as the limit."""
         return replace(self._room, text=self.max_length)
 
     @property
     def n_replays(self) -> int:
-        """Passes since `prefill` that read accepted tokens once more: some backends cannot crop all layers."""
+        """Return the number of passes since `prefill` that read accepted tokens once more: some backends cannot crop
+        all layers."""
         return 0 if self._backend is None else self._backend.n_replays
 
     @property
     def n_passes(self) -> int:
-        """Forward passes since `prefill`, that one and replays included."""
+        """Return the number of forward passes since `prefill`, that one and replays included."""
         return self._n_calls + self.n_replays + (0 if self._backend is None else self._backend.n_single)
 
     def replace_unknown(self, ids: Tensor) -> Tensor:
@@ -116,11 +117,12 @@ class CachedModel:
 
     @property
     def graphed(self) -> bool:
-        """True where passes run as CUDA graphs."""
+        """Tell whether passes run as CUDA graphs."""
         return self.fast is not None and self.fast.graphed
 
     def prepare(self, widths: Iterable[int], longest: int) -> None:
-        """Say which widths passes have, and how long texts become; CUDA graphs of them are recorded with a prefill."""
+        """Take the widths that passes will have, and how long texts become; CUDA graphs of them are recorded with a
+        prefill."""
         if self.fast is not None:
             self.fast.prepare(widths, longest)
 
@@ -142,11 +144,11 @@ class CachedModel:
         return self.run(1, lambda backend, length: backend.step(token[:, None], length))
 
     def verify(self, last_token: Tensor, draft: Draft) -> Tensor:
-        """One pass over the last committed token, (1,), and the n drafted ones.  -> (1, n + 1, vocab) logits"""
+        """Make one pass over the last committed token, (1,), and the n drafted ones.  -> (1, n + 1, vocab) logits"""
         return draft.verified_by(self, last_token)
 
     def commit(self, decided: Decided) -> None:
-        """After `verify`: roll back to the tokens that are final now, all but the last of them."""
+        """Roll back after `verify`, to the tokens that are final now without the last of them."""
         self._n_committed += len(decided.tokens)
         if decided.path is not None:
             self.keep(decided.path)
@@ -181,7 +183,7 @@ class CachedModel:
         return logits[..., : self.vocab_size]
 
     def keep(self, path: list[int]) -> None:
-        """Keep only the drafted tokens of a path, after a pass over the last committed token and the drafted ones.
+        """Keep only the drafted tokens of one path, after a pass over the last committed token and the drafted ones.
 
         path: the numbers of these tokens, in rising order. Keys, values and hidden states move into this order.
         """
@@ -215,7 +217,7 @@ class CachedModel:
 
     @property
     def backend(self) -> "Backend":
-        """Return the backend that runs the passes of this decoding. RuntimeError before `prefill`."""
+        """Return the backend that runs the passes of this decoding. Raises RuntimeError before `prefill`."""
         if self._backend is None:
             raise RuntimeError("call prefill() with a prompt before any other pass")
         return self._backend

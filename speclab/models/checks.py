@@ -1,4 +1,4 @@
-"""Is a loaded model fit for cached decoding? Proved on a short random text, before anything is timed.
+"""Is a loaded model fit for cached decoding? A short random text proves it before anything is timed.
 
 Four properties of the logits, with the library's own forward and cache (the eager engine), in the dtype of the run:
 

@@ -48,12 +48,12 @@ class Race(NamedTuple):
 
     @property
     def agrees(self) -> bool:
-        """True where one engine wins at both widths, or both are equally fast at the narrow one."""
+        """Tell whether one engine wins at both widths, or both are equally fast at the narrow one."""
         return (self.narrow > AS_FAST) == (self.wide > 1)
 
     @property
     def takes_fast(self) -> bool:
-        """True where the fast engine wins, by the product of both figures where they disagree. An engine that slows
+        """Tell whether the fast engine wins, by the product of both figures where they disagree. An engine that slows
         plain decoding down much is never taken."""
         return self.narrow > AS_FAST and self.narrow * self.wide > 1
 

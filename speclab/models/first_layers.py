@@ -60,7 +60,7 @@ def check_split(target: CachedModel, n_layers: int) -> None:
     reason, first = "cannot be run in two parts", FirstLayers(cached, n_layers)
 
     def in_parts(_: CachedModel, ids: Tensor) -> Tensor:
-        """The first layers read token by token up to the last, as a draft lets them."""
+        """Let the first layers read token by token up to the last one, as a draft does."""
         states = [first.forward(ids[:, i : i + 1]) for i in range(ids.shape[1] - 1)]
         return first.finish(ids, torch.cat(states, dim=1))
 

@@ -127,7 +127,8 @@ def load_model(
 ) -> PreTrainedModel:
     """Return a checked model on the device, from a folder or the hub, or a padded lab model.
 
-    `copies` of a padded model's weights must fit the memory. EnvironmentProblem: it cannot be loaded, weights are
+    Memory must hold `copies` of a padded model's weights. Raises EnvironmentProblem where it cannot be loaded, weights
+    are
     missing, or it is not fit for cached decoding.
     """
     if sizes.is_lab_size(name):
@@ -244,7 +245,7 @@ def short_name(name: str) -> str:
 
 
 def exists(name: str) -> bool:
-    """Is there such a file or folder? A name that no file can have is none."""
+    """Tell whether there is such a file or folder. A name that no file can have is none."""
     try:
         return Path(name).exists()
     except (OSError, ValueError):  # too long, or with a NUL
@@ -306,9 +307,9 @@ def _spelled(words: list[str] | None) -> str:
 
 
 def loaded(name: str, what: str, load: Callable[[], Any], advice: str | None = None) -> Any:
-    """`load()` without a standard input to ask; each library below it raises its own kinds of errors.
+    """Call `load()` without a standard input to ask; each library below it raises its own kinds of errors.
 
-    advice: what to do where it cannot be used; by default, to get it again.
+    advice: what the user can do where it cannot be used; by default, get it again.
     """
     stdin, sys.stdin = sys.stdin, io.StringIO()
     try:

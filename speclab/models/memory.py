@@ -36,12 +36,12 @@ def cached_shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
 
 
 def cache_bytes(model: PreTrainedModel, n_tokens: int) -> int:
-    """Return the bytes of the keys and values of `n_tokens`."""
+    """Return the size in bytes of the keys and values of `n_tokens`."""
     return sum(n for n, _ in cached_shapes(model)) * n_tokens * model.dtype.itemsize
 
 
 def operations(model: PreTrainedModel, width: int, context: int) -> int:
-    """Return the operations of a pass over `width` tokens after `context`: 2 for each weight and token, and
+    """Return the number of operations of a pass over `width` tokens after `context`: 2 for each weight and token, and
     attention's."""
     heads = getattr(model.config.get_text_config(), "num_attention_heads", 1)
     attended = sum(context + i + 1 for i in range(width))
@@ -57,7 +57,7 @@ def shortest_window(model: PreTrainedModel) -> int | None:
 
 
 def is_mixture_of_experts(model: PreTrainedModel) -> bool:
-    """Does the config, or a part of it, name several experts?"""
+    """Tell whether the config, or a part of it, names several experts."""
 
     def several(entries: dict[str, Any]) -> bool:
         counts = (v for k, v in entries.items() if "experts" in str(k) and "_per_" not in k and isinstance(v, int))
@@ -67,7 +67,7 @@ def is_mixture_of_experts(model: PreTrainedModel) -> bool:
 
 
 def round_bytes(target: PreTrainedModel, draft: PreTrainedModel | None, k: int, context: int) -> tuple[int, int]:
-    """Return the bytes that one round reads after `context` tokens: (k draft passes, one verification)."""
+    """Return the number of bytes that one round reads after `context` tokens: (k draft passes, one verification)."""
     drafting = 0
     if draft is not None and k:
         drafting = k * weights_read(draft)[1] + cache_bytes(draft, sum(context + i for i in range(1, k + 1)))
@@ -105,7 +105,7 @@ def _bytes(n: int) -> str:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Return the bytes that a model may take; None where the system does not say."""
+    """Return the number of bytes that a model may take; None where the system does not say."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     meminfo = Path("/proc/meminfo")

@@ -111,7 +111,7 @@ class _ByToken(_AtTheEnd):
         return self._next() if named and self._is_whole(named[-1][1]) else ""
 
     def _is_whole(self, name: str) -> bool:
-        """Does the text that ends with this token stay as it is, whatever follows?"""
+        """Tell whether the text that ends with this token stays as it is, whatever follows."""
         if self._falls_back and name.startswith("<0x") and len(name) == BYTE_TOKEN_LENGTH:
             return False
         # The suffix of a text's last token is left out and others become spaces, which may only stand at the end.
@@ -172,7 +172,7 @@ class _Names:
         self._tokenizer, self._skipped = tokenizer, {i for i in added if added[i].special and not special}
 
     def of(self, ids: Iterable[int]) -> list[tuple[int, str]]:
-        """The (id, name) pairs of the ids that are decoded."""
+        """Return the (id, name) pairs of the ids that are decoded."""
         shown = [i for i in ids if i not in self._skipped]
         names = self._tokenizer.convert_ids_to_tokens(shown)
         return [(i, name) for i, name in zip(shown, names, strict=True) if name is not None]
@@ -244,7 +244,7 @@ def _flat(part: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _is_local(part: dict[str, Any]) -> bool:
-    """Does a step of a decoder change every letter by itself, but for the first ones of a text?
+    """Tell whether a step of a decoder changes every letter by itself, except for the first ones of a text.
 
     What is replaced with a space does not become the name of a byte token.
     """

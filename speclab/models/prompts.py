@@ -46,7 +46,7 @@ class Prompt:
 
 
 def split(text: str) -> list[str]:
-    """Texts between lines that hold only `%%`; the line end before a separator is not part of a prompt."""
+    """Return the texts between lines that hold only `%%`; the line end before a separator is not part of a prompt."""
     texts = [""]
     for line in text.splitlines(keepends=True):
         if line.strip() == SEPARATOR:
@@ -57,12 +57,12 @@ def split(text: str) -> list[str]:
 
 
 def standard() -> list[tuple[str, str]]:
-    """(kind, text) of the lab's own prompts."""
+    """Return (kind, text) of each of the lab's own prompts."""
     return [(kind, text) for kind in KINDS for text in split((STANDARD / f"{kind}.txt").read_text("utf-8"))]
 
 
 def from_file(name: str) -> list[tuple[str, str]]:
-    """(kind, text) from a file, or from standard input where `name` is "-". The kind is the file's stem."""
+    """Read (kind, text) from a file, or from standard input where `name` is "-". The kind is the file's stem."""
     source = "standard input" if name == "-" else name
     try:
         text = _read(name).decode("utf-8-sig")  # a byte order mark is no part of a prompt
@@ -90,7 +90,7 @@ def _read(name: str) -> bytes:
 
 
 def from_arguments(arguments: list[str]) -> list[tuple[str, str]]:
-    """(kind, text) of texts from the command line: its own bytes, whatever the locale has made of them."""
+    """Return (kind, text) of texts from the command line: their own bytes, whatever the locale has made of them."""
     try:
         return [("prompt", os.fsencode(argument).decode("utf-8")) for argument in arguments]
     except UnicodeError:
@@ -98,7 +98,7 @@ def from_arguments(arguments: list[str]) -> list[tuple[str, str]]:
 
 
 def encode(pairs: list[tuple[str, str]], tokenizer: PreTrainedTokenizerBase, chat: bool = False) -> list[Prompt]:
-    """Tokenise (kind, text) pairs; an empty prompt is refused, and one that the tokenizer has no ids for.
+    """Tokenise (kind, text) pairs. An empty prompt is refused, and so is one that the tokenizer has no ids for.
 
     chat: each text is what a user says, and is put into the tokenizer's chat template.
     """
@@ -133,7 +133,7 @@ def _ids(tokenizer: PreTrainedTokenizerBase, text: str, special: bool) -> Tensor
 def chats_ids(chats: list[Messages], tokenizer: PreTrainedTokenizerBase) -> list[Tensor]:
     """Return the ids of each chat, (1, length), up to where the model answers.
 
-    UsageProblem: there is no template. EnvironmentProblem: it cannot be used (speclab/models/outside/templates.py).
+    Raises UsageProblem where there is no template, and EnvironmentProblem where it cannot be used.
     """
     if not tokenizer.chat_template:
         raise UsageProblem(
@@ -156,7 +156,7 @@ def describe_chat(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase) -> 
 
 
 def first_of_each_kind(prompts: list[Prompt], limit: int) -> list[Prompt]:
-    """At most `limit` prompts of every kind, in order; 0 keeps all."""
+    """Return at most `limit` prompts of every kind, in order; 0 keeps all."""
     kept: list[Prompt] = []
     for prompt in prompts:
         if not limit or sum(other.kind == prompt.kind for other in kept) < limit:

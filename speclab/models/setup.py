@@ -22,7 +22,7 @@ from speclab.system.terminal import note
 
 @dataclass
 class Setup:
-    """A checked target, ready to decode. `reasons`: why this device, dtype, thread count and engine."""
+    """A checked target, ready to decode. `reasons` say why this device, dtype, thread count and engine were taken."""
 
     target: CachedModel
     tokenizer: PreTrainedTokenizerBase
@@ -54,7 +54,8 @@ class Setup:
 
     @property
     def chunk(self) -> int:
-        """Return the tokens that the baseline fetches at once: a GPU should not wait for the host after every token."""
+        """Return the number of tokens that the baseline fetches at once: a GPU should not wait for the host after
+        every token."""
         return 1 if self.device.type == "cpu" else 16
 
     @property
@@ -134,11 +135,12 @@ def load_setup(
     tokenizer: PreTrainedTokenizerBase | None = None,
     device_map: DeviceMap | None = None,
 ) -> Setup:
-    """Load and check a target. Raises UsageProblem or EnvironmentProblem where that cannot be.
+    """Load and check a target. Raises UsageProblem or EnvironmentProblem where that is not possible.
 
     target: folder, hub name or lab:SIZE. device: auto, cpu, cuda, mps. dtype: auto, float32, bfloat16. engine: auto,
-    fast, eager. threads: of the CPU, None for PyTorch's own number. tokenizer: the target's, where it is loaded
-    already. device_map: where the target's weights go, if not all to the device.
+    fast, eager. threads: the number of threads of the CPU, None for PyTorch's own number. tokenizer: the target's,
+    where it is loaded
+    already. device_map: the places of the target's weights, if they do not all lie on the device.
     """
     where, why_device = loading.choose_device(device)
     on_gpu = where.type == "cuda"

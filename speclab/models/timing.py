@@ -19,7 +19,7 @@ LARGE_ON_GPU = 2**30
 def seconds(call: Callable[[], object], device: torch.device) -> float:
     """Return the seconds of one call, by the device's own clock where it has one.
 
-    A GPU gets other work first, so that what the host launches in that time is waiting when the clock starts.
+    A GPU gets other work first, so that the work of the call waits in its queue when the clock starts.
     """
     synchronize(device)
     if device.type == "cuda":

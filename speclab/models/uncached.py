@@ -14,7 +14,8 @@ def logits_after(model: PreTrainedModel, prompt: Tensor, text: Tensor, n_last: i
     """Return the logits after the prompt and after each token of the text: row i follows the prompt and i tokens of the
     text.
 
-    (1, n) and (1, m) ids -> (1, m + 1, ids of the output layer). n_last: so many rows of the end, or more, are enough.
+    (1, n) and (1, m) ids -> (1, m + 1, ids of the output layer). n_last: the last so many rows are enough; more may
+    come.
     """
     return family_of(model).logits_after(model, prompt, text, n_last)
 
@@ -26,7 +27,7 @@ def distributions(
     """Return the distribution at the place of each of `tokens`, from one uncached pass.  -> (n, vocab_size), on the CPU
 
     A draft model may lack some ids and positions. Ids that it lacks have probability 0, and so has everything after
-    its context; what it is fed instead of an id that it lacks is what CachedModel feeds it.
+    its context; instead of an id that it lacks it is fed the one that CachedModel feeds it.
     """
     cached = CachedModel(model, vocab_size)
     n_before = cached.room.length_after(len(prompt))

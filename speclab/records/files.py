@@ -144,7 +144,7 @@ def to_json(record: Head) -> str:
 
 
 def _text(values: dict[str, Any]) -> str:
-    """The fields, the lists, and then a record within this one."""
+    """Write the fields, the lists, and then a record within this one."""
     lists = {name: value for name, value in values.items() if isinstance(value, list)}
     inner = values.get("padded")
     text = json.dumps({k: v for k, v in values.items() if k not in lists and k != "padded"}, indent=1)[:-2]
@@ -198,7 +198,10 @@ def _adapter(kind: type[Parsed]) -> "TypeAdapter[Parsed]":
 
 
 def parsed(kind: type[Parsed], text: str) -> Parsed:
-    """JSON as a record, or as a part of one. ValueError, with the place, where it is not what `kind` says."""
+    """Read JSON as a record, or as a part of one.
+
+    Raises ValueError, with the place, where it is not what `kind` says.
+    """
     from pydantic import ValidationError  # here: a run writes records where pydantic is not installed
 
     try:

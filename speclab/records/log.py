@@ -26,7 +26,7 @@ class RoundCounts(NamedTuple):
 
 @dataclass(kw_only=True)
 class Line(ArmCounts):
-    """What one arm did with one prompt at one temperature. The lists have one entry for each repeat.
+    """The log of one arm on one prompt at one temperature. The lists have one entry for each repeat.
 
     The harness adds seconds with the digits that a record writes, so that its rows can be computed again to the last
     digit.
@@ -93,7 +93,7 @@ class Line(ArmCounts):
 
     @property
     def arm(self) -> Arm:
-        """Whose line this is."""
+        """Return the arm whose line this is."""
         return Arm(self.method, self.draft or "", self.draft_length, self.auto, bool(self.branches))
 
     @property
@@ -116,6 +116,6 @@ class Line(ArmCounts):
 
 
 def ends_in_repetition(tokens: list[int]) -> bool:
-    """True if the last REPEATED tokens repeat with some period of at most PERIOD."""
+    """Tell whether the last REPEATED tokens repeat with some period of at most PERIOD."""
     tail = tokens[-REPEATED:]
     return len(tail) == REPEATED and any(tail[p:] == tail[:-p] for p in range(1, PERIOD + 1))

@@ -50,7 +50,7 @@ class LogFile:
         self._append([*head, *(as_dict(line) for line in lines)])
 
     def discard(self) -> None:
-        """Delete the file: the record is written."""
+        """Delete the file, because the record is written."""
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
 

@@ -44,7 +44,7 @@ class Shares(NamedTuple):
 
 
 def probe(threads: int, work: Callable[[int], Work] | None = None) -> Shares:
-    """Look at the cores for half a second. `work`: does the work of one look with so many threads."""
+    """Look at the cores for half a second. `work` does the work of one look with a number of threads."""
     work, load = work or together, None
     with contextlib.suppress(AttributeError, OSError):  # no such thing on Windows
         load = os.getloadavg()[0]
@@ -82,7 +82,7 @@ def _threads_help(shares: Shares) -> bool:
 
 
 def together(threads: int) -> Work:
-    """One look: `threads` threads hash side by side; all begin when the last one is ready."""
+    """Take one look: `threads` threads hash side by side, and all begin when the last one is ready."""
     gate, done = threading.Barrier(threads), []
 
     def hash_blocks() -> None:

@@ -149,7 +149,8 @@ def _stop(stop: Stopped) -> NoReturn:
 
 @contextlib.contextmanager
 def on_signals(act: Callable[[Stopped], object]) -> Iterator[None]:
-    """SIGINT, SIGTERM and, where the system has it, SIGHUP call `act`; one that the caller ignores stays ignored."""
+    """Let SIGINT, SIGTERM and, where the system has it, SIGHUP call `act`; one that the caller ignores stays
+    ignored."""
     last = -SAME_REQUEST_SECONDS
 
     def receive(number: int, _frame: object) -> None:

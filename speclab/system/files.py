@@ -95,7 +95,7 @@ def _whole(digits: str) -> int:
 
 
 def prepare_folder(folder: Path, flag: str) -> None:
-    """Make the folder and see that files can be written there. `flag` is what chooses another one."""
+    """Make the folder and see that files can be written there. `flag` chooses another one."""
     with _told(folder, f"choose another folder with {flag}"):
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ def prepare_folder(folder: Path, flag: str) -> None:
 
 
 def check_writable(path: Path, flag: str) -> None:
-    """See that `write_whole` will be able to write `path`, and make its folder. `flag` is what chooses another file."""
+    """See that `write_whole` will be able to write `path`, and make its folder. `flag` chooses another file."""
     with _told(path, f"give {flag} another place"):
         target = _target(path)
     prepare_folder(target.parent, flag)
@@ -118,7 +118,7 @@ def check_replaceable(folder: Path, patterns: Sequence[str], flag: str) -> None:
     """See that a folder that `whole_folder` will replace holds nothing but such files. Raises UsageProblem where it
     holds others.
 
-    patterns: of their names, as a shell takes them. flag: what chooses another folder.
+    patterns: patterns of their names, as a shell takes them. flag: the flag that chooses another folder.
     """
     names = sorted(os.listdir(folder)) if folder.is_dir() else []
     others = (name for name in names if not any(fnmatch.fnmatch(name, pattern) for pattern in patterns))
@@ -158,7 +158,7 @@ def _target(path: Path) -> Path:
 
 
 def _is_open_at(path: Path, descriptor: int) -> bool:
-    """Does standard output (1) or standard error (2) go to this file?"""
+    """Tell whether standard output (1) or standard error (2) goes to this file."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except OSError:  # the descriptor is closed
@@ -196,7 +196,8 @@ def _beside(target: Path) -> Path:
 
 @contextlib.contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """A new folder to fill, which takes the place of `folder` at the end. If anything fails or stops it before that,
+    """Give a new folder to fill, which takes the place of `folder` at the end. If anything fails or stops it before
+    that,
     the old one stays.
 
     No single rename replaces a folder that holds files: the old one is moved aside first. A process that is killed
@@ -231,7 +232,7 @@ def _listed(paths: list[Path]) -> str:
 
 
 def do_all(steps: Sequence[Callable[[], Path | None]]) -> int:
-    """Print and write: every step is done, also after one that fails. A step that writes a file returns its path.
+    """Do every step of printing and writing, also after one that fails. A step that writes a file returns its path.
 
     What failed is said at once, what was written at the end; a fault of the lab is raised after that. So is Ctrl-C:
     the step that it stops is done again after all others.

@@ -41,7 +41,7 @@ LINE_SECONDS = 60.0  # between two lines of progress in a file
 
 
 def harmless(text: str) -> str:
-    """`text` with its control characters as signs: they could turn it around, hide text, or command the terminal.
+    """Show the control characters of `text` as signs: they could turn it around, hide text, or command the terminal.
 
     Line ends, tabs and the format characters that texts need stay.
     """
@@ -55,12 +55,12 @@ def harmless(text: str) -> str:
 
 
 def say(text: str, end: str = "\n") -> None:
-    """A result, on standard output, at once: an output that is full or gone is noticed here."""
+    """Print a result on standard output, at once: an output that is full or gone is noticed here."""
     print(harmless(text), end=end, flush=True)
 
 
 def note(text: str) -> None:
-    """A remark for the person at the terminal, on standard error; results go to standard output, this does not."""
+    """Print a remark for the person at the terminal on standard error. Results go to standard output."""
     with contextlib.suppress(OSError):  # a terminal that is gone must not stop what is being measured
         print(harmless(text), file=sys.stderr, flush=True)
 

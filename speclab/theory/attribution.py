@@ -227,8 +227,8 @@ def noise_floor(baseline: list[Line], again: list[Line]) -> Noise | None:
 def verdict(
     speedup: float, low: float | None, high: float | None, repeat_noise: float | None, floor: Noise | None = None
 ) -> Literal["faster", "unclear", "slower"]:
-    """faster, slower, or unclear: the interval covers 1, or the speedup is no further from 1 than the baseline
-    may be from itself.
+    """Say faster, slower, or unclear: the interval covers 1, or the speedup is no further from 1 than the baseline may
+    be from itself.
 
     low, high: the speedup's 95 % interval, None with fewer than three prompts; then `repeat_noise`, half an interval
     of the clock's noise alone, takes its place where it is known. floor: `noise_floor` of the run.

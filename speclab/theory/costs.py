@@ -126,18 +126,19 @@ class Costs:
         return draft + self.verify_seconds(n_drafted + 1, context) + self.overhead_seconds(n_drafted)
 
     def draft_cost(self, draft_length: float, context: float, catch_up: float = 1) -> float:
-        """c: the cost of one drafted token in decode steps of the target, averaged over a draft; 0 where nothing is
+        """Return c: the cost of one drafted token in decode steps of the target, averaged over a draft; 0 where nothing
+        is
         drafted."""
         if draft_length == 0:
             return 0.0
         return self.draft_seconds(draft_length, context, catch_up) / draft_length / self.step_seconds(context)
 
     def verify_cost(self, width: float, context: float) -> float:
-        """v: the cost of a target pass over `width` positions, in decode steps of the target."""
+        """Return v: the cost of a target pass over `width` positions, in decode steps of the target."""
         return self.verify_seconds(width, context) / self.step_seconds(context)
 
     def overhead(self, n_drafted: float, context: float) -> float:
-        """o: the cost of the rest of a round, in decode steps of the target."""
+        """Return o: the cost of the rest of a round, in decode steps of the target."""
         return self.overhead_seconds(n_drafted) / self.step_seconds(context)
 
     def to_json(self) -> dict:

@@ -17,7 +17,8 @@ LONGEST_SHARE = 1 / 3  # of the series: correlations over longer distances are t
 
 
 def residuals(lines: list[Line], baseline: list[Line]) -> dict[int, float] | None:
-    """Prompt -> log of a round's cost beyond what its drafted tokens explain. None with fewer than FEWEST prompts.
+    """Return a dict: prompt -> log of a round's cost beyond what its drafted tokens explain; None with fewer than
+    FEWEST prompts.
 
     The cost is in decode steps of the baseline on the same prompt; a line through cost against drafted tokens per
     round is taken out.
@@ -56,7 +57,7 @@ def repeat_noise(
 ) -> float:
     """Return half of the 95 % interval within which the speedup moves when the same command runs again.
 
-    residuals: those of the arm over all prompts. shares: the row's prompts, each with its part of the row's seconds.
+    residuals: the arm's residuals over all prompts. shares: the row's prompts, each with its part of the row's seconds.
     places: prompt -> its place in time. correlation: by distance. Prompts and random numbers are held fixed; the
     difference of two runs has twice the variance of one. A state that outlasts the whole run cannot be seen in it.
     """

@@ -18,7 +18,7 @@ class Bytes(NamedTuple):
 
 
 def expected_union(n_experts: int, n_used: int, n_tokens: int) -> float:
-    """Return the experts that m tokens touch together, each choosing K of E evenly and anew.
+    """Return the number of experts that m tokens touch together, each choosing K of E evenly and anew.
 
     >>> expected_union(8, 2, 1), round(expected_union(8, 2, 5), 2)
     (2.0, 6.1)
@@ -27,8 +27,8 @@ def expected_union(n_experts: int, n_used: int, n_tokens: int) -> float:
 
 
 def bytes_ratio(read: Bytes, n_used: int, union: float) -> float:
-    """Return the bytes of a pass that touches `union` experts over those of a pass over one token, which touches
-    `n_used`."""
+    """Return a ratio: the bytes of a pass that touches `union` experts over those of a pass over one token, which
+    touches `n_used`."""
     outside = read.others + read.places
     return (outside + union * read.mlps) / (outside + n_used * read.mlps)
 

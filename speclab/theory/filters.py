@@ -68,7 +68,7 @@ def _kept(logits: Tensor, deviation: Tensor, sampling: Sampling) -> Kept:
 
 
 def _kept_of_first(ordered: Tensor, deviation: Tensor, total: Tensor, sampling: Sampling) -> Kept:
-    """The result of `kept`, computed from the first tokens alone, in the order of their probabilities.
+    """Return the result of `kept`, computed from the first tokens alone, in the order of their probabilities.
 
     ordered: (n, m), logits at the run's temperature, the largest first and 0. total: (n, 1), the mass of all tokens.
     """

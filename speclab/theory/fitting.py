@@ -21,7 +21,7 @@ FEWEST_SPARE = 8  # observations beyond the number of parameters, without which 
 
 
 def fit(rounds: Sequence[RoundTime], steps: Sequence[StepTime]) -> dict[tuple[str, float], Costs]:
-    """(drafter, temperature) -> costs, for every pair among `rounds`.
+    """Fit the costs of every (drafter, temperature) among `rounds`.
 
     Pooled: the shape of the verification, but for drafters that run a part of the target, which have one each,
     the accept rule over the drafters of a temperature, the step's slope over the temperatures. The rest is of one
@@ -51,7 +51,7 @@ def fit(rounds: Sequence[RoundTime], steps: Sequence[StepTime]) -> dict[tuple[st
 
 
 def _verify(rounds: Sequence[RoundTime]) -> dict[float, dict]:
-    """Return one curve over the widths, scaled for every temperature so that its total is the temperature's own.
+    """Fit one curve over the widths, scaled for every temperature so that its total is the temperature's own.
 
     A pass costs the same at every temperature, but temperatures take turns, and the machine may have been in a slower
     state in the turns of one than in those of another. The baseline's steps of those turns ran in the same state.
@@ -122,7 +122,7 @@ def _regress(
     context: Sequence[float] | None = None,
     stall_cells: Sequence[Hashable] | None = None,
 ) -> tuple[dict, list[float]]:
-    """Least squares: a constant for every cell and slopes >= 0 that all cells share.  -> constants, slopes
+    """Fit by least squares a constant for every cell and slopes >= 0 that all cells share.  -> constants, slopes
 
     `columns` (observations, any number) are always used, `context` (observations,) only where its slope stands out of
     the noise: contexts of a run may hardly differ, and a slope made of noise would be multiplied by a long context. Its
@@ -151,7 +151,7 @@ def _regress(
 
 
 def _nonnegative(table: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, float]:
-    """Least squares with slopes >= 0: the best of all sets of columns whose own fit has none below.
+    """Fit slopes >= 0 by least squares: the best of all sets of columns whose own fit has no slope below 0.
 
     table (observations, columns), columns few.  -> slopes (columns,), sum of squared residuals. Among equals, as where
     one column repeats another, the fewest and the first columns win.
@@ -173,7 +173,7 @@ def _nonnegative(table: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, floa
 
 
 def _without_stalls(times: np.ndarray, cells: Sequence[Hashable]) -> np.ndarray:
-    """(observations,) -> the same, nothing above STALL medians of its cell. Of two in the middle the lower one counts,
+    """Cut (observations,) at STALL medians of their cells. Of two in the middle the lower one counts,
     so that a stall does not decide the mean of a cell of two."""
     _, cell = np.unique(np.asarray(cells), return_inverse=True)
     medians = np.array([np.quantile(times[cell == i], 0.5, method="lower") for i in range(cell.max() + 1)])

@@ -52,12 +52,13 @@ def omega_star(acceptance: float, draft_length: int) -> float:
 
 
 def overhead_per_round(draft_length: float, draft_cost: float, verify_cost: float, overhead: float) -> float:
-    """omega = k c + (v - 1) + o: what a round costs beyond one decode step of the target, in such steps."""
+    """Return omega = k c + (v - 1) + o: the cost of a round beyond one decode step of the target, in such steps."""
     return draft_length * draft_cost + (verify_cost - 1) + overhead
 
 
 def expected_tokens_per_round(acceptance: float, draft_length: int) -> float:
-    """tau if every tested position accepts independently: (1 - a^(k+1)) / (1 - a).  Leviathan et al. 2211.17192, eq. 1
+    """Return tau if every tested position accepts independently: (1 - a^(k+1)) / (1 - a).  Leviathan et al. 2211.17192,
+    eq. 1
 
     >>> round(expected_tokens_per_round(0.8, 8), 2)
     4.33
@@ -67,7 +68,8 @@ def expected_tokens_per_round(acceptance: float, draft_length: int) -> float:
 
 
 def leviathan_speedup(acceptance: float, draft_length: int, draft_cost: float) -> float:
-    """tau / (1 + k c): a pass of width k + 1 costs one decode step, nothing else costs.  2211.17192, theorem 3.8"""
+    """Return tau / (1 + k c): a pass of width k + 1 costs one decode step, nothing else costs. 2211.17192, theorem
+    3.8"""
     return expected_tokens_per_round(acceptance, draft_length) / (1 + draft_length * draft_cost)
 
 
@@ -81,7 +83,8 @@ def cost_model_speedup(
 def model_speedup(
     acceptance: float, draft_length: int, draft_cost: float, verify_cost: float, overhead: float
 ) -> float:
-    """tau / (k c + v + o) if every tested position accepts independently; costs in decode steps of the target."""
+    """Return tau / (k c + v + o) if every tested position accepts independently; costs in decode steps of the
+    target."""
     tau = expected_tokens_per_round(acceptance, draft_length)
     return cost_model_speedup(tau, draft_length, draft_cost, verify_cost, overhead)
 
@@ -99,7 +102,7 @@ SMALLEST_ERROR_SHARE = 0.3  # floor of a resample's standard error, as a share o
 def ratio_interval(
     numerators: list[float], denominators: list[float], level: float = 0.95, resamples: int = 2000, seed: int = 0
 ) -> tuple[float, float] | None:
-    """Bootstrap-t interval of sum(numerators) / sum(denominators) over paired prompts; None below 3 prompts.
+    """Return the bootstrap-t interval of sum(numerators) / sum(denominators) over paired prompts; None below 3 prompts.
 
     Studentised on the log ratio with the delta method's standard error (Efron & Tibshirani 1993, ch. 12). Simulated, an
     interval of 95 % covers 94-96 % from 24 prompts on where all prompts make as many tokens; 92-94 % at 10 to 50 where
@@ -123,7 +126,8 @@ def ratio_interval(
 
 
 def _log_ratio(top: np.ndarray, bottom: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(resamples, prompts) twice -> log of the ratio of sums and its standard error, (resamples,) each"""
+    """Return the log of the ratio of sums and its standard error, (resamples,) each, from (resamples, prompts)
+    twice."""
     n = top.shape[1]
     tops, bottoms = top.sum(1, keepdims=True), bottom.sum(1, keepdims=True)
     influence = top / tops - bottom / bottoms  # sums to zero over the prompts

@@ -60,7 +60,8 @@ def prediction_rows(rows: list[Row]) -> list[Row]:
 
 
 def prediction_errors(rows: list[Row]) -> dict[str, dict[str, float]]:
-    """Predictor -> {"n": rows it predicts, "median": of |error|, "max": of |error|}; others are left out.
+    """Return a dict: predictor -> {"n": rows it predicts, "median": of |error|, "max": of |error|}. Predictors without
+    rows are left out.
 
     The error is predicted / measured - 1.
 

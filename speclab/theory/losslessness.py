@@ -74,7 +74,7 @@ class ZStatistics(NamedTuple):
 
     @property
     def passed(self) -> bool:
-        """True where all of them lie within Z_BOUND."""
+        """Tell whether all of them lie within Z_BOUND."""
         return all(abs(z) < Z_BOUND for z in (self.residual, self.surprise, self.edge))
 
 

@@ -26,14 +26,12 @@ BLOCKS_AT_ONCE = 64  # the blocks of a pass take memory by the square of their n
 
 @dataclass(frozen=True)
 class BlockConfig:
-    """What a head is.
-
-    block: sizes of its decoder layers, the target's vocabulary, rotary positions.
+    """The settings of a head. block: the sizes of its decoder layers, the target's vocabulary, rotary positions.
     layers: decoder layers of the target whose outputs it reads, from 0.
     target_hidden: width of the target's hidden states, and its own.
     draft_vocab: ids that it can propose.
-    slots: of a block, the anchor's included. mask: the id in all others, which no text has.
-    markov_rank: of the bias that depends on the token before; 0 = none.
+    slots: the number of slots of a block, the anchor included. mask: the id in all other slots, which no text has.
+    markov_rank: the rank of the bias that depends on the token before; 0 = none.
     causal: a slot attends to those before it, not to those behind it.
     from_anchor: the anchor's slot predicts the token after it, and so on; else the slot behind the anchor does.
     """
@@ -50,7 +48,7 @@ class BlockConfig:
 
     @property
     def longest(self) -> int:
-        """Return the tokens that a block proposes at most."""
+        """Return the largest number of tokens that a block proposes."""
         return self.slots - (not self.from_anchor)
 
 
@@ -63,7 +61,7 @@ class MarkovHead(nn.Module):
         self.markov_w2 = nn.Linear(rank, draft_vocab, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Ids (...) -> (..., draft_vocab)"""
+        """Look up the bias: ids (...) -> (..., draft_vocab)"""
         return self.markov_w2(self.markov_w1(tokens.clamp(max=self.markov_w1.num_embeddings - 1)))
 
 
@@ -102,11 +100,11 @@ class BlockHead(nn.Module):
         )
 
     def fuse(self, hidden: Tensor) -> Tensor:
-        """(batch, n, layers * target_hidden) of the target -> states (batch, n, hidden)"""
+        """Fuse the target's outputs (batch, n, layers * target_hidden) into states (batch, n, hidden)."""
         return self.hidden_norm(self.fused(hidden))
 
     def context(self, states: Tensor, rotation: Rotation) -> list[tuple[Tensor, Tensor]]:
-        """What `fuse` gives -> keys and values of each layer, (batch, key heads, n, head size) each."""
+        """Turn fused states into the keys and values of each layer, (batch, key heads, n, head size) each."""
         return [layer.self_attn.keys_and_values(states, rotation) for layer in self.layers]  # type: ignore[operator, union-attr]
 
     def forward(
@@ -116,7 +114,8 @@ class BlockHead(nn.Module):
         mask: Tensor | None,
         seen: Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]],
     ) -> Tensor:
-        """Ids (batch, blocks) -> states (batch, blocks, slots, hidden), for as many slots as there are rotations.
+        """Run the pass: ids (batch, blocks) -> states (batch, blocks, slots, hidden), for as many slots as there are
+        rotations.
 
         rotation: of all slots, block by block. mask: what each slot reads of what `seen` gives, None for everything.
         seen: (number of the layer, keys and values of the slots) -> the keys and values that are read.
@@ -134,16 +133,16 @@ class BlockHead(nn.Module):
         return x.unflatten(1, (-1, n_slots))
 
     def logits(self, states: Tensor) -> Tensor:
-        """(..., hidden) -> (..., draft_vocab), without the Markov head's bias"""
+        """Return the logits, (..., hidden) -> (..., draft_vocab), without the Markov head's bias."""
         return self.of_output(self.norm(states))
 
     def biased(self, logits: Tensor, before: Tensor) -> Tensor:
-        """Logits (..., draft_vocab) and the token before each (...) -> the same, with the Markov head's bias"""
+        """Add the Markov head's bias to logits (..., draft_vocab), by the token before each, (...)."""
         return logits if self.markov_head is None else logits + self.markov_head(before)
 
     def chains(self, hidden: Tensor, tokens: Tensor, depth: int) -> Iterator[Tensor]:
-        """What it says by depth, at most `depth` of them: logits (batch, n - 1 - depth, draft vocabulary), row t of
-        token t + 2 + j in a round whose last committed token is t + 1.
+        """Return the logits by depth j, at most `depth` of them: (batch, n - 1 - depth, draft vocabulary). Row t
+        predicts token t + 2 + j in a round whose last committed token is t + 1.
 
         hidden: (batch, n, layers * target_hidden). tokens: (batch, n), a known text.
         """
@@ -154,9 +153,9 @@ class BlockHead(nn.Module):
 
 
 def blocks(head: BlockHead, hidden: Tensor, tokens: Tensor, anchors: Tensor) -> Tensor:
-    """Blocks that begin at positions of a known text, in one pass: states (batch, anchors, longest, hidden).
+    """Run blocks that begin at positions of a known text, in one pass -> states (batch, anchors, longest, hidden).
 
-    State j of a block is of token anchor + 1 + j. hidden: (batch, n, layers * target_hidden). tokens: (batch, n).
+    State j of a block belongs to token anchor + 1 + j. hidden: (batch, n, layers * target_hidden). tokens: (batch, n).
     anchors: (anchors,); the last block may reach beyond the text.
     """
     config, n, device = head.config, tokens.shape[1], tokens.device

@@ -1,4 +1,4 @@
-"""What drafters with a head have in common: where its keys and values are kept, and the target's ids of its own."""
+"""Drafters with a head have this in common: the place of its keys and values, and the target's ids of its own ids."""
 
 from collections.abc import Iterator
 from typing import Any, Self
@@ -44,7 +44,7 @@ class HeadDrafter(Drafter):
 
     @property
     def n_rows(self) -> int:
-        """Return the rows of the input of most of its products, in a draft."""
+        """Return how many rows the input of most of its products has, in a draft."""
         return 1
 
     def choose_packing(self) -> None:
@@ -53,7 +53,7 @@ class HeadDrafter(Drafter):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Return the device of the weights."""
         return self.head.norm.weight.device
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
@@ -89,7 +89,7 @@ class HeadDrafter(Drafter):
         found: list[Tensor] = []
 
         def rows(depth: int) -> Tensor:
-            """Passes are made as far as somebody asks: rows of a large vocabulary take much memory."""
+            """Make passes only as far as somebody asks: rows of a large vocabulary take much memory."""
             while len(found) <= depth:
                 found.append(next(chain))
             return found[depth]
@@ -105,8 +105,11 @@ class HeadDrafter(Drafter):
         longest: int,
         vocab_size: int,
     ) -> Iterator[Tensor]:
-        """What its proposals come from, by depth: (n, vocab_size) on the CPU, row t of a round that begins after t of
-        the n tokens, all those before the depth accepted. Rows whose place is behind the text mean nothing."""
+        """Return the distributions of its proposals by depth: (n, vocab_size) on the CPU.
+
+        Row t belongs to a round that begins after t of the n tokens, with all tokens before this depth accepted. Rows
+        whose place is behind the text mean nothing.
+        """
         ids = torch.tensor([[*prompt, *tokens]], device=target.device)
         with torch.inference_mode():
             hidden, _ = target_pass(target, ids, self._layers)
@@ -120,13 +123,13 @@ class HeadDrafter(Drafter):
                 yield sampling.probs(self.of_target(rows, vocab_size)).cpu()
 
     def _rotation(self, length: int, n: int) -> tuple[Tensor, Tensor]:
-        """Of n positions from `length` on; there is room for their keys and values, then."""
+        """Return the rotations of n positions from `length` on, and make room for their keys and values."""
         if length + n > self._keys.shape[2]:
             self._reserve(2 * (length + n), length)
         return self._cos[:, length : length + n], self._sin[:, length : length + n]
 
     def _reserve(self, rows: int, length: int) -> None:
-        """New buffers of so many rows with the first `length` of the old ones, and the rotations of their positions."""
+        """Make new buffers of so many rows with the first `length` old ones, and the rotations of their positions."""
         block, weight = self.head.config.block, self.head.norm.weight
         shape = (len(self.head.layers), block.num_key_value_heads, rows, block.head_dim)
         buffers = [torch.zeros(shape, dtype=weight.dtype, device=weight.device) for _ in range(2)]

@@ -20,9 +20,7 @@ from speclab.drafts.heads.rollout import rollout
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """What a head is.
-
-    block: sizes of its decoder layer, its vocabulary, rotary positions.
+    """The settings of a head. block: the sizes of its decoder layer, its vocabulary, rotary positions.
     layers: decoder layers of the target whose outputs it reads, from 0.
     target_hidden: width of the target's hidden states.
     draft_vocab: ids that it can propose.
@@ -74,7 +72,7 @@ class FeatureHead(nn.Module):
         return layer
 
     def fuse(self, hidden: Tensor) -> Tensor:
-        """(batch, n, layers * target_hidden) of the target -> states (batch, n, hidden)"""
+        """Fuse the target's outputs (batch, n, layers * target_hidden) into states (batch, n, hidden)."""
         if self.input_norm is not None:
             hidden = self.input_norm(hidden)
         if self.fc_norm is not None:
@@ -83,7 +81,8 @@ class FeatureHead(nn.Module):
         return self.fused(hidden)
 
     def project(self, states: Tensor, tokens: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """States (batch, n, hidden) and the token after each (batch, n).  -> the residual stream, the same shape;
+        """Project states (batch, n, hidden) and the token after each, (batch, n).  -> the residual stream, the same
+        shape;
         queries, keys, values (batch, heads, n, head size)
 
         rotation: of the states' positions.
@@ -95,17 +94,18 @@ class FeatureHead(nn.Module):
         return residual, *attention.heads(x, rotation)
 
     def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
-        """(batch, n, hidden) and the attention's output (batch, heads, n, head size) -> states one position on"""
+        """Turn (batch, n, hidden) and the attention's output (batch, heads, n, head size) into the states one
+        position on."""
         x = self.layer.finish(residual, attended)
         return self.norm(x) if self.config.norm_output else x
 
     def logits(self, states: Tensor) -> Tensor:
-        """What `finish` gives, (batch, n, hidden) -> (batch, n, draft_vocab)"""
+        """Return the logits for the states that `finish` gives, (batch, n, hidden) -> (batch, n, draft_vocab)."""
         return self.of_output(states if self.config.norm_output else self.norm(states))
 
     def chains(self, hidden: Tensor, tokens: Tensor, depth: int) -> Iterator[Tensor]:
-        """What it says by depth, at most `depth` of them: logits (batch, n - 1 - depth, draft vocabulary), row t of
-        token t + 2 + j in a round whose last committed token is t + 1.
+        """Return the logits by depth j, at most `depth` of them: (batch, n - 1 - depth, draft vocabulary). Row t
+        predicts token t + 2 + j in a round whose last committed token is t + 1.
 
         hidden: (batch, n, layers * target_hidden). tokens: (batch, n), a known text.
         """

@@ -58,8 +58,8 @@ def read_head(name: str, target: PreTrainedModel, kind: str = "feature", own_wid
     """Return the head of a folder or a hub name, for this target, on its device and in its number format.
 
     kind: of draft, feature or block. own_width: of the model that the target was padded from, which the head was
-    trained for; None where the target is not padded. EnvironmentProblem where it cannot be read; UsageProblem where it
-    belongs to another target.
+    trained for; None where the target is not padded. Raises EnvironmentProblem where it cannot be read, and
+    UsageProblem where it belongs to another target.
     """
     found, weights = read_files(name)
     config = loading.loaded(name, f"its {CONFIG}", lambda: config_from(found, target, kind), CORRECT)
@@ -81,7 +81,7 @@ def read_head(name: str, target: PreTrainedModel, kind: str = "feature", own_wid
 
 
 def read_files(name: str) -> tuple[dict[str, Any], Path]:
-    """This gives what config.json says and the file of the weights, of a folder or a hub name. EnvironmentProblem is
+    """Return the contents of config.json and the file of the weights, of a folder or a hub name. EnvironmentProblem is
     raised where they are not there or are damaged."""
 
     def load() -> tuple[Path, Path]:
@@ -94,7 +94,7 @@ def read_files(name: str) -> tuple[dict[str, Any], Path]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """This reads a config.json. OSError or ValueError is raised where it is too large for a head's, or no object."""
+    """This reads a config.json. Raises OSError or ValueError where it is too large for a head's, or no object."""
     found = parse_json(read_bytes(path, LARGEST_CONFIG).decode("utf-8"))
     if not isinstance(found, dict):
         raise ValueError(f"{CONFIG} is not an object")
@@ -102,7 +102,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def schema() -> Any:
-    """This imports what declares all entries. EnvironmentProblem is raised where a package that it needs is missing."""
+    """This imports what declares all entries. Raises EnvironmentProblem where a package that it needs is missing."""
     try:
         from speclab.drafts.heads import schema as declared  # here: other drafts need no pydantic
     except ImportError:
@@ -125,7 +125,7 @@ def name_unknown(name: str, found: dict[str, Any], declared: Any) -> None:
 
 
 def config_from(found: dict[str, Any], target: PreTrainedModel, kind: str) -> HeadConfig | BlockConfig:
-    """This reads what config.json says. ValueError is raised where it is no head of this kind."""
+    """This reads what config.json says. Raises ValueError where it is no head of this kind."""
     saved = found.get("speculators_model_type")
     if saved not in FORMATS[kind]:
         raise ValueError(f"speculators_model_type is {saved!r}; --draft {kind} reads {' and '.join(FORMATS[kind])}")
@@ -134,7 +134,7 @@ def config_from(found: dict[str, Any], target: PreTrainedModel, kind: str) -> He
 
 
 def _feature_config(said: Any, n_layers: int) -> HeadConfig:
-    """`said` is a schema.Feature."""
+    """Return the config of a feature head. `said` is a schema.Feature."""
     block = decoder_of(said.transformer_layer_config, "llama")
     if "sliding_attention" in (getattr(block, "layer_types", None) or ()):
         raise ValueError("its layer attends to a window; the lab reads heads that attend to the whole text")
@@ -149,7 +149,7 @@ def _feature_config(said: Any, n_layers: int) -> HeadConfig:
 
 
 def _block_config(said: Any, n_layers: int) -> BlockConfig:
-    """`said` is a schema.Block."""
+    """Return the config of a block head. `said` is a schema.Block."""
     block = decoder_of(said.transformer_layer_config, "qwen3")
     if said.mask_token_id >= block.vocab_size:
         raise ValueError(f"mask_token_id is {said.mask_token_id}, and there are {block.vocab_size} ids")
@@ -167,7 +167,7 @@ def _block_config(said: Any, n_layers: int) -> BlockConfig:
 
 
 def decoder_of(said: Any, usual: str) -> Any:
-    """This gives the library's config of a decoder. ValueError is raised where the lab does not compute its attention.
+    """This gives the library's config of a decoder. Raises ValueError where the lab does not compute its attention.
 
     said: schema.Layer. usual: its model_type where that is not said.
     """
@@ -256,7 +256,7 @@ def read_weights(
     tables: Mapping[str, Shape] | None = None,
     unused: tuple[str, ...] = UNUSED,
 ) -> dict[str, Tensor]:
-    """This reads the tensors of a file, which have the shapes that are wanted. ValueError is raised for any other.
+    """This reads the tensors of a file, which have the shapes that are wanted. Raises ValueError for any other.
 
     lent: stands in for tensors that are not in the file. tables: whole numbers and marks, which may be missing. unused:
     how the names begin that are passed over. The header says names, shapes and types, so all of these are compared
@@ -288,7 +288,7 @@ def read_weights(
 def for_target(tensors: dict[str, Tensor], target: PreTrainedModel) -> dict[str, Tensor]:
     """Return the weights on the target's device and in its number format.
 
-    ValueError where they are not finite there.
+    Raises ValueError where they are not finite there.
     """
     moved = {name: tensor.to(target.device, target.dtype) for name, tensor in tensors.items()}
     if damaged := [name for name, tensor in moved.items() if not tensor.isfinite().all()]:
@@ -354,7 +354,7 @@ def write_head(
 
 
 def _block_entries(config: BlockConfig, block: dict[str, Any]) -> dict[str, Any]:
-    """What config.json says of a block head alone; a causal one's layers get a window as long as the context."""
+    """Return the entries that only a block head has. The layers of a causal one get a window as long as the context."""
     window = {
         "layer_types": ["sliding_attention"] * config.block.num_hidden_layers,
         "use_sliding_window": True,

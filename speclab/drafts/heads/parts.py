@@ -1,4 +1,4 @@
-"""Parts that heads of all kinds are made of, with the names that they have in checkpoints."""
+"""Heads of all kinds are made of these parts, which have the names of checkpoints."""
 
 import functools
 import math
@@ -35,7 +35,7 @@ class Norm(nn.RMSNorm):
 
     @functools.cached_property
     def _frozen(self) -> tuple[Tensor, Tensor] | None:
-        """sqrt(width * eps), and weight * sqrt(width); None where PyTorch's norm serves."""
+        """Return sqrt(width * eps) and weight * sqrt(width); None where PyTorch's norm serves."""
         width, weight = self.normalized_shape[0], self.weight
         if weight.device.type != "cpu" or weight.dtype != torch.float32:
             return None
@@ -43,7 +43,7 @@ class Norm(nn.RMSNorm):
             return torch.tensor(math.sqrt(width * self.eps)), weight * math.sqrt(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., width) -> the same shape"""
+        """Normalise (..., width); the shape stays."""
         if self.is_frozen and self._frozen and x.dtype == torch.float32:
             least, weight = self._frozen
             return x / torch.hypot(vector_norm(x, dim=-1, keepdim=True), least) * weight
@@ -69,7 +69,7 @@ class Product:
         return torch.cat(weights), None if biases[0] is None else torch.cat(biases)
 
     def pack(self, packs: bool) -> None:
-        """Whether the frozen weights are kept in oneDNN's order; the next product makes them so."""
+        """Choose whether the frozen weights are kept in oneDNN's order; the next product brings them into it."""
         self.packs = packs
         self.__dict__.pop("_frozen", None)
 
@@ -81,7 +81,7 @@ class Product:
             return packed_weight(weight) if self.packs else weight, bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        """(..., width) -> (..., all widths), one layer's after the other's"""
+        """Multiply: (..., width) -> (..., all widths), one layer after the other."""
         weight, bias = self._frozen if self.is_frozen else self.joined()
         return _product(x, weight, bias, self.is_frozen and self.packs)
 
@@ -109,8 +109,8 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = (Norm(size, block.rms_norm_eps) if norms else nn.Identity() for _ in range(2))
 
     def heads(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
-        """(batch, n, width) -> queries, keys and values, (batch, heads, n, head size) each; queries and keys turned to
-        their positions"""
+        """Make queries, keys and values of (batch, n, width), (batch, heads, n, head size) each; queries and keys
+        are turned to their positions."""
         n, n_keys = self.n_queries, self.n_keys
         turned, values = self._heads(self.queries_keys_values(x)).split([n + n_keys, n_keys], dim=1)
         if isinstance(self.q_norm, Norm):
@@ -120,7 +120,8 @@ class Attention(nn.Module):
         return queries, keys, values
 
     def keys_and_values(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
-        """(batch, n, width) -> (batch, key heads, n, head size) each, the keys turned to their positions"""
+        """Make keys and values of (batch, n, width), (batch, key heads, n, head size) each; the keys are turned to
+        their positions."""
         keys, values = self._heads(self.of_context(x)).chunk(2, dim=1)
         return rotated(self.k_norm(keys), rotation), values
 
@@ -129,7 +130,7 @@ class Attention(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """What the layers of all heads have. width: of what the attention reads."""
+    """A decoder layer, as heads of all kinds have it. width: the width of the attention's input."""
 
     def __init__(self, block: Any, width: int):
         super().__init__()
@@ -141,7 +142,7 @@ class DecoderLayer(nn.Module):
         self.gate_up, self.down = Product(self.mlp.gate_proj, self.mlp.up_proj), Product(self.mlp.down_proj)
 
     def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
-        """What follows attention: (batch, n, hidden) and (batch, heads, n, head size) -> (batch, n, hidden)"""
+        """Do what follows attention: (batch, n, hidden) and (batch, heads, n, head size) -> (batch, n, hidden)."""
         x = residual + self.self_attn.out(attended.transpose(1, 2).flatten(2))
         gate, up = self.gate_up(self.post_attention_layernorm(x)).chunk(2, dim=-1)
         return x + self.down(self.mlp.act_fn(gate) * up)
@@ -165,7 +166,7 @@ def _products(head: Any) -> list[Product]:
 
 
 def choose_packing(head: Any, n_rows: int) -> None:
-    """Pack the weights of a frozen head where that is faster. n_rows: of its products, most often.
+    """Pack the weights of a frozen head where that is faster. n_rows: the usual number of rows of its products.
 
     Which order is faster depends on the processor's maker, the sizes and the threads. So both are timed, all products
     of the head in turn: each then finds its weights where the others have left them. The weights of a large head come
@@ -196,7 +197,7 @@ def _packing_pays(weights: list[Tensor], n_rows: int) -> bool:
 
 
 def rotations(block: Any, positions: Tensor) -> Rotation:
-    """(n,) positions -> their rotations, float32"""
+    """Return the rotations of (n,) positions, float32."""
     rotary = LlamaRotaryEmbedding(block).to(positions.device)
     cos, sin = rotary(torch.empty(0, device=positions.device), positions[None])
     first, second = sin.chunk(2, dim=-1)
@@ -204,6 +205,6 @@ def rotations(block: Any, positions: Tensor) -> Rotation:
 
 
 def rotated(x: Tensor, rotation: Rotation) -> Tensor:
-    """(batch, heads, n, head size) -> the same, each row turned to its position"""
+    """Turn each row of (batch, heads, n, head size) to its position."""
     cos, sin = (part.to(x.dtype).unsqueeze(1) for part in rotation)
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)

@@ -1,4 +1,5 @@
-"""What a head would propose after every position of a known text: teacher forcing, one pass for each depth or for all.
+"""Finds out what a head would propose after every position of a known text: teacher forcing, one pass for each depth or
+for all.
 
 The chains read the text's own tokens, so what a chain says at depth j is what the head says there where all its tokens
 before were accepted. The head is trained on this, its acceptance is scored and forecast from it.
@@ -17,7 +18,8 @@ from speclab.models.backends.eager import layer_outputs
 
 @torch.no_grad()
 def target_pass(target: PreTrainedModel, rows: Tensor, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """(batch, n) ids -> the outputs of the layers side by side (batch, n, layers * hidden), logits (batch, n, vocab)"""
+    """Run the target over (batch, n) ids -> the layers' outputs side by side (batch, n, layers * hidden), logits
+    (batch, n, vocab)."""
     with layer_outputs(target, layers) as hidden:
         logits = target(input_ids=rows, use_cache=False).logits
     return torch.cat([hidden[layer] for layer in layers], dim=-1), logits
@@ -68,5 +70,5 @@ def rollout(
 
 
 def _for_queries(part: Tensor, queries: Tensor) -> Tensor:
-    """Keys or values, (batch, key heads, n, size), once for each query head."""
+    """Repeat keys or values, (batch, key heads, n, size), for each query head."""
     return part.repeat_interleave(queries.shape[1] // part.shape[1], dim=1)

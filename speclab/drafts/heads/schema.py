@@ -1,4 +1,4 @@
-"""What the config.json of a head may say: every entry that the lab reads, declared once.
+"""The config.json of a head may have these entries: each one that the lab reads is declared once.
 
 An entry is there with its type and its range, or it is refused by its name. An entry of the format that would change
 what a head computes, and that the lab does not compute, is declared with the one value that changes nothing. Entries

@@ -39,7 +39,8 @@ def read_adapter(name: str, target: PreTrainedModel, padded: bool = False) -> Ex
     """Return the adapter of a folder or a hub name, for this target, on its device and in its number format.
 
     padded: the target is (lab:SIZE), and the adapter was trained for what it was padded from: it reads what that
-    computes, the first dimensions of the states. EnvironmentProblem where it cannot be read; UsageProblem where it
+    computes, the first dimensions of the states. Raises EnvironmentProblem where it cannot be read, and UsageProblem
+    where it
     belongs to another target.
     """
     found, weights = read_files(name)
@@ -61,7 +62,7 @@ def _in_words(sizes: tuple[int, ...]) -> str:
 
 
 def config_from(found: dict[str, Any]) -> ExitConfig:
-    """This reads what config.json says. ValueError is raised where it is no adapter."""
+    """This reads what config.json says. Raises ValueError where it is no adapter."""
     if found.get("format") != FORMAT:
         raise ValueError(f"its format is {found.get('format')!r}; --draft exit reads {FORMAT!r}")
     said = schema().checked(found, _entries())

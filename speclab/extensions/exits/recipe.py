@@ -24,7 +24,7 @@ from speclab.system.errors import UsageProblem
 def fresh_exit(target: PreTrainedModel, tokenizer: Any, args: argparse.Namespace) -> ExitAdapter:
     """Return a random adapter for the target's state after --exit-layer layers.
 
-    UsageProblem where the target has no such layer, EnvironmentProblem where it cannot be run in two parts.
+    Raises UsageProblem where the target has no such layer, EnvironmentProblem where it cannot be run in two parts.
     """
     n_layers = len(decoder_layers(target))
     if args.exit_layer >= n_layers:
@@ -39,7 +39,7 @@ def fresh_exit(target: PreTrainedModel, tokenizer: Any, args: argparse.Namespace
 
 
 def trained_exit(target: PreTrainedModel, args: argparse.Namespace) -> ExitAdapter:
-    """Return the adapter of --init. UsageProblem where it reads another layer."""
+    """Return the adapter of --init. Raises UsageProblem where it reads another layer."""
     adapter = read_adapter(args.init, target)
     if (layer := adapter.config.exit_layer) != args.exit_layer:
         raise UsageProblem(

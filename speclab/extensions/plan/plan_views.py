@@ -172,7 +172,7 @@ def _blocks(run: PlanRun) -> list[Block]:
 
 
 def picture(run: PlanRun, folder: Path, name: str) -> Path:
-    """Return the speedup against k: expected with its band, the oracle draft length, and measured."""
+    """Draw the speedup against k: expected with its band, the oracle draft length, and measured."""
     series, x = [], "draft_length"
     for i, fact in enumerate(run.facts.drafts):
         label = fact.method + f", T = {fact.temperature:g}" * (fact.temperature > 0)
@@ -187,7 +187,7 @@ def picture(run: PlanRun, folder: Path, name: str) -> Path:
 
 
 def _draw_bands(run: PlanRun, axis: Any) -> None:
-    """The band of every draft's expected speedups, where the record has one."""
+    """Draw the band of every draft's expected speedups, where the record has one."""
     for i, fact in enumerate(run.facts.drafts):
         banded = [entry for entry in _of_draft(run.plan, fact) if entry.band_low is not None]
         lows, highs = ([getattr(entry, end) for entry in banded] for end in ("band_low", "band_high"))

@@ -23,7 +23,7 @@ LINES = {  # a column that predicts the speedup -> its label, colour and style
 
 
 def _curves(sweep: SweepRun) -> dict[str, list[Point]]:
-    """Name of a curve, short enough for a legend -> its points."""
+    """Return a dict: name of a curve, short enough for a legend -> its points."""
     by_label = curves.curves(sweep)
     short = short_names(list(by_label), NAME_WIDTH)
     return {short[label]: points for label, points in by_label.items()}
@@ -43,12 +43,12 @@ def _panels(sweep: SweepRun, x_label: str, predictions: tuple[str, ...], x: str 
 
 
 def draft_length(sweep: SweepRun) -> Figure:
-    """Return the speedup against k, a panel for each draft, with the forecast and the book's formula."""
+    """Draw the speedup against k, a panel for each draft, with the forecast and the book's formula."""
     return draw(_panels(sweep, "draft length k", ("forecast", "book_formula")))
 
 
 def output_length(sweep: SweepRun) -> Figure:
-    """Return the speedup against the number of new tokens, without and with prefill, a panel for each draft."""
+    """Draw the speedup against the number of new tokens, without and with prefill, a panel for each draft."""
     panels = _panels(sweep, "new tokens", ("forecast",), y_label="speedup over the baseline", log=True)
     for panel, points in zip(panels, _curves(sweep).values(), strict=True):
         panel.series.append(Series("end to end", {point.x: end_to_end(point) for point in points}, 2))
@@ -56,7 +56,7 @@ def output_length(sweep: SweepRun) -> Figure:
 
 
 def acceptance(sweep: SweepRun) -> Figure:
-    """Return the speedup against alpha, a panel for each price of drafting, with every prediction."""
+    """Draw the speedup against alpha, a panel for each price of drafting, with every prediction."""
     ticks = {i / 5: f"{i / 5:g}" for i in range(6)}
     lengths = ", ".join(map(str, sorted({point.draft_length for point in sweep.points})))
     label = f"acceptance rate α, as measured; k = {lengths}"
@@ -78,7 +78,7 @@ def _mark_agreement(points: list[Point], axis) -> None:
 
 
 def temperature(sweep: SweepRun) -> Figure:
-    """Return the speedup and acceptance against the sampling temperature."""
+    """Draw the speedup and the acceptance against the sampling temperature."""
     by_name, label = _curves(sweep), "temperature T"
     rates = [Series(name, column(points, "acceptance_rate"), i) for i, (name, points) in enumerate(by_name.items())]
     left = figures.all_drafts(by_name, "x", {"forecast": "forecast"}, label)
@@ -86,7 +86,7 @@ def temperature(sweep: SweepRun) -> Figure:
 
 
 def context(sweep: SweepRun) -> Figure:
-    """Return the speedup, and the cost of a decode step and of verifying, against the prompt's length."""
+    """Draw the speedup, and the cost of a decode step and of verifying, against the prompt's length."""
     by_name, label = _curves(sweep), "tokens of the prompt"
     costs = [Series(f"v, {name}", column(points, "verify_cost"), i) for i, (name, points) in enumerate(by_name.items())]
     points = next(iter(by_name.values()))
@@ -98,7 +98,7 @@ def context(sweep: SweepRun) -> Figure:
 
 
 def draft_kind(sweep: SweepRun) -> Figure:
-    """Return the speedup of each draft on each kind of prompt."""
+    """Draw the speedup of each draft on each kind of prompt."""
     kinds = list(dict.fromkeys(point.series for point in sweep.points))
     series = []
     for i, (name, points) in enumerate(_curves(sweep).items()):
@@ -107,7 +107,7 @@ def draft_kind(sweep: SweepRun) -> Figure:
 
 
 def mismatch(sweep: SweepRun) -> Figure:
-    """Return two panels: the speedup of each draft, and the tokens of a round against its cost."""
+    """Draw two panels: the speedup of each draft, and the tokens of a round against its cost."""
     points = {name: points[0] for name, points in _curves(sweep).items()}
     names = [f"{name}\nα = {number(p.acceptance_rate)}\n{curves.verdict(p)}" for name, p in points.items()]
     measured = Series("measured, with its 95 % interval", dict(enumerate(map(decoding, points.values()))))
@@ -119,7 +119,7 @@ def mismatch(sweep: SweepRun) -> Figure:
 
 
 def definitions(sweep: SweepRun) -> Figure:
-    """Return two panels: the length of accepted drafts, and the book's formula fed with each number that is called
+    """Draw two panels: the length of accepted drafts, and the book's formula fed with each number that is called
     acceptance."""
     panels, survival = _panels(sweep, "draft length k", ()), []
     for i, (panel, (name, points)) in enumerate(zip(panels, _curves(sweep).items(), strict=True)):

@@ -54,7 +54,7 @@ Points = tuple[list[Point], Measurement]
 def _rows(
     config: RunConfig, prompts: list[Prompt] | None = None, max_new_tokens: int | None = None, title: str = "measuring"
 ) -> tuple[list[Row], Measurement]:
-    """Return the rows of a small comparison, checked, and calibrated in its own turns."""
+    """Measure the rows of a small comparison, checked, and calibrated in its own turns."""
     arms = config.arms()
     measured = measure_and_judge(config, arms, config.instruments(arms), prompts, max_new_tokens, title)
     return explained(measured, lambda costs: build_rows(config, measured, costs)), measured
@@ -73,7 +73,7 @@ def _as_it_is(config: RunConfig) -> tuple[RunConfig, dict]:
 
 
 def _one_run(x: str, series: str = "method", kinds: bool = False) -> Callable[[RunConfig, dict], Points]:
-    """Return a sweep that one run can hold: `x` and `series` are columns of its rows; `kinds`: those of each kind,
+    """Measure a sweep that one run can hold: `x` and `series` are columns of its rows; `kinds`: those of each kind,
     too."""
 
     def points(config: RunConfig, facts: dict) -> Points:
@@ -94,7 +94,8 @@ def _oracles_only(config: RunConfig) -> tuple[RunConfig, dict]:
 
 
 def _acceptance(config: RunConfig, facts: dict) -> Points:
-    """Return the oracle draft from never right to always right, once at the cost of a draft model and once at none."""
+    """Measure the oracle draft, from never right to always right, once at the cost of a draft model and once at
+    none."""
     # A sweep of acceptance has oracle drafts alone; their names are dial:A, dial:A:MODEL and dial:A:free.
     accuracy = {name: float(name.split(":")[1]) for name in config.drafters}
 
@@ -177,7 +178,7 @@ def _context(config: RunConfig, facts: dict) -> Points:
 
 
 def stretched(prompts: list[Prompt], n: int) -> list[Prompt]:
-    """Each prompt brought to exactly n tokens by putting others of its kind in front of it, as often as it takes."""
+    """Bring each prompt to exactly n tokens by putting others of its kind in front of it, as often as it takes."""
     longer = []
     for i, prompt in enumerate(prompts):
         others = [p for p in [*prompts[i + 1 :], *prompts[: i + 1]] if p.kind == prompt.kind]  # the last is the prompt

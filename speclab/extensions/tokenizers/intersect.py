@@ -59,7 +59,7 @@ class IntersectDrafter(ModelDrafter):
         self._draft_id = torch.zeros(0, dtype=torch.long)  # of every id of the target, 0 where it is not shared
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        """Read the prompt, (1, prompt length) ids of the target. EnvironmentProblem where logits are not finite."""
+        """Read the prompt, (1, prompt length) target ids. Raises EnvironmentProblem where logits are not finite."""
         self._draft_id = self._draft_ids.new_zeros(target.vocab_size)
         self._draft_id[self._target_ids] = self._draft_ids
         super().prefill(target, to_device(self._reads.prompt(prompt[0].tolist()), self.draft.device)[None], sampling)
@@ -141,8 +141,7 @@ class IntersectDrafter(ModelDrafter):
 
 
 def intersect(draft: CachedModel, own: PreTrainedTokenizerBase, setup: Setup, kind: str) -> IntersectDrafter:
-    """Return a drafter with a model whose tokenizer is `own`. UsageProblem where it shares next to nothing with the
-    target.
+    """Return a drafter with a model whose tokenizer is `own`. Raises UsageProblem where too few tokens are shared.
 
     kind: what --draft says.
     """

@@ -63,7 +63,7 @@ class RetokenizedDrafter(Lookup):
         return f"{model}; its text is tokenized again for the target{eager}"
 
     def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
-        """UsageProblem where a prompt does not fit its context.  -> whether the texts reach its end, or None"""
+        """Raise UsageProblem where a prompt does not fit its context.  -> whether the texts reach its end, or None"""
         return check_draft_prompts(self.draft.room, prompts, max_new_tokens, self.read_as, " of the draft's tokens")
 
     def prefill(self, target: Target | None, prompt: Tensor, sampling: Sampling) -> None:

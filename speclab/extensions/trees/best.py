@@ -124,7 +124,8 @@ def _n_to_grow(scores: Tensor, best: Tensor, n: int) -> int:
     """How many of the newest tokens get another level: those that can have a child among the n best, since a token is
     never more probable than the one before it.
 
-    scores: (m,) of all that was looked at. best: of the newest ones, falling, NaN first. EnvironmentProblem where the
+    scores: (m,), those of all candidates. best: those of the newest ones, falling, NaN first. Raises EnvironmentProblem
+    where the
     draft's logits were not finite.
     """
     least = scores.topk(min(n, len(scores))).values[-1]

@@ -28,7 +28,7 @@ class TreeDrafter(Branching):
 
     @property
     def n_tokens(self) -> int:
-        """Return the tokens of a whole tree."""
+        """Return the number of tokens of a whole tree."""
         return tokens_in(self.shape)
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
@@ -66,7 +66,8 @@ class TreeDrafter(Branching):
         return TreeDraft(drawn, n_drafted, law_of_each, faults=not_finite, parents=parents[None])
 
     def _planned(self, n: int, deepest: int) -> tuple[list[int], Tensor, Tensor]:
-        """Return the tokens of each level that is drafted, all their parents (m,), and which of them stand on the
+        """Return the number of tokens of each level that is drafted, all their parents (m,), and which of them stand on
+        the
         branch of each, (m, m)."""
         sizes = list(itertools.accumulate(self.shape[:deepest], int.__mul__))
         while sum(sizes) > n:
@@ -129,7 +130,7 @@ def without_replacement(probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor
 
 
 def tokens_in(shape: tuple[int, ...]) -> int:
-    """Return the tokens of a whole tree of this shape."""
+    """Return the number of tokens of a whole tree of this shape."""
     return sum(itertools.accumulate(shape, int.__mul__))
 
 

@@ -53,7 +53,7 @@ class Growing(Protocol):
 
 
 def growing(drafter: Drafter) -> Growing:
-    """This gives the drafter in the form that grows trees. UsageProblem for a class that does not say how.
+    """This gives the drafter in the form that grows trees. Raises UsageProblem for a class that does not say how.
 
     A subclass is not taken for its base, which may draft other tokens, unless it says `branches_as_base`.
     """

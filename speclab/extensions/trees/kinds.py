@@ -49,7 +49,7 @@ def read_tree(argument: str, text: str) -> Choice:
 
 
 def _shape(typed: str, text: str, wanted: str) -> tuple[int, ...]:
-    """Children by depth of `2x2x1`. UsageProblem where this is no shape, with what is `wanted`."""
+    """Children by depth of `2x2x1`. Raises UsageProblem where this is no shape, with what is `wanted`."""
     numbers = typed.split("x")
     if not all(0 < (whole_number(number) or 0) <= MOST_IN_TREE for number in numbers):
         raise UsageProblem(f"--draft {text}: give {wanted}")

@@ -37,7 +37,8 @@ def eos_ids(settings: GenerationConfig) -> frozenset[int]:
 
 
 def unapplied_settings(settings: GenerationConfig) -> dict[str, Any]:
-    """Generation settings of a checkpoint that `generate` applies and the lab does not, without neutral values."""
+    """Return the generation settings of a checkpoint that `generate` applies and the lab does not, without neutral
+    values."""
     known = vars(GenerationConfig())
     return {
         key: value
@@ -49,7 +50,7 @@ def unapplied_settings(settings: GenerationConfig) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def settings_of_the_lab(model: PreTrainedModel) -> Iterator[None]:
-    """Inside, `model.generate` uses the lab's settings: no penalties, nothing forced, no end token.
+    """Let `model.generate` use the lab's settings: no penalties, nothing forced, no end token.
 
     The library fills what a call leaves out from the model's own settings, so those are replaced for a while.
     """

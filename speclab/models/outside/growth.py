@@ -82,7 +82,8 @@ def _length(value: Any) -> int:
 
 
 def _longest_of(charsmap: Any) -> int:
-    """Return the bytes of the longest text of a SentencePiece map: the size of its index, the index, then texts that
+    """Return the number of bytes of the longest text of a SentencePiece map: the size of its index, the index, then
+    texts that
     end in 0."""
     data = base64.b64decode(charsmap) if isinstance(charsmap, str) else b""
     texts = data[4 + int.from_bytes(data[:4], "little") :]

@@ -28,8 +28,8 @@ DeviceMap = str | dict[str, int | str]
 
 
 def read_device_map(text: str) -> DeviceMap:
-    """Read the value of `--device-map`: one of PLANS, or a JSON file with the device of each module. Raises
-    UsageProblem for anything else."""
+    """Read the value of `--device-map`: one of PLANS, or a JSON file with the device of each module.
+    Raises UsageProblem for anything else."""
     if text in PLANS:
         return text
     advice = f'give {", ".join(PLANS)}, or a JSON file such as {{"model.layers.0": 0, "model.layers.1": "cpu"}}'

@@ -30,7 +30,7 @@ Messages = list[dict[str, str]]
 def rendered(chats: list[Messages], tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Return the chats in the tokenizer's template, up to where the model answers.
 
-    EnvironmentProblem: the template does not run, refuses these messages, or takes more than the limits.
+    Raises EnvironmentProblem where the template does not run, refuses these messages, or takes more than the limits.
     """
     try:
         question = {

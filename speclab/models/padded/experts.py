@@ -23,7 +23,7 @@ SAME += ["tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"]
 
 
 def count_added(model: PreTrainedModel, experts: Experts) -> int:
-    """Return the parameters that come along: further copies of all MLPs, and the routers."""
+    """Return the number of added parameters: further copies of all MLPs, and the routers."""
     config = model.config
     mlp = 3 * config.hidden_size * config.intermediate_size
     return config.num_hidden_layers * ((experts.n - 1) * mlp + experts.n * config.hidden_size)

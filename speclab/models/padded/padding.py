@@ -39,7 +39,7 @@ TOLERANCE = 0.05  # of the number of parameters asked for
 
 
 def count_parameters(config: LlamaConfig, **shape: int) -> int:
-    """Return the parameters of a Llama of this config without biases; `shape` replaces entries of it.
+    """Return the number of parameters of a Llama of this config without biases; `shape` replaces entries of it.
 
     Tied ones count once.
     """
@@ -94,7 +94,8 @@ def _widths(lab: LlamaConfig, largest: float) -> list[int]:
 
 
 def _shapes(n_parameters: int, lab: LlamaConfig, width: int) -> Iterator[dict[str, int]]:
-    """Shapes of this width and size: of the usual depth, and its neighbours; even, as depths mostly are."""
+    """Return the shapes of this width and size with the usual depth or one beside it; depths are even, as they
+    mostly are."""
     heads = max(lab.num_attention_heads, width // lab.head_dim)
     # Four query heads to a key-value head, as large models have it, where the lab's groups find place in that.
     group = lab.num_attention_heads // lab.num_key_value_heads
@@ -145,8 +146,8 @@ def check_memory(
 ) -> None:
     """Refuse weights that do not fit, before the machine starts swapping or is killed for it.
 
-    n_asked: the size in the name, with this suffix. n_parameters: that memory has to hold for it. smallest: parameters
-    of the model that is to be padded; less is no way out.
+    n_asked: the size in the name, which ends with `suffix`. n_parameters: the number that memory has to hold. smallest:
+    the parameters of the model that is to be padded; no smaller size can be advised.
     """
     free = free_memory(device)
     needed = n_parameters * dtype.itemsize * copies
@@ -172,7 +173,7 @@ def check_memory(
 
 @torch.no_grad()
 def pad_to(small: PreTrainedModel, shape: dict[str, int], device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """`small` in the given shape, built in place on the device: weights exist once, in `dtype` only."""
+    """Build `small` in the given shape in place on the device: weights exist once, in `dtype` only."""
     lab = small.config
     if lab.model_type != "llama" or lab.attention_bias or lab.mlp_bias:
         raise ValueError("only a Llama without biases can be padded")
@@ -208,7 +209,7 @@ def pad_to(small: PreTrainedModel, shape: dict[str, int], device: torch.device, 
 
 
 def _fill_layer(layer: torch.nn.Module, generator: torch.Generator) -> None:
-    """A layer that computes something and adds nothing.
+    """Fill a layer that computes something and adds nothing.
 
     zero_() writes the zeros. Pages that were never written would be one page of zeros mapped many times, read from
     the CPU's cache, not from memory: those weights would be free.

@@ -1,4 +1,4 @@
-"""`lab:SIZE`, `lab:SIZE:vROWS`, `lab:SIZE:eEkK`: names of lab models at the price of larger ones.
+"""`lab:SIZE`, `lab:SIZE:vROWS`, `lab:SIZE:eEkK`: names of lab models that cost as much as larger ones.
 
 lab:200m           padded to 200 million parameters (speclab/models/padded/padding.py)
 lab:8b:v128256     the same with so many rows in the output layer
@@ -32,7 +32,7 @@ class Size(NamedTuple):
 
 
 def is_lab_size(name: str) -> bool:
-    """Does this name ask for a padded lab model?"""
+    """Tell whether this name asks for a padded lab model."""
     return name.startswith(PREFIX)
 
 

@@ -57,7 +57,7 @@ class Panel:
 
 
 def plain(pairs: Iterable[tuple[Any, float | None]]) -> dict[Any, Value]:
-    """Place -> number, as values without intervals; None is left out."""
+    """Turn a dict, place -> number, into values without intervals; None is left out."""
     return {place: Value(number, None, None) for place, number in pairs if number is not None}
 
 
@@ -92,7 +92,7 @@ def draw(panels: list[Panel], width: float = 4.6, height: float = 4.2, **shared)
 
 
 def _share_scales(axes: list, panels: list[Panel]) -> None:
-    """Panels of one quantity get one y axis, so that heights can be compared. None goes below 0."""
+    """Give panels of one quantity one y axis, so that heights can be compared. None goes below 0."""
     ends = [axis.get_ylim() for axis in axes]
     for i, panel in enumerate(panels):
         alike = [ends[j] for j, other in enumerate(panels) if other.y_label == panel.y_label]
@@ -109,7 +109,7 @@ def blank(n: int, width: float, height: float, **shared) -> tuple[Figure, list]:
 
 
 def _draw_panel(axis, panel: Panel) -> None:
-    """Measured values first: they stand first in the legend."""
+    """Draw the measured values first, so that they stand first in the legend."""
     # Matplotlib leaves a name out of the legend that begins with an underscore.
     named = [one._replace(label=" " * one.label.startswith("_") + one.label) for one in panel.series if one.values]
     shown = sorted(named, key=lambda series: bool(series.style))
@@ -142,7 +142,8 @@ def _draw_panel(axis, panel: Panel) -> None:
 
 
 def _beside(measured: list[Series], spread: float) -> dict[tuple[int, Any], float]:
-    """(look, place) -> points that the marker stands beside its place, so that none hides another one's interval."""
+    """Return a dict: (look, place) -> the points that the marker stands beside its place, so that none hides the
+    interval of another."""
     beside: dict[tuple[int, Any], float] = {}
     for x in dict.fromkeys(x for series in measured for x in series.values):
         here = [series.look for series in measured if x in series.values]
@@ -153,12 +154,12 @@ def _beside(measured: list[Series], spread: float) -> dict[tuple[int, Any], floa
 
 
 def _moved(axis, right: float) -> Any:
-    """Return the transform of what stands so many points beside its place."""
+    """Return the transform that moves a marker so many points from its place."""
     return axis.transData + ScaledTranslation(right / 72, 0, axis.figure.dpi_scale_trans)
 
 
 def _prediction(axis, series: Series, apart: tuple, beside: dict[tuple[int, Any], float], in_legend: bool) -> None:
-    """A line; a dash at places apart, and where there is one place alone."""
+    """Draw a line. Places that do not belong together get a dash each, and so does a single place."""
     ys = {x: value.value for x, value in series.values.items()}
     line = {x: y for x, y in ys.items() if x not in apart}
     look = {"color": colour(series.look), "label": series.label if in_legend else "_"}
@@ -175,7 +176,7 @@ def _prediction(axis, series: Series, apart: tuple, beside: dict[tuple[int, Any]
 
 
 def _markers(axis, series: Series, beside: dict[tuple[int, Any], float]) -> None:
-    """Values with intervals where they have one, each beside its place, and the number above it."""
+    """Draw values with their intervals, each beside its place, and the number above it."""
     rights = {x: beside[series.look, x] for x in series.values}
     color, name = colour(series.look), series.label
     for right in dict.fromkeys(rights.values()):
@@ -202,7 +203,7 @@ def _markers(axis, series: Series, beside: dict[tuple[int, Any], float]) -> None
 
 
 def _bars(axis, series: Series, aside: float, width: float) -> None:
-    """Shares as bars `width` wide, each with its number where there is room for it."""
+    """Draw shares as bars of this width, each with its number where there is room for it."""
     ys = [value.value for value in series.values.values()]
     xs = [place + aside * width for place in series.values]
     look = {"color": colour(series.look), "hatch": HATCHES[series.look % len(HATCHES)], "edgecolor": "white"}
@@ -212,7 +213,7 @@ def _bars(axis, series: Series, aside: float, width: float) -> None:
 
 
 def legend_above(axis, title: str) -> None:
-    """Return the legend with its title on top of the axis, where no line can cross it, in the order of drawing."""
+    """Draw the legend with its title on top of the axis, where no line can cross it, in the order of drawing."""
     place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1.01), "borderaxespad": 0.2}
     axis.legend(ncols=2, title=title, frameon=False, fontsize=8, title_fontsize=10, alignment="left", **place)
 
@@ -223,7 +224,7 @@ def colour(i: int) -> str:
 
 
 def note(axis, x: float, y: float, text: str, up: float = 7, right: float = 0, **look) -> None:
-    """A text beside a point, on white so that lines do not cross it."""
+    """Write a text beside a point, on white so that lines do not cross it."""
     box = {"boxstyle": "round,pad=0.05", "fc": "white", "ec": "none", "alpha": 0.8}
     look = {"ha": "center", "fontsize": 7.5, "bbox": box, "zorder": 5} | look
     axis.annotate(text, (x, y), (right, up), textcoords="offset points", **look)
@@ -232,7 +233,7 @@ def note(axis, x: float, y: float, text: str, up: float = 7, right: float = 0, *
 def save(figure: Figure, run: Head, folder: Path, name: str) -> Path:
     """Write the figure as folder/name.png, signed, whole or not at all, and close it.
 
-    Where the run's numbers are not to be believed, that stands above it.
+    Where the run's numbers are not to be believed, a line above it says so.
     """
     if said := doubt_in_short(run):
         figure.suptitle("\n".join(filter(None, [said, figure.get_suptitle()])), fontsize=9, color="#B00020")

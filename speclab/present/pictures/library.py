@@ -28,5 +28,5 @@ __all__ = ["MISSING", "Figure", "NullLocator", "ScaledTranslation", "is_here", "
 
 
 def is_here() -> bool:
-    """Whether pictures can be drawn."""
+    """Tell whether pictures can be drawn."""
     return plt is not None

@@ -46,8 +46,8 @@ def _on_all_prompts(rows: list[Row]) -> list[Row]:
 
 
 def _groups(rows: list[Row]) -> Iterator[tuple[str, dict[str, list[Row]]]]:
-    """For each temperature its title and every draft's rows along k, none where it has none: a draft looks the same at
-    every temperature.
+    """Return for each temperature its title and the rows of every draft along k. A draft without rows keeps its place,
+    so that it looks the same at every temperature.
     """
     names = short_names([row.method for row in rows], 16)
     for temperature in dict.fromkeys(row.temperature for row in rows):
@@ -57,7 +57,7 @@ def _groups(rows: list[Row]) -> Iterator[tuple[str, dict[str, list[Row]]]]:
 
 
 def speedup_panels(rows: list[Row]) -> list[Panel]:
-    """Return the speedup against k, with the forecast and the book's formula: a panel for every temperature. Rows on
+    """Draw the speedup against k, with the forecast and the book's formula: a panel for every temperature. Rows on
     auto stand at a place of their own."""
     predictions = {"forecast": "forecast", "book_formula": figures.BOOK}
     fixed = {row.draft_length for row in rows if not row.auto}
@@ -94,7 +94,7 @@ def waterfall_rows(rows: list[Row]) -> list[tuple[str, Row]]:
 
 
 def _why(rows: list[Row]) -> Figure | None:
-    """Return one waterfall for each row that is taken apart, side by side on one scale."""
+    """Draw one waterfall for each row that is taken apart, side by side on one scale."""
     chosen = waterfall_rows(_on_all_prompts(rows))
     if not chosen:
         return None
@@ -116,7 +116,8 @@ def _why(rows: list[Row]) -> Figure | None:
 
 
 def _waterfall(axis, row: Row) -> None:
-    """Book formula on top, then a bar for every factor, then the measured speedup and the one with prefill counted."""
+    """Draw the book's formula on top, then a bar for every factor, then the measured speedup and the one with
+    prefill counted."""
     here, *_ = (rung.speedup for rung in row.ladder or [])  # the book's formula
     steps = [(1.0, here, f"{here:.2f}x", GREY)]  # from, to, its number, its colour
     for factor in factors(row).values():
@@ -135,7 +136,7 @@ def _waterfall(axis, row: Row) -> None:
 
 
 def _speedup_ticks(axis, low: float, high: float) -> None:
-    """Plain numbers on a logarithmic axis (`axes.xaxis` or `axes.yaxis`), between the given ends."""
+    """Put plain numbers on a logarithmic axis (`axes.xaxis` or `axes.yaxis`), between the given ends."""
     ticks = [value for value in SPEEDUPS if low <= value <= high]
     axis.set_ticks(ticks, labels=[f"{value:g}x" for value in ticks])
     axis.set_minor_locator(NullLocator())
@@ -145,7 +146,7 @@ def _speedup_ticks(axis, low: float, high: float) -> None:
 
 
 def _predicted(rows: list[Row]) -> Figure | None:
-    """Return every row once for each predictor, predicted over measured."""
+    """Draw every row once for each predictor, predicted over measured."""
     rows = prediction_rows(rows)
     errors = prediction_errors(rows)
     if not errors:
