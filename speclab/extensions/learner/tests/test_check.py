@@ -12,7 +12,6 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent, indent
-from types import ModuleType
 
 import pytest
 
@@ -23,7 +22,7 @@ from speclab.system import paths
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.terminal import harmless
 from tests.exercises.answers import committed
-from tests.exercises.conftest import names_used, returning_something
+from tests.exercises.conftest import names_used
 
 ROOMS = ("exercises", "solutions", "speclab", "prompts", "tests/exercises", "docs/chapters")
 
@@ -78,7 +77,7 @@ def with_checks(number: int, table: dict[str, tuple[str, str | None]]) -> dict[s
     source, checks, said = "", "", {}
     path = exercise(number).path("exercises")
     for name, (body, words) in table.items():
-        source += f"def {name}():\n{indent(dedent(body).strip(), '    ')}\n"
+        source += f"def {name}(){' -> int' * (name == 'forgets')}:\n{indent(dedent(body).strip(), '    ')}\n"
         checks += f"def test_{name}(learner):\n    learner.{name}()\n\n\n"
         place = f"exercises/{path.name}:{source.count(chr(10))}"
         said[f"test_{name}"] = words and words.replace("PLACE", place)
@@ -189,9 +188,7 @@ def test_a_wrong_answer_gets_its_message_and_no_traceback(run):
     ("text", "said"),
     [
         (b"x = 1\ny = (\n", "SyntaxError: '(' was never closed (exercises/ex00_measuring.py:2)"),
-        (b"import math\nx = nothing\n", "NameError: name 'nothing' is not defined (exercises/ex00_measuring.py:2)"),
         (b"import sys\n\nsys.exit(3)\n", "SystemExit: 3 (exercises/ex00_measuring.py:3)"),
-        (b"x = '\xff'", "SyntaxError: (unicode error)"),
     ],
 )
 def test_a_file_that_cannot_be_imported_is_said_once(run, clone, text, said):
@@ -212,7 +209,6 @@ alarms = pytest.mark.skipif(not has_alarm(), reason="this system has no alarm to
 ENDLESS = {
     "loops": "while True: pass",
     "waits": "__import__('threading').Event().wait()",
-    "waits_for_a_caller": "__import__('socket').create_server(('127.0.0.1', 0)).accept()",
 }
 
 # What raises, prints or breaks something, all of it in one process.
@@ -221,21 +217,18 @@ ODD = {
     "is_fine": FINE,
     "asserts": ("assert 1 > 2", "AssertionError (PLACE)"),
     "asks": ("input('yes? ')", "OSError: "),
-    "leaves": ("raise SystemExit(3)", "SystemExit: 3 (PLACE)"),
     "raises_no_exception": ("raise type('Odd', (BaseException,), {})('!')", "Odd: ! (PLACE)"),
     "cannot_say": ("raise type('Odd', (Exception,), {'__str__': lambda self: 1 // 0})", "Odd: (its str() raises ZeroD"),
     "says_very_much": ("raise ValueError('much ' * 10**6)", "ValueError: much much"),
-    "says_nothing_as_a_check": ("__import__('pytest').fail('')", "Failed (PLACE)"),
     "clears_the_screen": (r"raise ValueError('\x1b[2J\udc80 caf\xe9')", "ValueError: \x1b[2J\udc80 café (PLACE)"),
     "recurs": ("def f(): return f()\nf()", "RecursionError: maximum recursion depth"),
-    "asks_for_too_much": ("x = [0] * 10**12", "MemoryError (PLACE)"),
+    "forgets": ("return None", "forgets returned None; did you forget `return`?"),
     "goes_elsewhere": ("__import__('os').chdir('/')", None),
 }
 
 # What ends the process, or breaks pytest: of this exercise no more is known then.
 FATAL = {
     "interrupts": ("raise KeyboardInterrupt", "exit code 2"),
-    "exits_as_if_all_was_well": ("__import__('os')._exit(0)", "exit code 0"),
     "reads_where_nothing_is": ("__import__('ctypes').string_at(0)", "SIGSEGV (PLACE)"),
     "closes_stdout": ("__import__('sys').stdout.close()", "closed file"),
 }
@@ -246,7 +239,7 @@ def test_what_never_ends_is_stopped_and_the_rest_is_checked(clone, capsys):
     """With the place. Behind it come code that raises whatever there is, and an exercise that is done."""
     limits(clone, SECONDS=1, AGAIN=0.5)
     answer(6)
-    words = [f"still running after {n} s (exercises/ex00_measuring.py:" for n in (1, 0.5, 0.5)]
+    words = [f"still running after {n} s (exercises/ex00_measuring.py:" for n in (1, 0.5)]
     endless = with_checks(0, dict(zip(ENDLESS, zip(ENDLESS.values(), words, strict=True), strict=True)))
     odd = with_checks(5, ODD)
     found = checked(0, 5, 6)
@@ -258,34 +251,24 @@ def test_what_never_ends_is_stopped_and_the_rest_is_checked(clone, capsys):
 
 @alarms
 def test_code_that_never_ends_when_it_is_imported_is_stopped(clone):
-    """In every check; the next exercise does not notice."""
-    limits(clone, SECONDS=1, AGAIN=0.5)
-    with_checks(5, {"is_fine": FINE})
-    with_checks(0, {"is_here": FINE, "is_there": FINE})
+    limits(clone, SECONDS=0.5)
+    with_checks(0, {"is_here": FINE})
     exercise(0).path("exercises").write_text("while True: pass\n")
-    words = "still running after {} s (exercises/ex00_measuring.py:1): a loop without an end"
-    hold(checked(0, 5), {"test_is_here": words.format(1), "test_is_there": words.format(0.5), "test_is_fine": None})
+    words = "still running after 0.5 s (exercises/ex00_measuring.py:1): a loop without an end"
+    hold(checked(0), {"test_is_here": words})
 
 
 @pytest.mark.parametrize("name", FATAL)
 def test_code_that_ends_python_is_said(clone, name):
-    """Of the checks that it kept from running, too."""
+    """Of the checks that it kept from running, too; the next exercise does not notice."""
     wanted = with_checks(0, {"is_fine": FINE, name: FATAL[name], "is_late": ("return 1", "")})
-    found = checked(0)
+    wanted |= with_checks(5, {"is_near": FINE})
+    found = checked(0, 5)
     hold(found, wanted)
     assert "did not run: your code ended Python, with " in found["test_is_late"] or name.startswith("closes")
 
 
-def test_code_that_ends_python_fails_its_own_checks_only(run):
-    only(0, 5, 6)
-    answer(0, "n_decoded = n_tokens - 1", "__import__('os')._exit(7)")
-    answer(5)
-    code, out, _ = run()
-    assert code == 1
-    for row in (r"^ 0 .* 6 of 9 ", r"^ 5 .* done ", r"^ 6 .* todo "):
-        assert re.search(row, out, re.MULTILINE), out
-
-
+@pytest.mark.full
 def test_what_nothing_can_interrupt_is_ended(clone, monkeypatch):
     """With the process, and the place is said. What has been checked before keeps its outcome."""
     limits(clone, SECONDS=0.5)
@@ -378,7 +361,7 @@ def test_nothing_lives_on(clone, name):
 # --- files that are gone or broken ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [None, Path.mkdir, os.mkfifo], ids=["nothing", "a folder", "a pipe"])
+@pytest.mark.parametrize("make", [None, os.mkfifo], ids=["nothing", "a pipe"])
 def test_a_file_that_cannot_be_read_fails_its_own_checks_only(run, make):
     only(0, 5)
     path = exercise(5).path("exercises")
@@ -397,7 +380,6 @@ def test_a_file_that_cannot_be_read_fails_its_own_checks_only(run, make):
     ("line", "error", "advice"),
     [
         ("import speclab.nowhere", "No module named 'speclab.nowhere'", "git checkout -- 'a lab/tests'"),
-        ("(", "SyntaxError: '(' was never closed", "git checkout -- 'a lab/tests'"),
         ("import os; os._exit(0)", "pytest stopped", "git checkout -- 'a lab/tests'"),
         ("import nowhere", "No module named 'nowhere'", "pip install -r 'a lab/requirements.txt'"),
     ],
@@ -422,13 +404,6 @@ def test_chapters_and_hints_that_are_gone_are_named(run, clone):
     code, out, err = run("0")
     assert (code, out) == (3, "")
     assert err.endswith("type: git checkout -- 'a lab/docs/chapters'\n")
-
-
-def test_a_broken_list_of_hints_comes_after_the_result(run, clone):
-    exercise(0).path("exercises").write_text("def tokens_per_second(n, s):\n    return 7\n")
-    (clone / "exercises" / "hints.toml").write_text("[")
-    code, out, _ = run("0")
-    assert (code, out.count("FAILS")) == (3, 9)
 
 
 def test_an_installed_lab_says_that_exercises_need_a_clone(monkeypatch):
@@ -493,7 +468,6 @@ def test_what_fails_because_of_something_above_is_one_line(run):
         ((["f", "g"], False), (["f"], False), True),
         ((["f"], False), (["f"], False), False),  # another idea about the same function
         ((["f"], True), (["f"], False), True),
-        ((["f"], False), (["f", "g"], False), False),
         ((["f", "g"], False), (["f"], True), False),
         ((["g"], True), ([], False), False),
     ],
@@ -503,25 +477,21 @@ def test_what_follows_from_what(mine, its, follows):
     assert one.follows_from(other) == follows
 
 
-def test_a_forgotten_return_is_called_that():
-    """A method may return None where that is promised."""
-    module = ModuleType("exercises.a_drafter")
-    source = """
-    class Mine:
-        def propose(self, k: int) -> list[int]:
-            "forgotten"
+# --- in a run ---------------------------------------------------------------------------------------------------------
 
-        def start(self) -> None:
-            "nothing to say"
 
-        def find(self) -> int | None:
-            "not always there"
-
-    def unsaid(k):
-        "no promise"
-    """
-    exec(dedent(source), module.__dict__)
-    learner = returning_something(module)
-    assert learner.Mine().start() is learner.Mine().find() is learner.unsaid(1) is None
-    with pytest.raises(pytest.fail.Exception, match=r"Mine\.propose returned None; did you forget `return`\?"):
-        learner.Mine().propose(3)
+def test_a_hole_falls_back_to_the_labs_own_and_says_so(clone, pair_folder, tmp_path, capsys):
+    """The whole thing as it is typed, in a process of its own; with a wrong function nothing is loaded."""
+    only(2, 6)
+    answer(6)
+    answer(2, "return own[n_accepted]", 'from exercises import Todo; raise Todo("ex02: next_token")')
+    models = ["--target", str(pair_folder / "target"), "--draft", str(pair_folder / "draft")]
+    machine = ["--threads", "1", "--engine", "eager", "--prompt", "def f(x):", "--max-new-tokens", "9"]
+    words = [sys.executable, "a lab/check.py", "--run", "optimized_speculative.py", *models, *machine]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "from exercises/: 6 (the draft length); the lab's own: 2 (greedy verification: " in done.stderr
+    assert "the baseline's text: identical" in done.stdout
+    answer(2, "return own[n_accepted]", "return own[0]")
+    assert check.main(["--run", "optimized_speculative.py", "--target", "nowhere"]) == 1
+    assert "so nothing was run" in capsys.readouterr().err

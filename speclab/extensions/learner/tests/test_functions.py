@@ -6,11 +6,8 @@ import copy
 import importlib
 import json
 import re
-import shutil
 import signal
-import subprocess
 import sys
-import threading
 from dataclasses import replace
 from fractions import Fraction
 from types import ModuleType, SimpleNamespace
@@ -26,7 +23,6 @@ from draft_models import ModelDrafter, NgramDrafter
 from exercises import guard
 from exercises.guard import has_alarm
 from optimized_speculative import speculative_decode
-from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Round
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
@@ -35,7 +31,7 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength
 from speclab.drafts.oracle import FreeOracleDrafter
-from speclab.extensions.learner import checklist, functions, loading, predictions, run, runner
+from speclab.extensions.learner import checklist, functions, loading, predictions, runner
 from speclab.extensions.learner.adapters import CheckedDrafter, accept_sampled
 from speclab.extensions.learner.ask import ask, finite, whole
 from speclab.extensions.learner.functions import Modules, learner_functions
@@ -49,12 +45,9 @@ from speclab.records.runs import ComparisonRun
 from speclab.system import extensions, paths
 from speclab.system.errors import Problem, UsageProblem
 from speclab.theory.costs import Costs
-from tests.decoding import plain_text
-from tests.exercises.answers import chapter
 from tests.heads import N_NEW, tiny_block_head, trained, trained_block
 from tests.heads import prompts as some_prompts
 from tests.tiny_models import VOCAB, perturbed, tiny
-from tools import architecture
 
 STEMS = {exercise.number: exercise.stem for exercise in checklist.exercises()}
 N_TOKENS = 60
@@ -120,17 +113,12 @@ def n_accepted(found: list[Round]) -> int:
 
 
 @BOTH
-@pytest.mark.parametrize("numbers", [(2,), (3,), (4,), (2, 3, 4)])
-def test_solutions_decode_as_the_lab_does(pair, numbers, sampling):
+def test_solutions_decode_as_the_lab_does(pair, sampling):
     """Round for round, given the same random numbers; prompt lookup stands for one-hot distributions."""
-    for k, ngram in ((0, False), (1, False), (4, False), (4, True)):
+    for k, ngram in ((0, False), (4, False), (4, True)):
         expected = rounds(pair, LAB, sampling, k, ngram)
-        assert rounds(pair, solutions(*numbers), sampling, k, ngram) == expected
-        if k == 4 and not ngram:  # it is sure that they have something to show
-            counts = Counts()
-            for round_ in expected:
-                counts.add(round_)
-            assert counts.n_rejected > 0
+        assert rounds(pair, solutions(2, 3, 4), sampling, k, ngram) == expected
+        if k and not ngram:  # it is sure that they have something to show
             assert any(0 < r.n_accepted < r.n_drafted for r in expected)
             assert any(0 < r.n_accepted == r.n_drafted for r in expected)
 
@@ -168,14 +156,6 @@ def test_exercise_six_chooses_every_length(pair):
     assert all(r.n_drafted == 4 for r in rounds(pair, learner, GREEDY)[1:4]), "where nobody names a longest it is off"
 
 
-def test_greedy_text_of_all_solutions_is_the_baselines(pair):
-    """Everything at once: verification, rollback and the adaptive length."""
-    prompt = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(3))
-    found = rounds(pair, solutions(2, 3, 4, 6), GREEDY, k=8, longest=8)
-    assert len({r.n_drafted for r in found}) > 2
-    assert words(found) == plain_text(pair[0], prompt, N_TOKENS)
-
-
 def beside_its_own_token(text, n_read, states):
     return states[: len(text) - 1 - n_read], text[n_read:-1]
 
@@ -198,7 +178,7 @@ def test_a_head_drafts_as_the_labs_does(number, sampling):
     make, kind, mistake = HEADS[number]
     model, head, texts = make()
     given = model, kind(head)
-    for k in (0, 1, 3, 9):
+    for k in (0, 1, 3):
         expected = with_head(*given, LAB, texts[:1, :9], sampling, k)
         assert (n_accepted(expected) > 0) == (k > 0)
         assert with_head(*given, solutions(number), texts[:1, :9], sampling, k) == expected
@@ -208,16 +188,15 @@ def test_a_head_drafts_as_the_labs_does(number, sampling):
         assert n_accepted(mistaken) < n_accepted(with_head(*given, LAB, texts[:1, :9], sampling, 3))
 
 
-@BOTH
 @pytest.mark.parametrize("options", [{}, {"markov_rank": 8, "draft_vocab": 12}])
-def test_exercise_twelve_walks_along_any_block(options, sampling):
+def test_exercise_twelve_walks_along_any_block(options):
     """Without a Markov head, and with ids of the head's own."""
     model = tiny("llama")
     head = tiny_block_head(model, **options)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randperm(VOCAB, generator=generator)[:12].sort().values if "draft_vocab" in options else None
     lab, own = (
-        with_head(model, BlockDrafter(head, ids), learner, some_prompts(1), sampling, 4)
+        with_head(model, BlockDrafter(head, ids), learner, some_prompts(1), SAMPLED, 4)
         for learner in (LAB, solutions(12))
     )
     assert lab == own
@@ -257,29 +236,14 @@ def test_which_drafts_are_the_learners(pair):
     assert LAB.head() == []
 
 
-@pytest.mark.parametrize(
-    ("draft", "number", "mistake", "said"),
-    [
-        (
-            "feature",
-            11,
-            {"new_pairs": beside_its_own_token},
-            "with the lab's own head commits about 3 tokens, and about 1 with",
-        ),
-        (
-            "block",
-            12,
-            {"walk": without_bias},
-            "the lab's own block commits about 3 tokens at k = 4, and fewer than 2 if it is left out",
-        ),
-    ],
-)
-def test_what_a_chapter_says_of_the_labs_head(draft, number, mistake, said):
-    """Tokens of a round at k = 4, with and without the mistake, on one text."""
+@pytest.mark.full
+@pytest.mark.parametrize(("draft", "number"), [("feature", 11), ("block", 12)])
+def test_what_a_chapter_says_of_the_labs_head(draft, number):
+    """About 3 tokens of a round at k = 4, and less than 1.5 or 2 with the mistake, on two texts."""
     lab = speclab.load(draft=draft, engine="eager", threads=1)
     beginnings = ["def read_config(path):\n", "class Stack:\n    def push(self"]
     texts, sizes = [], []
-    for learner in (LAB, with_function(number, **mistake)):
+    for learner in (LAB, with_function(number, **HEADS[number][2])):
         found = []
         for text in beginnings:
             ids = torch.tensor([lab.setup.tokenizer(text).input_ids])
@@ -290,7 +254,6 @@ def test_what_a_chapter_says_of_the_labs_head(draft, number, mistake, said):
     assert texts[0] == texts[1]
     assert round(sizes[0]) == 3
     assert sizes[1] < (1.5 if number == 11 else 2)
-    assert said in " ".join(chapter(STEMS[number]).split())
 
 
 # --- answers of another kind ------------------------------------------------------------------------------------------
@@ -298,7 +261,7 @@ def test_what_a_chapter_says_of_the_labs_head(draft, number, mistake, said):
 
 def test_whole_numbers_of_any_kind_do(pair):
     """numpy's and torch's, and a list for a pair; nothing else changes. A function may use up its lists."""
-    two, four, six = (solution(n) for n in (2, 4, 6))
+    two, four = solution(2), solution(4)
 
     def popping(drafted, own):
         n = 0
@@ -311,21 +274,18 @@ def test_whole_numbers_of_any_kind_do(pair):
     assert rounds(pair, numbers, GREEDY) == rounds(pair, LAB, GREEDY)
     listed = with_function(4, verify_draft=lambda *args: [numpy.int32(n) for n in four.verify_draft(*args)])
     assert rounds(pair, listed, SAMPLED) == rounds(pair, LAB, SAMPLED)
-    lengths = with_function(6, next_draft_length=lambda *args: numpy.int64(six.next_draft_length(*args)))
-    assert rounds(pair, lengths, GREEDY, longest=4) == rounds(pair, solutions(6), GREEDY, longest=4)
 
 
-@BOTH
-def test_the_size_of_a_draft_is_counted(pair, sampling):
+def test_the_size_of_a_draft_is_counted(pair):
     """Whatever a learner's drafter says that it is."""
 
     class Sizeless(NgramDrafter):
         def propose(self, k, uniforms):
             return replace(super().propose(k, uniforms), size="many")
 
-    found = rounds(pair, with_function(7, MyDrafter=Sizeless), sampling, ngram=True)
+    found = rounds(pair, with_function(7, MyDrafter=Sizeless), SAMPLED, ngram=True)
     assert sum(r.n_drafted for r in found) > 0
-    assert found == rounds(pair, with_function(7, MyDrafter=lambda: NgramDrafter()), sampling, ngram=True)
+    assert found == rounds(pair, with_function(7, MyDrafter=lambda: NgramDrafter()), SAMPLED, ngram=True)
 
 
 def test_numbers_that_are_not_finite_are_the_loops_business():
@@ -362,19 +322,15 @@ ZEROS = torch.zeros(1, 2, dtype=torch.long)
     [
         (with_function(2, count_accepted=lambda drafted, own: 99), GREEDY, ["exercise 2", "99", "from 0 to 4"]),
         (with_function(2, next_token=lambda own, n: None), GREEDY, ["exercise 2", "None"]),
-        (with_function(2, next_token=lambda own, n: VOCAB), GREEDY, ["exercise 2", str(VOCAB)]),
         (with_function(2, next_token=lambda own, n: own[99]), GREEDY, ["raised IndexError: list index"]),
         (with_function(3, catch_up=lambda committed, n: None), GREEDY, ["exercise 3", "missing in the draft's cache"]),
         (with_function(3, tokens_to_keep=lambda cached, n: cached + 1), GREEDY, ["exercise 3", "not a whole number"]),
         (with_function(3, catch_up=lambda committed, n: committed[-1:]), GREEDY, ["exercise 3", "cache are ["]),
-        (with_function(4, verify_draft=lambda *args: 0), SAMPLED, ["exercise 4", "not a pair"]),
         (with_function(4, verify_draft=lambda *args: (0, -1)), SAMPLED, ["exercise 4", "-1"]),
         (with_function(6, next_draft_length=lambda *args: 7), GREEDY, ["exercise 6", "7", "from 0 to 6"]),
         (drafting(torch.zeros(1, 9, dtype=torch.long)), GREEDY, ["exercise 7", "propose returned"]),
         (drafting(torch.full((1, 1), VOCAB)), GREEDY, ["exercise 7", "propose returned"]),
-        (drafting(torch.zeros(1, 1)), GREEDY, ["exercise 7", "propose returned"]),
         (drafting(ZEROS, torch.ones(1, 3, VOCAB)), SAMPLED, ["as its probs, not None or floats"]),
-        (drafting(ZEROS, torch.ones(1, 2, VOCAB).long()), SAMPLED, ["as its probs, not None or floats"]),
         (with_function(8, decode=lambda *args: iter([1 // 0])), GREEDY, ["exercise 8", "ZeroDivisionError"]),
     ],
 )
@@ -387,11 +343,11 @@ def test_an_impossible_answer_is_one_line(pair, learner, sampling, named):
         assert word in str(caught.value)
 
 
-def walk_with(row=lambda row: row, token=lambda token: token, asked=lambda before: before, n: int = 4):
-    """A walk of the first n slots in which something is another."""
+def walk_with(row=lambda row: row, token=lambda token: token, asked=lambda before: before):
+    """A walk in which something is another."""
 
     def walk(logits, bias, last, probs, draw):
-        rows = [probs(slot + bias(asked(last))) for slot in logits[:n]]
+        rows = [probs(slot + bias(asked(last))) for slot in logits]
         return [token(draw(one)) for one in rows], [row(one) for one in rows]
 
     return walk
@@ -401,14 +357,10 @@ def walk_with(row=lambda row: row, token=lambda token: token, asked=lambda befor
     ("number", "wrong", "named"),
     [
         (11, {"new_pairs": lambda text, n_read, states: (states, text)}, "as many ids"),
-        (11, {"new_pairs": lambda text, n_read, states: states}, "a pair (states, ids)"),
         (11, {"new_pairs": lambda text, n_read, states: (states[:1], [VOCAB])}, f"{VOCAB}, not a whole number"),
         (11, {"draft_chain": lambda *_: [0] * 4}, "[0, 0, 0, 0], not the 4 ids that were drawn"),
-        (11, {"draft_chain": lambda forward, *_: forward(*_[1:3], -1)}, "raised ValueError: forward was"),
         (11, {"draft_chain": lambda forward, *_: forward(*_[1:3], 10**9)}, "raised ValueError: forward was"),
         (11, {"draft_chain": lambda _, draw, states, *__: [draw(states[-1:]) for _ in range(9)]}, "more than k = 4"),
-        (12, {"walk": lambda *_: [1, 2, 3]}, "not a pair (ids, rows)"),
-        (12, {"walk": walk_with(n=2)}, "not the 4 ids that were drawn"),
         (12, {"walk": walk_with(token=lambda token: token + 1)}, "not the 4 ids that were drawn"),
         (12, {"walk": walk_with(row=lambda row: row[:-1])}, f"not 4 rows of shape ({VOCAB},)"),
         (12, {"walk": walk_with(row=lambda row: row * float("nan"))}, "rows that are not finite"),
@@ -435,29 +387,16 @@ class Wild:
 
 
 def test_what_is_no_number_is_one_line():
-    """Nor can the last one even be shown."""
-    for answer in (4.0, numpy.float64(4), "4", None, [4], torch.tensor([1, 2]), Wild()):
+    """Nor can the last one even be shown. A number of another kind becomes a float."""
+    for answer in (4.0, numpy.float64(4), "4", None, torch.tensor([1, 2]), Wild()):
         with pytest.raises(Problem, match="not a whole number"):
             ask(2, lambda found: found[0], (answer,), check=whole(0, 9))
-    for answer in ("0.5", None, 1j, float("nan"), float("inf"), torch.tensor([0.5, 0.5]), [0.5], Wild()):
+    for answer in ("0.5", None, 1j, float("nan"), float("inf"), torch.tensor([0.5, 0.5]), Wild()):
         with pytest.raises(Problem, match=r"exercise 5: .* not a finite number"):
             ask(5, lambda found: found[0], (answer,), check=finite)
-
-
-def test_the_arguments_can_be_typed_in_again():
-    """Short lists whole, as they were given; long ones by their ends, tensors by their shapes, functions by name."""
-
-    def rule(*args) -> int:
-        args[0].clear()
-        raise IndexError("list index out of range")
-
-    with pytest.raises(Problem) as caught:
-        ask(2, rule, [1, 2, 3], list(range(500)), torch.zeros(2, 3), 0.25, rule)
-    assert (
-        "rule raised IndexError: list index out of range -- on real data; its arguments were [1, 2, 3], "
-        "[0, 1, 2, 3, 4, 5, 6, 7, ..., 492, 493, 494, 495, 496, 497, 498, 499] (500 of them), "
-        "a tensor of shape (2, 3), 0.25, the function rule;"
-    ) in str(caught.value)
+    for kind in (Fraction, numpy.float32, torch.tensor):
+        answer = ask(5, lambda kind=kind: kind(0.5), check=finite)
+        assert (answer, type(answer)) == (0.5, float)
 
 
 def test_a_forgotten_return_is_called_that():
@@ -472,23 +411,15 @@ def test_a_forgotten_return_is_called_that():
     assert ask(1, may, 3) is None
 
 
-@pytest.mark.parametrize("kind", [SystemExit, type("Odd", (BaseException,), {"__str__": lambda self: 7})])
-def test_what_is_no_exception_is_one_line(kind):
-    def leave():
-        raise kind(3)
-
-    with pytest.raises(Problem, match=rf"exercise 2: .*leave raised {kind.__name__}: .* -- on real data"):
-        ask(2, leave)
-
-
-@pytest.mark.parametrize("room", ["exercises", "solutions"])
-def test_an_error_inside_a_library_has_the_learners_line(room):
-    """Not the library's: that one cannot be mended."""
+def test_an_error_inside_a_library_has_the_learners_line():
+    """Not the library's: that one cannot be mended. What is no Exception is one line, too."""
     space = {}
     source = "import torch\n\ndef rule(x):\n    return torch.einsum('i,j', x)\n"
-    exec(compile(source, str(paths.ROOT / room / "ex02_greedy.py"), "exec"), space)
-    with pytest.raises(Problem, match=rf"rule raised .*\({room}/ex02_greedy\.py:4\) -- on real data"):
+    exec(compile(source, str(paths.ROOT / "exercises" / "ex02_greedy.py"), "exec"), space)
+    with pytest.raises(Problem, match=r"rule raised .*\(exercises/ex02_greedy\.py:4\) -- on real data"):
         ask(2, space["rule"], torch.ones(3))
+    with pytest.raises(Problem, match=r"exercise 2: exit raised SystemExit: 3"):
+        ask(2, sys.exit, 3)
 
 
 # --- what never ends --------------------------------------------------------------------------------------------------
@@ -516,12 +447,10 @@ class Endless:
 @pytest.mark.parametrize(
     ("name", "run"),
     [
-        ("forever", lambda _: ask(2, forever)),
         ("decode", lambda pair: rounds(pair, with_function(8, decode=forever_after_a_round), GREEDY)),
-        ("wait", lambda _: ask(2, threading.Event().wait)),
         ("Endless", lambda _: ask(2, Endless, check=whole(0, 9))),
     ],
-    ids=["a function", "a loop", "a wait", "an answer"],
+    ids=["a loop", "an answer"],
 )
 def test_what_never_ends_is_stopped(pair, monkeypatch, name, run):
     """The alarm and its handler are as before."""
@@ -582,7 +511,6 @@ def test_what_is_finished_is_used_and_the_rest_is_named(checked):
 
 @pytest.mark.parametrize("numbers", [[], [3], [2, 3]])
 def test_what_is_not_finished_is_refused(checked, numbers):
-    """What cannot be understood is in test_bad_words.py."""
     if numbers == [2, 3]:
         checked[2] = ["passed"]
     with pytest.raises(UsageProblem, match=r"not finished: .*todo\)") as caught:
@@ -599,22 +527,10 @@ def test_failing_checks_end_it_as_check_py_says_them(checked, capsys):
     assert [err.count(word) for word in ("Exercise 2", "Exercise 3", "FAILS", "why")] == [1, 1, 3, 4]
 
 
-def test_a_file_that_is_imported_in_its_checks_only_is_one_line(checked, monkeypatch, tmp_path):
-    """loading.load imports it once more, in the run's own process."""
-    package = tmp_path / "written_elsewhere"
-    package.mkdir()
-    (package / "ex02_greedy.py").write_text("import sys\nsys.exit('not here')\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    checked[2] = ["passed"]
-    with pytest.raises(Problem, match=r"import_module raised SystemExit: not here .*'written_elsewhere\.ex02_greedy'"):
-        loading.load("written_elsewhere", [], {2})
-
-
 def test_every_script_asks_for_what_it_can_use(monkeypatch, tmp_path):
     """The rule of a run: greedy or sampled, n-grams or not."""
     assert loading.of_decoding(0.0, "model") == {2, 3, 6, 8}
     assert loading.of_decoding(0.7, "ngram") == {3, 4, 6, 7, 8, 10}
-    assert loading.of_decoding(0.0, "model", auto=True) == {2, 3, 8, 9}
     assert loading.of_decoding(0.0, "feature") == {2, 3, 6, 8, 11}
     assert loading.of_decoding(0.0, "feature", auto=True) == {2, 3, 8, 9}
     assert loading.of_decoding(0.0, "block:elsewhere", auto=True) == {2, 3, 8, 12}
@@ -628,25 +544,22 @@ def test_every_script_asks_for_what_it_can_use(monkeypatch, tmp_path):
 
     monkeypatch.setattr(loading, "load", load)
     assert check.main(["--run", "compare.py", "--temperature", "0.8", "--draft", "ngram,model"]) == 1
-    assert check.main(["--run", "compare.py", "--temperature", "0"]) == 1
     words = ["--temperature", "0.7"]
     assert check.main(["--impl", "solutions", "4", "--run", "optimized_speculative.py", *words]) == 1
     assert check.main(["0", "--run", "some/where/baseline_autoregressive.py", "--stream"]) == 1
     assert calls == [
         ("exercises", [], {3, 4, 5, 6, 7, 10}),
-        ("exercises", [], {2, 3, 5, 6, 7}),
         ("solutions", [4], {3, 4, 6, 8, 10}),
         ("exercises", [0], {0}),
     ]
 
 
-@pytest.mark.parametrize("number", [2, 10])
-def test_two_accept_rules_do_not_go_together(monkeypatch, capsys, number):
+def test_two_accept_rules_do_not_go_together(monkeypatch, capsys):
     """Another exercise has no opinion of the rule, and so no complaint either."""
-    monkeypatch.setattr(loading, "load", lambda *_: loading.Chosen({number: solution(number)}, {}))
-    words = ["--temperature", "0.8" if number == 10 else "0", "--rule", "block"]
-    assert check.main([str(number), "--run", "compare.py", *words]) == 2
-    assert f"--rule block and exercise {number} decide the same" in capsys.readouterr().err
+    monkeypatch.setattr(loading, "load", lambda *_: loading.Chosen({10: solution(10)}, {}))
+    words = ["--temperature", "0.8", "--rule", "block"]
+    assert check.main(["10", "--run", "compare.py", *words]) == 2
+    assert "--rule block and exercise 10 decide the same" in capsys.readouterr().err
     monkeypatch.setattr(loading, "load", lambda *_: loading.Chosen({3: solution(3)}, {}))
     monkeypatch.setattr(compare, "main", lambda words, functions: 7)
     assert check.main(["3", "--run", "compare.py", *words]) == 7
@@ -694,13 +607,6 @@ def test_optimized_speculative_holds_the_text_against_the_baselines(script, pair
     assert err.splitlines()[-1].startswith("error: exercise 2: ")
 
 
-def test_optimized_speculative_says_once_that_sampled_text_needs_more(script, pair_folder):
-    words = ["--draft", str(pair_folder / "draft"), "--prompt", "x", "--prompt", "def", "--max-new-tokens", "12"]
-    code, out, _ = script("optimized_speculative.py", solved(4), *words, "--temperature", "0.8")
-    assert code == 0
-    assert out.count(run.NOT_JUDGED) == 1
-
-
 def test_a_command_of_an_extension_gets_the_functions_that_it_uses(monkeypatch):
     """It says which words it was given, and which parts of a loop it can show."""
 
@@ -729,10 +635,9 @@ def test_the_baseline_is_rated_by_exercise_zero(script):
     assert code == 0
     yours = [line for line in out.splitlines() if line.startswith("yours, after a warm-up: 12 tokens, prefill")]
     assert len(yours) == 2
-    for wrong in ({"time_decoding": lambda *_: None}, {"tokens_per_second": lambda *_: "fast"}):
-        code, _, err = script(name, written(0, **wrong), *words)
-        assert code == 1
-        assert "returned" in err
+    code, _, err = script(name, written(0, tokens_per_second=lambda *_: "fast"), *words)
+    assert code == 1
+    assert "returned" in err
 
 
 def test_a_draft_that_runs_a_part_of_the_target_has_no_whole_loop():
@@ -740,15 +645,6 @@ def test_a_draft_that_runs_a_part_of_the_target_has_no_whole_loop():
     with pytest.raises(UsageProblem, match="exercise 8 verifies with whole passes"):
         solutions(8).adapt(drafter, None)
     assert solutions(3).adapt(drafter, None) is drafter
-
-
-def test_the_baseline_alone_loads_no_drafter():
-    uses, seen, waiting = architecture.imports(), set(), ["baseline_autoregressive.py"]
-    while waiting:
-        seen.add(file := waiting.pop())
-        waiting += [other for other in uses[file] if other not in seen and (file, other) not in architecture.ALLOWED]
-    assert len(seen) > 5
-    assert "draft_models.py" not in seen
 
 
 @pytest.fixture
@@ -795,8 +691,6 @@ def test_predictions_and_lengths_stand_at_the_end_of_a_comparison(comparison, mo
     monkeypatch.setattr(predictions, "predicted", predicted)
 
     def length(alpha, c, v, o, longest):
-        assert c >= 0
-        assert o >= 0
         asked.append((alpha, v(longest + 1), longest))
         return 2
 
@@ -820,11 +714,9 @@ def test_predictions_and_lengths_stand_at_the_end_of_a_comparison(comparison, mo
     tested = {(row.method, row.temperature) for row in rows if row.acceptance_rate is not None}
     assert len(asked) == len(tested) > 1
     assert all(0 <= alpha <= 1 and longest == 4 for alpha, _, longest in asked)
-    costs = [Costs.from_json(entry["costs"]) for entry in record.costs]
-    context = usual_context(record)
-    assert all(
-        any(width_5 == pytest.approx(one.verify_cost(5, context), rel=1e-4) for one in costs) for _, width_5, _ in asked
-    )
+    costs, context = [Costs.from_json(entry["costs"]) for entry in record.costs], usual_context(record)
+    widths = [one.verify_cost(5, context) for one in costs]
+    assert all(any(width == pytest.approx(own, rel=1e-4) for own in widths) for _, width, _ in asked)
     best = {}
     for row in rows:
         if (row.method, row.temperature) in tested:
@@ -838,10 +730,9 @@ def test_predictions_and_lengths_stand_at_the_end_of_a_comparison(comparison, mo
         assert measured == f"{two.speedup:.2f}x"
 
 
-@pytest.mark.parametrize("name", ["cpu-2-cores", "cpu-2-cores-again", "cpu-2-cores-intel"])
-def test_the_solutions_lengths_are_near_the_best_measured_ones(name):
+def test_the_solutions_lengths_are_near_the_best_measured_ones():
     """From the same costs, and an average of the acceptance."""
-    record = read(paths.ROOT / "results" / f"{name}.json", ComparisonRun)
+    record = read(paths.ROOT / "results" / "cpu-2-cores.json", ComparisonRun)
     rows = [row for row in record.rows if row.draft and row.prompt_kind == "all"]
     choices = [predictions.chosen(solution(6), record, rows, entry) for entry in record.costs]
     found = [(one.length, one.best.draft_length) for one in choices if one]
@@ -862,38 +753,22 @@ def test_a_comparison_finds_a_wrong_text(comparison):
     assert "BUG" in json.dumps(record.correctness)
 
 
-def raises_not_today(*_):
-    raise ValueError("not today")
-
-
 @pytest.mark.parametrize(
     ("number", "name", "answer", "said"),
     [
-        (5, "predicted_speedup", raises_not_today, "not today"),
         (5, "predicted_speedup", lambda *_: float("inf"), "returned inf, not a finite"),
         (6, "best_draft_length", lambda *_: 99, "returned 99, not a whole number from 0 to 2"),
     ],
 )
 def test_a_prediction_that_cannot_be_leaves_the_record(comparison, number, name, answer, said):
-    words = ["-k", "2", "--temperature", "0"]
-    code, _, err, record = comparison(written(number, **{name: answer}), *words)
+    """With `--json -` the record stands alone on stdout."""
+    words = ["-k", "2", "--temperature", "0", "--json", "-"]
+    code, out, err, record = comparison(written(number, **{name: answer}), *words)
     assert code == 1
     assert f"exercise {number}" in err
     assert said in err
     assert record.rows
-
-
-def test_predictions_leave_a_record_on_stdout_alone(comparison):
-    code, out, err, _ = comparison(solved(5), "-k", "2", "--temperature", "0", "--json", "-")
-    assert code == 0
     assert json.loads(out)["rows"]
-    assert "What you predicted" in err
-
-
-@pytest.mark.parametrize("kind", [Fraction, numpy.float32, torch.tensor])
-def test_a_number_of_another_kind_becomes_a_float(kind):
-    answer = ask(5, lambda: kind(0.5), check=finite)
-    assert (answer, type(answer)) == (0.5, float)
 
 
 def test_a_comparison_takes_the_drafts_that_exercises_are_about(monkeypatch):
@@ -908,55 +783,3 @@ def test_a_comparison_takes_the_drafts_that_exercises_are_about(monkeypatch):
         ["--draft", "feature", "--no-padded"],
         ["--no-padded", "--no-padded", "--draft", "model,ngram"],
     ]
-
-
-# --- as it is typed ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def lab(tmp_path):
-    """A copy of the lab with exercises 2 and 6, both solved."""
-    lab = tmp_path / "lab"
-    for room in ("exercises", "solutions", "speclab", "tests/exercises", "docs/chapters"):
-        shutil.copytree(paths.ROOT / room, lab / room, ignore=shutil.ignore_patterns("__pycache__"))
-    for path in [*paths.ROOT.glob("*.py"), paths.ROOT / "pyproject.toml"]:
-        shutil.copy(path, lab)
-    (lab / "models" / "lab-pair").mkdir(parents=True)  # what tells a clone from an installed lab
-    for number, stem in STEMS.items():
-        if number not in (2, 6):
-            next((lab / "docs" / "chapters").glob(f"{number:02}-*.md")).unlink()
-        else:
-            shutil.copy(lab / "solutions" / f"{stem}.py", lab / "exercises")
-    return lab
-
-
-def spoil(lab, new: str) -> None:
-    """Put another last line into exercise 2's next_token."""
-    path, old = lab / "exercises" / "ex02_greedy.py", "return own[n_accepted]"
-    assert old in path.read_text()
-    path.write_text(path.read_text().replace(old, new))
-
-
-def test_a_wrong_function_is_refused_before_anything_is_loaded(lab, monkeypatch, capsys):
-    """The real checks on a real wrong answer; no model is loaded and nothing is printed."""
-    spoil(lab, "return own[0]")
-    monkeypatch.setattr(paths, "ROOT", lab)
-    monkeypatch.setattr("speclab.cli.flags.load", lambda args: pytest.fail("a model was loaded"))
-    code = check.main(["--run", "compare.py", "--temperature", "0"])
-    out, err = capsys.readouterr()
-    assert (code, out) == (1, "")
-    assert "FAILS  next token is the correction or the bonus\n" in err
-    assert err.splitlines()[-1].endswith("check.py 2")
-    assert "so nothing was run" in err
-
-
-def test_a_hole_falls_back_to_the_labs_own_and_says_so(lab, pair_folder, tmp_path):
-    """The whole thing as it is typed, in a process of its own."""
-    spoil(lab, 'from exercises import Todo; raise Todo("ex02: next_token")')
-    models = ["--target", str(pair_folder / "target"), "--draft", str(pair_folder / "draft")]
-    machine = ["--threads", "1", "--engine", "eager", "--prompt", "def f(x):", "--max-new-tokens", "9"]
-    words = [sys.executable, str(lab / "check.py"), "--run", "optimized_speculative.py", *models, *machine]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "from exercises/: 6 (the draft length); the lab's own: 2 (greedy verification: " in done.stderr
-    assert "the baseline's text: identical" in done.stdout

@@ -24,7 +24,6 @@ from tests.exercises.answers import committed, with_wrong_answer
 ROOT = paths.ROOT
 STEMS = [exercise.stem for exercise in checklist.exercises()]
 CHAPTERS = {exercise.stem: exercise.chapter for exercise in checklist.exercises()}
-HEADINGS = ["Goal", "Picture", "Predict", "Do", "Check", "Run it for real", "Explain", "Quiz"]
 
 
 def as_committed(path: str) -> str:
@@ -87,7 +86,7 @@ def test_a_stub_has_holes_and_nothing_in_them(stem):
 
 @pytest.mark.parametrize("stem", STEMS)
 def test_exercise_and_solution_promise_the_same(stem):
-    """Name by name: arguments, annotations, defaults, docstring; and the words above."""
+    """Name by name: arguments, annotations, defaults, docstring."""
     stub, solution = as_committed(f"exercises/{stem}.py"), as_committed(f"solutions/{stem}.py")
     ours, theirs = public_functions(stub), public_functions(solution)
     assert list(ours) == list(theirs)
@@ -96,11 +95,6 @@ def test_exercise_and_solution_promise_the_same(stem):
         assert ast.unparse(node.returns) == ast.unparse(theirs[name].returns), name
         assert ast.get_docstring(node) == ast.get_docstring(theirs[name]), name
         assert ast.get_docstring(node), name
-    number = int(stem[2:4])
-    first = {kind: source.splitlines()[0] for kind, source in (("Exercise", stub), ("Solution", solution))}
-    for kind, line in first.items():
-        assert line.startswith(f'"""{kind} {number}: '), line
-    assert first["Exercise"].partition(":")[2] == first["Solution"].partition(":")[2]
     assert "Todo" not in solution
 
 
@@ -115,89 +109,34 @@ def test_every_exercise_has_its_five_parts(stem):
     assert wanted <= set(known)
     for hole, levels in known.items():
         assert len(levels) == 3, hole
-        assert all(len(level) > 20 and "```" not in level and "def " not in level for level in levels), hole
-        assert len(set(levels)) == 3, hole
-
-
-@pytest.mark.parametrize("stem", STEMS)
-def test_a_chapter_has_its_form(stem):
-    """Title, minutes and papers, the eight headings in order, a picture of 80 columns, two quiz questions."""
-    text, number = CHAPTERS[stem].read_text(encoding="utf-8"), int(stem[2:4])
-    lines = text.splitlines()
-    assert re.fullmatch(rf"# {number}\. \S.*", lines[0])
-    assert re.fullmatch(r"\*\d+ minutes.*[Pp]apers?: .*\d{4}\.\d{4,5}.*\*", lines[1]), lines[1]
-    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == HEADINGS
-    sections = dict(zip(HEADINGS, re.split(r"^## .+$", text, flags=re.MULTILINE)[1:], strict=True))
-    pictures = re.findall(r"```text\n(.*?)```", sections["Picture"], re.DOTALL)
-    assert pictures
-    assert all(len(line) <= 80 for picture in pictures for line in picture.splitlines())
-    assert "<summary>One possible answer</summary>" in sections["Explain"]
-    assert len(re.findall(r"^\*\*[12]\.", sections["Quiz"], re.MULTILINE)) == 2
-    assert sections["Quiz"].count("<details>") == 2
-    assert f"python check.py {number}" in sections["Check"]
-    run = [words for words in commands(sections["Run it for real"]) if "--run" in words]
-    own = {("check.py", str(number), "--run")} if number in ROLES else set()
-    assert {tuple(words[1:4]) for words in run} == own, "name the exercise: others may be finished too"
-    assert own or "have no part in a run" in " ".join(text.split())
-    assert text.count("<details>") == text.count("</details>") == text.count("<summary>")
-    assert all(len(line) <= 120 for line in lines)
-
-
-def cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+        assert all("def " not in level for level in levels), hole
 
 
 def test_the_table_of_chapter_five_follows_from_its_text():
-    """The columns from the costs above the table; the picture and the prediction from the same pass."""
+    """The columns from the costs above the table."""
     text = CHAPTERS["ex05_speedup"].read_text(encoding="utf-8")
     said = re.search(r"At α = ([\d.]+), c = ([\d.]+), o = ([\d.]+)\nand v = 1 \+ ([\d.]+) k", text)
     alpha, c, o, slope = map(float, said.groups())
-    rows = [cells(line) for line in text.splitlines() if re.match(r"\| \d+ \| \d", line)]
-    assert [int(row[0]) for row in rows] == [1, 2, 4, 8, 16]
-    for first, *row in rows:
-        k = int(first)
-        book, tau = 1 / (1 - alpha + alpha / k), sum(alpha**i for i in range(k + 1))
-        steps = k * c + 1 + slope * k + o
+    rows = re.findall(r"^\| (\d+) \| (\d.*) \|$", text, re.MULTILINE)
+    assert [int(k) for k, _ in rows] == [1, 2, 4, 8, 16]
+    for k, row in rows:
+        book, tau = 1 / (1 - alpha + alpha / int(k)), sum(alpha**i for i in range(int(k) + 1))
+        steps = int(k) * c + 1 + slope * int(k) + o
         values = (book, tau, steps, tau / steps, steps - 1, tau / book - 1)
         digits = (2, 2, 3, 2, 3, 2)
-        assert row == [f"{value:.{n}f}" for value, n in zip(values, digits, strict=True)], f"k = {k}"
-    assert "with k = 4, c = 0.1, v = 1.1, o = 0.05" in text
-    assert "k = 8, c = 0.1, v = 1.2, o = 0.05" in text
-    assert "k = 4 (v = 1.1)" in text
-    assert (1 + 4 * slope, 1 + 8 * slope) == pytest.approx((1.1, 1.2))
-    assert f"With α = 13/16 and k = 4 that makes {sum((13 / 16) ** i for i in range(5)):.2f}" in text
-    assert f"concludes: {1 / (1 - 0.42 + 0.42 / 8):.2f} times" in text
-
-
-def test_the_jump_of_chapter_six_is_one():
-    """k = 8 is worse than k = 7, and k = 11 better than both."""
-    text = " ".join(CHAPTERS["ex06_draft_length"].read_text(encoding="utf-8").split())
-    assert "it costs 1 up to 8 tokens and 1.2 from 9 to 12, with α = 0.9, c = 0.02 and o = 0." in text
-    seven, eight, eleven = (
-        sum(0.9**i for i in range(k + 1)) / (0.02 * k + (1 if k + 1 <= 8 else 1.2)) for k in (7, 8, 11)
-    )
-    assert eight < seven < eleven
-    assert f"k = 7 gives {seven:.2f}, k = 8 only {eight:.2f}, and k = 11 gives {eleven:.2f}, more than both" in text
+        assert row.split(" | ") == [f"{value:.{n}f}" for value, n in zip(values, digits, strict=True)], f"k = {k}"
 
 
 def test_the_syllabus_agrees_with_the_chapters():
-    """Title, minutes and papers of every chapter; the core path's sum."""
+    """Title, link and minutes of every chapter."""
     text = (ROOT / "docs" / "chapters" / "README.md").read_text(encoding="utf-8")
-    rows = [
-        [cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if re.match(r"\| \d+ \|", line)
-    ]
-    rows = [row for row in rows if len(row) == 5]
-    assert [int(row[0]) for row in rows] == [int(stem[2:4]) for stem in STEMS]
-    core = 0
-    for (number, link, minutes, _, papers), chapter in zip(rows, CHAPTERS.values(), strict=True):
+    rows = re.findall(r"^\| (\d+) \| \[(.+?)\]\((.+?)\) \| (\d+) \|", text, re.MULTILINE)
+    found = []
+    for number, chapter in enumerate(CHAPTERS.values()):
         title, about = chapter.read_text(encoding="utf-8").splitlines()[:2]
-        assert title == f"# {number}. {link[1:].partition(']')[0]}"
-        assert link.endswith(f"({chapter.name})")
-        assert about.startswith(f"*{minutes} minutes")
-        assert set(re.findall(r"\d{4}\.\d{5}", about)) == set(re.findall(r"\d{4}\.\d{5}", papers))
-        core += int(minutes) if int(number) <= 5 else 0
-    assert core == 180
-    assert "three hours" in text
+        minutes = re.match(r"\*(\d+) minutes", about)[1]
+        found.append((str(number), title.removeprefix(f"# {number}. "), chapter.name, minutes))
+    assert rows == found
 
 
 def commands(text: str) -> list[list[str]]:
@@ -233,6 +172,9 @@ def test_every_command_of_a_chapter_can_be_typed(path, monkeypatch, tmp_path):
         monkeypatch.setattr(module, name, stop)
     found = commands(path.read_text(encoding="utf-8"))
     assert found
+    if path.name != "README.md":
+        own = {str(int(path.name[:2]))} & {str(n) for n in ROLES}
+        assert {w[2] for w in found if w[1:2] == ["check.py"] and "--run" in w} == own, "name the exercise alone"
     for words in found:
         assert words[0] in ("python", "git", "diff"), words
         if words[0] != "python":

@@ -35,9 +35,8 @@ def test_every_mutant_is_another_program():
     assert len({mutant.name for mutant in found}) == len(found)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_the_usual_mistakes_are_among_them():
+    assert {
         "if i < b: -> if i <= b:",
         "if i < b: -> if not i < b:",
         "total += i - 1 -> total += i + 1",
@@ -48,10 +47,7 @@ def test_every_mutant_is_another_program():
         "total = 0 -> total = 1",
         "return xs[:n] -> return xs[:n - 1]",
         "return xs[:n] -> return xs",
-    ],
-)
-def test_the_usual_mistakes_are_among_them(change):
-    assert change in [mutant.change for mutant in mutants(SOURCE)]
+    } <= {mutant.change for mutant in mutants(SOURCE)}
 
 
 def test_a_sample_is_seeded_and_spread():
@@ -60,12 +56,6 @@ def test_a_sample_is_seeded_and_spread():
     assert sample(found, 9, seed=1) != sample(found, 9, seed=2)
     assert {mutant.function for mutant in sample(found, 9, seed=1)} == {"f", "C.g"}
     assert sample(found, 999, seed=1) == found
-
-
-@pytest.mark.full  # the page's numbers, below, were counted in all of them
-@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.stem)
-def test_there_are_at_least_thirty_of_each(exercise):
-    assert len(wrong_answers.answers_of(exercise, wrong_answers.N_MUTANTS, 0)) >= 30
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="every answer runs in a copy of the process")
@@ -100,20 +90,15 @@ def test_what_is_listed_as_no_mistake_can_still_be_made():
         assert wrong_answers.equivalents().get(exercise.stem[:4], {}).keys() <= names, exercise.stem
 
 
-@pytest.mark.parametrize(
-    ("message", "in_words"),
-    [
-        ("IndexError: list index out of range (solutions/ex02_greedy.py:14)", False),
-        ("still running after 4 s: a loop without an end?", False),
-        ("did not run: your code ended Python, with SIGKILL", False),
-        ("drafted [7, 2], target's own [7, 5, 8]: 1 are kept, you got 0", True),
-        ("tokens_per_second(1, 0.5) divides by zero: return 0.0", True),
-    ],
-)
-def test_words_and_exceptions(message, in_words):
-    outcome = wrong_answers.Outcome(mutants(SOURCE)[0], [message])
-    assert outcome.caught
-    assert outcome.in_words == in_words
+def test_an_exception_is_no_words():
+    for message in (
+        "IndexError: list index out of range",
+        "still running after 4 s: a loop?",
+        "drafted [7]: 1 is kept",
+    ):
+        outcome = wrong_answers.Outcome(mutants(SOURCE)[0], [message])
+        assert outcome.caught
+        assert outcome.in_words == message.startswith("drafted")
 
 
 def test_the_page_names_every_exercise_and_misses_nothing():
