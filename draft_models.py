@@ -1,4 +1,4 @@
-"""What proposes tokens. A drafter may be wrong as often as it likes: the accept rule keeps the output exact.
+"""Drafters propose tokens. A drafter may be wrong as often as it likes: the accept rule keeps the output exact.
 
     model      a smaller causal language model with the target's tokenizer
     ngram      prompt lookup: continue as the longest matching piece of the text so far was continued
@@ -65,11 +65,11 @@ class ModelDrafter(Drafter):
 
     @property
     def room(self) -> int:
-        """How many tokens it can draft after what is committed."""
+        """Return how many tokens it can draft after what is committed."""
         return draft_room(self.draft, self._n_committed)
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """At most `k` tokens; fewer where the context ends. uniforms (1, k), in [0, 1)."""
+        """Propose at most `k` tokens; fewer where the context ends. uniforms (1, k), in [0, 1)."""
         k = min(k, self.room)
         if k == 0:
             return as_draft([], self.draft.device)
@@ -94,7 +94,7 @@ class ModelDrafter(Drafter):
         return PlaceLaw(rows, self.sizes(range(n_before, n_before + len(text))))
 
     def sizes(self, n_read: Iterable[int]) -> list[int]:
-        """How many tokens it can draft after so many of its own."""
+        """Return how many tokens it can draft after so many of its own."""
         return [draft_room(self.draft, n) for n in n_read]
 
     def describe(self, name: str, engine: str) -> str:
@@ -105,7 +105,7 @@ class ModelDrafter(Drafter):
         return loading.describe_model(name, self.draft.model, "draft") + self.notes() + eager
 
     def notes(self) -> str:
-        """A subclass adds its own words to such a line here."""
+        """Return words that a subclass adds to this line."""
         return ""
 
     def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
@@ -119,20 +119,23 @@ class ModelDrafter(Drafter):
         return prompt
 
     def not_fed(self) -> Tensor:
-        """The ids that are committed and not in the draft's cache yet, (1, m): they go in first."""
+        """Return the ids that are committed and not in the draft's cache yet, (1, m): they go in first."""
         return self.draft.replace_unknown(to_device(self._not_fed, self.draft.device)[None])
 
     def draft_ids(self, tokens: Tensor) -> Tensor:
-        """The draft reads these ids for drafted ids of the target."""
+        """Return the ids that the draft reads for drafted ids of the target."""
         return self.draft.replace_unknown(tokens)
 
     def of_target(self, logits: Tensor) -> Tensor:
-        """Ids that the draft lacks have no probability.  (m, vocabulary) -> (m, the target's)"""
+        """Give ids that the draft lacks no probability.  (m, vocabulary) -> (m, the target's)"""
         missing = self._vocab_size - self.draft.vocab_size
         return nn.functional.pad(logits, (0, missing), value=float("-inf")) if missing > 0 else logits
 
     def _run(self, ids: Tensor, uniforms: Tensor) -> list[Drawn]:
-        """(1, m) ids to catch up with, (1, k) uniforms -> n <= k drawn tokens, as `draw_draft` gives them"""
+        """Read (1, m) ids to catch up, and draw with (1, k) uniforms.
+
+        -> n <= k drawn tokens, as `draw_draft` gives them
+        """
         drawn: list[Drawn] = []
         for i in range(uniforms.shape[1]):
             logits = self.of_target(self.draft.forward(ids)[:, -1])  # (1, the target's vocabulary)
@@ -144,7 +147,7 @@ class ModelDrafter(Drafter):
 
 
 def as_drawn(drawn: list[Drawn], size: Tensor | None = None) -> Draft:
-    """This makes a draft from at least one token of each row.
+    """Make a draft from at least one token of each row.
 
     size: (rows,) how many tokens of each row count; None: all of them.
     """
@@ -166,8 +169,8 @@ def as_draft(tokens: list[int], device: torch.device) -> Draft:
 
 
 def draft_room(draft: CachedModel, n_committed: int) -> int:
-    """How many tokens this model can draft after `n_committed`: its context must hold all it is fed, which is those and
-    all drafted ones but the last."""
+    """Return how many tokens this model can draft after `n_committed`: its context must hold these and all drafted
+    ones but the last."""
     return sys.maxsize if draft.max_length is None else max(0, draft.max_length - n_committed + 1)
 
 
@@ -195,7 +198,7 @@ class NgramDrafter(Lookup):
         self._append(prompt[0].tolist())
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """At most `k` tokens, none where nothing matches; `uniforms` are not used."""
+        """Propose at most `k` tokens, none where nothing matches; `uniforms` are not used."""
         return as_draft(self.lookup(k), self._device)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
@@ -203,7 +206,7 @@ class NgramDrafter(Lookup):
         self._append(committed)
 
     def lookup(self, k: int) -> list[int]:
-        """At most k ids that followed the longest, then most recent, earlier occurrence of the text's end."""
+        """Return at most k ids that followed the longest, then most recent, earlier occurrence of the text's end."""
         for n in range(min(self.longest, len(self._tokens)), self.shortest - 1, -1):
             start = self._after.get(tuple(self._tokens[-n:]))
             if start is not None:

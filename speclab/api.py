@@ -42,7 +42,7 @@ from speclab.system.errors import UsageProblem
 
 @dataclass(frozen=True)
 class Pair:
-    """A checked target, and what drafts for it. Every text has caches of its own, so several can be made at once."""
+    """A checked target, and its drafter. Every text has caches of its own, so several can be made at once."""
 
     setup: Setup
     drafter: Drafter
@@ -135,7 +135,7 @@ def speculate(
 
 
 def _measure_costs(setup: Setup, drafter: Drafter, ids: Tensor, settings: DecodeSettings) -> None:
-    """For a draft that chooses by what rounds cost, unless they are known at this temperature."""
+    """Measure costs for a draft that chooses by them, unless they are known at this temperature."""
     if drafter.costs is not None and settings.sampling.temperature not in drafter.costs:
         measure_costs(LoopFunctions(speculative_decode), setup.target, drafter, [ids], settings)
 

@@ -25,7 +25,7 @@ WHY = "why is mine not faster? docs/why-not-faster.md"
 
 @reports_problems
 def run(docstring: str, argv: list[str] | None, functions: LoopFunctions | None = None) -> int:
-    """The main() of compare.py.  -> exit code"""
+    """Run compare.py.  -> exit code"""
     args = compare_flags.make_parser(docstring).parse_args(argv)
     size = compare_flags.size_of(args)
     args = compare_flags.filled(args, size)
@@ -37,7 +37,7 @@ def run(docstring: str, argv: list[str] | None, functions: LoopFunctions | None 
 
 
 def _run(args: argparse.Namespace, functions: LoopFunctions | None) -> int:
-    """A comparison, shown and written.  -> exit code"""
+    """Make a comparison, show it and write it.  -> exit code"""
     config, output = compare_config.prepare(args, functions)
     config.log = LogFile(output.result(".log.jsonl"))
     if killed := config.log.set_aside():
@@ -62,7 +62,7 @@ def _run(args: argparse.Namespace, functions: LoopFunctions | None) -> int:
 
 
 def _measure(args: argparse.Namespace, config: RunConfig) -> tuple[ComparisonRun, list[Measurement]]:
-    """Return the record, and what it is made from."""
+    """Measure, and return the record and what it is made from."""
     run, measured = comparison.compare(config)
     if config.functions.look_at:
         config.functions.look_at(run, measured)
@@ -72,7 +72,7 @@ def _measure(args: argparse.Namespace, config: RunConfig) -> tuple[ComparisonRun
 
 
 def _measure_padded(args: argparse.Namespace, config: RunConfig, run: ComparisonRun) -> list[Measurement]:
-    """Put a short comparison of the padded pair into the record, where the machine can do one.  -> what was timed"""
+    """Put a short comparison of the padded pair into the record, where the machine can do one. -> the measurement"""
     size = padded_pair.size_for(config, run.bandwidth or 0.0)
     if size is None:
         note("no padded pair: reading its weights would take too long here, or they do not fit into memory")
@@ -87,7 +87,7 @@ def _measure_padded(args: argparse.Namespace, config: RunConfig, run: Comparison
 
 
 def _views(args: argparse.Namespace, record: ComparisonRun, output: Output) -> tuple[View, View, list[Step]]:
-    """What makes the text for the terminal and the page, and what writes the pictures."""
+    """Return the function that makes the text for the terminal and the page, and those that write the pictures."""
     partial, folder, name = functools.partial, output.plots, output.name
     where = f"everything else: {shown(output.result('.md'))}, or --verbose"
     text = partial(first_screen.screen, record, args.brief, [where, WHY])
@@ -107,7 +107,7 @@ def _drawable(pictures: list[Step]) -> list[Step]:
 
 
 def _bytes_of_rounds(config: RunConfig) -> str:
-    """What the first model draft's rounds read, at the longest k and the longest prompt."""
+    """Say how many bytes the rounds of the first model draft read, at the longest k and the longest prompt."""
     context = max(prompt.ids.shape[1] for prompt in config.prompts)
     drafts = [model.model for model in config.cached_models()[1:]]
     return memory.describe(

@@ -1,4 +1,4 @@
-"""What compare.py is asked for, loaded and checked before anything is timed."""
+"""Loads and checks what compare.py is asked for, before anything is timed."""
 
 import argparse
 
@@ -17,7 +17,7 @@ from speclab.system.terminal import note
 
 
 def head(config: RunConfig) -> str:
-    """What runs, on what, and how much of it."""
+    """Say what runs, on what, and how much of it."""
     drafts = [f"draft   {text}" for name, text in config.models().items() if name != "target"]
     n, size = len(config.prompts), f"{config.max_new_tokens} new tokens each, {config.repeats} x, seed {config.seed}"
     chat = describe_chat(config.prompts, config.setup.tokenizer)
@@ -74,7 +74,7 @@ def load(
     temperatures: list[float],
     functions: LoopFunctions | None = None,
 ) -> RunConfig:
-    """Models and prompts, checked. Draft lengths that were typed and that a draft does not have are said.
+    """Load and check models and prompts. Lines name the typed draft lengths that a draft does not have.
 
     functions: the parts of the loop; None: the lab's own.
     """

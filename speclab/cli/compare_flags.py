@@ -1,4 +1,4 @@
-"""The flags of compare.py, and what stands for those that are left out."""
+"""The flags of compare.py, and the values of those that are left out."""
 
 import argparse
 
@@ -66,10 +66,7 @@ def filled(args: argparse.Namespace, size: str) -> argparse.Namespace:
 
 
 def wants_padded(args: argparse.Namespace, size: str) -> bool:
-    """Whether the lab's pair is measured at a larger size as well.
-
-    size: of the run, as in SIZES.
-    """
+    """Tell whether the lab's pair is measured at a larger size as well. size: the size of the run, as in SIZES."""
     of_lab = args.target == LAB_TARGET
     usable = of_lab and size in ("default", "full") and padded_pair.padded_kinds(args.draft.split(","), "lab:50m")
     return bool(usable) and not args.no_padded

@@ -1,6 +1,5 @@
-"""What the two decoding scripts share once their loops are written: flags, loading, printing, and how fast it was.
-
-The loops are arguments: this module imports none.
+"""The two decoding scripts share this code around their loops: flags, loading, printing, and the speed. The loops are
+arguments: this module imports none.
 """
 
 import argparse
@@ -40,7 +39,7 @@ def run(
     baseline: Loop,
     speculative: Loop | None = None,
 ) -> int:
-    """The main() of either script; without `speculative` that of the baseline.  -> exit code"""
+    """Run either script; without `speculative` it is the baseline.  -> exit code"""
     args = parse(docstring, argv, speculative is not None)
     if speculative is None:
         return _baseline(args, baseline, functions or LoopFunctions(baseline))
@@ -75,7 +74,7 @@ def parse(docstring: str, argv: list[str] | None, speculative: bool) -> argparse
 
 @dataclass
 class _Decoded:
-    """What was decoded for all prompts so far; `seconds` and `counts` leave the prompts' own passes out."""
+    """The tokens decoded for all prompts so far; `seconds` and `counts` leave the prompts' own passes out."""
 
     setup: Setup
     args: argparse.Namespace
@@ -105,7 +104,7 @@ class _Decoded:
         return tokens
 
     def _timed(self, rounds: Iterator[Round]) -> Iterator[Round]:
-        """The rounds; making them is timed, what is done with them is not."""
+        """Yield the rounds. Making them is timed; what is done with them is not."""
         start = time.perf_counter()
         for round_ in rounds:  # a round ends with its tokens on the host, so the device has nothing left to do
             self.n_prompts, self.n_tokens = self.n_prompts + round_.prefill, self.n_tokens + len(round_.tokens)
@@ -116,7 +115,7 @@ class _Decoded:
             start = time.perf_counter()
 
     def speed(self) -> str:
-        """How fast, in one line."""
+        """Say in one line how fast it was."""
         n_tokens = self.counts.n_emitted
         speed = f"{n_tokens / self.seconds:.1f} tok/s" if self.seconds and n_tokens else "no decoding to time"
         dropped = f"; {self.counts.n_after_eos} more after an end token were dropped" * bool(self.counts.n_after_eos)
@@ -177,7 +176,10 @@ def _in_turn(
     k: int,
     functions: LoopFunctions,
 ) -> int:
-    """Decode one prompt after the other, and print how fast it was.  -> how many texts `functions` calls wrong"""
+    """Decode one prompt after the other, and print how fast it was.
+
+    -> the number of texts that `functions` calls wrong
+    """
     decoded, n_wrong = _Decoded(setup, args), 0
     if drafter.costs is not None:
         measure_costs(functions, setup.target, drafter, [prompts[0].ids.to(setup.device)], settings)

@@ -1,4 +1,7 @@
-"""The flags all scripts share, and what they become: a target, sampling settings, prompts. Bad input is one line."""
+"""The flags that all scripts share, and what they become: a target, sampling settings, prompts.
+
+Bad input gets one line.
+"""
 
 import argparse
 from collections.abc import Callable
@@ -23,7 +26,7 @@ MOST_THREADS = 1024
 
 
 def add_shared_flags(parser: argparse.ArgumentParser) -> None:
-    """Models, device, prompts, length, randomness: the same words in every script."""
+    """Add models, device, prompts, length and randomness, in the same words for every script."""
     group = add_model_flags(parser)
     group.add_argument(
         "--device-map",
@@ -36,7 +39,7 @@ def add_shared_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:  # for further flags of the machine
-    """The target, and where it runs."""
+    """Add the target, and where it runs."""
     group = parser.add_argument_group("models and machine")
     group.add_argument(
         "--target",
@@ -70,7 +73,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def add_engine_flag(group: argparse._ArgumentGroup) -> None:
-    """--engine."""
+    """Add --engine."""
     group.add_argument(
         "--engine",
         choices=engine_choice.ENGINES,
@@ -81,7 +84,7 @@ def add_engine_flag(group: argparse._ArgumentGroup) -> None:
 
 
 def add_text_flags(parser: argparse.ArgumentParser) -> None:
-    """Prompts, length, randomness."""
+    """Add prompts, length and randomness."""
     group = parser.add_argument_group("text")
     where = group.add_mutually_exclusive_group()
     where.add_argument(
@@ -118,7 +121,7 @@ def add_text_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_output_flags(group: argparse._ArgumentGroup) -> None:
-    """Where the record, the page and the pictures of a comparison go."""
+    """Add the flags that say where the record, the page and the pictures of a comparison go."""
     group.add_argument(
         "--json", type=some_path, metavar="FILE", help="write the run record there, too; - for stdout, alone"
     )
@@ -139,7 +142,7 @@ def add_output_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def add_rule_flag(parser: argparse._ActionsContainer) -> None:
-    """--rule: how drafted tokens are judged."""
+    """Add --rule, which says how drafted tokens are judged."""
     parser.add_argument(
         "--rule",
         action=Listed,
@@ -167,7 +170,7 @@ def check_rule(args: argparse.Namespace, temperatures: list[float]) -> None:
 
 
 def add_decoding_flags(parser: argparse.ArgumentParser) -> None:
-    """Flags of the two scripts that decode once and print the text."""
+    """Add the flags of the two scripts that decode once and print the text."""
     group = parser.add_argument_group("decoding")
     group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
     group.add_argument("--stream", action="store_true", help="print the text as it is committed")
@@ -187,7 +190,7 @@ class Listed(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, args: argparse.Namespace, values: Any, option_string: str | None = None
     ) -> None:
-        """Store, or print."""
+        """Store the value, or print the table."""
         if values == "help":
             print(self.table())
             parser.exit()
@@ -197,7 +200,7 @@ class Listed(argparse.Action):
 def add_draft_flag(
     parser: argparse.ArgumentParser, default: str | None = "model", title: str = "draft"
 ) -> argparse._ArgumentGroup:  # for further flags beside it
-    """--draft: what the table of drafts knows (speclab/drafts/registry.py)."""
+    """Add --draft, which takes what the table of drafts knows (speclab/drafts/registry.py)."""
     group = parser.add_argument_group(title)
     group.add_argument(
         "--draft",
@@ -227,13 +230,13 @@ def with_defaults(args: argparse.Namespace, defaults: dict[str, Any]) -> argpars
 
 
 def check_file(path: Path | None, flag: str) -> None:
-    """Everything that can be wrong with the file of a flag is said before anything is decoded."""
+    """Say everything that is wrong with the file of a flag before anything is decoded."""
     if path not in (None, DASH):
         check_writable(path, flag)
 
 
 def load(args: argparse.Namespace, temperature: float | None = None) -> tuple[Setup, list[prompts.Prompt]]:
-    """The target and the prompts. What can be told to be wrong without the weights is said before they are read."""
+    """Load the target and the prompts. Whatever can be refused without the weights is refused before they are read."""
     sampling_from(args, temperature)
     loading.choose_device(args.device)
     tokenizer = loading.load_tokenizer(args.target)
@@ -245,7 +248,7 @@ def load(args: argparse.Namespace, temperature: float | None = None) -> tuple[Se
 
 
 def _check_device_map(args: argparse.Namespace) -> None:
-    """Raise UsageProblem where --device-map comes with what knows one device."""
+    """Raise UsageProblem where --device-map comes with a flag that needs one device."""
     if args.device_map is None:
         return
     if sizes.is_lab_size(args.target):
@@ -266,7 +269,7 @@ def sampling_from(args: argparse.Namespace, temperature: float | None = None) ->
 def setup_from(
     args: argparse.Namespace, temperature: float | None = None, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> Setup:
-    """Target, tokenizer and machine from the shared flags. tokenizer: the target's, where it is loaded already."""
+    """Load target, tokenizer and machine from the shared flags. tokenizer: the target's, where it is loaded already."""
     _check_device_map(args)
     sampling = sampling_from(args, temperature)
     return load_setup(
@@ -275,7 +278,7 @@ def setup_from(
 
 
 def read_prompts(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list[prompts.Prompt]:
-    """--prompt, --prompts, or the standard set, tokenised, and where --chat says so in the chat template."""
+    """Tokenise --prompt, --prompts, or the standard set; with --chat they are put into the chat template."""
     typed = bool(args.prompt) or args.prompts == "-"
     chat = typed and bool(tokenizer.chat_template) if args.chat is None else args.chat
     if args.prompt:

@@ -1,4 +1,5 @@
-"""Which of the typed flags do nothing beside the others: a line for each reason, in the head of every script's run."""
+"""Names the typed flags that do nothing beside the others: a line for each reason, in the head of every script's
+run."""
 
 import argparse
 from collections.abc import Sequence
@@ -18,9 +19,9 @@ def note_flags(args: argparse.Namespace, temperatures: Sequence[float], device: 
 
 
 def notes(args: argparse.Namespace, temperatures: Sequence[float], device: torch.device) -> list[str]:
-    """Which flags do nothing, a line for each reason.
+    """Name the flags that do nothing, in a line for each reason.
 
-    temperatures: all of the run, since a flag that has an effect at one of them has an effect.
+    temperatures: all temperatures of the run, since a flag that has an effect at one of them has an effect.
     args.typed_limit: --limit as it was typed, None where it was not. device: where the target runs.
     """
     given = argparse.Namespace(**{"rule": ""} | vars(args))
@@ -50,6 +51,6 @@ def _listed(flags: list[str]) -> str:
 
 
 def _has_other_randomness(args: argparse.Namespace) -> bool:
-    """Whether a draft of a greedy run draws random numbers all the same."""
+    """Tell whether a draft of a greedy run draws random numbers all the same."""
     texts = filter(None, (getattr(args, "draft", None) or "").split(","))
     return any(registry.read(text).draws_when_greedy for text in texts)

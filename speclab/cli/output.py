@@ -31,7 +31,8 @@ Step = Callable[[], Path | None]  # prints or writes; for `files.do_all`
 
 
 def how_many(n_tokens: int, n_decoded: int, n_prompts: int) -> str:
-    """Return the tokens that a run made, and how many of them its speed is about: each prompt's own pass gives one."""
+    """Say how many tokens a run made, and how many of them its speed is about: the pass over each prompt gives one,
+    too."""
     passes = "the prompt's own pass" if n_prompts == 1 else "the prompts' own passes"
     return f"{n_tokens} tokens, {n_decoded} of them decoded after {passes}"
 
@@ -44,9 +45,7 @@ def prompt_heading(prompt: Prompt) -> str:
 
 @dataclass
 class Output:
-    """Where a run that makes a record writes.
-
-    args: with out_dir and json.
+    """The places where a run that makes a record writes. args: has out_dir and json.
     name: what the names of this run's files begin with; each kind of run has files of its own.
     """
 
@@ -80,7 +79,7 @@ class Output:
                 raise UsageProblem(f"{name} and {other} would be one file, {shown(path)}; give {name} another place")
 
     def writes(self, run: LabRun, page: View) -> list[Step]:
-        """What writes the record, and then its tables in Markdown, for `files.do_all`."""
+        """Return the steps that write the record, and then its tables in Markdown, for `files.do_all`."""
         text = functools.cache(lambda: to_json(run))
         steps: list[Step] = [lambda: write_whole(self.result(".json"), text())]
         if self.args.json == DASH:  # `redirected` has sent everything else to standard error
@@ -90,5 +89,6 @@ class Output:
         return [*steps, lambda: write_whole(self.result(".md"), harmless(page()))]
 
     def redirected(self) -> contextlib.redirect_stdout:
-        """While this is open, text goes to standard output, or to standard error if the record goes there alone."""
+        """Send text to standard output while this is open, or to standard error if the record goes to standard
+        output alone."""
         return contextlib.redirect_stdout(sys.stderr if self.args.json == DASH else sys.stdout)

@@ -1,4 +1,4 @@
-"""What every script's command line is made of. Imports nothing heavy: check.py answers at once."""
+"""Every script's command line is made of these parts. Nothing heavy is imported, so that check.py answers at once."""
 
 import argparse
 import math
@@ -53,7 +53,7 @@ def make_parser(docstring: str, prog: str | None = None) -> Parser:
 def first_given(args: argparse.Namespace, *names: str) -> str | None:
     """Return the first of these flags that has a value, as it is typed; None where none has.
 
-    names: of flags or of their attributes, `--max-new-tokens` or `max_new_tokens`.
+    names: names of flags or of their attributes, `--max-new-tokens` or `max_new_tokens`.
     """
     attributes = (name.lstrip("-").replace("-", "_") for name in names)
     found = next((name for name in attributes if getattr(args, name)), None)
@@ -81,7 +81,7 @@ seed = at_least(0, LARGEST_SEED)
 
 
 def positive(text: str) -> float:
-    """An argparse type: a finite number above 0."""
+    """Read a finite number above 0, as an argparse type."""
     try:
         value = float(text)
     except ValueError:
@@ -92,38 +92,41 @@ def positive(text: str) -> float:
 
 
 def some_name(text: str) -> str:
-    """An argparse type: a word that is not empty, as an unset variable leaves it."""
+    """Read a word that is not empty, as an unset variable would leave it; an argparse type."""
     if not text.strip():
         raise argparse.ArgumentTypeError("it is empty, give a name")
     return text
 
 
 def some_path(text: str) -> Path:
-    """An argparse type: a file or folder."""
+    """Read the path of a file or folder, as an argparse type."""
     return Path(some_name(text))
 
 
 def plain_name(text: str) -> str:
-    """An argparse type: the name that all files of a run begin with."""
+    """Read the name that all files of a run begin with, as an argparse type."""
     if not text.strip(" .") or not text.isprintable() or Path(text).name != text or len(text.encode()) > 128:
         raise argparse.ArgumentTypeError(f"{text!r} is no plain word of 1 to 128 bytes; --out-dir chooses the folder")
     return text
 
 
 def length_or_auto(text: str) -> int | str:
-    """An argparse type: a whole number, or the word auto."""
+    """Read a whole number or the word auto, as an argparse type."""
     return AUTO if text.strip() == AUTO else at_least(0)(text)
 
 
 def lengths(text: str, flag: str) -> tuple[list[int], bool]:
-    """Draft lengths with commas between them, `auto` among them or alone.  -> sorted numbers, whether auto is there"""
+    """Read draft lengths with commas between them; `auto` may stand among them or alone.
+
+    -> sorted numbers, whether auto is there
+    """
     words = [word.strip() for word in text.split(",")]
     others = [word for word in words if word != AUTO]
     return numbers(",".join(others), int, 0, flag) if others else [], AUTO in words
 
 
 def numbers(text: str, kind: type, smallest: float, flag: str, largest: float = LARGEST) -> list:
-    """A comma-separated list from the command line, sorted, without repeats."""
+    """Read a comma-separated list from the command line, sorted, without repeats."""
     example = "2,4,8" if kind is int else "0,0.8"
     try:
         values = sorted({kind(word) for word in text.split(",")})

@@ -1,4 +1,4 @@
-"""The tables of a run of compare.py that was killed, from the log that it left behind.
+"""Prints the tables of a run of compare.py that was killed, from the log that it left behind.
 
     python -m speclab.cli.unfinished results/local.killed.jsonl
 

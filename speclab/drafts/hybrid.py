@@ -47,8 +47,7 @@ class HybridDrafter(Wrapper):
     Its law is the model's: where the lookup drafts instead depends on the rounds before.
 
     costs: the costs of rounds with the model, by temperature; USUAL where there are none. Costs and what is known are
-    kept from
-    text to text and shared by copies.
+    kept from text to text and shared by copies.
     """
 
     costs: dict[float, RoundCosts]

@@ -1,4 +1,4 @@
-"""What a round costs here, and how likely its drafts are to be accepted: the two inputs of every prediction."""
+"""The two inputs of every prediction: the costs of a round here, and the probabilities that its drafts are accepted."""
 
 import functools
 from collections.abc import Callable
@@ -55,7 +55,7 @@ def note_own_rates(measured: Measurement) -> None:
 
 
 def probs_of_texts(measured: Measurement, longest: int) -> ProbsOfText:
-    """`accept_probs` of a measurement's own texts, each computed once: every draft length asks for the same ones."""
+    """Compute `accept_probs` of a measurement's own texts, each once: every draft length asks for the same ones."""
 
     @functools.cache
     def probs(draft: str, temperature: float, prompt_index: int, text: tuple[int, ...]) -> AcceptProbs:

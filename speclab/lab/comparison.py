@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 
 def compare(config: RunConfig) -> tuple[ComparisonRun, Measurement]:
-    """Measure, check and explain.  -> the record, what it is made from"""
+    """Measure, check and explain. -> the record, and the measurement that it is made from"""
     measured = measure_and_judge(config, config.with_plain(), config.instruments(config.arms()))
     return explain(config, measured), measured
 
@@ -54,7 +54,7 @@ def measure_and_judge(
     max_new_tokens: int | None = None,
     title: str = "measuring",
 ) -> Measurement:
-    """All arms over the prompts (None: the run's), and whether their texts are right."""
+    """Measure all arms over the prompts (None: the run's), and judge whether their texts are right."""
     bench = config.bench(max_new_tokens)
     if config.log:
         config.log.begin(config.head(Measurement(bench, config.prompts)))
@@ -69,9 +69,9 @@ def measure_and_judge(
 def explained(
     measured: Measurement, build: Callable[[CostTable], Result], other_costs: CostTable | None = None
 ) -> Result:
-    """What `build` returns for the calibrated costs, or for none, which is quick, where something stops it.
+    """Call `build` with the calibrated costs. Where something stops it, call it without costs, which is quick.
 
-    other_costs: of another measurement, in place of this one's. A second Ctrl-C may stop the quick way too, so that
+    other_costs: costs of another measurement, in place of this one's. A second Ctrl-C may stop the quick way too, so it
     is tried twice.
     """
     for with_costs in (True, False, False):
@@ -81,10 +81,7 @@ def explained(
 
 
 def comparison_record(config: RunConfig, measured: Measurement, costs: CostTable) -> ComparisonRun:
-    """Return everything that tables and pictures are views of.
-
-    Without costs it is made at once, and nothing is explained.
-    """
+    """Return the record, which tables and pictures show. Without costs it is made at once, and nothing is explained."""
     greedy = measured.of(BASELINE, 0.0)
     return ComparisonRun(
         **config.head(measured),
@@ -110,7 +107,7 @@ def comparison_record(config: RunConfig, measured: Measurement, costs: CostTable
 
 
 def add_best_plain(run: ComparisonRun, measured: Measurement) -> None:
-    """Every greedy row over all prompts against the best plain decoding of the run, end to end.
+    """Put into every greedy row over all prompts its speedup over the best plain decoding of the run, end to end.
 
     The best one is chosen on half of the prompts; the ratio and its interval are of the others.
     """
@@ -165,7 +162,7 @@ def build_rows(config: RunConfig, measured: Measurement, costs: CostTable) -> li
 
 
 class _Rerun:
-    """What the whole run says about running it again."""
+    """The facts of the whole run that tell what running it again may change."""
 
     def __init__(self, measured: Measurement):
         self._places = {index: place for place, index in enumerate(mixed(measured.prompts))}
@@ -230,15 +227,17 @@ def _best_lengths(measured: Measurement, costs: CostTable) -> dict[tuple[Arm, fl
 
 
 def is_judged_alone(measured: Measurement, arm: Arm, temperature: float) -> bool:
-    """Whether each drafted token is judged by itself, and nothing that is not the target's is kept."""
+    """Tell whether each drafted token is judged by itself, and only tokens of the target's distribution are kept."""
     drawn = measured.bench.drafters[arm.draft].parts[-1].draws
     rule = measured.bench.functions.rule
     return rule.name == TOKEN.name or temperature == 0 or not (drawn or rule.law is not None)
 
 
 def follows_text(measured: Measurement, arm: Arm) -> bool:
-    """Whether the text alone says what is proposed at a place, however the rounds before went: not on auto, and not of
-    a hybrid."""
+    """Tell whether the text alone decides what is proposed at a place.
+
+    It does not on auto, or for a hybrid: the rounds before count.
+    """
     drafter = measured.bench.drafters[arm.draft]
     return drafter.parts == (drafter,)
 

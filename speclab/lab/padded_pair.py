@@ -1,4 +1,4 @@
-"""A short second comparison: the lab's pair padded until a pass of the target costs what reading its weights costs.
+"""A short second comparison: the lab's pair is padded until a pass of the target costs what reading its weights costs.
 
 The lab's own target is so small that most of a pass is the launching of kernels. A large model's pass is the reading of
 its weights. Speculation gains differently in the two, so a run shows both.
@@ -26,7 +26,7 @@ def choose_size(bandwidth: float, free: int | None, itemsize: int, copies: int =
     """Return the largest size whose comparison takes SECONDS at most and whose weights fit; None where none does.
 
     bandwidth: bytes a second. free: bytes of memory, None where the system does not say. itemsize: bytes of a
-    parameter. copies: of the weights in memory.
+    parameter. copies: how often the weights lie in memory.
     """
     chosen = None
     for size in SIZES:
@@ -45,7 +45,7 @@ def size_for(config: RunConfig, bandwidth: float) -> str | None:
 
 
 def padded_kinds(kinds: list[str], size: str) -> list[str]:
-    """`--draft` for a target of this size: the lab's draft at a tenth of it; lookups and the lab's head as they are;
+    """Return `--draft` for a target of this size: the lab's draft at a tenth of it; lookups and the lab's head stay;
     others are left out."""
     of_target = sizes.parse_name(size)
     draft = sizes.size_name(of_target.n_parameters // DRAFT_SHARE, vocab_size=of_target.vocab_size)
@@ -57,7 +57,7 @@ def second_config(config: RunConfig, size: str, kinds: list[str]) -> RunConfig:
     """Return the second comparison: some of the same prompts at the first temperature. Loads and checks the padded
     models.
 
-    kinds: `--draft`. Raises a Problem where the models cannot be loaded.
+    kinds: the words of `--draft`. Raises a Problem where the models cannot be loaded.
     """
     setup = config.setup
     engine = setup.engine if setup.reasons["engine"] == "asked for" else "auto"

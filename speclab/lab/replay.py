@@ -1,4 +1,4 @@
-"""The rounds that a draft would make along a text that is known, without a pass of the target.
+"""Finds the rounds that a draft would make along a text that is known, without a pass of the target.
 
 For drafts whose proposals depend on the rounds before, `-k auto` and hybrids, which learn while they draft, and for
 drafts with branches, of which another one is taken in every round. They run in the production loop; only the target is
@@ -60,15 +60,15 @@ class KnownText:
         """Nothing is recorded."""
 
     def prefill(self, prompt: Tensor) -> Tensor:
-        """(1, prompt length) ids -> (1, 1, vocab) logits"""
+        """Take the prompt: (1, prompt length) ids -> (1, 1, vocab) logits."""
         return self._read(0, prompt.shape[1])[:, -1:]
 
     def step(self, tokens: Tensor, length: int) -> Tensor:
-        """As `forward`."""
+        """Do as `forward` does."""
         return self.forward(tokens, length)
 
     def forward(self, tokens: Tensor, length: int) -> Tensor:
-        """(1, m) ids after `length` tokens -> (1, m, vocab) logits"""
+        """Return the logits of (1, m) ids after `length` tokens, (1, m, vocab)."""
         return self._read(length + self._offset, tokens.shape[1])
 
     def forward_masked(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
@@ -81,11 +81,11 @@ class KnownText:
         return nn.functional.one_hot(following, self._n_ids).float()
 
     def keep(self, length: int, rows: Tensor) -> None:
-        """The tokens that stay are the text's own."""
+        """Keep a path, whose tokens are the text's own."""
         self._last = slice(length, length + len(rows))
 
     def crop(self, n_tokens: int, length: int) -> None:
-        """Nothing to do: what the last pass gave stays readable."""
+        """Do nothing: the states of the last pass stay readable."""
 
     def forward_first(self, tokens: Tensor, length: int, n_layers: int) -> Tensor:
         """Return the outputs of layer `n_layers` - 1 for further tokens, (1, m) ids -> (1, m, hidden).
@@ -101,7 +101,7 @@ class KnownText:
         return first_states(self._model, ids, n_layers)[:, rows]
 
     def forward_rest(self, states: Tensor, length: int, n_layers: int) -> Tensor:
-        """The other layers, for which nothing is computed: (1, m, hidden) -> (1, m, vocab) logits"""
+        """Stand for the other layers, for which nothing is computed: (1, m, hidden) -> (1, m, vocab) logits."""
         return self._read(length, states.shape[1])
 
     def states(self, layer: int) -> Tensor:
@@ -118,7 +118,7 @@ class KnownText:
             return self.states(layer)[:, self._last]
 
     def _read(self, start: int, n: int) -> Tensor:
-        """Return the logits of n tokens from place `start` on; behind the text's end any."""
+        """Return the logits of n tokens from place `start` on; behind the text's end they mean nothing."""
         self._ahead, self._last = [], slice(start, start + n)
         following = self._ids[:, start + 1 : start + n + 1]
         following = nn.functional.pad(following, (0, n - following.shape[1]))
@@ -126,7 +126,7 @@ class KnownText:
 
 
 class StatesOf(Mapping[int, Tensor]):
-    """`KnownText.hidden`: computed when a draft reads it."""
+    """The value of `KnownText.hidden`, which is computed when a draft reads it."""
 
     def __init__(self, known: KnownText):
         self._known = known
@@ -156,7 +156,8 @@ def replayed(
 
 
 def rounds_of_texts(measured: Measurement) -> Callable[[Arm, int, Text], list[RoundCounts]]:
-    """`replayed` along a measurement's own greedy texts: of (arm, index of the prompt, text), each made once.
+    """Return a function that gives the rounds along a measurement's own greedy texts: of (arm, index of the prompt,
+    text), each made once.
 
     A draft knows what its rounds cost, and learns the rest again: nothing of the timed rounds is used.
     """

@@ -1,4 +1,4 @@
-"""What a round costs by its length, measured before a run with `-k auto` or a hybrid draft: a few of each are timed."""
+"""Measures what a round costs by its length, before a run with `-k auto` or a hybrid draft: a few of each are timed."""
 
 import copy
 import itertools
@@ -26,8 +26,8 @@ def measure_costs(
     prompts: Sequence[Tensor],
     settings: DecodeSettings,
 ) -> None:
-    """Give `drafter` what rounds cost at the temperature of `settings`, a hybrid's with its model. prompts: (1, prompt
-    length) ids each."""
+    """Give `drafter` the costs of rounds at the temperature of `settings`; those of a hybrid are measured with its
+    model. prompts: (1, prompt length) ids each."""
     proposing = drafter.parts[-1]
     longest = min(LONGEST, proposing.longest_draft)
     looked_up = None
@@ -43,8 +43,10 @@ def measure_costs(
 def _rounds(
     functions: LoopFunctions, target: CachedModel, drafter: Drafter, prompts: Sequence[Tensor], settings: DecodeSettings
 ) -> list[tuple[Round, bool]]:
-    """Rounds with the seconds of their phases, and whether `drafter` drafted in them: a lookup often finds nothing, so
-    one that always drafts shows what the rest of a round costs."""
+    """Time rounds by phase, and say whether `drafter` drafted in them.
+
+    A lookup often finds nothing, so a drafter that always drafts shows what the rest of a round costs.
+    """
     timed: list[tuple[Round, bool]] = []
     most = ROUNDS_OF_EACH * (LONGEST + 1) // len(prompts)
     for seed, (ids, own) in enumerate(itertools.product(prompts, (True, False))):
@@ -62,8 +64,8 @@ def _timed(
     settings: DecodeSettings,
     n_rounds: int,
 ) -> Iterable[Round]:
-    """About so many rounds of a text of its own length, which no end token ends: a run may be too short to show what a
-    round costs. The prompt's pass and the first round are left out."""
+    """Time about so many rounds of a text of its own length, which no end token ends: a run may be too short to show
+    what a round costs. The prompt's pass and the first round are left out."""
     most = n_rounds + 2
     room = (
         most * (LONGEST + 1)
@@ -79,8 +81,8 @@ def costs_of(rounds: Iterable[tuple[Round, bool]], longest: int = LONGEST) -> Ro
     """Return the median seconds of rounds by draft length, made non-decreasing; linear between the lengths that were
     seen.
 
-    None where no round without a draft was seen, or none with one. rounds: each with whether the drafter itself
-    drafted in it. longest: tokens of the drafter's own drafts at most.
+    None where no round without a draft was seen, or none with one. rounds: each says whether the drafter itself drafted
+    in it. longest: tokens of the drafter's own drafts at most.
     """
     drafting: dict[int, list[float]] = {0: []}
     rest: dict[int, list[float]] = {}

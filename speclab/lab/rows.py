@@ -1,4 +1,4 @@
-"""From the lines of the log to the rows of a record: the only place where a measurement becomes a ratio."""
+"""Makes the rows of a record from the lines of the log. This is the only place where a measurement becomes a ratio."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -49,7 +49,7 @@ def rows_of_group(
 
 
 def build_row(arm: Arm, lines: list[Line], baseline: list[Line], common: dict[str, Any], kind: str) -> Row:
-    """What was measured of one arm, beside the baseline on the same prompts.
+    """Build the row of one arm beside the baseline on the same prompts.
 
     lines: of `arm`, all at one temperature. common: target, device and dtype. kind: the name of this group of
     prompts. A prompt that one side has not decoded does not count.
@@ -119,7 +119,7 @@ def groups(log: list[Line]) -> dict[str, set[int]]:
 
 
 def halves(prompts: Iterable[tuple[str, int]]) -> set[int]:
-    """Of (kind, index) pairs, the indexes of the prompts that are held out: every second one of each kind."""
+    """Return the indexes of the prompts that are held out, from (kind, index) pairs: every second one of each kind."""
     by_kind: dict[str, dict[int, None]] = {}
     for kind, index in prompts:
         by_kind.setdefault(kind, {})[index] = None

@@ -1,4 +1,4 @@
-"""What a run measures: a target, its drafts and prompts, the settings to try, and how much of each."""
+"""The settings of a run: a target, its drafts and prompts, what to try, and how much of each."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,7 +41,7 @@ class RunConfig:
 
     @property
     def common(self) -> dict:
-        """What all rows share."""
+        """Return the fields that all rows share."""
         return {"target": self.setup.target_name, "device": self.setup.device.type, "dtype": self.setup.dtype_name}
 
     def bench(self, max_new_tokens: int | None = None) -> Bench:
@@ -51,7 +51,7 @@ class RunConfig:
         return bench
 
     def arms(self) -> list[Arm]:
-        """Return the baseline, then every draft at every length."""
+        """Return the arms: the baseline, then every draft at every length."""
         arms = [BASELINE]
         for name, drafter in self.drafters.items():
             auto = drafter.chooses_length
@@ -60,7 +60,7 @@ class RunConfig:
         return arms
 
     def with_plain(self) -> list[Arm]:
-        """Return the same and the other plain decoding, which is compared greedily: the library's, and the eager
+        """Return the arms and the other plain decoding, which is compared greedily: the library's, and the eager
         engine's where that may be the fastest."""
         if 0 not in self.temperatures:
             return self.arms()
@@ -70,8 +70,8 @@ class RunConfig:
         return [*self.arms(), GENERATE, *([] if surely_slower else [EAGER])]
 
     def instruments(self, arms: list[Arm]) -> dict[str, list[int]]:
-        """For every draft the lengths that its instrumented decoding tries: all of them, those in use three times; a
-        draft on auto chooses its own."""
+        """Return for every draft the lengths that its instrumented decoding tries: all of them, those in use three
+        times. A draft on auto chooses its own."""
         used = {name: [arm.draft_length for arm in arms if arm.draft == name] for name in self.drafters}
         return {
             name: lengths if self.drafters[name].chooses_length else [*range(max(lengths) + 1), *lengths, *lengths]
@@ -80,14 +80,14 @@ class RunConfig:
         }
 
     def method(self, name: str) -> str:
-        """What a draft's rows are called; the only model among the drafts is called just that."""
+        """Return the name of a draft's rows; where only one draft is a model, it is called just that."""
         models = [name for name, drafter in self.drafters.items() if drafter.is_model]
         auto = AUTO * name.endswith(AUTO)
         return f"model{auto}" if [name.removesuffix(AUTO)] == models else name
 
     @property
     def parts(self) -> list[Drafter]:
-        """What proposes the tokens, in all drafts."""
+        """Return the drafters that propose the tokens, in all drafts."""
         return [part for drafter in self.drafters.values() for part in drafter.parts]
 
     def cached_models(self) -> list[CachedModel]:
@@ -96,11 +96,11 @@ class RunConfig:
 
     @property
     def rule(self) -> str:
-        """How drafted tokens are judged, as --rule names it."""
+        """Return the rule by which drafted tokens are judged, as --rule names it."""
         return self.functions.rule.name
 
     def rule_lines(self) -> list[str]:
-        """For the head of the run; nothing for the token rule."""
+        """Return lines about the rule for the head of the run; none for the token rule."""
         if self.rule == TOKEN.name:
             return []
         if self.functions.rule.law:
@@ -118,11 +118,12 @@ class RunConfig:
         return lines
 
     def look_at_cores(self) -> str | None:
-        """Probe whether the cores are free, for the record; half a second. A GPU's host is not looked at.
+        """Probe for half a second whether the cores are free, for the record. A GPU's host is not looked at.
 
-        Where they are not, the run takes one thread, unless the number was asked for: several wait for each other.
+        Where they are not, the run takes one thread, unless a number was asked for, because several threads wait for
+        each other.
 
-        -> what is wrong with them, None where nothing is
+        -> a line about what is wrong with them, None where nothing is
         """
         if self.setup.device.type != "cpu":
             return None
@@ -140,7 +141,7 @@ class RunConfig:
         return complaint
 
     def head(self, measured: Measurement) -> dict[str, Any]:
-        """Return the fields of runs.LabRun: what, where and how."""
+        """Return the fields of runs.LabRun: what ran, where and how."""
         own = engine_choice.own_weights(self.setup.target.fast)
         return {
             "schema_version": runs.SCHEMA_VERSION,

@@ -9,7 +9,7 @@ WARM = 4  # steps or rounds of each arm before the look
 
 
 def warm_decodings(config: RunConfig, n: int) -> list[Decoding]:
-    """Both arms at work on the first prompt, greedily, with room for `n` further steps or rounds.
+    """Start both arms on the first prompt, greedily, with room for `n` further steps or rounds.
 
     Raises UsageProblem where these do not fit the target's context.
     """

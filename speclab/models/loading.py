@@ -128,8 +128,7 @@ def load_model(
     """Return a checked model on the device, from a folder or the hub, or a padded lab model.
 
     Memory must hold `copies` of a padded model's weights. Raises EnvironmentProblem where it cannot be loaded, weights
-    are
-    missing, or it is not fit for cached decoding.
+    are missing, or it is not fit for cached decoding.
     """
     if sizes.is_lab_size(name):
         size = sizes.parse_name(name)

@@ -139,8 +139,7 @@ def load_setup(
 
     target: folder, hub name or lab:SIZE. device: auto, cpu, cuda, mps. dtype: auto, float32, bfloat16. engine: auto,
     fast, eager. threads: the number of threads of the CPU, None for PyTorch's own number. tokenizer: the target's,
-    where it is loaded
-    already. device_map: the places of the target's weights, if they do not all lie on the device.
+    where it is loaded already. device_map: the places of the target's weights, if they do not all lie on the device.
     """
     where, why_device = loading.choose_device(device)
     on_gpu = where.type == "cuda"

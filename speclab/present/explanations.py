@@ -1,6 +1,5 @@
-"""Why a comparison's rows are as fast as they are: what was predicted, the ladder, and what a round is made of.
-
-Views of the record, nothing is measured here.
+"""Shows why a comparison's rows are as fast as they are: predictions, the ladder, and the parts of a round. These are
+views of the record: nothing is measured here.
 """
 
 import functools
@@ -35,7 +34,7 @@ def prediction_table(rows: list[Row]) -> Table:
 
 
 def lengths_table(run: ComparisonRun) -> Table:
-    """Drafts on auto beside the best fixed length of the same draft, for all prompts and for each kind."""
+    """Compare drafts on auto with the best fixed length of the same draft, for all prompts and for each kind."""
     kinds = [kind for kind in dict.fromkeys(row.prompt_kind for row in run.rows) if kind != "not looping"]
     rows = [row for row in run.rows if row.auto and row.prompt_kind in kinds]
 
@@ -80,7 +79,7 @@ LENGTHS = (
 
 
 def errors_table(rows: list[Row]) -> Table:
-    """How far each predictor was off over the given rows: |predicted / measured - 1|."""
+    """Show how far each predictor was off over the given rows: |predicted / measured - 1|."""
     errors = [(PREDICTORS[predictor], miss) for predictor, miss in prediction_errors(rows).items()]
     kinds = ", ".join(dict.fromkeys(row.prompt_kind for row in rows))
     columns: dict[str, Cell] = {
@@ -96,7 +95,7 @@ def errors_table(rows: list[Row]) -> Table:
 
 
 def ladder_table(rows: list[Row], markdown: bool = False) -> Table:
-    """From the book's formula to the measurement, factor by factor."""
+    """Lead from the book's formula to the measurement, factor by factor."""
     rows = [row for row in rows if row.draft and not row.auto]
     columns: dict[str, Cell] = {"book": lambda row: speedup(row.book_formula)}
     for effect in EFFECTS:
@@ -171,7 +170,7 @@ def costs_lines(run: ComparisonRun) -> Lines:
 
 
 def usual_context(run: ComparisonRun) -> float:
-    """Return prompt tokens on average and half of the new ones."""
+    """Return the mean number of prompt tokens, plus half of the new ones."""
     prompts = {sample.prompt_index: sample.n_prompt for sample in run.raw}
     return (mean(prompts.values()) if prompts else 0.0) + run.settings["max_new_tokens"] / 2
 

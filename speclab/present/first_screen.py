@@ -1,4 +1,4 @@
-"""compare.py prints this: the answer of a comparison on one screen. The rest is in report.py, behind --verbose.
+"""compare.py prints the answer of a comparison on one screen. The rest is in report.py, behind --verbose.
 
 Views of the record; every line is a fixed template filled with its numbers.
 """
@@ -40,15 +40,16 @@ class Line(NamedTuple):
 
     @property
     def row(self) -> Row:
-        """At the first temperature at which it ran."""
+        """Return its row at the first temperature at which it ran."""
         return next(filter(None, self.rows))
 
 
 def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = None, markdown: bool = False) -> str:
-    """Same text or not; the table; the formula, what it misses most, where there is no gain; `where` the rest is.
+    """Show whether the text is the same; the table; the formula, what it misses most, and where there is no gain; and
+    `where` the rest is.
 
-    brief: the table alone, below what says that texts are wrong. A target whose numbers are not to be believed is left
-    out in the terminal, and that is said.
+    brief: only the table, below the lines that say that texts are wrong. A target whose numbers are not to be believed
+    is left out in the terminal, and that is said.
     """
     runs = [run, run.padded] if run.padded else [run]
     doubts = Lines(f"{target_name(one)}: {doubt(one)}" for one in runs if doubt(one))
@@ -70,7 +71,8 @@ def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = No
 
 
 def page(run: ComparisonRun, name: str) -> str:
-    """results/NAME.md: the first screen with its pictures, then everything else. name: of the pictures"""
+    """Return results/NAME.md: the first screen with its pictures, then everything else. name: the name of the
+    pictures"""
     parts = [f"{tables.escaped(provenance(run))}\n", f"## The answer\n\n{screen(run, markdown=True)}"]
     for one, its_name in ((run, name), (run.padded, f"{name}-padded")):
         if one:
@@ -135,7 +137,7 @@ def same_text_lines(run: LabRun, judged: list[Facts]) -> list[str]:
 
 
 def table_lines(run: ComparisonRun) -> list[Line]:
-    """Return the baseline, and every draft at every length, over all prompts."""
+    """Return the lines of the table: the baseline, and every draft at every length, over all prompts."""
     temperatures = list(dict.fromkeys(row.temperature for row in run.rows))
     by_arm: dict[tuple[str, int], dict[float, Row]] = {}
     for row in run.rows:
@@ -189,7 +191,7 @@ def _speedup_at(place: int) -> Callable[[Line], str]:
 
 
 def facts_lines(run: ComparisonRun) -> list[str | None]:
-    """These lines say how a target's step is spent, and what the formula misses most for its fastest model draft."""
+    """Say how a target's step is spent, and what the formula misses most for its fastest model draft."""
     row = best_model_row(run)
     if row is None:
         return []
@@ -210,15 +212,15 @@ def facts_lines(run: ComparisonRun) -> list[str | None]:
 
 
 def chains_only_line(runs: list[ComparisonRun]) -> str | None:
-    """This says why some cells are empty where drafts had branches; None where none had."""
+    """Say why some cells are empty where drafts had branches; None where none had."""
     rows = (row for run in runs for row in run.rows if row.draft_length and not row.auto)
     return CHAINS_ONLY if any(row.acceptance_rate is not None and row.book_formula is None for row in rows) else None
 
 
 def best_plain_line(run: ComparisonRun) -> str | None:
-    """Return the headline's row against the best plain decoding, where that is not the baseline but a faster one.
+    """Compare the headline's row with the best plain decoding, where that is not the baseline but a faster one.
 
-    Row and plain decoding are chosen on one half of the prompts; this is the other half.
+    Both are chosen on one half of the prompts; the line is about the other half.
     """
     best = run.headline
     if run.best_plain in (None, "baseline") or best is None:
@@ -248,12 +250,12 @@ def rows_of(run: ComparisonRun, draft: str) -> list[Row]:
 
 
 def _first_rows(run: ComparisonRun) -> list[Row]:
-    """Over all prompts, at the first temperature."""
+    """Return the rows over all prompts, at the first temperature."""
     return [row for row in run.rows if row.prompt_kind == "all" and row.temperature == run.rows[0].temperature]
 
 
 def reading_line(run: ComparisonRun) -> str | None:
-    """How much of a decode step is the reading of weights; None where that was not measured."""
+    """Say how much of a decode step is the reading of weights; None where that was not measured."""
     baseline = next((row for row in _first_rows(run) if row.method == "baseline"), None)
     if baseline is None or not run.bandwidth or run.weight_bytes is None:
         return None
@@ -283,7 +285,7 @@ def noise_line(runs: list[ComparisonRun]) -> str | None:
 
 
 def no_gain_line(runs: list[ComparisonRun]) -> str | None:
-    """How many rows of the kinds of prompt are not shown to be faster, and the lowest speedup among them all."""
+    """Say how many rows of the kinds of prompt are not shown to be faster, and the lowest speedup of all rows."""
     rows = [(run, row) for run in runs for row in prediction_rows(run.rows)]
     if not rows:
         return None

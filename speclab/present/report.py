@@ -30,9 +30,9 @@ NOT_SLOWER = 0.995  # what rounds to 1.00x is not called slower
 
 
 def comparison(run: ComparisonRun, by_kind: bool = False, markdown: bool = False) -> str:
-    """Agreement; for each temperature how fast, what was predicted and why; what a round is made of.
+    """Show agreement; for each temperature speed, predictions and reasons; and the parts of a round.
 
-    by_kind: also the tables of every kind of prompt.
+    by_kind: show the tables of every kind of prompt, too.
     """
     blocks: list[Block] = [Lines([functions_line(run)]), Heading("Do the outputs agree?")]
     blocks.append(Lines([*agreement_lines(run.correctness), *remarks(run), doubt(run)]))
@@ -111,7 +111,7 @@ def _z_value(z: float | None) -> str:
 
 
 def loops_line(run: ComparisonRun) -> str | None:
-    """How many greedy texts end in repetition; None where nothing was decoded greedily."""
+    """Say how many greedy texts end in repetition; None where nothing was decoded greedily."""
     n_looping, n_texts = run.prompts["n_looping"], run.prompts["n"]
     if n_looping is None:
         return None
@@ -125,7 +125,7 @@ def loops_line(run: ComparisonRun) -> str | None:
 
 
 def counts_summary(counts: Counts, has_branches: bool = False) -> str:
-    """Rounds, acceptance in all its meanings, and a histogram of accepted lengths."""
+    """Sum up the rounds: their number, acceptance in all its meanings, and a histogram of accepted lengths."""
     n_untested = counts.n_drafted - counts.n_accepted - counts.n_rejected  # with branches, all others that failed, too
     lines = [
         f"rounds {counts.n_rounds}, drafted {counts.n_drafted}, accepted {counts.n_accepted}, "
@@ -181,7 +181,8 @@ def _rerun(row: Row) -> str:
 
 
 def losing_lines(rows: list[Row]) -> list[str]:
-    """For each kind of prompt on which speculation was slower: the rows, how much, and whether it may be noise."""
+    """Name for each kind of prompt on which speculation was slower the rows, how much slower they were, and whether
+    that may be noise."""
     lines = []
     for kind in dict.fromkeys(row.prompt_kind for row in rows):
         slower = [
@@ -195,7 +196,7 @@ def losing_lines(rows: list[Row]) -> list[str]:
 
 
 def generate_line(rows: list[Row]) -> str | None:
-    """How our baseline compares with the library's own loop."""
+    """Compare the baseline with the library's own loop."""
     row = next((r for r in rows if r.method == "generate" and r.prompt_kind == "all"), None)
     if row is None:
         return None

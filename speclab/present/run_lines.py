@@ -1,4 +1,4 @@
-"""Lines that any record may carry: where it comes from, what is wrong with it, how noisy the machine was."""
+"""Any record may have these lines: its origin, what is wrong with it, and how noisy the machine was."""
 
 from statistics import mean
 
@@ -33,7 +33,7 @@ def hardware(run: Head) -> str:
 
 
 def circumstances(run: Head) -> str:
-    """Machine, engine, versions, commit and seed of any record."""
+    """Return the machine, engine, versions, commit and seed of any record."""
     versions, settings = run.versions, run.settings
     commit = (versions.commit or "none")[:12] + " with uncommitted changes" * bool(versions.uncommitted_changes)
     return (
@@ -60,7 +60,7 @@ def padding_remark(target: str) -> str:
 
 
 def small_print(run: Head) -> str:
-    """Model, machine, number format, time and commit of any record: the line under a picture."""
+    """Return the line under a picture: model, machine, number format, time and commit of any record."""
     commit = (run.versions.commit or "")[:8]
     target, dtype = (run.settings[name] for name in ("target", "dtype"))
     target += " (padded)" * sizes.is_lab_size(target)
@@ -70,7 +70,7 @@ def small_print(run: Head) -> str:
 
 
 def remarks(run: LabRun) -> list[str]:
-    """Texts that were not checked or are wrong, and whether the run was stopped."""
+    """Name the texts that were not checked or are wrong, and say whether the run was stopped."""
     lines = [line for line in (busy_line(run), late_line(run)) if line]
     if rule := run.settings.get("rule"):
         lines.append(rule_line(rule, [row for row in getattr(run, "rows", []) if row.lossy_rule]))
@@ -93,14 +93,16 @@ def wrong_line(run: LabRun) -> str | None:
 
 
 def rule_line(rule: str, lossy: list[Row]) -> str:
-    """The line says what a rule other than the token rule means for the rows. lossy: rows that a lossy rule judged."""
+    """The line says what a rule other than the token rule means for the rows. lossy: the rows that a lossy rule
+    judged."""
     if lossy:
         return LOSSY.format(rule=rule)
     return f"accept rule: {rule}; sampled rows of models have no forecast"
 
 
 def replay_line(run: LabRun) -> str | None:
-    """How many rounds were followed by a replay, and what one cost; None where the target has no recurrent layers."""
+    """Say how many rounds were followed by a replay, and what one cost; None where the target has no recurrent
+    layers."""
     rows = [row for row in getattr(run, "rows", []) if isinstance(row, Row) and row.draft]
     if not any(row.n_replays for row in rows):
         return None
@@ -128,7 +130,7 @@ def own_rates_lines(run: LabRun) -> list[str]:
 
 
 def busy_line(run: Head) -> str | None:
-    """That the cores were not free when the run began; None where they were, or where nothing looked."""
+    """Say that the cores were not free when the run began; None where they were, or where nothing looked."""
     probe = run.machine.probe
     if probe is None or probe.free:
         return None
@@ -138,13 +140,13 @@ def busy_line(run: Head) -> str | None:
 
 
 def late_line(run: LabRun) -> str | None:
-    """That CUDA graphs were recorded while something was timed; None where none was."""
+    """Say that CUDA graphs were recorded while something was timed; None where none was."""
     late = (run.settings.get("graphs") or {}).get("in_turns", 0)
     return f"SLOWED: {late} CUDA graphs were recorded in timed turns, where there should be none" if late else None
 
 
 def doubt(run: LabRun) -> str | None:
-    """That the speedups of a run are not to be believed, in one line; None where they are.
+    """Say in one line that the speedups of a run are not to be believed; None where they are.
 
     The terminal shows it in place of every table of speedups, a page above them.
     """
@@ -159,7 +161,7 @@ def doubt(run: LabRun) -> str | None:
 
 
 def doubt_in_short(run: Head) -> str | None:
-    """Return the same without what to do about it; it stands above a picture."""
+    """Say the same without an advice; this line stands above a picture."""
     worst = noise.unbelievable(getattr(run, "noise", None) or [])
     if worst is None:
         return None

@@ -124,7 +124,7 @@ def _columns(block: Table, markdown: bool) -> str | None:
 
 
 def table(rows: list[list[str]], headers: list[str], markdown: bool = False, n_words: int = 1) -> str:
-    """Return the cells as a table for the terminal, or as one of Markdown.
+    """Return the cells as a table for the terminal, or as one in Markdown.
 
     The first `n_words` columns hold words and are aligned left, all others are aligned right.
     """
@@ -139,8 +139,8 @@ def table(rows: list[list[str]], headers: list[str], markdown: bool = False, n_w
 
 
 def short_names(names: list[str], width: int) -> dict[str, str]:
-    """Name -> the same in at most `width` characters. Different names stay different: where cutting is not enough,
-    they are numbered.
+    """Return a dict: name -> the same in at most `width` characters. Different names stay different: where cutting is
+    not enough, they are numbered.
     """
     names = list(dict.fromkeys(names))
     short = {name: name if len(name) <= width else name[: width - 1] + "…" for name in names}
@@ -159,8 +159,8 @@ def number(value: float | None, digits: int = 2) -> str:
 
 
 def cost(value: float | None, digits: int = 2, error: float = 0.0) -> str:
-    """Return a cost, which is never negative: 318; `< 12` where it lies within two standard errors of nothing, or below
-    one unit of the last digit, and so cannot be told apart from nothing.
+    """Return a cost, which is never negative: 318; `< 12` where it cannot be told apart from 0: it lies within two
+    standard errors of it, or below one unit of the last digit.
     """
     if value is None:
         return "-"
@@ -171,12 +171,12 @@ def cost(value: float | None, digits: int = 2, error: float = 0.0) -> str:
 
 
 def rate(value: float | None) -> str:
-    """Tokens a second."""
+    """Return tokens a second."""
     return number(value, 1 if value is not None and value < 999.95 else 0)
 
 
 def speedup(value: float | None) -> str:
-    """1.45x; a dash where there is none."""
+    """Write 1.45x, or a dash where there is no speedup."""
     return "-" if value is None else f"{value:.2f}x"
 
 
@@ -192,19 +192,19 @@ def with_verdict(text: str, verdict: str | None) -> str:
 
 
 def interval(low: float | None, high: float | None) -> str:
-    """1.31 to 1.64; a dash where there is no interval."""
+    """Write 1.31 to 1.64, or a dash where there is no interval."""
     return "-" if low is None or high is None else f"{low:.2f} to {high:.2f}"
 
 
 def percent(share: float | None) -> str:
-    """Return a signed share in five characters or fewer; beyond a factor of ten it no longer matters how far."""
+    """Return a signed share in five characters or fewer; beyond a factor of ten its size no longer matters."""
     if share is None:
         return "-"
     return f"{share:+.0%}" if share < 9.995 else ">999%"
 
 
 def temperature_name(temperature: float) -> str:
-    """T = 0 (greedy), T = 0.8 (sampling)"""
+    """Write T = 0 (greedy) or T = 0.8 (sampling)."""
     return f"T = {temperature:g} ({'sampling' if temperature else 'greedy'})"
 
 
@@ -232,7 +232,7 @@ def of_a_draft(cell: Cell) -> Cell:
 
 
 def through(part: Callable[[Any], Any], columns: dict[str, Cell]) -> dict[str, Cell]:
-    """Return the columns of rows as columns of what holds such a row; `part` takes it out."""
+    """Return columns of rows as columns of objects that hold such a row; `part` takes the row out."""
 
     def of_part(cell: Cell) -> Cell:
         return lambda whole: cell(part(whole))

@@ -18,7 +18,7 @@ class Arm:
 
     @property
     def speculative(self) -> bool:
-        """True where a draft is used."""
+        """Tell whether a draft is used."""
         return bool(self.draft)
 
     @property

@@ -197,8 +197,7 @@ def _beside(target: Path) -> Path:
 @contextlib.contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
     """Give a new folder to fill, which takes the place of `folder` at the end. If anything fails or stops it before
-    that,
-    the old one stays.
+    that, the old one stays.
 
     No single rename replaces a folder that holds files: the old one is moved aside first. A process that is killed
     between the two renames leaves both beside the place, under names that end in .part.

@@ -127,8 +127,7 @@ class Costs:
 
     def draft_cost(self, draft_length: float, context: float, catch_up: float = 1) -> float:
         """Return c: the cost of one drafted token in decode steps of the target, averaged over a draft; 0 where nothing
-        is
-        drafted."""
+        is drafted."""
         if draft_length == 0:
             return 0.0
         return self.draft_seconds(draft_length, context, catch_up) / draft_length / self.step_seconds(context)

@@ -82,8 +82,7 @@ class FeatureHead(nn.Module):
 
     def project(self, states: Tensor, tokens: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Project states (batch, n, hidden) and the token after each, (batch, n).  -> the residual stream, the same
-        shape;
-        queries, keys, values (batch, heads, n, head size)
+        shape; queries, keys, values (batch, heads, n, head size)
 
         rotation: of the states' positions.
         """

@@ -40,8 +40,7 @@ def read_adapter(name: str, target: PreTrainedModel, padded: bool = False) -> Ex
 
     padded: the target is (lab:SIZE), and the adapter was trained for what it was padded from: it reads what that
     computes, the first dimensions of the states. Raises EnvironmentProblem where it cannot be read, and UsageProblem
-    where it
-    belongs to another target.
+    where it belongs to another target.
     """
     found, weights = read_files(name)
     config = loading.loaded(name, f"its {CONFIG}", lambda: config_from(found), CORRECT)

@@ -125,8 +125,7 @@ def _n_to_grow(scores: Tensor, best: Tensor, n: int) -> int:
     never more probable than the one before it.
 
     scores: (m,), those of all candidates. best: those of the newest ones, falling, NaN first. Raises EnvironmentProblem
-    where the
-    draft's logits were not finite.
+    where the draft's logits were not finite.
     """
     least = scores.topk(min(n, len(scores))).values[-1]
     n_grown = (best.isfinite() & (best >= least)).sum()

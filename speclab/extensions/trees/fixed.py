@@ -67,8 +67,7 @@ class TreeDrafter(Branching):
 
     def _planned(self, n: int, deepest: int) -> tuple[list[int], Tensor, Tensor]:
         """Return the number of tokens of each level that is drafted, all their parents (m,), and which of them stand on
-        the
-        branch of each, (m, m)."""
+        the branch of each, (m, m)."""
         sizes = list(itertools.accumulate(self.shape[:deepest], int.__mul__))
         while sum(sizes) > n:
             sizes.pop()

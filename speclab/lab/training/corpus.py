@@ -26,7 +26,7 @@ class Document:
 
     @property
     def held_out(self) -> bool:
-        """Whether it is kept out of training."""
+        """Tell whether it is kept out of training."""
         return int(hashlib.sha256(self.name.encode()).hexdigest(), 16) % HELD_OUT_EVERY == 0
 
 

@@ -87,7 +87,8 @@ def _documents(seed: int) -> list[str]:
 def _batches(
     documents: list[str], tokenizer: PreTrainedTokenizerBase, seed: int, positions: int | None
 ) -> Callable[[int], list[tuple[Tensor, ...]]]:
-    """Micro-batches by step. Documents are tokenised when their turn comes, so few steps need few of them.
+    """Return a function that gives the micro-batches of a step. Documents are tokenised when their turn comes, so few
+    steps need few of them.
 
     A function of documents, seed and the step's number: a slow machine sees the same batches, only fewer of them.
     """

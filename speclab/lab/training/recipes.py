@@ -1,4 +1,4 @@
-"""What the training of a draft that reads its target's states needs to know of its kind, and what all kinds share."""
+"""Describes how a draft that reads its target's states is trained, and holds what all kinds share."""
 
 import argparse
 from collections.abc import Callable
@@ -18,8 +18,8 @@ LOW_TEMPERATURE = 0.25  # stands for greedy decoding: most of the weight is on t
 
 
 def distance(target_logits: Tensor, draft_logits: Tensor) -> Tensor:
-    """What is rejected of samples at temperature 1 and at LOW_TEMPERATURE (total variation), plus a share of the
-    cross-entropy to the target's distribution; means.
+    """Return the mean share of rejected samples at temperature 1 and at LOW_TEMPERATURE (total variation), plus a share
+    of the mean cross-entropy to the target's distribution.
 
     At a low temperature the total variation is a smooth stand-in for how often the two argmaxes differ. The
     cross-entropy moves a draft also where its distribution and the target's have nothing in common. Both (batch, n,
@@ -54,11 +54,10 @@ def sizes_like(target: PreTrainedModel, n_layers: int, intermediate: int) -> dic
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one kind of draft is trained.
-
-    intermediate: the usual width of its MLPs. fresh: gives the head before its first step. trained: gives the one of
-    --init. loss: takes the head, what gives the target's states and logits, and a batch. functions: arguments of `loss`
-    that are worth compiling. write: writes into a folder. folder: where a training works, with flags in braces.
+    """The training of one kind of draft. intermediate: the usual width of its MLPs. fresh: gives the head before its
+    first step. trained: gives the one of --init. loss: takes the head, what gives the target's states and logits, and a
+    batch. functions: arguments of `loss` that are worth compiling. write: writes into a folder. folder: where a
+    training works, with flags in braces.
     add_flags: gives the parser the flags that only this kind has.
     """
 

@@ -31,9 +31,9 @@ TRIES = 9  # of a product in each precision; the fastest counts
 
 
 def optimizers(model: nn.Module, rate: float, of_tables: float = 1.0) -> list[torch.optim.Optimizer]:
-    """Muon for the layers' matrices, AdamW for embeddings, norms and an output layer of its own.
+    """Make the optimizers: Muon for the layers' matrices, AdamW for embeddings, norms and an output layer of its own.
 
-    rate: the peak learning rate. of_tables: of AdamW, as a share of it.
+    rate: the peak learning rate. of_tables: the rate of AdamW, as a share of it.
     """
     trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
     tables = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
@@ -69,8 +69,8 @@ def next_token_loss(model: PreTrainedModel, tokens: Tensor) -> Tensor:
 
 @dataclass
 class TrainingFacts(Part):
-    """How far a training is. Losses are in nats per token; a draft's have shares of rejected samples in them. The last
-    one is a running mean over some ten steps.
+    """The progress of a training. Losses are in nats per token; a draft's have shares of rejected samples in them. The
+    last one is a running mean over some ten steps.
 
     products: the precision that they are made in.
     """
@@ -87,7 +87,7 @@ class Checkpoint(Protocol):
     """The place where a training is saved, and from which it goes on."""
 
     def resume(self, model: nn.Module, steppers: list[torch.optim.Optimizer]) -> TrainingFacts:
-        """Set the model and its optimizers to what was saved.  -> how far that is"""
+        """Set the model and its optimizers to what was saved. -> the progress until then"""
 
     def save(self, model: nn.Module, steppers: list[torch.optim.Optimizer], facts: TrainingFacts) -> None:
         """Save all three, whole or not at all."""
@@ -159,8 +159,8 @@ def train(
 
 @functools.cache
 def product_dtype(device: torch.device) -> torch.dtype:
-    """What a training multiplies in: bfloat16; on a CPU float32 where that is faster, as on processors that have no
-    products of bfloat16. Found out by timing, once for each device."""
+    """Return the type in which a training multiplies: bfloat16; on a CPU float32 where that is faster, as on
+    processors that have no products of bfloat16. This is timed once for each device."""
     if device.type != "cpu":
         return torch.bfloat16
     seconds = {}
@@ -171,19 +171,20 @@ def product_dtype(device: torch.device) -> torch.dtype:
 
 
 def products_in(precision: torch.dtype, device: torch.device) -> torch.autocast:
-    """Inside, products of float32 are made in bfloat16, or as they are."""
+    """Make products of float32 in bfloat16, or leave them as they are, while this is open."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == torch.bfloat16)
 
 
 def learning_rate_factor(share: float) -> float:
-    """By the share of the time that is spent: a short warm-up, flat, linear decay over the last half."""
+    """Return the factor by the share of the time that is spent: a short warm-up, flat, linear decay over the last
+    half."""
     return min(1.0, share / 0.02 + 0.02, max(0.02, 2 * (1 - share)))
 
 
 def _gradients(
     model: nn.Module, micro_batches: list[tuple[Tensor, ...]], loss_of: Callable[..., Tensor], precision: torch.dtype
 ) -> Tensor:
-    """Of one step, from zero.  -> mean loss of the micro-batches, on the device"""
+    """Compute the gradients of one step, from zero. -> mean loss of the micro-batches, on the device"""
     device = next(model.parameters()).device
     total = torch.zeros((), device=device)
     n_tokens = sum(tokens.numel() for tokens, *_ in micro_batches)  # the last micro-batch may have fewer

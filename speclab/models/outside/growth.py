@@ -83,8 +83,7 @@ def _length(value: Any) -> int:
 
 def _longest_of(charsmap: Any) -> int:
     """Return the number of bytes of the longest text of a SentencePiece map: the size of its index, the index, then
-    texts that
-    end in 0."""
+    texts that end in 0."""
     data = base64.b64decode(charsmap) if isinstance(charsmap, str) else b""
     texts = data[4 + int.from_bytes(data[:4], "little") :]
     return max(map(len, texts.split(b"\0")))

@@ -1,4 +1,4 @@
-"""matplotlib, where it is installed. Without it a run measures and prints the same, and draws nothing."""
+"""Imports matplotlib where it is installed. Without it a run measures and prints the same, and draws nothing."""
 
 import warnings
 from typing import TYPE_CHECKING, Any
