@@ -4,6 +4,7 @@ import argparse
 import functools
 
 from speclab.cli import compare_config, compare_flags
+from speclab.cli.measured import look_at_cores, show
 from speclab.cli.output import Output, Step, View
 from speclab.drafts.lengths import LONGEST
 from speclab.lab import comparison, padded_pair
@@ -13,11 +14,11 @@ from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
 from speclab.models import memory
 from speclab.present import first_screen, report
-from speclab.present.pictures import library, plots
+from speclab.present.pictures import plots
 from speclab.records.log_files import LogFile
 from speclab.records.runs import ComparisonRun
 from speclab.system.errors import reports_problems
-from speclab.system.files import do_all, shown
+from speclab.system.files import shown
 from speclab.system.terminal import note, say
 
 WHY = "why is mine not faster? docs/why-not-faster.md"
@@ -43,22 +44,19 @@ def _run(args: argparse.Namespace, functions: LoopFunctions | None) -> int:
     if killed := config.log.set_aside():
         note(f"an earlier run was killed; python -m speclab.cli.unfinished {shown(killed)} shows what it measured")
     with output.redirected():
-        if busy := config.look_at_cores():  # may take one thread, which the head says
-            note(f"busy    {busy}")
+        look_at_cores(config)
         if not args.brief:
             say(compare_config.head(config))
         record, measured = _measure(args, config)
         text, page, pictures = _views(args, record, output)
-        tables: list[Step] = [lambda: say(text())]
+        texts = [text]
         if args.verbose:
-            tables.append(lambda: say(report.comparison(record, by_kind=True)))
-        if args.verbose:
-            tables.append(lambda: say(_bytes_of_rounds(config)))
-        code = do_all([*tables, *output.writes(record, page), *_drawable(pictures)])
+            texts.append(functools.partial(report.comparison, record, by_kind=True))
+            texts.append(functools.partial(_bytes_of_rounds, config))
+        code = show(output, record, texts, page, pictures)
     if not code:
         config.log.discard()
-    wrong = max(map(exit_code, measured))
-    return code or wrong
+    return max(code, *map(exit_code, measured))
 
 
 def _measure(args: argparse.Namespace, config: RunConfig) -> tuple[ComparisonRun, list[Measurement]]:
@@ -96,14 +94,6 @@ def _views(args: argparse.Namespace, record: ComparisonRun, output: Output) -> t
     if record.padded:
         pictures += plots.comparison(record.padded, folder, f"{name}-padded")
     return text, page, pictures
-
-
-def _drawable(pictures: list[Step]) -> list[Step]:
-    """Return the pictures, or none where they cannot be drawn."""
-    if library.is_here():
-        return pictures
-    note(library.MISSING)
-    return []
 
 
 def _bytes_of_rounds(config: RunConfig) -> str:

@@ -12,8 +12,8 @@ import pytest
 
 import compare
 from draft_models import ModelDrafter
-from speclab.cli import compare as cli_compare
 from speclab.cli import compare_config, flags
+from speclab.cli import measured as cli_measured
 from speclab.core.counts import Counts
 from speclab.core.sampling import Sampling
 from speclab.lab import comparison, harness, output_checks
@@ -301,7 +301,7 @@ def test_an_output_that_is_full_or_gone_loses_no_file(run, monkeypatch, tmp_path
         if "speedup" in text:  # the tables, after the measurement
             raise error
 
-    monkeypatch.setattr(cli_compare, "say", fail)
+    monkeypatch.setattr(cli_measured, "say", fail)
     code, _, err = run("-k", "2", "--temperature", "0")
     assert code == (0 if isinstance(error, BrokenPipeError) else 3)
     assert ("standard output: No space left" in err) == (code == 3)

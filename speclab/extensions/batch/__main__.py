@@ -20,16 +20,15 @@ import functools
 import sys
 
 from speclab.cli import compare_config, flags, no_effect, parsing
-from speclab.cli.output import Output, Step
+from speclab.cli.measured import look_at_cores, show
+from speclab.cli.output import Output
 from speclab.drafts import registry
 from speclab.extensions.batch import batch_plots, batch_views, decode
 from speclab.extensions.batch.batch_comparison import check, compare_batches
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
-from speclab.present.pictures import library
 from speclab.system.errors import UsageProblem, reports_problems
-from speclab.system.files import do_all
-from speclab.system.terminal import note, say
+from speclab.system.terminal import say
 
 PROG = "python -m speclab.extensions.batch"
 DRAFTS = "model,ngram"
@@ -48,19 +47,14 @@ def main(argv: list[str] | None = None) -> int:
     args = filled(make_parser().parse_args(words))
     config, output, sizes = _prepare(args)
     with output.redirected():
-        if busy := config.look_at_cores():  # may take one thread, which the head says
-            note(f"busy    {busy}")
+        look_at_cores(config)
         say(compare_config.head(config))
         record, measured = compare_batches(config, sizes, args.thorough)
+        text = functools.partial(batch_views.text, record)
         page = functools.partial(batch_views.page, record, f"../plots/{output.name}.png")
-        steps: list[Step] = [lambda: say(batch_views.text(record)), *output.writes(record, page)]
-        if library.is_here():
-            steps.append(functools.partial(batch_plots.picture, record, output.plots, output.name))
-        else:
-            note(library.MISSING)
-        code = do_all(steps)
-    wrong = exit_code(measured)  # raises what ended the run early, if that can be mended
-    return code or wrong
+        picture = functools.partial(batch_plots.picture, record, output.plots, output.name)
+        code = show(output, record, [text], page, [picture])
+    return max(code, exit_code(measured))  # raises what ended the run early, if that can be mended
 
 
 def make_parser() -> argparse.ArgumentParser:

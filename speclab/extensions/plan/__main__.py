@@ -17,15 +17,14 @@ import functools
 import sys
 
 from speclab.cli import compare_config, flags, no_effect, parsing
-from speclab.cli.output import Output, Step
+from speclab.cli.measured import look_at_cores, show
+from speclab.cli.output import Output
 from speclab.drafts import registry
 from speclab.extensions.plan import plan_views, plans
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
-from speclab.present.pictures import library
 from speclab.system.errors import UsageProblem, reports_problems
-from speclab.system.files import do_all
-from speclab.system.terminal import note, say
+from speclab.system.terminal import say
 
 # What the command line leaves open. limit 0: all prompts.
 SIZES = {
@@ -43,19 +42,14 @@ def main(argv: list[str] | None = None) -> int:
     args = filled(make_parser().parse_args(argv))
     config, output = _prepare(args)
     with output.redirected():
-        if busy := config.look_at_cores():  # may take one thread, which the head says
-            note(f"busy    {busy}")
+        look_at_cores(config)
         say(compare_config.head(config))
         record, measured = plans.make(config, args.verify)
+        text = functools.partial(plan_views.text, record)
         page = functools.partial(plan_views.page, record)
-        steps: list[Step] = [lambda: say(plan_views.text(record)), *output.writes(record, page)]
-        if library.is_here():
-            steps.append(functools.partial(plan_views.picture, record, output.plots, output.name))
-        else:
-            note(library.MISSING)
-        code = do_all(steps)
-    wrong = exit_code(measured)  # raises what ended the run early, if that can be mended
-    return code or wrong
+        picture = functools.partial(plan_views.picture, record, output.plots, output.name)
+        code = show(output, record, [text], page, [picture])
+    return max(code, exit_code(measured))  # raises what ended the run early, if that can be mended
 
 
 def make_parser() -> argparse.ArgumentParser:

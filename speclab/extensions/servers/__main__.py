@@ -23,7 +23,8 @@ import sys
 import torch
 
 from speclab.cli import flags, no_effect, parsing
-from speclab.cli.output import Output, Step
+from speclab.cli.measured import look_at_cores, show
+from speclab.cli.output import Output
 from speclab.drafts.registry import check_prompts, make_all, read_all
 from speclab.extensions.servers import installed, server_flags, serving_load, serving_views
 from speclab.extensions.servers.served import Plan
@@ -33,10 +34,9 @@ from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
 from speclab.models import loading
 from speclab.models.padded import sizes
-from speclab.present.pictures import library
 from speclab.system.errors import UsageProblem, reports_problems
-from speclab.system.files import do_all, shown
-from speclab.system.terminal import note, say
+from speclab.system.files import shown
+from speclab.system.terminal import say
 
 
 @reports_problems
@@ -47,11 +47,11 @@ def main(argv: list[str] | None = None) -> int:
     with output.redirected():
         say(_head(config, plan))
         record, measured = compare_serving(config, plan)
-        code = do_all(_steps(record, output))
-    wrong = exit_code(measured)  # raises what ended the run early, if that can be mended
+        code = _show(record, output)
+    code = max(code, exit_code(measured))  # raises what ended the run early, if that can be mended
     if measured.stop:
         raise measured.stop
-    return code or wrong or _asked_and_refused(args, record)
+    return code or _asked_and_refused(args, record)
 
 
 def _prepare(args: argparse.Namespace) -> tuple[Output, RunConfig, Plan]:
@@ -86,8 +86,7 @@ def _prepare(args: argparse.Namespace) -> tuple[Output, RunConfig, Plan]:
     check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens + 2 * lengths[-1])
     config = RunConfig(setup, drafters, prompts, lengths, temperatures, args.max_new_tokens, args.repeats, args.seed)
     no_effect.note_flags(args, temperatures, setup.device)
-    if busy := config.look_at_cores():  # before the servers' threads are chosen
-        note(f"busy    {busy}")
+    look_at_cores(config)  # before the servers' threads are chosen
     longest = max(prompt.ids.shape[1] for prompt in prompts)
     settings = installed.ServerSettings(
         target=args.target,
@@ -140,16 +139,13 @@ def _head(config: RunConfig, plan: Plan) -> str:
     )
 
 
-def _steps(record: ServingRun, output: Output) -> list[Step]:
+def _show(record: ServingRun, output: Output) -> int:
+    """Print and write the record.  -> exit code"""
     where = f"everything else: {shown(output.result('.md'))}"
-    steps: list[Step] = [lambda: say(serving_views.text(record, where))]
-    steps += output.writes(record, functools.partial(serving_views.page, record, f"../plots/{output.name}.png"))
-    if not record.load:
-        return steps
-    if not library.is_here():
-        note(library.MISSING)
-        return steps
-    return [*steps, functools.partial(serving_load.picture, record, output.plots, output.name)]
+    text = functools.partial(serving_views.text, record, where)
+    page = functools.partial(serving_views.page, record, f"../plots/{output.name}.png")
+    picture = functools.partial(serving_load.picture, record, output.plots, output.name)
+    return show(output, record, [text], page, [picture] if record.load else [])
 
 
 def _asked_and_refused(args: argparse.Namespace, record: ServingRun) -> int:

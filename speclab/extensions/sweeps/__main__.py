@@ -25,16 +25,15 @@ import time
 from typing import Any
 
 from speclab.cli import compare_config, flags, no_effect, parsing
-from speclab.cli.output import Output, Step
+from speclab.cli.measured import look_at_cores, show
+from speclab.cli.output import Output
 from speclab.drafts import registry
 from speclab.extensions.sweeps import sweep_views, sweeps
 from speclab.extensions.sweeps.sweep_record import SweepRun
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
-from speclab.present.pictures import library
 from speclab.system.errors import UsageProblem, reports_problems
-from speclab.system.files import do_all
-from speclab.system.terminal import note, say
+from speclab.system.terminal import note
 
 ALL = "all"
 ACCURACIES = [f"dial:{i / 10:g}" for i in range(11)]
@@ -133,19 +132,14 @@ def _run(args: argparse.Namespace, name: str, done: list[SweepRun]) -> int:
     """Measure one sweep, show and write it; its record is added to `done`.  -> exit code"""
     config, output = _prepare(args, name)
     with output.redirected():
-        if busy := config.look_at_cores():
-            note(f"busy    {busy}")
+        look_at_cores(config)
         record, measured = sweeps.measure_sweep(config, name)
         done.append(record)
+        text = functools.partial(sweep_views.text, record)
         page = functools.partial(sweep_views.page, record, f"../plots/{output.name}.png")
-        steps: list[Step] = [lambda: say(sweep_views.text(record)), *output.writes(record, page)]
-        if library.is_here():
-            steps.append(functools.partial(sweep_views.picture, record, output.plots, output.name))
-        else:
-            note(library.MISSING)
-        code = do_all(steps)
-    wrong = exit_code(measured)  # raises what ended the run early, if that can be mended
-    return code or wrong
+        picture = functools.partial(sweep_views.picture, record, output.plots, output.name)
+        code = show(output, record, [text], page, [picture])
+    return max(code, exit_code(measured))  # raises what ended the run early, if that can be mended
 
 
 def _prepare(args: argparse.Namespace, name: str) -> tuple[RunConfig, Output]:

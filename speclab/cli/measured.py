@@ -1,0 +1,32 @@
+"""What the commands that measure share: a look at the cores before it, and afterwards what is shown and written."""
+
+from collections.abc import Sequence
+
+from speclab.cli.output import Output, Step, View
+from speclab.lab.run_config import RunConfig
+from speclab.present.pictures import library
+from speclab.records.runs import LabRun
+from speclab.system.files import do_all
+from speclab.system.terminal import note, say
+
+
+def look_at_cores(config: RunConfig) -> None:
+    """Say where the cores are not free. The run may take one thread then, so this comes before the head."""
+    if busy := config.look_at_cores():
+        note(f"busy    {busy}")
+
+
+def show(output: Output, record: LabRun, texts: Sequence[View], page: View, pictures: Sequence[Step] = ()) -> int:
+    """Print the texts, write the record and its page, and draw the pictures where that can be done.
+
+    -> exit code, 0 where nothing failed
+    """
+    if pictures and not library.is_here():
+        note(library.MISSING)
+        pictures = ()
+    return do_all([*map(_said, texts), *output.writes(record, page), *pictures])
+
+
+def _said(text: View) -> Step:
+    """The step that prints a text, which is made then."""
+    return lambda: say(text())
