@@ -34,9 +34,8 @@ def prepare(args: argparse.Namespace, functions: LoopFunctions | None = None) ->
     output.check()
     kinds = [kind for kind in args.draft.split(",") if kind]
     choices = read_drafts(kinds, temperatures)
-    flags.check_chains(args, choices)
     functions = functions or LoopFunctions(speculative_decode)
-    flags.check_rule(args, temperatures)
+    flags.check_rule(args, temperatures, choices)
     if auto and not lengths:  # beside numbers a draft that cannot choose has those
         for choice in choices:
             choice.check_auto()

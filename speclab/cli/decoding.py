@@ -66,7 +66,6 @@ def parse(docstring: str, argv: list[str] | None, speculative: bool) -> argparse
         args.typed_length = args.draft_length  # None where -k is left out
         args.draft_length = DRAFT_LENGTH if args.draft_length is None else args.draft_length
         args.choice = registry.read(args.draft)
-        flags.check_chains(args, [args.choice])
     args.typed_limit = args.limit
     args.limit = 1 if args.limit is None else args.limit
     return args
@@ -147,7 +146,7 @@ def _baseline(args: argparse.Namespace, baseline: Loop, functions: LoopFunctions
 
 def _speculative(args: argparse.Namespace, baseline: Loop, functions: LoopFunctions) -> int:
     auto = args.draft_length == parsing.AUTO
-    flags.check_rule(args, [args.temperature])
+    flags.check_rule(args, [args.temperature], [args.choice])
     args.choice.check_greedy(args.temperature == 0)
     if auto:
         args.choice.check_auto()

@@ -154,15 +154,18 @@ def add_rule_flag(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def check_rule(args: argparse.Namespace, temperatures: list[float]) -> None:
-    """Raise UsageProblem where a lossy rule is asked for together with temperature 0.
+def check_rule(args: argparse.Namespace, temperatures: list[float], choices: list[registry.Choice]) -> None:
+    """Raise UsageProblem where --rule does not fit a draft, or is a lossy one together with temperature 0.
 
     A lossy rule decides nothing at temperature 0: against a one-hot target it keeps what every rule keeps, and a greedy
     row would be called lossy that is not.
     """
     if args.rule == TOKEN.name:
         return
-    if rule_of(args.rule).law and 0 in temperatures:
+    rule = rule_of(args.rule)
+    if rule.chains_only:
+        registry.check_chains(f"--rule {args.rule}", choices)
+    if rule.law and 0 in temperatures:
         raise UsageProblem(
             f"--rule {args.rule} changes sampled text only: greedy decoding keeps the target's own tokens with every "
             "rule; give --temperature above 0, for example 0.8"
@@ -213,13 +216,6 @@ def add_draft_flag(
         else "what drafts, several with commas; --draft help lists all kinds",
     )
     return group
-
-
-def check_chains(args: argparse.Namespace, choices: list[registry.Choice]) -> None:
-    """Raise UsageProblem where a draft has branches and --rule knows chains only."""
-    branching = next((choice.text for choice in choices if choice.branches), None)
-    if branching and rule_of(args.rule).chains_only:
-        raise UsageProblem(f"--rule {args.rule} judges chains, and {branching} has branches; leave it out")
 
 
 def with_defaults(args: argparse.Namespace, defaults: dict[str, Any]) -> argparse.Namespace:

@@ -202,6 +202,12 @@ def read_all(texts: Iterable[str]) -> list[Choice]:
     return choices
 
 
+def check_chains(who: str, choices: Iterable[Choice]) -> None:
+    """Raise UsageProblem where a draft has branches. who: what knows chains only."""
+    if branching := next((choice.text for choice in choices if choice.branches), None):
+        raise UsageProblem(f"{who} knows chains only, and {branching} has branches; leave it out")
+
+
 def make_all(choices: Iterable[Choice], setup: Setup, seed: int) -> dict[str, Drafter]:
     """Return drafters by the name that tables and records give them, in the order of the choices."""
     choices = list(choices)

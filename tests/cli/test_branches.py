@@ -14,4 +14,6 @@ def test_a_rule_for_chains_judges_no_branches(monkeypatch, capsys, script):
     make_known(monkeypatch)
     add_branching(monkeypatch)
     assert script.main(["--draft", "branching", "--rule", LOSSLESS.name, "--prompt", "x"]) == 2
-    is_one_line(capsys.readouterr().err, f"--rule {LOSSLESS.name} judges chains", "branching has branches", "leave it")
+    is_one_line(
+        capsys.readouterr().err, f"--rule {LOSSLESS.name} knows chains only", "branching has branches", "leave it"
+    )

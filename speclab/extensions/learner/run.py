@@ -36,6 +36,7 @@ BASELINE, SPECULATIVE, COMPARISON = SCRIPTS = (
     "compare.py",
 )
 ACCEPT_RULES = {2, 4, WHOLE_LOOP, BLOCK_RULE}
+YOURS = "your code"  # no exercise has a part in drafts with branches
 NOT_JUDGED = (
     "a sampled text has no baseline to equal; leave out --temperature, or judge many of them: run compare.py with the "
     "same --temperature and --draft"
@@ -82,7 +83,7 @@ def _read(name: str, script: Any, words: list[str]) -> tuple[argparse.Namespace,
     """The script's flags, and which exercises can take part in such a run."""
     if name not in SCRIPTS:
         args = script.parse(words)
-        _check_chains([args.choice])
+        registry.check_chains(YOURS, [args.choice])
         usable = {1} | loading.of_decoding(args.temperature, args.draft, args.draft_length == parsing.AUTO)
         return args, {number for number in usable if FIELDS.get(number, "adapt") in args.uses}
     if name == COMPARISON:
@@ -90,13 +91,13 @@ def _read(name: str, script: Any, words: list[str]) -> tuple[argparse.Namespace,
         args.typed_draft = args.draft
         filled = compare_flags.filled(args, compare_flags.size_of(args))
         kinds = _drafts(filled)
-        _check_chains(registry.read_all(kinds))
+        registry.check_chains(YOURS, registry.read_all(kinds))
         temperatures = parsing.numbers(filled.temperature, float, 0, "--temperature")
         return filled, loading.of_comparison(temperatures, kinds)
     args = decoding.parse(script.__doc__, words, name == SPECULATIVE)
     if name == BASELINE:
         return args, {0}
-    _check_chains([args.choice])
+    registry.check_chains(YOURS, [args.choice])
     auto = args.draft_length == parsing.AUTO
     return args, loading.of_decoding(args.temperature, args.draft, auto)
 
@@ -111,12 +112,6 @@ def _defaults(name: str, args: argparse.Namespace) -> list[str]:
     if name != COMPARISON:
         return []
     return ["--no-padded", *([] if args.typed_draft else ["--draft", compare_flags.USUAL_DRAFTS])]
-
-
-def _check_chains(choices: list[registry.Choice]) -> None:
-    """Raise UsageProblem for drafts with branches, in which no exercise has a part."""
-    if branching := next((choice.text for choice in choices if choice.branches), None):
-        raise UsageProblem(f"your functions know chains only, and {branching} has branches; leave it out")
 
 
 def _check_rule(args: argparse.Namespace, chosen: loading.Chosen) -> None:

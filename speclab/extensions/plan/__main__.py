@@ -23,7 +23,7 @@ from speclab.drafts import registry
 from speclab.extensions.plan import plan_views, plans
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
-from speclab.system.errors import UsageProblem, reports_problems
+from speclab.system.errors import reports_problems
 from speclab.system.terminal import say
 
 # What the command line leaves open. limit 0: all prompts.
@@ -99,8 +99,7 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     output.check()
     kinds = [kind for kind in args.draft.split(",") if kind]
     choices = compare_config.read_drafts(kinds, temperatures)
-    if branching := next((choice.text for choice in choices if choice.branches), None):
-        raise UsageProblem(f"a plan knows chains only, and {branching} has branches; leave it out")
+    registry.check_chains("a plan", choices)
     config = compare_config.load(args, choices, lengths, temperatures)
     plans.check(config, args.verify)
     no_effect.note_flags(args, temperatures, config.setup.device)

@@ -153,8 +153,7 @@ def _prepare(args: argparse.Namespace, name: str) -> tuple[RunConfig, Output]:
     output.check()
     kinds = [kind for kind in args.draft.split(",") if kind]
     choices = compare_config.read_drafts(kinds, temperatures)
-    if branching := next((choice.text for choice in choices if choice.branches), None):
-        raise UsageProblem(f"a sweep knows chains only, and {branching} has branches; leave it out")
+    registry.check_chains("a sweep", choices)
     config = compare_config.load(args, choices, lengths, temperatures)
     # The seed has an effect where drafts are damaged at random.
     seen = argparse.Namespace(**vars(args) | {"seed": 0}) if name == "mismatch" else args

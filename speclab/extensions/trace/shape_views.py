@@ -9,6 +9,7 @@ import argparse
 from transformers import PreTrainedTokenizerBase
 
 from speclab.cli import no_effect, parsing
+from speclab.drafts import registry
 from speclab.extensions.trace import decoding, shapes
 from speclab.extensions.trace.shapes import MEANINGS, STEPS, RoundShapes, Shapes
 from speclab.lab.instruments import LoopFunctions
@@ -29,8 +30,7 @@ def parse(words: list[str]) -> argparse.Namespace:
 
 def run(args: argparse.Namespace, functions: LoopFunctions | None) -> int:
     """The command.  -> exit code, 1 where `functions` say other shapes"""
-    if args.choice.branches:
-        raise UsageProblem(f"shapes knows chains only, and {args.draft} has branches; choose another --draft")
+    registry.check_chains("shapes", [args.choice])
     family, _ = loading.family_named(args.target)
     if not family.one_text:
         raise UsageProblem(

@@ -32,8 +32,8 @@ ROWS = [
     ("17 --run compare.py", ("exercise 17 has no part in a run", "check.py 17")),
     ("2,8 --run optimized_speculative.py", ("exercise 8", "goes alone", "check.py 8")),
     ("4,10 --run compare.py", ("both the rule for sampled tokens", "leave one of them out")),
-    ("2 --run optimized_speculative.py --draft tree:2x2:model", ("know chains only", "leave it out")),
-    ("2 --run compare.py --draft tree:2x2:model", ("know chains only", "leave it out")),
+    ("2 --run optimized_speculative.py --draft tree:2x2:model", ("your code knows chains only", "leave it out")),
+    ("2 --run compare.py --draft tree:2x2:model", ("your code knows chains only", "leave it out")),
     ("0 --run baseline_autoregressive.py --batch 2", ("--batch", "--help")),
 ]
 
