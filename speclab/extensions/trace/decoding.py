@@ -47,6 +47,7 @@ def add_flags(parser: argparse.ArgumentParser, words: str, auto: bool = True) ->
         "--draft-length",
         type=parsing.length_or_auto if auto else parsing.at_least(0),
         default=DRAFT_LENGTH,
+        metavar="K",
         help=f"tokens per draft{', or auto: chosen in every round' if auto else ''} (default: {DRAFT_LENGTH})",
     )
     parser.usage = " ".join(filter(None, [parser.prog, words, "[flags]"]))
@@ -56,7 +57,7 @@ def add_flags(parser: argparse.ArgumentParser, words: str, auto: bool = True) ->
 def add_temperature_flag(parser: argparse.ArgumentParser) -> None:
     """--temperature and --ignore-eos."""
     group = parser.add_argument_group("decoding")
-    group.add_argument("--temperature", type=float, help="0 is greedy (default: 0)")
+    group.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (default: 0)")
     group.add_argument("--ignore-eos", action="store_true", help="go on to --max-new-tokens also after an end token")
 
 

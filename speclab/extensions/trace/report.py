@@ -8,6 +8,7 @@ length, and the settings of the record. Flags change them. Where these models ar
 """
 
 import argparse
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ from speclab.system.terminal import note
 
 SETTINGS = ("max_new_tokens", "seed", "top_k", "top_p")  # of a record that are flags of a decoding, too
 CHOSEN = ("target", "draft", "draft_length")
+FROM_RECORD = (*CHOSEN, *SETTINGS, "temperature")
+DEFAULT = re.compile(r" \(default: (%\(default\)s|[^)])*\)")  # in the help of a flag
 
 
 def run(argv: list[str]) -> int:
@@ -59,7 +62,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=parsing.some_path, metavar="FILE", required=True, help="write the page here")
     decoding.add_flags(parser, "RECORD --out FILE", auto=False)
     decoding.add_temperature_flag(parser)
-    parser.set_defaults(**dict.fromkeys((*CHOSEN, *SETTINGS, "temperature")))
+    parser.set_defaults(**dict.fromkeys(FROM_RECORD))
+    for action in parser._actions:  # argparse has no public name for them
+        if action.dest in FROM_RECORD:
+            action.help = DEFAULT.sub("", action.help or "", 1) + " (default: the record's)"
     return parser
 
 

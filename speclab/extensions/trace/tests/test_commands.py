@@ -11,11 +11,13 @@ import compare
 import optimized_speculative
 from optimized_speculative import speculative_decode
 from speclab.core.accept import accept_from_logits
-from speclab.extensions.trace import decoding, profile
+from speclab.extensions.trace import decoding, profile, report
 from speclab.extensions.trace.__main__ import main, parse
 from speclab.extensions.trace.tests.test_shapes import of_exercise
 from speclab.lab.instruments import LoopFunctions
 from speclab.models import loading, prompts
+from speclab.records.files import read
+from speclab.records.runs import ComparisonRun
 from speclab.system.errors import Problem
 from speclab.system.paths import ROOT
 from tests.cli.bad_inputs import places
@@ -142,6 +144,17 @@ def test_a_report_of_a_record(record, tmp_path, pair_folder, capsys):
     text = page.read_text("utf-8")
     assert "<b>ngram</b> drafts, up to 2 tokens" in text
     assert "at temperature 0.8, seed 5" in text
+
+
+def test_the_help_of_a_report_says_which_defaults_are_the_records(record, capsys):
+    with pytest.raises(SystemExit):
+        main(["report", "--help"])
+    flags = re.split(r"\n  (?:-k, )?--", capsys.readouterr().out)
+    from_record = report.of_record(read(record, ComparisonRun))
+    for name in from_record:
+        [of_flag] = [flag for flag in flags if flag.startswith(f"{name.replace('_', '-')} ")]
+        assert of_flag.count("(default:") == of_flag.count("(default: the record's)") == 1
+    assert sum("the record's" in flag for flag in flags) == len(from_record)
 
 
 def test_a_report_without_the_models_has_everything_else(record, tmp_path, capsys):
