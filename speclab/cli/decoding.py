@@ -43,7 +43,7 @@ def run(
     args = parse(docstring, argv, speculative is not None)
     if speculative is None:
         return _baseline(args, baseline, functions or LoopFunctions(baseline))
-    return _speculative(args, baseline, functions or LoopFunctions(speculative))
+    return _speculative(args, functions or LoopFunctions(speculative))
 
 
 def parse(docstring: str, argv: list[str] | None, speculative: bool) -> argparse.Namespace:
@@ -144,7 +144,7 @@ def _baseline(args: argparse.Namespace, baseline: Loop, functions: LoopFunctions
     return int(n_wrong > 0)
 
 
-def _speculative(args: argparse.Namespace, baseline: Loop, functions: LoopFunctions) -> int:
+def _speculative(args: argparse.Namespace, functions: LoopFunctions) -> int:
     auto = args.draft_length == parsing.AUTO
     flags.check_rule(args, [args.temperature], [args.choice])
     args.choice.check_greedy(args.temperature == 0)

@@ -122,7 +122,7 @@ def _dial(argument: str, text: str) -> Choice:
     return Choice(text, name, build, draws_when_greedy=True, no_auto=no_auto, only_greedy=NEEDS_GREEDY)
 
 
-add(Kind("model", "model", "the lab's own draft model, a tenth of the target's size", _model))
+add(Kind("model", "model", "the lab's own draft model, a tenth of the target's size", _model, any_size=True))
 add_lookup("ngram", NgramDrafter, "prompt lookup: what followed the longest earlier match", ("lookup", "prompt-lookup"))
 add_lookup("suffix", SuffixDrafter, "what followed the longest earlier match most often")
 add(
@@ -132,6 +132,7 @@ add(
         "a head that reads the target's hidden states (EAGLE-3)",
         _head("feature"),
         ("eagle3",),
+        any_size=True,
     )
 )
 add(
@@ -143,7 +144,7 @@ add(
         ("dflash", "dspark"),
     )
 )
-add(Kind("hybrid", "hybrid[:LOOKUP+MODEL]", "a lookup where it pays more, a model elsewhere", _hybrid))
+add(Kind("hybrid", "hybrid[:LOOKUP+MODEL]", "a lookup where it pays more, a model elsewhere", _hybrid, any_size=True))
 add(
     Kind("dial", "dial:A[:MODEL|:free]", "an instrument: the target's text, each token right with probability A", _dial)
 )

@@ -101,7 +101,8 @@ class Kind:
     name: what is typed, before a colon where an argument follows. usage: how it is typed, with its argument. help: one
     line that says what drafts. reader: a function, or "module:name" of one that is imported when it is asked; it takes
     the argument ("" where there is none) and all that was typed, and returns a Choice or raises UsageProblem. words:
-    other names of the same thing, which are typed by mistake. is_lookup: it copies from the text.
+    other names of the same thing, which are typed by mistake. is_lookup: it copies from the text. any_size: typed
+    without an argument, it works with the lab's target padded to any size.
     """
 
     name: str
@@ -110,6 +111,7 @@ class Kind:
     reader: Callable[[str, str], Choice] | str
     words: tuple[str, ...] = ()
     is_lookup: bool = False
+    any_size: bool = False
 
     def read(self, argument: str, text: str) -> Choice:
         """Ask the reader."""
@@ -137,7 +139,7 @@ def add_lookup(name: str, make_lookup: Callable[..., Lookup], help: str, words: 
         check_no_argument(argument, text)
         return Choice(text, name, lambda setup, seed: make_lookup(n_ids=setup.target.vocab_size), is_lookup=True)
 
-    add(Kind(name, name, help, read_lookup, words, is_lookup=True))
+    add(Kind(name, name, help, read_lookup, words, is_lookup=True, any_size=True))
 
 
 def check_no_argument(argument: str, text: str) -> None:
@@ -179,16 +181,21 @@ def read(text: str) -> Choice:
     The table comes first, so that no folder of the place where one types takes the place of a kind; ./NAME is always a
     folder. Hub names have a slash, but for a few old ones (gpt2): a name without one that is nearly a kind is refused.
     """
-    name, colon, argument = text.partition(":")
-    kind = kinds().get(name)
-    if kind and not (colon and not argument):
-        return kind.read(argument, text)
+    if kind := kind_of(text):
+        return kind.read(text.partition(":")[2], text)
+    name, colon, _ = text.partition(":")
     if "," in text and not loading.exists(text):
         raise UsageProblem(f"--draft {text}: this takes one draft; compare.py takes several")
     is_no_name = bool(colon) and not loading.exists(text) and not sizes.is_lab_size(text)  # no hub name has a colon
-    if kind or is_no_name or is_mistyped(text):
+    if name in kinds() or is_no_name or is_mistyped(text):
         raise UsageProblem(f"unknown draft kind {text!r}; {LIST}")
     return model_choice(text)
+
+
+def kind_of(text: str) -> Kind | None:
+    """The kind that `--draft TEXT` names; None where it names a model, or nothing."""
+    name, colon, argument = text.partition(":")
+    return kinds().get(name) if argument or not colon else None
 
 
 def read_all(texts: Iterable[str]) -> list[Choice]:

@@ -18,7 +18,6 @@ SIZES = ("lab:50m", "lab:100m", "lab:200m", "lab:400m", "lab:1b", "lab:2b", "lab
 SECONDS = 120.0  # that the second comparison may take
 READINGS = 4700  # of the target's weights that take as long as it: passes of all arms, prefill, loading, checks
 DRAFT_SHARE = 10  # the padded draft has a tenth of the target's parameters, a usual ratio: 8b and 1b, 70b and 8b
-USABLE_KINDS = ("model", "feature", "hybrid")  # and every lookup
 PROMPTS_OF_A_KIND, NEW_TOKENS, LENGTHS = 2, 32, [2, 4]
 
 
@@ -49,7 +48,7 @@ def padded_kinds(kinds: list[str], size: str) -> list[str]:
     others are left out."""
     of_target = sizes.parse_name(size)
     draft = sizes.size_name(of_target.n_parameters // DRAFT_SHARE, vocab_size=of_target.vocab_size)
-    usable = (*USABLE_KINDS, *registry.lookups())
+    usable = [name for name, kind in registry.kinds().items() if kind.any_size]
     return [draft if kind == "model" else kind for kind in kinds if kind in usable]
 
 

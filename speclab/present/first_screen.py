@@ -8,6 +8,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import NamedTuple
 
+from speclab.drafts import registry
 from speclab.present import report, tables
 from speclab.present.run_lines import doubt, provenance, remarks, wrong_line
 from speclab.present.tables import (
@@ -25,6 +26,7 @@ from speclab.present.tables import (
 from speclab.records.facts import Facts
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun, LabRun
+from speclab.records.samples import AUTO
 from speclab.theory.ladder import factors, prediction_rows
 
 LAB = "lab pair"
@@ -237,9 +239,13 @@ def best_plain_line(run: ComparisonRun) -> str | None:
 
 
 def best_model_row(run: ComparisonRun) -> Row | None:
-    """Return the fastest row of a draft model at the first temperature, of any draft where there is no model."""
+    """Return the fastest row of a draft that is no lookup, or of any draft where all are lookups.
+
+    Rows at the first temperature count.
+    """
     rows = [row for row in _first_rows(run) if row.draft]
-    models = [row for row in rows if row.draft not in ("ngram", "suffix")]
+    lookups = registry.lookups()
+    models = [row for row in rows if (row.draft or "").removesuffix(AUTO) not in lookups]
     explained = [row for row in models if row.ladder]
     return max(explained or models or rows, key=lambda row: row.speedup, default=None)
 

@@ -36,7 +36,11 @@ def test_a_size_that_does_not_fit_is_not_chosen():
 
 
 def test_the_drafts_of_the_padded_pair():
-    assert padded_pair.padded_kinds(["model", "feature", "dial:0.8"], "lab:200m") == ["lab:20m", "feature"]
+    assert padded_pair.padded_kinds(["model", "feature", "dial:0.8", "suffix"], "lab:200m") == [
+        "lab:20m",
+        "feature",
+        "suffix",
+    ]
     assert padded_pair.padded_kinds(["model"], "lab:8b:v128256") == ["lab:800m:v128256"]
     assert padded_pair.padded_kinds(["dial:0.8", "some/draft"], "lab:200m") == []
 

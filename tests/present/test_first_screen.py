@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from speclab.drafts import registry
 from speclab.present import first_screen, report
 from speclab.records.runs import ComparisonRun
 from speclab.theory import noise
@@ -126,6 +127,18 @@ def test_the_formula_and_what_it_misses_most():
     found = factors(row)
     first = max(found, key=lambda name: max(found[name], 1 / found[name]))
     assert f"misses most: x{found[first]:.2f} {first}," in text
+
+
+def test_the_formula_is_shown_for_no_lookup(monkeypatch):
+    """Also where the lookup is a new one, is faster than the model, or chooses its length."""
+    monkeypatch.setitem(registry.kinds(), "echo", registry.Kind("echo", "echo", "", lambda *_: None, is_lookup=True))
+    for name in ("echo", "echo auto", "suffix auto"):
+        run = make_run(temperatures=(0.0,), methods=("model", name))
+        run.rows = [replace(row, speedup=row.speedup + 9 * (row.draft == name)) for row in run.rows]
+        assert first_screen.best_row(run).draft == name
+        assert first_screen.best_model_row(run).draft == "model"
+        run.rows = [row for row in run.rows if row.draft != "model"]
+        assert first_screen.best_model_row(run).draft == name
 
 
 def test_a_run_without_costs_has_no_forecast_and_no_factors():

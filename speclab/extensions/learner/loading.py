@@ -7,6 +7,7 @@ import importlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from speclab.drafts import registry
 from speclab.extensions.learner import runner
 from speclab.extensions.learner.ask import ask
 from speclab.extensions.learner.checklist import check_command, exercises, report
@@ -17,7 +18,8 @@ from speclab.system.terminal import note
 
 def of_decoding(temperature: float, draft: str, auto: bool = False) -> set[int]:
     """What one speculative decoding can use. auto: with -k auto."""
-    steps = not draft.startswith(("ngram", "suffix", "block", "dial"))  # drafts that work token by token
+    kind = registry.kind_of(draft)
+    steps = kind is None or not (kind.is_lookup or kind.name in ("block", "dial"))  # the others work token by token
     return (
         {3, WHOLE_LOOP}
         | ({6} if not auto else {9} if steps else set())
@@ -36,7 +38,7 @@ def of_comparison(temperatures: Iterable[float], drafts: Iterable[str]) -> set[i
 
 def of_heads(drafts: Iterable[str], auto: bool = False) -> set[int]:
     """Exercises about drafts with a head. Under -k auto a feature draft is asked after each token, by the lab's own."""
-    kinds = {draft.partition(":")[0] for draft in drafts}
+    kinds = {kind.name for draft in drafts if (kind := registry.kind_of(draft))}
     return ({11} if "feature" in kinds and not auto else set()) | ({12} if "block" in kinds else set())
 
 

@@ -534,6 +534,8 @@ def test_every_script_asks_for_what_it_can_use(monkeypatch, tmp_path):
     assert loading.of_decoding(0.0, "feature") == {2, 3, 6, 8, 11}
     assert loading.of_decoding(0.0, "feature", auto=True) == {2, 3, 8, 9}
     assert loading.of_decoding(0.0, "block:elsewhere", auto=True) == {2, 3, 8, 12}
+    for folder in ("blocky/model", "dialogue/model", "./ngram"):  # a model, whatever its name begins with
+        assert loading.of_decoding(0.0, folder, auto=True) == loading.of_decoding(0.0, "model", auto=True)
     assert loading.of_comparison([0.0, 0.8], ["model", "ngram"]) == {2, 3, 4, 5, 6, 7, 10}
     assert loading.of_comparison([0.0], ["feature", "block"]) == {2, 3, 5, 6, 11, 12}
     calls = []
