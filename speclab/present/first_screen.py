@@ -23,10 +23,10 @@ from speclab.present.tables import (
     through,
     with_verdict,
 )
+from speclab.records.arms import AUTO
 from speclab.records.facts import Facts
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun, LabRun
-from speclab.records.samples import AUTO
 from speclab.theory.ladder import factors, prediction_rows
 
 LAB = "lab pair"
