@@ -7,7 +7,7 @@ from speclab.lab import padded_pair
 from speclab.models.loading import LAB_TARGET
 from speclab.models.padded import sizes
 
-# What the command line leaves open, by the kind of the run. limit 0: all prompts.
+# The defaults of what the command line leaves open, by the size of the run. limit 0 means all prompts.
 SIZE_FLAGS = ("limit", "max_new_tokens", "repeats", "draft_length", "temperature")
 SIZES = {
     "default": (4, 64, 1, "2,4,6,auto", "0,0.8"),

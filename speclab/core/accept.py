@@ -50,7 +50,7 @@ def accept(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult
 
 @functools.singledispatch
 def accept_from_logits(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
-    """`accept` from the target's logits, (batch, n + 1, vocab). A kind of draft with its own rule registers it here.
+    """Run `accept` on the target's logits, (batch, n + 1, vocab). A kind of draft with its own rule registers it here.
 
     Against a one-hot target the rule keeps exactly the leading drafted tokens that are the target's own, whatever the
     uniforms and the draft's probabilities, and what follows is the target's own next token: no row is built for that.

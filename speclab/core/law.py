@@ -34,8 +34,8 @@ class Law(Protocol):
 class PlaceLaw:
     """Tokens are drawn from distributions that are the same wherever a round begins.
 
-    rows: (n, vocab), of the token at each place of the text. sizes: (n,), the largest number of tokens of a draft, by
-    its beginning.
+    rows: (n, vocab), the distribution of the token at each place of the text. sizes: (n,), the largest number of tokens
+    of a draft, by its beginning.
     """
 
     def __init__(self, rows: Tensor, sizes: Sequence[int]):
@@ -55,8 +55,8 @@ class PlaceLaw:
 class ChainLaw:
     """Tokens are drawn from distributions that depend on where the round began.
 
-    rows: of a number in the draft, (at least n - number, vocab) for rounds that begin after 0, 1, ... tokens. longest:
-    the largest number of tokens of a draft.
+    rows: for each number in the draft (at least n - number, vocab), for rounds that begin after 0, 1, ... tokens.
+    longest: the largest number of tokens of a draft.
     """
 
     def __init__(self, rows: Callable[[int], Tensor], longest: int):

@@ -74,7 +74,7 @@ class Draft:
         return torch.arange(n + 1, device=self.tokens.device).expand(batch, -1)
 
     def matching(self, own: Tensor) -> AcceptResult:
-        """Keep drafted tokens as long as each is the target's own.  own: (batch, n + 1) its choice in every row"""
+        """Keep drafted tokens as long as each is the target's own.  own: (batch, n + 1), its choice in every row."""
         n_accepted = n_leading(self.tokens == own[:, :-1], self.size)
         return AcceptResult(n_accepted, own.gather(-1, n_accepted[:, None])[:, 0])
 
@@ -118,7 +118,7 @@ class Decided(NamedTuple):
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """Drafted, accepted and rejected tokens."""
+        """Return the numbers of drafted, accepted and rejected tokens."""
         return self.n_drafted, self.n_accepted, self.n_rejected
 
 

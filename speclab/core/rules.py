@@ -61,7 +61,7 @@ add_rule(TOKEN.name, TOKEN, TOKEN.line)
 
 
 def all_rules() -> dict[str, RuleKind]:
-    """RULES, together with the rules of the extensions."""
+    """Return RULES together with the rules of the extensions."""
     extensions.load()
     return RULES
 

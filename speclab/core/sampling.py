@@ -45,11 +45,11 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """True where the most probable token is taken."""
+        """Tell whether the most probable token is taken."""
         return self.temperature == 0
 
     def probs(self, logits: Tensor) -> Tensor:
-        """logits (..., vocab) -> probabilities (..., vocab), float32 or float64.
+        """Turn logits (..., vocab) into probabilities (..., vocab), float32 or float64.
 
         Filters follow the usual order: temperature, top-k, top-p. Top-p keeps the smallest set of most probable tokens
         whose mass reaches top_p, the crossing token included (Holtzman et al., arXiv 1904.09751).
@@ -115,7 +115,7 @@ def graphed(function: graphs.Function) -> graphs.Function:
 
 @graphed
 def draw_next(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> Tensor:
-    """(batch, vocab) logits, (batch,) uniforms -> (batch,) ids drawn as `sampling` says
+    """Draw as `sampling` says: (batch, vocab) logits, (batch,) uniforms -> (batch,) ids.
 
     Greedy tokens are taken straight from the logits. They are those that `draw` takes from the one-hot row, in a tenth
     of the time.
@@ -133,7 +133,7 @@ class Drawn(NamedTuple):
 
 @graphed
 def draw_draft(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> Drawn:
-    """(batch, vocab) logits, (batch,) uniforms -> a drafted token of each row
+    """Draw a drafted token of each row: (batch, vocab) logits, (batch,) uniforms.
 
     A NOT_FINITE could not go into a pass, so every id is one of the vocabulary; `as_drawn` (draft_models.py) looks at
     the checks of all tokens of a draft at once.
@@ -156,7 +156,7 @@ def probability(logits: Tensor, drawn: Drawn) -> float:
 
 
 def most_probable(logits: Tensor) -> Tensor:
-    """(..., vocab) logits -> (...) ids, NOT_FINITE where the largest logit is not a number or infinite"""
+    """Return the ids (...) of the largest of (..., vocab) logits, NOT_FINITE where that is infinite or no number."""
     highest, token = logits.max(-1)
     # highest - highest is NaN where highest is not finite.
     return token.masked_fill(highest - highest != 0, NOT_FINITE)

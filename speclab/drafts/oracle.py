@@ -122,7 +122,7 @@ class ConstantDrafter(Drafter):
     """An instrument: it proposes the same id again and again, so that every pass of the target has k + 1 tokens."""
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        """Note where the prompt is."""
+        """Note the device of the prompt."""
         self._device = prompt.device
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:

@@ -26,7 +26,7 @@ from speclab.system.terminal import note
 
 OTHER_FAMILY = "use --draft FOLDER with a model of its family, --draft ngram, or --draft hybrid:ngram+FOLDER"
 LIST = "type --draft help to see all kinds"
-# What may be meant by a name that is nearly one of these, beside the names of kinds.
+# Beside the names of kinds, a name that is nearly one of these may have been meant as it.
 WORDS_OF_OTHERS = ("assistant", "draft", "draft-model", "none")
 
 Build = Callable[[Setup, int], Drafter]  # a checked target and the seed of a run -> the drafter

@@ -57,7 +57,7 @@ class KnownText:
         return self
 
     def prepare(self, widths: Iterable[int], longest: int) -> None:
-        """Nothing is recorded."""
+        """Record nothing."""
 
     def prefill(self, prompt: Tensor) -> Tensor:
         """Take the prompt: (1, prompt length) ids -> (1, 1, vocab) logits."""

@@ -51,7 +51,7 @@ def rows_of_group(
 def build_row(arm: Arm, lines: list[Line], baseline: list[Line], common: dict[str, Any], kind: str) -> Row:
     """Build the row of one arm beside the baseline on the same prompts.
 
-    lines: of `arm`, all at one temperature. common: target, device and dtype. kind: the name of this group of
+    lines: the lines of `arm`, all at one temperature. common: target, device and dtype. kind: the name of this group of
     prompts. A prompt that one side has not decoded does not count.
     """
     by_prompt = {line.prompt_index: line for line in lines}

@@ -110,7 +110,7 @@ def check_passes(
 
 
 def random_text(model: PreTrainedModel, n_tokens: int = N_TOKENS) -> Tensor:
-    """(1, n) ids, none of them special to the config; all different where there are enough of them.
+    """Draw (1, n) ids, none of them special to the config; all are different where there are enough of them.
 
     n is at most `n_tokens` and leaves room for rejected tokens in the model's context. Raises EnvironmentProblem where
     the model has too few tokens or positions for a text.

@@ -47,7 +47,7 @@ class Markdown(str):
 
 
 Block = Heading | Lines | Table | str | None
-# What would be markup: code, emphasis, links and pictures, entities, tags. Names of models and files hold anything.
+# This would be markup: code, emphasis, links and pictures, entities, tags. Names of models and files hold anything.
 MARKUP = re.compile(r"([\\`\[\]$]|~(?=~)|#(?=#*\s*$)|\*(?=\w)|(?<!\w)[*_](?=\S))|(&(?=#?\w+;))|(<(?=[A-Za-z/!?]))")
 # At the start of a line: a heading, a quotation, an item of a list, a rule.
 START = re.compile(r"^(\d*)([.)](?=\s|$)|#(?=#*(?:\s|$))|[+*-](?=\s|$)|[*_-](?=[\s*_-]*$)|>)")

@@ -81,7 +81,7 @@ class ArmCounts(Part):
 
     @property
     def auto(self) -> bool:
-        """True where the length was chosen in every round: records say so at the end of the draft's name."""
+        """Tell whether the length was chosen in every round: records say so at the end of the draft's name."""
         return (self.draft or "").endswith(AUTO)
 
 

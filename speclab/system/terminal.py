@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 
-# Of the control and format characters these stay: line ends and tabs, soft hyphen, the marks of Arabic and Syriac
+# These control and format characters stay: line ends and tabs, soft hyphen, the marks of Arabic and Syriac
 # numbers and verses, and the two joiners, without which Persian, Hindi and many emoji are written wrongly.
 ALLOWED = frozenset("\n\t\u00ad\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u08e2\u200c\u200d")
 
 
-# What stands for a character that the encoding of an output lacks; "?" stands for all others.
+# These stand for characters that the encoding of an output lacks; "?" stands for all others.
 PLAIN = {
     "α": "alpha",
     "τ": "tau",

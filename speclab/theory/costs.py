@@ -72,7 +72,10 @@ def catch_ups(rounds: Iterable[RoundCounts]) -> list[int]:
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs of one drafter at one temperature. Everything in seconds, slopes in seconds per token; none is negative."""
+    """Costs of one drafter at one temperature.
+
+    Everything is in seconds, and slopes are in seconds per token; none is negative.
+    """
 
     step_at: float
     step_slope: float

@@ -1,4 +1,4 @@
-"""How far would a speedup move if the same command ran again? The variation inside one run tells. Pure.
+"""How far would a speedup move if the same command ran again? The variation inside one run tells. This module is pure.
 
 A shared machine changes its speed for milliseconds to minutes, and such a change may slow a wide pass and not a narrow
 one. Arms that take turns cancel what slows all of them alike. The rest shows from prompt to prompt, as a round that

@@ -23,8 +23,8 @@ FEWEST_SPARE = 8  # observations beyond the number of parameters, without which 
 def fit(rounds: Sequence[RoundTime], steps: Sequence[StepTime]) -> dict[tuple[str, float], Costs]:
     """Fit the costs of every (drafter, temperature) among `rounds`.
 
-    Pooled: the shape of the verification, but for drafters that run a part of the target, which have one each,
-    the accept rule over the drafters of a temperature, the step's slope over the temperatures. The rest is of one
+    Some costs are pooled: the shape of the verification (drafters that run a part of the target have one each), the
+    accept rule over the drafters of a temperature, and the step's slope over the temperatures. The rest is of one
     drafter at one temperature alone. Every temperature of the rounds must have steps, and every round all PHASES, as
     the harness sees to.
     """

@@ -40,7 +40,7 @@ class Divergence(NamedTuple):
 def judge_divergence(
     reference: Reference, prompt: list[int], baseline: list[int], speculative: list[int], vocab_size: int
 ) -> Divergence | None:
-    """Rounding or a bug? Judges the first difference of two greedy texts. None when they agree.
+    """Judge the first difference of two greedy texts: is it rounding or a bug? None when they agree.
 
     Numerical: both candidates lie within twice the rounding error of the reference's top logit on the common prefix.
     The error is what the run's dtype changes in the uncached logits there, at least two rounding units

@@ -117,7 +117,8 @@ class BlockHead(nn.Module):
         """Run the pass: ids (batch, blocks) -> states (batch, blocks, slots, hidden), for as many slots as there are
         rotations.
 
-        rotation: of all slots, block by block. mask: what each slot reads of what `seen` gives, None for everything.
+        rotation: the rotations of all slots, block by block. mask: what each slot reads of what `seen` gives, None for
+        everything.
         seen: (number of the layer, keys and values of the slots) -> the keys and values that are read.
         """
         n_slots = rotation[0].shape[1] // anchors.shape[1]

@@ -115,7 +115,7 @@ class HeadDrafter(Drafter):
             hidden, _ = target_pass(target, ids, self._layers)
             # The head goes on behind the text; the target may have no positions there.
             hidden, ids = (torch.cat([x, x[:, :1].expand(-1, longest, *x.shape[2:])], dim=1) for x in (hidden, ids))
-            # Of a round that begins after the prompt; after a prompt of one token none does.
+            # These rows are those of a round that begins after the prompt; after a prompt of one token none does.
             first = len(prompt) - 2
             for logits in self.head.chains(hidden, ids, longest):
                 rows = logits[0, max(0, first) : first + len(tokens)]

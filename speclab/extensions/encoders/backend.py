@@ -31,7 +31,7 @@ class EncoderDecoderBackend(EagerBackend):
         return self._read(start_of(self._model), 0)
 
     def _read(self, tokens: Tensor, length: int) -> Tensor:
-        """A pass of the decoder alone: (1, m) ids -> (1, m, vocab) logits. `length` is in its cache already."""
+        """Run the decoder alone: (1, m) ids -> (1, m, vocab) logits. Its cache holds `length` tokens already."""
         options = {"encoder_outputs": self._encoded, "past_key_values": self._both, "use_cache": True}
         return self._model(decoder_input_ids=tokens, **options).logits
 

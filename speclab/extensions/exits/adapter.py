@@ -19,12 +19,10 @@ from speclab.drafts.heads.parts import DecoderLayer, Norm, Product, Rotation, ro
 
 @dataclass(frozen=True)
 class ExitConfig:
-    """What an adapter is.
-
-    exit_layer: N, how many of the target's first layers a draft runs, at least 1 and not all of them.
-    target_layers: decoder layers of the target.
-    block: sizes of the adapter's decoder layer; its width is that of the target's states, its vocabulary the rows of
-    the target's output layer.
+    """The settings of an adapter. exit_layer: N, how many of the target's first layers a draft runs, at least 1 and not
+    all of them.
+    target_layers: the number of decoder layers of the target. block: the sizes of the adapter's decoder layer; its
+    width is that of the target's states, its vocabulary the rows of the target's output layer.
     """
 
     exit_layer: int
@@ -61,7 +59,7 @@ class ExitAdapter(nn.Module):
 
     @torch.no_grad()
     def reset(self, seed: int) -> None:
-        """Random weights from this seed; the layer adds little at first."""
+        """Draw random weights from this seed; the layer adds little at first."""
         generator = torch.Generator().manual_seed(seed)
         for name, weight in self.named_parameters():
             if weight.ndim == 2:
@@ -69,28 +67,28 @@ class ExitAdapter(nn.Module):
                 weight.copy_(torch.randn(weight.shape, generator=generator) * spread)
 
     def project(self, states: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
-        """The target's states (batch, n, hidden) -> queries, keys, values (batch, heads, n, head size)
+        """Project the target's states (batch, n, hidden) -> queries, keys, values (batch, heads, n, head size)
 
-        rotation: of the states' positions.
+        rotation: the rotations of the states' positions.
         """
         return self.layer.self_attn.heads(self.layer.input_layernorm(states), rotation)
 
     def logits(self, states: Tensor, attended: Tensor) -> Tensor:
-        """The same states and the attention's output (batch, heads, n, head size) -> (batch, n, vocab), of the token
-        after each"""
+        """Return the logits of the token after each, (batch, n, vocab), from the same states and the attention's
+        output (batch, heads, n, head size)."""
         return self.of_output(self.norm(self.layer.finish(states, attended)))
 
     def narrow(self, states: Tensor) -> Tensor:
-        """Of a padded target's wider states what the adapter reads: their first dimensions."""
+        """Cut the wider states of a padded target to what the adapter reads: their first dimensions."""
         return states[..., : self.config.block.hidden_size]
 
     def chains(self, hidden: Tensor, tokens: Tensor, depth: int) -> Iterator[Tensor]:
-        """What it says by depth, as a head's `chains`; at a place it does not depend on where the round began."""
+        """Return the logits by depth, as a head's `chains`; those of a place do not depend on where the round began."""
         logits, n = self.of_text(hidden), tokens.shape[1] - 1 - depth
         yield from (logits[:, 1 + j : 1 + j + n] for j in range(depth))
 
     def of_text(self, states: Tensor) -> Tensor:
-        """What it says along a known text, in one pass: states (batch, n, hidden) -> logits (batch, n, vocab)"""
+        """Return the logits along a known text, in one pass: states (batch, n, hidden) -> logits (batch, n, vocab)."""
         states = self.narrow(states)
         rotation = rotations(self.config.block, torch.arange(states.shape[1], device=states.device))
         queries, keys, values = self.project(states, rotation)

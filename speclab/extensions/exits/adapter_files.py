@@ -38,9 +38,9 @@ FORMAT = "speculative-decoding-lab early exit 1"  # and its version
 def read_adapter(name: str, target: PreTrainedModel, padded: bool = False) -> ExitAdapter:
     """Return the adapter of a folder or a hub name, for this target, on its device and in its number format.
 
-    padded: the target is (lab:SIZE), and the adapter was trained for what it was padded from: it reads what that
-    computes, the first dimensions of the states. Raises EnvironmentProblem where it cannot be read, and UsageProblem
-    where it belongs to another target.
+    padded: the target is padded (lab:SIZE), and the adapter was trained for the model that it was padded from: it reads
+    what that computes, the first dimensions of the states. Raises EnvironmentProblem where it cannot be read, and
+    UsageProblem where it belongs to another target.
     """
     found, weights = read_files(name)
     config = loading.loaded(name, f"its {CONFIG}", lambda: config_from(found), CORRECT)
@@ -76,7 +76,7 @@ def _entries() -> Any:
 
 
 def exit_layer_of(name: str) -> int | None:
-    """N of an adapter in a folder; None where there is none that can be read."""
+    """Return N of an adapter in a folder; None where there is no adapter that can be read."""
     try:
         return config_from(read_config(Path(name) / CONFIG)).exit_layer
     except (OSError, ValueError):

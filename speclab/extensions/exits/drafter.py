@@ -40,7 +40,10 @@ class ExitDraft(Draft):
     first: FirstLayers = field(kw_only=True)
 
     def verified_by(self, target: Target, last_tokens: Tensor) -> Tensor:
-        """The other layers over the last committed token, (1,), and the n drafted ones.  -> (1, n + 1, vocab) logits"""
+        """Run the other layers over the last committed token, (1,), and the n drafted ones.
+
+        -> (1, n + 1, vocab) logits
+        """
         return self.first.finish(torch.cat([last_tokens[:, None], self.tokens], dim=1), self.states)
 
 
@@ -62,7 +65,7 @@ class ExitDrafter(HeadDrafter):
         self._n_read = 0  # rows of this round's pass that are read while drafting
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """At most `k` tokens. uniforms (1, k), in [0, 1)."""
+        """Propose at most `k` tokens. uniforms (1, k), in [0, 1)."""
         if k == 0:
             return as_draft([], self.device)
         drawn: list[Drawn] = []
@@ -82,7 +85,7 @@ class ExitDrafter(HeadDrafter):
         return ExitDraft(made.tokens, made.size, made.probs, faults=made.faults, states=given, first=self._first)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
-        """Forget what was read of rejected tokens, and take the states that are final and not read yet."""
+        """Forget what was read of rejected tokens, and take the final states that are not read yet."""
         n_final = n_accepted + 1  # rows of the pass: the token that was the last one, and the accepted ones
         if self._last.shape[1]:  # not right after the prompt, whose states are here already
             self._length -= max(0, self._n_read - n_final)
@@ -91,7 +94,8 @@ class ExitDrafter(HeadDrafter):
         self._last, self._n_read = to_device(committed[-1:], self.device)[None], 0
 
     def _forward(self, state: Tensor) -> Tensor:
-        """A state (1, 1, hidden), behind those that are not read yet -> logits of the token after it, (1, vocab)"""
+        """Read a state (1, 1, hidden) behind those that are not read yet -> logits of the token after it, (1,
+        vocab)."""
         states = self.head.narrow(torch.cat([self._hidden, state], dim=1))
         length, n = self._length, states.shape[1]
         end = length + n
@@ -107,7 +111,7 @@ class ExitDrafter(HeadDrafter):
         return self.head.logits(states[:, -1:], attended)[:, -1]
 
     def in_words(self) -> str:
-        """A few words say what the draft is."""
+        """Say in a few words what the draft is."""
         config, millions = self.head.config, sum(weight.numel() for weight in self.head.parameters()) / 1e6
         return (
             f"the target's first {config.exit_layer} of {config.target_layers} layers, and an adapter of "

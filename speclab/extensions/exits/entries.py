@@ -1,4 +1,4 @@
-"""What the config.json of an adapter may say, declared as in speclab/drafts/heads/schema.py."""
+"""The config.json of an adapter may have these entries, declared as in speclab/drafts/heads/schema.py."""
 
 from typing import Literal
 

@@ -18,7 +18,7 @@ NO_SPLIT = "early exit runs the target in two parts, and CUDA graphs do not"
 
 
 def read_exit(argument: str, text: str) -> Choice:
-    """A number of layers, an adapter's folder, or nothing, which is the lab's adapter."""
+    """Read a number of layers, an adapter's folder, or nothing, which means the lab's adapter."""
     trained = exit_layer_of(LAB_EXIT)
     of_lab = not argument or argument.removeprefix("-").isdecimal()
     if of_lab:
@@ -66,7 +66,7 @@ def _check_layer(argument: str, text: str, trained: int | None) -> None:
 
 
 def _drafter(place: str, setup: Setup) -> ExitDrafter:
-    """Early exit with an adapter, on an engine that runs the target in two parts."""
+    """Make the drafter of early exit with an adapter, on an engine that runs the target in two parts."""
     check_family(setup.target.model, "--draft exit", OTHER_FAMILY)
     adapter = read_adapter(place, setup.target.model, sizes.is_lab_size(setup.target_name))
     if setup.target.fast and not setup.target.fast.splits:

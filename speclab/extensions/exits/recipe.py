@@ -1,4 +1,4 @@
-"""How an adapter is trained: `python -m training.heads exit --exit-layer N`.
+"""Trains an adapter: `python -m training.heads exit --exit-layer N`.
 
 It learns from the target's states after its first layers, at every position of a text. The states do not depend on what
 is drafted, so a text that is known is all that there is to learn from.
@@ -52,17 +52,17 @@ def trained_exit(target: PreTrainedModel, args: argparse.Namespace) -> ExitAdapt
 def exit_loss(
     adapter: ExitAdapter, read: Reading, tokens: Tensor, seed: Tensor, distance: Distance = distance
 ) -> Tensor:
-    """Return the mean over positions.
+    """Compute the mean over positions.
 
-    read: gives what the target computes. tokens: (batch, n). seed: not used, as nothing is drawn. distance: maybe
-    compiled.
+    read: gives what the target computes. tokens: (batch, n). seed: not used, as nothing is drawn. distance: the
+    function of the loss, which may be compiled.
     """
     states, logits = read(tokens)
     return distance(logits, adapter.of_text(states))
 
 
 def add_flags(parser: parsing.Parser) -> None:
-    """The flag that only this kind has."""
+    """Add the flag that only this kind has."""
     parser.add_argument(
         "--exit-layer", type=parsing.at_least(1), required=True, metavar="N", help="the target's layers that it runs"
     )

@@ -1,4 +1,4 @@
-"""Tells the lab of early exit."""
+"""Adds early exit to the lab."""
 
 from speclab.drafts.registry import Kind, add
 

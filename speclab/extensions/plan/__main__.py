@@ -26,7 +26,7 @@ from speclab.lab.run_config import RunConfig
 from speclab.system.errors import reports_problems
 from speclab.system.terminal import say
 
-# What the command line leaves open. limit 0: all prompts.
+# The defaults of what the command line leaves open. limit 0 means all prompts.
 SIZES = {
     "a plan": {"limit": 4, "max_new_tokens": 64, "repeats": 3, "longest": 16},
     "its check": {"limit": 0, "max_new_tokens": 64, "repeats": 2, "longest": 16},

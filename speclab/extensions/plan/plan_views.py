@@ -152,7 +152,7 @@ def page(run: PlanRun) -> str:
 
 
 def _first(run: PlanRun) -> Lines:
-    """These lines stand before any number."""
+    """Return the lines that stand before any number."""
     return Lines([*agreement_lines(run.correctness), *remarks(run), doubt(run)])
 
 

@@ -120,7 +120,10 @@ def make_plan(
 
 
 def without_each_prompt(measured: Measurement) -> dict[int, CostTable]:
-    """Prompt -> the costs that are calibrated without it; empty where the prompts are too few for an interval."""
+    """Return a dict: prompt -> the costs that are calibrated without it.
+
+    It is empty where the prompts are too few for an interval.
+    """
     indexes = sorted({sample.prompt_index for sample in measured.lines})
     if len(indexes) < intervals.FEWEST:
         return {}

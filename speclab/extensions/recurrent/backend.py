@@ -45,7 +45,7 @@ class RecurrentBackend(EagerBackend):
             return self._read(prompt, 0)[:, -1:]
 
     def step(self, tokens: Tensor, length: int) -> Tensor:
-        """The same as `forward`, but the tokens will never be rolled back."""
+        """Do as `forward` does, for tokens that will never be rolled back."""
         return self._forward(tokens, length, rolls_back=False)
 
     def forward(self, tokens: Tensor, length: int) -> Tensor:
@@ -83,7 +83,7 @@ class RecurrentBackend(EagerBackend):
             self.n_replays += 1
 
     def _read(self, tokens: Tensor, length: int) -> Tensor:
-        """One pass: (1, m) ids after `length` tokens -> (1, m, vocab) logits."""
+        """Make one pass: (1, m) ids after `length` tokens -> (1, m, vocab) logits."""
         options = pass_options(self._model, self._cache, length, tokens.shape[1])
         return self._model(input_ids=tokens, **options).logits
 

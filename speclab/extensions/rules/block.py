@@ -11,7 +11,8 @@ from speclab.extensions.rules.chains import judge_chain
 
 
 def accept_block(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult:
-    """Block verification: judges drafted tokens together. As exact as `accept`, and on average keeps as many or more.
+    """Judge drafted tokens together: block verification. It is as exact as `accept`, and on average keeps as many or
+    more.
 
     Shapes and uniforms as for `accept`. With b_0 = 1 and b_i = min(1, b_(i-1) * p(x_i) / q(x_i)), the first i drafted
     tokens may be kept where u_i < h_i, with h_i = Z / (Z + 1 - b_i) and Z the mass of max(0, b_i * p - q) after i

@@ -1,4 +1,4 @@
-"""The part that is common to the rules that judge only chains of tokens."""
+"""The rules that judge only chains of tokens share this part."""
 
 from collections.abc import Callable
 

@@ -55,7 +55,7 @@ def accept_typical(draft: Draft, target_probs: Tensor, uniforms: Tensor, epsilon
 
 
 def typical_threshold(target_probs: Tensor, epsilon: float) -> Tensor:
-    """min(E, sqrt(E) * exp(-H)), H the entropy of each row in nats.  (..., vocab) -> (..., 1)"""
+    """Return min(E, sqrt(E) * exp(-H)), where H is the entropy of each row in nats. (..., vocab) -> (..., 1)"""
     negative_entropy = torch.xlogy(target_probs, target_probs).sum(-1, keepdim=True)
     return (math.sqrt(epsilon) * negative_entropy.exp()).clamp(max=epsilon)
 

@@ -38,7 +38,7 @@ from speclab.system.terminal import note
 ALL = "all"
 ACCURACIES = [f"dial:{i / 10:g}" for i in range(11)]
 FREE_ORACLES = [f"{dial}:free" for dial in ACCURACIES]
-# What the command line leaves open: for every sweep, and what one has of its own.
+# The defaults of what the command line leaves open: those of every sweep, and those that one sweep has of its own.
 DEFAULTS = {
     "draft": "model,ngram",
     "limit": 2,
@@ -60,7 +60,7 @@ OWN_DEFAULTS: dict[str, dict[str, Any]] = {
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """One sweep, or all of them, one after the other.  -> exit code"""
+    """Run one sweep, or all of them, one after the other.  -> exit code"""
     args = make_parser().parse_args(argv)
     names = list(sweeps.SWEEPS) if args.sweep == ALL else [args.sweep]
     if len(names) > 1 and args.json:
@@ -114,7 +114,7 @@ def filled(args: argparse.Namespace, name: str) -> argparse.Namespace:
 
 
 def _drafts(name: str, asked: str | None) -> str | None:
-    """`--draft` as a sweep reads it: acceptance wants an oracle draft for every model, at that model's cost."""
+    """Read `--draft` for a sweep: acceptance needs an oracle draft for every model, at that model's cost."""
     models = [kind for kind in (asked or "").split(",") if kind and not _has_no_cost(kind)]
     if name != "acceptance" or not models:
         return asked

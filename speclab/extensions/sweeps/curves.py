@@ -54,7 +54,7 @@ def labeller(sweep: SweepRun) -> Callable[[Point], str]:
 
 
 def curves(sweep: SweepRun) -> dict[str, list[Point]]:
-    """Label -> its points, along x where x is a number, in the record's order where it is a name."""
+    """Return a dict: label -> its points, along x where x is a number, in the record's order where it is a name."""
     label = labeller(sweep)
     groups: dict[str, list[Point]] = {}
     for point in sweep.points:
@@ -86,7 +86,7 @@ def best(points: list[Point]) -> Point | None:
 
 
 def by_acceptance(points: list[Point]) -> dict[float, Point]:
-    """Measured alpha -> the drafting point, along alpha."""
+    """Return a dict: measured alpha -> the drafting point, along alpha."""
     known = {p.acceptance_rate: p for p in points if p.acceptance_rate is not None and p.draft_length}
     return {alpha: known[alpha] for alpha in sorted(known)}
 
@@ -136,8 +136,8 @@ def omega_crossings(points: list[Point]) -> list[float]:
 
 
 def omega(point: Point) -> float | None:
-    """omega = k c + (v - 1) + o: the cost of a round beyond one decode step, in such steps; k is the number really
-    drafted."""
+    """Return omega = k c + (v - 1) + o: the cost of a round beyond one decode step, in such steps; k is the number
+    really drafted."""
     if point.verify_cost is None or point.overhead is None:
         return None
     drafted = point.n_drafted / point.n_rounds
@@ -156,12 +156,12 @@ def step_seconds(point: Point) -> float:
 
 
 def output_share(point: Point) -> float | None:
-    """s = 1 - 1 / tau: the share of the output that came from the draft, when no round was cut."""
+    """Return s = 1 - 1 / tau: the share of the output that came from the draft, when no round was cut."""
     return 1 - 1 / point.tokens_per_round if point.tokens_per_round else None
 
 
 def survival(point: Point) -> list[float]:
-    """A_1 … A_k: the share of rounds in which at least that many drafted tokens were accepted."""
+    """Return A_1 … A_k: the share of rounds in which at least that many drafted tokens were accepted."""
     lengths = point.accepted_lengths or []
     rounds = sum(lengths)
     return [sum(lengths[i:]) / rounds for i in range(1, len(lengths))] if rounds else []

@@ -1,4 +1,4 @@
-"""A sweep as lines, table, picture and page: views of its record, nothing is measured here.
+"""Shows a sweep as lines, table, picture and page. These are views of its record: nothing is measured here.
 
 The numbers come from curves.py, the pictures are painted in sweep_plots.py.
 """
@@ -73,7 +73,7 @@ def lines(sweep: SweepRun) -> Lines:
 
 
 def _value(value: Value, unit: str = "x") -> str:
-    """1.76x (1.64 to 2.16)"""
+    """Write 1.76x (1.64 to 2.16)."""
     return f"{value.value:.2f}{unit} ({interval(value.low, value.high)})"
 
 
@@ -100,7 +100,7 @@ def text(sweep: SweepRun) -> str:
 
 
 def title(name: str) -> str:
-    """draft-length -> Draft length"""
+    """Turn draft-length into Draft length."""
     return name.replace("-", " ").capitalize()
 
 
@@ -138,7 +138,7 @@ HEADS: dict[str, tuple[str, ...]] = {
     "mismatch": ("draft", *MEASURED, "α", "tok/rnd", "round", "c"),
     "definitions": ("draft", "k", *MEASURED, "α", "f", "s", "τ", "A_1", "A_k", "book(α)", "book(f)", "book(s)"),
 }
-# What only sweeps show; the other columns are those of every table.
+# Only sweeps show these columns; the others are those of every table.
 COLUMNS: dict[str, Cell] = {
     **dict.fromkeys(("right", "tokens", "prompt"), lambda point: f"{point.x:g}"),
     "prompts": lambda point: point.series,

@@ -33,13 +33,16 @@ LEAST_SHARED = 0.05  # of the tokens of the smaller vocabulary
 
 
 class Reads(Protocol):
-    """How the draft reads the target's ids, see `Reading` in shared_tokens.py."""
+    """The way in which the draft reads the target's ids; `Reading` in shared_tokens.py is one."""
 
     def prompt(self, ids: list[int]) -> list[int]:
         """Return the draft's ids of a prompt, at least one."""
 
     def token(self, i: int) -> list[int]:
-        """Return the draft's ids of a token behind it, at least one; of a shared one the one that it is a pair with."""
+        """Return the draft's ids of a token behind it, at least one.
+
+        A shared token gives the id that it is a pair with.
+        """
 
 
 class IntersectDrafter(ModelDrafter):
@@ -75,7 +78,7 @@ class IntersectDrafter(ModelDrafter):
         return self._draft_id[tokens]
 
     def of_target(self, logits: Tensor) -> Tensor:
-        """Of the shared tokens alone.  (m, the draft's vocabulary) -> (m, the target's)"""
+        """Return the logits of the shared tokens alone: (m, the draft's vocabulary) -> (m, the target's)."""
         return self._restricted(logits, self._vocab_size)
 
     def _restricted(self, logits: Tensor, vocab_size: int) -> Tensor:
@@ -91,7 +94,7 @@ class IntersectDrafter(ModelDrafter):
         return self._reads.prompt(prompt)
 
     def notes(self) -> str:
-        """These words say what both vocabularies share."""
+        """Say what both vocabularies share."""
         return f"; {self.shared.describe()}"
 
     def law(self, target: CachedModel, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
@@ -100,7 +103,7 @@ class IntersectDrafter(ModelDrafter):
         return PlaceLaw(rows, self.sizes(self.n_read(prompt, text)))
 
     def n_read(self, prompt: list[int], tokens: list[int]) -> list[int]:
-        """How many of its own ids the draft has read before each of `tokens`, all ids of the target."""
+        """Return how many of its own ids the draft has read before each of `tokens`, all ids of the target."""
         counts = [len(self.read_as(prompt))]
         for token in tokens:
             counts.append(counts[-1] + len(self._reads.token(token)))
@@ -121,7 +124,8 @@ class IntersectDrafter(ModelDrafter):
 
     @torch.inference_mode()
     def probs(self, prompt: list[int], tokens: list[int], sampling: Sampling, vocab_size: int) -> tuple[Tensor, Tensor]:
-        """What it draws the token at the place of each of `tokens` from, and the mass that is no shared token's.
+        """Return the distribution that the token at the place of each of `tokens` is drawn from, and the mass of tokens
+        that are not shared.
 
         From one uncached pass.  -> (n, vocab_size), (n,), on the CPU; zeros beyond its context. They are the same
         wherever a round begins: a drafted token is read as it was drafted.
@@ -163,7 +167,9 @@ def intersect(draft: CachedModel, own: PreTrainedTokenizerBase, setup: Setup, ki
 
 
 def _end(tokenizer: PreTrainedTokenizerBase, ends: frozenset[int], n_ids: int) -> int | None:
-    """Return the id below n_ids with which a model ends a text: of several the one that its tokenizer names, or the
-    first."""
+    """Return the id below n_ids with which a model ends a text.
+
+    Of several ids it is the one that its tokenizer names, or the first.
+    """
     ends = frozenset(i for i in ends if i < n_ids)
     return tokenizer.eos_token_id if tokenizer.eos_token_id in ends else min(ends, default=None)

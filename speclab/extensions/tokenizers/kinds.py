@@ -45,7 +45,7 @@ def load_other_draft(name: str, kind: str, setup: Setup) -> tuple[CachedModel, P
 
 
 def _named(argument: str, text: str) -> str:
-    """What tables call it. Raises UsageProblem for a name that can be no model's."""
+    """Return the name of the draft in tables. Raises UsageProblem for a name that can be no model's."""
     word = text.partition(":")[0]
     if is_mistyped(argument):
         raise UsageProblem(

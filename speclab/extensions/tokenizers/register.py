@@ -1,4 +1,4 @@
-"""Tells the lab of drafts with another tokenizer."""
+"""Adds drafts with another tokenizer to the lab."""
 
 from speclab.drafts.registry import Kind, add
 from speclab.extensions.tokenizers.shares import COLUMNS

@@ -71,7 +71,7 @@ class RetokenizedDrafter(Lookup):
         self._ids, self._fed, self._context, self._device = prompt[0].tolist(), [], [], prompt.device
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """At most `k` tokens; `uniforms` are not used."""
+        """Propose at most `k` tokens; `uniforms` are not used."""
         return as_draft(self.lookup(k), self._device)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
@@ -83,7 +83,7 @@ class RetokenizedDrafter(Lookup):
         return [*self._start, *self.own.encode(text_of(self.tokenizer, ids), add_special_tokens=False)]
 
     def lookup(self, k: int) -> list[int]:
-        """At most k ids of the target: what the draft's next k tokens say."""
+        """Return at most k ids of the target, for the text of the draft's next k tokens."""
         context = self.read_as(self._ids)
         said = self._continued(context, min(k, draft_room(self.draft, len(context)))) if context else []
         tail = context[-BEFORE:]
@@ -94,7 +94,8 @@ class RetokenizedDrafter(Lookup):
         return found[: self.matched]
 
     def _continued(self, context: list[int], n: int) -> list[int]:
-        """At most n of the draft's tokens after the context, the most probable ones; fewer where it ends the text."""
+        """Return at most n of the draft's tokens after the context, the most probable ones; fewer where the draft
+        ends the text."""
         if context != self._context:
             self._context, self._said, self._ended = context, [], False
         while len(self._said) < n and not self._ended:
@@ -104,7 +105,7 @@ class RetokenizedDrafter(Lookup):
         return self._said[:n]
 
     def _logits(self, ids: list[int]) -> Tensor:
-        """Of the draft after these ids, (vocab,), from one pass over those that its cache lacks."""
+        """Return the draft's logits after these ids, (vocab,), from one pass over those that its cache lacks."""
         n_fed = len(self._fed)
         differs = (i for i, (old, new) in enumerate(zip(self._fed, ids, strict=False)) if old != new)
         same = n_fed if ids[:n_fed] == self._fed else next(differs, n_fed)

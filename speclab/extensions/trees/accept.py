@@ -1,6 +1,6 @@
 """The rule that accepts a tree of drafted tokens. Pure functions, tensors in and tensors out, batch first.
 
-The shape of a tree is said at `TreeDraft` (draft.py). The rule walks from the root down: at a node it keeps one of the
+`TreeDraft` (draft.py) describes the shape of a tree. The rule walks from the root down: at a node it keeps one of the
 children and goes on from there, or none, and the target's own next token ends the walk. `accept_tree` is lossless: it
 tests the children one after another against what each was drawn from, so a sampled child may be kept more often than
 the target would have drawn just that token.
@@ -19,7 +19,8 @@ from speclab.extensions.trees.draft import TreeDraft, along, parents_of
 
 
 def accept_tree(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult:
-    """Multi-step speculative sampling: the output follows the target's distribution exactly, whatever the draft.
+    """Accept or reject a tree by multi-step speculative sampling: the output follows the target's distribution exactly,
+    whatever the draft.
 
     target_probs: (batch, n + 1, vocab), row 0 is the root's, row i + 1 node i's.
     uniforms: (batch, n + 1) in [0, 1): number i tests node i, the last one draws the next token.
@@ -60,7 +61,7 @@ def accept_tree(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptR
 
 @accept_from_logits.register(TreeDraft)
 def accept_tree_from_logits(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
-    """`accept_tree` from the target's logits, (batch, n + 1, vocab).
+    """Run `accept_tree` on the target's logits, (batch, n + 1, vocab).
 
     Against a one-hot target it keeps the child that is the target's own token, whatever the uniforms and the draft's
     probabilities. No row is built for that.

@@ -22,7 +22,7 @@ from speclab.extensions.trees.growing import growing
 
 
 class Branching(Wrapper):
-    """What drafts trees. drafter: what says which tokens come next, of a kind that `growing` knows."""
+    """The base of drafters of trees. drafter: it says which tokens come next, and is of a kind that `growing` knows."""
 
     branches = True
 
@@ -55,12 +55,12 @@ class Branching(Wrapper):
         return f"{name}: {self.shape_in_words()}"
 
     def shape_in_words(self) -> str:
-        """A few words say what the trees are."""
+        """Say in a few words what the trees are."""
         raise NotImplementedError
 
 
 class Looked(NamedTuple):
-    """All tokens that were looked at for a tree, level by level, (m,) each; those after one token by rank."""
+    """The candidates for a tree, level by level, (m,) each; those after one token stand in the order of their ranks."""
 
     tokens: Tensor
     parents: Tensor  # the number of the one before it on its branch, -1 for the last committed token
@@ -68,15 +68,16 @@ class Looked(NamedTuple):
 
 
 class BestTreeDrafter(Branching):
-    """Drafts the most probable branches. width: children that are looked at of each token, and tokens that a level
-    goes on from."""
+    """Drafts the most probable branches. width: the candidates after each token, and the tokens from which a level
+    goes on."""
 
     def __init__(self, drafter: Drafter, width: int = 8):
         super().__init__(drafter)
         self.width = width
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """As many tokens as there are uniforms, the most probable ones that can be accepted, at most `k` on a branch.
+        """Propose as many tokens as there are uniforms: the most probable ones that can be accepted, at most `k` on a
+        branch.
 
         Whether another level is drafted is decided on the host, which waits for the device.
         """
@@ -86,7 +87,7 @@ class BestTreeDrafter(Branching):
         return _best_of(self._looked(n, deepest), n)
 
     def _looked(self, n: int, deepest: int) -> Looked:
-        """What may be in a tree of n tokens with at most `deepest` on a branch."""
+        """Find the candidates for a tree of n tokens with at most `deepest` on a branch."""
         width, parts = min(self.width, n), []
         n_seen, start = 0, torch.full((1,), -1, device=self._device)
         rows = runs = start  # of what is grown: numbers among all that was looked at, and among all that was grown
@@ -112,17 +113,20 @@ class BestTreeDrafter(Branching):
             return Looked(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
     def _log_probs(self, logits: Tensor) -> Tensor:
-        """(m, vocab) -> the same; greedy decoding knows no probabilities, and those at temperature 1 stand for them"""
+        """Take logarithms of the probabilities of (m, vocab) logits.
+
+        Greedy decoding has no probabilities: those at temperature 1 stand for them.
+        """
         return logits.float().log_softmax(-1) if self._sampling.greedy else self._sampling.probs(logits).log()
 
     def shape_in_words(self) -> str:
-        """A few words say what the trees are."""
+        """Say in a few words what the trees are."""
         return f"trees of the most probable branches, looking at {self.width} tokens for a place"
 
 
 def _n_to_grow(scores: Tensor, best: Tensor, n: int) -> int:
-    """How many of the newest tokens get another level: those that can have a child among the n best, since a token is
-    never more probable than the one before it.
+    """Decide how many of the newest tokens get another level: those that can have a child among the n best, since a
+    token is never more probable than the one before it.
 
     scores: (m,), those of all candidates. best: those of the newest ones, falling, NaN first. Raises EnvironmentProblem
     where the draft's logits were not finite.

@@ -1,4 +1,4 @@
-"""Can a model read the branches of a tree? Proved on a short random text, before anything is timed."""
+"""Can a model read the branches of a tree? A short random text proves it before anything is timed."""
 
 import torch
 from torch import Tensor
@@ -9,8 +9,9 @@ from speclab.models.checks import check_passes, check_rows, text_longer_than_win
 
 
 def check_tree(target: CachedModel) -> None:
-    """Prove that a pass over two branches gives the uncached logits of one of them, and that the text goes on behind it
-    when it is kept; EnvironmentProblem where not. The text is longer than a window, where such a pass is quick."""
+    """Prove that a pass over two branches gives the uncached logits of one of them, and that the text goes on behind
+    it when it is kept; raise EnvironmentProblem where they differ. The text is longer than a window, where such a
+    pass is quick."""
     model, cached, reason = target.model, target.with_own_cache(), "cannot be given the branches of a tree"
     check_rows(model, reason)
     text = text_longer_than_windows(model)

@@ -1,4 +1,4 @@
-"""A draft with several guesses for a place: what it holds, and which of its tokens each one reads."""
+"""A draft with several guesses for a place: its fields, and which of its tokens each one reads."""
 
 from dataclasses import dataclass, field
 
@@ -25,49 +25,56 @@ class TreeDraft(Draft):
 
     @classmethod
     def of(cls, draft: Draft) -> "TreeDraft":
-        """The same tokens as a tree; a chain becomes the tree with one branch."""
+        """Return the same tokens as a tree; a chain becomes the tree with one branch."""
         return cls(draft.tokens, draft.size, draft.probs, draft.faults, parents=parents_of(draft))
 
     def verified_by(self, target: Target, last_tokens: Tensor) -> Tensor:
-        """One pass over the last committed token of each row, (batch,), and all nodes.  -> (batch, n + 1, vocab)"""
+        """Make one pass over the last committed token of each row, (batch,), and all nodes.
+
+        -> (batch, n + 1, vocab)
+        """
         return target.forward(torch.cat([last_tokens[:, None], self.tokens], dim=1), reads(self.parents))
 
     def bare(self) -> "TreeDraft":
-        """Return the same tree without what no accept rule reads."""
+        """Return the same tree without the fields that no accept rule reads."""
         return TreeDraft(self.tokens, self.size, self.probs, parents=self.parents)
 
     def depths(self) -> Tensor:
-        """How many drafted tokens stand before each row of the pass on its branch: (batch, n + 1)."""
+        """Return how many drafted tokens stand before each row of the pass on its branch: (batch, n + 1)."""
         return reads(self.parents).sum(-1) - 1
 
     def matching(self, own: Tensor) -> AcceptResult:
-        """From the root on, keep the child that carries the target's own token of the row.  own: (batch, n + 1)
+        """Keep, from the root on, the child that carries the target's own token of the row. own: (batch, n + 1)
 
-        Of children with the same token the first is kept.
+        The first of several children with the same token is kept.
         """
         tokens, size, parents, n = self.tokens, self.size, self.parents, self.tokens.shape[1]
         number = torch.arange(n, device=tokens.device)
         siblings = (parents[:, :, None] == parents[:, None]) & (tokens[:, :, None] == tokens[:, None])  # (batch, n, n)
         again = (siblings & (number < number[:, None])).any(-1)  # one before it carries the same token
         right = (number < size[:, None]) & ~again & (tokens == own.gather(-1, parents + 1))
-        kept = ~(reads(parents)[:, 1:, 1:] & ~right[:, None]).any(-1)  # (batch, n) all of its branch is right
-        last = torch.where(kept, number + 1, 0).amax(-1) if n else size  # (batch,) the row where the walk ends
-        return along(self, kept, own.gather(-1, last[:, None])[:, 0])
+        on_path = ~(reads(parents)[:, 1:, 1:] & ~right[:, None]).any(-1)  # (batch, n) all of its branch is right
+        last = torch.where(on_path, number + 1, 0).amax(-1) if n else size  # (batch,) the row where the walk ends
+        return along(self, on_path, own.gather(-1, last[:, None])[:, 0])
 
 
-def along(draft: Draft, kept: Tensor, next_token: Tensor) -> AcceptResult:
-    """What a walk has decided.  kept: (batch, n) whether each node is on the path; their numbers rise along it."""
-    n = kept.shape[1]
-    number = torch.arange(n, device=kept.device)
-    path = torch.where(kept, number, n).sort(-1).values  # (batch, n) kept ones first
+def along(draft: Draft, on_path: Tensor, next_token: Tensor) -> AcceptResult:
+    """Return the decision of a walk. on_path: (batch, n), whether each node is on the path; their numbers rise along
+    it."""
+    n = on_path.shape[1]
+    number = torch.arange(n, device=on_path.device)
+    path = torch.where(on_path, number, n).sort(-1).values  # (batch, n) those on the path first
     path = path.masked_fill(path == n, -1)
     here = path.amax(-1, keepdim=True) if n else path.new_full((len(path), 1), -1)  # (batch, 1) where the walk ended
     rejected = ((parents_of(draft) == here) & (number < draft.size[:, None])).any(-1)  # it had a child there
-    return AcceptResult(kept.sum(-1), next_token, path, rejected.long())
+    return AcceptResult(on_path.sum(-1), next_token, path, rejected.long())
 
 
 def reads(parents: Tensor) -> Tensor:
-    """Which rows of the target's pass each row may read, itself included.  (batch, n) -> (batch, n + 1, n + 1) bool"""
+    """Tell which rows of the target's pass each row may read, itself included.
+
+    (batch, n) -> (batch, n + 1, n + 1) bool
+    """
     batch, n = parents.shape
     seen = torch.eye(n + 1, device=parents.device).repeat(batch, 1, 1)
     seen[:, 1:].scatter_(-1, parents[..., None] + 1, 1.0)  # itself and its parent
@@ -89,5 +96,6 @@ def parents_of(draft: Draft) -> Tensor:
 
 
 def widths_of_levels(most: int) -> set[int]:
-    """Powers of two up to which the passes of a draft model have tokens, where trees have up to `most` tokens."""
+    """Return the powers of two up to which the passes of a draft model have tokens, for trees of up to `most`
+    tokens."""
     return {2**i for i in range(1, most.bit_length() + 1)}

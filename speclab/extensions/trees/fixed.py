@@ -37,7 +37,7 @@ class TreeDrafter(Branching):
         super().prefill(target, prompt, sampling)
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """The first `k` levels, or as many of them as fit as a whole into as many tokens as there are uniforms."""
+        """Propose the first `k` levels, or as many whole levels as fit into as many tokens as there are uniforms."""
         asked = uniforms.shape[1], min(k, self.growing.room)
         if asked not in self._plans:
             self._plans[asked] = self._planned(*asked)
@@ -76,17 +76,17 @@ class TreeDrafter(Branching):
         return sizes, parents.to(self._device), seen.to(self._device)
 
     def _children(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Of each token n children, in order: ids (m, n), and what they were drawn from, (m, n, vocab), if they were
-        drawn.
+        """Choose n children of each token, in order: ids (m, n), and the distributions that they were drawn from, (m,
+        n, vocab), if they were drawn.
 
         logits: (m, vocab). uniforms: (m, n).
         """
         if not self.sampled or self._sampling.greedy:
             n, most = uniforms.shape[1], logits.shape[-1]
             best = logits.topk(min(n, most)).indices
-            # Of a small vocabulary the last choice stands for those that it lacks.
+            # A small vocabulary lacks some choices: the last one stands for them.
             return torch.cat([best, best[:, -1:].expand(-1, max(n - most, 0))], dim=1), None
-        # Where nothing is left to draw a child has a law of zeros, and the rule passes it over.
+        # Where nothing is left to draw, the probabilities of a child are zeros, and the rule passes it over.
         tokens, laws, _ = without_replacement(self._sampling.probs(logits), uniforms)
         return tokens, laws
 
@@ -95,21 +95,22 @@ class TreeDrafter(Branching):
         return [self.n_tokens]
 
     def length_notes(self, name: str, asked: list[int]) -> list[str]:
-        """No typed length has an effect."""
+        """Say that no typed length has an effect."""
         shape = "x".join(map(str, self.shape))
         return [f"{name}: a tree of the shape {shape} has {self.n_tokens} tokens; -k is not used"] if asked else []
 
     def shape_in_words(self) -> str:
-        """A few words say what the trees are."""
+        """Say in a few words what the trees are."""
         how = "drawn without replacement" if self.sampled else "the most probable ones"
         return f"trees of {self.n_tokens} tokens, {'x'.join(map(str, self.shape))}, {how}"
 
 
 def without_replacement(probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return several different ids from one distribution, and what each was drawn from.
+    """Draw several different ids from one distribution, and return what each was drawn from.
 
     probs: (vocab,) or (batch, vocab); uniforms: (batch, m) in [0, 1).
-    -> (batch, m) ids, (batch, m, vocab) laws, (batch,) how many ids of each row count: m, or as many as have weight.
+    -> (batch, m) ids, (batch, m, vocab) distributions, (batch,) how many ids of each row count: m, or as many as have
+    weight.
 
     The law of an id is `probs` without the ids before it, renormalised. What does not count is id 0 with a law of
     zeros. NOT_FINITE becomes id 0; `faults_in` tells.

@@ -40,7 +40,7 @@ class Growing(Protocol):
     def grow(self, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
         """Return the logits of the token after each of these, (m, the target's vocabulary).
 
-        tokens: (m,), all `depth` tokens after the last committed one. parents: (m,), which token of this tree each
+        tokens: (m,), each `depth` tokens after the last committed one. parents: (m,), which token of this tree each
         follows, by the order in which they were given here, -1 for none. reads: (m, j + m) bool, which of the j tokens
         given before and of these stand on the branch of each.
         """
@@ -49,11 +49,11 @@ class Growing(Protocol):
         """Forget the tokens of this tree: `observe` says which of them were committed."""
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
-        """The ids `committed` are final now."""
+        """Take in that the ids `committed` are final now."""
 
 
 def growing(drafter: Drafter) -> Growing:
-    """This gives the drafter in the form that grows trees. Raises UsageProblem for a class that does not say how.
+    """Return the drafter in the form that grows trees. Raises UsageProblem for a class that does not say how.
 
     A subclass is not taken for its base, which may draft other tokens, unless it says `branches_as_base`.
     """
@@ -112,7 +112,7 @@ class GrowingFeature(FeatureDrafter):
 
     @property
     def drafter(self) -> Drafter:
-        """This one."""
+        """Return this drafter itself."""
         return self
 
     def start_tree(self) -> Tensor:
@@ -144,7 +144,7 @@ class GrowingFeature(FeatureDrafter):
         return self.of_target(self.head.logits(outputs)[0], self._vocab_size)
 
     def end_tree(self) -> None:
-        """Nothing to do: rows behind the committed text are overwritten."""
+        """Do nothing: rows behind the committed text are overwritten."""
 
 
 class GrowingBlock(BlockDrafter):
@@ -152,7 +152,7 @@ class GrowingBlock(BlockDrafter):
 
     @property
     def drafter(self) -> Drafter:
-        """This one."""
+        """Return this drafter itself."""
         return self
 
     def start_tree(self) -> Tensor:
@@ -168,10 +168,10 @@ class GrowingBlock(BlockDrafter):
         return self._after(tokens, depth)
 
     def end_tree(self) -> None:
-        """Nothing to do: a block leaves nothing behind."""
+        """Do nothing: a block leaves nothing behind."""
 
     def _after(self, tokens: Tensor, slot: int) -> Tensor:
-        """What a slot says after each of these tokens before it.  (m,) -> (m, the target's vocabulary)"""
+        """Return what a slot says after each of these tokens before it, (m,) -> (m, the target's vocabulary)."""
         logits = self._slots[:, slot].expand(len(tokens), -1)
         return self.of_target(self.head.biased(logits, tokens), self._vocab_size)
 

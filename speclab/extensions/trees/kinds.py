@@ -17,7 +17,7 @@ BEST = "best"  # in the place of a shape: the most probable branches, as many to
 
 
 def read_tree(argument: str, text: str) -> Choice:
-    """SHAPE:MODEL, where the first word of `text` says whether the tokens of the tree are drawn."""
+    """Read SHAPE:MODEL. The first word of `text` says whether the tokens of the tree are drawn."""
     word = text.partition(":")[0]
     is_drawn = word == "sampled-tree"
     typed, _, name = argument.partition(":")
@@ -49,7 +49,7 @@ def read_tree(argument: str, text: str) -> Choice:
 
 
 def _shape(typed: str, text: str, wanted: str) -> tuple[int, ...]:
-    """Children by depth of `2x2x1`. Raises UsageProblem where this is no shape, with what is `wanted`."""
+    """Read the children by depth of `2x2x1`. Raises UsageProblem, with what is `wanted`, where this is no shape."""
     numbers = typed.split("x")
     if not all(0 < (whole_number(number) or 0) <= MOST_IN_TREE for number in numbers):
         raise UsageProblem(f"--draft {text}: give {wanted}")
@@ -60,7 +60,7 @@ def _shape(typed: str, text: str, wanted: str) -> tuple[int, ...]:
 
 
 def read_merge(argument: str, text: str) -> Choice:
-    """A+B, or more drafts than two."""
+    """Read A+B, or more drafts than two."""
     names = argument.split("+")
     parts = [read(name) for name in names] if len(set(names)) == len(names) >= 2 and all(names) else []
     if not parts or not all(part.is_lookup or part.can_branch for part in parts):

@@ -27,7 +27,7 @@ LONGEST = 64  # tokens of a chain
 
 
 class MergedDrafter(Drafter):
-    """Proposes what several drafters propose: lookups, and drafters that know what follows each of several tokens.
+    """Merges the proposals of several drafters: lookups, and drafters that know what follows each of several tokens.
 
     A chain of the latter is a tree of one branch, so that they take in what was committed on any branch.
     """
@@ -40,7 +40,7 @@ class MergedDrafter(Drafter):
 
     @property
     def parts(self) -> tuple[Drafter, ...]:
-        """What proposes the tokens, lookups before models."""
+        """Return the drafters that propose the tokens, lookups before models."""
         return tuple(sorted((part for one in self.drafters for part in one.parts), key=lambda part: part.draws))
 
     @property
@@ -49,7 +49,7 @@ class MergedDrafter(Drafter):
         return tuple(model for drafter in self.drafters for model in drafter.models)
 
     def law(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
-        """The law of the last one of its parts is the law of the drafter."""
+        """Return the law of the last one of its parts."""
         return self.parts[-1].law(target, prompt, text, sampling, k)
 
     def lengths(self, asked: list[int]) -> list[int]:
@@ -66,20 +66,21 @@ class MergedDrafter(Drafter):
         return [note for part in self.parts for note in part.length_notes(f"{name}: its block", asked)]
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        """Let all read the prompt."""
+        """Let all drafters read the prompt."""
         self._device = prompt.device
         for drafter in self.drafters:
             drafter.prefill(target, prompt, sampling)
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """As many tokens as there are uniforms at most, of each drafter an equal share; at most `k` on a branch."""
+        """Propose at most as many tokens as there are uniforms, with an equal share from each drafter; at most `k`
+        on a branch."""
         n, m = uniforms.shape[1], len(self.drafters)
         shares = [(n + m - 1 - i) // m for i in range(m)]
         pairs = zip(self.drafters, shares, strict=True)
         return merged([drafter.propose(min(k, share), uniforms[:, :share]) for drafter, share in pairs], self._device)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
-        """Tell all what is final, whoever proposed it."""
+        """Tell all drafters what is final, whoever proposed it."""
         for drafter in self.drafters:
             drafter.observe(n_accepted, committed)
 
@@ -97,9 +98,10 @@ class MergedDrafter(Drafter):
 
 
 def merged(drafts: Sequence[Draft], device: torch.device) -> Draft:
-    """Return one tree of one row with all branches of these, chains or trees; a branch that several have is there once.
+    """Merge chains or trees of one row into one tree with all of their branches; a branch that several have is there
+    once.
 
-    Their laws are dropped: tokens must be fixed, or independent of what the rule draws.
+    Their probabilities are dropped: tokens must be fixed, or independent of what the rule draws.
     """
     tokens: list[int] = []
     parents: list[int] = []

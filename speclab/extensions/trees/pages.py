@@ -1,4 +1,5 @@
-"""A block of the pages: trees beside chains of the same draft with as many tokens, from the record of a comparison."""
+"""A block of the pages shows trees beside chains of the same draft with as many tokens, from the record of a
+comparison."""
 
 from collections.abc import Callable
 from operator import attrgetter
@@ -28,12 +29,12 @@ class Beside(NamedTuple):
 
     @property
     def shape(self) -> str:
-        """What follows `tree:` in the tree's name."""
+        """Return the part of the tree's name after `tree:`."""
         return str(self.tree.draft).split(":")[1]
 
 
 def trees(path: Path = RECORD) -> str:
-    """Return every tree of a greedy comparison beside the chain that has as many tokens, and the fastest of both
+    """Show every tree of a greedy comparison beside the chain that has as many tokens, and the fastest of both
     kinds."""
     run = read(path, ComparisonRun)
     rows = [row for row in run.rows if row.draft and row.prompt_kind == "all" and row.temperature == 0]
@@ -76,19 +77,19 @@ def _inner(row: Row) -> str:
 
 
 def _tokens(row: Row) -> str:
-    """How many tokens a round may draft."""
+    """Return how many tokens a round may draft."""
     return f"-k auto, at most {row.draft_length}" if row.auto else str(row.draft_length)
 
 
 def _beside(run: ComparisonRun, tree: Row, chain: Row) -> Beside:
-    """Both on the same prompts."""
+    """Compare both on the same prompts."""
     tops, bottoms = _seconds(run, chain), _seconds(run, tree)
     low, high = ratio_interval(tops, bottoms) or (None, None)
     return Beside(tree, chain, sum(tops) / sum(bottoms), low, high)
 
 
 def _seconds(run: ComparisonRun, row: Row) -> list[float]:
-    """Decoding seconds of a row, by prompt."""
+    """Return the decoding seconds of a row, by prompt."""
     key = attrgetter("method", "draft_length", "temperature")
     timings: list[Line] = sorted((one for one in run.raw if key(one) == key(row)), key=attrgetter("prompt_index"))
     return [sum(one.decode_seconds) for one in timings]

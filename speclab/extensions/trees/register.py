@@ -1,4 +1,4 @@
-"""Tells the lab of drafts with branches."""
+"""Adds drafts with branches to the lab."""
 
 from speclab.drafts.registry import Kind, add
 

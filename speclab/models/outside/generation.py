@@ -9,7 +9,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from speclab.models.family import family_of
 from speclab.system.errors import EnvironmentProblem
 
-# What `generate` applies and the lab does not, and the values that change nothing. Absent: any value counts.
+# `generate` applies these and the lab does not. The values change nothing; where there are none, any value counts.
 NEUTRAL_AT_1 = (
     "temperature top_p typical_p repetition_penalty encoder_repetition_penalty length_penalty num_beams "
     "num_beam_groups guidance_scale"

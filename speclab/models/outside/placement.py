@@ -69,7 +69,7 @@ Loaded = tuple[PreTrainedModel, dict[str, Any]]  # the model, and the library's 
 
 
 def load_placed(load: Callable[..., Loaded], options: dict[str, Any]) -> Loaded:
-    """`load(**options)`, with a folder for weights on the disk that is gone when the model is.
+    """Call `load(**options)`, with a folder for weights on the disk that is deleted together with the model.
 
     Raises EnvironmentProblem where the embeddings do not lie where passes run.
     """

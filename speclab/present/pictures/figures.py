@@ -188,7 +188,7 @@ def _markers(axis, series: Series, beside: dict[tuple[int, Any], float]) -> None
         intervals = [(x, value.low, value.high) for x, value in here.items() if None not in value]
         if intervals:
             axis.vlines(*zip(*intervals, strict=True), linewidth=1, **look)
-        # What is drawn beside its place does not widen the axes by itself.
+        # A marker that is drawn beside its place does not widen the axes by itself.
         axis.update_datalim([*zip(here, ys, strict=True), *((x, end) for x, *ends in intervals for end in ends)])
     numbered = list(series.values)
     if len(numbered) > MANY:
