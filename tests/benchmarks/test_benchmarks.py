@@ -36,7 +36,7 @@ from speclab.system.errors import EnvironmentProblem
 from tests.llamas import tiny_llama
 from tests.tiny_models import tiny
 
-BUDGET = 30
+BUDGET = 20
 TEXTS = [("code", "def f(x):\n    return x + 1"), ("prose", "return x"), ("copy", "x + 1, x + 1, x + 1,")]
 
 
@@ -72,9 +72,9 @@ def call(pair_folder, tmp_path, capsys, monkeypatch):
 # --- peers ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("k", [1, 3, 5])
-def test_the_librarys_assistant_drafts_exactly_k(bench, prompt, k):
+def test_the_librarys_assistant_drafts_exactly_k(bench, prompt):
     """Every round but the last makes k passes of the draft, and a pass of the target over k + 1 tokens."""
+    k = 3
     draft = bench.drafters["model"].draft.model
     with counted_passes(bench.setup.target.model) as target_widths, counted_passes(draft) as draft_widths:
         decoding = decode(bench, Arm("assisted", "model", k), prompt)
@@ -103,7 +103,7 @@ def test_a_draft_gets_its_own_settings_back(bench, prompt):
 
 
 def test_all_arms_emit_the_same_text_and_count_their_passes(bench, prompt):
-    check_arms(bench, prompt, peers.arms_for([2, 4]))
+    check_arms(bench, prompt, peers.arms_for([2]))
 
 
 def check_arms(bench, prompt, arms):
@@ -239,20 +239,6 @@ def test_asked_and_measured_says_what_was_missed():
     assert verdicts["model ÷ baseline", "4"] == ("all", "2.40x", "MISSED by 17%"), "0.8 x 3 tokens per round"
 
 
-def test_a_text_that_differs_is_listed():
-    page = tables.show(peers_page.page(record_by_hand()))
-    assert "Other texts than the baseline's\n\nmodel k=4, prompt 1: from token 7 on, near-tie\n" in page
-    assert max(map(len, page.partition("How fast")[2].splitlines())) <= tables.WIDTH
-
-
-def test_the_library_does_not_tell_prefill_from_decoding():
-    timings = {(t.method, t.prompt_index): t for t in map(peers.timing, samples_by_hand())}
-    assert timings["lookup", 0].decode_seconds == [None] * 3
-    assert timings["lookup", 0].seconds == [0.5, 9.5, 0.5]
-    assert timings["ngram", 0].seconds == pytest.approx([0.5, 9.5, 0.5])
-    assert timings["ngram", 0].decode_seconds == [0.4, 9.4, 0.4]
-
-
 def test_records_go_to_disk_and_back(tmp_path):
     run, path = record_by_hand(), tmp_path / "run.json"
     path.write_text(files.to_json(run))
@@ -359,14 +345,9 @@ def test_cache_bytes_and_operations_of_a_known_shape():
     assert memory.operations(model, 3, 5) == 6 * weights + 4 * 2 * 4 * 8 * (6 + 7 + 8)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "opt", "gemma"])
+@pytest.mark.parametrize("family", ["gpt2", "gemma"])
 def test_other_families_have_shapes_too(family):
     assert [size for _, size in memory.cached_shapes(tiny(family))] == [8, 8]
-
-
-def test_the_slower_of_two_is_the_floor():
-    assert roofline.floor(100, 10, 50, 10) == (2, "reading")
-    assert roofline.floor(100, 50, 50, 10) == (5, "arithmetic")
 
 
 def test_passes_leave_the_cache_as_it_was(prompt):
@@ -393,22 +374,21 @@ def test_roofline_end_to_end(call, pair_folder, tmp_path, monkeypatch):
     assert pair_folder.as_posix() not in files.to_json(run)
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt(), EnvironmentProblem("cannot load it")])
-def test_what_is_measured_before_a_stop_is_written(call, pair_folder, tmp_path, monkeypatch, stop):
-    """The second target cannot be loaded, or Ctrl-C comes while it is."""
+def test_what_is_measured_before_a_stop_is_written(call, pair_folder, tmp_path, monkeypatch):
+    """The second target cannot be loaded."""
     target, draft, honest = str(pair_folder / "target"), str(pair_folder / "draft"), flags.setup_from
 
     def load(args):
         if args.target == draft:
-            raise stop
+            raise EnvironmentProblem("cannot load it")
         return honest(args)
 
     monkeypatch.setattr(flags, "setup_from", load)
     monkeypatch.setattr(roofline, "matrix_rate", lambda *_: 1e11)
     words = ["--sizes", f"{target},{draft}", "--widths", "1,4", "--repeats", "1", "--context", "8"]
     code, out, err = call(roofline, *words)
-    assert code == (0 if isinstance(stop, KeyboardInterrupt) else 3)
-    assert ("error: cannot load it" in err) == (code == 3)
+    assert code == 3
+    assert "error: cannot load it" in err
     assert "GB/s" in out
     run = files.read(tmp_path / "results" / "local-roofline.json", roofline.RooflineRun)
     assert run.interrupted
@@ -439,14 +419,9 @@ def test_a_point_is_a_ratio_to_its_first():
     assert scaling_turns.point("length", first, first).round_low is None
 
 
-def test_a_round_of_the_baseline_is_a_token():
-    assert line([1.0] * 4, 16, k=0).n_rounds == 64
-
-
 @pytest.mark.parametrize(
     ("words", "ratio", "low", "high"),
     [
-        ("flat", 1.0, None, None),
         ("flat", 1.01, 1.005, 1.02),
         ("grows", 3.0, 2.9, 3.1),
         ("grows, may be noise", 1.2, 0.9, 1.3),
@@ -496,30 +471,3 @@ def test_scaling_end_to_end(call, pair_folder, tmp_path):
     assert ks[0].n_tokens == ks[0].n_rounds == 3 * 6, "k = 0 commits one token in a round"
     assert len({p.x for p in run.points if p.sweep == "size"}) == 1, "both targets have one size here"
     assert str(tmp_path) not in files.to_json(run)
-
-
-# --- bad input --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("module", "words", "code", "said"),
-    [
-        (peers, ["-k", "0"], 2, "too small"),
-        (peers, ["--max-new-tokens", "1"], 2, "--max-new-tokens 2"),
-        (peers, ["--draft", "ngram"], 2, "must be a model"),
-        (peers, ["--name", "a/b"], 2, "plain word"),
-        (peers, ["--target", "./nowhere"], 3, "there is no model folder"),
-        (roofline, ["--widths", "a"], 2, "--widths"),
-        (roofline, ["--context", "600"], 2, "do not fit"),
-        (roofline, ["--sizes", "lab,lab"], 2, "different targets"),
-        (scaling, ["--sweeps", "weather"], 2, "'weather'"),
-        (scaling, ["--sweeps", "size"], 2, "--sizes"),
-        (scaling, ["--lengths", "1,9"], 2, "2 or more"),
-        (scaling, ["--draft", "ngram", "--sweeps", "length"], 2, "do not fit"),
-    ],
-)
-def test_bad_input_is_one_line(call, module, words, code, said):
-    exit_code, out, err = call(module, *words)
-    assert (exit_code, out) == (code, "")
-    assert said in err
-    assert "Traceback" not in err

@@ -10,7 +10,6 @@ from benchmarks.families import one_family, tiny_families
 from benchmarks.families.__main__ import FamiliesRun
 from benchmarks.families.one_family import BOTH, BROKEN, CANNOT, EAGER, REFUSED, FamilyRow
 from speclab.records import files
-from speclab.system.errors import UsageProblem
 
 # family -> its outcome and words of its reason
 COVERING = {
@@ -35,7 +34,7 @@ NO_BATCHES = NO_TREES
 
 
 # Of each kind of cache, and of each reason for a refusal, the family that is examined fastest.
-OFTEN = {"gpt2", "gemma3_text", "bloom", "llama4_text", "recurrent_gemma", "rwkv", "bert", "gemma4_assistant"}
+OFTEN = {"gpt2", "bloom", "llama4_text", "recurrent_gemma", "rwkv", "bert", "gemma4_assistant"}
 
 
 @pytest.mark.parametrize(
@@ -83,19 +82,12 @@ def row(family: str, outcome: str, reason: str = "") -> FamilyRow:
     return FamilyRow(family=family, outcome=outcome, reason=reason)
 
 
-def test_the_record_keeps_every_row_and_the_page_counts_them(run):
-    refused = row("bert", REFUSED, "reads what comes (1.0)")
-    rows = {"llama": row("llama", BOTH), "gpt2": row("gpt2", BOTH), "bert": refused}
-    code, out, record = run(rows)
+def test_the_record_keeps_every_row_and_a_broken_family_fails_the_command(run):
+    rows = {"llama": row("llama", BOTH), "bert": row("bert", REFUSED, "reads what comes (1.0)")}
+    code, _, record = run(rows)
     assert code == 0
     assert record.families == list(rows.values())
     assert not record.interrupted
-    assert [line.split() for line in out.splitlines() if line.strip().startswith(BOTH)] == [[*BOTH.split(), "2"]]
-    assert "llama, gpt2" in out
-    assert "reads what comes (1): bert" in out
-
-
-def test_a_broken_family_fails_the_command(run):
     code, out, _ = run({"llama": row("llama", BOTH), "gpt2": row("gpt2", BROKEN, "another text")})
     assert code == 1
     assert "another text (1): gpt2" in out
@@ -107,11 +99,6 @@ def test_ctrl_c_keeps_what_is_done(run):
     assert record.interrupted
     assert row("llama", BOTH) in record.families
     assert not any(r.family == "gpt2" for r in record.families)
-
-
-def test_an_unknown_family_is_a_usage_problem(capsys):
-    assert families.main(["--only", "llama,lama"]) == UsageProblem.exit_code
-    assert "no family 'lama'" in capsys.readouterr().err
 
 
 def test_a_wrong_text_is_broken(monkeypatch):
@@ -126,9 +113,3 @@ def test_building_leaves_the_global_random_state_alone():
     one, other = tiny_families.tiny("llama"), tiny_families.tiny("llama")
     assert torch.equal(torch.random.get_rng_state(), before)
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
-
-
-def test_a_tiny_model_has_one_layer_of_every_kind():
-    config = tiny_families.tiny("gemma3_text").config
-    assert config.layer_types == ["sliding_attention", "full_attention"]
-    assert tiny_families.tiny("gpt2").config.num_hidden_layers == 2

@@ -128,16 +128,6 @@ def test_ctrl_c_keeps_complete_prompts_and_checks_nothing(size, tmp_path, monkey
     assert {t.prompt_index for t in found["x"].raw} == {0}
 
 
-def test_the_drafts_of_a_padded_target(small, tmp_path, monkeypatch):
-    """A tenth of it, with its rows."""
-    asked = []
-    monkeypatch.setattr(one_size.flags, "load", lambda args, **more: asked.append(args.draft) or sys.exit(0))
-    for target in ("lab", "lab:8b:v128256"):
-        with pytest.raises(SystemExit):
-            one_size.main(["--target", target, "--out-dir", str(tmp_path)])
-    assert asked == ["model", "lab:800m:v128256"]
-
-
 # --- preflight and experiments ---
 
 

@@ -107,23 +107,6 @@ def test_records_are_kept_while_a_stage_still_runs(run, tmp_path, monkeypatch):
         assert line in page
 
 
-def test_ctrl_c_ends_the_stage_and_keeps_the_rest(run, tmp_path):
-    stop = f"import os, signal, time; os.kill({os.getpid()}, signal.SIGINT); time.sleep(60)"
-    code, out, err = run(
-        lambda work: [
-            code_stage("first", 30, writes(work, "first")),
-            code_stage("second", 30, writes(work, "second", stop)),
-            code_stage("third", 30, writes(work, "third")),
-        ]
-    )
-    assert code == 130
-    for line in ("| first | done |", "| second | stopped |", "| third | left out: stopped |"):
-        assert line in out
-        assert line in (tmp_path / "summary.md").read_text()
-    assert members(tmp_path) == {f"results/{name}" for name in ("first.json", "first.md", "second.json", "second.md")}
-    assert err.splitlines()[-1] == "stopped"
-
-
 def test_ctrl_c_while_files_are_written_loses_none(run, tmp_path, monkeypatch):
     """The page of the last stage is written all the same."""
     honest, stops = results.write_whole, []
@@ -188,13 +171,6 @@ def test_what_does_not_fit_the_time_is_named(run, monkeypatch):
     assert "| late | left out: no time |" in out
 
 
-def test_without_pytest_its_tests_are_left_out(run, monkeypatch):
-    monkeypatch.setattr(command, "find_spec", lambda name: None)
-    code, out, _ = run(lambda work: [code_stage(TESTS, 30, "pass")])
-    assert code == 0
-    assert f"| {TESTS} | left out: pytest is not installed |" in out
-
-
 # --- the preflight comes first ---
 
 
@@ -217,15 +193,6 @@ def test_a_gpu_that_cannot_be_used_ends_it_early(run, tmp_path, monkeypatch, cap
     assert "| after | left out: the preflight failed |" in page
     assert page.startswith("# lab: not measured\n")
     assert "no graph" in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_a_gpu_that_does_not_answer_ends_it_early(run, tmp_path, monkeypatch, capsys):
-    after = code_stage("after", 30, "pass")
-    hangs = code_stage(PREFLIGHT, 6.0, "import time; time.sleep(60)")
-    monkeypatch.setattr(stages, "of_run", lambda args, targets, work: [hangs, after])
-    assert command.main(["--out", str(tmp_path), "--device", "cpu"]) == 3
-    assert "| after | left out: the preflight failed |" in (tmp_path / "summary.md").read_text()
-    assert "out of time" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize("code", [2, 3])

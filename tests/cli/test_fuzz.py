@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import json
-import math
 import os
 import shutil
 import tempfile
@@ -26,26 +25,9 @@ from speclab.system import files, terminal
 from speclab.system.errors import EnvironmentProblem, Problem
 from tools import doc_blocks, readme, rerun
 
-MANY = settings(max_examples=150)
-FEW = settings(MANY, max_examples=40)
-ODD = [
-    "",
-    " ",
-    ".",
-    "..",
-    "-",
-    "...",
-    "~",
-    "a/b",
-    "../x",
-    "/",
-    "NUL",
-    "a\0b",
-    "\x1b[31m",
-    "two\nlines",
-    "\u202e",
-    "\ud800",
-]
+MANY = settings(max_examples=60)
+FEW = settings(MANY, max_examples=25)
+ODD = ["", " ", ".", "..", "-", "...", "~", "a/b", "../x", "/", "a\0b", "\x1b[31m", "two\nlines", "\u202e", "\ud800"]
 NAMES = st.one_of(
     st.sampled_from([*ODD, "ü" * 128, "n" * 255, "n" * 256, "lab:", "lab:1b", "dial:nan", "somebody/model"]),
     st.text(st.characters(), max_size=12),  # surrogates and control characters, too
@@ -111,15 +93,6 @@ def test_a_plain_name_is_one_file_in_the_folder(name):
 
 
 @given(NAMES)
-@MANY
-def test_a_name_that_is_not_empty_is_a_path(name):
-    try:
-        assert parsing.some_path(name) == Path(name)
-    except argparse.ArgumentTypeError:
-        assert not name.strip()
-
-
-@given(NAMES)
 @FEW
 def test_a_tokenizer_of_a_name_that_means_nothing_is_a_problem(name):
     with new_folder() as folder, contextlib.chdir(folder), contextlib.suppress(Problem):
@@ -135,13 +108,6 @@ def test_a_tokenizer_of_a_name_that_means_nothing_is_a_problem(name):
 def test_whole_numbers_lie_in_their_range(text, smallest, largest):
     with contextlib.suppress(argparse.ArgumentTypeError):
         assert smallest <= parsing.at_least(smallest, largest)(text) <= largest
-
-
-@given(NUMBERS)
-@MANY
-def test_positive_numbers_are_finite(text):
-    with contextlib.suppress(argparse.ArgumentTypeError):
-        assert 0 < parsing.positive(text) < math.inf
 
 
 @given(st.lists(NUMBERS, max_size=4).map(",".join), st.sampled_from([int, float]))

@@ -52,15 +52,6 @@ def test_the_best_one_is_chosen_on_one_half_and_measured_on_the_other():
     assert line == "t, model k = 4: 4.00x (95 %: -) over generate, the best plain decoding here, end to end"
 
 
-def test_nothing_is_said_where_the_baseline_ran_alone():
-    run, measured = made({BASELINE: (4.0,) * 4, MODEL: (2.0,) * 4})
-    add_best_plain(run, measured)
-    assert run.best_plain is None
-    assert all(row.speedup_best_plain is None for row in run.rows)
-    assert "÷ best plain" not in tables.show([report.speed_table(run.rows)])
-    assert report.plain_line(run) is None
-
-
 def test_the_first_screen_says_nothing_where_the_baseline_is_the_best():
     run, measured = made({BASELINE: (4.0,) * 4, GENERATE: (5.0,) * 4, MODEL: (2.0,) * 4})
     add_best_plain(run, measured)

@@ -1,7 +1,6 @@
 """A busy machine, end to end on a tiny pair: what compare.py says, shows, hides and writes down."""
 
 import json
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +12,6 @@ from speclab.lab.run_config import RunConfig
 from speclab.models import engine_choice, prompts
 from speclab.models.setup import why_threads
 from speclab.present import run_lines
-from speclab.records import files
 from speclab.records.runs import CoreProbe, Machine
 from speclab.system import cores
 from speclab.theory import noise
@@ -83,25 +81,12 @@ def test_the_head_says_where_the_number_of_threads_comes_from(monkeypatch):
     assert (why_threads(None), why_threads(2)) == ("from OMP_NUM_THREADS", "asked for")
 
 
-def test_free_cores_are_written_down_and_not_talked_about(run, tmp_path):
-    out, err = run()
-    assert "busy" not in (out + err).lower()
-    assert saved(tmp_path)["machine"]["probe"]["free"] is True
-
-
 def test_a_gpu_has_cores_of_its_own(monkeypatch):
     monkeypatch.setattr(cores, "probe", lambda threads: pytest.fail("looked"))
     setup = SimpleNamespace(device=torch.device("cuda"))
     config = RunConfig(setup, {}, [], [4], [0.0], 64, 1, 0)
     assert config.look_at_cores() is None
     assert config.probe is None
-
-
-def test_a_record_without_a_probe_is_written_without_one():
-    machine = Machine(cpu="x", cores=2, threads=2, memory_gib=4, gpu=None, system="Linux")
-    assert "probe" not in files.as_dict(machine)
-    probe = CoreProbe(free=True, threads=2, alone=1.0, together=1.0, gain=2.0, load=None)
-    assert files.as_dict(replace(machine, probe=probe))["probe"]["load"] is None
 
 
 @pytest.mark.parametrize(("threads", "said"), [(1, True), (2, False)])

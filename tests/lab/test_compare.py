@@ -19,7 +19,7 @@ from speclab.core.sampling import Sampling
 from speclab.lab import comparison, harness, output_checks
 from speclab.lab.harness import Measurement
 from speclab.models import prompts
-from speclab.present.pictures import figures, plots
+from speclab.present.pictures import plots
 from speclab.records.arms import BASELINE, Arm
 from speclab.records.files import read
 from speclab.records.log import Line
@@ -53,9 +53,14 @@ def test_a_draft_that_learns_is_replayed_in_the_order_of_the_run(run, pair_folde
         return lambda arm, index, text: order.append(index) or replayed(arm, index, text)
 
     monkeypatch.setattr(comparison, "rounds_of_texts", rounds_of_texts)
-    code, *_ = run("--draft", f"hybrid:suffix+{pair_folder / 'draft'}", "--limit", "2", "-k", "2", "--temperature", "0")
+    code, *_ = run(
+        *GREEDY, "--draft", f"hybrid:suffix+{pair_folder / 'draft'}", "--limit", "2", "--max-new-tokens", "12"
+    )
     assert code == 0
     assert list(dict.fromkeys(order)) == [0, 2, 1, 3]
+
+
+GREEDY = ("--draft", "ngram", "-k", "2", "--temperature", "0")
 
 
 def saved(folder) -> ComparisonRun:
@@ -63,45 +68,36 @@ def saved(folder) -> ComparisonRun:
 
 
 def test_record_tables_and_pictures(run, tmp_path):
-    code, out, _ = run("--json", str(tmp_path / "copy.json"), "--engine", "fast", "--verbose")
+    code, out, _ = run("--json", str(tmp_path / "copy.json"), "--verbose")
     assert code == 0
-    assert "engine  fast (asked for)" in out
-    assert "a round at k = 4 reads" in out
-    text = (tmp_path / "results" / "local.json").read_text()
+    text, markdown = ((tmp_path / "results" / name).read_text() for name in ("local.json", "local.md"))
     assert text == (tmp_path / "copy.json").read_text()
     run_record = saved(tmp_path)
-    assert run_record.settings["engine"] == "fast"
     for row in run_record.rows:
         if row.draft:
             assert row.n_emitted == row.n_accepted + row.n_rounds  # nothing is cut: EOS is ignored
             assert row.n_rejected <= row.n_rounds
             assert row.same_as_baseline is (True if row.temperature == 0 else None)
+            assert re.search(rf"{row.method}.*\b{row.speedup:.2f}x", markdown)
     everything = [r for r in run_record.rows if r.prompt_kind == "all"]
     assert [(r.method, r.draft_length) for r in everything if r.temperature == 0.8] == [
         ("baseline", 0), ("model", 2), ("model", 4), ("ngram", 2), ("ngram", 4),
     ]  # fmt: skip
     assert all(r.n_tokens == 3 * 23 for r in everything), "prefill's token was counted, or a budget was missed"
     assert "token for token: identical" in out
-    assert "z_S" in out
-    assert max(len(line) for line in out.splitlines()) <= 100
     assert str(tmp_path) not in text, "an absolute path got into the record"
     drawn = [f"local-{kind}.png" for kind in ("predicted", "speedup", "why")]
     assert sorted(p.name for p in (tmp_path / "plots").iterdir()) == drawn
     assert not list(tmp_path.rglob("*.part"))
 
 
-def test_json_to_stdout_is_json_alone(run):
-    code, out, err = run("-k", "2", "--temperature", "0", "--json", "-")
-    assert code == 0
-    assert json.loads(out)["schema_version"] == SCHEMA_VERSION
-    assert "speedup" in err
-
-
 def test_k_zero_and_dial_rows(run, pair_folder):
-    """k = 0 is plain decoding; the dial at 1 is always right and only makes greedy rows."""
+    """k = 0 is plain decoding; the dial at 1 is always right and makes greedy rows. Standard output is JSON alone."""
     dial = f"dial:1:{pair_folder / 'draft'}"
     code, out, _ = run("--draft", dial, "-k", "0,3", "--json", "-")
-    rows = [r for r in json.loads(out)["rows"] if r["prompt_kind"] == "all" and r["draft"]]
+    record = json.loads(out)
+    rows = [r for r in record["rows"] if r["prompt_kind"] == "all" and r["draft"]]
+    assert record["schema_version"] == SCHEMA_VERSION
     assert code == 0
     assert {r["temperature"] for r in rows} == {0.0}
     plain, dialled = rows
@@ -120,7 +116,7 @@ def test_a_wrong_token_fails_the_run(run):
     assert "BUG" in out
 
 
-def test_a_wrong_distribution_fails_the_run(run, monkeypatch):
+def test_a_wrong_distribution_fails_the_run(run, pair_folder, monkeypatch):
     """Greedy tokens passed off as samples."""
     honest = compare_config.speculative_decode
 
@@ -128,58 +124,36 @@ def test_a_wrong_distribution_fails_the_run(run, monkeypatch):
         return honest(target, drafter, prompt, k, replace(settings, sampling=Sampling()), **kwargs)
 
     monkeypatch.setattr(compare_config, "speculative_decode", hot)
-    code, out, _ = run("-k", "2", "--temperature", "0.8", "--max-new-tokens", "100")
+    code, out, _ = run(
+        "-k", "2", "--temperature", "0.8", "--max-new-tokens", "60", "--draft", f"{pair_folder / 'draft'}"
+    )
     assert code == 1
     assert "NOT the target's distribution" in " ".join(out.split())
 
 
-def test_ctrl_c_keeps_what_is_measured(run, monkeypatch, tmp_path):
-    """Interrupted in the third prompt: two prompts are reported, and the record says so."""
-    honest = harness._one_turn
-
-    def interrupted(the_bench, index, *rest):
-        if index == 2:
-            raise KeyboardInterrupt
-        return honest(the_bench, index, *rest)
-
-    monkeypatch.setattr(harness, "_one_turn", interrupted)
-    code, out, _ = run("-k", "2", "--temperature", "0")
-    kept = saved(tmp_path)
-    assert code == 0
-    assert kept.interrupted
-    assert {s.prompt_index for s in kept.raw} == {0, 1}
-    assert "Stopped before the end" in out
-
-
-def test_ctrl_c_after_the_measurement_keeps_every_row(run, monkeypatch, tmp_path):
-    def stop(*args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(comparison, "calibrated", stop)
-    code, out, _ = run("-k", "2", "--temperature", "0")
-    kept = saved(tmp_path)
-    assert code == 0
-    assert kept.interrupted
-    assert {s.prompt_index for s in kept.raw} == {0, 1, 2}
-    assert "token for token: identical" in out
-
-
-def test_a_signal_keeps_what_is_measured(run, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("stop", "expected"), [(Stopped(signal.SIGTERM), 0), (EnvironmentProblem("the logits are not finite"), 3)]
+)
+def test_a_stop_in_the_middle_keeps_what_is_measured(run, monkeypatch, tmp_path, stop, expected):
     honest = harness._one_turn
 
     def stopped(the_bench, index, *rest):
         if index == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
+            raise stop
         return honest(the_bench, index, *rest)
 
     monkeypatch.setattr(harness, "_one_turn", stopped)
-    code, out, err = run("-k", "2", "--temperature", "0")
+    code, out, err = run(*GREEDY)
     kept = saved(tmp_path)
-    assert code == 0
-    assert kept.interrupted
+    assert code == expected
     assert {s.prompt_index for s in kept.raw} == {0}
-    assert "Stopped before the end" in out
-    assert "stopped; 1 prompt is complete" in err
+    if code == 0:
+        assert kept.interrupted
+        assert "Stopped before the end" in out
+        assert "stopped; 1 prompt is complete" in err
+    else:
+        assert err.splitlines()[-1] == "error: the logits are not finite"
+        assert "NOT CHECKED" not in out
 
 
 def stops(monkeypatch, module, name: str, *errors: BaseException) -> None:
@@ -197,10 +171,7 @@ def stops(monkeypatch, module, name: str, *errors: BaseException) -> None:
 @pytest.mark.parametrize(
     ("stop", "code", "said"),
     [
-        pytest.param(Stopped(signal.SIGINT), 130, "stopped", marks=pytest.mark.full),
         (Stopped(signal.SIGTERM), 143, "stopped"),
-        (EnvironmentProblem("the logits are not finite"), 3, "error: the logits are not finite"),
-        pytest.param(MemoryError(), 3, "error: out of memory", marks=pytest.mark.full),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 3, "error: out of memory"),
     ],
 )
@@ -226,29 +197,14 @@ def test_texts_that_nobody_has_judged_are_named_and_the_exit_code_says_so(run, m
         assert "NOT CHECKED: ngram k=2 at temperature 0" in text
 
 
-def test_a_problem_in_the_middle_of_measuring_is_no_success(run, monkeypatch, tmp_path):
-    honest = harness._one_turn
-
-    def broken(the_bench, index, *rest):
-        if index == 1:
-            raise EnvironmentProblem("the model returned logits that are not finite")
-        return honest(the_bench, index, *rest)
-
-    monkeypatch.setattr(harness, "_one_turn", broken)
-    code, out, err = run("-k", "2", "--temperature", "0")
-    assert code == 3
-    assert err.splitlines()[-1] == "error: the model returned logits that are not finite"
-    assert {s.prompt_index for s in saved(tmp_path).raw} == {0}
-    assert "NOT CHECKED" not in out
-
-
-def test_two_stops_while_the_record_is_made_lose_no_row(run, monkeypatch, tmp_path):
-    stops(monkeypatch, comparison, "build_rows", Stopped(2), KeyboardInterrupt())
-    code, out, _ = run("-k", "2", "--temperature", "0")
+@pytest.mark.parametrize("place", ["calibrated", "build_rows"])
+def test_two_stops_while_the_record_is_made_lose_no_row(run, monkeypatch, tmp_path, place):
+    stops(monkeypatch, comparison, place, Stopped(2), KeyboardInterrupt())
+    code, out, _ = run(*GREEDY)
     kept = saved(tmp_path)
     assert code == 0, "every text is judged"
     assert kept.interrupted
-    assert len({row.method for row in kept.rows}) == 4
+    assert len({row.method for row in kept.rows}) == 3
     assert "token for token: identical" in out
 
 
@@ -264,7 +220,7 @@ def test_files_that_would_be_one_are_refused(run, monkeypatch, tmp_path, path):
 
 def test_a_signal_before_anything_is_measured(run, monkeypatch, tmp_path):
     monkeypatch.setattr(harness, "_one_turn", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-    code, _, err = run("-k", "2", "--temperature", "0")
+    code, _, err = run(*GREEDY)
     assert code == 143
     assert err.splitlines()[-1] == "stopped"
     assert not list((tmp_path / "results").iterdir())
@@ -272,7 +228,7 @@ def test_a_signal_before_anything_is_measured(run, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     "broken",
-    ["results/local.json", pytest.param("results/local.md", marks=pytest.mark.full), "plots/local-speedup.png"],
+    ["results/local.json", "plots/local-speedup.png"],
 )
 def test_a_file_that_cannot_be_written_stops_no_other(run, monkeypatch, tmp_path, broken):
     """The place is taken after it was looked at: the tables are printed, the rest is written, the exit code says so."""
@@ -283,7 +239,7 @@ def test_a_file_that_cannot_be_written_stops_no_other(run, monkeypatch, tmp_path
         return honest(*args)
 
     monkeypatch.setattr(comparison, "measure", taken)
-    code, out, err = run("-k", "2,4", "--temperature", "0", "--json", str(tmp_path / "copy.json"))
+    code, out, err = run(*GREEDY, "--json", str(tmp_path / "copy.json"))
     assert code == 3
     assert "token for token: identical" in out
     assert [line for line in err.splitlines() if line.startswith("error: ")] == [
@@ -302,7 +258,7 @@ def test_an_output_that_is_full_or_gone_loses_no_file(run, monkeypatch, tmp_path
             raise error
 
     monkeypatch.setattr(cli_measured, "say", fail)
-    code, _, err = run("-k", "2", "--temperature", "0")
+    code, _, err = run(*GREEDY)
     assert code == (0 if isinstance(error, BrokenPipeError) else 3)
     assert ("standard output: No space left" in err) == (code == 3)
     assert saved(tmp_path).rows
@@ -318,8 +274,6 @@ def sample(arm: Arm, index: int, seconds: float, **counts) -> Line:
     ("view", "error"),
     [
         ("waterfall_rows", ZeroDivisionError()),
-        pytest.param("waterfall_rows", KeyboardInterrupt(), marks=pytest.mark.full),
-        pytest.param("prediction_rows", ZeroDivisionError(), marks=pytest.mark.full),
         ("prediction_rows", KeyboardInterrupt()),
     ],
 )
@@ -328,7 +282,7 @@ def test_a_fault_in_what_a_picture_shows_loses_no_table_and_no_record(run, monke
     stops(monkeypatch, plots, view, error)
     fault = isinstance(error, ZeroDivisionError)
     with pytest.raises(ZeroDivisionError) if fault else contextlib.nullcontext():
-        run("-k", "2", "--temperature", "0")
+        run(*GREEDY)
     assert [row for row in saved(tmp_path).rows if row.draft]
     assert "speedup" in (tmp_path / "results" / "local.md").read_text()
     assert len(list((tmp_path / "plots").glob("*.png"))) == 3 - fault
@@ -349,21 +303,3 @@ def test_headline_is_reported_on_prompts_it_was_not_chosen_on():
     assert row.draft_length == 2
     assert row.speedup == pytest.approx(2.0 / 1.6)
     assert row.n_prompts == 4
-
-
-def test_pictures_open_and_are_not_empty(run, tmp_path):
-    run("-k", "2,4")
-    from PIL import Image
-
-    for path in (tmp_path / "plots").iterdir():
-        with Image.open(path) as picture:
-            assert picture.width > 4 * figures.DPI
-            assert len(picture.convert("L").getcolors(256)) > 20
-
-
-def test_every_speedup_has_a_table(run, tmp_path):
-    run("-k", "2")
-    markdown = (tmp_path / "results" / "local.md").read_text()
-    for row in saved(tmp_path).rows:
-        if row.draft:
-            assert re.search(rf"{row.method}.*\b{row.speedup:.2f}x", markdown)

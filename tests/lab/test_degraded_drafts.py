@@ -45,7 +45,7 @@ def equal(one, other) -> bool:
     return all(torch.equal(a, b) for a, b in zip(weights(one), weights(other), strict=True))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_no_noise_is_the_model_itself(dtype):
     source = tiny_llama(0, dtype=dtype)
     copied = degraded_drafts.noisy(source, 0, seed=1)
@@ -79,21 +79,7 @@ def test_noise_is_seeded_and_goes_one_way():
         degraded_drafts.noisy(source, -0.1, 0)
 
 
-def test_more_noise_is_less_like_the_source():
-    """Total variation between the next-token distributions grows with the amount."""
-    source, ids = tiny_llama(0), torch.arange(60)[None]
-    with torch.no_grad():
-        target = source(input_ids=ids).logits.softmax(-1)
-        distances = [
-            (degraded_drafts.noisy(source, amount, 0)(input_ids=ids).logits.softmax(-1) - target).abs().sum().item()
-            for amount in (0, 0.1, 0.4, 1.6)
-        ]
-    assert distances[0] == 0
-    assert distances == sorted(set(distances))
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3_window"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("family", "dtype"), [("llama", torch.bfloat16), ("gemma3_window", torch.float32)])
 def test_any_model_gets_its_likes(family, dtype):
     source = tiny(family, dtype=dtype).train()
     ids = torch.arange(8)[None]
@@ -129,16 +115,6 @@ def test_random_is_seeded_and_initialised():
     assert torch.equal(fresh.model.norm.weight, torch.ones(64)), "norms begin at one"
 
 
-def test_global_dice_stay(tokenizer, library, ticks):
-    source = tiny_llama(0, vocab_size=len(tokenizer), dtype=torch.float32)
-    torch.manual_seed(7)
-    before = torch.get_rng_state()
-    degraded_drafts.noisy(source, 0.1, 0)
-    degraded_drafts.random_like(source, 0)
-    degraded_drafts.trained_on_the_spot(source, tokenizer, 4, 0)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_training_lowers_the_loss(tokenizer, library, ticks):
     """The clock is looked at to begin with, and twice a step: 23 seconds are 12 steps."""
     source = tiny_llama(0, n_layers=1, vocab_size=len(tokenizer), dtype=torch.bfloat16).requires_grad_(False)
@@ -147,49 +123,28 @@ def test_training_lowers_the_loss(tokenizer, library, ticks):
     assert facts.tokens == 12 * degraded_drafts.BATCH_TOKENS
     assert facts.first_loss == pytest.approx(math.log(len(tokenizer)), abs=1), "fresh weights know nothing"
     assert facts.last_loss < facts.first_loss - 0.5
-    text = torch.tensor([tokenizer(TEXT).input_ids[:300]])
-    with torch.no_grad():
-        fresh, trained = (next_token_loss(m.float(), text) for m in (degraded_drafts.random_like(source, 0), draft))
-    assert trained < fresh - 0.5
-    draft, _ = degraded_drafts.trained_on_the_spot(source, tokenizer, 23, seed=0)
     assert draft.dtype == torch.bfloat16
     assert draft.device == source.device
     assert not draft.training
     assert not any(w.requires_grad for w in weights(draft))
-    again, same = degraded_drafts.trained_on_the_spot(source, tokenizer, 23, seed=0)
-    assert equal(draft, again)
-    assert same == facts
-    other, _ = degraded_drafts.trained_on_the_spot(source, tokenizer, 23, seed=1)
-    assert not equal(draft, other)
+    text = torch.tensor([tokenizer(TEXT).input_ids[:300]])
+    with torch.no_grad():
+        fresh, trained = (next_token_loss(m.float(), text) for m in (degraded_drafts.random_like(source, 0), draft))
+    assert trained < fresh - 0.5
 
 
-def test_training_stops_by_the_clock(tokenizer, library, ticks):
+def test_training_stops_by_the_clock_and_is_a_function_of_its_seed(tokenizer, library, ticks):
     source = tiny_llama(0, n_layers=1, vocab_size=len(tokenizer), dtype=torch.float32)
-    _, facts = degraded_drafts.trained_on_the_spot(source, tokenizer, 5, 0)
-    assert facts.steps == 3
-    _, facts = degraded_drafts.trained_on_the_spot(source, tokenizer, 1e-9, 0)
-    assert facts.steps == 1, "one step is always made"
-
-
-def test_documents_are_read_when_needed_and_held_out_ones_never(tokenizer, library):
-    seen = []
-
-    def reading(text, **_):
-        seen.append(text)
-        return tokenizer(text, verbose=False)
-
-    reading.eos_token_id = tokenizer.eos_token_id
-    documents = degraded_drafts._documents(0)
-    assert sorted(documents) == [TEXT] * 3
-    batches = degraded_drafts._batches(list(documents), reading, 0, positions=100)
-    one = batches(0)
-    assert len(seen) == 1
-    assert all(rows.shape[1] == 100 for (rows,) in one), "no longer than the model can read"
-    for step in range(1, 41):
-        batches(step)
-    others = (degraded_drafts._batches(list(documents), tokenizer, seed, positions=100)(0) for seed in (0, 1))
-    assert not torch.equal(*(micro_batches[0][0][:4] for micro_batches in others)), "another seed reads other places"
-    assert len(seen) == 3, "each document once, however many steps"
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    drafts = []
+    for seconds, seed, n_steps in ((5, 0, 3), (5, 0, 3), (5, 1, 3), (1e-9, 0, 1)):
+        draft, facts = degraded_drafts.trained_on_the_spot(source, tokenizer, seconds, seed)
+        assert facts.steps == n_steps, "one step is always made"
+        drafts.append(draft)
+    assert equal(drafts[0], drafts[1])
+    assert not equal(drafts[0], drafts[2])
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_foreign_tokenizer_is_refused(tokenizer):

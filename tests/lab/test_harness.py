@@ -21,12 +21,11 @@ from speclab.core.sampling import Sampling
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import WEIGHT, AutoLength, RoundCosts
 from speclab.drafts.oracle import OracleModelDrafter
-from speclab.lab import bench as bench_module
 from speclab.lab import decodings, harness, rows
 from speclab.lab.bench import Bench
 from speclab.lab.decodings import Decoding, interleaved, take_turns
 from speclab.lab.harness import Measurement, measure
-from speclab.lab.instruments import LoopFunctions, VariedLength
+from speclab.lab.instruments import VariedLength
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
@@ -133,7 +132,7 @@ class Script:
         self.tokens += [0] * self.steps.pop(0)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_the_decoding_that_is_furthest_behind_goes_next(seed):
     dice, log = random.Random(seed), []
     budget = dice.randint(1, 30)
@@ -152,25 +151,6 @@ def test_the_decoding_that_is_furthest_behind_goes_next(seed):
         least = min(reached[i] for i in waiting)
         assert id(moved) == next(i for i in waiting if reached[i] == least), "not the first of those furthest behind"
         reached[id(moved)] += planned[id(moved)].pop(0)
-
-
-def test_no_arm_is_ever_ahead_by_more_than_its_own_round(pair):
-    """Real decodings: whoever moves has committed the fewest tokens of all that wait, and all end at the budget."""
-    bench = make_bench(pair)
-    queue = [bench.decoding(arm, Sampling(), make_prompt()) for arm in ARMS]
-    honest, moves = Decoding.advance, []
-
-    def watched(decoding):
-        moves.append((len(decoding.tokens), min(len(d.tokens) for d in queue if not d.done)))
-        honest(decoding)
-
-    for decoding in queue:
-        decoding.advance = watched.__get__(decoding)
-    take_turns(queue)
-    assert moves
-    assert all(mine == least for mine, least in moves)
-    assert [len(d.tokens) for d in queue] == [BUDGET] * len(ARMS)
-    assert all(d.done for d in queue)
 
 
 # --- side by side -----------------------------------------------------------------------------------------------------
@@ -195,29 +175,12 @@ def test_side_by_side_as_alone(pair, sampling):
     for one, other in zip(alone, together, strict=True):
         assert one.tokens == other.tokens, one.arm
         assert one.rounds == other.rounds, one.arm
+    if sampling.greedy:
+        text = plain_text(CachedModel(pair[0]), prompt.ids, BUDGET)
+        assert all(d.tokens == text for d in together), "an instrument changed the text"
     tried = [r for d in together for r in d.rounds]
     assert any(0 < accepted < drafted for drafted, accepted, _ in tried)
     assert any(0 < accepted == drafted for drafted, accepted, _ in tried)
-
-
-def test_side_by_side_on_a_real_architecture():
-    target = tiny("llama")
-    bench = make_bench((target, perturbed(target, 0.05)), budget=16)
-    prompt = make_prompt(2, vocab=VOCAB)
-    queue = [bench.decoding(arm, Sampling(), prompt) for arm in ARMS]
-    take_turns(queue)
-    text = plain_text(CachedModel(target), prompt.ids, 16)
-    assert all(d.tokens == text for d in queue)
-    assert sum(made.n_accepted for d in queue for made in d.rounds) > 0
-
-
-def test_greedy_arms_all_say_what_the_baseline_says(pair):
-    """The instruments too: what is timed inside a round is still the lossless algorithm."""
-    for seed in range(3):
-        queue = all_decodings(make_bench(pair), Sampling(), make_prompt(seed))
-        take_turns(queue)
-        text = plain_text(CachedModel(pair[0]), make_prompt(seed).ids, BUDGET)
-        assert [d.tokens for d in queue] == [text] * len(queue)
 
 
 def test_a_copied_model_shares_the_weights_and_not_the_cache(pair):
@@ -237,16 +200,6 @@ def test_a_copied_model_shares_the_weights_and_not_the_cache(pair):
     alone = CachedModel(pair[0], vocab_size=11)
     alone.prefill(prompt)
     assert torch.equal(after, alone.forward(torch.tensor([[3]])))
-
-
-def test_a_copied_drafter_shares_the_weights_and_no_state(pair):
-    bench = make_bench(pair)
-    for name in ("model", "dial"):
-        one, two = (bench._drafter(Arm(name, name, 4), make_prompt().ids, BUDGET) for _ in range(2))
-        assert one is not two
-        assert one.draft is not two.draft
-        assert one.draft.model is two.draft.model is pair[1]
-    assert bench._drafter(Arm("ngram", "ngram", 4), make_prompt().ids, BUDGET) is not bench.drafters["ngram"]
 
 
 def test_dial_gets_a_reference_as_long_as_it_needs(pair):
@@ -273,7 +226,7 @@ class Endless:
 
 
 def test_every_length_equally_often():
-    """Once each in every run through the list, in an order that changes."""
+    """Once each in every run through the list, in an order that changes, and never more than k."""
     inner, lengths = Endless(), [0, 1, 2, 3, 4, 2, 2]
     varied = VariedLength(inner, lengths, seed=0)
     for _ in range(10 * len(lengths)):
@@ -283,32 +236,12 @@ def test_every_length_equally_often():
     assert [sorted(cycle) for cycle in cycles] == [sorted(lengths)] * 10
     assert len({tuple(cycle) for cycle in cycles}) > 5
     assert all(k == width for k, width in inner.asked)
-    other = Endless()
-    varied = VariedLength(other, lengths, seed=1)
-    for _ in range(10 * len(lengths)):
-        varied.propose(4, torch.zeros(1, 4))
-    assert other.asked != inner.asked
-
-
-@pytest.mark.parametrize("k", range(5))
-def test_varied_length_never_passes_k(k):
-    inner = Endless()
-    varied = VariedLength(inner, [0, 1, 2, 3, 4], seed=0)
-    for _ in range(25):
-        varied.propose(k, torch.zeros(1, k))
-    assert Counter(n for n, _ in inner.asked) == Counter(min(k, n) for n in [0, 1, 2, 3, 4] * 5)
-
-
-def test_instrument_visits_every_length_in_a_decoding(pair):
-    """Behind the loop: what is drafted are the lengths of the list, except where the end leaves less room."""
-    lengths = [0, 1, 2, 3, 4]
-    decoding = make_bench(pair, budget=50).decoding(Arm("instrument", "model", 4), WARM, make_prompt(), lengths=lengths)
-    drafted = [made.n_drafted for made in finish(decoding).rounds]
-    whole = len(drafted) // 5 - 1  # the last cycles may be cut
-    assert whole >= 2
-    for i in range(whole):
-        assert sorted(drafted[5 * i : 5 * i + 5]) == lengths
-    assert len(decoding.tokens) == 50
+    for k in range(5):
+        short = Endless()
+        varied = VariedLength(short, [0, 1, 2, 3, 4], seed=1)
+        for _ in range(25):
+            varied.propose(k, torch.zeros(1, k))
+        assert Counter(n for n, _ in short.asked) == Counter(min(k, n) for n in [0, 1, 2, 3, 4] * 5)
 
 
 def spied_instrument(pair, monkeypatch, name: str, sampling: Sampling, tick: float = 0.0):
@@ -395,13 +328,6 @@ def test_prefill_is_booked_apart(pair, monkeypatch):
         assert len(mine.rounds) == mine.counts.n_rounds
 
 
-def test_log_holds_the_cache_length_before_each_step(pair, monkeypatch):
-    machine = Machine(monkeypatch, pair[0])
-    base = finish(make_bench(pair).decoding(BASELINE, Sampling(), make_prompt()))
-    assert [context for context, _, _ in base.log] == [context for _, _, context in machine.passes]
-    assert base.log[0][0] == 9
-
-
 def test_blocks_of_a_device_make_one_observation_each(pair, monkeypatch):
     """On a GPU 16 passes wait for one fetch. Their mean stands at the middle of the block; the last may be shorter."""
     budget = 1 + 2 * 16 + 5
@@ -462,17 +388,6 @@ def test_every_arm_at_every_temperature_with_every_repeat(pair):
     assert len(found.steps) == 2 * 2 * 2 * 11, "the steps of the second baseline, each prompt, repeat and temperature"
 
 
-def test_second_baseline_says_the_same(pair):
-    """Their times differ by the clock alone."""
-    found = measured(pair, [make_prompt(0), make_prompt(1)], repeats=2, budget=12)
-    for temperature in (0.0, 0.8):
-        pairs = list(zip(found.of(BASELINE, temperature), found.of(BASELINE_REPEAT, temperature), strict=True))
-        assert len(pairs) == 2
-        for one, other in pairs:
-            assert one.texts == other.texts
-            assert one.prompt_index == other.prompt_index
-
-
 def test_no_long_collection_falls_into_a_turn(pair):
     """And what has become garbage in one turn is gone before the next."""
     frozen, circles = [], []
@@ -497,11 +412,6 @@ def test_second_baseline_only_beside_instruments(pair):
     found = measured(pair, [make_prompt()], instruments={}, budget=6)
     assert BASELINE_REPEAT not in {s.arm for s in found.lines}
     assert (found.rounds, found.steps) == ([], [])
-
-
-def test_greedy_text_does_not_depend_on_repeat_or_arm(pair):
-    found = measured(pair, [make_prompt()], temperatures=[0.0], repeats=2)
-    assert len({tuple(text) for s in found.lines for text in s.texts}) == 1
 
 
 def test_order_turns_round_between_prompts_and_repeats(pair, monkeypatch):
@@ -542,26 +452,6 @@ def test_random_numbers_differ_between_prompts_and_repeats_and_not_between_arms(
     assert not {tuple(t) for s in other.of(BASELINE, 0.8) for t in s.texts} & set(texts[BASELINE])
 
 
-def test_every_arm_of_a_turn_starts_from_the_same_seed(pair, monkeypatch):
-    seeds: list[int] = []
-    loop = LoopFunctions(lambda *args, **kwargs: bench_module.speculative_decode(*args, **kwargs))
-    monkeypatch.setattr(Bench.__init__, "__defaults__", (loop,))
-    for name in ("autoregressive_decode", "speculative_decode"):
-        honest = getattr(bench_module, name)
-
-        def watched(*args, honest=honest, place=2 if name == "autoregressive_decode" else 4, **kwargs):
-            if not args[place].sampling.greedy:  # the oracle draft's reference needs no random numbers
-                seeds.append(args[place].seed)
-            return honest(*args, **kwargs)
-
-        monkeypatch.setattr(bench_module, name, watched)
-    measured(pair, [make_prompt(0), make_prompt(1)], temperatures=[0.8], repeats=2, budget=4)
-    size = len([arm for arm in ARMS if arm.draft != "dial"]) + 1 + 2  # and the second baseline and two instruments
-    turns = [seeds[i : i + size] for i in range(len(seeds) - 4 * size, len(seeds), size)]
-    assert all(len(set(turn)) == 1 for turn in turns)
-    assert len({turn[0] for turn in turns}) == 4
-
-
 def test_filters_reach_every_arm(pair):
     """top_k = 1 is greedy at any temperature."""
     bench = make_bench(pair)
@@ -593,12 +483,6 @@ def test_ctrl_c_keeps_whole_prompts(pair, monkeypatch, stopped_at):
     assert all(len(s.decode_seconds) == 1 for s in found.lines), "the second repeat begins behind the last prompt"
     assert len(found.steps) == 2 * 2 * 7
     assert found.wall_seconds == pytest.approx(sum(sum(r.seconds.values()) for r in found.rounds))
-
-
-def test_ctrl_c_before_the_first_prompt_is_complete_stops_everything(pair, monkeypatch):
-    monkeypatch.setattr(harness, "_one_turn", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        measured(pair, [make_prompt()], budget=4)
 
 
 def test_warm_up_meets_every_width_before_the_clock_counts(pair, monkeypatch):
@@ -640,16 +524,6 @@ def test_generate_says_what_the_baseline_says(monkeypatch):
     assert theirs.counts.n_emitted == ours.counts.n_emitted
     assert found.of(GENERATE, 0.8) == []
     assert len(found.of(BASELINE, 0.8)) == 1
-
-
-def test_the_clock_is_not_the_tests(pair, monkeypatch):
-    """`Machine` replaces every clock that the bench reads."""
-    machine = Machine(monkeypatch, pair[0])
-    found = measured(pair, [make_prompt()], temperatures=[0.0], budget=8)
-    assert [s.decode_seconds for s in found.of(BASELINE, 0.0)] == [[7.0]]
-    assert [s.decode_seconds for s in found.of(BASELINE_REPEAT, 0.0)] == [[7.0]]
-    assert all(float(r.seconds["verify"]).is_integer() for r in found.rounds)
-    assert machine.seconds > 0
 
 
 def test_kinds_of_prompts_take_turns():

@@ -12,7 +12,7 @@ from speclab.records.runs import ComparisonRun
 from speclab.system.errors import EnvironmentProblem
 
 GB = 10**9
-SMALL = ["--prompt", "def f(x):", "--max-new-tokens", "6", "-k", "2", "--temperature", "0", "--threads", "1"]
+SMALL = ["--prompt", "def f(x):", "--max-new-tokens", "4", "-k", "2", "--temperature", "0", "--threads", "1"]
 
 
 def test_a_faster_machine_gets_a_larger_pair():
@@ -82,16 +82,8 @@ def test_both_sizes_stand_in_one_record_and_one_table(run, larger, tmp_path):
     assert len(out.splitlines()) <= 40
 
 
-def test_a_machine_that_is_too_slow_is_told_so(run, monkeypatch, tmp_path):
-    monkeypatch.setattr(comparison, "bandwidth", lambda *_, **__: {"copy": 1.0})
-    code, _, err = run("--draft", "ngram")
-    assert code == 0
-    assert "no padded pair" in err
-    assert read(tmp_path / "results" / "local.json", ComparisonRun).padded is None
-
-
 @pytest.mark.usefixtures("larger")
-@pytest.mark.parametrize("words", [["--quick"], ["--no-padded"], ["--draft", "dial:0.8"]])
+@pytest.mark.parametrize("words", [["--quick"], ["--no-padded"]])
 def test_where_no_second_size_is_measured(run, monkeypatch, words):
     monkeypatch.setattr(padded_pair, "second_config", lambda *_: pytest.fail("measured a second size"))
     code, *_ = run("--draft", "ngram", *words)

@@ -52,7 +52,7 @@ def drafter_of(kind: str, target: CachedModel, head):
     return drafter
 
 
-KINDS = ("model auto", "feature auto", "ngram+model", "suffix+feature", "suffix+feature auto")
+KINDS = ("model auto", "ngram+model", "suffix+feature auto")
 
 
 @pytest.mark.parametrize("kind", KINDS)

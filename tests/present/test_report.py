@@ -1,18 +1,14 @@
 """Tables, lines and pictures of a comparison: on records made by hand, nothing is decoded here."""
 
-import math
-import re
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
-from pydantic import TypeAdapter
 
 from speclab.present import explanations, first_screen, report, run_lines, tables
 from speclab.present.pictures import figures, plots
-from speclab.records.files import to_json
 from speclab.records.log import Line
 from speclab.records.rows import Row, Rung
-from speclab.records.runs import SCHEMA_VERSION, ComparisonRun, LabRun, Machine, Noise, Versions
+from speclab.records.runs import SCHEMA_VERSION, ComparisonRun, Machine, Noise, Versions
 from speclab.theory import ladder
 from speclab.theory.formulas import book_formula, expected_tokens_per_round, leviathan_speedup
 
@@ -159,32 +155,7 @@ def cells(text: str) -> list[list[list[str]]]:
     return tables
 
 
-def test_every_kind_of_record_says_where_it_is_from():
-    run = make_run()
-    small = "models/lab-pair/target on AMD EPYC, 2 threads, float32; 2026-11-21T13:00Z, commit a8a881a6"
-    assert run_lines.small_print(run) == small
-    assert "cpu, float32, fast engine; Python 3.11.7" in run_lines.provenance(run)
-    shared = {item.name: getattr(run, item.name) for item in fields(LabRun)}
-    other = LabRun(**shared)
-    assert run_lines.small_print(other) == small
-    assert run_lines.provenance(other) == run_lines.provenance(run)
-    assert "RTX" in run_lines.small_print(replace(run, machine=replace(run.machine, gpu="NVIDIA RTX")))
-
-
-def test_the_made_up_run_is_a_record():
-    assert TypeAdapter(ComparisonRun).validate_json(to_json(make_run()))
-
-
 # --- the ladder as numbers --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "row", [r for r in make_run().rows if r.draft][:8], ids=lambda r: f"{r.method} k={r.draft_length}"
-)
-def test_factors_multiply_to_the_measurement(row):
-    found = ladder.factors(row)
-    assert list(found) == [effect.name for effect in ladder.EFFECTS]
-    assert row.book_formula * math.prod(found.values()) == pytest.approx(row.speedup, rel=1e-12)
 
 
 def test_factors_belong_to_their_rungs():
@@ -223,21 +194,9 @@ def test_each_prompt_counts_once_in_the_errors():
     whole = [r for r in rows if r.prompt_kind in ("all", "not looping")]
     assert {r.prompt_kind for r in ladder.prediction_rows(whole)} == {"all"}
     assert all(r.draft for r in ladder.prediction_rows(whole))
-    text = report.comparison(make_run(temperatures=(0.0,)))
-    assert "rows (code, prose, copy)" in text
-    assert re.search(r"^accounting +24 ", text, re.MULTILINE)
 
 
 # --- lines ------------------------------------------------------------------------------------------------------------
-
-
-def test_every_effect_has_a_name_and_a_meaning():
-    text = report.comparison(make_run())
-    assert "luck" not in text
-    assert "chance" not in report.comparison(make_run(), by_kind=True, markdown=True)
-    for name, head, meaning in ladder.EFFECTS:
-        assert f"\n{head}: {meaning}\n" in text
-        assert f"{name}: {meaning}" in explanations.ladder_legend(markdown=True)
 
 
 def test_losing_lines_say_what_may_be_noise():
@@ -261,18 +220,6 @@ def test_the_library_is_compared_with_the_baseline():
     assert "2.00x its speed, the same text" in report.generate_line([row])
     assert report.generate_line([replace(row, same_as_baseline=False)]).endswith("NOT the same text")
     assert report.generate_line([plain_row()]) is None
-
-
-def test_noise_and_phases():
-    assert [tables.temperature_name(t) for t in (0.0, 0.8)] == ["T = 0 (greedy)", "T = 0.8 (sampling)"]
-    run = make_run()
-    run.noise[1] = replace(run.noise[1], ratio=0.98, low=None, high=None)
-    with_interval, without = run_lines.noise_lines(run.noise)
-    assert with_interval == "noise floor, the baseline against itself in the same run: 1.01x (0.99 to 1.03)"
-    assert without == "noise floor, the baseline against itself in the same run: 0.98x (-)"
-    assert run_lines.noise_lines([]) == []
-    assert explanations.phases_line(run) == "instrumented rounds: the phases sum to 99.3% of the wall time"
-    assert explanations.phases_line(replace(run, phases={"seconds": 0.0, "share": None})) is None
 
 
 def test_what_is_wrong_or_not_checked_is_said():
@@ -325,96 +272,17 @@ def test_no_cost_is_negative_and_what_may_be_nothing_is_written_so(value, digits
     assert tables.cost(value, digits, error) == written
 
 
-def test_costs_that_may_be_nothing_in_every_table():
-    run = make_run(methods=("model",), lengths=(4,), temperatures=(0.0,))
-    unsure = {"host_error": 3e-5, "rollback": 0.0, "accept_at": 0.0, "accept_each": 0.0, "draft_slope": 0.0}
-    run.costs[0]["costs"] |= unsure | {"draft_at": [[4, 1e-9]]}
-    ((_, _, line),) = cells(tables.show([explanations.costs_table(run)], markdown=True))
-    assert line[5:9] == ["< 0.001", "< 1", "< 1", "< 95"]
-    row = make_row(draft_cost=0.0, verify_cost=1.0, overhead=-0.01)
-    assert [tables.CELLS[head](row) for head in "cvo"] == ["< 0.001", "1.00", "< 0.001"]
-    assert tables.CELLS["c"](replace(row, draft_length=0)) == "-"
-
-
-def test_an_interval_of_repetition_does_not_go_below_nothing():
-    row = make_row(repeat_noise=9.0)
-    assert report._rerun(row).startswith("0.00 to ")
-
-
-def test_numbers_in_cells():
-    assert [tables.number(v) for v in (None, 0.634, 12.3)] == ["-", "0.63", "12.30"]
-    assert [tables.speedup(v) for v in (None, 1.449)] == ["-", "1.45x"]
-    assert [tables.interval(*ends) for ends in ((1.31, 1.64), (None, None))] == ["1.31 to 1.64", "-"]
-    assert [tables.percent(v) for v in (None, 0.481, -0.034, 9.99, 12.0)] == ["-", "+48%", "-3%", "+999%", ">999%"]
-
-
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        (["ngram", "model"], ["ngram", "model"]),
-        (["dial:0.95", "model"], ["dial:0.…", "model"]),
-        (["Qwen2.5-0.5B", "Qwen2.5-1.5B"], ["Qwen2…1", "Qwen2…2"]),
-        (["same-start-1", "same-start-2", "same-start-1"], ["same-…1", "same-…2"]),
-    ],
-)
-def test_long_names_are_cut_and_stay_different(names, expected):
-    found = tables.short_names(names, 8)
-    assert list(found.values()) == expected
-    assert all(len(name) <= 8 for name in found.values())
-
-
-def test_what_has_nothing_to_show_is_left_out_with_its_heading():
-    empty, full = tables.Table([], {"a": str}), tables.Table(["x"], {"a": str})
-    blocks = [tables.Heading("one"), empty, tables.Lines([None, "line"]), tables.Heading("two", 3), full, None]
-    assert tables.show(blocks, markdown=True) == "- line\n\n### two\n\n| a |\n|---|\n| x |\n"
-    assert tables.show(blocks) == "line\n\ntwo\n\na\n-\nx\n"
-
-
-def test_columns_that_do_not_fit_go_beneath_with_the_keys_again():
-    wide = {head: lambda row: "9" * 30 for head in "cdef"}
-    table = tables.Table(["x"], {"draft": str, "k": lambda row: "1", **wide})
-    heads = [line.split() for line in tables.show([table]).splitlines() if line.startswith("draft")]
-    assert heads == [["draft", "k", "c", "d"], ["draft", "k", "e", "f"]]
-    assert len(cells(tables.show([table], markdown=True))) == 1
-
-
-def wide_run() -> ComparisonRun:
-    """What makes tables wide: long names, two-digit k, large and negative errors, fast machines, many widths."""
-    run = make_run(("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct", "dial:0.95:model"), (1, 4, 8, 12, 16))
-    for i, row in enumerate(run.rows):
-        row.tokens_per_second *= (1, 10, 100)[i % 3]
-        if row.draft:
-            row.forecast, row.leviathan, row.repeat_noise = row.speedup * (0.2, 2.5, 14)[i % 3], 16.0, 0.55
-            row.speedup_low, row.speedup_high = 1.0, 35.0
-    run.costs = [make_costs(e["drafter"], e["temperature"], tuple(range(1, 18))) for e in run.costs]
-    return run
-
-
-def test_tables_fit_a_hundred_columns():
-    for run in (make_run(), wide_run()):
-        for by_kind in (False, True):
-            text = report.comparison(run, by_kind)
-            assert [line for line in text.splitlines() if len(line) > tables.WIDTH] == []
-    assert ">999%" in report.comparison(wide_run())
-    assert "-80%" in report.comparison(wide_run())
-
-
 def test_speed_table_has_a_verdict_and_two_intervals():
     row = make_row(speedup=0.834, speedup_low=0.69, speedup_high=0.99, verdict="slower", repeat_noise=0.031)
     row.speedup_with_prefill = 0.811
     (table,) = cells(tables.show([report.speed_table([plain_row(), row])], markdown=True))
-    heads = ["draft", "k", "tok/s", "speedup", "verdict", "95 %", "rerun", "end to end", "α", "f", "tok/rnd"]
-    assert table[0] == heads
-    assert table[2] == ["baseline", "-", "99.5", "1.00x", *["-"] * 7]
-    assert table[3][3:8] == ["0.83x", "slower", "0.69 to 0.99", "0.80 to 0.86", "0.81x"]
-    numbers = row.acceptance_rate, row.drafted_fraction, row.tokens_per_round
-    assert table[3][8:] == [f"{value:.2f}" for value in numbers]
+    shown = dict(zip(table[0], table[3], strict=True))
+    expected = {"speedup": "0.83x", "verdict": "slower", "95 %": "0.69 to 0.99", "rerun": "0.80 to 0.86"}
+    expected |= {"end to end": "0.81x", "α": f"{row.acceptance_rate:.2f}", "f": f"{row.drafted_fraction:.2f}"}
+    assert expected.items() <= shown.items()
     unknown = dict.fromkeys(("speedup_low", "speedup_high", "repeat_noise", "verdict"))
-    assert cells(tables.show([report.speed_table([replace(row, **unknown)])], markdown=True))[0][2][4:7] == [
-        "-",
-        "-",
-        "-",
-    ]
+    (table,) = cells(tables.show([report.speed_table([replace(row, **unknown)])], markdown=True))
+    assert [dict(zip(table[0], table[2], strict=True))[head] for head in ("verdict", "95 %", "rerun")] == ["-"] * 3
 
 
 def test_prediction_table_puts_errors_beside_values():
@@ -433,20 +301,16 @@ def test_ladder_table_shows_every_factor():
     expected = ["model", "4", "2.11x", "1.32", "0.50", "0.60", "0.70", "0.80", "0.90", "1.10", "1.20", "1.30"]
     assert line[:-1] == expected
     assert line[-1] == f"{row.speedup:.2f}x"
-    (table,) = cells(tables.show([explanations.ladder_table([row], markdown=True)], markdown=True))
-    assert table[0][3:-1] == [effect.name for effect in ladder.EFFECTS]
-    assert table[2][3:-1] == expected[3:]
 
 
 def test_costs_table():
     run = make_run(methods=("model",), lengths=(4,), temperatures=(0.0,))
     run.raw.append(replace(run.raw[0], method="model", prefill_seconds=[0.06, 0.07]))
-    ((head, _, line),) = cells(tables.show([explanations.costs_table(run)], markdown=True))
+    ((_, _, line),) = cells(tables.show([explanations.costs_table(run)], markdown=True))
     context = 100 + 32  # prompts of 90, 100, 110 tokens, half of 64 new ones
     step = 9.0e-3 + 4e-6 * context
     verify = (8.5e-3 + 4e-4 * 5 + 4e-6 * context) / step
     drafted = (1.1e-3 + 3 * 9e-4 + 4 * 1e-7 * context) / 4 / step
-    assert head[:6] == ["draft", "k", "T", "step ms", "v(k+1)", "c"]
     assert line[:6] == ["model", "4", "0", f"{step * 1e3:.2f}", f"{verify:.2f}", f"{drafted:.3f}"]
     assert line[6:] == ["258", "44", "35", "65.0"]
     assert f"at {context} tokens of context" in explanations.costs_lines(run)[0]
@@ -455,40 +319,6 @@ def test_costs_table():
 
 
 # --- everything -------------------------------------------------------------------------------------------------------
-
-
-def test_markdown_tables_are_whole():
-    """Every line of a table has the same number of cells, and no cell is lost."""
-    for run in (make_run(), wide_run()):
-        found = cells(report.comparison(run, by_kind=True, markdown=True))
-        assert len(found) == 2 * 4 * 4 + 1  # temperatures, kinds and "all", four each; the costs
-        for table in found:
-            assert len({len(line) for line in table}) == 1
-            assert all(cell for line in table for cell in line)
-
-
-def test_order_of_the_whole():
-    text = report.comparison(make_run())
-    places = [
-        text.index(phrase)
-        for phrase in (
-            "Do the outputs agree?", "T = 0 (greedy), all", "noise floor", "What was predicted",
-            "Why: from the formula", "T = 0.8 (sampling), all", "From the book's formula", "What a round is",
-            "phases sum", "end in repetition",
-        )
-    ]  # fmt: skip
-    assert places == sorted(places)
-    assert text.count("From the book's formula") == 1
-    assert text.count("What was predicted") == 2
-    assert report.comparison(make_run(), by_kind=True).count("What was predicted") == 8
-
-
-def test_many_repeating_texts_show_the_others():
-    run = make_run()
-    run.rows += [make_row(kind="not looping"), make_row(temperature=0.8, kind="not looping")]
-    assert "prompts: not looping" not in report.comparison(run)
-    run.prompts["n_looping"] = 4
-    assert report.comparison(run).count("prompts: not looping") == 1
 
 
 def interrupted_run() -> ComparisonRun:
@@ -518,27 +348,7 @@ def test_no_draft_at_all(tmp_path):
     assert not any(write() for write in plots.comparison(run, tmp_path, "x"))
 
 
-def test_cut_names_are_the_same_in_every_table():
-    cut = set(re.findall(r"^(\S*…\S*) ", report.comparison(wide_run()), re.MULTILINE))
-    assert cut == {"Qwen/Qwen2.5-0.5B-I…", "Qwen/Qwen2.5-1.5B-I…"}
-    assert "…" not in report.comparison(wide_run(), markdown=True)
-
-
 # --- pictures ---------------------------------------------------------------------------------------------------------
-
-
-def test_rows_for_the_waterfall():
-    rows = [make_row("model", k, effects=(0.9 - 0.05 * k, *[1] * 7)) for k in (2, 4, 8)]
-    rows += [make_row("ngram", k, effects=(1 - 0.02 * k, *[1] * 7)) for k in (2, 4)]
-    best = {
-        method: max((r for r in rows if r.method == method), key=lambda r: r.speedup) for method in ("model", "ngram")
-    }
-    slowest = min(rows, key=lambda r: r.speedup)
-    expected = [*sorted(best.values(), key=lambda r: -r.speedup), slowest]
-    others = [make_row("model", 4, 0.8, effects=(9, *[1] * 7)), bare(make_row("model", 6, speedup=99.0))]
-    assert [row for _, row in plots.waterfall_rows(rows + others)] == expected
-    assert [title for title, _ in plots.waterfall_rows(rows[:1])] == ["fastest of its draft"]
-    assert plots.waterfall_rows([bare(r) for r in rows]) == []
 
 
 def test_the_waterfall_ends_where_the_measurement_begins():
@@ -559,16 +369,6 @@ def test_the_waterfall_ends_where_the_measurement_begins():
     assert spans[-1] == pytest.approx(sorted((1, row.speedup_with_prefill)))
     assert texts[0] == "2.11x"
     assert texts[1:3] == ["×1.32", "×0.65"]
-
-
-def test_a_draft_looks_the_same_in_every_panel():
-    """The dial makes no sampled rows: what comes after it must keep its colour."""
-    rows = [make_row(method, k) for method in ("dial:0.9", "ngram") for k in (2, 4)]
-    rows += [make_row("ngram", k, 0.8) for k in (2, 4)]
-    greedy, sampled = plots.speedup_panels(rows)
-    assert {series.look for series in greedy.series if series.values} == {0, 1}
-    assert {series.look for series in sampled.series if series.values} == {1}
-    assert [panel.title for panel in (greedy, sampled)] == ["T = 0 (greedy)", "T = 0.8 (sampling)"]
 
 
 def test_measured_values_are_markers_and_predictions_are_lines():

@@ -18,7 +18,6 @@ RESULTS = Path(__file__).parents[2] / "results"
 TRUTH_ONLY = {"under load"}  # an entry of older records, whose truth value alone is asked for
 VIEWS: list[tuple[str, type, list]] = [
     ("cpu-2-cores-intel", ComparisonRun, [first_screen.screen, functools.partial(first_screen.page, name="x")]),
-    ("cpu-2-cores-full", ComparisonRun, [first_screen.screen, report.comparison]),
 ]
 
 

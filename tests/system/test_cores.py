@@ -45,12 +45,6 @@ def test_free_cores_are_not_complained_of(shares):
     assert cores.complaint(shares) is None
 
 
-def test_the_load_average_is_only_a_remark():
-    busy = BUSY["half a core each"][0]
-    assert "load average 0.1" in cores.complaint(busy)
-    assert "load" not in cores.complaint(busy._replace(load=None))
-
-
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_the_probe_adds_up_its_looks(threads):
     asked = []

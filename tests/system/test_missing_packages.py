@@ -35,7 +35,7 @@ def test_a_comparison_and_the_other_scripts_need_no_further_package(pair_folder,
         "0",
         "--no-padded",
         "--prompt",
-        "def f(x):",
+        "x = 1",
     ]
     scripts = "benchmarks.roofline, benchmarks.gpu.__main__, baseline_autoregressive, training.pair, compare"
     done = run(f"import {scripts}; sys.exit(compare.main({[*words, *size, '--out-dir', str(tmp_path)]!r}))")

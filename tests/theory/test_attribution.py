@@ -1,7 +1,6 @@
 """The two predictions, the ladder and the noise, against sums by hand, brute force and simulated clocks."""
 
 import itertools
-import math
 import random
 import statistics
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from speclab.lab.rows import build_row
 from speclab.records.arms import BASELINE, BASELINE_REPEAT, Arm
 from speclab.records.log import Line, RoundCounts
 from speclab.records.runs import Noise
-from speclab.theory import attribution, ladder
+from speclab.theory import ladder
 from speclab.theory.attribution import PredictedSeconds, noise_floor, predictions, price, verdict
 from speclab.theory.costs import Costs, catch_ups
 from speclab.theory.forecast import forecast
@@ -119,13 +118,6 @@ def test_accounting_by_hand():
     assert found["overhead"] == pytest.approx(0.22 / 3 / 1.12)
 
 
-def test_early_prices_are_those_of_the_prompts_own_length():
-    part = price(speculated(2, ROUNDS), plain(6), COSTS, constant(HALF))
-    assert part.baseline_early == pytest.approx(5 * 1.1)
-    assert part.draft_early == pytest.approx(0.2 + 0.22 + 0.03)
-    assert part.verify_early == pytest.approx(1.6 + 1.6 + 1.3)
-
-
 def test_a_hybrids_rounds_have_the_costs_of_the_part_that_drafted():
     """By hand: the lookup's rounds are priced by its own costs, and the model then catches up with all of them."""
     lookup = replace(
@@ -140,22 +132,6 @@ def test_a_hybrids_rounds_have_the_costs_of_the_part_that_drafted():
     assert part.verify == pytest.approx(sum(verify))
     assert part.expected == pytest.approx(sum(drafts) + sum(verify) + part.overhead)
     assert not price(mine, base, COSTS, rounds_along=lambda text: rounds).expected, "what a lookup costs is not known"
-
-
-def test_parts_add_up_over_prompts_and_repeats():
-    """A row's accounting is a ratio of sums over everything in it."""
-    other = [RoundCounts(2, 1), RoundCounts(1, 1)]
-    two = price(speculated(2, ROUNDS, other), plain(6, 5), COSTS, constant(HALF))
-    one, alone = (price(speculated(2, r), plain(n_new(r)), COSTS, constant(HALF)) for r in (ROUNDS, other))
-    total = PredictedSeconds()
-    total += one
-    total += alone
-    for name, value in vars(total).items():
-        assert value == pytest.approx(getattr(two, name)), name
-    assert two.n_tokens == 9
-    row = SimpleNamespace(acceptance_rate=0.5, draft_length=2, speedup=1.0, speedup_with_prefill=1.0)
-    seconds = total.draft + total.verify + total.overhead
-    assert predictions(row, total)["accounting"] == pytest.approx((one.baseline + alone.baseline) / seconds)
 
 
 def random_rounds(dice: random.Random, n: int, k: int) -> list[RoundCounts]:
@@ -178,7 +154,7 @@ def spent(rounds: list[RoundCounts], n_prompt: int = N_PROMPT) -> float:
     return total
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(4))
 def test_accounting_is_exact_where_the_costs_are(seed):
     """Seconds made from the prices themselves, whatever was accepted: accounting is the measured speedup."""
     dice = random.Random(seed)
@@ -237,16 +213,6 @@ def test_forecast_by_brute_force_for_lookups():
     assert part.expected == pytest.approx(seconds)
 
 
-def test_forecast_never_sees_the_speculative_run():
-    lucky = [RoundCounts(2, 2), RoundCounts(1, 1)]
-    unlucky = [*[RoundCounts(2, 0)] * 3, RoundCounts(1, 0), RoundCounts(0, 0)]
-    one, other = (price(speculated(2, r), plain(6), COSTS, constant(HALF)) for r in (lucky, unlucky))
-    assert (one.expected, one.expected_rounds, one.endless_early) == (
-        other.expected, other.expected_rounds, other.endless_early,
-    )  # fmt: skip
-    assert one.draft + one.verify < other.draft + other.verify
-
-
 def test_every_repeats_text_has_a_forecast_of_its_own():
     """Two texts of three repeats are the same: that one counts twice, and is asked about once."""
     base = plain(6, 6, 6)
@@ -277,7 +243,7 @@ def greedy_rounds(accept: list[float], k: int) -> list[RoundCounts]:
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_greedy_has_no_chance_in_it(seed, k):
     """Where the expected rounds are the ones that were made: forecast, accounting and measurement are one number."""
     dice = random.Random(seed)
@@ -341,37 +307,6 @@ def test_every_rung_is_its_formula(k):
     assert row.ladder[ladder.RUNGS.index("chance")].speedup == row.accounting
 
 
-def test_rungs_are_in_the_planned_order():
-    assert ladder.RUNGS == (
-        "book formula", "bonus and partial drafts", "draft cost", "verification", "overhead", "real acceptance",
-        "last round", "longer context", "chance", "measured", "prompt",
-    )  # fmt: skip
-
-
-def test_factors_multiply_to_measured_over_book():
-    mine, base = speculated(2, ROUNDS, seconds=4.0), plain(6, seconds=5.0)
-    row = build_row(arm_of(2), [mine], [base], COMMON, "all")
-    row = replace(row, **predictions(row, price(mine, base, COSTS, constant(HALF))))
-    found = ladder.factors(row)
-    assert math.prod(found.values()) == pytest.approx(row.speedup / row.book_formula)
-    assert len(found) == len(ladder.RUNGS) - 2  # eleven rungs, ten steps, and the prompt's stands apart
-
-
-def test_one_bad_assumption_moves_one_rung():
-    """Free drafts, passes as cheap as a step and no overhead: those rungs are worth nothing, the others stay."""
-    free = {"draft_idle": 0.0, "draft_at": {1: 0.0}, "draft_catch": 0.0, "draft_slope": 0.0}
-    flat = {"verify_at": dict.fromkeys(range(1, 6), 1.0), "verify_slope": 0.01}
-    none = {"accept_at": 0.0, "accept_each": 0.0, "rollback": 0.0, "host": 0.0}
-    for changes, name in ((free, "draft cost"), (flat, "verification"), (none, "overhead")):
-        costs = Costs(**{**vars(COSTS), **changes})
-        row = build_row(arm_of(2), [speculated(2, ROUNDS)], [plain(6)], COMMON, "all")
-        row = replace(row, **predictions(row, price(speculated(2, ROUNDS), plain(6), costs, constant(HALF))))
-        found = ladder.factors(row)
-        assert found[name] == pytest.approx(1.0)
-        others = [found[other] for other in ("draft cost", "verification", "overhead") if other != name]
-        assert all(factor < 0.999 for factor in others)
-
-
 @pytest.mark.parametrize(
     ("k", "rounds"), [(0, [RoundCounts(0, 0)] * 5), (3, [RoundCounts(0, 0)] * 5)], ids=["k = 0", "nothing found"]
 )
@@ -384,12 +319,6 @@ def test_rows_without_drafts_have_predictions_and_no_ladder(k, rounds):
     assert row.forecast == pytest.approx(row.speedup)
     assert row.forecast_tokens_per_round == 1
     assert row.verify_cost == pytest.approx(statistics.mean(1.1 + 0.02 * c for c in range(10, 15)) / 1.12)
-
-
-def test_round_cost():
-    cost = attribution.round_cost(COSTS, N_PROMPT)
-    assert cost(2, 1) == pytest.approx(0.2 + 1.6 + 0.08), "the first round finds the prompt alone in the cache"
-    assert cost(2, 4) == pytest.approx(COSTS.round_seconds(2, 13))
 
 
 # --- noise ------------------------------------------------------------------------------------------------------------

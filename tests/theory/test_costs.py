@@ -19,7 +19,7 @@ from speclab.theory.attribution import price
 from speclab.theory.costs import CURVES, PHASES, Costs, RoundTime, StepTime, catch_ups
 from speclab.theory.fitting import fit
 
-given_cases = settings(max_examples=100)
+given_cases = settings(max_examples=40)
 
 # A CPU of the lab's kind: 10 ms a step, widths cost a flight of stairs, the draft an eighth of a step.
 VERIFY = {1: 0.0100, 2: 0.0115, 3: 0.0118, 4: 0.0119, 5: 0.0120, 6: 0.0124, 7: 0.0126, 8: 0.0127, 9: 0.0139}
@@ -157,16 +157,15 @@ def test_passes_of_which_a_part_is_left_have_a_curve_of_their_own():
         assert found[key].verify_at == pytest.approx(truth.verify_at, rel=1e-7)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_shared_machine_gives_its_mean_costs(seed):
+def test_a_shared_machine_gives_its_mean_costs():
     """3000 rounds, states 1.0 and 1.4, one phase in 2000 stalled for 100 ms.
 
     A width is seen 333 times with a spread of 17 %, in states that last 4 rounds. Standard errors (60 seeds): 0.9 % the
     step, 1.3 % a width, 2 % the draft of one token, 0.8 % the overhead; the tolerances are 4 of them or more.
     """
-    machine = Shared(seed, stalls=0.0005)
-    rounds = decode(MODEL, "model", 0.0, range(9), 3000, machine, seed)
-    steps = walk(MODEL, 0.0, 6000, machine, seed)
+    machine = Shared(0, stalls=0.0005)
+    rounds = decode(MODEL, "model", 0.0, range(9), 3000, machine)
+    steps = walk(MODEL, 0.0, 6000, machine)
     found = fit(rounds, steps)["model", 0.0]
     at = 200  # where the rounds were
     mean = Shared.MEAN
@@ -179,15 +178,14 @@ def test_a_shared_machine_gives_its_mean_costs(seed):
     assert found.draft_catch < 0.0006  # a fifth of a millisecond is in the noise; nothing absurd comes of it
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_varied_lengths_predict_a_fixed_one(seed):
+def test_varied_lengths_predict_a_fixed_one():
     """What the accounting does: costs from rounds of all lengths, the seconds of another decoding with k = 4.
 
     2000 and 1000 rounds on one shared machine: 6 % is 4 standard errors of the two together (60 seeds: 1.5 %).
     """
-    machine = Shared(seed + 100)
-    varied = decode(MODEL, "model", 0.0, range(9), 2000, machine, seed)
-    fixed = decode(MODEL, "model", 0.0, [4], 1000, machine, seed + 50)
+    machine = Shared(100)
+    varied = decode(MODEL, "model", 0.0, range(9), 2000, machine)
+    fixed = decode(MODEL, "model", 0.0, [4], 1000, machine, 50)
     found = fit(varied, walk(MODEL, 0.0, 500, machine))["model", 0.0]
     seconds = sum(sum(r.seconds.values()) for r in fixed)
     assert sum(found.round_seconds(r.n_drafted, r.context, r.catch_up) for r in fixed) == pytest.approx(
@@ -196,7 +194,7 @@ def test_varied_lengths_predict_a_fixed_one(seed):
 
 
 @given_cases
-@given(seed=st.integers(0, 10**6), n_rounds=st.integers(1, 60), longest=st.integers(1, 8), up=st.booleans())
+@given(seed=st.integers(0, 10**6), n_rounds=st.integers(1, 30), longest=st.integers(1, 8), up=st.booleans())
 def test_totals_are_preserved(seed, n_rounds, longest, up):
     """Over the fitted rounds, prediction and observation have the same sum: the accounting is nothing but a sum.
 
@@ -230,26 +228,6 @@ def test_totals_are_preserved(seed, n_rounds, longest, up):
     for phase in PHASES:  # and so for everything together
         assert predicted(found, rounds, phase) == pytest.approx(observed(rounds, phase), rel=1e-9)
     assert min(n for c in found.values() for n in numbers(c)) >= 0
-
-
-def test_as_many_parameters_as_cells_give_the_means_of_the_cells():
-    """Every width has a mean of its own; two lengths and two catch-ups leave the lines of draft and accept no freedom
-    at all."""
-    machine = Shared(7)
-    plain = replace(MODEL, draft_slope=0.0)
-    rounds = decode(plain, "model", 0.0, [1, 2], 300, machine, context=(200, 201))
-    rounds = [r for r in rounds if (r.n_drafted, r.catch_up) != (2, 2)]  # three cells, three parameters
-    found = fit(rounds, walk(MODEL, 0.0, 9, machine, context=(200, 201)))["model", 0.0]
-    for n, catch_up in [(1, 1), (1, 2), (2, 1)]:
-        cell = [r.seconds["draft"] for r in rounds if (r.n_drafted, r.catch_up) == (n, catch_up)]
-        assert len(cell) > 20
-        assert found.draft_seconds(n, 200, catch_up) == pytest.approx(np.mean(cell), rel=1e-9)
-    for n in (1, 2):
-        verify, accept = (
-            np.mean([r.seconds[phase] for r in rounds if r.n_drafted == n]) for phase in ("verify", "accept")
-        )
-        assert found.verify_seconds(n + 1, 200) == pytest.approx(verify, rel=1e-9)
-        assert found.accept_seconds(n) == pytest.approx(accept, rel=1e-9)
 
 
 def test_what_is_shared_is_pooled():
@@ -299,19 +277,6 @@ def test_one_length_alone(n_rounds):
     assert list(found.draft_at) == [4]
 
 
-def test_an_ngram_draft_with_constant_columns():
-    """Hardly any seconds, one catch-up, rounds with and without a match: no parameter runs away."""
-    machine = Shared(4)
-    rounds = [r._replace(catch_up=1) for r in decode(NGRAM, "ngram", 0.0, [0, 0, 0, 4], 400, machine)]
-    found = fit(rounds, walk(MODEL, 0.0, 50, machine))["ngram", 0.0]
-    assert found.draft_catch == 0
-    assert found.draft_seconds(4, 200, catch_up=9) == found.draft_seconds(4, 200)
-    idle = [r.seconds["draft"] for r in rounds if r.n_drafted == 0]
-    assert found.draft_seconds(0, 200) == pytest.approx(np.mean(idle), rel=1e-9)
-    for n in range(1, 17):
-        assert 0 < found.draft_seconds(n, 300) < 0.0005
-
-
 def test_a_lookup_that_never_found_anything():
     """Its rounds cost what asking in vain costs; the other drafter's costs are what they are without it."""
     silent = decode(NGRAM, "ngram", 0.0, [0], 30, Shared(6))
@@ -347,15 +312,6 @@ def test_contexts_that_hardly_differ_make_no_slope_of_noise():
         found = fit(rounds, walk(MODEL, 0.0, 60, machine, seed, context=(180, 182)))["model", 0.0]
         passed += sum(slope > 0 for slope in (found.step_slope, found.verify_slope, found.draft_slope))
     assert passed <= 2
-
-
-def test_a_true_slope_over_the_context_is_found():
-    """Contexts from 100 to 1900 and a pass that costs half as much again there: noise does not hide it."""
-    machine = Shared(5)
-    rounds = decode(MODEL, "model", 0.0, range(9), 600, machine, context=(100, 1900))
-    found = fit(rounds, walk(MODEL, 0.0, 600, machine, context=(100, 1900)))["model", 0.0]
-    assert found.verify_slope == pytest.approx(Shared.MEAN * MODEL.verify_slope, rel=0.3)
-    assert found.step_slope == pytest.approx(Shared.MEAN * MODEL.step_slope, rel=0.4)
 
 
 def test_a_stall_owns_no_cell():
@@ -442,19 +398,6 @@ def test_widths_between_and_beyond():
 def test_bounds_beyond_the_measured_widths(curve, width, seconds):
     found = replace(MODEL, verify_at=curve, verify_slope=0.0)
     assert found.verify_seconds(width, 100) == pytest.approx(seconds)
-
-
-@given_cases
-@given(
-    curve=st.dictionaries(st.integers(1, 40), st.floats(1e-4, 1.0), min_size=1, max_size=8),
-    width=st.integers(1, 200),
-)
-def test_any_curve_stays_positive(curve, width):
-    found = replace(MODEL, verify_at=curve, verify_slope=0.0)
-    seconds = found.verify_seconds(width, 0)
-    assert 0 < seconds <= max(1, width / max(curve)) * max(curve.values()) * (1 + 1e-9)
-    if width in curve:
-        assert seconds == pytest.approx(curve[width], rel=1e-12)
 
 
 def test_ratios_are_in_steps_of_the_target():

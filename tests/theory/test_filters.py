@@ -38,7 +38,7 @@ def moved(draw) -> tuple[Tensor, Tensor, Tensor, Sampling]:
 
 
 @given(moved())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_what_the_production_filters_keep_lies_between_the_two_bounds(case):
     logits, deviation, off, sampling = case
     sure, possible, _ = kept(logits, deviation, sampling)
@@ -48,7 +48,7 @@ def test_what_the_production_filters_keep_lies_between_the_two_bounds(case):
 
 
 @given(moved())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_without_an_error_both_bounds_are_the_filter_itself_where_no_logits_are_equal(case):
     logits, _, _, sampling = case
     logits = logits + torch.arange(logits.shape[1]) * 1e-3 * 2**0.5
@@ -77,7 +77,7 @@ def test_rows_that_rounding_makes_uncertain_are_not_tested_and_impossible_tokens
 
 
 @given(moved())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_the_probability_of_the_edge_lies_within_its_bounds(case):
     """Of the production filters on moved logits; top-k alone has bounds."""
     logits, deviation, off, sampling = case
@@ -91,7 +91,7 @@ def test_the_probability_of_the_edge_lies_within_its_bounds(case):
 
 
 @given(moved())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_it_does_not_matter_how_many_tokens_are_looked_at_first(case):
     logits, deviation, _, sampling = case
     with pytest.MonkeyPatch.context() as patched:

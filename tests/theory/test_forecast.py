@@ -41,7 +41,7 @@ from tests.test_exact import (
     target_law,
 )
 
-given_cases = settings(max_examples=60)
+given_cases = settings(max_examples=30)
 EXACT = 1e-11  # what float64 sums may lose against fractions
 
 
@@ -448,19 +448,6 @@ def test_the_variant_without_an_end_against_all_patterns(accept, k, extra):
     assert found == pytest.approx(expected(patterns, price, Fraction(extra), n_tokens, True), rel=EXACT, abs=EXACT)
 
 
-def test_a_full_round_pays_for_the_next_ones_catch_up():
-    """All accepted, 10 tokens. k = 2: rounds begin in 1, 4 and 7, the last is not followed. k = 4: in 1 and 6."""
-    free = [0.0] * 10
-    sure = [1.0] * 10
-    for accept, k, rounds, extras in [(sure, 2, 3, 2), (sure, 4, 2, 1), (sure, 0, 9, 0), (free, 2, 9, 0)]:
-        found = forecast(model_accept_probs(accept), 10, k, full_round_extra=0.25)
-        assert (found.n_rounds, found.cost) == (rounds, rounds + 0.25 * extras)
-    # 8 tokens, k = 2: rounds begin in 1, 4 and 7, but the one in 7 drafts nothing: the draft never catches up again.
-    assert forecast(model_accept_probs(sure), 8, 2, full_round_extra=0.25).cost == 3 + 0.25
-    # Without an end every full round is followed by another.
-    assert forecast(model_accept_probs(sure), 10, 2, full_round_extra=0.25, capped=False).cost == 3 * 1.25
-
-
 def test_empty_proposals_are_plain_decoding():
     """One token a round: whether nothing is proposed, the draft length is 0, or there are no chances to give."""
     plain = Forecast(cost=9, n_rounds=9, n_drafted=0, n_tested=0, n_accepted=0, n_rejected=0, n_emitted=9)
@@ -517,28 +504,6 @@ def test_constant_acceptance_without_an_end_is_the_formula(alpha, k, n_tokens):
     assert found.cost / found.n_emitted == pytest.approx((1 + 0.5 * alpha**k * (k > 0)) / tau, rel=EXACT)
 
 
-@pytest.mark.parametrize("k", [1, 4, 8])
-def test_without_an_end_it_is_the_stationary_decoding_of_the_text_in_a_circle(k):
-    """Exact: the stationary law of where rounds begin. One lap differs from it by less than 1 % at 400 tokens."""
-    accept = np.random.default_rng(k).beta(2, 0.7, 401)
-    circle = accept[1:]
-    moves, n = np.zeros((400, 400)), 400
-    for state in range(n):
-        survival = 1.0
-        for i in range(k):
-            moves[state, (state + i + 1) % n] += survival * (1 - circle[(state + i) % n])
-            survival *= circle[(state + i) % n]
-        moves[state, (state + k + 1) % n] += survival
-    system = np.vstack([moves.T - np.eye(n), np.ones(n)])
-    law = np.linalg.lstsq(system, np.append(np.zeros(n), 1.0), rcond=None)[0]
-    steps = (np.arange(n)[None, :] - np.arange(n)[:, None]) % n
-    tau = law @ (moves * steps).sum(1)
-    found = forecast(model_accept_probs(accept), 401, k, capped=False)
-    assert found.n_emitted / found.n_rounds == pytest.approx(tau, rel=0.01)
-    with_end = forecast(model_accept_probs(accept), 401, k)
-    assert with_end.n_emitted / with_end.n_rounds < found.n_emitted / found.n_rounds
-
-
 def test_a_short_proposal_stays_short_without_an_end():
     """Only a proposal that the end of the text cut off goes on behind it; an n-gram match that ran out does not."""
     rows = [[], [1.0], [1.0, 1.0], [], [1.0]]  # 5 tokens; states 1 … 4; the last row reaches the end
@@ -579,22 +544,6 @@ def test_the_oracle_knows_the_proposal_of_every_length():
     assert best.cost == pytest.approx(2)
 
 
-@given_cases
-@given(st.lists(st.floats(0, 1), min_size=2, max_size=30), st.floats(0, 1), st.floats(0, 0.5))
-def test_no_fixed_draft_length_beats_the_oracle(accept, draft_cost, per_width):
-    """And its own counts belong to its own choices: the cost adds up from them."""
-
-    def cost(n_drafted: int, state: int) -> float:
-        return 1 + (draft_cost + per_width) * n_drafted
-
-    n_tokens = len(accept)
-    best = oracle(model_accept_probs(accept), n_tokens, 8, cost)
-    for k in range(9):
-        assert best.cost <= forecast(model_accept_probs(accept), n_tokens, k, cost).cost * (1 + EXACT)
-    assert best.cost == pytest.approx(best.n_rounds + (draft_cost + per_width) * best.n_drafted, rel=EXACT)
-    assert best.n_emitted == pytest.approx(n_tokens - 1, rel=EXACT)
-
-
 def test_the_oracle_drafts_where_it_pays():
     """Half the text is easy, half is hopeless; drafting costs a third of a step. No one length is right for both."""
     accept = [1.0] * 21 + [0.0] * 20
@@ -606,12 +555,3 @@ def test_the_oracle_drafts_where_it_pays():
     assert best.n_drafted == best.n_accepted == 16  # 4 rounds of 4 + 1 tokens, then 20 plain steps
     assert best.cost == pytest.approx(4 * (1 + 4 / 3) + 20)
     assert min(forecast(model_accept_probs(accept), 41, k, cost).cost for k in range(5)) > 1.1 * best.cost
-
-
-def test_hard_places_in_groups_make_averages_promise_too_much():
-    """Acceptance 0.95 and 0.4 in stretches of 20 tokens: 5 % too high with alpha of the tested, 8 % with the mean."""
-    accept = ([0.95] * 20 + [0.4] * 20) * 10
-    found = forecast(model_accept_probs(accept), 400, 8, capped=False)
-    tau = found.n_emitted / found.n_rounds
-    assert 1.04 * tau < expected_tokens_per_round(found.n_accepted / found.n_tested, 8) < 1.06 * tau
-    assert 1.07 * tau < expected_tokens_per_round(0.675, 8) < 1.09 * tau

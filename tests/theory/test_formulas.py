@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import binom
 
 from speclab.core.counts import Counts
 from speclab.core.rounds import Round
@@ -26,7 +25,6 @@ from speclab.theory.formulas import (
 )
 
 given_cases = settings(max_examples=100)
-acceptances = st.floats(0, 1)
 lengths = st.integers(1, 40)
 
 # alpha and k -> the book's formula, then Leviathan's at c = 0, 0.05, 0.1, 0.2, to two decimals.
@@ -40,22 +38,6 @@ GRID = """
 0.90    1.82 2.71/2.46/2.26/1.94  3.08 4.10/3.41/2.93/2.28  4.00 5.22/4.01/3.26/2.37  4.71 6.13/4.38/3.40/2.36  6.40 8.33/4.63/3.20/1.98
 0.95    1.90 2.85/2.59/2.38/2.04  3.48 4.52/3.77/3.23/2.51  4.80 6.03/4.64/3.77/2.74  5.93 7.40/5.28/4.11/2.84  9.14 11.64/6.47/4.48/2.77
 """  # noqa: E501
-
-# Leviathan et al., table 4: draft length, alpha, c, measured speedup
-LEVIATHAN_TABLE_4 = [
-    (7, 0.75, 0.02, 3.4),  # translation, T = 0: small, base, large draft
-    (7, 0.80, 0.04, 2.8),
-    (7, 0.82, 0.11, 1.7),
-    (7, 0.62, 0.02, 2.6),  # T = 1
-    (5, 0.68, 0.04, 2.4),
-    (3, 0.71, 0.11, 1.4),
-    (5, 0.65, 0.02, 3.1),  # summaries, T = 0
-    (5, 0.73, 0.04, 3.0),
-    (3, 0.74, 0.11, 2.2),
-    (5, 0.53, 0.02, 2.3),  # T = 1
-    (3, 0.55, 0.04, 2.2),
-    (3, 0.56, 0.11, 1.7),
-]
 
 
 # --- formulas ---------------------------------------------------------------------------------------------------------
@@ -82,12 +64,6 @@ def test_the_printed_grid():
     assert n_cells == 30
 
 
-def test_the_books_own_table():
-    """(0.7, 8) is 2.581; the book prints 2.5, which is a misprint and must not be "repaired" into the formula."""
-    values = [book_formula(a, k) for a, k in [(0.7, 4), (0.8, 4), (0.7, 8), (0.8, 8)]]
-    assert [round(value, 3) for value in values] == [2.105, 2.5, 2.581, 3.333]
-
-
 @pytest.mark.parametrize(("alpha", "k", "printed"), [(0.7, 4, 2.1), (0.8, 4, 2.5), (0.7, 8, 2.5), (0.8, 8, 3.3)])
 def test_the_books_table_line_by_line(alpha, k, printed):
     """Three lines are the formula cut to one decimal; at (0.7, 8) it gives 2.58, so neither 2.5 nor its rounding."""
@@ -98,42 +74,6 @@ def test_the_books_table_line_by_line(alpha, k, printed):
     else:
         assert f"{value:.1f}" == f"{printed}"
         assert abs(value - printed) < 0.05
-
-
-@given_cases
-@given(acceptances, lengths)
-def test_limits_of_the_books_formula(alpha, k):
-    """Nothing accepted is no gain, everything accepted is k-fold, and a draft of one token never gains."""
-    assert book_formula(alpha, 1) == pytest.approx(1, rel=1e-12)
-    assert book_formula(0, k) == 1
-    assert book_formula(1, k) == pytest.approx(k, rel=1e-12)
-    assert 1 - 1e-12 <= book_formula(alpha, k) <= k * (1 + 1e-12)
-
-
-@given_cases
-@given(st.floats(0.01, 1), lengths)
-def test_the_books_formula_grows_with_k_for_ever(alpha, k):
-    """So it knows no best draft length. Its limit, for alpha below 1, is 1 / (1 - alpha)."""
-    assert book_formula(alpha, k + 1) > book_formula(alpha, k)
-    if alpha < 1:
-        assert book_formula(alpha, 10**9) == pytest.approx(1 / (1 - alpha + 1e-9 * alpha), rel=1e-9)
-
-
-@given_cases
-@given(st.floats(0.01, 0.99), lengths)
-def test_the_books_formula_is_a_lower_bound_when_drafting_is_free(alpha, k):
-    """Strict inside (0, 1): it forgets partly accepted drafts and the bonus token."""
-    assert book_formula(alpha, k) < leviathan_speedup(alpha, k, 0)
-
-
-def test_overhead_at_which_the_books_formula_is_right():
-    """omega*: above it, in target steps a round, the book promises too much. Printed values and the closed form."""
-    for alpha, k, printed in [(0.7, 4, 0.317), (0.8, 4, 0.345), (0.7, 8, 0.240), (0.8, 8, 0.299)]:
-        omega = alpha * (1 - alpha**k * (k - (k - 1) * alpha)) / (k * (1 - alpha))
-        assert round(omega, 3) == printed
-        tau = expected_tokens_per_round(alpha, k)
-        assert cost_model_speedup(tau, k, omega / k, 1, 0) == pytest.approx(book_formula(alpha, k))
-        assert cost_model_speedup(tau, k, 0, 1, omega * 1.01) < book_formula(alpha, k)
 
 
 @given_cases
@@ -148,16 +88,6 @@ def test_when_the_books_formula_is_exact(full_rounds, k):
     assert book_formula(share, k) == Fraction(tokens, len(full_rounds))
 
 
-def test_one_condition_broken_and_the_books_formula_is_wrong():
-    """Half of 100 rounds accept all 4 drafts, the others none: the share of rounds, say, gives another number."""
-    tokens, rounds = 50 * 4 + 50 * 1, 100
-    share = Fraction(50 * 4, tokens)
-    assert book_formula(share, 4) == Fraction(tokens, rounds)
-    assert book_formula(Fraction(1, 2), 4) != Fraction(tokens, rounds)  # share of rounds
-    assert book_formula(share, 4) != Fraction(tokens + 50, rounds)  # the bonus token
-    assert book_formula(share, 4) != Fraction(tokens, rounds) / (1 + 4 * Fraction(1, 10))  # drafts that cost something
-
-
 @given_cases
 @given(st.fractions(0, 1, max_denominator=1000).filter(lambda a: 0 < a < 1), lengths)
 def test_the_lower_bound_is_strict_in_fractions(alpha, k):
@@ -167,16 +97,6 @@ def test_the_lower_bound_is_strict_in_fractions(alpha, k):
     assert book_formula(alpha, k) < tau
     assert book_formula(Fraction(0), k) == 1
     assert book_formula(Fraction(1), k) == k
-
-
-def test_how_low_the_bound_is_on_the_printed_grid():
-    """6 % to 33 % below what free drafting gives."""
-    _, header, *rows = GRID.rstrip().split("\n")
-    ks = [int(word.removeprefix("k=")) for word in header.split()]
-    low = [
-        1 - book_formula(a, k) / leviathan_speedup(a, k, 0) for a in (float(row.split()[0]) for row in rows) for k in ks
-    ]
-    assert (round(100 * min(low)), round(100 * max(low))) == (6, 33)
 
 
 @given_cases
@@ -218,32 +138,6 @@ def test_expected_tokens_per_round_is_the_mean_of_its_law(alpha, k):
     assert sum(law) == 1
     mean = sum((i + 1) * chance for i, chance in enumerate(law))
     assert expected_tokens_per_round(float(alpha), k) == pytest.approx(float(mean), rel=1e-12)
-
-
-def test_the_three_numbers_called_acceptance_rate():
-    """At alpha = 0.8 and k = 8, f is half of alpha: feeding one into a formula for the other misses by a factor 2."""
-    tau = expected_tokens_per_round(0.8, 8)
-    assert round((tau - 1) / 8, 3) == 0.416
-    assert round(tau, 2) == 4.33
-    assert round(1 - 1 / tau, 3) == 0.769  # share of the output that was drafted
-    assert round(book_formula(0.8, 8), 2) == 3.33
-    assert round(book_formula((tau - 1) / 8, 8), 2) == 1.57
-
-
-def test_errors_of_both_formulas_on_leviathans_own_measurements():
-    """The record to beat: 17.7 % for Leviathan's theorem 3.8, 26.1 % for the book's formula."""
-    leviathan = [abs(leviathan_speedup(a, k, c) / measured - 1) for k, a, c, measured in LEVIATHAN_TABLE_4]
-    book = [abs(book_formula(a, k) / measured - 1) for k, a, _, measured in LEVIATHAN_TABLE_4]
-    assert (round(100 * np.mean(leviathan), 1), round(100 * max(leviathan))) == (17.7, 47)
-    assert (round(100 * np.mean(book), 1), round(100 * max(book))) == (26.1, 98)
-
-
-@given_cases
-@given(acceptances, lengths, st.floats(0, 1))
-def test_leviathan_is_the_cost_model_without_verification_cost(alpha, k, c):
-    """Two roads to one number: v = 1 and o = 0 in the accounting identity."""
-    tau = expected_tokens_per_round(alpha, k)
-    assert cost_model_speedup(tau, k, c, 1, 0) == pytest.approx(leviathan_speedup(alpha, k, c))
 
 
 def test_cost_model_is_an_accounting_identity():
@@ -302,13 +196,6 @@ def test_rounds_that_drafted_nothing_are_counted_apart_from_rejected_ones():
     assert counts.accepted_lengths == Counter({0: 3})
 
 
-def test_the_prefill_round_is_not_counted():
-    """Its token costs no round; counting it would flatter or spoil tau, by the shorter the text the more."""
-    counts = counted(Round([7], prefill=True), round_of(2, 2))
-    assert (counts.n_rounds, counts.n_emitted) == (1, 3)
-    assert counts.accepted_lengths == Counter({2: 1})
-
-
 def test_a_round_cut_by_eos():
     """The second draft was the EOS: 2 kept, 2 emitted, no verdict on the rest, so nothing rejected."""
     counts = counted(Round([5, 9], 4, 2, 0, finish="eos"))
@@ -341,15 +228,6 @@ def test_tau_is_1_plus_k_f(rounds):
 
 
 @given_cases
-@given(rounds_of_8)
-def test_tau_is_1_plus_the_survival_of_every_position(rounds):
-    """tau = 1 + sum over i of the share of rounds that accept at least i."""
-    counts = counted(*rounds)
-    survival = [sum(n for kept, n in counts.accepted_lengths.items() if kept >= i) / len(rounds) for i in range(1, 9)]
-    assert counts.tokens_per_round == pytest.approx(1 + sum(survival), rel=1e-12)
-
-
-@given_cases
 @given(rounds_of_8, rounds_of_8)
 def test_merged_counts_are_the_counts_of_everything(first, second):
     """Pooling prompts by merging must weight them by their rounds, and leave the other counts alone."""
@@ -359,14 +237,6 @@ def test_merged_counts_are_the_counts_of_everything(first, second):
     assert other == counted(*second)
 
 
-def test_alpha_is_the_maximum_likelihood_estimate():
-    """With rounds in exactly their expected numbers (alpha = 2/3, k = 2: 27 rounds) the estimate is alpha itself."""
-    counts = counted(*[round_of(2, 0)] * 9, *[round_of(2, 1)] * 6, *[round_of(2, 2)] * 12)
-    assert counts.acceptance_rate == pytest.approx(2 / 3)
-    assert counts.tokens_per_round == pytest.approx(expected_tokens_per_round(2 / 3, 2))
-    assert counts.drafted_fraction == pytest.approx((expected_tokens_per_round(2 / 3, 2) - 1) / 2)
-
-
 # --- intervals --------------------------------------------------------------------------------------------------------
 
 
@@ -374,17 +244,6 @@ def prompt_times(generator: np.random.Generator, n: int) -> tuple[np.ndarray, np
     """Baseline and speculative seconds of n prompts. Lengths vary, and so does the speedup, around 2."""
     lengths = generator.lognormal(0, 0.4, n)
     return lengths * generator.lognormal(math.log(2), 0.25, n), lengths
-
-
-TRUE_RATIO = 2 * math.exp(0.25**2 / 2)  # the mean of a lognormal is above its median
-
-
-def test_below_3_prompts_there_is_no_interval():
-    """Two prompts say nothing about their spread; a printed interval would be fiction."""
-    assert ratio_interval([], []) is None
-    assert ratio_interval([2.0], [1.0]) is None
-    assert ratio_interval([2.0, 3.0], [1.0, 1.1]) is None
-    assert ratio_interval([2.0, 3.0, 2.5], [1.0, 1.1, 1.0]) is not None
 
 
 def test_equal_ratios_give_a_point():
@@ -424,28 +283,6 @@ def test_interval_depends_on_its_data_and_seed_alone():
     assert ratio_interval(top, bottom, seed=1) == pytest.approx(first, rel=0.05)
 
 
-def test_prompts_are_paired():
-    """The spread of prompt lengths cancels in the pairs; an error taken from each arm apart would drown the ratio."""
-    generator = np.random.default_rng(4)
-    bottom = generator.lognormal(0, 1, 40)
-    low, high = ratio_interval(2 * bottom * generator.lognormal(0, 0.02, 40), bottom)
-    assert 1.95 < low < 2 < high < 2.05
-
-
-@pytest.mark.parametrize(("n", "coverage"), [(10, 0.94), (30, 0.94)])
-def test_interval_covers_the_true_ratio(n, coverage):
-    """Of 1000 intervals, as many cover the truth as a binomial law at 94 % allows with a false-alarm rate of 1e-6.
-
-    At 10 prompts the percentile bootstrap, at 89 %, falls out of it; so does an error with a wrong factor.
-    """
-    generator, trials, covered = np.random.default_rng(5), 1000, 0
-    for trial in range(trials):
-        low, high = ratio_interval(*prompt_times(generator, n), resamples=400, seed=trial)
-        covered += low <= TRUE_RATIO <= high
-    least, most = binom.ppf([5e-7, 1 - 5e-7], trials, coverage)
-    assert least <= covered <= most, covered
-
-
 KINDS = np.log([1.3, 1.6, 2.4])  # prose, code, copying: speedups as far apart as in the reference runs
 
 
@@ -479,8 +316,8 @@ def coverage(data, truth: float, n: int, trials: int, resamples: int = 300) -> f
 
 
 def test_coverage_at_24_prompts():
-    """94 % to 96 % with data like a comparison's own. 4000 seeded trials know the coverage to 0.35 points."""
-    assert 0.94 <= coverage(fixed_budget, TRUE_FIXED, 24, 4000) <= 0.96
+    """94 % to 96 % with data like a comparison's own. 2000 seeded trials know the coverage to 0.5 points."""
+    assert 0.94 <= coverage(fixed_budget, TRUE_FIXED, 24, 2000) <= 0.96
 
 
 @pytest.mark.full

@@ -57,9 +57,8 @@ def verdict(dtype: torch.dtype, sampling: Sampling, found: list[list[int]]) -> Z
 
 
 CASES = [
-    *((torch.bfloat16, name, 3) for name in SAMPLINGS),
+    *((torch.bfloat16, name, 3) for name in ("top-k", "top-p", "no filter")),
     (torch.bfloat16, "top-k", 0),
-    (torch.float16, "top-p", 3),
     (torch.float32, "both", 3),
 ]
 

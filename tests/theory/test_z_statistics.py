@@ -43,14 +43,13 @@ def speculated(p: Tensor, q: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     return torch.where(kept, drafted[:, 0], verdict.next_token), kept
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_quiet_on_tokens_of_the_target(seed):
+def test_quiet_on_tokens_of_the_target():
     """A false alarm here would accuse correct decoders. Drawn from p itself, then through the accept rule."""
-    p, q = (Sampling(1.0).probs(logits) for logits in random_logits(6000, seed))
-    honest = z_of(draw(p, uniforms(6000, 100 + seed)), p, q)
+    p, q = (Sampling(1.0).probs(logits) for logits in random_logits(6000, 0))
+    honest = z_of(draw(p, uniforms(6000, 100)), p, q)
     assert honest.passed
     assert honest.n_tokens == 6000
-    tokens, kept = speculated(p, q, 200 + seed)
+    tokens, kept = speculated(p, q, 200)
     assert 0.2 < kept.double().mean() < 0.9  # both branches of the rule have been seen
     assert z_of(tokens, p, q).passed
 
@@ -76,31 +75,15 @@ def test_both_are_standard_normal_even_for_dependent_tokens():
         assert abs(sum(values)) < 5.1 * math.sqrt(n_texts)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_loud_when_rejections_are_resampled_from_the_target(seed):
+def test_loud_when_rejections_are_resampled_from_the_target():
     """The commonest bug: after a rejection the token comes from p, not from the residual. z_S sees it, upwards."""
-    p, q = (Sampling(1.0).probs(logits) for logits in random_logits(6000, seed))
-    drafted, u = draw(q, uniforms(6000, 300 + seed)), uniforms(6000, 400 + seed)
+    p, q = (Sampling(1.0).probs(logits) for logits in random_logits(6000, 0))
+    drafted, u = draw(q, uniforms(6000, 300)), uniforms(6000, 400)
     row = torch.arange(6000)
     kept = u * q[row, drafted] < p[row, drafted]
-    wrong = z_of(torch.where(kept, drafted, draw(p, uniforms(6000, 500 + seed))), p, q)
+    wrong = z_of(torch.where(kept, drafted, draw(p, uniforms(6000, 500))), p, q)
     assert wrong.residual > Z_BOUND
     assert not wrong.passed
-
-
-def test_evidence_grows_with_the_root_of_the_tokens():
-    """Texts are added up: 16 times the tokens of a biased decoder give about 4 times the z."""
-
-    def z_after(n_texts: int) -> float:
-        sums = ZSums()
-        for text in range(n_texts):
-            p, q = (Sampling(1.0).probs(logits) for logits in random_logits(500, text))
-            sums.add(draw(q, uniforms(500, 600 + text)), Places(p, q))  # as biased as can be: always believes the draft
-        assert sums.result().n_tokens == 500 * n_texts
-        return sums.result().residual
-
-    assert z_after(1) > Z_BOUND
-    assert 3 < z_after(16) / z_after(1) < 5
 
 
 @pytest.mark.parametrize(("temperature", "sign"), [(0.8, -1), (1.25, 1)])
@@ -111,13 +94,6 @@ def test_loud_at_another_temperature(temperature, sign):
     z = z_of(tokens, Sampling(1.0).probs(logits), Sampling(1.0).probs(draft_logits))
     assert sign * z.surprise > Z_BOUND
     assert not z.passed
-
-
-def test_loud_without_the_top_p_that_was_asked_for():
-    """Tokens from the full distribution, judged against top-p: the first one outside the set is impossible."""
-    logits, draft_logits = random_logits(300, 8)
-    tokens = draw(Sampling(1.0).probs(logits), uniforms(300, 800))
-    assert z_of(tokens, Sampling(1.0, top_p=0.9).probs(logits), Sampling(1.0).probs(draft_logits)).surprise == math.inf
 
 
 @pytest.mark.parametrize("spread", [True, False])
@@ -192,10 +168,10 @@ def test_loud_when_top_k_is_off_by_one(drawn, sign):
     assert (z.edge < -Z_BOUND) if sign < 0 else (z.surprise == math.inf)
 
 
-@pytest.mark.parametrize("expected", [0.01, 0.1, 0.64, 3, 30, 1000])
+@pytest.mark.parametrize("expected", [0.01, 0.64, 30])
 def test_the_bound_holds_for_rare_events_too(expected):
     """What lies beyond the bound has a probability of at most 6e-7 on either side, exactly, of independent events."""
-    n = 4000  # places
+    n = 1000  # places
     counts = range(n)
     z = [rare_z(count, expected / n, n) for count in counts]
     high = next(count for count in counts if z[count] >= Z_BOUND)

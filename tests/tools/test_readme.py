@@ -4,7 +4,6 @@ import contextlib
 import functools
 import importlib
 import io
-import json
 import re
 import shlex
 from collections.abc import Callable
@@ -232,16 +231,3 @@ def test_pins_lie_within_the_ranges():
     assert set(pins) == set(ranges)
     for name, version in pins.items():
         assert version in ranges[name], f"{name} {version} is outside {ranges[name]}"
-
-
-@pytest.mark.parametrize("init", [None, "all/steps", {"name": "a/name"}])
-def test_the_steps_of_a_head_that_was_trained_at_once(init):
-    facts = json.loads((doc_blocks.PAIR / "block" / "training.json").read_text()) | {"init": init}
-    assert ", then " not in doc_blocks._head(facts)
-
-
-def test_the_steps_of_a_head_that_was_trained_further():
-    facts = json.loads((doc_blocks.PAIR / "block" / "training.json").read_text())
-    first = {"name": "x", "steps": 7, "tokens": 2_000_000, "seconds": 90}
-    text = doc_blocks._head(facts | {"init": {"name": "y", "steps": 8, "tokens": 0, "seconds": 0, "init": first}})
-    assert "7 steps over 2.0 M tokens in 2 minutes, then 8 steps" in text

@@ -56,21 +56,12 @@ def test_held_out_depends_on_the_name_alone():
         ("MIT OR GPL-2.0", False),  # not worth a lawyer
         ("LicenseRef-NVIDIA-Proprietary", False),
         ("LGPL-2.1 AND BSD-2-Clause", False),
-        ("Copyright Somebody Limited", False),  # MIT inside a word
-        ("Mitigated Licence", False),
-        ("ISC License", True),
-        ("0BSD", True),
+        ("Mitigated Licence", False),  # MIT inside a word
         ("", False),
     ],
 )
 def test_only_plainly_permissive_packages_are_read(licence, permissive):
     assert documents.is_permissive(licence) is permissive
-
-
-def test_packages_are_named_without_paths():
-    document = next(documents.permissive_packages())
-    assert ":" in document.name
-    assert not document.name.split(":")[1].startswith("/")
 
 
 def test_tokenizer_round_trip_and_end_token():
@@ -90,38 +81,6 @@ def test_crops_are_a_function_of_seed_and_step():
     assert lengths == set(training_steps.LENGTHS)
     for rows in first:
         assert torch.equal(rows[:, 1:], rows[:, :-1] + 1), "a crop must be contiguous text"
-
-
-def test_interrupted_training_resumes(tmp_path, monkeypatch):
-    """The second call goes on at the first one's step with its weights and optimizer state."""
-    monkeypatch.setattr(training_steps.time, "monotonic", iter(range(10_000)).__next__)  # a second per look
-    stream = torch.randint(0, 64, (3000,), generator=torch.Generator().manual_seed(0))
-    steps = []
-
-    def run(seconds):
-        model = tiny_llama(0, dtype=torch.float32)
-
-        def batches(step):
-            steps.append(step)
-            return [(stream[step * 8 : step * 8 + 64].view(4, 16),)]
-
-        def loss(rows):
-            return training_steps.next_token_loss(model, rows)
-
-        return training_steps.train(model, batches, loss, seconds, 1e-3, "test", Checkpoint(tmp_path / "m.pt")), model
-
-    first, model = run(60)
-    second, later = run(120)
-    assert steps == list(range(second.steps))
-    assert second.steps > first.steps > 1
-    assert second.tokens == 64 * second.steps
-    assert (second.first_loss, second.seconds > first.seconds) == (first.first_loss, True)
-    done, same = run(120)
-    assert done.steps == second.steps, "a finished run must not train again"
-    for a, b, c in zip(model.parameters(), later.parameters(), same.parameters(), strict=True):
-        assert torch.equal(b, c)
-        assert a.shape == b.shape
-    assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), later.parameters(), strict=True))
 
 
 def a_training(monkeypatch, seconds=1000, checkpoint=None, stop_at=None, where="_gradients"):
@@ -237,13 +196,13 @@ def _gpt_neo():
 
 
 @pytest.mark.parametrize("family", [*sorted(FAMILIES), "gpt_neo"])
-@pytest.mark.parametrize("n_prompt", [5, 12], ids=["within the window", "beyond it"])
-def test_continuations_are_what_the_target_chooses(family, n_prompt):
+def test_continuations_are_what_the_target_chooses(family):
     """At almost no temperature, whatever the target keeps of a text: every token is its most probable one."""
+    n_prompt = 12  # longer than a window
     target = _gpt_neo() if family == "gpt_neo" else tiny(family)
     pieces = torch.randint(3, VOCAB, (5, n_prompt), generator=torch.Generator().manual_seed(0))
-    texts = training_texts.continuations(target, pieces, 0, 0, rows=4, length=40, temperatures=(1e-5,))
-    assert texts.shape == (4, 40)
+    texts = training_texts.continuations(target, pieces, 0, 0, rows=4, length=28, temperatures=(1e-5,))
+    assert texts.shape == (4, 28)
     assert all(any(torch.equal(text[:n_prompt], piece) for piece in pieces) for text in texts)
     with torch.no_grad():
         logits = target(input_ids=texts, use_cache=False).logits[:, n_prompt - 1 : -1]
@@ -307,22 +266,10 @@ def test_a_checkpoint_with_wrong_facts_is_one_line(damage, tmp_path, monkeypatch
     )
 
 
-def test_a_checkpoint_says_nothing_of_how_an_optimizer_works(tmp_path, monkeypatch):
-    path = tmp_path / "m.pt"
-    a_training(monkeypatch, 20, checkpoint=path)
-    state = torch.load(path, weights_only=True)
-    state["optimizers"][0]["param_groups"][0]["momentum"] = "x"
-    work.save_tensors(path, state)
-    facts, *_ = a_training(monkeypatch, 60, checkpoint=path)
-    assert facts.steps > 0
-
-
 TEXTS = {
     "no tensor": [1, 2],
     "a tensor of numbers": torch.ones(3, 256),
     "texts of another length": torch.ones(3, 255, dtype=torch.int32),
-    "no text": torch.ones(0, 256, dtype=torch.int32),
-    "one text without the others": torch.ones(256, dtype=torch.int32),
     "ids beyond the target's": torch.full((3, 256), VOCAB, dtype=torch.int32),
     "ids below 0": torch.full((3, 256), -1, dtype=torch.int32),
 }
@@ -387,13 +334,6 @@ def test_a_folder_by_another_path_is_the_same_target(tmp_path, monkeypatch):
     assert len({json.dumps(heads.settings_of(args)) for args in named}) == 1
 
 
-def test_a_work_folder_of_another_draft_is_refused_at_once(tmp_path, capsys):
-    (tmp_path / "own-256.pt").write_text("")
-    (tmp_path / "settings.json").write_text('{"KIND": "block"}')
-    assert heads.main(["feature", "--work-dir", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
-    assert "KIND is block there, and not feature; use another --work-dir" in capsys.readouterr().err
-
-
 def test_a_work_folder_of_another_pair_is_refused(tmp_path, capsys, models):
     words = ["pair", "--work-dir", str(tmp_path / "work"), "--out", str(tmp_path / "out")]
     assert heads.main(words) == 0
@@ -402,7 +342,7 @@ def test_a_work_folder_of_another_pair_is_refused(tmp_path, capsys, models):
     assert "--seed is 0 there, and not 1" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("tokens", [256, 512, 1000, 4096])
+@pytest.mark.parametrize("tokens", [256, 1000])
 def test_half_of_the_rows_are_the_target_s_own(tokens):
     """Also where a step has a single row. Of 400 steps, 4.5 standard deviations: one false alarm in 100,000."""
     stream, own = torch.zeros(2000, dtype=torch.int32), {n: torch.ones(3, n, dtype=torch.int32) for n in (256, 512)}
@@ -413,9 +353,7 @@ def test_half_of_the_rows_are_the_target_s_own(tokens):
     assert not any(rows.any() for rows in steps if rows.shape[1] == 1024)
 
 
-@pytest.mark.parametrize(
-    ("device", "vocab", "n"), [("cpu", 2048, 4096), ("cuda", 2048, 65536), ("cpu", 151936, 883), ("cuda", 128256, 4185)]
-)
+@pytest.mark.parametrize(("device", "vocab", "n"), [("cpu", 2048, 4096), ("cuda", 2048, 65536), ("cpu", 151936, 883)])
 def test_a_step_with_a_large_vocabulary_has_fewer_tokens(device, vocab, n):
     assert heads.step_tokens(torch.device(device), vocab) == n
 
@@ -467,13 +405,6 @@ def test_a_draft_learns_from_the_target_as_it_is_now(tmp_path, monkeypatch):
         pair.distil(args, device, {"continuations": 0, "draft": 0}, None, 7, torch.zeros(2000))
 
 
-@pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
-def test_a_draft_goes_into_its_work_folder(words, tmp_path):
-    assert heads.parse([*words, "--work-dir", str(tmp_path)]).out == tmp_path / "out"
-    assert heads.parse(words).out.parent == heads.parse(words).work_dir
-    assert heads.parse([*words, "--out", str(tmp_path)]).out == tmp_path
-
-
 def test_a_folder_with_other_files_is_not_replaced(tmp_path, capsys, models):
     """By the draft that is written into --out at the end, hours later."""
     (tmp_path / "thesis.txt").touch()
@@ -492,12 +423,6 @@ def test_a_target_that_no_head_is_trained_for_is_refused():
     reason = "rows of 1,024 tokens are learned from, and the target's context is 512"
     with pytest.raises((UsageProblem, EnvironmentProblem), match=reason):
         heads.check_target(tiny("gpt2", n_positions=512))
-
-
-def test_texts_without_an_end_token_are_put_together():
-    tokenizer = pair.train_tokenizer(iter(["def f():\n    return 1\n"]))
-    tokenizer.eos_token = None
-    assert training_texts.encode(tokenizer, ["a", "b"]).tolist() == tokenizer("ab").input_ids
 
 
 def test_models_and_the_tracked_tree_stay_small():
