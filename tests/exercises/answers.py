@@ -7,7 +7,7 @@ import inspect
 import operator
 import runpy
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from textwrap import dedent
 from types import CodeType, ModuleType
 from typing import Any, NoReturn
@@ -45,6 +45,19 @@ def named_by(stem: str, explains: Callable[[ModuleType], bool]) -> str:
 def named(stem: str, ask: Callable[[ModuleType], object], given: object) -> str:
     """The well-known mistake that gives the very same answers, if it is one."""
     return named_by(stem, lambda mistaken: ask(mistaken) == given)
+
+
+def unlike(
+    stem: str, ask: Callable[[ModuleType], list], learner: ModuleType, right: ModuleType, cases: Sequence
+) -> Iterator[tuple[Any, Any, Any, str]]:
+    """Where the answers differ from the solution's: the case, both answers, and the name of the mistake, if it has one.
+
+    `ask` asks a module about all the cases, in their order.
+    """
+    found = ask(learner)
+    for case, given, expected in zip(cases, found, ask(right), strict=True):
+        if given != expected:
+            yield case, given, expected, named(stem, ask, found)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from speclab.core.sampling import draw as draw_rows
 from tests.exercises.answers import named_by, whole, wrong
-from tests.test_exact import Law, Tables, boxes, cdf_corners, completed, floats, inside, random_tables, target_law
+from tests.test_exact import Law, Row, Tables, boxes, cdf_corners, completed, floats, inside, random_tables, target_law
 
 STEM = "ex04_rejection"
 AcceptResult = tuple[int, int]  # drafted tokens kept, next token
@@ -239,7 +239,16 @@ def test_the_first_rejection_ends_the_round(learner):
         wrong("nothing drafted (k = 0) is plain decoding: 0 kept, and the next token drawn from the target's only row")
 
 
-def exact_cases(tables: Tables) -> Iterator[Case]:
+Corners = tuple[list[list[Fraction]], list[Row]]
+
+
+def token_corners(p: list[Row], q: list[Row], drafted: tuple[int, ...]) -> Corners:
+    """Where each test of the token rule changes, and the rows that are left after a rejection."""
+    left = [[max(Fraction(0), a - b) for a, b in zip(*rows, strict=True)] for rows in zip(p, q, strict=False)]
+    return [[p[i][token] / q[i][token]] for i, token in enumerate(drafted)], left
+
+
+def exact_cases(tables: Tables, corners_of: Callable[..., Corners] = token_corners) -> Iterator[Case]:
     """Every round there is: all drafted tokens, and one point in each box of uniforms where a rule can differ."""
     for drafted in itertools.product(range(tables.vocab), repeat=tables.k):
         p = [tables.target[drafted[:i]] for i in range(tables.k + 1)]
@@ -249,8 +258,8 @@ def exact_cases(tables: Tables) -> Iterator[Case]:
             chance *= row[token]
         if not chance:
             continue
-        sides = [boxes([p[i][token] / q[i][token]]) for i, token in enumerate(drafted)]
-        left = [[max(Fraction(0), a - b) for a, b in zip(*rows, strict=True)] for rows in zip(p, q, strict=False)]
+        tests, left = corners_of(p, q, drafted)
+        sides = [*map(boxes, tests)]
         sides.append(boxes([corner for row in (*p, *q, *left) for corner in cdf_corners(row)]))
         rows = [torch.tensor([floats(row) for row in rows], dtype=torch.float64) for rows in (q, p)]
         for cell in itertools.product(*sides):
@@ -282,6 +291,11 @@ def rows_along(tables: Tables, tokens: tuple[int, ...]) -> str:
     return "; ".join(positions)
 
 
+def furthest(found: Law, right: Law) -> tuple[int, ...]:
+    """The tokens whose probability is wrong by most."""
+    return max(found.keys() | right.keys(), key=lambda tokens: abs(found.get(tokens, 0) - right.get(tokens, 0)))
+
+
 def assert_exact(verify_draft: Callable, many: list[Tables]) -> None:
     all_cases, all_answers, problems = [], [], []
     for tables in many:
@@ -291,7 +305,7 @@ def assert_exact(verify_draft: Callable, many: list[Tables]) -> None:
         law = law_of(cases, answers)
         found, right = completed(law, tables, (), tables.k + 1), target_law(tables, (), tables.k + 1)
         if found != right:
-            tokens = max(found.keys() | right.keys(), key=lambda t: abs(found.get(t, 0) - right.get(t, 0)))
+            tokens = furthest(found, right)
             factors = " x ".join(str(tables.target[tokens[:i]][token]) for i, token in enumerate(tokens))
             chances = f"{factors} = {right.get(tokens, 0)}, with yours it is {found.get(tokens, 0)}"
             what = f"summed over all drafts, the next tokens {tokens} must come with probability {chances}"

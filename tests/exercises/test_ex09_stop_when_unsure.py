@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.exercises.answers import with_wrong_answer, wrong, wrong_answers
-from tests.exercises.test_ex04_rejection import draw, rows_along
+from tests.exercises.test_ex04_rejection import draw, furthest, rows_along
 from tests.test_exact import Law, Tables, boxes, cdf_corners, completed, floats, inside, random_tables, target_law
 
 NEAR = 1e-9
@@ -164,7 +164,7 @@ def test_a_stop_leaves_the_targets_law_alone(learner):
             found, right = law_with(learner.draft_until_unsure, tables, bound), target_law(tables, (), tables.k + 1)
             if found == right:
                 continue
-            tokens = max(found.keys() | right.keys(), key=lambda t: abs(found.get(t, 0) - right.get(t, 0)))
+            tokens = furthest(found, right)
             wrong(
                 f"a draft that ends after a token below {bound}: the next tokens {tokens} must come with probability "
                 f"{right.get(tokens, 0)}, with yours it is {found.get(tokens, 0)}. {rows_along(tables, tokens)}"

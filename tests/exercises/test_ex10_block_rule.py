@@ -1,16 +1,28 @@
 """Checks of exercise 10: the running ratio, the threshold, the round, and its joint law, exactly."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
 from types import ModuleType
 
 import pytest
 import torch
 
+from solutions.ex04_rejection import verify_draft
 from tests.exercises.answers import named_by, wrong
-from tests.exercises.test_ex04_rejection import FAMILIES, Case, alike, law_of, named, pair, rows_along
-from tests.test_exact import Tables, boxes, cdf_corners, completed, floats, inside, random_tables, target_law
+from tests.exercises.test_ex04_rejection import (
+    FAMILIES,
+    Corners,
+    alike,
+    answers_of,
+    exact_cases,
+    furthest,
+    law_of,
+    named,
+    pair,
+    rows_along,
+)
+from tests.test_exact import Row, Tables, completed, random_tables, target_law
 
 STEM = "ex10_block_rule"
 NEAR = 1e-9
@@ -207,54 +219,33 @@ def test_a_text_that_the_target_rules_out_is_never_kept(learner):
         )
 
 
-def exact_cases(tables: Tables) -> Iterator[Case]:
-    """Every round there is: all drafted tokens, and one point in each box of uniforms where a rule can differ."""
-    zero = Fraction(0)
-    for drafted in itertools.product(range(tables.vocab), repeat=tables.k):
-        p = [tables.target[drafted[:i]] for i in range(tables.k + 1)]
-        q = [tables.draft[drafted[:i]] for i in range(tables.k)]
-        chance, ratio, ratios, alone = Fraction(1), Fraction(1), [Fraction(1)], []
-        for target, row, token in zip(p, q, drafted, strict=False):
-            chance *= row[token]
-            if not chance:
-                break
-            alone.append(target[token] / row[token])
-            ratio = min(Fraction(1), ratio * alone[-1])
-            ratios.append(ratio)
-        if not chance:
-            continue
-        sides, left = [], []
-        for i in range(1, tables.k + 1):
-            corners = [ratios[i], alone[i - 1]]
-            if i < tables.k:
-                z = sum(max(zero, ratios[i] * a - b) for a, b in zip(p[i], q[i], strict=True))
-                corners.append(z / (z + 1 - ratios[i]) if z + 1 - ratios[i] else Fraction(1))
-            sides.append(boxes(corners))
-        for b, of_target, of_draft in zip(ratios, p, q, strict=False):
-            left.append([max(zero, b * x - y) for x, y in zip(of_target, of_draft, strict=True)])
-        sides.append(boxes([corner for row in (*p, *q, *left) for corner in cdf_corners(row)]))
-        numbers = [torch.tensor([floats(row) for row in some], dtype=torch.float64) for some in (q, p)]
-        for cell in itertools.product(*sides):
-            weight = chance
-            for low, high in cell:
-                weight *= high - low
-            yield Case(list(drafted), *numbers, [inside(box, Fraction(1, 2)) for box in cell], weight)
+def block_corners(p: list[Row], q: list[Row], drafted: tuple[int, ...]) -> Corners:
+    """Where a test of the block rule, or of a wrong one, changes, and the rows that are left after each length."""
+    alone = [p[i][token] / q[i][token] for i, token in enumerate(drafted)]
+    ratios = [Fraction(1)]
+    for odds in alone:
+        ratios.append(min(Fraction(1), ratios[-1] * odds))
+    left = [
+        [max(Fraction(0), b * x - y) for x, y in zip(*rows, strict=True)]
+        for b, *rows in zip(ratios, p, q, strict=False)
+    ]
+    tests = [[ratio, odds] for ratio, odds in zip(ratios[1:], alone, strict=True)]
+    for corners, ratio, row in zip(tests, ratios[1:], left[1:], strict=False):
+        rest = sum(row) + 1 - ratio
+        corners.append(sum(row) / rest if rest else Fraction(1))
+    return tests, left
 
 
 def assert_exact(verify_block: Callable, many: list[Tables]) -> Fraction:
     """The joint law of every table; what it keeps on average in the last of them."""
     kept = Fraction(0)
     for tables in many:
-        cases = list(exact_cases(tables))
-        answers = []
-        for case in cases:
-            answers.append(pair(case.ask(verify_block), f"drafted {case.drafted}, uniforms {case.u}"))
-            if not 0 <= answers[-1][0] <= len(case.drafted):
-                wrong(f"{len(case.drafted)} tokens were drafted, yours keeps {answers[-1][0]} of them")
+        cases = list(exact_cases(tables, block_corners))
+        answers = answers_of(verify_block, cases)
         found = completed(law_of(cases, answers), tables, (), tables.k + 1)
         right = target_law(tables, (), tables.k + 1)
         if found != right:
-            tokens = max(found.keys() | right.keys(), key=lambda t: abs(found.get(t, 0) - right.get(t, 0)))
+            tokens = furthest(found, right)
             name = named(STEM, "verify_block", cases, answers)
             wrong(
                 f"summed over all drafts, the next tokens {tokens} must come with probability {right.get(tokens, 0)}, "
@@ -286,3 +277,10 @@ def test_two_drafts_of_the_picture_keep_11_of_9(learner):
     if kept != Fraction(11, 9):
         tokens = " (that is the token rule)" if kept == Fraction(10, 9) else ""
         wrong(f"of the two drafts of the picture 11/9 are kept on average, yours keeps {kept}{tokens}")
+
+
+def test_the_token_rule_keeps_10_of_9():
+    """What chapter 4 says of its own rule."""
+    cases = list(exact_cases(of_the_picture()))
+    kept = [case.weight * n for case, (n, _) in zip(cases, answers_of(verify_draft, cases), strict=True)]
+    assert sum(kept) == Fraction(10, 9)

@@ -1,6 +1,5 @@
 """Checks of exercise 12: the price of a block, what slots that do not see each other lose, and the walk, exactly."""
 
-import contextlib
 import itertools
 import re
 from fractions import Fraction
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.exercises.answers import chapter, named, whole, with_wrong_answer, wrong
-from tests.exercises.test_ex04_rejection import rows_along
+from tests.exercises.test_ex04_rejection import furthest, rows_along
 from tests.exercises.test_ex09_stop_when_unsure import emitted
 from tests.exercises.wrong.ex12_block_draft import BASE_DRAWN, BASE_HANDED, ONE_HOT, WRONG
 from tests.test_exact import Law, Row, Tables, completed, floats, random_tables, target_law
@@ -288,7 +287,7 @@ def test_the_rows_that_are_handed_over_keep_the_targets_law(learner):
     for tables, slots, bias, last in [of_the_chapter(), *exact_cases()]:
         found, right = law_of(learner, tables, slots, bias, last), target_law(tables, (), tables.k + 1)
         if found != right:
-            tokens = max(found.keys() | right.keys(), key=lambda t: abs(found.get(t, 0) - right.get(t, 0)))
+            tokens = furthest(found, right)
 
             def answers(one: ModuleType, given: tuple = (tables, slots, bias, last)) -> Law:
                 return law_of(one, *given)
@@ -318,17 +317,13 @@ def test_the_prices_of_the_chapter():
 
 
 def test_the_two_slots_of_the_chapter():
-    """Marginals that are right, a joint law that is not, and what is accepted of it."""
+    """Slots whose joint law is not the target's, and what is accepted of them."""
     joint = {(x, y): COIN[x] * OF_COURSE[x][y] for x in range(2) for y in range(2)}
     alone = {(x, y): COIN[x] * sum(joint[z, y] for z in range(2)) for x in range(2) for y in range(2)}
-    for token in range(2):
-        assert sum(joint[token, y] for y in range(2)) == sum(alone[token, y] for y in range(2))
-        assert sum(joint[x, token] for x in range(2)) == sum(alone[x, token] for x in range(2))
     rows_said = re.findall(r"^ (of|no) +(course|problem) +(\S+) +(\S+)", chapter(STEM), re.MULTILINE)
     assert [(Fraction(p), Fraction(q)) for _, _, p, q in rows_said] == [(joint[key], alone[key]) for key in joint]
     assert accepted(COIN, OF_COURSE, COIN, [COIN, COIN]) == Fraction(3, 2)
     assert accepted(COIN, OF_COURSE, COIN, OF_COURSE) == 2
-    assert "1 + 1/2 = 3/2" in " ".join(chapter(STEM).split())
 
 
 def test_a_row_that_was_not_drawn_from_is_biased():
@@ -338,22 +333,3 @@ def test_a_row_that_was_not_drawn_from_is_biased():
     assert fractions(right_rows(slots, bias, last, [0])[0]) == [Fraction(2, 3), Fraction(1, 3)]
     for name, share in ((BASE_HANDED, Fraction(1, 9)), (BASE_DRAWN, Fraction(1, 4)), (ONE_HOT, Fraction(1, 6))):
         assert sum(chance for tokens, chance in law_with(name).items() if tokens[0] == 1) == share
-    text = " ".join(chapter(STEM).split())
-    assert "1/3 x 1/3 = 1/9" in text
-    assert "1/2 x 1/2 = 1/4" in text
-    assert "1/3 x 1/6 + 2/3 x 1/6 = 1/6" in text
-
-
-def test_what_the_exact_check_cannot_see():
-    """A wrong bias is a worse draft, as exact as the right one: only a comparison of rows shows it."""
-    unseen = []
-    for name, (hole, source) in WRONG.items():
-        if hole == "walk":
-            with contextlib.suppress(pytest.fail.Exception):
-                laws = [law_of(with_wrong_answer(STEM, hole, source), *case) for case in exact_cases()]
-                right = [target_law(case[0], (), case[0].k + 1) for case in exact_cases()]
-                unseen += [name] * (laws == right)
-    assert "the bias is left out: the slots do not see each other" in unseen
-    assert "every slot gets the bias by the last committed token" in unseen
-    assert ONE_HOT in unseen
-    assert not {BASE_HANDED, BASE_DRAWN} & set(unseen)

@@ -1,12 +1,11 @@
 """Checks of exercise 13: seconds of a pass from a data sheet, the best length of a batch, and the knee."""
 
 import itertools
-import math
 import re
 from types import ModuleType
 
 from solutions import ex13_batch_knee as right
-from tests.exercises.answers import chapter, named, wrong
+from tests.exercises.answers import chapter, unlike, wrong
 
 STEM = "ex13_batch_knee"
 
@@ -43,15 +42,13 @@ def seconds_of(learner: ModuleType) -> list[object]:
 
 def test_seconds_of_a_pass(learner):
     """step_time: weights are read once, arithmetic grows with every token, each text has a cache of its own."""
-    found = seconds_of(learner)
-    for one, given, expected in zip(PASSES, found, seconds_of(right), strict=True):
-        if given != expected:
-            (bandwidth, flops), (weights, place_bytes), n_texts, width, context = one
-            wrong(
-                f"{weights:g} weights and {place_bytes} bytes for a token of context, {bandwidth:g} bytes and "
-                f"{flops:g} operations a second, {n_texts} texts with {width} tokens each after {context}: "
-                f"{expected:g} seconds, yours says {given}{named(STEM, seconds_of, found)}"
-            )
+    for one, given, expected, name in unlike(STEM, seconds_of, learner, right, PASSES):
+        (bandwidth, flops), (weights, place_bytes), n_texts, width, context = one
+        wrong(
+            f"{weights:g} weights and {place_bytes} bytes for a token of context, {bandwidth:g} bytes and "
+            f"{flops:g} operations a second, {n_texts} texts with {width} tokens each after {context}: "
+            f"{expected:g} seconds, yours says {given}{name}"
+        )
 
 
 # --- the best length --------------------------------------------------------------------------------------------------
@@ -86,16 +83,14 @@ def lengths_of(learner: ModuleType) -> list[object]:
 
 def test_the_best_length_of_a_batch(learner):
     """best_k: tokens of a round over its seconds, against a baseline that is batched, too; 0 where nothing pays."""
-    found = lengths_of(learner)
-    for one, given, expected in zip(BATCHES, found, lengths_of(right), strict=True):
-        if given != expected:
-            machine, target, draft, n_texts, context, survival = one
-            shares = [round(share, 3) for share in survival]
-            wrong(
-                f"{n_texts} texts after {context} tokens each, machine {machine}, target {target}, draft {draft}, "
-                f"survival {shares}: the best k is {expected[0]} with {expected[1]:.3f}x, yours says {given}"
-                f"{named(STEM, lengths_of, found)}"
-            )
+    for one, given, expected, name in unlike(STEM, lengths_of, learner, right, BATCHES):
+        machine, target, draft, n_texts, context, survival = one
+        shares = [round(share, 3) for share in survival]
+        wrong(
+            f"{n_texts} texts after {context} tokens each, machine {machine}, target {target}, draft {draft}, "
+            f"survival {shares}: the best k is {expected[0]} with {expected[1]:.3f}x, yours says {given}"
+            f"{name}"
+        )
 
 
 # --- the knee ---------------------------------------------------------------------------------------------------------
@@ -118,13 +113,8 @@ def knees_of(learner: ModuleType) -> list[object]:
 
 def test_the_knee(learner):
     """knee: on the logarithm of the batch; the first batch where nothing is gained, None where it lies further on."""
-    found = knees_of(learner)
-    for (batches, speedups), given, expected in zip(CURVES, found, knees_of(right), strict=True):
-        if given != expected:
-            wrong(
-                f"batches {batches}, best speedups {speedups}: the knee is {expected}, yours says {given}"
-                f"{named(STEM, knees_of, found)}"
-            )
+    for (batches, speedups), given, expected, name in unlike(STEM, knees_of, learner, right, CURVES):
+        wrong(f"batches {batches}, best speedups {speedups}: the knee is {expected}, yours says {given}{name}")
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -143,19 +133,6 @@ def test_the_table_of_the_chapter():
         for n, cell in zip(batches, cells.split(" | "), strict=True):
             k, speedup = right.best_k(*models(), n, int(context.replace(",", "")), EIGHTH)
             assert cell.strip() == (f"{speedup:.2f}x k={k}" if k else "off")
-
-
-def test_the_passes_of_the_chapter():
-    machine, target, _ = models()
-    text = " ".join(chapter(STEM).split())
-    for n_texts, width in ((1, 1), (30, 5), (60, 5)):
-        seconds = right.step_time(machine, target, n_texts, width, 0)
-        assert f"{n_texts} x {width} tokens: {1e3 * seconds:g} ms" in text
-    meet = machine.flops / machine.bandwidth
-    assert f"{meet:g} tokens" in text
-    assert math.isclose(
-        right.step_time(machine, target, 1, int(meet), 0), right.step_time(machine, target, 1, 1, 0), rel_tol=1e-9
-    )
 
 
 def test_the_knee_of_the_chapter():

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from solutions import ex15_token_trees as right
-from tests.exercises.answers import chapter, named, whole, wrong
+from tests.exercises.answers import chapter, named, unlike, whole, wrong
 from tests.llamas import VOCAB, tiny_llama
 
 STEM = "ex15_token_trees"
@@ -61,10 +61,8 @@ def all_masks(learner: ModuleType) -> list[object]:
 
 def test_a_row_reads_its_own_branch(learner):
     """mask: itself and all that it follows, up to the last committed token; no sibling, no cousin."""
-    found = all_masks(learner)
-    for parents, given, expected in zip(TREES, found, all_masks(right), strict=True):
-        if given != expected:
-            wrong(f"parents {parents}: the mask is {expected}, yours is {given}{named(STEM, all_masks, found)}")
+    for parents, given, expected, name in unlike(STEM, all_masks, learner, right, TREES):
+        wrong(f"parents {parents}: the mask is {expected}, yours is {given}{name}")
 
 
 # --- what is kept -----------------------------------------------------------------------------------------------------
@@ -95,13 +93,11 @@ def all_paths(learner: ModuleType) -> list[object]:
 
 def test_the_path_that_the_target_agrees_with(learner):
     """best_path: from the root, always to the child that carries the target's choice after this very row."""
-    found = all_paths(learner)
-    for (parents, tokens, own), given, expected in zip(walks(), found, all_paths(right), strict=True):
-        if given != expected:
-            wrong(
-                f"parents {parents}, tokens {tokens}, the target's choice of each row {own}: the path is {expected}, "
-                f"yours is {given}{named(STEM, all_paths, found)}"
-            )
+    for (parents, tokens, own), given, expected, name in unlike(STEM, all_paths, learner, right, walks()):
+        wrong(
+            f"parents {parents}, tokens {tokens}, the target's choice of each row {own}: the path is {expected}, "
+            f"yours is {given}{name}"
+        )
 
 
 PATHS = [([1, 3], 10), ([0], 4), ([], 6), ([2, 3, 6], 3), ([0, 1, 2], 5)]
@@ -127,13 +123,11 @@ def cause_of_places(path: list[int], length: int, given: list[int | None]) -> st
 
 def test_the_branch_moves_to_the_front(learner):
     """gather: the text, the last committed token, and the tokens of the path from where the pass has written them."""
-    found = all_places(learner)
-    for (path, length), given, expected in zip(PATHS, found, all_places(right), strict=True):
-        if given != expected:
-            wrong(
-                f"{length} tokens in the cache, path {path}: places {expected} stay, yours are {given}"
-                f"{named(STEM, all_places, found) or ': ' + cause_of_places(path, length, given)}"
-            )
+    for (path, length), given, expected, name in unlike(STEM, all_places, learner, right, PATHS):
+        wrong(
+            f"{length} tokens in the cache, path {path}: places {expected} stay, yours are {given}"
+            f"{name or ': ' + cause_of_places(path, length, given)}"
+        )
 
 
 # --- a decoding -------------------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Checks of exercise 16: children without replacement, the two rules for them, and the law that comes out, exactly."""
 
-import contextlib
 import re
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -9,8 +8,7 @@ from types import ModuleType
 import pytest
 
 from solutions import ex16_tree_sampling as right
-from tests.exercises.answers import chapter, named, whole, with_wrong_answer, wrong
-from tests.exercises.wrong.ex16_tree_sampling import BY_SHARE, LEFT_NOT_SCALED, ON_TARGET, ONE_LAW, WRONG
+from tests.exercises.answers import chapter, unlike, whole, wrong
 
 STEM = "ex16_tree_sampling"
 Row = list[Fraction]
@@ -66,15 +64,12 @@ def all_children(learner: ModuleType) -> list[object]:
 
 def test_children_differ_and_say_what_they_were_drawn_from(learner):
     """children: the row without what is drawn already, scaled to sum to 1; the row that is given stays as it is."""
-    found = all_children(learner)
-    for (row, m, ids), given, expected in zip(DRAWN, found, all_children(right), strict=True):
-        if given != expected:
-            text = ", ".join(f"{token} from {shown(law)}" for token, law in expected)
-            own = ", ".join(f"{token} from {shown(law)}" for token, law in given)
-            wrong(
-                f"row {shown(row)}, {m} children, {ids} are drawn: they are {text or 'none'}; yours {own or 'none'}"
-                f"{named(STEM, all_children, found)}"
-            )
+    for (row, m, ids), given, expected, name in unlike(STEM, all_children, learner, right, DRAWN):
+        text = ", ".join(f"{token} from {shown(law)}" for token, law in expected)
+        own = ", ".join(f"{token} from {shown(law)}" for token, law in given)
+        wrong(
+            f"row {shown(row)}, {m} children, {ids} are drawn: they are {text or 'none'}; yours {own or 'none'}{name}"
+        )
     for row, m, ids in DRAWN:
         given_row = list(row)
         learner.children(given_row, m, Script(*ids))
@@ -109,18 +104,13 @@ def all_tests(learner: ModuleType) -> list[object]:
 
 def test_children_are_tested_one_after_the_other(learner):
     """accept_children: in the order in which they were drawn, each against what the ones before have left."""
-    found = all_tests(learner)
-    for (target, drawn, uniforms, _), given, expected in zip(TESTS, found, all_tests(right), strict=True):
-        if given != expected:
-            about = ", ".join(f"{token} from {shown(law)}" for token, law in drawn)
-            want, own = (
-                f"{kept}, {token}" + "".join(f", drawn from {shown(r)}" for r in rows)
-                for kept, token, rows in (expected, given)
-            )
-            wrong(
-                f"target {shown(target)}, children {about or 'none'}, uniforms {uniforms}: {want}; yours {own}"
-                f"{named(STEM, all_tests, found)}"
-            )
+    for (target, drawn, uniforms, _), given, expected, name in unlike(STEM, all_tests, learner, right, TESTS):
+        about = ", ".join(f"{token} from {shown(law)}" for token, law in drawn)
+        want, own = (
+            f"{kept}, {token}" + "".join(f", drawn from {shown(r)}" for r in rows)
+            for kept, token, rows in (expected, given)
+        )
+        wrong(f"target {shown(target)}, children {about or 'none'}, uniforms {uniforms}: {want}; yours {own}{name}")
 
 
 FOLLOWED = [(shares(1, 1, 2), tokens, own) for tokens in ([0], [2, 1], [1, 1], []) for own in (0, 1, 2)]
@@ -137,13 +127,11 @@ def all_followed(learner: ModuleType) -> list[object]:
 
 def test_the_targets_own_draw_is_followed(learner):
     """follow: one draw, from the target's row, whatever the children are."""
-    found = all_followed(learner)
-    for (target, tokens, own), given, expected in zip(FOLLOWED, found, all_followed(right), strict=True):
-        if given != expected:
-            wrong(
-                f"target {shown(target)}, children {tokens}, the target draws {own}: {expected[:2]}, yours says "
-                f"{given[:2]}{named(STEM, all_followed, found)}"
-            )
+    for (target, tokens, own), given, expected, name in unlike(STEM, all_followed, learner, right, FOLLOWED):
+        wrong(
+            f"target {shown(target)}, children {tokens}, the target draws {own}: {expected[:2]}, yours says "
+            f"{given[:2]}{name}"
+        )
 
 
 # --- the law ----------------------------------------------------------------------------------------------------------
@@ -260,14 +248,3 @@ def test_the_table_of_the_chapter():
         assert [float(cell.strip().strip("*")) for cell in cells.split("|")] == pytest.approx(
             [*tested, *followed], abs=5e-4
         )
-
-
-def test_what_goes_wrong_in_the_chapter():
-    """The biased variants: every one gives another law somewhere, or keeps a child that it must not keep."""
-    for name, node in ((ON_TARGET, 1), (LEFT_NOT_SCALED, 3), (ONE_LAW, 3), (BY_SHARE, 3)):
-        target, draft = NODES[node]
-        with contextlib.suppress(pytest.fail.Exception):
-            law, _ = law_at(with_wrong_answer(STEM, *WRONG[name]), target, draft, 2)
-            assert law != pytest.approx([float(share) for share in target], abs=1e-3), name
-    law, _ = law_at(with_wrong_answer(STEM, *WRONG[ON_TARGET]), *NODES[1], 2)
-    assert f"with probability {law[0]:.2f} in place of {float(NODES[1][0][0]):g}" in " ".join(chapter(STEM).split())
