@@ -30,9 +30,8 @@ def test_texts_up_to_the_limit_of_positions_are_those_of_uncached_passes(kind, e
     check_texts_up_to_the_limit(kind, engine, monkeypatch, lambda draft: TreeDrafter(ModelDrafter(draft), (2, 1, 1)))
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8)], ids=["greedy", "sampled"])
-def test_texts_and_rounds_are_those_of_the_model_in_one_place(folder, sampling):  # noqa: F811
-    check_the_same_rounds(folder, sampling, lambda drafter: TreeDrafter(drafter, (2, 1), sampled=not sampling.greedy))
+def test_texts_and_rounds_are_those_of_the_model_in_one_place(folder):  # noqa: F811
+    check_the_same_rounds(folder, Sampling(0.8), lambda drafter: TreeDrafter(drafter, (2, 1), sampled=True))
 
 
 def test_a_model_with_more_rows_than_its_tokenizer_has_ids_passes_the_check_of_trees():
@@ -51,10 +50,10 @@ def test_no_graph_is_recorded_in_a_timed_turn_with_trees(monkeypatch):
     }
     bench = Bench(setup_of(graphed(), Sampling(top_k=19)), drafters, 24, seed=0)
     arms = [BASELINE, *(Arm(name, name, {"tree": 14, "best": 6, "merged": 8}[name]) for name in drafters)]
-    prompts = [Prompt("code", "", torch.randint(0, VOCAB, (1, n))) for n in (9, 30)]
+    prompts = [Prompt("code", "", torch.randint(0, VOCAB, (1, n))) for n in (9,)]
     instruments = {arm.draft: [0, 3, arm.draft_length] for arm in arms[1:]}
     found = measure(bench, arms, [0.0, 0.9], prompts, 1, instruments)
-    assert len(found.lines) == 2 * 2 * (len(arms) + 1)
+    assert len(found.lines) == 2 * (len(arms) + 1)
     assert found.n_graphs > 0
     assert found.n_late_graphs == 0
 

@@ -1,7 +1,6 @@
 """What decoding with trees commits has the target's law: many texts by chi-square, and a whole round enumerated."""
 
 import functools
-import itertools
 
 import pytest
 
@@ -15,7 +14,6 @@ from speclab.extensions.trees.fixed import TreeDrafter
 from speclab.extensions.trees.merged import MergedDrafter
 from speclab.extensions.trees.tests.test_accept_tree import residuals, without
 from speclab.models.cached import CachedModel
-from tests.grids import pairs_often
 from tests.heads import tiny_block_head, tiny_head
 from tests.rules import FOR_TREES
 from tests.test_exact import cdf_corners
@@ -40,23 +38,20 @@ from tests.tiny_models import flattened, perturbed, tiny
 # --- many texts -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("rule", "n_draws"), pairs_often(FOR_TREES, [500, 4000], lambda *one: one == ("token", 500)))
-def test_joint_law_of_merged_drafts(rule, n_draws):
+@pytest.mark.full
+@pytest.mark.parametrize("rule", FOR_TREES)
+def test_joint_law_of_merged_drafts(rule):
     """Chains of a lookup and of two models, whose equal beginnings are one branch."""
     target = tiny("llama", vocab_size=IDS)
     models = [ModelDrafter(CachedModel(perturbed(target, noise))) for noise in (0.2, 0.6)]
-    check_law(Law(1.0, 6), target, MergedDrafter([NgramDrafter(2, 1), *models]), n_draws, rule)
+    check_law(Law(1.0, 6), target, MergedDrafter([NgramDrafter(2, 1), *models]), 4000, rule)
 
 
-ALL = list(itertools.product(["model", "feature", "block"], FOR_TREES, [False, True]))
-OFTEN = {("model", "token", True), *(("feature", rule, False) for rule in FOR_TREES[1:]), ("block", "token", False)}
-
-
-@pytest.mark.parametrize(
-    ("kind", "rule", "sampled", "n_draws"),
-    [(*one, 500) for one in ALL if one in OFTEN] + [pytest.param(*one, 4000, marks=pytest.mark.full) for one in ALL],
-)
-def test_joint_law_of_trees(kind, rule, sampled, n_draws):
+@pytest.mark.full
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize("rule", FOR_TREES)
+@pytest.mark.parametrize("kind", ["model", "feature", "block"])
+def test_joint_law_of_trees(kind, rule, sampled):
     """Tokens that are drawn without replacement, and the most probable ones, tested in turn or followed."""
     llama = tiny("llama", vocab_size=IDS)
     target = CachedModel(llama, fast=flattened(llama))
@@ -67,7 +62,7 @@ def test_joint_law_of_trees(kind, rule, sampled, n_draws):
         "block": lambda: BlockDrafter(tiny_block_head(llama, markov_rank=4, std=0.7)),
     }
     tree = TreeDrafter(drafters[kind](), (2, 2), sampled)
-    check_law(Law(1.0, tree.n_tokens), target, tree, n_draws, rule)
+    check_law(Law(1.0, tree.n_tokens), target, tree, 4000, rule)
 
 
 # --- a round ----------------------------------------------------------------------------------------------------------

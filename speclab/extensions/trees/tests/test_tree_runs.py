@@ -17,10 +17,9 @@ from speclab.models.cached import CachedModel
 from speclab.records.log import RoundCounts
 from tests.cli.test_cli import run  # noqa: F401 - a fixture
 from tests.decoding import plain_text, speculative_rounds
-from tests.drafts.test_described import block
 from tests.drafts.test_overflows import check_it_is_said, drafter_of, model  # noqa: F401 - a fixture
 from tests.lab.test_replay import N_NEW, learnt  # noqa: F401 - a fixture
-from tests.tiny_models import perturbed, tiny
+from tests.tiny_models import perturbed
 
 WAYS = {
     "tree": lambda drafter: TreeDrafter(drafter, (2, 2)),
@@ -37,34 +36,12 @@ def test_every_way_of_drafting_says_that_logits_are_not_finite(model, kind, way,
     check_it_is_said(model, WAYS[way](drafter_of(kind, model)), temperature)
 
 
-def test_trees_have_a_line():
-    tree = TreeDrafter(ModelDrafter(CachedModel(tiny("llama"))), (2, 2, 1))
-    assert tree.describe("tree:2x2x1:model", "eager").startswith("tree:2x2x1:model: trees of 10")
-
-
-@pytest.mark.parametrize(
-    ("make", "asked", "notes"),
-    [
-        (BestTreeDrafter, [12], []),
-        (
-            lambda drafter: TreeDrafter(drafter, (2, 2, 1)),
-            [4],
-            ["a tree of the shape 2x2x1 has 10 tokens; -k is not used"],
-        ),
-        (lambda drafter: TreeDrafter(drafter, (2, 2, 1)), [], []),
-    ],
-)
-def test_what_of_k_has_no_effect_is_said(make, asked, notes):
-    assert make(block()).length_notes("it", asked) == [f"it: {note}" for note in notes]
-
-
-@pytest.mark.parametrize("words", [[], ["-k", "4"]])
-def test_the_head_names_the_shape_and_its_tokens(run, pair_folder, words):  # noqa: F811
+def test_the_head_names_the_shape_and_its_tokens(run, pair_folder):  # noqa: F811
     size = ["--prompt", "def f(x):", "--max-new-tokens", "8", "--draft", f"tree:2x2x1:{pair_folder / 'draft'}"]
-    code, _, err = run(optimized_speculative, *size, *words)
+    code, _, err = run(optimized_speculative, *size, "-k", "4")
     assert code == 0
     assert re.search(r"^draft   tree:2x2x1:draft: trees of 10 tokens, .*; k = 10$", err, re.MULTILINE)
-    assert ("a tree of the shape 2x2x1 has 10 tokens; -k is not used" in err) == bool(words)
+    assert "a tree of the shape 2x2x1 has 10 tokens; -k is not used" in err
 
 
 @pytest.mark.parametrize("kind", ["feature", "model"])

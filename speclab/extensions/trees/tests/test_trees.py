@@ -29,11 +29,12 @@ from tests.heads import feature_row, prompts, target_states, trained, trained_bl
 from tests.models.test_caches import worst_difference
 from tests.recorder import graphed, stand_in
 from tests.test_lossless import reference_probs
-from tests.tiny_models import CONTEXT, FAMILIES, VOCAB, flattened, perturbed, tiny
+from tests.tiny_models import FAMILIES, VOCAB, flattened, perturbed, tiny
 
 PROMPT = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(4))
 N_NEW = 40
 WARM = Sampling(temperature=0.8)
+OFTEN = ["llama", "gpt2", "gemma3_window"]
 WINDOWED = ["mistral_window", "gemma3_window", "fast gemma3_window"]
 
 
@@ -46,10 +47,10 @@ def with_model(family: str, noise: float = 0.12, cached: type[CachedModel] = Cac
     return target, ModelDrafter(cached(other, fast=flattened(other) if backend else None))
 
 
-def with_head(kind: str, fast: bool = False) -> tuple:
+def with_head(kind: str) -> tuple:
     """A target and a drafter whose head has learnt some of its texts."""
     target, head, _ = trained() if kind == "feature" else trained_block()
-    cached = CachedModel(target, fast=flattened(target) if fast else None)
+    cached = CachedModel(target)
     cached.hidden_layers = head.config.layers
     return cached, FeatureDrafter(head) if kind == "feature" else BlockDrafter(head)
 
@@ -76,75 +77,17 @@ def test_what_rows_read_and_how_deep_they_are():
     assert chain(3).tolist() == [[-1, 0, 1]]
 
 
-@pytest.mark.parametrize(
-    ("kind", "named"),
-    [
-        ("tree", "shape"),
-        ("tree:2x:model", "shape"),
-        ("tree:2x0:model", "shape"),
-        ("tree:2x-1:model", "shape"),
-        ("tree:8x8x8:model", "584 tokens"),
-        ("tree:1000000000x1000000000:model", "shape"),
-        ("tree:2x2", "needs a draft"),
-        ("tree:2x2:ngram", "needs a draft"),
-        ("tree:2x2:tree:2x2:model", "needs a draft"),
-        ("tree:2x2:dial:0.5", "needs a draft"),
-        ("tree:2x2:feture", "feture"),
-        ("sampled-tree:best:feature", "shape"),
-        ("tree:best:ngram", "needs a draft"),
-    ],
-)
-def test_trees_that_cannot_be(kind, named):
-    with pytest.raises(UsageProblem, match=named) as problem:
-        registry.read(kind)
-    assert "\n" not in str(problem.value)
-
-
-@pytest.mark.parametrize("kind", ["tree:best:model", "tree:2x1:model", "sampled-tree:2x1:feature"])
-def test_no_lengths_are_chosen_for_trees(kind):
-    with pytest.raises(UsageProblem, match="drafts trees"):
-        registry.read(kind).check_auto()
-
-
 # --- The text ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(2, 2, 1), (3, 2), (1, 4)], ids=str)
-@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2", "fast qwen2", "fast gpt2", *WINDOWED])
-def test_greedy_text_is_the_baselines(family, shape):
-    target, drafter = with_model(family, noise=0.2)
-    rounds = decoded(target, TreeDrafter(drafter, shape))
-    assert tokens_of(rounds) == plain_text(target, PROMPT, N_NEW)
-    checked = [r for r in rounds if not r.prefill]
-    assert any(r.n_accepted == len(shape) and not r.n_rejected for r in checked), "no leaf was reached"
-    assert any(r.n_accepted and r.n_rejected for r in checked), "no branch was left"
-    assert max(r.n_drafted for r in checked) == TreeDrafter(drafter, shape).n_tokens
-
-
-@pytest.mark.parametrize("fast", [False, True])
-@pytest.mark.parametrize("kind", ["feature", "block"])
-def test_greedy_text_of_heads(kind, fast):
-    """More branches keep more; with fewer rounds the text is the same."""
-    target, drafter = with_head(kind, fast)
-    n_rounds = []
-    for shape in ((1, 1, 1), (4, 2, 2)):
-        n_rounds.append(0)
-        for prompt in prompts(4):
-            rounds = decoded(target, TreeDrafter(drafter, shape), prompt[None], 26)
-            assert tokens_of(rounds) == plain_text(target, prompt[None], 26)
-            n_rounds[-1] += len(rounds)
-    assert n_rounds[1] < n_rounds[0]
-
-
-@pytest.mark.parametrize("sampling", [Sampling(), WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("kind", ["model", "feature", "block"])
-def test_a_tree_of_one_branch_is_a_chain(kind, sampling):
+def test_a_tree_of_one_branch_is_a_chain(kind):
     """The same rounds from the same random numbers, token by token."""
     target, drafter = with_model("llama") if kind == "model" else with_head(kind)
     chains = []
-    for prompt in (PROMPT, *prompts(3)[:, None]):
-        of_prompt = list(speculative_rounds(target, drafter, prompt, 3, N_NEW, sampling))
-        assert decoded(target, TreeDrafter(drafter, (1, 1, 1), sampled=True), prompt, N_NEW, sampling) == of_prompt
+    for prompt in (PROMPT, prompts(1)):
+        of_prompt = list(speculative_rounds(target, drafter, prompt, 3, N_NEW, WARM))
+        assert decoded(target, TreeDrafter(drafter, (1, 1, 1), sampled=True), prompt, N_NEW, WARM) == of_prompt
         chains += of_prompt
     assert any(r.n_rejected for r in chains)
     assert any(r.n_accepted for r in chains)
@@ -164,13 +107,6 @@ def test_an_end_token_on_a_branch():
         rounds = decoded(target, TreeDrafter(drafter, (2, 2, 1)), eos={eos})
         assert tokens_of(rounds) == text[: text.index(eos) + 1]
         assert rounds[-1].finish == "eos"
-
-
-def test_to_the_last_position_of_both_contexts():
-    """Positions are those of the depth, so a wide tree needs no more of them than a chain."""
-    target, drafter = with_model("fast gpt2")
-    n = CONTEXT - PROMPT.shape[1]
-    assert tokens_of(decoded(target, TreeDrafter(drafter, (4, 2, 2)), PROMPT, n)) == plain_text(target, PROMPT, n)
 
 
 def test_a_small_vocabulary_has_fewer_choices():
@@ -266,9 +202,9 @@ def branches(draft: CachedModel, committed: list[int], depth: int, how: Sampling
 
 
 @pytest.mark.parametrize("how", [Sampling(), Sampling(0.7, top_k=4, top_p=0.9)], ids=["greedy", "filtered"])
-@pytest.mark.parametrize("n", [1, 2, 5, 8, 12])
+@pytest.mark.parametrize("n", [2, 8])
 def test_the_most_probable_branches_are_drafted(n, how):
-    """Against all continuations of up to four tokens, after several texts. Greedy ones are ranked at temperature 1."""
+    """Against all continuations of up to three tokens, after several texts. Greedy ones are ranked at temperature 1."""
     target = CachedModel(tiny("llama", vocab_size=IDS))
     drafter = ModelDrafter(CachedModel(tiny("llama", vocab_size=IDS, seed=1)))
     tree, depths_seen = BestTreeDrafter(drafter, width=n), set()
@@ -277,33 +213,19 @@ def test_the_most_probable_branches_are_drafted(n, how):
         target.prefill(prompt)
         tree.prefill(target, prompt, how)
         tree.observe(0, [seed])
-        draft = tree.propose(4, torch.zeros(1, n))
+        draft = tree.propose(3, torch.zeros(1, n))
         tokens, parents = draft.tokens[0].tolist(), draft.parents[0].tolist()
         drafted = []
         for i, parent in enumerate(parents):
             assert parent < i
             drafted.append((*(drafted[parent] if parent >= 0 else ()), tokens[i]))
-        known = branches(drafter.draft, [*prompt[0].tolist(), seed], 4, how)
+        known = branches(drafter.draft, [*prompt[0].tolist(), seed], 3, how)
         del known[()]
         # A token that is certain after another one is as probable as that one, and comes behind it.
         by_rank = sorted(known, key=lambda one: (-round(known[one], 9), len(one)))
         assert sorted(drafted) == sorted(by_rank[:n])
         depths_seen |= {len(one) for one in drafted}
-    assert depths_seen == {1} if n == 1 else len(depths_seen) > 1
-
-
-@pytest.mark.parametrize("fast", [False, True])
-@pytest.mark.parametrize("kind", ["model", "feature", "block"])
-def test_text_and_rounds_of_the_most_probable_branches(kind, fast):
-    target, drafter = with_model("fast llama" if fast else "llama") if kind == "model" else with_head(kind, fast)
-    seen: list[Round] = []
-    for prompt in prompts(4):
-        rounds = list(speculative_rounds(target, BestTreeDrafter(drafter), prompt[None], 6, 26))
-        assert tokens_of(rounds) == plain_text(target, prompt[None], 26)
-        seen += rounds
-    assert max(r.n_drafted for r in seen) == 6
-    assert any(r.n_accepted > 1 for r in seen)
-    assert any(r.n_rejected for r in seen)
+    assert len(depths_seen) > 1
 
 
 def test_ids_of_probability_0_are_not_drafted():
@@ -356,6 +278,8 @@ def test_caches_equal_a_recomputation_after_every_round(family, sampling):
         assert worst_difference(draft, ids[: draft.length]) < 1e-11
     assert any(path and path != list(range(len(path))) for path in paths), "every branch lay in its place"
     assert target.n_poisoned > 5
+    if sampling.greedy:
+        assert ids[PROMPT.shape[1] :] == plain_text(CachedModel(target.model), PROMPT, N_NEW)
 
 
 @pytest.mark.parametrize("engine", ["eager", "fast", "graphs"])
@@ -412,8 +336,7 @@ def test_a_branch_that_is_none_is_refused():
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_window"])
-@pytest.mark.parametrize("sampling", [Sampling(), WARM], ids=["greedy", "sampled"])
-def test_on_cuda_graphs(sampling, family, monkeypatch):
+def test_on_cuda_graphs(family, monkeypatch):
     """Rows of the cache and positions differ there; the stand-in runs the step again at every replay."""
     recorder, rounds = stand_in(monkeypatch), []
     for fast in (False, True):
@@ -422,7 +345,7 @@ def test_on_cuda_graphs(sampling, family, monkeypatch):
         if not fast:
             target, draft = CachedModel(target.model), CachedModel(draft.model)
         tree = TreeDrafter(ModelDrafter(draft), (2, 2, 1), sampled=True)
-        rounds.append(decoded(target, tree, PROMPT, N_NEW, sampling))
+        rounds.append(decoded(target, tree, PROMPT, N_NEW, WARM))
     assert rounds[0] == rounds[1]
     assert any(r.n_accepted > 1 for r in rounds[1])
 
@@ -430,7 +353,9 @@ def test_on_cuda_graphs(sampling, family, monkeypatch):
 # --- Models that cannot ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [*OFTEN, *(pytest.param(f, marks=pytest.mark.full) for f in FAMILIES if f not in OFTEN)]
+)
 def test_families_that_take_trees(family):
     model = tiny(family)
     check_tree(CachedModel(model))
