@@ -8,7 +8,7 @@ from tests.cli.test_bad_inputs import check_row, folder  # noqa: F401 - a fixtur
 
 ROWS = [
     Row(f"{S} --draft exit:0", 2, ("12 layers", "a number from 1 to 11")),
-    Row(f"{S} --draft exit:99", 2, ("12 layers", "a number from 1 to 11")),
+    Row(f"{S} --draft exit:12", 2, ("12 layers", "a number from 1 to 11")),
     Row(f"{S} --draft exit:{DIGITS}", 2, ("12 layers", "a number from 1 to 11")),
     Row(f"{S} --draft exit:x", 2, ("an adapter's folder", "exit:2")),
     Row(f"{S} --draft exit:", 2, ("'exit:'", KINDS)),

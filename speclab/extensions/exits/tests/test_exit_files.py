@@ -30,7 +30,6 @@ from speclab.records.files import read
 from speclab.records.runs import ComparisonRun
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from tests.decoding import speculative_rounds
-from tests.grids import pairs_often
 from tests.heads import prompts
 from tests.tiny_models import tiny
 
@@ -75,16 +74,10 @@ LAYER = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1, "v
     ("changes", "message"),
     [
         ({"format": "eagle3"}, "its format is 'eagle3'; --draft exit reads"),
-        ({"format": None}, "its format is None"),
         ({"exit_layer": 0}, "exit_layer is 0"),
-        ({"exit_layer": True}, "exit_layer is True"),
-        ({"exit_layer": "2"}, "exit_layer is '2'"),
         ({"exit_layer": 3}, "it exits after layer 3 of 3"),
-        ({"exit_layer": None}, "exit_layer"),
         ({"target_layers": 2**20, "exit_layer": 2**19}, "belongs to a target with 1048576 layers"),
-        ({"transformer_layer_config": 3}, "config.json"),
         ({"transformer_layer_config": LAYER | {"num_hidden_layers": 2}}, "with layers of its own: 2"),
-        ({"transformer_layer_config": LAYER | {"intermediate_size": 1 << 40}}, "intermediate_size is 1099511627776"),
         ({"transformer_layer_config": LAYER | {"vocab_size": 50}}, "50 ids; this one has 3 layers of width 32 and 48"),
     ],
 )
@@ -128,23 +121,6 @@ def test_a_padded_target_is_drafted_for_as_the_one_that_it_was_padded_from():
 
 
 # --- by name ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("exit:0", "the lab's target has 12 layers; give a number from 1 to 11"),
-        ("exit:12", "the lab's target has 12 layers; give a number from 1 to 11"),
-        ("exit:-1", "the lab's target has 12 layers"),
-        ("exit:5", "python -m training.heads exit --exit-layer 5, then --draft exit:build/exit-5/out"),
-        ("exit:x", "give a number of layers or an adapter's folder, for example exit:2 or exit:build/exit-2/out"),
-        ("exits:2", "exits:2"),
-        ("hybrid:suffix+exit:5", "--exit-layer 5"),
-    ],
-)
-def test_names_that_are_no_adapters(kind, message):
-    with pytest.raises((UsageProblem, EnvironmentProblem), match=message):
-        registry.read(kind)
 
 
 def test_names_of_adapters(folder):
@@ -193,33 +169,14 @@ def pair_adapter(pair_folder, tmp_path):
     return f"exit:{tmp_path / 'adapter'}"
 
 
-OFTEN = ((["-k", "3"], ""), (["-k", "auto"], "hybrid:suffix+"))
-
-
-@pytest.mark.parametrize(
-    ("words", "kind"),
-    pairs_often(
-        [["-k", "3"], ["-k", "auto"], ["-k", "3", "--temperature", "0.8"]],
-        ["", "hybrid:suffix+"],
-        lambda words, kind: (words, kind) in OFTEN,
-    ),
-)
-def test_one_script_decodes_with_it(pair_folder, pair_adapter, words, kind, capsys):
-    common = [
-        "--target",
-        str(pair_folder / "target"),
-        "--prompt",
-        "def f(x):",
-        "--max-new-tokens",
-        "12",
-        "--ignore-eos",
-    ]
-    common += ["--threads", "1", "--engine", "fast", *words]
+def test_one_script_decodes_with_it(pair_folder, pair_adapter, capsys):
+    common = ["--target", str(pair_folder / "target"), "--prompt", "def f(x):", "--max-new-tokens", "12"]
+    common += ["--ignore-eos", "--threads", "1", "--engine", "fast", "-k", "auto"]
     texts = []
-    for draft in (kind + pair_adapter, "ngram"):
+    for draft in (f"hybrid:suffix+{pair_adapter}", "ngram"):
         assert optimized_speculative.main([*common, "--draft", draft]) == 0
         texts.append(capsys.readouterr().out.split("def f(x):")[-1].splitlines()[0])
-    assert texts[0] == texts[1] or "--temperature" in words
+    assert texts[0] == texts[1]
 
 
 def test_a_comparison_proves_it_forecasts_it_and_names_it(pair_folder, pair_adapter, tmp_path, monkeypatch, capsys):

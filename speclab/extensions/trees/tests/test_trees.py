@@ -35,6 +35,7 @@ PROMPT = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed
 N_NEW = 40
 WARM = Sampling(temperature=0.8)
 OFTEN = ["llama", "gpt2", "gemma3_window"]
+TRIED = [*OFTEN, *(pytest.param(name, marks=pytest.mark.full) for name in FAMILIES if name not in OFTEN)]
 WINDOWED = ["mistral_window", "gemma3_window", "fast gemma3_window"]
 
 
