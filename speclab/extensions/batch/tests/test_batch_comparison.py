@@ -38,7 +38,7 @@ def run(pair_folder, tmp_path, capsys, monkeypatch):
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [["-B", "1,2,4"], ["--thorough", "-B", "2,3"]], ids=["batch", "thorough"])
+@pytest.mark.parametrize("words", [pytest.param(["-B", "1,2,4"], marks=pytest.mark.full), ["--thorough", "-B", "2,3"]])
 def test_a_run_leaves_its_record_page_and_picture(run, tmp_path, words):
     thorough = "--thorough" in words
     code, out, _ = run(*words, drafts="both")

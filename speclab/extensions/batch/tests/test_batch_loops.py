@@ -18,7 +18,7 @@ from speclab.drafts.hybrid import HybridDrafter
 from speclab.extensions.batch.batched_model import BatchedModel
 from speclab.extensions.batch.drafters import BatchedModelDrafter, RowByRow, RowOfTarget, side_by_side
 from speclab.extensions.batch.loops import autoregressive_decode_batch, in_lockstep, judging, speculative_decode_batch
-from speclab.extensions.batch.tests.test_batched_model import GARBAGE, RowCache
+from speclab.extensions.batch.tests.test_batched_model import RowCache
 from speclab.extensions.batch.tests.trees import trees
 from speclab.extensions.batch.texts import Request
 from speclab.models.backends.cuda_graphs import GraphedModel
@@ -31,7 +31,7 @@ from tests.recorder import stand_in
 from tests.tiny_models import CONTEXT, VOCAB, flattened, perturbed, tiny
 
 WARM = Sampling(temperature=0.7, top_k=8, top_p=0.9)
-SIZES = (1, 2, 3, 8, 16)
+SIZES = (1, 3, 16)
 N_TEXTS = 9
 
 
@@ -106,12 +106,15 @@ def alone(target: CachedModel, drafter, asked: list[Request], k: int, **how) -> 
 # --- Each text is what it is alone ------------------------------------------------------------------------------------
 
 
+TRIED = [("ngram", "greedy"), ("feature", "sampled"), ("best tree", "sampled")]
+
+
 @pytest.mark.parametrize(
     ("kind", "sampling"),
     pairs_often(
         ["model", "ngram", "hybrid", "feature", "block", "tree", "best tree"],
         ["greedy", "sampled"],
-        lambda kind, sampling: kind == "model" or (sampling == "greedy") == (kind in ("ngram", "tree")),
+        lambda kind, sampling: kind == "model" or (kind, sampling) in TRIED,
     ),
 )
 def test_rounds_of_each_text_are_those_that_it_has_alone(kind, sampling):
@@ -155,7 +158,7 @@ def test_a_lookup_is_judged_beside_other_rows_as_it_is_alone():
     pairs_often(
         ["eager", "fast", "graphs"],
         ["llama", "gemma3_window"],
-        lambda engine, family: family == "gemma3_window" or engine == "graphs",
+        lambda *one: one == ("graphs", "llama"),
     ),
 )
 def test_rounds_on_the_other_engines(engine, family, monkeypatch):
@@ -165,21 +168,20 @@ def test_rounds_on_the_other_engines(engine, family, monkeypatch):
     target, draft = pair(engine, family=family)
     drafter = ModelDrafter(draft)
     for sampling in [GREEDY, WARM] if family == "llama" else [GREEDY]:
-        expected = alone(target, drafter, requests(sampling), 4)
-        found = speculative_decode_batch(BatchedModel(target, 3), of_batch(drafter, 3), requests(sampling), 4)
-        assert by_text(found) == expected, sampling
+        asked = requests(sampling, 5)
+        expected = alone(target, drafter, asked, 4)
+        found = speculative_decode_batch(BatchedModel(target, 3), of_batch(drafter, 3), asked, 4)
+        assert by_text(found, 5) == expected, sampling
 
 
-@pytest.mark.parametrize("chunk", [1, 4])
-@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(("sampling", "chunk"), [(GREEDY, 1), (WARM, 4)], ids=["greedy", "sampled"])
 def test_plain_texts_are_those_that_they_are_alone(sampling, chunk):
     target, _ = pair()
+    expected = [tokens_of(autoregressive_decode(target, *request)) for request in requests(sampling)]
+    eos = (expected[1][20], expected[6][9])
+    asked = requests(sampling, eos=eos)
+    expected = [tokens_of(autoregressive_decode(target, *request)) for request in asked]
     for n_rows in SIZES:
-        asked = requests(sampling)
-        expected = [tokens_of(autoregressive_decode(target, *request)) for request in asked]
-        eos = (expected[1][20], expected[6][9])
-        asked = requests(sampling, eos=eos)
-        expected = [tokens_of(autoregressive_decode(target, *request)) for request in asked]
         found = by_text(autoregressive_decode_batch(BatchedModel(target, n_rows), asked, chunk))
         assert [tokens_of(rounds) for rounds in found] == expected
         assert [rounds[-1].finish for rounds in found if rounds] == [
@@ -245,28 +247,6 @@ def test_caches_equal_a_recomputation_after_every_round(kind):
     assert kept == {0, 1, 2}
     assert len(lengths) > 10
     assert any(len(set(row)) == n_rows for row in lengths), "the rows were never at different lengths"
-
-
-@pytest.mark.parametrize("kind", ["model", "ngram"])
-def test_what_is_not_of_a_text_counts_for_nothing(kind, monkeypatch):
-    """Dead places of both caches are spoiled before every pass; the texts stay as they are."""
-    target, drafter = with_drafter(kind)
-    expected = alone(target, drafter, requests(), 4)
-    honest, n_spoiled = BatchedModel.forward, 0
-
-    def forward(self, *inputs):
-        nonlocal n_spoiled
-        with torch.inference_mode():
-            for part in self._buffers.keys + self._buffers.values:
-                for row, length in enumerate(self.lengths):
-                    part[row, :, length:] = GARBAGE
-                    n_spoiled += 1
-        return honest(self, *inputs)
-
-    monkeypatch.setattr(BatchedModel, "forward", forward)
-    found = speculative_decode_batch(BatchedModel(target, 3), of_batch(drafter, 3), requests(), 4)
-    assert by_text(found) == expected
-    assert n_spoiled
 
 
 # --- Drafts -----------------------------------------------------------------------------------------------------------

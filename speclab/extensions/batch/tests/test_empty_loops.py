@@ -195,7 +195,7 @@ def test_nothing_is_recorded_while_the_clock_counts(monkeypatch):
     stand_in(monkeypatch)
     target = graphed()
     models = {"model": ModelDrafter(graphed(num_hidden_layers=1))}
-    about = run_config(target, models, draft_lengths=[1, 3], max_new_tokens=40)
+    about = run_config(target, models, draft_lengths=[3], max_new_tokens=30)
     decoded = Batches(about)
     decode(decoded, arms(about, [2], thorough=False), PassTimer({"target": target}, {"target": [(1, 1, 9)]}))
     assert decoded.n_graphs > 0
@@ -203,7 +203,7 @@ def test_nothing_is_recorded_while_the_clock_counts(monkeypatch):
     for decoding in decoded.decodings.values():
         for number, text in decoding.texts.items():
             prompt = about.prompts[number % 3].ids
-            assert text.tokens == plain_text(CachedModel(target.model), prompt, 40)
+            assert text.tokens == plain_text(CachedModel(target.model), prompt, 30)
 
 
 def test_what_is_recorded_late_is_counted(monkeypatch):

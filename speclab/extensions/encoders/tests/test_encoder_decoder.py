@@ -41,8 +41,8 @@ from tests.tiny_models import tiny as tiny_decoder
 from training import heads
 
 N_NEW = 24
-OTHERS = ["bigbird_pegasus", "blenderbot", "encoder-decoder", "led", "m2m_100", "marian", "mbart", "mvp"]
-OTHERS += ["nllb-moe", "seamless_m4t", "t5gemma", "t5gemma2"]  # experts; one part of a larger model; sliding windows
+OTHERS = ["encoder-decoder", "led", "nllb-moe", "seamless_m4t", "t5gemma2"]  # of each kind of decoder one
+MORE = ["bigbird_pegasus", "blenderbot", "m2m_100", "marian", "mbart", "mvp", "t5gemma"]
 PROMPT = torch.randint(4, VOCAB, (1, 9), generator=torch.Generator().manual_seed(5))
 WARM = Sampling(temperature=0.8)
 
@@ -60,18 +60,18 @@ def text_of(family: str, dtype: torch.dtype = torch.float64) -> list[int]:
     return text
 
 
-def drafter_of(kind: str, family: str, dtype: torch.dtype = torch.float64):
+def drafter_of(kind: str, family: str):
     if kind == "ngram":
         return NgramDrafter(3, 1)
     if kind == "hybrid":
-        return HybridDrafter(NgramDrafter(3, 1), drafter_of("some", family, dtype))
+        return HybridDrafter(NgramDrafter(3, 1), drafter_of("some", family))
     if kind == "decoder only":
-        return ModelDrafter(CachedModel(tiny_decoder("llama", dtype=dtype)))
+        return ModelDrafter(CachedModel(tiny_decoder("llama", dtype=torch.float64)))
     if kind == "dial":
-        dial = OracleModelDrafter(CachedModel(target_of(family, dtype)), 0.6, seed=3)
-        dial.take_text(text_of(family, dtype))
+        dial = OracleModelDrafter(CachedModel(target_of(family)), 0.6, seed=3)
+        dial.take_text(text_of(family))
         return dial
-    return ModelDrafter(CachedModel(perturbed(target_of(family, dtype), {"all": 0.0, "some": 0.06}[kind])))
+    return ModelDrafter(CachedModel(perturbed(target_of(family), {"all": 0.0, "some": 0.06}[kind])))
 
 
 # --- Texts -----------------------------------------------------------------------------------------------------------
@@ -88,7 +88,6 @@ def test_plain_text_is_the_librarys_greedy_text(family, dtype):
     assert plain_text(target, other, N_NEW) != text_of(family, dtype), "the text depends on the prompt"
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 @pytest.mark.parametrize(
     ("family", "kind"),
     pairs_often(
@@ -97,11 +96,11 @@ def test_plain_text_is_the_librarys_greedy_text(family, dtype):
         lambda family, kind: family == next(iter(FAMILIES)) or kind == "some",
     ),
 )
-def test_speculative_text_is_the_librarys_greedy_text(family, kind, dtype):
-    for k in (0, 1, 2, 4, 7):
-        target, drafter = CachedModel(target_of(family, dtype)), drafter_of(kind, family, dtype)
+def test_speculative_text_is_the_librarys_greedy_text(family, kind):
+    for k in (0, 1, 5):
+        target, drafter = CachedModel(target_of(family)), drafter_of(kind, family)
         rounds = list(speculative_rounds(target, drafter, PROMPT, k, N_NEW))
-        assert tokens_of(rounds) == text_of(family, dtype), k
+        assert tokens_of(rounds) == text_of(family), k
         assert target.n_passes == len(rounds), "one pass of the target for every round"
         n_drafted, n_accepted = sum(r.n_drafted for r in rounds), sum(r.n_accepted for r in rounds)
         if kind == "all":
@@ -110,7 +109,7 @@ def test_speculative_text_is_the_librarys_greedy_text(family, kind, dtype):
             assert 0 < n_accepted < n_drafted
 
 
-@pytest.mark.parametrize("family", OTHERS)
+@pytest.mark.parametrize("family", [*OTHERS, *(pytest.param(name, marks=pytest.mark.full) for name in MORE)])
 def test_texts_of_other_families_are_the_librarys(family):
     model = tiny_of(family)
     checks.check_model(model)
@@ -188,13 +187,12 @@ def worst_difference(cached: CachedModel, text: list[int]) -> float:
     return worst
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_caches_equal_a_recomputation_after_every_round(family, sampling):
+def test_caches_equal_a_recomputation_after_every_round(family):
     """The decoder's start stands in the place of a prompt; the last committed token is never in a cache."""
     target, drafter = CachedModel(target_of(family)), drafter_of("some", family)
     text: list[int] = []
-    for round_ in speculative_rounds(target, drafter, PROMPT, 4, N_NEW, sampling):
+    for round_ in speculative_rounds(target, drafter, PROMPT, 4, N_NEW, WARM):
         text += round_.tokens
         assert target.length == len(text), "the start token and all committed ones but the last"
         assert worst_difference(target, text[:-1]) < 1e-11
@@ -267,6 +265,7 @@ def uncached_rows(model: PreTrainedModel, text: list[int], drafted: list[int]) -
         return model(input_ids=PROMPT, decoder_input_ids=ids, use_cache=False).logits[0, len(text) :]
 
 
+@pytest.mark.full
 def test_the_joint_law_of_sampled_tokens_is_the_targets_own():
     """Three tokens of a model with few ids, against the law from uncached passes. False alarm: 1e-6."""
     n_ids, n_texts, k, depth = 5, 500, 2, 3

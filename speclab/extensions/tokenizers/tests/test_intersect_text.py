@@ -30,7 +30,6 @@ from tests.llamas import tiny_llama
 from tests.models.test_caches import worst_difference
 from tests.renumbered import save_renumbered
 from tests.small_tokenizers import LINES, byte_level, sentence_piece, words
-from tests.tiny_models import flattened
 
 WARM = Sampling(0.8)
 
@@ -64,13 +63,11 @@ class Watched(IntersectDrafter):
         self.ids += committed
 
 
-@pytest.mark.parametrize("fast", [False, True], ids=["eager", "fast"])
 @pytest.mark.parametrize("sampling", [Sampling(), WARM], ids=["greedy", "sampled"])
-def test_text_cache_and_laws(sampling, fast):
+def test_text_cache_and_laws(sampling):
     """Among the target's tokens are some that the draft lacks, and reads as two of its own."""
     target = tiny_llama(0, vocab_size=12)
-    other = cousin(target, OVERLAP, 10)
-    draft = CachedModel(other, fast=flattened(other) if fast else None)
+    draft = CachedModel(cousin(target, OVERLAP, 10))
     drafter, n = Watched(draft, OVERLAP, Pairs(OVERLAP, 10)), [0, 0, 0, 0]
     for seed in range(3):
         prompt = torch.randint(0, 12, (1, 3 + seed), generator=torch.Generator().manual_seed(seed))
@@ -185,14 +182,14 @@ def test_where_all_is_shared_it_is_the_model(renumbered, sampling):
     assert isinstance(drafters[2], IntersectDrafter)
     assert len(drafters[2].shared.target_ids) == len(setup.tokenizer)
     kept = 0
-    for prompt in prompts.encode(prompts.standard()[:4], setup.tokenizer):
+    for prompt in prompts.encode(prompts.standard()[:2], setup.tokenizer):
         rounds = [
             list(speculative_rounds(setup.target, d, prompt.ids, 4, 24, sampling, torch.Generator().manual_seed(3)))
             for d in drafters
         ]
         assert rounds[0] == rounds[1] == rounds[2]
         kept += sum(r.n_accepted for r in rounds[0])
-    assert kept > 20
+    assert kept > 10
 
 
 def test_names(renumbered):

@@ -74,17 +74,15 @@ class Watched(RetokenizedDrafter):
         return found
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8)], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("kind", OTHERS)
-def test_text_and_cache(kind, sampling):
+@pytest.mark.parametrize("kind", ["one starts", "lacks one"])
+def test_text_and_cache(kind):
     own, n_drafted = OTHERS[kind], 0
-    for seed in range(4):
+    for seed in range(3):
         prompt = torch.randint(0, 5, (1, 3 + seed), generator=torch.Generator().manual_seed(seed))
         made = drafter_for(own, seed)
         drafter = Watched(made.draft, own, OF_TARGET, 5)
-        rounds = list(speculative_rounds(target(), drafter, prompt, 3, 20, sampling))
-        if sampling.greedy:
-            assert tokens_of(rounds) == plain_text(target(), prompt, 20)
+        rounds = list(speculative_rounds(target(), drafter, prompt, 3, 20))
+        assert tokens_of(rounds) == plain_text(target(), prompt, 20)
         n_drafted += sum(r.n_drafted for r in rounds)
         assert max(r.n_drafted for r in rounds) <= 3
     assert n_drafted > 10
@@ -160,6 +158,7 @@ def renumbered(tmp_path_factory) -> str:
     return save_renumbered(tmp_path_factory.mktemp("renumbered"))
 
 
+@pytest.mark.full
 def test_the_labs_draft_under_other_ids_says_the_same(renumbered):
     """What the model accepts with the target's own ids is accepted when it is cut anew, but for text that the target
     cut in its own way."""

@@ -3,6 +3,8 @@
 import json
 import re
 import shlex
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -23,6 +25,7 @@ from speclab.system.paths import ROOT
 from tests.cli.bad_inputs import places
 from tests.cli.test_bad_inputs import files_of, is_one_line
 
+TEXTS = [("code", "def f(x):"), ("prose", "return x")]
 SIZE = ["--threads", "1", "--engine", "eager", "--max-new-tokens", "24"]
 
 
@@ -117,14 +120,23 @@ def test_a_profile_names_its_steps_and_rounds(models, tmp_path):
 # --- a report ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def record(pair_folder, tmp_path, capsys, monkeypatch, models):
-    """A comparison's record."""
-    monkeypatch.setattr(prompts, "standard", lambda: [("code", "def f(x):"), ("prose", "return x")])
+@pytest.fixture(scope="module")
+def compared(pair_folder, tmp_path_factory) -> Path:
+    """The folder of a comparison."""
+    made = tmp_path_factory.mktemp("compared")
     words = ["--target", str(pair_folder / "target"), "--draft", f"dial:0.5:free,ngram,{pair_folder / 'draft'}", *SIZE]
-    words += ["--limit", "1", "--temperature", "0,0.8", "-k", "0,3", "--out-dir", str(tmp_path)]
-    assert compare.main(words) == 0
-    capsys.readouterr()
+    words += ["--limit", "1", "--temperature", "0,0.8", "-k", "0,3", "--out-dir", str(made)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prompts, "standard", lambda: TEXTS)
+        assert compare.main(words) == 0
+    return made
+
+
+@pytest.fixture
+def record(compared, tmp_path, monkeypatch) -> Path:
+    """The comparison's record, in a folder of the test's own."""
+    monkeypatch.setattr(prompts, "standard", lambda: TEXTS)
+    shutil.copytree(compared, tmp_path, dirs_exist_ok=True)
     return tmp_path / "results" / "local.json"
 
 
