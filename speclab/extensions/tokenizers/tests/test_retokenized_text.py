@@ -209,9 +209,10 @@ class Noted(RetokenizedDrafter):
         return draft
 
 
-@pytest.mark.parametrize(
-    "kind", ["others", *(pytest.param(name, marks=pytest.mark.full) for name in ("the same", "lacks one"))]
-)
+MORE = [pytest.param(name, marks=pytest.mark.full) for name in ("the same", "lacks one")]
+
+
+@pytest.mark.parametrize("kind", ["others", *MORE])
 def test_the_forecast_asks_for_the_lengths_that_rounds_ask_for(kind):
     """A proposal of k tokens is not the beginning of a longer one, and near the end of a text rounds ask for fewer."""
     differ, model = 0, target()
