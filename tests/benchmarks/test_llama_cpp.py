@@ -100,16 +100,6 @@ def test_ids_are_the_expected_ones_as_far_as_the_texts_agree(tokenizer):
     assert tokenizer.decode([i for i in short if i >= 0]) == "return"
 
 
-def test_who_is_faster_is_said_where_it_is_sure():
-    measured = ((2, 1.5, 3), (0.5, 0.4, 0.6), (1.2, 0.9, 1.5), (2, None, None))
-    assert [peers_page.faster(peers_page.Ratio(*values)) for values in measured] == [
-        "ours",
-        "llama.cpp",
-        "unclear",
-        "ours",
-    ]
-
-
 # --- the whole path, on programs that say what a file tells them ---
 
 STAND_IN = f"""#!{sys.executable} -S

@@ -110,6 +110,7 @@ def started(folder: Path, command: str, shell: str = "", **environment: str) -> 
     )  # fmt: skip
 
 
+@pytest.mark.full
 def test_names_that_are_no_text_in_an_encoding_that_knows_little(folder):
     """Bytes that are not UTF-8 and others that ASCII lacks, on a command line that ASCII has read."""
     odd = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -119,6 +120,7 @@ def test_names_that_are_no_text_in_an_encoding_that_knows_little(folder):
     assert (process.returncode, out) == (2, b"")
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_a_full_disk_behind_standard_output_and_no_standard_input(folder):
     process = started(folder, f"{PLAIN} --prompt x", "> /dev/full <&-")

@@ -1,6 +1,5 @@
 """The scripts as one types them: chat templates, where the prompt ends, and bad input in one line."""
 
-import gc
 import io
 import json
 import shutil
@@ -11,7 +10,7 @@ import torch
 import baseline_autoregressive
 import compare
 import optimized_speculative
-from speclab.cli import decoding, output
+from speclab.cli import output
 from speclab.models import loading
 
 
@@ -38,19 +37,6 @@ def test_wider_draft_with_the_same_tokenizer_is_welcome(run, pair_folder, tmp_pa
     code, out, _ = run(optimized_speculative, "--prompt", "def f", "--draft", str(tmp_path / "wide"))
     assert code == 0
     assert "rounds" in out
-
-
-def test_no_long_collection_falls_into_the_seconds(run, monkeypatch):
-    frozen, right = [], decoding._Decoded._timed
-
-    def watched(*args):
-        frozen.append(gc.get_freeze_count())
-        return right(*args)
-
-    monkeypatch.setattr(decoding._Decoded, "_timed", watched)
-    assert run(baseline_autoregressive, "--prompt", "a", "--prompt", "b", "--max-new-tokens", "4")[0] == 0
-    assert len(frozen) == 2
-    assert all(frozen)
 
 
 def test_nothing_that_is_read_commands_the_terminal(run, pair_folder, tmp_path):

@@ -206,50 +206,31 @@ def test_greedy_forecast_is_exact(bench, draft):
     assert total.n_drafted > total.n_accepted + total.n_rejected, "no draft stood behind a refusal"
 
 
-def test_greedy_forecast_of_the_dial_holds_on_average():
-    """Its errors are dice: 40 prompts, the mean against the forecast, 4.9 standard errors (false alarms: 10^-6)."""
-    bench = make_bench(budget=24)
-    differences = []
-    for seed in range(40):
-        prompt = make_prompt(seed)
-        text = said(bench, prompt)
-        bench.drafters["dial"].take_text(text)
-        rows = accept_probs(bench, "dial", prompt, text, Sampling(), LONGEST)
-        differences.append(decoded(bench, "dial", prompt, 4)[1].n_rounds - forecast(rows, 24, 4).n_rounds)
-    error = np.std(differences, ddof=1) / math.sqrt(len(differences))
-    assert 0.1 < error < 0.6
-    assert abs(np.mean(differences)) < 4.9 * error
-
-
-@pytest.mark.parametrize("draft", ["model", "ngram"])
-def test_sampled_forecast_holds_on_average(draft):
-    """Rounds of 150 speculative decodings against forecasts from 150 other texts, the baseline's.
+def test_sampled_forecast_holds_on_average():
+    """Rounds of 100 speculative decodings against forecasts from 100 other texts, the baseline's.
 
     Two means of independent samples: 4.9 standard errors of their difference, false-alarm rate 10^-6 for another seed.
     The sharper half: given the text that a decoding happened to write, the forecast is its exact expectation, so the
-    difference of the two has mean 0 and the spread of the acceptance alone. A lookup has no dice but the text.
+    difference of the two has mean 0 and the spread of the acceptance alone.
     """
-    bench, prompt, sampling, k, n = make_bench(vocab=5, budget=12), make_prompt(5, n=12, vocab=5), Sampling(0.7), 3, 150
+    bench, prompt, sampling, k, n = make_bench(vocab=5, budget=12), make_prompt(5, n=12, vocab=5), Sampling(0.7), 3, 100
 
     def expected(text: list[int]) -> np.ndarray:
-        found = forecast(accept_probs(bench, draft, prompt, text, sampling, k), 12, k)
+        found = forecast(accept_probs(bench, "model", prompt, text, sampling, k), 12, k)
         return np.array([found.n_rounds, found.n_drafted, found.n_accepted])
 
     forecasts = np.array([expected(said(bench, prompt, sampling, seed)) for seed in range(n)])  # (n, 3)
     happened, given_text = [], []
     for seed in range(n, 2 * n):
-        text, counts = decoded(bench, draft, prompt, k, sampling, seed)
+        text, counts = decoded(bench, "model", prompt, k, sampling, seed)
         happened.append([counts.n_rounds, counts.n_drafted, counts.n_accepted])
         given_text.append(expected(text))
     happened, given_text = np.array(happened), np.array(given_text)
     error = np.sqrt((forecasts.var(0, ddof=1) + happened.var(0, ddof=1)) / n)
     assert (np.abs(happened.mean(0) - forecasts.mean(0)) < 4.9 * error).all()
-    if draft == "ngram":
-        assert (happened == given_text).all()
-    else:
-        rest = happened - given_text
-        assert (rest.std(0) > 0.1).all()
-        assert (np.abs(rest.mean(0)) < 4.9 * rest.std(0, ddof=1) / math.sqrt(n)).all()
+    rest = happened - given_text
+    assert (rest.std(0) > 0.1).all()
+    assert (np.abs(rest.mean(0)) < 4.9 * rest.std(0, ddof=1) / math.sqrt(n)).all()
     assert happened[:, 2].sum() > 100
 
 
@@ -338,14 +319,6 @@ def test_on_a_machine_that_keeps_its_prices_predictions_are_measurements(priced)
     models = [row for row in speculative if row.method == "model" and row.draft_length > 1]
     assert all(row.ladder for row in models)
     assert any(abs(row.forecast / row.speedup - 1) > 1e-3 for row in models if row.temperature)
-
-
-def test_without_instruments_there_are_no_prices(bench):
-    assert calibrated(Measurement(None, [])) == {}
-    found = measure(bench, [BASELINE, Arm("model", "model", 2)], [0.0], [make_prompt()], 1, {})
-    assert calibrated(found) == {}
-    rows = rows_of(found, {})
-    assert all(row.forecast is row.accounting is row.ladder is None for row in rows)
 
 
 def test_a_draft_that_found_nothing_leaves_the_other_rows_their_prices(bench):

@@ -10,9 +10,6 @@ import compare
 from speclab.drafts.block import BlockDrafter
 from speclab.lab.run_config import RunConfig
 from speclab.models import engine_choice, prompts
-from speclab.models.setup import why_threads
-from speclab.present import run_lines
-from speclab.records.runs import CoreProbe, Machine
 from speclab.system import cores
 from speclab.theory import noise
 from tests.heads import tiny_block_head
@@ -74,29 +71,12 @@ def test_a_run_on_busy_cores_takes_one_thread_unless_told_otherwise(monkeypatch,
     assert setup.reasons["threads"] == ("the cores are not free" if expected == 1 else asked)
 
 
-def test_the_head_says_where_the_number_of_threads_comes_from(monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert (why_threads(None), why_threads(2)) == ("one per core", "asked for")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert (why_threads(None), why_threads(2)) == ("from OMP_NUM_THREADS", "asked for")
-
-
 def test_a_gpu_has_cores_of_its_own(monkeypatch):
     monkeypatch.setattr(cores, "probe", lambda threads: pytest.fail("looked"))
     setup = SimpleNamespace(device=torch.device("cuda"))
     config = RunConfig(setup, {}, [], [4], [0.0], 64, 1, 0)
     assert config.look_at_cores() is None
     assert config.probe is None
-
-
-@pytest.mark.parametrize(("threads", "said"), [(1, True), (2, False)])
-def test_a_page_says_that_a_busy_run_took_one_thread(threads, said):
-    """The probe looked at two."""
-    probe = CoreProbe(free=False, threads=2, alone=0.5, together=0.3, gain=1.0, load=None)
-    machine = Machine(cpu="x", cores=2, threads=threads, memory_gib=4, gpu=None, system="Linux", probe=probe)
-    line = run_lines.busy_line(SimpleNamespace(machine=machine))
-    assert line.startswith("BUSY: ")
-    assert line.endswith("; this run took one thread") == said
 
 
 # --- a run whose noise is too large -----------------------------------------------------------------------------------

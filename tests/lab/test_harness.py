@@ -3,7 +3,6 @@
 Where seconds matter the clock is a made-up one (`Machine`): a pass takes what its width and context say, no test waits.
 """
 
-import copy
 import gc
 import random
 import weakref
@@ -183,25 +182,6 @@ def test_side_by_side_as_alone(pair, sampling):
     assert any(0 < accepted == drafted for drafted, accepted, _ in tried)
 
 
-def test_a_copied_model_shares_the_weights_and_not_the_cache(pair):
-    model = CachedModel(pair[0], vocab_size=11)
-    prompt, other = make_prompt(0).ids, make_prompt(1, n=5).ids
-    model.prefill(prompt)
-    twin = copy.deepcopy(model)
-    assert twin.model is model.model
-    assert twin.vocab_size == 11
-    assert (twin.length, twin.n_passes) == (0, 0)
-    with pytest.raises(RuntimeError, match="prefill"):
-        twin.forward(prompt)
-    twin.prefill(other)
-    twin.forward(other)
-    after = model.forward(torch.tensor([[3]]))
-    assert (model.length, twin.length) == (10, 10)
-    alone = CachedModel(pair[0], vocab_size=11)
-    alone.prefill(prompt)
-    assert torch.equal(after, alone.forward(torch.tensor([[3]])))
-
-
 def test_dial_gets_a_reference_as_long_as_it_needs(pair):
     """A short warm-up must not leave a short reference behind: past its end the real draft would answer."""
     bench, prompt, arm = make_bench(pair, accuracy=1.0), make_prompt(), Arm("dial", "dial", 4)
@@ -310,24 +290,6 @@ def test_phases_and_host_add_up_to_the_round(pair, monkeypatch):
 # --- books ------------------------------------------------------------------------------------------------------------
 
 
-def test_prefill_is_booked_apart(pair, monkeypatch):
-    """Both arms: the prompt's own passes in one book, every other pass in the other, and one token from prefill."""
-    Machine(monkeypatch, pair[0])
-    bench = make_bench(pair)
-    base = finish(bench.decoding(BASELINE, Sampling(), make_prompt()))
-    assert base.prefill_seconds == Machine.PREFILL
-    assert base.decode_seconds == BUDGET - 1
-    assert base.counts.n_emitted == base.counts.n_rounds == BUDGET - 1
-    assert len(base.tokens) == BUDGET
-    for arm in ARMS[1:]:
-        mine = finish(bench.decoding(arm, Sampling(), make_prompt()))
-        assert mine.prefill_seconds == Machine.PREFILL * (1 + (arm.draft != "ngram")), "the draft reads the prompt too"
-        passes = 0 if arm.draft == "ngram" else 0.25 * mine.counts.n_drafted
-        assert mine.decode_seconds == pytest.approx(mine.counts.n_rounds + passes)
-        assert mine.counts.n_emitted == BUDGET - 1 == sum(made.n_accepted + 1 for made in mine.rounds)
-        assert len(mine.rounds) == mine.counts.n_rounds
-
-
 def test_blocks_of_a_device_make_one_observation_each(pair, monkeypatch):
     """On a GPU 16 passes wait for one fetch. Their mean stands at the middle of the block; the last may be shorter."""
     budget = 1 + 2 * 16 + 5
@@ -406,12 +368,6 @@ def test_no_long_collection_falls_into_a_turn(pair):
     measure(make_bench(pair, 6), [BASELINE], [0.0], [make_prompt()], 2, {}, schedule=schedule)
     assert len(frozen) == 2
     assert all(frozen)
-
-
-def test_second_baseline_only_beside_instruments(pair):
-    found = measured(pair, [make_prompt()], instruments={}, budget=6)
-    assert BASELINE_REPEAT not in {s.arm for s in found.lines}
-    assert (found.rounds, found.steps) == ([], [])
 
 
 def test_order_turns_round_between_prompts_and_repeats(pair, monkeypatch):

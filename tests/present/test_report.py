@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from speclab.present import explanations, first_screen, report, run_lines, tables
+from speclab.present import explanations, report, run_lines, tables
 from speclab.present.pictures import figures, plots
 from speclab.records.log import Line
 from speclab.records.rows import Row, Rung
@@ -409,13 +409,3 @@ def test_pictures_are_written_and_left_out_where_there_is_nothing_to_show(tmp_pa
     left = [path.name for write in plots.comparison(short_run, tmp_path, "y") if (path := write())]
     assert left == [f"y-{kind}.png" for kind in kinds[:1]]
     assert not figures.plt.get_fignums(), "a figure was left open"
-
-
-def test_a_padded_target_is_called_that_wherever_its_numbers_stand():
-    """lab:8b says what the lab's target says; only its price is that of a larger model."""
-    assert "padded: the lab target's text at the price of 8B parameters" in run_lines.padding_remark("lab:8b")
-    run = make_run(("model",), (4,), (0.0,))
-    assert "padded" not in first_screen.page(run, "x")
-    run.settings["target"] = "lab:200m"
-    assert "price of 200M parameters" in first_screen.page(run, "x")
-    assert "lab:200m (padded)" in run_lines.small_print(run)

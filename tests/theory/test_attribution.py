@@ -1,6 +1,5 @@
 """The two predictions, the ladder and the noise, against sums by hand, brute force and simulated clocks."""
 
-import itertools
 import random
 import statistics
 from collections.abc import Callable
@@ -231,34 +230,6 @@ def test_every_repeats_text_has_a_forecast_of_its_own():
     assert sorted(asked) == [[0] * 6, [1] * 6]
 
 
-def greedy_rounds(accept: list[float], k: int) -> list[RoundCounts]:
-    """The only rounds that are possible where every chance is 0 or 1."""
-    rounds, t, n = [], 1, len(accept)
-    while t < n:
-        drafted = min(k, n - t - 1)
-        right = list(itertools.takewhile(lambda chance: chance == 1, accept[t : t + drafted]))
-        rounds.append(RoundCounts(drafted, len(right)))
-        t += len(right) + 1
-    return rounds
-
-
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
-@pytest.mark.parametrize("seed", range(2))
-def test_greedy_has_no_chance_in_it(seed, k):
-    """Where the expected rounds are the ones that were made: forecast, accounting and measurement are one number."""
-    dice = random.Random(seed)
-    accept = [float(dice.random() < 0.7) for _ in range(20)]
-    rounds = greedy_rounds(accept, k)
-    mine = speculated(k, rounds, seconds=spent(rounds))
-    base = plain(20, seconds=sum(COSTS.step_seconds(N_PROMPT + i) for i in range(19)))
-    row = build_row(arm_of(k), [mine], [base], COMMON, "all")
-    row = replace(row, **predictions(row, price(mine, base, COSTS, constant(accept))))
-    assert row.forecast == pytest.approx(row.speedup, rel=1e-12)
-    assert row.accounting == pytest.approx(row.speedup, rel=1e-12)
-    assert row.forecast_tokens_per_round == pytest.approx(row.tokens_per_round)
-    assert ladder.factors(row)["sampling noise"] == pytest.approx(1.0, rel=1e-12)
-
-
 # --- the ladder -------------------------------------------------------------------------------------------------------
 
 
@@ -351,11 +322,6 @@ def test_noise_floor_pairs_prompts():
     """Neither the order of the samples nor a prompt that only the first run has may matter."""
     base, again = timed(BASELINE, [1.0], [5.0], [100.0]), timed(BASELINE_REPEAT, [2.0], [4.0])
     assert noise_floor(base[::-1], again).ratio == pytest.approx(1.0)
-
-
-def test_no_noise_floor_without_a_second_baseline():
-    assert noise_floor(timed(BASELINE, [1.0]), []) is None
-    assert noise_floor([], []) is None
 
 
 # --- verdict ----------------------------------------------------------------------------------------------------------

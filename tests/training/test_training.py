@@ -2,7 +2,6 @@
 
 import argparse
 import functools
-import json
 import os
 import re
 import signal
@@ -325,21 +324,6 @@ def test_every_flag_that_decides_what_is_learned_is_a_setting(words):
     assert settings.keys() == {"KIND", *named.values()}
     as_given = named.keys() - {"target"}  # that is a folder's path
     assert all(settings[named[name]] == getattr(args, name) for name in as_given)
-
-
-def test_a_folder_by_another_path_is_the_same_target(tmp_path, monkeypatch):
-    (tmp_path / "model").mkdir()
-    monkeypatch.chdir(tmp_path)
-    named = [heads.parse(["feature", "--target", name]) for name in ("model", "./model/", str(tmp_path / "model"))]
-    assert len({json.dumps(heads.settings_of(args)) for args in named}) == 1
-
-
-def test_a_work_folder_of_another_pair_is_refused(tmp_path, capsys, models):
-    words = ["pair", "--work-dir", str(tmp_path / "work"), "--out", str(tmp_path / "out")]
-    assert heads.main(words) == 0
-    assert heads.main([*words, "--minutes", "200"]) == 0
-    assert heads.main([*words, "--seed", "1"]) == 2
-    assert "--seed is 0 there, and not 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("tokens", [256, 1000])
