@@ -49,7 +49,9 @@ def tokens_of(rounds) -> list[int]:
 
 @pytest.mark.parametrize(
     ("family", "engine"),
-    pairs_often(FAMILIES, ENGINES, lambda *one: one in (("gemma3_window", "fast"), ("gpt2", "eager"))),
+    pairs_often(
+        FAMILIES, ENGINES, lambda family, engine: family == "gemma3_window" or (family, engine) == ("gpt2", "eager")
+    ),
 )
 def test_greedy_text_is_the_targets_in_every_family(family, engine):
     """In float64, through rounds in which nothing, some and all of a draft is accepted."""
@@ -117,7 +119,7 @@ def recomputed(model, ids: list[int]) -> list:
     return [(layer.keys, layer.values) for layer in fresh.layers]
 
 
-@pytest.mark.parametrize("family", ["llama", "fast gpt2"])
+@pytest.mark.parametrize("family", ["gpt2", "fast llama"])
 def test_caches_equal_a_recomputation_after_every_round(family):
     """Keys and values of every layer, those that drafting has filled and those that verification has."""
     engine, _, name = family.rpartition(" ")
