@@ -122,7 +122,7 @@ DEFINITION = "proposals_are_the_definitions"
 LEARNT = "a_trained_head_is_often_right_and_stays_in_step"
 
 
-@mutant(5, "joint_law_of_a_draft_that_proposes_a_block", file="test_lossless")
+@mutant(5, "a_round_leaves_the_targets_law", file="test_filtered_laws")
 def stores_the_row_without_the_bias() -> None:
     """draws from the Markov head's row, and says that it drew from the pass's own"""
     right = BlockDrafter.propose
