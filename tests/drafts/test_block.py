@@ -22,11 +22,12 @@ from speclab.models.setup import Setup
 from speclab.theory.forecast import forecast
 from tests.decoding import plain_text, speculative_rounds
 from tests.heads import LEARNT, N_NEW, learnt_texts, prompts, tiny_block_head, trained_block
-from tests.tiny_models import VOCAB, flattened, tiny
+from tests.tiny_models import VOCAB, tiny
 
+TRAINED = {"markov_rank": 3}  # the one that tests/drafts/test_contract.py trains, too
 SHAPES = [
     {},
-    {"markov_rank": 5},
+    TRAINED,
     {"markov_rank": 5, "causal": True},
     {"markov_rank": 5, "from_anchor": False},
     {"causal": True, "from_anchor": False, "layers": 1},
@@ -121,10 +122,9 @@ def test_proposals_are_the_definitions(options, temperature):
     check(model, drafter)
 
 
-@pytest.mark.parametrize("options", SHAPES[1:4])
-def test_a_trained_head_is_often_right_and_stays_in_step(options):
+def test_a_trained_head_is_often_right_and_stays_in_step():
     """Rounds of every kind. What it learnt by heart in the pass of the training is drafted through the cached loop."""
-    model, head, texts = trained_block(**options)
+    model, head, texts = trained_block(**TRAINED)
     accepted = drafted = 0
     for learnt, text in zip(LEARNT, texts, strict=True):
         drafter = Kept(head)
@@ -153,10 +153,9 @@ def test_blocks_of_a_text_are_the_definitions(options):
             assert torch.allclose(found, block_rows(head, hidden[row : row + 1], text[: anchor + 1], after))
 
 
-@pytest.mark.parametrize("options", SHAPES[1:4])
-def test_what_is_proposed_does_not_depend_on_the_draft_length(options):
+def test_what_is_proposed_does_not_depend_on_the_draft_length():
     model = tiny("llama")
-    head = tiny_block_head(model, **options)
+    head = tiny_block_head(model, **TRAINED)
     found = []
     for k in (1, 2, 3, 9):
         drafter = Kept(head)
@@ -165,18 +164,6 @@ def test_what_is_proposed_does_not_depend_on_the_draft_length(options):
         found.append(drafter.proposed[0][1].tokens[0].tolist())
     assert [len(tokens) for tokens in found] == [1, 2, 3, head.config.longest], "never more than a block has"
     assert all(tokens == found[-1][: len(tokens)] for tokens in found[:-1])
-
-
-@pytest.mark.parametrize("engine", ["eager", "fast"])
-def test_sampled_rounds_repeat_and_do_not_depend_on_the_engine(engine):
-    model, head, texts = trained_block(markov_rank=5)
-    found = []
-    for fast in (None, flattened(model) if engine == "fast" else None):
-        how = (Sampling(0.9), torch.Generator().manual_seed(7))
-        rounds = speculative_rounds(reading(model, fast), BlockDrafter(head), texts[1:2, :9], 3, N_NEW, *how)
-        found.append(list(rounds))
-    assert found[0] == found[1]
-    assert 0 < sum(r.n_accepted for r in found[0]) < sum(r.n_drafted for r in found[0])
 
 
 def test_ids_that_the_head_lacks_are_never_proposed():
@@ -196,17 +183,16 @@ def test_ids_that_the_head_lacks_are_never_proposed():
 
 def test_buffers_grow(monkeypatch):
     monkeypatch.setattr("speclab.drafts.heads.drafter.SPARE", 16)
-    model, head, texts = trained_block(markov_rank=5)
+    model, head, texts = trained_block(**TRAINED)
     drafter = Kept(head)
     list(speculative_rounds(reading(model), drafter, texts[:1, :9], 3, N_NEW))
     assert drafter._keys.shape[2] > 32
     check(model, drafter)
 
 
-@pytest.mark.parametrize("options", SHAPES[1:4])
-def test_the_forecast_of_a_greedy_decoding_is_exact(options):
+def test_the_forecast_of_a_greedy_decoding_is_exact():
     """Also where fewer tokens are drafted than a block has, at the end of a text and beyond what a block has."""
-    model, head, texts = trained_block(**options)
+    model, head, texts = trained_block(**TRAINED)
     drafter, target = BlockDrafter(head), reading(model)
     setup = Setup(target, None, "tiny", Sampling(), torch.device("cpu"), torch.float64)
     bench = Bench(setup, {"block": drafter}, N_NEW, seed=0)
@@ -226,12 +212,12 @@ def test_the_forecast_of_a_greedy_decoding_is_exact(options):
 
 def test_the_forecast_of_sampling_is_the_share_that_is_accepted():
     """Over many decodings, each judged by its own text. The two sums differ by noise: 5 of its standard deviations."""
-    model, head, texts = trained_block(markov_rank=5)
+    model, head, texts = trained_block(**TRAINED)
     drafter, target, sampling = BlockDrafter(head), reading(model), Sampling(1.0)
     setup = Setup(target, None, "tiny", sampling, torch.device("cpu"), torch.float64)
     bench = Bench(setup, {"block": drafter}, N_NEW, seed=0)
     differences = []
-    for seed in range(40):
+    for seed in range(20):
         how = (sampling, torch.Generator().manual_seed(seed))
         rounds = list(speculative_rounds(target, drafter, texts[:1, :9], 3, N_NEW, *how))
         text = [token for r in rounds for token in r.tokens]

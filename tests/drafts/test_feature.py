@@ -1,7 +1,5 @@
 """A draft that reads the target's hidden states: what it reads, what it proposes, and that it learns."""
 
-import copy
-
 import pytest
 import torch
 
@@ -17,7 +15,7 @@ from speclab.models.setup import Setup
 from speclab.theory.forecast import forecast
 from tests.decoding import plain_text, speculative_rounds
 from tests.heads import LEARNT, N_NEW, feature_row, prompts, tiny_head, trained
-from tests.tiny_models import VOCAB, flattened, tiny
+from tests.tiny_models import VOCAB, tiny
 
 
 def reading(model, drafter, fast=None) -> CachedModel:
@@ -92,19 +90,6 @@ def test_a_trained_head_is_often_right_and_stays_in_step():
     assert kinds >= {0, 2}
 
 
-@pytest.mark.parametrize("engine", ["eager", "fast"])
-def test_sampled_rounds_repeat_and_do_not_depend_on_the_engine(engine):
-    model, head, texts = trained()
-    found = []
-    for fast in (None, flattened(model) if engine == "fast" else None):
-        drafter = FeatureDrafter(head)
-        generator = torch.Generator().manual_seed(7)
-        how = (Sampling(0.9), generator)
-        found.append(list(speculative_rounds(reading(model, drafter, fast), drafter, texts[1:2, :9], 3, N_NEW, *how)))
-    assert found[0] == found[1]
-    assert 0 < sum(r.n_accepted for r in found[0]) < sum(r.n_drafted for r in found[0])
-
-
 def test_ids_that_the_head_lacks_are_never_proposed():
     """Its own ids are others than the target's."""
     model = tiny("llama")
@@ -148,27 +133,6 @@ def test_a_prompt_of_one_token_has_a_forecast_too():
     assert [row.shape for row in rows] == [(1, VOCAB)] * 2
 
 
-def test_buffers_grow_and_copies_are_independent(monkeypatch):
-    monkeypatch.setattr("speclab.drafts.heads.drafter.SPARE", 16)
-    model, head, texts = trained()
-    drafter = Kept(head)
-    other = copy.deepcopy(drafter)
-    target = reading(model, drafter)
-    one = speculative_rounds(target, drafter, texts[:1, :9], 3, N_NEW)
-    two = speculative_rounds(target.with_own_cache(), other, texts[1:2, :9], 3, N_NEW)
-    rounds: list[list[int]] = [[], []]
-    while True:
-        pair = [next(one, None), next(two, None)]
-        for kept, round_ in zip(rounds, pair, strict=True):
-            if round_:
-                kept += round_.tokens
-        if not any(pair):
-            break
-    assert rounds == [texts[0, 9 : 9 + N_NEW].tolist(), texts[1, 9 : 9 + N_NEW].tolist()]
-    check(model, head, drafter)
-    check(model, head, other)
-
-
 def test_a_target_that_keeps_no_states_is_a_fault():
     model, head, texts = trained()
     with pytest.raises(RuntimeError, match="no pass keeps the output of layer 0"):
@@ -204,7 +168,7 @@ def test_the_forecast_of_sampling_is_the_share_that_is_accepted():
     setup = Setup(target, None, "tiny", Sampling(1.0), torch.device("cpu"), torch.float64)
     bench, sampling = Bench(setup, {"feature": drafter}, N_NEW, seed=0), Sampling(1.0)
     differences = []
-    for seed in range(60):
+    for seed in range(20):
         generator = torch.Generator().manual_seed(seed)
         rounds = list(speculative_rounds(target, drafter, texts[:1, :9], 3, N_NEW, sampling, generator))
         text = [token for r in rounds for token in r.tokens]

@@ -4,7 +4,7 @@ import pytest
 
 import compare
 import optimized_speculative
-from speclab import load, speculate
+from speclab import load
 from speclab.drafts.heads.files import write_head
 from speclab.drafts.kinds import LAB_HEADS
 from speclab.models import prompts
@@ -13,46 +13,41 @@ from speclab.records.runs import ComparisonRun
 from tests.heads import tiny_block_head, tiny_head
 
 
-@pytest.fixture(params=["feature", "block"])
-def head(request, pair_folder, tmp_path):
-    """A random head for the tiny pair's target, as --draft takes it."""
+@pytest.fixture
+def heads(pair_folder, tmp_path):
+    """Random heads for the tiny pair's target, as --draft takes them."""
     target = load(str(pair_folder / "target"), str(pair_folder / "draft"), engine="eager").setup.target.model
-    config = target.config
-    if request.param == "feature":
-        written = tiny_head(hidden=config.hidden_size, vocab=config.vocab_size, target_hidden=config.hidden_size)
-    else:
-        written = tiny_block_head(target, markov_rank=3)
-    write_head(tmp_path / "head", written.float(), "tiny", ["LlamaForCausalLM"], 4)
-    return f"{request.param}:{tmp_path / 'head'}"
+    width, vocab = target.config.hidden_size, target.config.vocab_size
+    written = {
+        "feature": tiny_head(hidden=width, vocab=vocab, target_hidden=width),
+        "block": tiny_block_head(target, markov_rank=3),
+    }
+    for kind, head in written.items():
+        write_head(tmp_path / kind, head.float(), "tiny", ["LlamaForCausalLM"], 4)
+    return [f"{kind}:{tmp_path / kind}" for kind in written]
 
 
-def test_one_script_decodes_with_it(pair_folder, head, capsys):
+def test_one_script_decodes_with_it(pair_folder, heads, capsys):
     words = ["--target", str(pair_folder / "target"), "--prompt", "def f(x):", "--max-new-tokens", "12", "--ignore-eos"]
-    texts = []
-    for draft in (head, str(pair_folder / "draft")):
+    texts = set()
+    for draft in (*heads, str(pair_folder / "draft")):
         assert optimized_speculative.main([*words, "--draft", draft, "--threads", "1", "--engine", "eager"]) == 0
-        texts.append(capsys.readouterr().out)
-    assert texts[0].split("def f(x):")[-1].splitlines()[0] == texts[1].split("def f(x):")[-1].splitlines()[0]
+        texts.add(capsys.readouterr().out.split("def f(x):")[-1].splitlines()[0])
+    assert len(texts) == 1
 
 
-def test_a_comparison_proves_it_forecasts_it_and_names_it(pair_folder, head, tmp_path, monkeypatch, capsys):
+def test_a_comparison_proves_it_forecasts_it_and_names_it(pair_folder, heads, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(prompts, "standard", lambda: [("code", "def f(x):"), ("prose", "return x")])
-    words = ["--target", str(pair_folder / "target"), "--draft", f"{pair_folder / 'draft'},{head}", "-k", "2"]
+    words = ["--target", str(pair_folder / "target"), "--draft", ",".join(heads), "-k", "2"]
     words += ["--limit", "1", "--max-new-tokens", "16", "--threads", "1", "--engine", "eager"]
     assert compare.main([*words, "--out-dir", str(tmp_path / "out")]) == 0
     assert "token for token: identical" in capsys.readouterr().out
     run = read(tmp_path / "out" / "results" / "local.json", ComparisonRun)
-    name = f"{head.partition(':')[0]}:head"
-    rows = [row for row in run.rows if row.method == name and row.prompt_kind == "all"]
-    assert [row.temperature for row in rows] == [0.0, 0.8]
-    assert all(row.forecast is not None for row in rows)
-    layers = {"feature:head": "one layer", "block:head": "2 layers"}[name]
-    assert run.models[name].startswith(f"{name}: {layers} over the target's states")
-
-
-def test_in_python(pair_folder, head):
-    pair = load(str(pair_folder / "target"), head, engine="eager", threads=1)
-    assert sum(len(round_.tokens) for round_ in speculate(pair, "def f(x):", max_new_tokens=8)) == 8
+    for name, layers in {"feature:feature": "one layer", "block:block": "2 layers"}.items():
+        rows = [row for row in run.rows if row.method == name and row.prompt_kind == "all"]
+        assert [row.temperature for row in rows] == [0.0, 0.8]
+        assert all(row.forecast is not None for row in rows)
+        assert run.models[name].startswith(f"{name}: {layers} over the target's states")
 
 
 @pytest.mark.parametrize(

@@ -76,9 +76,7 @@ class Kept(Drafter):
 
 
 @pytest.mark.parametrize("kind", ["model", "feature"])
-@pytest.mark.parametrize(
-    "script", [["right", "no"], ["wrong", "wrong", "no"], ["partly", "no", "no"], ["right"] * 3 + ["no"]]
-)
+@pytest.mark.parametrize("script", [["wrong", "wrong", "no"], ["partly", "no", "no"], ["right"] * 3 + ["no"]])
 def test_the_model_proposes_what_it_would_have_proposed_alone(kind, script):
     """After rounds of the lookup it has caught up: at every place it says what a fresh one says there."""
     text = plain_text(target_of(), PROMPT, 40)
@@ -235,17 +233,6 @@ def test_a_lookup_is_judged_in_the_rounds_of_the_model_too():
     assert sum(r.n_rejected for r in rounds) > 3, "the model drafted"
     assert known.matches[-1].tested > 20
     assert known.matches[-1].rate > 0.95
-
-
-@pytest.mark.parametrize("how", [GREEDY, Sampling(0.8)])
-@pytest.mark.parametrize("auto", [False, True])
-def test_in_the_loop(how, auto):
-    inner = model_of("feature")
-    hybrid = HybridDrafter(SuffixDrafter(least=0.05), AutoLength(inner) if auto else inner)
-    rounds = list(speculative_rounds(target_of(), hybrid, PROMPT, 5, 40, how))
-    assert sum(len(r.tokens) for r in rounds) == 40
-    if how.greedy:
-        assert tokens_of(rounds) == plain_text(target_of(), PROMPT, 40)
 
 
 def test_parts_are_what_proposes():

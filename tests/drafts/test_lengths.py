@@ -103,16 +103,10 @@ def decoded(drafter, k: int = LONGEST, n: int = 40, how: Sampling | None = None)
     return list(speculative_rounds(target, drafter, PROMPT, k, n, *([how] if how else [])))
 
 
-@pytest.mark.parametrize("kind", ["model", "ngram", "feature"])
-@pytest.mark.parametrize("costs", [FREE, DEAR, None])
-def test_the_text_is_the_baselines(kind, costs):
-    target, drafter = pair()
-    inner = {"model": drafter, "ngram": NgramDrafter(2, 1), "feature": FeatureDrafter(tiny_head())}[kind]
-    auto = AutoLength(inner)
-    if costs:
-        auto.costs[0.0] = costs
-    rounds = decoded(auto)
-    assert tokens_of(rounds) == plain_text(target, PROMPT, 40)
+def test_the_text_is_the_baselines_where_costs_are_unknown():
+    """Where they are known, tests/drafts/test_contract.py looks."""
+    rounds = decoded(AutoLength(pair()[1]))
+    assert tokens_of(rounds) == plain_text(pair()[0], PROMPT, 40)
     assert sum(r.n_drafted for r in rounds) > 0
 
 
@@ -247,16 +241,15 @@ def test_costs_of_a_blocks_drafts_end_with_its_slots():
     assert len(costs.rest) == LONGEST + 1
 
 
-@pytest.mark.parametrize("kind", ["model", "ngram"])
-def test_costs_are_measured_for_every_length(kind):
+def test_costs_are_measured_for_every_length():
     target, drafter = pair()
-    auto = AutoLength(drafter if kind == "model" else NgramDrafter())
+    auto = AutoLength(drafter)
     measure_costs(SPECULATIVE, target, auto, [PROMPT], DecodeSettings(40, Sampling(0.8)))
     costs = auto.costs[0.8]
     assert len(costs.draft) == len(costs.rest) == LONGEST + 1
     assert min(costs.rest) > 0
     assert list(costs.rest) == sorted(costs.rest)
-    assert (costs.draft[-1] > costs.draft[0]) or kind == "ngram"
+    assert costs.draft[-1] > costs.draft[0]
 
 
 def test_no_text_has_the_random_numbers_of_the_rounds_that_cost(monkeypatch):

@@ -29,17 +29,20 @@ def test_one_script_chooses_its_lengths(pair_folder, capsys):
 
 def test_a_comparison_sets_it_beside_the_best_fixed_length(pair_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(prompts, "standard", lambda: [("code", "def f(x):"), ("prose", "return x")])
-    words = ["--target", str(pair_folder / "target"), "--draft", f"{pair_folder / 'target'},ngram", "-k", "2,auto"]
+    words = ["--target", str(pair_folder / "target"), "-k", "2,auto"]
+    words += ["--draft", f"{pair_folder / 'target'},hybrid:ngram+{pair_folder / 'draft'}"]
     assert compare.main([*words, *TINY, "--limit", "1", "--out-dir", str(tmp_path), "--verbose"]) == 0
     assert "token for token: identical" in capsys.readouterr().out
     run = read(tmp_path / "results" / "local.json", ComparisonRun)
+    hybrid = "hybrid:ngram+draft"
     rows = {(r.method, r.temperature): r for r in run.rows if r.prompt_kind == "all" and r.draft}
-    assert set(rows) == {(m, t) for m in ("model", "model auto", "ngram", "ngram auto") for t in (0.0, 0.8)}
+    assert set(rows) == {(name + auto, t) for name in ("model", hybrid) for auto in ("", " auto") for t in (0.0, 0.8)}
     for (method, temperature), row in rows.items():
         auto = method.endswith("auto")
-        assert (row.oracle is not None) == auto
-        assert (row.forecast is None) == (auto and temperature > 0)
-        if auto and temperature == 0:  # the known text says the rounds
+        assert (row.oracle is not None) == (auto and method != f"{hybrid} auto")
+        learns = auto or method == hybrid  # then there is a forecast where the known text says the rounds
+        assert (row.forecast is None) == (learns and temperature > 0)
+        if learns and temperature == 0:
             assert row.forecast_tokens_per_round == pytest.approx(row.tokens_per_round)
         assert row.book_formula is None or not auto
         assert (row.draft_length == 8) == auto
@@ -50,6 +53,7 @@ def test_a_comparison_sets_it_beside_the_best_fixed_length(pair_folder, tmp_path
     table = page.partition("Draft lengths chosen in every round (-k auto)")[2].partition("÷ fixed: ")[0]
     assert table.count("k=2") == 4 * 3  # two drafts at two temperatures; all prompts, code, prose
     assert "≤ 8" in page
+    assert {hybrid, f"{hybrid}, lookup"} <= {entry["drafter"] for entry in run.costs}
 
 
 @pytest.mark.parametrize("script", [compare, optimized_speculative])
@@ -63,22 +67,3 @@ def test_a_dial_is_refused(script, pair_folder, capsys):
 def test_what_is_no_length_is_refused(value, capsys):
     assert compare.main(["-k", value]) == 2
     assert capsys.readouterr().err.count("error: ") == 1
-
-
-def test_lookups_and_hybrids_are_proved_and_named(pair_folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(prompts, "standard", lambda: [("code", "def f(x):"), ("prose", "return x")])
-    kinds = f"suffix,hybrid:ngram+{pair_folder / 'draft'}"
-    words = ["--target", str(pair_folder / "target"), "--draft", kinds, "-k", "3,auto"]
-    assert compare.main([*words, *TINY, "--limit", "1", "--out-dir", str(tmp_path)]) == 0
-    assert "token for token: identical" in capsys.readouterr().out
-    run = read(tmp_path / "results" / "local.json", ComparisonRun)
-    assert all(entry["passed"] for entry in run.correctness)
-    forecast = {
-        (r.method, r.temperature): r.forecast is not None for r in run.rows if r.prompt_kind == "all" and r.draft
-    }
-    hybrid = "hybrid:ngram+draft"
-    for temperature in (0.0, 0.8):
-        known = {m: forecast[m, temperature] for m in ("suffix", "suffix auto", hybrid, f"{hybrid} auto")}
-        learns = temperature == 0  # drafts that learn have a forecast where the known text says their rounds
-        assert known == {"suffix": True, "suffix auto": learns, hybrid: learns, f"{hybrid} auto": learns}
-    assert {hybrid, f"{hybrid}, lookup"} <= {entry["drafter"] for entry in run.costs}

@@ -25,7 +25,7 @@ PROMPT = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed
 WARM = Sampling(temperature=0.8)
 FAMILIES = ["llama", "gpt2", "mistral_window", "gemma3_window"]
 ALL_FAMILIES = [*FAMILIES, "fast qwen2", "fast gpt2", "fast mistral_window", "fast gemma3_window"]
-GREEDY_OFTEN = ("llama", "fast gpt2")
+GREEDY_OFTEN = ("gpt2",)
 CASES = pairs_often(ALL_FAMILIES, [Sampling(), WARM], lambda family, one: one is WARM or family in GREEDY_OFTEN)
 
 
@@ -82,18 +82,6 @@ def worst_difference(cached: CachedModel, ids: list[int]) -> float:
     return worst
 
 
-@pytest.mark.parametrize(("family", "sampling"), CASES)
-def test_caches_equal_a_recomputation_after_every_round(family, sampling):
-    """A rollback that is off by one, or a token fed at the wrong position, leaves other keys and values behind."""
-    run = Run(family)
-    for _ in run.decode(sampling=sampling):
-        assert run.target.length == len(run.ids) - 1, "the last committed token is never in the cache"
-        assert run.draft.length <= run.target.length, "the draft holds a prefix of that"
-        assert worst_difference(run.target, run.ids[:-1]) < 1e-11
-        assert worst_difference(run.draft, run.ids[: run.draft.length]) < 1e-11
-    run.check_variety()
-
-
 @pytest.mark.parametrize("k", [0, 1, 2, 7])
 def test_lengths_at_every_draft_length(k):
     """The invariant holds at k = 0, where the draft falls behind, and where k is larger than what is left."""
@@ -143,15 +131,19 @@ class Poisoned(CachedModel):
 
 
 @pytest.mark.parametrize(("family", "sampling"), CASES)
-def test_rejected_slots_are_never_read(family, sampling):
-    """One read of a rejected key or value would make every later logit NaN."""
-    clean, poisoned = Run(family), Run(family, cached=Poisoned)
-    assert [*poisoned.decode(sampling=sampling)] == [*clean.decode(sampling=sampling)]
-    assert poisoned.target.n_poisoned > 5
-    assert poisoned.draft.n_poisoned > 5
-    for cached in (poisoned.target, poisoned.draft):
-        for keys_or_values in itertools.chain(*keys_and_values(cached)):
-            assert keys_or_values.isfinite().all()
+def test_caches_equal_a_recomputation_after_every_round(family, sampling):
+    """A rollback that is off by one, or a token fed at the wrong position, leaves other keys and values behind.
+
+    Rejected slots are poisoned: one read of them would make every later logit NaN.
+    """
+    run = Run(family, cached=Poisoned)
+    for _ in run.decode(sampling=sampling):
+        assert run.target.length == len(run.ids) - 1, "the last committed token is never in the cache"
+        assert run.draft.length <= run.target.length, "the draft holds a prefix of that"
+        assert worst_difference(run.target, run.ids[:-1]) < 1e-11
+        assert worst_difference(run.draft, run.ids[: run.draft.length]) < 1e-11
+    run.check_variety()
+    assert min(run.target.n_poisoned, run.draft.n_poisoned) > 5
 
 
 def test_poison_would_be_seen():
@@ -207,8 +199,9 @@ class Diary:
         self.contexts += [tuple(self._live[: end + 1]) for end in range(start, len(self._live))]
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), WARM], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral_window", "fast llama"])
+@pytest.mark.parametrize(
+    ("family", "sampling"), [("llama", Sampling()), ("mistral_window", WARM), ("fast llama", WARM)], ids=str
+)
 def test_nothing_is_fed_twice(family, sampling):
     """The lab's one invariant: every committed token but the last goes through each model once, after its own text."""
     run = Run(family)

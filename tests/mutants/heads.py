@@ -181,7 +181,7 @@ def begins_a_block_one_position_early() -> None:
     BlockDrafter._block = early
 
 
-@mutant(33, "blocks_of_a_text_are_the_definitions", LEARNT, file=BLOCK)
+@mutant(33, "blocks_of_a_text_are_the_definitions", file=BLOCK)
 def trains_on_the_states_of_anchors() -> None:
     """lets a block of the training read the state of its anchor, which no round has yet"""
     right = BlockHead.forward
