@@ -43,9 +43,10 @@ from draft_models import Drafter, ModelDrafter, NgramDrafter
 from speclab.cli import flags, parsing
 from speclab.drafts import registry
 from speclab.drafts.lengths import LONGEST, AutoLength
-from speclab.lab.decodings import Decoding, take_turns
+from speclab.lab.decodings import Decoding
 from speclab.lab.harness import Measurement, measure
 from speclab.lab.output_checks import judge_greedy
+from speclab.lab.turns import take_turns
 from speclab.models import loading
 from speclab.models.cached import check_prompt
 from speclab.models.prompts import Prompt, describe_chat

@@ -1,4 +1,4 @@
-"""Decodings at work on a prompt, step by step or as a whole, each with the seconds that it took; and taking turns.
+"""Decodings at work on a prompt, step by step or as a whole, each with the seconds that it took.
 
 A decoding of the lab advances by a round. One of the library's own decoders is finished in one advance.
 """
@@ -43,6 +43,11 @@ class Decoding:
         """Whether its budget is used up."""
         return len(self.tokens) >= self.budget
 
+    @property
+    def progress(self) -> int:
+        """The number of tokens that it has committed."""
+        return len(self.tokens)
+
     def advance(self) -> None:
         """Do the next round."""
         start = time.perf_counter()
@@ -58,17 +63,6 @@ class Decoding:
         self.tokens += round_.tokens
         if self.done:
             self._rounds = iter(())  # frees the caches, which the next decoding may take
-
-
-def take_turns(decodings: list[Decoding]) -> None:
-    """Finish them all; the one that has committed the fewest tokens goes next, the first of the list among equals."""
-    while waiting := [d for d in decodings if not d.done]:
-        min(waiting, key=lambda d: len(d.tokens)).advance()
-
-
-def interleaved(decodings: list[Decoding], turn: int) -> None:
-    """Finish the decodings of one turn side by side; who is first among equals changes from turn to turn."""
-    take_turns(decodings if turn % 2 == 0 else decodings[::-1])
 
 
 # --- the library's own decoders ---------------------------------------------------------------------------------------

@@ -10,19 +10,19 @@ on each phase of a round, whose draft lengths change from round to round.
 """
 
 import contextlib
+import functools
 import gc
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from speclab.core import graphs
-from speclab.core.clock import old_objects_frozen
 from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
 from speclab.drafts.lengths import LONGEST
 from speclab.lab.bench import Bench
-from speclab.lab.decodings import Decoding, interleaved, take_turns
+from speclab.lab.decodings import Decoding
 from speclab.lab.round_costs import measure_costs
+from speclab.lab.turns import Recorded, take_turns, timed_turns
 from speclab.models.prompts import Prompt
 from speclab.records.arms import BASELINE_REPEAT, INSTRUMENT, LOOKUP, Arm
 from speclab.records.log import Line
@@ -67,8 +67,7 @@ class Measurement:
     unchecked: list[str] = field(default_factory=list)  # the arms whose texts it has not judged, or not all
     wall_seconds: float = 0.0  # of the instrumented rounds, and what their phases add up to
     phase_seconds: float = 0.0
-    n_graphs: int = 0  # CUDA graphs recorded before the first turn
-    n_late_graphs: int = 0  # and in turns, where there should be none
+    graphs: Recorded = field(default_factory=Recorded)
     stop: BaseException | None = None  # what ended it early
 
     @property
@@ -91,8 +90,8 @@ class Measurement:
         self.unchecked += other.unchecked
         self.wall_seconds += other.wall_seconds
         self.phase_seconds += other.phase_seconds
-        self.n_graphs = max(self.n_graphs, other.n_graphs)
-        self.n_late_graphs += other.n_late_graphs
+        self.graphs.before = max(self.graphs.before, other.graphs.before)
+        self.graphs.in_turns += other.graphs.in_turns
         self.stop = self.stop or other.stop
 
     @contextlib.contextmanager
@@ -120,6 +119,11 @@ class Measurement:
             what = (name, temperature, context, round_.n_drafted, 1 if round_.looked_up else n_waiting, phases)
             own_verify = decoding.own_verify and not round_.looked_up
             self.rounds.append(RoundTime(*what, prompt, own_verify, round_.n_replays))
+
+
+def interleaved(decodings: list[Decoding], turn: int) -> None:
+    """Finish the decodings of one turn side by side; who is first among equals changes from turn to turn."""
+    take_turns(decodings if turn % 2 == 0 else decodings[::-1])
 
 
 def measure(
@@ -151,26 +155,25 @@ def measure(
         return f"{n} prompt{'s are' if n != 1 else ' is'} complete" if n else ""
 
     n_turns = len(turns) * len(temperatures)
-    with kept_when_stopped(complete) as stops, progress(n_turns, "turn", title) as bar:
-        n_before = graphs.captures.n
-        _warm_up(bench, arms, samplings, prompts, instruments)
-        n_warm = graphs.captures.n
-        measured.n_graphs = n_warm - n_before
-        with old_objects_frozen():
-            for repeat, index in turns:
-                finished: list[tuple[Decoding, Line]] = []
-                for sampling in samplings:
-                    decodings = _one_turn(bench, index, repeat, arms, sampling, prompts[index], instruments)
-                    schedule(decodings, index + index // 2 + repeat)  # in both orders in both `halves`
-                    done = [(decoding, _line_of(bench, decoding, sampling, prompts, index)) for decoding in decodings]
-                    if bench.log:
-                        bench.log.write(line for decoding, line in done if decoding.arm.method != INSTRUMENT)
-                    finished += done
-                    bar.update()
-                gc.collect()  # between the times, what has become garbage inside; the rest is frozen
-                for decoding, line in finished:  # only now: every arm has finished this prompt
-                    _book(measured, lines, decoding, line)
-                measured.n_late_graphs = graphs.captures.n - n_warm
+    warm_up = functools.partial(_warm_up, bench, arms, samplings, prompts, instruments)
+    with (
+        kept_when_stopped(complete) as stops,
+        progress(n_turns, "turn", title) as bar,
+        timed_turns(measured.graphs, warm_up),
+    ):
+        for repeat, index in turns:
+            finished: list[tuple[Decoding, Line]] = []
+            for sampling in samplings:
+                decodings = _one_turn(bench, index, repeat, arms, sampling, prompts[index], instruments)
+                schedule(decodings, index + index // 2 + repeat)  # in both orders in both `halves`
+                done = [(decoding, _line_of(bench, decoding, sampling, prompts, index)) for decoding in decodings]
+                if bench.log:
+                    bench.log.write(line for decoding, line in done if decoding.arm.method != INSTRUMENT)
+                finished += done
+                bar.update()
+            gc.collect()  # between the times, what has become garbage inside; the rest is frozen
+            for decoding, line in finished:  # only now: every arm has finished this prompt
+                _book(measured, lines, decoding, line)
     measured.stop = stops[0] if stops else None
     measured.lines = sorted(lines.values(), key=lambda line: line.prompt_index)
     return measured

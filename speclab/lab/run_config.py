@@ -165,11 +165,7 @@ class RunConfig:
                 "engine": self.setup.engine,
                 "reasons": self.setup.reasons | ({"weights": own} if own else {}),
                 "unapplied_generation_settings": self.setup.unapplied,
-                **(
-                    {"graphs": {"before": measured.n_graphs, "in_turns": measured.n_late_graphs}}
-                    if measured.n_graphs or measured.n_late_graphs
-                    else {}
-                ),
+                **({"graphs": vars(measured.graphs)} if any(vars(measured.graphs).values()) else {}),
                 **({"rule": self.rule} if self.rule != TOKEN.name else {}),
                 **({"functions": self.functions.about} if self.functions.about else {}),
                 **({"chat": True} if any(prompt.chat for prompt in self.prompts) else {}),

@@ -22,8 +22,9 @@ from speclab.cli import flags
 from speclab.core.counts import Counts
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.lengths import AutoLength
-from speclab.lab.decodings import Decoding, counted_passes, take_turns
+from speclab.lab.decodings import Decoding, counted_passes
 from speclab.lab.harness import measure
+from speclab.lab.turns import take_turns
 from speclab.models import memory, prompts, timing
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
@@ -145,6 +146,10 @@ class Recorded:
     @property
     def done(self):
         return len(self.tokens) == 2
+
+    @property
+    def progress(self):
+        return len(self.tokens)
 
     def advance(self):
         self.steps.append(self.arm)

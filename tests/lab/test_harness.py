@@ -22,9 +22,10 @@ from speclab.drafts.lengths import WEIGHT, AutoLength, RoundCosts
 from speclab.drafts.oracle import OracleModelDrafter
 from speclab.lab import decodings, harness, rows
 from speclab.lab.bench import Bench
-from speclab.lab.decodings import Decoding, interleaved, take_turns
-from speclab.lab.harness import Measurement, measure
+from speclab.lab.decodings import Decoding
+from speclab.lab.harness import Measurement, interleaved, measure
 from speclab.lab.instruments import VariedLength
+from speclab.lab.turns import take_turns
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
@@ -125,6 +126,10 @@ class Script:
     @property
     def done(self) -> bool:
         return len(self.tokens) >= self.budget
+
+    @property
+    def progress(self) -> int:
+        return len(self.tokens)
 
     def advance(self) -> None:
         self.log.append(self)
@@ -373,16 +378,16 @@ def test_no_long_collection_falls_into_a_turn(pair):
 def test_order_turns_round_between_prompts_and_repeats(pair, monkeypatch):
     """Whoever moves first among equals on a prompt moves last in its next repeat. Of four prompts of a kind each half,
     those on which a length is chosen and those that are held out, has one in each order."""
-    orders, honest = [], decodings.take_turns
+    orders, honest = [], harness.take_turns
 
     def watched(queue):
         orders.append([(d.arm.label, d.arm.draft) for d in queue])
         honest(queue)
 
-    monkeypatch.setattr(decodings, "take_turns", watched)
+    monkeypatch.setattr(harness, "take_turns", watched)
     prompts = [make_prompt(i) for i in range(4)]
     measured(pair, prompts, temperatures=[0.0], repeats=2, budget=4)
-    first, *rest = orders
+    _, first, *rest = orders  # the first of all is the warm-up
     labels = [label for label, _ in first]
     assert labels[0] == "baseline"
     assert labels.index("baseline again") == len(ARMS) // 2 + 1, "the second baseline belongs in the middle"

@@ -289,7 +289,7 @@ def measured(lengths: tuple[int, ...], setup: Setup, draft: CachedModel, ks: tup
     instruments = {"model": [*range(max(ks) + 1)], "ngram": [0, 1, 2]}
     found = measure(bench, arms, [0.0, 0.9], prompts, 1, instruments)
     assert len(found.lines) == len(lengths) * 2 * (len(arms) + 1)  # the baseline runs twice
-    assert found.n_graphs > 0
+    assert found.graphs.before > 0
     return found
 
 
@@ -299,26 +299,26 @@ def test_no_graph_is_recorded_in_a_timed_turn(monkeypatch, spare):
     same models with other lengths."""
     monkeypatch.setattr(buffers, "SPARE", spare)
     setup, draft = setup_of(graphed()), graphed(noise=0.1)
-    assert measured((9, 20, 40), setup, draft).n_late_graphs == 0
-    assert measured((40, 9), setup, draft, (2, 7)).n_late_graphs == 0
+    assert measured((9, 20, 40), setup, draft).graphs.in_turns == 0
+    assert measured((40, 9), setup, draft, (2, 7)).graphs.in_turns == 0
 
 
 def test_no_function_is_recorded_in_a_timed_turn_of_the_eager_engine():
     """There a GPU replays what draws and accepts tokens."""
     target, draft = (CachedModel(model.model) for model in (graphed(), graphed(noise=0.1)))
     sampling = Sampling(top_k=20)  # which no other test has recorded
-    assert measured((9, 20), setup_of(target, sampling), draft, (4, 6)).n_late_graphs == 0
+    assert measured((9, 20), setup_of(target, sampling), draft, (4, 6)).graphs.in_turns == 0
 
 
 def test_late_recordings_are_counted(monkeypatch):
     """Without a word beforehand they happen, and the record says so."""
     monkeypatch.setattr(Bench, "prepare", lambda *args: None)
     found = measured((9, 40), setup_of(graphed()), graphed(noise=0.1))
-    assert found.n_late_graphs > 0
+    assert found.graphs.in_turns > 0
     setup = found.bench.setup
     config = RunConfig(setup, {}, found.prompts, [2], [0.0], 24, 1, 0)
     monkeypatch.setattr(RunConfig, "models", lambda self: {})
-    assert config.head(found)["settings"]["graphs"]["in_turns"] == found.n_late_graphs
+    assert config.head(found)["settings"]["graphs"]["in_turns"] == found.graphs.in_turns
 
 
 # --- Kernels ----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from draft_models import ModelDrafter
 from speclab.core.drafter import Drafter
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
-from speclab.lab import bench, decodings, harness, output_checks
+from speclab.lab import bench, harness, output_checks, turns
 from speclab.lab.harness import Decoding
 from speclab.models import engine_choice as engines
 from speclab.models import rounding, uncached
@@ -173,7 +173,7 @@ def lets_one_arm_finish_first() -> None:
             while not decoding.done:
                 decoding.advance()
 
-    decodings.take_turns = one_by_one
+    turns.take_turns = one_by_one
 
 
 @mutant(20, "order_turns_round_between_prompts_and_repeats", file="lab/test_harness")
@@ -181,7 +181,7 @@ def lets_the_same_arm_go_first() -> None:
     """always lets the same arm go first"""
 
     def in_one_order(queue: list[Decoding], turn: int) -> None:
-        decodings.take_turns(queue)
+        harness.take_turns(queue)
 
     harness.measure = functools.partial(harness.measure, schedule=in_one_order)
 

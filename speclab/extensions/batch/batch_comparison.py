@@ -99,7 +99,7 @@ def judge(decoded: Batches) -> Measurement:
     temperature, prompts = config.temperatures[0], config.prompts
     most = max((requests_of(config, one.n_texts) for one in decoded.decodings), key=len)
     measured = Measurement(config.bench(), [prompts[number] for number in most])
-    measured.n_graphs, measured.n_late_graphs = decoded.n_graphs, decoded.n_late_graphs
+    measured.graphs = decoded.graphs
     waiting: dict[str, tuple[Arm, float]] = {}
     of_first = decoded.decodings[FIRST]
     for one, decoding in decoded.decodings.items():

@@ -78,6 +78,11 @@ class BatchDecoding:
         """True where every text has ended."""
         return self.n_left == 0
 
+    @property
+    def progress(self) -> float:
+        """The tokens that it has committed, per text."""
+        return self.n_tokens / self.n_requests
+
     def advance(self) -> None:
         """Do the next pass."""
         start = time.perf_counter()

@@ -4,8 +4,6 @@ import copy
 import statistics
 from dataclasses import dataclass, field
 
-from speclab.core import graphs
-from speclab.core.clock import old_objects_frozen
 from speclab.core.rounds import DecodeSettings
 from speclab.extensions.batch.arms import BatchArm, requests_of
 from speclab.extensions.batch.batched_model import BatchedModel
@@ -18,6 +16,7 @@ from speclab.extensions.batch.passes import LoopKey, PassTimer
 from speclab.extensions.batch.texts import Request
 from speclab.extensions.batch.watched import WatchedDrafter
 from speclab.lab.run_config import RunConfig
+from speclab.lab.turns import Recorded, take_turns, timed_turns
 from speclab.system.terminal import progress
 
 WARM_UP_TOKENS = 12
@@ -41,8 +40,7 @@ class Batches:
     config: RunConfig
     decodings: dict[BatchArm, BatchDecoding] = field(default_factory=dict)
     engines: dict[BatchArm, Engine] = field(default_factory=dict)
-    n_graphs: int = 0  # CUDA graphs recorded before the first turn
-    n_late_graphs: int = 0  # CUDA graphs recorded in turns, where there should be none
+    graphs: Recorded = field(default_factory=Recorded)
 
     @property
     def complete(self) -> str:
@@ -70,31 +68,33 @@ def mean_context(config: RunConfig, n_texts: int) -> float:
 def decode(decoded: Batches, ways: list[BatchArm], timer: PassTimer) -> None:
     """Run every way to decode over its requests; passes are timed in between, on the same state of the machine."""
     config = decoded.config
-    n_before = graphs.captures.n
-    for one in ways:
-        decoded.engines[one] = _warmed(config, one)
-    timer.add(empty_loops(decoded, sorted({one.n_texts for one in ways})))
-    n_warm = graphs.captures.n
-    decoded.n_graphs = n_warm - n_before
-    decoded.decodings = {
-        one: _decoding(config, one, decoded.engines[one], requests_of(config, one.n_texts), config.max_new_tokens)
-        for one in ways
-    }
-    every = list(decoded.decodings.values())
-    whole = sum(one.n_requests for one in every) * config.max_new_tokens
-    n_tokens = n_steps = 0
-    with progress(sum(one.n_requests for one in every), "text", "decoding") as bar, old_objects_frozen():
-        while waiting := [decoding for decoding in every if not decoding.done]:
-            decoding = min(waiting, key=lambda one: one.n_tokens / one.n_requests)  # who has done least goes next
-            n_left, tokens_before = decoding.n_left, decoding.n_tokens
-            decoding.advance()
-            for _ in range(n_left - decoding.n_left):
-                bar.update()
-            n_tokens += decoding.n_tokens - tokens_before
-            while n_steps < int(n_tokens / whole * TURNS * timer.n_steps):
-                timer.step()
-                n_steps += 1
-            decoded.n_late_graphs = graphs.captures.n - n_warm
+
+    def warm_up() -> None:
+        for one in ways:
+            decoded.engines[one] = _warmed(config, one)
+        timer.add(empty_loops(decoded, sorted({one.n_texts for one in ways})))
+
+    with timed_turns(decoded.graphs, warm_up):
+        decoded.decodings = {
+            one: _decoding(config, one, decoded.engines[one], requests_of(config, one.n_texts), config.max_new_tokens)
+            for one in ways
+        }
+        every = list(decoded.decodings.values())
+        n_texts = sum(one.n_requests for one in every)
+        n_steps = n_ended = 0
+        with progress(n_texts, "text", "decoding") as bar:
+
+            def between(moved: BatchDecoding) -> None:
+                nonlocal n_steps, n_ended
+                while n_ended < sum(one.n_requests - one.n_left for one in every):
+                    n_ended += 1
+                    bar.update()
+                whole = sum(one.n_tokens for one in every) / (n_texts * config.max_new_tokens)
+                while n_steps < int(whole * TURNS * timer.n_steps):
+                    n_steps += 1
+                    timer.step()
+
+            take_turns(every, between)
 
 
 def empty_loops(decoded: Batches, sizes: list[int]) -> dict[LoopKey, EmptyLoop]:
@@ -130,8 +130,7 @@ def _warmed(config: RunConfig, one: BatchArm) -> Engine:
         engine = Engine(target, watched or drafter, watched)
     budget = min(max(WARM_UP_TOKENS, k + 2), config.max_new_tokens)
     warm = _decoding(config, one, engine, requests[: 2 * one.n_texts], budget)
-    while not warm.done:
-        warm.advance()
+    take_turns([warm])
     return engine
 
 

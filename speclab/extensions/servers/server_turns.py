@@ -1,13 +1,14 @@
 """Two servers on the same prompts, one request at a time, in turns."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from speclab.core.clock import old_objects_frozen
 from speclab.extensions.servers import counters
 from speclab.extensions.servers.client import Answer, Order
 from speclab.extensions.servers.server_record import EngineCounts
 from speclab.extensions.servers.servers import Server, wait_until_idle
+from speclab.lab.turns import take_turns
 from speclab.records.arms import BASELINE, BASELINE_REPEAT, Arm
 
 WARM_UP_REQUESTS = 3  # to each server before the clock counts
@@ -23,6 +24,30 @@ class Sent:
     index: int  # of the prompt
     answer: Answer
     counts: EngineCounts | None  # what the server counted meanwhile
+
+
+@dataclass
+class Asking:
+    """An arm with one request to its server. It is a single step: a request under way shares the machine with none."""
+
+    arm: Arm
+    server: Server
+    order: Order
+    answers: list[tuple[Answer, EngineCounts | None]] = field(default_factory=list)
+
+    @property
+    def done(self) -> bool:
+        """Whether the server has answered."""
+        return bool(self.answers)
+
+    @property
+    def progress(self) -> int:
+        """The number of answers."""
+        return len(self.answers)
+
+    def advance(self) -> None:
+        """Ask, and wait for the answer."""
+        self.answers.append(_counted(self.server, self.order))
 
 
 def warm_up(servers: Sequence[Server], orders: Sequence[Order]) -> None:
@@ -41,15 +66,16 @@ def in_turns(
 
     orders: by the prompt's index. done: called after every prompt.
     """
-    turns = [(BASELINE, plain), (arm, other), (BASELINE_REPEAT, plain)]
-    sent = []
+    pairs = [(BASELINE, plain), (arm, other), (BASELINE_REPEAT, plain)]
+    sent: list[Sent] = []
     for repeat in range(repeats):
         for turn, (index, order) in enumerate(orders.items()):
             # Kinds of prompts take turns, too: with three of them, turn + repeat alone would tie the order to the kind.
-            first = (turn + turn // len(turns) + repeat) % len(turns)
-            for which, server in turns[first:] + turns[:first]:
-                answer, counts = _counted(server, order)
-                sent.append(Sent(which, arm, order.sampling.temperature, index, answer, counts))
+            first = (turn + turn // len(pairs) + repeat) % len(pairs)
+            asked = [Asking(which, server, order) for which, server in pairs[first:] + pairs[:first]]
+            take_turns(asked)
+            temperature = order.sampling.temperature
+            sent += [Sent(one.arm, arm, temperature, index, *answered) for one in asked for answered in one.answers]
             done()
     return sent
 

@@ -198,8 +198,8 @@ def test_nothing_is_recorded_while_the_clock_counts(monkeypatch):
     about = run_config(target, models, draft_lengths=[3], max_new_tokens=30)
     decoded = Batches(about)
     decode(decoded, arms(about, [2], thorough=False), PassTimer({"target": target}, {"target": [(1, 1, 9)]}))
-    assert decoded.n_graphs > 0
-    assert decoded.n_late_graphs == 0
+    assert decoded.graphs.before > 0
+    assert decoded.graphs.in_turns == 0
     for decoding in decoded.decodings.values():
         for number, text in decoding.texts.items():
             prompt = about.prompts[number % 3].ids
@@ -213,4 +213,4 @@ def test_what_is_recorded_late_is_counted(monkeypatch):
     about = run_config(target, {}, max_new_tokens=40)
     decoded = Batches(about)
     decode(decoded, arms(about, [2], thorough=False), PassTimer({"target": target}, {"target": [(1, 1, 9)]}))
-    assert decoded.n_late_graphs > 0
+    assert decoded.graphs.in_turns > 0

@@ -54,8 +54,8 @@ def test_no_graph_is_recorded_in_a_timed_turn_with_trees(monkeypatch):
     instruments = {arm.draft: [0, 3, arm.draft_length] for arm in arms[1:]}
     found = measure(bench, arms, [0.0, 0.9], prompts, 1, instruments)
     assert len(found.lines) == 2 * (len(arms) + 1)
-    assert found.n_graphs > 0
-    assert found.n_late_graphs == 0
+    assert found.graphs.before > 0
+    assert found.graphs.in_turns == 0
 
 
 @pytest.mark.cuda

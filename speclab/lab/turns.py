@@ -1,0 +1,71 @@
+"""Arms take turns, so that a slow second of the machine meets all of them alike.
+
+This knows neither texts nor batches nor servers. An arm at work advances by a step, which is a round of a text, a pass
+over a batch or a request to a server, and says how far it is.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from speclab.core import graphs
+from speclab.core.clock import old_objects_frozen
+
+
+class AtWork(Protocol):
+    """An arm at work."""
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to do."""
+        ...
+
+    @property
+    def progress(self) -> float:
+        """How far it is, in a unit that all arms of a turn share: tokens of a text, for example."""
+        ...
+
+    def advance(self) -> None:
+        """Do the next step, and book its seconds."""
+        ...
+
+
+Work = TypeVar("Work", bound=AtWork)
+
+
+def take_turns(arms: Sequence[Work], after_step: Callable[[Work], None] | None = None) -> None:
+    """Finish them all; the one that is least far goes next, the first of the sequence among equals.
+
+    after_step: what is called between two steps, with the arm that has advanced.
+    """
+    while waiting := [arm for arm in arms if not arm.done]:
+        moved = min(waiting, key=lambda arm: arm.progress)
+        moved.advance()
+        if after_step:
+            after_step(moved)
+
+
+@dataclass
+class Recorded:
+    """The number of CUDA graphs that were recorded before the first turn, and in turns, where there should be none."""
+
+    before: int = 0
+    in_turns: int = 0
+
+
+@contextlib.contextmanager
+def timed_turns(recorded: Recorded, warm_up: Callable[[], None]) -> Iterator[None]:
+    """Warm up; inside, the clock may count: no long collection of garbage falls there.
+
+    The graphs are counted in `recorded`, also where something ends the turns early.
+    """
+    n_before = graphs.captures.n
+    warm_up()
+    n_warm = graphs.captures.n
+    recorded.before = n_warm - n_before
+    with old_objects_frozen():
+        try:
+            yield
+        finally:
+            recorded.in_turns = graphs.captures.n - n_warm
