@@ -46,12 +46,12 @@ def lengths_table(run: ComparisonRun) -> Table:
         return max((r for r in same if r.draft_length), key=lambda r: r.speedup, default=None)
 
     def seconds(row: Row) -> list[float]:
-        of_arm = [
+        its_lines = [
             t
             for t in run.raw
             if (t.draft, t.draft_length, t.temperature) == (row.draft, row.draft_length, row.temperature)
         ]
-        return [sum(t.decode_seconds) for t in of_arm if row.prompt_kind in ("all", t.prompt_kind)]
+        return [sum(t.decode_seconds) for t in its_lines if row.prompt_kind in ("all", t.prompt_kind)]
 
     def ratio(row: Row) -> str:
         best = fixed(row)
@@ -127,7 +127,7 @@ def own_rates_legend(rows: list[Row]) -> Lines:
     """The legend explains the columns that only some drafts have; it is empty where there are none."""
     if not (names := names_of_own_rates(rows)):
         return Lines()
-    meanings = {name: text for one in columns() for name, text in one.meanings.items()}
+    meanings = {name: text for group in columns() for name, text in group.meanings.items()}
     return Lines(f"{name}: {meanings[name]}" for name in names if name in meanings)
 
 
@@ -163,8 +163,8 @@ def costs_lines(run: ComparisonRun) -> Lines:
     if not run.costs:
         return Lines()
     line = (
-        f"at {usual_context(run):.0f} tokens of context; c: a drafted token, v(k+1): a target pass over k + 1 tokens, "
-        "both in decode steps of the target"
+        f"All costs are those at {usual_context(run):.0f} tokens of context. c is the cost of a drafted token, and "
+        "v(k+1) that of a target pass over k + 1 tokens, both in decode steps of the target."
     )
     return Lines([line, phases_line(run)])
 

@@ -15,13 +15,13 @@ from speclab.records.runs import ComparisonRun
 from speclab.theory.ladder import prediction_rows
 
 COLUMNS = (
-    "95 %: where other prompts would put the speedup; rerun: where the same command, run again, would put it; "
-    "end to end: with the prompt's own passes; α: accepted / tested; f: accepted / drafted; tok/rnd: tokens per "
-    "target pass"
+    "95 % is the interval in which the speedup would lie with other prompts, and rerun the one in which it would lie "
+    "if the same command ran again. end to end counts the passes over the prompt, too. α is accepted / tested tokens, "
+    "f is accepted / drafted tokens, and tok/rnd is the tokens per target pass."
 )
 BEST_PLAIN = (
-    "÷ best plain: end to end, over the fastest plain decoding of the run; that was chosen on half of the prompts, the "
-    "ratio is measured on the others"
+    "÷ best plain is the speedup end to end over the fastest plain decoding of the run. That one was chosen on half of "
+    "the prompts, and the ratio was measured on the others."
 )
 PREDICTED = "What was predicted, with the error predicted / measured - 1"
 WHY = "Why: from the formula to the measurement"

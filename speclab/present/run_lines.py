@@ -10,7 +10,10 @@ from speclab.records.runs import Head, LabRun, Noise
 from speclab.system import cores
 from speclab.theory import noise
 
-COSTS = "c: a drafted token, v: a target pass over k + 1 tokens, o: the rest of a round, in decode steps of the target"
+COSTS = (
+    "c, v and o are costs in decode steps of the target: of a drafted token, a pass over k + 1 tokens, the rest of a "
+    "round"
+)
 
 REJECTED_PLACES = (
     "a draft with branches has several tokens for one place, and more than one of them can be tested and fail; a place "
@@ -20,9 +23,10 @@ REJECTED_PLACES = (
 REPLAYS = "passes in which recurrent layers, which cannot be cropped, read accepted tokens once more"
 
 LOSSY = (
-    "accept rule: {rule} is LOSSY: the texts do not follow the target's distribution. The number after LOSSY: total "
-    "variation distance of the law of a decoded token, given the text before it, from the target's law (0: the same, "
-    "1: nothing in common), from uncached passes; the mean over the timed texts, bonus tokens as 0. No forecast"
+    "accept rule: {rule} is LOSSY: the texts do not follow the target's distribution. The number after LOSSY says how "
+    "far the distribution of a decoded token is from the target's after the same text: their total variation distance "
+    "(0: they are the same, 1: they have nothing in common). It is the mean over the timed texts, where bonus tokens "
+    "count as 0. Such rows have no forecast."
 )
 
 
@@ -122,10 +126,10 @@ def own_rates_lines(run: LabRun) -> list[str]:
             means = by_draft.setdefault((row.method, row.temperature), {})
             means.setdefault(rate.name, []).append(rate.mean)
     return [
-        f"{method}, T = {temperature:g}: {one.line.format(**{name: mean(shares) for name, shares in found.items()})}"
+        f"{method}, T = {temperature:g}: {group.line.format(**{name: mean(shares) for name, shares in found.items()})}"
         for (method, temperature), found in by_draft.items()
-        for one in columns()
-        if one.meanings.keys() <= found.keys()
+        for group in columns()
+        if group.meanings.keys() <= found.keys()
     ]
 
 

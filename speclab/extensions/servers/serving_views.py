@@ -12,9 +12,9 @@ from speclab.present.tables import (
     Markdown,
     Table,
     cells,
+    drafts_only,
     interval,
     number,
-    of_a_draft,
     percent,
     show,
     speedup,
@@ -24,28 +24,32 @@ from speclab.present.tables import (
 from speclab.records.facts import Facts
 
 SHORT = (
-    "α: accepted / tested; f: accepted / drafted, which vLLM calls acceptance rate; round: what a round takes, in "
-    "tokens of the server without speculation; same text: as the lab's own; forecast: from the lab's own loop"
+    "α is accepted / tested tokens, and f is accepted / drafted tokens, which vLLM calls acceptance rate. round is the "
+    "time of a round in tokens of the server without speculation. same text counts the texts that equal the lab's own. "
+    "forecast is the speedup expected from the lab's own loop."
 )
 # Columns that the terminal has no room for.
 ON_THE_PAGE = ("end to end", "length", "tok/rnd", "own round", "own ms", "fixed ms", "error")
 COLUMNS = (
-    "tok/s and speedup: after the first chunk, by the client's clock; 95 %: over prompts; end to end: from the request "
-    "to the last token; same text: as the lab's own greedy text; α: accepted / tested; f: accepted / drafted, which "
-    "the engine calls acceptance rate; length: 1 + accepted / drafts, its mean acceptance length; book(α): "
-    "1/(1-α+α/k); round: what a round takes, in tokens of the server without speculation"
+    "tok/s and speedup are measured after the first chunk, by the client's clock. 95 % is the interval over prompts. "
+    "end to end counts from the request to the last token. same text counts the texts that equal the lab's own greedy "
+    "text. α is accepted / tested tokens, and f is accepted / drafted tokens, which the engine calls acceptance rate. "
+    "length is 1 + accepted / drafts, its mean acceptance length. book(α) is 1/(1-α+α/k). round is the time of a round "
+    "in tokens of the server without speculation."
 )
 FORECAST = (
-    "tok/rnd: tokens per round, of the prompts whose counts are reconciled; own round: what a round takes on the lab's "
-    "own loop, in its own plain tokens; own ms: a plain token there; both medians over prompts; fixed ms: what a token "
-    "of the plain server takes longer, taken for a part of every step of the engine, however wide; forecast: tok/rnd x "
-    "(own ms + fixed ms) / (median ms of a round on the lab's own loop + fixed ms); error: forecast / speedup - 1"
+    "tok/rnd is the tokens per round of the prompts whose counts agree with the lab's. own round is the time of a "
+    "round on the lab's own loop, in plain tokens of that loop, and own ms is the time of such a token; both are "
+    "medians over prompts. fixed ms is the time by which a token of the plain server takes longer; every step of the "
+    "engine is taken to have it, however wide. forecast is tok/rnd x (own ms + fixed ms) / (median ms of a round on "
+    "the lab's own loop + fixed ms), and error is forecast / speedup - 1."
 )
 NO_ALPHA = "no α where drafts came shorter than k: the counters do not say how many of their tokens were tested"
 RECONCILED = (
-    "engine / lab; engine: differences of its counters before and after each prompt; lab: the same prompts on the "
-    "lab's own loop with the same draft, decoded past the end, since the engine's last round drafts k tokens, too; "
-    "but for the last: equal but for the last round; rounds: those that drafted"
+    "The cells are engine / lab. The engine's counts are the differences of its counters before and after each prompt. "
+    "The lab's counts are those of its own loop with the same draft and prompts, decoded past the end, since the "
+    "engine's last round drafts k tokens, too. but for the last counts the prompts whose counts differ in the last "
+    "round only. Rounds that drafted nothing are not counted."
 )
 
 
@@ -62,7 +66,7 @@ def speed_table(rows: list[ServedRow], whole: bool) -> Table:
     columns: dict[str, Cell] = {
         **cells("draft", "k", "tok/s"),
         "speedup": _speedup,
-        "95 %": of_a_draft(lambda row: interval(row.speedup_low, row.speedup_high)),
+        "95 %": drafts_only(lambda row: interval(row.speedup_low, row.speedup_high)),
         **cells("end to end"),
         "same text": lambda row: "-" if row.same_text is None else f"{row.same_text}/{row.n_prompts}",
         **cells("α", "f"),

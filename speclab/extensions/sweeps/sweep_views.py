@@ -40,7 +40,7 @@ QUESTIONS = {
 LEGENDS = {
     "acceptance": "right says how often the draft proposes the target's token. ω is the cost of a round beyond one "
     "decode step, in such steps; ω* is the cost at which book(α) turns from too low to too high.",
-    "context": f"t_1: a decode step; {COSTS}",
+    "context": f"t_1 is the time of a decode step. {COSTS}",
     "temperature": "v is the cost of a target pass over k + 1 tokens, in decode steps.",
     "output-length": "end to end counts the prompt's own passes, too; its interval takes their seconds as known.",
     "mismatch": "round is the cost of a round in decode steps of the target. A round pays where tok/rnd is larger.",
