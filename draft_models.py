@@ -126,7 +126,7 @@ class ModelDrafter(Drafter):
         """Return the ids that the draft reads for drafted ids of the target."""
         return self.draft.replace_unknown(tokens)
 
-    def of_target(self, logits: Tensor) -> Tensor:
+    def as_target_logits(self, logits: Tensor) -> Tensor:
         """Give ids that the draft lacks no probability.  (m, vocabulary) -> (m, the target's)"""
         missing = self._vocab_size - self.draft.vocab_size
         return nn.functional.pad(logits, (0, missing), value=float("-inf")) if missing > 0 else logits
@@ -138,7 +138,7 @@ class ModelDrafter(Drafter):
         """
         drawn: list[Drawn] = []
         for i in range(uniforms.shape[1]):
-            logits = self.of_target(self.draft.forward(ids)[:, -1])  # (1, the target's vocabulary)
+            logits = self.as_target_logits(self.draft.forward(ids)[:, -1])  # (1, the target's vocabulary)
             drawn.append(draw_draft(logits, self._sampling, uniforms[:, i]))
             if self.keep_drafting and not self.keep_drafting(probability(logits, drawn[-1])):
                 break
@@ -151,13 +151,13 @@ def as_drawn(drawn: list[Drawn], size: Tensor | None = None) -> Draft:
 
     size: (rows,) how many tokens of each row count; None: all of them.
     """
-    tokens = torch.stack([one.token for one in drawn], dim=1)  # (rows, n)
-    checks = torch.stack([one.check for one in drawn], dim=1)
+    tokens = torch.stack([step.token for step in drawn], dim=1)  # (rows, n)
+    checks = torch.stack([step.check for step in drawn], dim=1)
     if size is None:
         size = tokens.new_full(tokens.shape[:1], len(drawn))
     else:
         checks = checks.masked_fill(torch.arange(len(drawn), device=size.device) >= size[:, None], 0.0)
-    probs = [one.probs for one in drawn if one.probs is not None]
+    probs = [step.probs for step in drawn if step.probs is not None]
     laws = torch.stack(probs, dim=1) if probs else None
     # checks - checks is 0, or NaN where it is not finite.
     return Draft(tokens, size, laws, faults=faults_in(checks - checks))

@@ -33,7 +33,7 @@ from speclab.models.padded import sizes
 from speclab.models.setup import Setup
 from speclab.models.timing import time_passes
 from speclab.present.tables import Block, Cell, Lines, Table, number, percent
-from speclab.records.rows import Amount, Count, Part
+from speclab.records.rows import Amount, Count, RecordPart
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import progress
 from speclab.theory.experts import Bytes, bytes_ratio, expected_union, pass_seconds
@@ -43,7 +43,7 @@ DRAWS = 200
 
 
 @dataclass(kw_only=True)
-class ExpertsPasses(Part):
+class ExpertsPasses(RecordPart):
     """Passes over so many tokens of real texts: medians over texts and repeats."""
 
     width: Count

@@ -10,7 +10,7 @@ from speclab.drafts.lengths import LONGEST
 from speclab.present.tables import Block, Cell, Heading, Lines, Table, interval, speedup
 from speclab.records.arms import BEAM
 from speclab.records.facts import Facts
-from speclab.records.rows import Amount, Count, Part
+from speclab.records.rows import Amount, Count, RecordPart
 from speclab.theory.attribution import Value
 from speclab.theory.formulas import ratio_interval
 
@@ -30,7 +30,7 @@ ASKED_SHARE = 0.8  # speedup over our own baseline, as a share of the tokens of 
 
 
 @dataclass(kw_only=True)
-class PeerTiming(Part):
+class PeerTiming(RecordPart):
     """The seconds of every repeat of one arm on one prompt."""
 
     method: str

@@ -39,7 +39,7 @@ from speclab.models.padded import sizes
 from speclab.models.setup import Setup
 from speclab.models.timing import bandwidth, best, block_bytes, time_passes
 from speclab.present.tables import Block, Cell, Heading, Lines, Table
-from speclab.records.rows import Amount, Count, Part
+from speclab.records.rows import Amount, Count, RecordPart
 from speclab.system.errors import reports_problems
 from speclab.system.terminal import note
 
@@ -51,7 +51,7 @@ Ceilings = dict[str, Amount]  # by READING, and `matrix`: operations a second of
 
 
 @dataclass(kw_only=True)
-class Pass(Part):
+class Pass(RecordPart):
     """Passes over `width` tokens, and the bytes and operations of one of them."""
 
     width: Count
@@ -62,7 +62,7 @@ class Pass(Part):
 
 
 @dataclass(kw_only=True)
-class ModelPasses(Part):
+class ModelPasses(RecordPart):
     """One model and its passes."""
 
     name: str

@@ -34,7 +34,7 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.present.tables import Block, Cell, Lines, Table, interval, number, speedup
 from speclab.records import files
-from speclab.records.rows import Amount, Count, Part
+from speclab.records.rows import Amount, Count, RecordPart
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import progress
 from speclab.theory.formulas import ratio_interval
@@ -45,7 +45,7 @@ RULES = ("token", "block")
 
 
 @dataclass(kw_only=True)
-class RuleCounts(Part):
+class RuleCounts(RecordPart):
     """The counts of one prompt with one rule, all repeats together; the token from the prompt's own pass is left
     out."""
 

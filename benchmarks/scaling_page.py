@@ -5,7 +5,7 @@ from typing import Literal
 
 from benchmarks import common
 from speclab.present.tables import Block, Cell, Heading, Lines, Table, cost, interval, speedup
-from speclab.records.rows import Amount, Count, Part
+from speclab.records.rows import Amount, Count, RecordPart
 
 Sweep = Literal["length", "context", "k", "size"]
 TITLES: dict[Sweep, str] = {
@@ -21,7 +21,7 @@ FLAT = 0.03  # a change this small is called flat even where the interval knows 
 
 
 @dataclass(kw_only=True)
-class ScalePoint(Part):
+class ScalePoint(RecordPart):
     """One arm at one place of a sweep. Ratios are relative to the first point of its series."""
 
     sweep: Sweep

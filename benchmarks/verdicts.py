@@ -43,7 +43,7 @@ from speclab.models.setup import Setup
 from speclab.models.uncached import distributions
 from speclab.present.tables import Block, Cell, Lines, Table
 from speclab.records import files
-from speclab.records.rows import Amount, Count, Part
+from speclab.records.rows import Amount, Count, RecordPart
 from speclab.system.errors import reports_problems
 from speclab.system.terminal import progress
 from speclab.theory.losslessness import Places, ZSums, known_law
@@ -65,7 +65,7 @@ RIGHT = ("plain", "speculative")
 
 
 @dataclass(kw_only=True)
-class Verdicts(Part):
+class Verdicts(RecordPart):
     """The verdicts on all runs of one law: of texts that were decoded, one run; of drawn tokens, one run a repeat."""
 
     model: str

@@ -424,14 +424,14 @@ def test_what_lengths_are_chosen_by(name):
     """The filtered probability of every drawn token, and what was tested at this temperature alone."""
     auto = CASES[name].make()
     auto.costs[OTHER.temperature] = auto.costs[SETTINGS.temperature]
-    inner, keep, heard, given = auto.drafter.propose, auto._keep, [], []
+    inner, keep, heard, given = auto.drafter.propose, auto._pays, [], []
 
     def propose(k, uniforms):
         draft = inner(k, uniforms)
         given.extend(draft.probs[0].gather(-1, draft.tokens[0, :, None])[:, 0].tolist() if draft.tokens.numel() else [])
         return draft
 
-    auto.drafter.propose, auto._keep = propose, lambda probability: heard.append(probability) or keep(probability)
+    auto.drafter.propose, auto._pays = propose, lambda probability: heard.append(probability) or keep(probability)
     for how in (SETTINGS, OTHER):
         tested = sum(r.n_accepted + r.n_rejected for r in decoded(auto, 3, how))
         assert tested > 0

@@ -31,7 +31,7 @@ from speclab.models.checks import OTHER_DRAFT, check_model
 from speclab.models.family import check_family, family_of
 from speclab.models.rounding import Reference
 from speclab.models.uncached import logits_after
-from speclab.records.rows import Count, Part
+from speclab.records.rows import Count, RecordPart
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.theory.losslessness import judge_divergence
 
@@ -57,7 +57,7 @@ WHY = {
 
 
 @dataclass(kw_only=True)
-class FamilyRow(Part):
+class FamilyRow(RecordPart):
     """The outcome of one family."""
 
     family: str

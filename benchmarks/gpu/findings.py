@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from benchmarks import common
 from speclab.present.tables import Block, Cell, Table
-from speclab.records.rows import Amount, Part
+from speclab.records.rows import Amount, RecordPart
 from speclab.system.errors import first_line, is_out_of_memory
 from speclab.system.terminal import note
 
@@ -14,7 +14,7 @@ Numbers = dict[str, Amount]  # the head of a column -> what stands in it
 
 
 @dataclass(kw_only=True)
-class Finding(Part):
+class Finding(RecordPart):
     """One line of the table."""
 
     name: str

@@ -12,13 +12,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from speclab.lab.run_config import RunConfig
 from speclab.lab.warm import warm_decodings
-from speclab.records.rows import Amount, Count, Part
+from speclab.records.rows import Amount, Count, RecordPart
 
 PROFILED = 6  # steps or rounds of each arm
 
 
 @dataclass(kw_only=True)
-class KernelTime(Part):
+class KernelTime(RecordPart):
     """All calls of one kernel, or on a CPU of one operation."""
 
     name: str
@@ -27,7 +27,7 @@ class KernelTime(Part):
 
 
 @dataclass(kw_only=True)
-class ArmProfile(Part):
+class ArmProfile(RecordPart):
     """The kernels in the steps of the baseline, or in the rounds of a speculative arm."""
 
     arm: str

@@ -78,8 +78,8 @@ def _measure_padded(args: argparse.Namespace, config: RunConfig, run: Comparison
     with kept_when_stopped(lambda: "the lab's pair is measured, the padded pair is not") as stops:
         second = padded_pair.second_config(config, size, args.draft.split(","))
         note(f"now a short run of the same comparison at another size: {', '.join(second.models().values())}")
-        run.padded, of_padded = comparison.compare(second)
-        return [of_padded]
+        run.padded, padded_measurement = comparison.compare(second)
+        return [padded_measurement]
     run.interrupted = isinstance(stops[0], KeyboardInterrupt)
     return []
 

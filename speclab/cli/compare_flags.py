@@ -57,8 +57,8 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
 
 def filled(args: argparse.Namespace, size: str) -> argparse.Namespace:
     """Return the arguments, with the defaults of this size wherever the command line gives none."""
-    of_lab = args.target == LAB_TARGET or sizes.is_lab_size(args.target)
-    drafts = LAB_DRAFTS if of_lab else USUAL_DRAFTS
+    is_lab = args.target == LAB_TARGET or sizes.is_lab_size(args.target)
+    drafts = LAB_DRAFTS if is_lab else USUAL_DRAFTS
     defaults = {"draft": drafts} | dict(zip(SIZE_FLAGS, SIZES[size], strict=True))
     filled = flags.with_defaults(args, defaults)
     filled.has_typed_lengths = args.draft_length is not None
@@ -67,6 +67,6 @@ def filled(args: argparse.Namespace, size: str) -> argparse.Namespace:
 
 def wants_padded(args: argparse.Namespace, size: str) -> bool:
     """Tell whether the lab's pair is measured at a larger size as well. size: the size of the run, as in SIZES."""
-    of_lab = args.target == LAB_TARGET
-    usable = of_lab and size in ("default", "full") and padded_pair.padded_kinds(args.draft.split(","), "lab:50m")
+    is_lab = args.target == LAB_TARGET
+    usable = is_lab and size in ("default", "full") and padded_pair.padded_kinds(args.draft.split(","), "lab:50m")
     return bool(usable) and not args.no_padded

@@ -64,10 +64,10 @@ class ChainLaw:
 
     def accept_probs(self, target_probs: Callable[[], Tensor], text: Sequence[int]) -> AcceptProbs:
         """This is as Law says."""
-        of_target, n = target_probs(), len(text)
+        probs, n = target_probs(), len(text)
         found: list[list[float]] = [[] for _ in text]
         for depth in range(min(self._longest, n)):
-            ratios = _ratios(of_target[depth:], self._rows(depth)[: n - depth], text[depth:])
+            ratios = _ratios(probs[depth:], self._rows(depth)[: n - depth], text[depth:])
             for start, ratio in enumerate(ratios):
                 found[start].append(float(ratio))
         return found
@@ -92,7 +92,7 @@ class CertainLaw:
             return [float(token == own) for token, own in zip(tokens, text[start:], strict=False)]
 
         rows = [[right(start, tokens) for tokens in drafts] for start, drafts in enumerate(self._proposals)]
-        return [ByLength(of_lengths) if len(of_lengths) > 1 else of_lengths[0] for of_lengths in rows]
+        return [ByLength(by_length) if len(by_length) > 1 else by_length[0] for by_length in rows]
 
     def drawn_from(self, places: Sequence[Place]) -> Tensor:
         """This is as Law says."""
@@ -125,7 +125,7 @@ def _ratios(target_probs: Tensor, draft_probs: Tensor, text: Sequence[int]) -> n
     """Return the probability that each token of the text is accepted, (n,), from both distributions at its place, (n,
     vocab)."""
     ids = torch.tensor(text, dtype=torch.long)[:, None]
-    of_target, of_draft = (probs.gather(1, ids)[:, 0].double().numpy() for probs in (target_probs, draft_probs))
+    by_target, by_draft = (probs.gather(1, ids)[:, 0].double().numpy() for probs in (target_probs, draft_probs))
     # Where rounding gives the target's own token no mass, the draft's probability decides.
-    ratio = of_draft / np.where(of_target > 0, of_target, 1.0)
-    return np.where(of_target > 0, np.minimum(1.0, ratio), of_draft > 0)
+    ratio = by_draft / np.where(by_target > 0, by_target, 1.0)
+    return np.where(by_target > 0, np.minimum(1.0, ratio), by_draft > 0)

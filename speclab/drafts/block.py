@@ -60,7 +60,7 @@ class BlockDrafter(HeadDrafter):
             self._read()
             logits = self.head.logits(self._block(k))  # (1, k, draft vocabulary)
             for i in range(k):
-                row = self.of_target(self.head.biased(logits[:, i], token), self._vocab_size)
+                row = self.as_target_logits(self.head.biased(logits[:, i], token), self._vocab_size)
                 drawn.append(draw_draft(row, self._sampling, uniforms[:, i]))
                 token = drawn[-1].token
         return as_drawn(drawn)

@@ -38,7 +38,7 @@ class FeatureDrafter(HeadDrafter):
             for i in range(k):
                 if i:
                     output = self._forward(output, drawn[-1].token[:, None], self._length + i - 1)
-                logits = self.of_target(
+                logits = self.as_target_logits(
                     self.head.logits(output)[:, -1], self._vocab_size
                 )  # (1, the target's vocabulary)
                 drawn.append(draw_draft(logits, self._sampling, uniforms[:, i]))

@@ -28,7 +28,7 @@ MATCHES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)  # guesses for matches of one token, tw
 USUAL = RoundCosts(tuple(n / 8 for n in range(LONGEST + 1)), tuple(1 + n / 15 for n in range(LONGEST + 1)))
 
 
-class Known:
+class RightCounts:
     """Counts of the tokens that were right so far, at one temperature: after matches of each length, and for the
     model."""
 
@@ -56,7 +56,7 @@ class HybridDrafter(Wrapper):
         self.lookup, self.drafter = lookup, drafter
         self.chooses_length = drafter.chooses_length
         self.costs = {} if drafter.costs is None else drafter.costs
-        self.known: dict[float, Known] = {}  # by temperature
+        self.known: dict[float, RightCounts] = {}  # by temperature
         self._begin(0.0)
 
     @property
@@ -84,7 +84,7 @@ class HybridDrafter(Wrapper):
 
     def _begin(self, temperature: float) -> None:
         self._temperature = temperature
-        self._known = self.known.setdefault(temperature, Known())
+        self._known = self.known.setdefault(temperature, RightCounts())
         self._found: list[int] = []  # what the lookup shows in this round
         self._n_drafted = 0  # by the model
         self._looked_up = False  # whether the lookup made the last draft, not the model
@@ -117,14 +117,14 @@ class HybridDrafter(Wrapper):
         if n == 0:
             return 0
         costs, on_auto = self.costs.get(self._temperature, USUAL), self.drafter.costs is not None
-        after_lookup = costs.of_lookups
+        after_lookup = costs.lookup_rounds
         longest, most = min(k, costs.longest, self.drafter.room), min(n, len(after_lookup) - 1)
         modelled = expected_tokens([self._known.model.rate] * longest, 0, 1.0)
         found = expected_tokens([self._known.after(self.lookup.matched).rate] * most, 0, 1.0)
-        of_model = [modelled[m] / costs.seconds(m) for m in (range(longest + 1) if on_auto else (longest,))]
-        of_lookup = {m: found[m] / after_lookup[m] for m in (range(1, most + 1) if on_auto else (most,))}
-        best = max(of_lookup, key=of_lookup.__getitem__)
-        if of_lookup[best] <= max(of_model):
+        model_speeds = [modelled[m] / costs.seconds(m) for m in (range(longest + 1) if on_auto else (longest,))]
+        lookup_speeds = {m: found[m] / after_lookup[m] for m in (range(1, most + 1) if on_auto else (most,))}
+        best = max(lookup_speeds, key=lookup_speeds.__getitem__)
+        if lookup_speeds[best] <= max(model_speeds):
             return 0
         return best if on_auto else n
 

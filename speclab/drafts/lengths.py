@@ -54,7 +54,7 @@ class RoundCosts:
         return min(len(self.draft), len(self.rest)) - 1
 
     @property
-    def of_lookups(self) -> tuple[float, ...]:
+    def lookup_rounds(self) -> tuple[float, ...]:
         """Return [n]: the seconds of a round that drafts n tokens of a lookup, without the lookup itself."""
         return self.looked_up or self.rest
 
@@ -125,8 +125,8 @@ class Acceptance:
 
     def at_depth(self, depth: int) -> float:
         """Return the acceptance of a token that is not drawn yet; the first of a draft has depth 0."""
-        of_depth = self.depths[min(depth, len(self.depths) - 1)].rate
-        return min(HIGHEST, self.text.rate * of_depth / self.all.rate)
+        rate_at_depth = self.depths[min(depth, len(self.depths) - 1)].rate
+        return min(HIGHEST, self.text.rate * rate_at_depth / self.all.rate)
 
     def given(self, probability: float) -> float:
         """Return the acceptance of a drawn token to which its draft gave this probability."""
@@ -196,7 +196,7 @@ class AutoLength(Wrapper):
             elif n and step_drafter:
                 n = self._last
         if step_drafter:
-            step_drafter.keep_drafting = self._keep
+            step_drafter.keep_drafting = self._pays
         try:
             draft = self.drafter.propose(n, uniforms[:, :n])
         finally:
@@ -205,13 +205,13 @@ class AutoLength(Wrapper):
         self._n_drafted = draft.tokens.shape[1]
         return draft
 
-    def _keep(self, probability: float) -> bool:
+    def _pays(self, probability: float) -> bool:
         """Tell whether another token pays, after one to which the draft gave this probability."""
         self._probabilities.append(probability)
         costs, drawn = self.costs.get(self._temperature), len(self._probabilities)
         if costs is None:
             return True
-        survival = math.prod(self._acceptance.given(one) for one in self._probabilities)
+        survival = math.prod(self._acceptance.given(probability) for probability in self._probabilities)
         expected = expected_tokens(self._chain, drawn, survival)
         return best_length(costs, expected, self._rate, drawn, self._last) > drawn
 

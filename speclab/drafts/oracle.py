@@ -56,7 +56,7 @@ class OracleDraft(Drafter):
         # Another seed for every prompt, or all prompts would be right and wrong at the same places.
         self._random = random.Random(self.seed * 1_000_003 + int(prompt.sum()))
 
-    def _replayed(self, position: int, vocab_size: int) -> int | None:
+    def _token_at(self, position: int, vocab_size: int) -> int | None:
         """Return a right or a wrong token for this position of the output; None after its end."""
         if position >= len(self._reference):
             return None
@@ -89,7 +89,7 @@ class OracleModelDrafter(OracleDraft, ModelDrafter):
         own proposals does not matter."""
         start = self._n_committed - self._n_prompt
         draft = super().propose(k, uniforms)
-        replayed = [self._replayed(start + i, self.draft.vocab_size) for i in range(draft.tokens.shape[1])]
+        replayed = [self._token_at(start + i, self.draft.vocab_size) for i in range(draft.tokens.shape[1])]
         given = to_device([-1 if token is None else token for token in replayed], self.draft.device)
         return replace(draft, tokens=torch.where(given >= 0, given, draft.tokens))
 
@@ -109,7 +109,7 @@ class FreeOracleDrafter(OracleDraft):
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         """Return the baseline's tokens, right or wrong; fewer where its text ends."""
-        replayed = [self._replayed(self._position + i, self._vocab_size) for i in range(k)]
+        replayed = [self._token_at(self._position + i, self._vocab_size) for i in range(k)]
         return as_draft([token for token in replayed if token is not None], self._device)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:

@@ -219,7 +219,10 @@ def make_all(choices: Iterable[Choice], setup: Setup, seed: int) -> dict[str, Dr
     """Return drafters by the name that tables and records give them, in the order of the choices."""
     choices = list(choices)
     # One that changes the target's engine comes first, since others take the engine over.
-    made = {choice.name: choice.make(setup, seed) for choice in sorted(choices, key=lambda one: not one.changes_engine)}
+    made = {
+        choice.name: choice.make(setup, seed)
+        for choice in sorted(choices, key=lambda choice: not choice.changes_engine)
+    }
     return {choice.name: made[choice.name] for choice in choices}
 
 

@@ -31,8 +31,8 @@ def accept_probs(
     """
     target, prompt_ids = bench.setup.target, prompt.id_list
     law = bench.drafters[draft].law(target, prompt_ids, text, sampling, longest)
-    of_target = functools.partial(distributions, target.model, prompt_ids, text, sampling, target.vocab_size)
-    return law.accept_probs(of_target, text)
+    target_probs = functools.partial(distributions, target.model, prompt_ids, text, sampling, target.vocab_size)
+    return law.accept_probs(target_probs, text)
 
 
 def note_own_rates(measured: Measurement) -> None:
@@ -50,8 +50,8 @@ def note_own_rates(measured: Measurement) -> None:
     for sample in measured.lines:
         if sample.arm.speculative and sample.arm.draft in bench.drafters:
             place = (sample.arm.draft, sample.temperature, sample.prompt_index)
-            of_texts = [rates(*place, tuple(text)) for text in sample.texts]
-            sample.own_rates = {name: as_written(sum(one[name] for one in of_texts)) for name in of_texts[0]} or None
+            by_text = [rates(*place, tuple(text)) for text in sample.texts]
+            sample.own_rates = {name: as_written(sum(found[name] for found in by_text)) for name in by_text[0]} or None
 
 
 def probs_of_texts(measured: Measurement, longest: int) -> ProbsOfText:

@@ -34,7 +34,7 @@ def compare(config: RunConfig) -> tuple[ComparisonRun, Measurement]:
 
 def explain(config: RunConfig, measured: Measurement) -> ComparisonRun:
     """Return the record of what is measured and judged."""
-    run = explained(measured, lambda costs: comparison_record(config, measured, costs))
+    run = with_costs(measured, lambda costs: comparison_record(config, measured, costs))
     with measured.kept("the rows are complete, the machine's bandwidth is not measured"):
         if not measured.interrupted:
             device, dtype = config.setup.device, config.setup.dtype
@@ -66,7 +66,7 @@ def measure_and_judge(
     return measured
 
 
-def explained(
+def with_costs(
     measured: Measurement, build: Callable[[CostTable], Result], other_costs: CostTable | None = None
 ) -> Result:
     """Call `build` with the calibrated costs. Where something stops it, call it without costs, which is quick.
@@ -93,8 +93,8 @@ def comparison_record(config: RunConfig, measured: Measurement, costs: CostTable
         correctness=measured.correctness,
         noise=[noise for temperature in config.temperatures if (noise := noise_at(measured, temperature))],
         costs=[
-            {"drafter": config.method(draft), "temperature": temperature, "costs": of_draft.to_json()}
-            for (draft, temperature), of_draft in costs.items()
+            {"drafter": config.method(draft), "temperature": temperature, "costs": draft_costs.to_json()}
+            for (draft, temperature), draft_costs in costs.items()
         ],
         phases={
             "seconds": measured.wall_seconds,
@@ -125,9 +125,9 @@ def add_best_plain(run: ComparisonRun, measured: Measurement) -> None:
     for row in run.rows:
         arm = Arm(row.method, row.draft or "", row.draft_length, row.auto)
         if row.temperature == 0 and row.prompt_kind == "all":
-            of_best, of_arm = seconds(best, True), seconds(arm, True)
-            row.speedup_best_plain = sum(of_best) / sum(of_arm)
-            row.best_plain_low, row.best_plain_high = ratio_interval(of_best, of_arm) or (None, None)
+            best_seconds, arm_seconds = seconds(best, True), seconds(arm, True)
+            row.speedup_best_plain = sum(best_seconds) / sum(arm_seconds)
+            row.best_plain_low, row.best_plain_high = ratio_interval(best_seconds, arm_seconds) or (None, None)
 
 
 def noise_at(measured: Measurement, temperature: float) -> Noise | None:
@@ -142,18 +142,18 @@ def build_rows(config: RunConfig, measured: Measurement, costs: CostTable) -> li
     rerun, rows = _Rerun(measured), []
     for temperature, kind, lines in groups_of(measured.lines):
         floor = attribution.noise_floor(lines[BASELINE], lines.get(BASELINE_REPEAT, []))
-        for row, arm, of_arm in rows_of_group(lines, config.common, kind):
+        for row, arm, its_lines in rows_of_group(lines, config.common, kind):
             if arm.speculative:
                 total = attribution.PredictedSeconds()
-                for line in of_arm:
+                for line in its_lines:
                     total += predicted.get((arm, temperature, line.prompt_index), attribution.PredictedSeconds())
                 if total.n_rounds:
                     row = replace(row, **attribution.predictions(row, total))
-                bounds = [best_lengths.get((arm, temperature, line.prompt_index)) for line in of_arm]
+                bounds = [best_lengths.get((arm, temperature, line.prompt_index)) for line in its_lines]
                 if bounds and None not in bounds:
                     plain, least = map(sum, zip(*filter(None, bounds), strict=True))
                     row.oracle = plain / least
-                row.repeat_noise = rerun.noise(row, arm, of_arm)
+                row.repeat_noise = rerun.noise(row, arm, its_lines)
                 row.verdict = attribution.verdict(
                     row.speedup, row.speedup_low, row.speedup_high, row.repeat_noise, floor
                 )
@@ -172,9 +172,9 @@ class _Rerun:
             self._residuals[arm, temperature] = drift.residuals(measured.of(arm, temperature), baseline)
         self._correlation = drift.correlation(
             [
-                [of_arm[i] for i in sorted(of_arm, key=self._places.__getitem__)]
-                for of_arm in self._residuals.values()
-                if of_arm
+                [by_prompt[i] for i in sorted(by_prompt, key=self._places.__getitem__)]
+                for by_prompt in self._residuals.values()
+                if by_prompt
             ]
         )
 
@@ -183,7 +183,7 @@ class _Rerun:
         if residuals is None:
             return None
         seconds = {s.prompt_index: s.seconds for s in samples if s.prompt_index in residuals}
-        shares = {index: one / sum(seconds.values()) for index, one in seconds.items()}
+        shares = {index: spent / sum(seconds.values()) for index, spent in seconds.items()}
         return drift.repeat_noise(row.speedup, residuals, shares, self._places, self._correlation)
 
 
@@ -198,16 +198,16 @@ def _predicted(measured: Measurement, costs: CostTable) -> dict[tuple[Arm, float
         arm, place = sample.arm, (sample.temperature, sample.prompt_index)
         if (arm.draft, sample.temperature) not in costs or not is_judged_alone(measured, arm, sample.temperature):
             continue
-        of_lookup = costs.get((arm.draft + LOOKUP, sample.temperature))
-        if of_lookup is None and any(made.looked_up for rounds in sample.rounds for made in rounds):
+        lookup_costs = costs.get((arm.draft + LOOKUP, sample.temperature))
+        if lookup_costs is None and any(made.looked_up for rounds in sample.rounds for made in rounds):
             continue
-        predicted: dict[str, Any] = {"of_lookup": of_lookup}
+        predicted: dict[str, Any] = {"lookup_costs": lookup_costs}
         if follows_text(measured, arm):
             predicted["accept_probs"] = functools.partial(probs, arm.draft, *place)
         elif sample.temperature == 0:
             predicted["rounds_along"] = functools.partial(rounds_along, arm, sample.prompt_index)
-        of_draft = costs[arm.draft, sample.temperature]
-        priced[arm, *place] = attribution.price(sample, baseline[place], of_draft, **predicted)
+        draft_costs = costs[arm.draft, sample.temperature]
+        priced[arm, *place] = attribution.price(sample, baseline[place], draft_costs, **predicted)
     return priced
 
 
@@ -220,9 +220,9 @@ def _best_lengths(measured: Measurement, costs: CostTable) -> dict[tuple[Arm, fl
         if not arm.auto or (draft, sample.temperature) not in costs or len(drafters[arm.draft].parts) > 1:
             continue
         if is_judged_alone(measured, arm, sample.temperature):
-            of_draft = costs[draft, sample.temperature]
-            of_text = functools.partial(probs, arm.draft, *place)
-            found[arm, *place] = attribution.price_best_lengths(baseline[place], LONGEST, of_draft, of_text)
+            draft_costs = costs[draft, sample.temperature]
+            probs_of_text = functools.partial(probs, arm.draft, *place)
+            found[arm, *place] = attribution.price_best_lengths(baseline[place], LONGEST, draft_costs, probs_of_text)
     return found
 
 

@@ -113,8 +113,8 @@ def _judge_sampled(measured: Measurement, arm: Arm, temperature: float) -> dict:
                 target_probs = distributions(setup.target.model, prompt, tokens, sampling, vocab)
                 tested = judged_places(rounds, len(tokens))
                 proposed = law.drawn_from(asked_at(tested, k, max(bench.max_new_tokens, len(tokens))))
-                of_target = target_probs[[start + depth for start, depth in tested]]
-                distance += distances(bench.functions.rule, of_target, proposed).sum().item()
+                judged_probs = target_probs[[start + depth for start, depth in tested]]
+                distance += distances(bench.functions.rule, judged_probs, proposed).sum().item()
         sample.distance = as_written(distance) if lossy_rule and known else None
     z = sums.result()
     n_decoded = sum(sample.counts.n_emitted for sample in samples)

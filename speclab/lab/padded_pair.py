@@ -46,8 +46,8 @@ def size_for(config: RunConfig, bandwidth: float) -> str | None:
 def padded_kinds(kinds: list[str], size: str) -> list[str]:
     """Return `--draft` for a target of this size: the lab's draft at a tenth of it; lookups and the lab's head stay;
     others are left out."""
-    of_target = sizes.parse_name(size)
-    draft = sizes.size_name(of_target.n_parameters // DRAFT_SHARE, vocab_size=of_target.vocab_size)
+    target_size = sizes.parse_name(size)
+    draft = sizes.size_name(target_size.n_parameters // DRAFT_SHARE, vocab_size=target_size.vocab_size)
     usable = [name for name, kind in registry.kinds().items() if kind.any_size]
     return [draft if kind == "model" else kind for kind in kinds if kind in usable]
 

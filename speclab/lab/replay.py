@@ -112,7 +112,7 @@ class KnownText:
             self._states |= dict(zip(layers, outputs, strict=True))
         return self._states[layer]
 
-    def of_last_pass(self, layer: int) -> Tensor:
+    def last_states(self, layer: int) -> Tensor:
         """Return the same for the tokens of the last pass, (1, m, hidden)."""
         with torch.inference_mode():
             return self.states(layer)[:, self._last]
@@ -132,7 +132,7 @@ class StatesOf(Mapping[int, Tensor]):
         self._known = known
 
     def __getitem__(self, layer: int) -> Tensor:
-        return self._known.of_last_pass(layer)
+        return self._known.last_states(layer)
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(self._known._model.config.get_text_config().num_hidden_layers))
@@ -141,7 +141,7 @@ class StatesOf(Mapping[int, Tensor]):
         return len(list(iter(self)))
 
 
-def replayed(
+def replay_rounds(
     functions: LoopFunctions, target: CachedModel, drafter: Drafter, prompt: Tensor, text: Text, draft_length: int
 ) -> list[RoundCounts]:
     """Return the rounds after that of the prompt, (1, prompt length) ids, in greedy decoding of `text`.
@@ -170,6 +170,6 @@ def rounds_of_texts(measured: Measurement) -> Callable[[Arm, int, Text], list[Ro
             drafters[arm].forget()
         drafter = copy.deepcopy(drafters[arm])  # shares what is learned
         prompt = measured.prompts[prompt_index].ids.to(bench.setup.device)
-        return replayed(bench.functions, bench.setup.target, drafter, prompt, text, arm.draft_length)
+        return replay_rounds(bench.functions, bench.setup.target, drafter, prompt, text, arm.draft_length)
 
     return rounds

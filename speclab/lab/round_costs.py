@@ -88,10 +88,10 @@ def costs_of(rounds: Iterable[tuple[Round, bool]], longest: int = LONGEST) -> Ro
     rest: dict[int, list[float]] = {}
     for round_, own in rounds:
         seconds = dict(round_.seconds or {})
-        of_draft = seconds.pop("draft")
+        draft_seconds = seconds.pop("draft")
         rest.setdefault(round_.n_drafted, []).append(sum(seconds.values()))
         if own:
-            drafting.setdefault(round_.n_drafted, []).append(of_draft)
+            drafting.setdefault(round_.n_drafted, []).append(draft_seconds)
     if 0 not in rest or len(rest) == 1:
         return None
     return RoundCosts(_curve(drafting, longest), _curve(rest, LONGEST))

@@ -43,9 +43,9 @@ def rows_of_group(
     lines: dict[Arm, list[Line]], common: dict[str, Any], kind: str
 ) -> Iterator[tuple[Row, Arm, list[Line]]]:
     """Return the row of every arm of a group but the baseline's second run, with the arm and its lines."""
-    for arm, of_arm in lines.items():
+    for arm, its_lines in lines.items():
         if arm != BASELINE_REPEAT:
-            yield build_row(arm, of_arm, lines[BASELINE], common, kind), arm, of_arm
+            yield build_row(arm, its_lines, lines[BASELINE], common, kind), arm, its_lines
 
 
 def build_row(arm: Arm, lines: list[Line], baseline: list[Line], common: dict[str, Any], kind: str) -> Row:
@@ -67,10 +67,10 @@ def build_row(arm: Arm, lines: list[Line], baseline: list[Line], common: dict[st
     low, high = ratio_interval(baseline_seconds, arm_seconds) or (None, None)
     baseline_prefill, prefill = (sum(sum(s.prefill_seconds) for s in side) for side in zip(*pairs, strict=True))
     acceptance_rate, fraction = counts.acceptance_rate, counts.drafted_fraction
-    of_book = None if arm.auto or arm.branches else arm.draft_length  # the formula knows one length, and no branches
+    one_length = None if arm.auto or arm.branches else arm.draft_length  # the formula knows one length, and no branches
     distances = [s.distance for _, s in pairs if s.distance is not None]
     own = [s.own_rates for _, s in pairs if s.own_rates]
-    sums = {name: sum(one[name] for one in own) for name in own[0]} if 0 < len(own) == len(pairs) else {}
+    sums = {name: sum(rates[name] for rates in own) for name in own[0]} if 0 < len(own) == len(pairs) else {}
     has_rounds = bool(arm.draft) and all(s.rounds for _, s in pairs)
     has_texts = lines[0].temperature == 0 and all(line.texts for pair in pairs for line in pair)
     return Row(
@@ -96,11 +96,13 @@ def build_row(arm: Arm, lines: list[Line], baseline: list[Line], common: dict[st
         acceptance_rate=acceptance_rate,
         drafted_fraction=fraction,
         tokens_per_round=counts.tokens_per_round if arm.speculative else None,
-        book_formula=book_formula(acceptance_rate, of_book) if acceptance_rate is not None and of_book else None,
-        book_formula_drafted_fraction=book_formula(fraction, of_book) if fraction is not None and of_book else None,
+        book_formula=book_formula(acceptance_rate, one_length) if acceptance_rate is not None and one_length else None,
+        book_formula_drafted_fraction=book_formula(fraction, one_length)
+        if fraction is not None and one_length
+        else None,
         lossy_rule=lines[0].lossy_rule,
         total_variation=sum(distances) / counts.n_emitted if len(distances) == len(pairs) else None,
-        own_rates=[OwnRate(name=name, mean=one / counts.n_emitted) for name, one in sums.items()] or None,
+        own_rates=[OwnRate(name=name, mean=total / counts.n_emitted) for name, total in sums.items()] or None,
         same_as_baseline=all(b.texts == s.texts for b, s in pairs) if has_texts else None,
     )
 

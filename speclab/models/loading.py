@@ -269,13 +269,13 @@ def check_same_tokenizer(
 
     One of the two may have more ids at the end. The width of the logits says nothing: families pad it.
     """
-    of_target, of_draft = words_by_id(target), words_by_id(draft)
-    n = min(max(of_target), max(of_draft)) + 1
-    others = [i for i in range(n) if of_target.get(i) != of_draft.get(i)]
+    target_words, draft_words = words_by_id(target), words_by_id(draft)
+    n = min(max(target_words), max(draft_words)) + 1
+    others = [i for i in range(n) if target_words.get(i) != draft_words.get(i)]
     probes = [tokenizer(PROBE).input_ids for tokenizer in (target, draft)]
     if others:
         named = "; ".join(
-            f"{i} is {_spelled(of_draft.get(i))} to the draft, {_spelled(of_target.get(i))} to the target"
+            f"{i} is {_spelled(draft_words.get(i))} to the draft, {_spelled(target_words.get(i))} to the target"
             for i in others[:NAMED]
         )
         more = f"; and {len(others) - NAMED} more" * (len(others) > NAMED)

@@ -240,7 +240,7 @@ def _parts(tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]] | None:
 
 def _flat(part: dict[str, Any]) -> list[dict[str, Any]]:
     """Return a step of a decoder, or the steps in it."""
-    return [one for inner in part["decoders"] for one in _flat(inner)] if part["type"] == "Sequence" else [part]
+    return [step for inner in part["decoders"] for step in _flat(inner)] if part["type"] == "Sequence" else [part]
 
 
 def _is_local(part: dict[str, Any]) -> bool:

@@ -54,16 +54,16 @@ def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = No
     is left out in the terminal, and that is said.
     """
     runs = [run, run.padded] if run.padded else [run]
-    doubts = Lines(f"{target_name(one)}: {doubt(one)}" for one in runs if doubt(one))
-    believed = [one for one in runs if markdown or not doubt(one)]
+    doubts = Lines(f"{target_name(shown)}: {doubt(shown)}" for shown in runs if doubt(shown))
+    believed = [shown for shown in runs if markdown or not doubt(shown)]
     table = speed_table(believed) if believed else None
     if brief:
         return tables.show([Lines(filter(None, map(wrong_line, runs))), doubts, table], markdown)
-    agreement = Lines(line for one in runs for line in (*same_text_lines(one, one.correctness), *remarks(one)))
+    agreement = Lines(line for shown in runs for line in (*same_text_lines(shown, shown.correctness), *remarks(shown)))
     facts = Lines(
         [
             chains_only_line(believed),
-            *(line for one in believed for line in facts_lines(one)),
+            *(line for shown in believed for line in facts_lines(shown)),
             noise_line(believed),
             no_gain_line(believed),
         ]
@@ -76,12 +76,12 @@ def page(run: ComparisonRun, name: str) -> str:
     """Return results/NAME.md: the first screen with its pictures, then everything else. name: the name of the
     pictures"""
     parts = [f"{tables.escaped(provenance(run))}\n", f"## The answer\n\n{screen(run, markdown=True)}"]
-    for one, its_name in ((run, name), (run.padded, f"{name}-padded")):
-        if one:
-            if one is run.padded:
-                parts.append(f"# {tables.escaped(target_name(one))}\n\n{tables.escaped(provenance(one))}\n")
-            parts.append("\n\n".join(_pictures(one, its_name)) + "\n")
-            parts.append(report.comparison(one, by_kind=True, markdown=True))
+    for shown, its_name in ((run, name), (run.padded, f"{name}-padded")):
+        if shown:
+            if shown is run.padded:
+                parts.append(f"# {tables.escaped(target_name(shown))}\n\n{tables.escaped(provenance(shown))}\n")
+            parts.append("\n\n".join(_pictures(shown, its_name)) + "\n")
+            parts.append(report.comparison(shown, by_kind=True, markdown=True))
     return "\n".join(parts)
 
 

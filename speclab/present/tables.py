@@ -114,7 +114,7 @@ def _columns(block: Table, markdown: bool) -> str | None:
             filled["draft"] = [short[name] for name in filled["draft"]]
         parts = [list(keys)]
         for head in heads[2:]:
-            widths = [max(map(len, [one, *filled[one]])) + 2 for one in (*parts[-1], head)]
+            widths = [max(map(len, [name, *filled[name]])) + 2 for name in (*parts[-1], head)]
             if sum(widths) > WIDTH + 2:
                 parts.append(list(keys))
             parts[-1].append(head)
@@ -226,7 +226,7 @@ def prediction(predicted: Callable[[Any], float | None]) -> Cell:
     return cell
 
 
-def of_a_draft(cell: Cell) -> Cell:
+def drafts_only(cell: Cell) -> Cell:
     """Return a cell that is empty for the baseline."""
     return lambda row: cell(row) if row.draft else "-"
 
@@ -234,21 +234,21 @@ def of_a_draft(cell: Cell) -> Cell:
 def through(part: Callable[[Any], Any], columns: dict[str, Cell]) -> dict[str, Cell]:
     """Return columns of rows as columns of objects that hold such a row; `part` takes the row out."""
 
-    def of_part(cell: Cell) -> Cell:
+    def cell_of_part(cell: Cell) -> Cell:
         return lambda whole: cell(part(whole))
 
-    return {head: of_part(cell) for head, cell in columns.items()}
+    return {head: cell_of_part(cell) for head, cell in columns.items()}
 
 
 CELLS: dict[str, Cell] = {
     "draft": lambda row: row.method,
-    "k": of_a_draft(lambda row: "≤ " * row.draft.endswith(AUTO) + str(row.draft_length)),
+    "k": drafts_only(lambda row: "≤ " * row.draft.endswith(AUTO) + str(row.draft_length)),
     "T": lambda row: f"{row.temperature:g}",
     "tok/s": lambda row: number(row.tokens_per_second, 1 if row.tokens_per_second < 999.95 else 0),
     "speedup": speedup_of,
     "measured": speedup_of,
-    "95 %": of_a_draft(lambda row: interval(*decoding(row)[1:])),
-    "end to end": of_a_draft(lambda row: speedup(row.speedup_with_prefill)),
+    "95 %": drafts_only(lambda row: interval(*decoding(row)[1:])),
+    "end to end": drafts_only(lambda row: speedup(row.speedup_with_prefill)),
     "α": column("acceptance_rate"),
     "f": column("drafted_fraction"),
     "tok/rnd": column("tokens_per_round"),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import transformers
 
-from speclab.records.rows import Part, as_written
+from speclab.records.rows import RecordPart, as_written
 from speclab.records.runs import Head, Machine, Versions
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.files import read_bytes, shown
@@ -38,7 +38,7 @@ OPTIONAL = (
 LISTS = ("rounds", "texts")  # and these where they are empty
 
 Record = TypeVar("Record", bound=Head)
-Parsed = TypeVar("Parsed", bound=Part)
+Parsed = TypeVar("Parsed", bound=RecordPart)
 
 
 # --- circumstances ----------------------------------------------------------------------------------------------------

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from speclab.records.facts import Pair
-from speclab.records.rows import Count, Part
+from speclab.records.rows import Count, RecordPart
 
 
 @dataclass(kw_only=True)
-class KneeEntry(Part):
+class KneeEntry(RecordPart):
     """The number of texts at a time at which the best speedup over all draft lengths falls below 1 for the last time.
 
     `batch` is that number, as records call it.

@@ -88,7 +88,7 @@ def read(path: Path) -> list[LoggedMeasurement]:
         except (ValueError, TypeError, IndexError, RecursionError) as error:
             raise EnvironmentProblem(f"{shown(path)} is no log of a run ({error}); give one that a run wrote") from None
         key = line.arm, line.temperature, line.prompt_index
-        known = next((one for one in lines if (one.arm, one.temperature, one.prompt_index) == key), None)
+        known = next((other for other in lines if (other.arm, other.temperature, other.prompt_index) == key), None)
         if known:
             known.extend(line)
         else:

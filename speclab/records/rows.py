@@ -41,14 +41,14 @@ def as_written(number: float) -> float:
     return float(f"{float(number):.7g}")
 
 
-class Part:
+class RecordPart:
     """Base of all that records are made of: when read, unknown fields, other types and infinities are refused."""
 
     __pydantic_config__ = {"extra": "forbid", "strict": True, "allow_inf_nan": False}  # noqa: RUF012 - pydantic's form
 
 
 @dataclass(kw_only=True)
-class OwnRate(Part):
+class OwnRate(RecordPart):
     """A share that only some kind of draft has: the head of its column, and its mean over the decoded tokens."""
 
     name: Annotated[str, Matching("^[a-z ]{1,20}$")]
@@ -56,7 +56,7 @@ class OwnRate(Part):
 
 
 @dataclass(kw_only=True)
-class Rung(Part):
+class Rung(RecordPart):
     """A step of the ladder from the book's formula to the measured speedup."""
 
     name: str
@@ -64,7 +64,7 @@ class Rung(Part):
 
 
 @dataclass(kw_only=True)
-class ArmCounts(Part):
+class ArmCounts(RecordPart):
     """One arm on one or more prompts, and the sums over its rounds, the prefill token apart."""
 
     method: str

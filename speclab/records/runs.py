@@ -19,13 +19,13 @@ from speclab.records.facts import (
     RunSettings,
 )
 from speclab.records.log import Line
-from speclab.records.rows import Amount, Count, Part, Row
+from speclab.records.rows import Amount, Count, RecordPart, Row
 
 SCHEMA_VERSION = 2
 
 
 @dataclass(kw_only=True)
-class CoreProbe(Part):
+class CoreProbe(RecordPart):
     """The result of the probe of the cores before the run (speclab/system/cores.py). Shares are processor time over
     clock time."""
 
@@ -38,7 +38,7 @@ class CoreProbe(Part):
 
 
 @dataclass(kw_only=True)
-class Machine(Part):
+class Machine(RecordPart):
     """The machine on which the numbers were measured."""
 
     cpu: str
@@ -52,7 +52,7 @@ class Machine(Part):
 
 
 @dataclass(kw_only=True)
-class Versions(Part):
+class Versions(RecordPart):
     """The versions of everything that moves the numbers, and the commit of the lab itself."""
 
     python: str
@@ -63,7 +63,7 @@ class Versions(Part):
 
 
 @dataclass(kw_only=True)
-class Head(Part):
+class Head(RecordPart):
     """The part of every record that says what ran, where and how."""
 
     schema_version: int
@@ -85,7 +85,7 @@ class LabRun(Head):
 
 
 @dataclass(kw_only=True)
-class Noise(Part):
+class Noise(RecordPart):
     """The ratio of the baseline's time to that of its own second run at one temperature."""
 
     temperature: Amount

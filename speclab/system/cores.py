@@ -49,9 +49,9 @@ def probe(threads: int, work: Callable[[int], Work] | None = None) -> Shares:
     with contextlib.suppress(AttributeError, OSError):  # no such thing on Windows
         load = os.getloadavg()[0]
     looks = [(work(1), work(threads)) for _ in range(LOOKS)] if threads > 1 else [(work(1),) * 2 for _ in range(LOOKS)]
-    one, many = (Work(*map(sum, zip(*of_one, strict=True))) for of_one in zip(*looks, strict=True))
-    rates = [side.blocks / side.wanted for side in (one, many)]  # of one thread on average
-    return Shares(threads, one.got / one.wanted, many.got / many.wanted, threads * rates[1] / rates[0], load)
+    single, many = (Work(*map(sum, zip(*looks_alike, strict=True))) for looks_alike in zip(*looks, strict=True))
+    rates = [side.blocks / side.wanted for side in (single, many)]  # of one thread on average
+    return Shares(threads, single.got / single.wanted, many.got / many.wanted, threads * rates[1] / rates[0], load)
 
 
 def are_free(shares: Shares) -> bool:

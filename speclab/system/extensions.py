@@ -33,8 +33,8 @@ def modules(name: str) -> list[ModuleType]:
     So a program outside the package finds what an extension brings for it, and the loops never import that.
     """
     folders = importlib.import_module(PACKAGE).__path__
-    packages = [f"{PACKAGE}.{found.name}" for found in pkgutil.iter_modules(folders) if found.ispkg]
-    return [importlib.import_module(f"{one}.{name}") for one in packages if importlib.util.find_spec(f"{one}.{name}")]
+    places = [f"{PACKAGE}.{found.name}.{name}" for found in pkgutil.iter_modules(folders) if found.ispkg]
+    return [importlib.import_module(place) for place in places if importlib.util.find_spec(place)]
 
 
 def add_command(name: str, line: str) -> None:

@@ -78,17 +78,17 @@ def price(
     costs: Costs,
     accept_probs: Callable[[Text], AcceptProbs] | None = None,
     rounds_along: Callable[[Text], list[RoundCounts]] | None = None,
-    of_lookup: Costs | None = None,
+    lookup_costs: Costs | None = None,
 ) -> PredictedSeconds:
     """Compute both predictions for one arm on one prompt.
 
     accept_probs gives, for a text of the baseline, the acceptance probabilities of this draft. rounds_along gives the
     rounds along that text, for a draft whose proposals depend on the rounds before. Without either there is no
-    forecast. of_lookup: the costs of the rounds in which the lookup of a hybrid draft proposes; `costs` are then those
-    of the rounds in which its model proposes. Where `of_lookup` is missing, a text along which the draft looks up has
-    no forecast.
+    forecast. lookup_costs: the costs of the rounds in which the lookup of a hybrid draft proposes; `costs` are then
+    those of the rounds in which its model proposes. Where `lookup_costs` is missing, a text along which the draft looks
+    up has no forecast.
     """
-    lookups = of_lookup or costs
+    lookups = lookup_costs or costs
     part, early = PredictedSeconds(), line.n_prompt
     for text, rounds in zip(baseline.texts, line.rounds, strict=True):
         n = len(text) - 1
@@ -101,7 +101,7 @@ def price(
             _price_expected(part, n_repeats, accept_probs(distinct), line.arm.draft_length, early, costs)
         elif rounds_along:
             made, rounds = PredictedSeconds(), rounds_along(distinct)
-            if of_lookup is None and any(one.looked_up for one in rounds):
+            if lookup_costs is None and any(round_.looked_up for round_ in rounds):
                 return replace(part, expected=0.0, expected_rounds=0.0)
             _price_rounds(made, rounds, early, costs, lookups)
             part.expected += n_repeats * (made.draft + made.verify + made.overhead)
@@ -129,11 +129,11 @@ def cheapest(accept_probs: AcceptProbs, longest: int, costs: Costs, n_prompt: in
 
 
 def _price_rounds(
-    part: PredictedSeconds, rounds: list[RoundCounts], early: int, of_model: Costs, of_lookup: Costs
+    part: PredictedSeconds, rounds: list[RoundCounts], early: int, of_model: Costs, lookup_costs: Costs
 ) -> None:
     context = early
     for (n_drafted, n_accepted, looked_up), catch_up in zip(rounds, catch_ups(rounds), strict=True):
-        costs = of_lookup if looked_up else of_model
+        costs = lookup_costs if looked_up else of_model
         catch_up = 1 if looked_up else catch_up
         part.n_rounds += 1
         part.n_drafted += n_drafted

@@ -60,14 +60,14 @@ def catch_ups(rounds: Iterable[RoundCounts]) -> list[int]:
     >>> catch_ups([*(RoundCounts(*made) for made in chains), RoundCounts(5, 3, looked_up=True), RoundCounts(2, 0)])
     [1, 2, 1, 2, 3, 2, 6]
     """
-    waiting, of_rounds = 1, []
+    waiting, by_round = 1, []
     for n_drafted, n_accepted, looked_up in rounds:
-        of_rounds.append(waiting)
+        by_round.append(waiting)
         if looked_up or n_drafted == 0:
             waiting += n_accepted + 1
         else:
             waiting = 1 + (n_accepted == n_drafted)
-    return of_rounds
+    return by_round
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Costs:
     @classmethod
     def from_json(cls, record: dict) -> "Costs":
         """Return the inverse of `to_json`; other entries are left out."""
-        known = {one.name: record[one.name] for one in fields(cls) if one.name in record}
+        known = {entry.name: record[entry.name] for entry in fields(cls) if entry.name in record}
         return cls(**known | {name: {int(x): seconds for x, seconds in record[name]} for name in CURVES})
 
 

@@ -37,11 +37,13 @@ def residuals(lines: list[Line], baseline: list[Line]) -> dict[int, float] | Non
 def correlation(series: list[list[float]]) -> list[float]:
     """Return the autocorrelation by distance, pooled over series in the order of time; 1 at distance 0, 0 from the
     first negative value on, and beyond LONGEST_SHARE of the series."""
-    power = sum(float(np.dot(one, one)) for one in series)
-    longest = max((len(one) for one in series), default=0)
+    power = sum(float(np.dot(values, values)) for values in series)
+    longest = max((len(values) for values in series), default=0)
     by_distance = [1.0]
     for distance in range(1, int(longest * LONGEST_SHARE) + 1):
-        products = sum(float(np.dot(one[:-distance], one[distance:])) for one in series if len(one) > distance)
+        products = sum(
+            float(np.dot(values[:-distance], values[distance:])) for values in series if len(values) > distance
+        )
         if power == 0 or products <= 0:
             break
         by_distance.append(products / power)
@@ -63,8 +65,8 @@ def repeat_noise(
     """
     variance = sum(value**2 for value in residuals.values()) / (len(residuals) - 2)  # a mean and a slope are taken out
     spread = sum(
-        one * other * _at(correlation, abs(places[i] - places[j]))
-        for i, one in shares.items()
+        share * other * _at(correlation, abs(places[i] - places[j]))
+        for i, share in shares.items()
         for j, other in shares.items()
     )
     return 1.96 * speedup * math.sqrt(2 * variance * max(spread, 0.0))

@@ -41,5 +41,5 @@ def pass_seconds(widths: list[int], dense: list[float], read: Bytes, n_used: int
     n_used * width / union tokens of its own on average; of a pass's seconds the MLPs take their share of the bytes.
     """
     share = read.mlps / sum(read)
-    of_expert = float(np.interp(n_used * width / union, widths, dense))
-    return (1 - share) * float(np.interp(width, widths, dense)) + union * share * of_expert
+    expert_seconds = float(np.interp(n_used * width / union, widths, dense))
+    return (1 - share) * float(np.interp(width, widths, dense)) + union * share * expert_seconds

@@ -36,16 +36,16 @@ def fit(rounds: Sequence[RoundTime], steps: Sequence[StepTime]) -> dict[tuple[st
     costs = {}
     for drafter, temperature in dict.fromkeys((r.drafter, r.temperature) for r in rounds):
         alike = [r for r in rounds if r.temperature == temperature]
-        of_drafter = [r for r in alike if r.drafter == drafter]
+        its_rounds = [r for r in alike if r.drafter == drafter]
         costs[drafter, temperature] = Costs(
             step_at=step_at[temperature],
             step_slope=step_slope[-1],
             **verify[kinds[drafter]][temperature],
-            **_draft(of_drafter),
+            **_draft(its_rounds),
             **_accept(alike),
-            **_rollback(of_drafter),
-            host=_mean([r.seconds["host"] for r in of_drafter]),
-            host_error=_standard_error([r.seconds["host"] for r in of_drafter]),
+            **_rollback(its_rounds),
+            host=_mean([r.seconds["host"] for r in its_rounds]),
+            host_error=_standard_error([r.seconds["host"] for r in its_rounds]),
         )
     return costs
 
@@ -101,7 +101,7 @@ def _accept(rounds: list[RoundTime]) -> dict:
 def _rollback(rounds: list[RoundTime]) -> dict:
     seconds, replays = [r.seconds["rollback"] for r in rounds], [r.n_replays for r in rounds]
     at, (replay,) = _regress(seconds, ["all"] * len(rounds), [[n] for n in replays], stall_cells=replays)
-    rest = [one - replay * n for one, n in zip(seconds, replays, strict=True)]
+    rest = [spent - replay * n for spent, n in zip(seconds, replays, strict=True)]
     return {"rollback": at["all"], "replay": replay, "rollback_error": _standard_error(rest)}
 
 

@@ -52,9 +52,9 @@ def knee_of(draft: str, context: int, source: Any, speedups: Mapping[tuple[int, 
     """
     best: dict[int, tuple[int, float]] = {}
     for n in sorted({n for n, _ in speedups}):
-        of_length = {k: speedup for (n_texts, k), speedup in speedups.items() if n_texts == n}
-        k = best_k(of_length)
-        best[n] = k, of_length[k]
+        by_length = {k: speedup for (n_texts, k), speedup in speedups.items() if n_texts == n}
+        k = best_k(by_length)
+        best[n] = k, by_length[k]
     found = knee({n: speedup for n, (_, speedup) in best.items()})
     return KneeEntry(
         draft=draft,

@@ -109,26 +109,30 @@ class Places:
         self.probs, self.possible = p, p > 0 if possible is None else possible
         liked = q > p  # an accept rule that keeps the draft's tokens too often shows here
         self.liked = liked
-        self.of_liked = _of_events((p * liked).sum(-1))
+        self.liked_moments = _event_moments((p * liked).sum(-1))
         surprise = torch.where(p > 0, -p.log(), 0.0)
         entropy = (p * surprise).sum(-1)
         above = surprise - entropy[:, None]
-        self.of_surprise = Moments(entropy, (p * above**2).sum(-1), (p * above**3).sum(-1))
+        self.surprise_moments = Moments(entropy, (p * above**2).sum(-1), (p * above**3).sum(-1))
         if noise is not None:
-            self.of_liked = _with_noise(self.of_liked, p, liked.double() - self.of_liked.mean[:, None], noise)
-            self.of_surprise = _with_noise(self.of_surprise, p, above, noise)
+            self.liked_moments = _with_noise(
+                self.liked_moments, p, liked.double() - self.liked_moments.mean[:, None], noise
+            )
+            self.surprise_moments = _with_noise(self.surprise_moments, p, above, noise)
         # The edge of a filter: the tokens that may be kept, or the least probable one of several that are.
         chance, least = torch.where(p > 0, p, 2.0).min(-1)
         chance = chance.where((p > 0).sum(-1) > 1, 0.0)
         alone = torch.zeros_like(self.possible).scatter(-1, least[:, None], (chance > 0)[:, None])
         edge = torch.full((len(p), 2), torch.nan, dtype=p.dtype) if edge is None else edge
         known = ~edge[:, 0].isnan()
-        self.of_edge = [_of_events(end.where(known, chance)) for end in edge.unbind(-1)]  # if as few, or as many
+        self.edge_moments = [
+            _event_moments(end.where(known, chance)) for end in edge.unbind(-1)
+        ]  # if as few, or as many
         self.at_edge = torch.where(known[:, None], self.possible & (p == 0), alone)
         self.edge_known = known  # the chance of the edge is that of any token, not given that it is surely kept
 
 
-def _of_events(chance: Tensor) -> Moments:
+def _event_moments(chance: Tensor) -> Moments:
     """Return the moments of an event with this probability, counted as 1 where it happens and 0 where not."""
     variance = (chance * (1 - chance)).clamp(min=0)
     return Moments(chance, variance, variance * (1 - 2 * chance))
@@ -195,10 +199,10 @@ class ZSums:
         tested = (prob > 0) | ~places.possible[here, tokens]
         self._n += len(tokens)
         self._n_uncertain += len(tokens) - int(tested.sum())
-        self._residual.add(places.liked[here, tokens].double(), places.of_liked, tested)
-        self._surprise.add(-prob.log(), places.of_surprise, tested)
-        for one, moments in zip(self._edge, places.of_edge, strict=True):
-            one.add(at_edge, moments, tested | places.edge_known)
+        self._residual.add(places.liked[here, tokens].double(), places.liked_moments, tested)
+        self._surprise.add(-prob.log(), places.surprise_moments, tested)
+        for z_sum, moments in zip(self._edge, places.edge_moments, strict=True):
+            z_sum.add(at_edge, moments, tested | places.edge_known)
 
     def result(self) -> ZStatistics:
         """Return all statistics; each is 0 where nothing varied."""

@@ -94,7 +94,7 @@ def check(model, drafter: Kept) -> None:
         hidden, _ = target_pass(model, torch.tensor([drafter.text]), (0, 1))
         for n, draft in drafter.proposed:
             tokens = draft.tokens[0].tolist()
-            rows = drafter.of_target(block_rows(drafter.head, hidden, drafter.text[:n], tokens), VOCAB)
+            rows = drafter.as_target_logits(block_rows(drafter.head, hidden, drafter.text[:n], tokens), VOCAB)
             if draft.probs is None:
                 assert tokens == rows.argmax(-1).tolist()
             else:

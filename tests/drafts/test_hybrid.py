@@ -10,7 +10,7 @@ from speclab.core.drafter import Drafter
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.feature import FeatureDrafter
-from speclab.drafts.hybrid import USUAL, HybridDrafter, Known
+from speclab.drafts.hybrid import USUAL, HybridDrafter, RightCounts
 from speclab.drafts.lengths import AutoLength, RoundCosts, Tally
 from speclab.drafts.suffix import SuffixDrafter
 from speclab.models.cached import CachedModel
@@ -227,7 +227,7 @@ def test_a_lookup_is_judged_in_the_rounds_of_the_model_too():
     text = plain_text(target_of(), PROMPT, 40)
     hybrid = HybridDrafter(Scripted(text, ["right"]), model_of("model"))
     hybrid.costs[0.0] = RoundCosts((0.0,) * 9, (1.0,) * 9)
-    hybrid.known[0.0] = known = Known()
+    hybrid.known[0.0] = known = RightCounts()
     known.model.accepted = 1000 * known.model.tested  # it is believed to be always right, and costs nothing
     rounds = list(speculative_rounds(target_of(), hybrid, PROMPT, 3, 40))
     assert sum(r.n_rejected for r in rounds) > 3, "the model drafted"

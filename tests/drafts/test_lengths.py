@@ -159,7 +159,7 @@ def test_confidence_decides_on_a_cpu_alone():
     auto = AutoLength(drafter)
     auto.costs[0.0] = FREE
     asked = []
-    auto._keep = lambda probability: asked.append(probability) or True
+    auto._pays = lambda probability: asked.append(probability) or True
     decoded(auto)
     assert asked
     assert all(0 < probability <= 1 for probability in asked)

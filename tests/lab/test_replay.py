@@ -15,7 +15,7 @@ from speclab.drafts.suffix import SuffixDrafter
 from speclab.lab.bench import Bench
 from speclab.lab.harness import Measurement
 from speclab.lab.instruments import LoopFunctions, with_parts
-from speclab.lab.replay import replayed, rounds_of_texts
+from speclab.lab.replay import replay_rounds, rounds_of_texts
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
@@ -65,7 +65,7 @@ def test_replayed_rounds_are_those_of_the_decoding(learnt, kind):
         rounds = list(with_parts(speculative_rounds(target, timed, prompt, K, N_NEW), timed))
         made = [RoundCounts(r.n_drafted, r.n_accepted, r.looked_up) for r in rounds if not r.prefill]
         text = plain_text(target, prompt, N_NEW)
-        assert replayed(LoopFunctions(speculative_decode), target, other, prompt, tuple(text), K) == made
+        assert replay_rounds(LoopFunctions(speculative_decode), target, other, prompt, tuple(text), K) == made
         seen |= set(made)
     assert len(seen) > 2, "rounds of one kind alone would show nothing"
     assert {made.looked_up for made in seen} == ({True, False} if "+" in kind else {False})
@@ -79,7 +79,7 @@ def test_no_pass_of_the_target_is_made_but_one_over_the_text(learnt, monkeypatch
         type(target.model), "forward", lambda self, *a, **kw: passes.append(1) or honest(self, *a, **kw)
     )
     drafter = drafter_of("suffix+feature", target, head)
-    assert replayed(LoopFunctions(speculative_decode), target, drafter, prompts[0], text, K)
+    assert replay_rounds(LoopFunctions(speculative_decode), target, drafter, prompts[0], text, K)
     assert len(passes) == 1
 
 

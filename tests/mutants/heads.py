@@ -136,7 +136,7 @@ def stores_the_row_without_the_bias() -> None:
             del drafter.head.biased
         if draft.probs is None:
             return draft
-        rows = drafter.of_target(torch.cat(kept), drafter._vocab_size)
+        rows = drafter.as_target_logits(torch.cat(kept), drafter._vocab_size)
         return replace(draft, probs=drafter._sampling.probs(rows)[None])
 
     BlockDrafter.propose = propose

@@ -124,7 +124,7 @@ def test_a_hybrids_rounds_have_the_costs_of_the_part_that_drafted():
     )
     rounds = [RoundCounts(2, 2), RoundCounts(4, 3, looked_up=True), RoundCounts(2, 0)]
     base, mine = plain(9), speculated(4, rounds)
-    part = price(mine, base, COSTS, rounds_along=lambda text: rounds, of_lookup=lookup)
+    part = price(mine, base, COSTS, rounds_along=lambda text: rounds, lookup_costs=lookup)
     drafts = [COSTS.draft_seconds(2, 10, 1), 0.001, COSTS.draft_seconds(2, 10 + 3 + 4, 2 + 4)]
     verify = [COSTS.verify_seconds(n + 1, context) for n, context in ((2, 10), (4, 13), (2, 17))]
     assert part.draft == pytest.approx(sum(drafts))

@@ -184,7 +184,7 @@ def test_the_bound_holds_for_rare_events_too(expected):
 def rare_z(count: int, chance: float, n: int) -> float:
     total = ZSum()
     values = (torch.arange(n) < count).double()
-    total.add(values, losslessness._of_events(torch.full((n,), chance, dtype=torch.float64)), torch.ones(n).bool())
+    total.add(values, losslessness._event_moments(torch.full((n,), chance, dtype=torch.float64)), torch.ones(n).bool())
     return total.z
 
 

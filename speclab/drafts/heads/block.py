@@ -94,7 +94,7 @@ class BlockHead(nn.Module):
         self.fc = nn.Linear(len(config.layers) * config.target_hidden, block.hidden_size, bias=False)
         self.hidden_norm, self.norm = (Norm(block.hidden_size, block.rms_norm_eps) for _ in range(2))
         self.layers = nn.ModuleList([DecoderLayer(block, block.hidden_size) for _ in range(block.num_hidden_layers)])
-        self.fused, self.of_output = Product(self.fc), Product(self.output)
+        self.fused, self.output_product = Product(self.fc), Product(self.output)
         self.markov_head = (
             MarkovHead(block.vocab_size, config.draft_vocab, config.markov_rank) if config.markov_rank else None
         )
@@ -135,7 +135,7 @@ class BlockHead(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:
         """Return the logits, (..., hidden) -> (..., draft_vocab), without the Markov head's bias."""
-        return self.of_output(self.norm(states))
+        return self.output_product(self.norm(states))
 
     def biased(self, logits: Tensor, before: Tensor) -> Tensor:
         """Add the Markov head's bias to logits (..., draft_vocab), by the token before each, (...)."""
@@ -162,10 +162,14 @@ def blocks(head: BlockHead, hidden: Tensor, tokens: Tensor, anchors: Tensor) -> 
     config, n, device = head.config, tokens.shape[1], tokens.device
     cos, sin = rotations(config.block, torch.arange(n + config.slots, device=device))
     positions = (anchors[:, None] + torch.arange(config.slots, device=device)).flatten()  # (anchors * slots,)
-    of_text = torch.arange(n, device=device) < anchors[:, None]  # (anchors, n): the anchor's state does not exist yet
+    before_anchor = (
+        torch.arange(n, device=device) < anchors[:, None]
+    )  # (anchors, n): the anchor's state does not exist yet
     own = torch.ones(config.slots, config.slots, dtype=torch.bool, device=device)
     own = torch.block_diag(*[own.tril() if config.causal else own] * len(anchors)).bool()
-    mask = torch.cat([of_text.repeat_interleave(config.slots, dim=0), own], dim=1)  # (anchors * slots, n + the same)
+    mask = torch.cat(
+        [before_anchor.repeat_interleave(config.slots, dim=0), own], dim=1
+    )  # (anchors * slots, n + the same)
     context = head.context(head.fuse(hidden), (cos[:, :n], sin[:, :n]))
 
     def seen(layer: int, *pair: Tensor) -> tuple[Tensor, Tensor]:

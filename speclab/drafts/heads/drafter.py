@@ -73,7 +73,7 @@ class HeadDrafter(Drafter):
         depth = "one layer" if n == 1 else f"{n} layers"
         return f"{depth} over the target's states after layers {layers} (from 0), {millions:.1f} M parameters"
 
-    def of_target(self, logits: Tensor, vocab_size: int) -> Tensor:
+    def as_target_logits(self, logits: Tensor, vocab_size: int) -> Tensor:
         """Return the head's logits (n, draft vocabulary) -> (n, vocab_size); ids that the head lacks have no
         probability"""
         n_ids = max(vocab_size, self.head.config.block.vocab_size)
@@ -120,7 +120,7 @@ class HeadDrafter(Drafter):
             for logits in self.head.chains(hidden, ids, longest):
                 rows = logits[0, max(0, first) : first + len(tokens)]
                 rows = torch.cat([logits[0, :1], rows]) if first < 0 else rows
-                yield sampling.probs(self.of_target(rows, vocab_size)).cpu()
+                yield sampling.probs(self.as_target_logits(rows, vocab_size)).cpu()
 
     def _rotation(self, length: int, n: int) -> tuple[Tensor, Tensor]:
         """Return the rotations of n positions from `length` on, and make room for their keys and values."""

@@ -62,7 +62,7 @@ class FeatureHead(nn.Module):
         self.layers = nn.ModuleList([Layer(block)])
         self.norm = Norm(block.hidden_size, block.rms_norm_eps)
         self.lm_head = nn.Linear(block.hidden_size, config.draft_vocab, bias=False)
-        self.fused, self.of_output = Product(self.fc), Product(self.lm_head)
+        self.fused, self.output_product = Product(self.fc), Product(self.lm_head)
 
     @property
     def layer(self) -> Layer:
@@ -100,7 +100,7 @@ class FeatureHead(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:
         """Return the logits for the states that `finish` gives, (batch, n, hidden) -> (batch, n, draft_vocab)."""
-        return self.of_output(states if self.config.norm_output else self.norm(states))
+        return self.output_product(states if self.config.norm_output else self.norm(states))
 
     def chains(self, hidden: Tensor, tokens: Tensor, depth: int) -> Iterator[Tensor]:
         """Return the logits by depth j, at most `depth` of them: (batch, n - 1 - depth, draft vocabulary). Row t

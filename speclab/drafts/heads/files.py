@@ -120,7 +120,7 @@ def name_unknown(name: str, found: dict[str, Any], declared: Any) -> None:
     names = schema().unknown(found, declared)
     if names:
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        shown = ", ".join(one[:60] for one in names[:NAMED])
+        shown = ", ".join(name[:60] for name in names[:NAMED])
         note(f"{loading.short_name(name)}: the lab does not know these entries of its {CONFIG}: {shown}{more}")
 
 
@@ -280,7 +280,7 @@ def read_weights(
             raise ValueError(f"{wrong[0]} has the shape {there[wrong[0]]}; its {CONFIG} asks for {asked[wrong[0]]}")
         kinds: dict[str, tuple[str, ...]] = {TO_TARGET: WHOLES, FROM_TARGET: ("BOOL",)}
         types = {name: part.get_dtype() for name, part in parts.items()}
-        if odd := sorted(name for name, one in types.items() if one not in kinds.get(name, FLOATS)):
+        if odd := sorted(name for name, dtype in types.items() if dtype not in kinds.get(name, FLOATS)):
             raise ValueError(f"{odd[0]} is of the type {types[odd[0]]}, not {kinds.get(odd[0], FLOATS)[0]}")
         return {**standing_in, **{name: file.get_tensor(name) for name in names}}
 

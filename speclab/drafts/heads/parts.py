@@ -104,7 +104,7 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(width, self.n_keys * size, bias=bias)
         self.o_proj = nn.Linear(self.n_queries * size, block.hidden_size, bias=bias)
         self.queries_keys_values = Product(self.q_proj, self.k_proj, self.v_proj)
-        self.of_context, self.out = Product(self.k_proj, self.v_proj), Product(self.o_proj)
+        self.context_product, self.out = Product(self.k_proj, self.v_proj), Product(self.o_proj)
         norms = block.model_type == "qwen3"
         self.q_norm, self.k_norm = (Norm(size, block.rms_norm_eps) if norms else nn.Identity() for _ in range(2))
 
@@ -122,7 +122,7 @@ class Attention(nn.Module):
     def keys_and_values(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """Make keys and values of (batch, n, width), (batch, key heads, n, head size) each; the keys are turned to
         their positions."""
-        keys, values = self._heads(self.of_context(x)).chunk(2, dim=1)
+        keys, values = self._heads(self.context_product(x)).chunk(2, dim=1)
         return rotated(self.k_norm(keys), rotation), values
 
     def _heads(self, x: Tensor) -> Tensor:

@@ -58,9 +58,9 @@ def rollout(
         keys.append(key)
         values.append(value)
         scale = block.head_dim**-0.5
-        of_text = queries @ first_keys.transpose(-1, -2) * scale + mask  # (batch, heads, starts, n)
-        of_chain = [(queries * key).sum(-1, keepdim=True) * scale for key in keys]
-        weights = torch.cat([of_text, *of_chain], dim=-1).softmax(-1, dtype=precise).to(value.dtype)
+        text_scores = queries @ first_keys.transpose(-1, -2) * scale + mask  # (batch, heads, starts, n)
+        chain_scores = [(queries * key).sum(-1, keepdim=True) * scale for key in keys]
+        weights = torch.cat([text_scores, *chain_scores], dim=-1).softmax(-1, dtype=precise).to(value.dtype)
         attended = weights[..., :n] @ first_values
         for i, value in enumerate(values):
             attended = attended + weights[..., n + i : n + i + 1] * value

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from speclab.records.facts import Entries, Facts, Judged, Pair
 from speclab.records.knees import KneeEntry
-from speclab.records.rows import Amount, Count, Part, Share, Verdict, Within
+from speclab.records.rows import Amount, Count, RecordPart, Share, Verdict, Within
 from speclab.records.runs import LabRun, Noise
 
 
@@ -18,7 +18,7 @@ class LibraryBatch:
 
 
 @dataclass(kw_only=True)
-class PassTime(Part):
+class PassTime(RecordPart):
     """A pass over `n_texts` texts, `width` tokens of each, after `context` tokens each."""
 
     model: str  # "target" or the name of a draft
@@ -30,7 +30,7 @@ class PassTime(Part):
 
 
 @dataclass(kw_only=True)
-class BatchRow(Part):
+class BatchRow(RecordPart):
     """One way to decode the requests, `n_texts` at a time.
 
     Rates are of the rounds in which every row had a text; every prompt counts alike. Intervals are over prompts.
@@ -61,7 +61,7 @@ class BatchRow(Part):
 
 
 @dataclass(kw_only=True)
-class Chosen(Part):
+class Chosen(RecordPart):
     """The best length of a draft at one batch: chosen on one half of the prompts; all numbers are of the other half."""
 
     draft: str
@@ -84,7 +84,7 @@ class BatchNoise(Noise):
 
 
 @dataclass(kw_only=True)
-class PromptTimes(Part):
+class PromptTimes(RecordPart):
     """For one way to decode, the tokens and seconds of each prompt, in order. A prompt has an equal part of the seconds
     of every pass that it was in, as far as every row had a text."""
 
@@ -97,7 +97,7 @@ class PromptTimes(Part):
 
 
 @dataclass(kw_only=True)
-class MachineEntry(Part):
+class MachineEntry(RecordPart):
     """The same model of costs predicts another machine from its data sheet. Nothing of this is measured."""
 
     machine: str

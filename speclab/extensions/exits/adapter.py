@@ -48,7 +48,7 @@ class ExitAdapter(nn.Module):
         self.layers = nn.ModuleList([DecoderLayer(block, block.hidden_size)])
         self.norm = Norm(block.hidden_size, block.rms_norm_eps)
         self.output = TargetOutput(output)
-        self.of_output = Product(self.output)
+        self.output_product = Product(self.output)
 
     @property
     def layer(self) -> DecoderLayer:
@@ -76,7 +76,7 @@ class ExitAdapter(nn.Module):
     def logits(self, states: Tensor, attended: Tensor) -> Tensor:
         """Return the logits of the token after each, (batch, n, vocab), from the same states and the attention's
         output (batch, heads, n, head size)."""
-        return self.of_output(self.norm(self.layer.finish(states, attended)))
+        return self.output_product(self.norm(self.layer.finish(states, attended)))
 
     def narrow(self, states: Tensor) -> Tensor:
         """Cut the wider states of a padded target to what the adapter reads: their first dimensions."""
@@ -84,10 +84,10 @@ class ExitAdapter(nn.Module):
 
     def chains(self, hidden: Tensor, tokens: Tensor, depth: int) -> Iterator[Tensor]:
         """Return the logits by depth, as a head's `chains`; those of a place do not depend on where the round began."""
-        logits, n = self.of_text(hidden), tokens.shape[1] - 1 - depth
+        logits, n = self.text_logits(hidden), tokens.shape[1] - 1 - depth
         yield from (logits[:, 1 + j : 1 + j + n] for j in range(depth))
 
-    def of_text(self, states: Tensor) -> Tensor:
+    def text_logits(self, states: Tensor) -> Tensor:
         """Return the logits along a known text, in one pass: states (batch, n, hidden) -> logits (batch, n, vocab)."""
         states = self.narrow(states)
         rotation = rotations(self.config.block, torch.arange(states.shape[1], device=states.device))

@@ -74,7 +74,7 @@ class ExitDrafter(HeadDrafter):
         with torch.inference_mode():
             for i in range(k):
                 states.append(self._first.forward(token))  # (1, 1, hidden)
-                logits = self.of_target(self._forward(states[-1]), self._vocab_size)
+                logits = self.as_target_logits(self._forward(states[-1]), self._vocab_size)
                 drawn.append(draw_draft(logits, self._sampling, uniforms[:, i]))
                 token = drawn[-1].token[:, None]
                 if self.keep_drafting and not self.keep_drafting(probability(logits, drawn[-1])):

@@ -20,8 +20,8 @@ NO_SPLIT = "early exit runs the target in two parts, and CUDA graphs do not"
 def read_exit(argument: str, text: str) -> Choice:
     """Read a number of layers, an adapter's folder, or nothing, which means the lab's adapter."""
     trained = exit_layer_of(LAB_EXIT)
-    of_lab = not argument or argument.removeprefix("-").isdecimal()
-    if of_lab:
+    is_lab = not argument or argument.removeprefix("-").isdecimal()
+    if is_lab:
         _check_layer(argument, text, trained)
     elif is_mistyped(argument) or ("/" not in argument and not loading.exists(argument)):
         raise UsageProblem(
@@ -30,14 +30,14 @@ def read_exit(argument: str, text: str) -> Choice:
         )
     else:
         loading.check_place(argument)
-    place = LAB_EXIT if of_lab else argument
+    place = LAB_EXIT if is_lab else argument
 
     def build(setup: Setup, seed: int) -> Drafter:
         return _drafter(place, setup)
 
     return Choice(
         text,
-        f"exit:{trained or 0}" if of_lab else f"exit:{loading.short_name(argument)}",
+        f"exit:{trained or 0}" if is_lab else f"exit:{loading.short_name(argument)}",
         build,
         in_hybrid=True,
         any_family=False,

@@ -58,7 +58,7 @@ def exit_loss(
     function of the loss, which may be compiled.
     """
     states, logits = read(tokens)
-    return distance(logits, adapter.of_text(states))
+    return distance(logits, adapter.text_logits(states))
 
 
 def add_flags(parser: parsing.Parser) -> None:

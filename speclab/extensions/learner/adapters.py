@@ -164,7 +164,7 @@ class LearnerStop(AutoLength):
         super().__init__(drafter.drafter)
         self.costs, self.seen, self._rule = drafter.costs, drafter.seen, rule
 
-    def _keep(self, probability: float) -> bool:
+    def _pays(self, probability: float) -> bool:
         self._probabilities.append(probability)
         costs, drawn = self.costs[self._temperature], [self._acceptance.given(one) for one in self._probabilities]
         if len(drawn) >= self._last:

@@ -65,7 +65,7 @@ class LearnerFeature(FeatureDrafter):
             """(1, hidden) -> an id"""
             if len(drawn) == k:
                 raise ValueError(f"draw was called more than k = {k} times")
-            logits = self.of_target(self.head.logits(state[None])[:, -1], self._vocab_size)  # (1, vocab)
+            logits = self.as_target_logits(self.head.logits(state[None])[:, -1], self._vocab_size)  # (1, vocab)
             drawn.append(draw_draft(logits, self._sampling, uniforms[:, len(drawn)]))
             return int(drawn[-1].token)
 
@@ -103,7 +103,9 @@ class LearnerBlock(BlockDrafter):
             if not 0 <= int(token) < self._vocab_size:
                 raise ValueError(f"bias was called with {token!r}, which is no id")
             before = to_device([int(token)], self.device)
-            return self.of_target(self.head.biased(logits.new_zeros(1, logits.shape[1]), before), self._vocab_size)[0]
+            return self.as_target_logits(
+                self.head.biased(logits.new_zeros(1, logits.shape[1]), before), self._vocab_size
+            )[0]
 
         def draw_one(row: Tensor) -> int:
             """(vocab,) -> an id"""
@@ -116,7 +118,7 @@ class LearnerBlock(BlockDrafter):
             self._read()
             logits = self.head.logits(self._block(k))[0]  # (k, draft vocabulary)
             to_host(faults_in(logits))  # rows that are not finite are no answer of the learner's
-            slots = self.of_target(logits, self._vocab_size)  # (k, vocab)
+            slots = self.as_target_logits(logits, self._vocab_size)  # (k, vocab)
             args = (slots, bias, int(self._anchor), self._sampling.probs, draw_one)
             rows = ask(12, self._walk, *args, check=lambda answer: self._rows(answer, drawn, k))
         size = torch.full((1,), k, device=self.device)

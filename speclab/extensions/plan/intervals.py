@@ -48,9 +48,14 @@ class Work:
 
     def seconds(self, costs: Costs) -> float:
         """Return the expected seconds of all of it, as theory/forecast.py adds them up round by round."""
-        of_round = [costs.round_seconds(n, 0) for n in range(len(self.by_length))]
+        seconds_by_length = [costs.round_seconds(n, 0) for n in range(len(self.by_length))]
         growing = costs.verify_slope * self.context + costs.draft_slope * self.drafted_context
-        return float(self.by_length @ of_round) + growing + costs.draft_catch * self.full + costs.replay * self.rejected
+        return (
+            float(self.by_length @ seconds_by_length)
+            + growing
+            + costs.draft_catch * self.full
+            + costs.replay * self.rejected
+        )
 
 
 def work_of_text(probs: AcceptProbs, n_prompt: int, draft_length: int, longest: int) -> Work:

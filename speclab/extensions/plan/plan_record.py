@@ -6,12 +6,12 @@ It keeps expectations, costs and, of a check, rows.
 from dataclasses import dataclass
 
 from speclab.records.facts import Facts, Judged
-from speclab.records.rows import Amount, Count, Part, Row
+from speclab.records.rows import Amount, Count, RecordPart, Row
 from speclab.records.runs import LabRun, Noise
 
 
 @dataclass(kw_only=True)
-class PlanEntry(Part):
+class PlanEntry(RecordPart):
     """The expectation for one draft at one length."""
 
     method: str
@@ -32,7 +32,7 @@ class PlanEntry(Part):
 
 
 @dataclass(kw_only=True)
-class LengthSpeedup(Part):
+class LengthSpeedup(RecordPart):
     """A draft length and its speedup."""
 
     draft_length: Count
@@ -40,7 +40,7 @@ class LengthSpeedup(Part):
 
 
 @dataclass(kw_only=True)
-class DraftFacts(Part):
+class DraftFacts(RecordPart):
     """A plan's verdict on one draft, at the length with the highest expected speedup."""
 
     method: str
@@ -60,14 +60,14 @@ class DraftFacts(Part):
 
 
 @dataclass(kw_only=True)
-class PlanFacts(Part):
+class PlanFacts(RecordPart):
     """A plan's drafts."""
 
     drafts: list[DraftFacts]
 
 
 @dataclass(kw_only=True)
-class VerifiedDraft(Part):
+class VerifiedDraft(RecordPart):
     """A draft's plan beside what was measured on prompts that it had not seen."""
 
     method: str
@@ -80,7 +80,7 @@ class VerifiedDraft(Part):
 
 
 @dataclass(kw_only=True)
-class Verified(Part):
+class Verified(RecordPart):
     """The result of the plan on prompts that it had not seen."""
 
     n_prompts: Count

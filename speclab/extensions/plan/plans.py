@@ -28,7 +28,7 @@ from speclab.extensions.plan.plan_record import (
     VerifiedDraft,
 )
 from speclab.lab.acceptance_probs import CostTable, ProbsOfText, calibrated, probs_of_texts
-from speclab.lab.comparison import build_rows, explained, measure_and_judge, noise_at
+from speclab.lab.comparison import build_rows, measure_and_judge, noise_at, with_costs
 from speclab.lab.harness import Measurement, measure
 from speclab.lab.rows import halves
 from speclab.lab.run_config import RunConfig
@@ -101,19 +101,21 @@ def make_plan(
     with measured.kept("the measurements are complete, the plans of some drafts are missing"):
         for (draft, temperature), costs in cost_table.items():
             key = (draft, temperature)
-            of_draft = _DraftPlan(measured.of(BASELINE, temperature), draft, costs, probs)
+            draft_plan = _DraftPlan(measured.of(BASELINE, temperature), draft, costs, probs)
             left_out = {prompt: table[key] for prompt, table in others.items() if key in table}
             name: dict[str, Any] = {"method": config.method(draft), "draft": draft, "temperature": temperature}
             drafter = config.drafters[draft]
             most = min(drafter.longest_draft, max(config.draft_lengths))
             # Beyond the tokens of a block nothing changes; of lengths that are all beyond it the first one stays.
             lengths = sorted(k for k in config.draft_lengths if k <= most) or [min(config.draft_lengths)]
-            of_lengths = [PlanEntry(**name, **of_draft.expected(k)) for k in lengths]
-            best = max(of_lengths, key=operator.attrgetter("speedup"))  # the shortest among equals
-            _add_intervals(of_lengths, best, *of_draft.of_prompts(lengths, left_out))
-            of_best = of_draft.facts(config, best, bool(drafter.models) and drafter.draws and not drafter.needs_text)
-            facts.append(DraftFacts(**name, **of_best, costs=costs.to_json()))
-            entries += of_lengths
+            by_length = [PlanEntry(**name, **draft_plan.expected(k)) for k in lengths]
+            best = max(by_length, key=operator.attrgetter("speedup"))  # the shortest among equals
+            _add_intervals(by_length, best, *draft_plan.seconds_by_prompt(lengths, left_out))
+            best_facts = draft_plan.facts(
+                config, best, bool(drafter.models) and drafter.draws and not drafter.needs_text
+            )
+            facts.append(DraftFacts(**name, **best_facts, costs=costs.to_json()))
+            entries += by_length
     if not facts:
         raise measured.stop or AssertionError("nothing stopped it")
     return entries, facts
@@ -129,8 +131,8 @@ def without_each_prompt(measured: Measurement) -> dict[int, CostTable]:
         return {}
     tables = {}
     for index in indexes:
-        rounds = [one for one in measured.rounds if one.prompt != index]
-        tables[index] = fit(rounds, [one for one in measured.steps if one.prompt != index])
+        rounds = [round_ for round_ in measured.rounds if round_.prompt != index]
+        tables[index] = fit(rounds, [step for step in measured.steps if step.prompt != index])
     return tables
 
 
@@ -139,11 +141,11 @@ def _add_intervals(entries: list[PlanEntry], best: PlanEntry, baseline: np.ndarr
 
     baseline (prompts,), seconds (prompts, entries): what each prompt adds to them.
     """
-    of_best = seconds[:, entries.index(best)]
-    for entry, of_entry in zip(entries, seconds.T, strict=True):
-        entry.band_low, entry.band_high = intervals.interval(baseline, of_entry)
+    best_seconds = seconds[:, entries.index(best)]
+    for entry, entry_seconds in zip(entries, seconds.T, strict=True):
+        entry.band_low, entry.band_high = intervals.interval(baseline, entry_seconds)
         if entry is not best:
-            entry.time_low, entry.time_high = intervals.interval(of_entry, of_best)
+            entry.time_low, entry.time_high = intervals.interval(entry_seconds, best_seconds)
 
 
 class _DraftPlan:
@@ -168,7 +170,7 @@ class _DraftPlan:
             for i in range(len(rows) - 1)
         )
 
-    def of_prompts(self, lengths: list[int], left_out: dict[int, Costs]) -> tuple[np.ndarray, np.ndarray]:
+    def seconds_by_prompt(self, lengths: list[int], left_out: dict[int, Costs]) -> tuple[np.ndarray, np.ndarray]:
         """Return the seconds that each prompt adds to the baseline (prompts,) and to every length (prompts, lengths).
 
         left_out: for each prompt the costs that were calibrated without it.
@@ -183,13 +185,13 @@ class _DraftPlan:
         total = [functools.reduce(operator.add, (works[index, k] for index in prompts)) for k in lengths]
         without = [
             [self._baseline(costs, index)]
-            + [(of_all - works[index, k]).seconds(costs) for k, of_all in zip(lengths, total, strict=True)]
+            + [(total_work - works[index, k]).seconds(costs) for k, total_work in zip(lengths, total, strict=True)]
             for index, costs in left_out.items()
             if index in prompts
         ]
-        everything = [self.baseline_seconds, *(of_all.seconds(self.costs) for of_all in total)]
-        of_each = intervals.added(everything, np.reshape(without, (-1, len(everything))))
-        return of_each[:, 0], of_each[:, 1:]
+        everything = [self.baseline_seconds, *(total_work.seconds(self.costs) for total_work in total)]
+        added = intervals.added(everything, np.reshape(without, (-1, len(everything))))
+        return added[:, 0], added[:, 1:]
 
     def expected(self, k: int) -> dict[str, Any]:
         """Return the fields of PlanEntry at draft length k."""
@@ -255,15 +257,15 @@ def _verify(
         lengths = sorted({k for k in MEASURED_LENGTHS if k in config.draft_lengths} | planned)
         arms += [Arm(config.method(draft), draft, k) for k in lengths]
     measured = measure_and_judge(config, arms, {}, prompts)
-    all_rows = explained(measured, lambda own: build_rows(config, measured, own), costs)
+    all_rows = with_costs(measured, lambda own: build_rows(config, measured, own), costs)
     rows = [row for row in all_rows if row.prompt_kind == "all" and row.draft]
     drafts = []
     for fact in facts:
-        of_draft = [r for r in rows if (r.draft, r.temperature) == (fact.draft, fact.temperature)]
-        if not of_draft:
+        its_rows = [r for r in rows if (r.draft, r.temperature) == (fact.draft, fact.temperature)]
+        if not its_rows:
             continue
-        chosen = next(r for r in of_draft if r.draft_length == fact.best_draft_length)
-        best = max(of_draft, key=lambda r: r.speedup)
+        chosen = next(r for r in its_rows if r.draft_length == fact.best_draft_length)
+        best = max(its_rows, key=lambda r: r.speedup)
         drafts.append(
             VerifiedDraft(
                 method=fact.method,

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from speclab.records.facts import Entries, Facts, Judged
 from speclab.records.knees import KneeEntry
-from speclab.records.rows import Amount, Count, Part, Share, Verdict
+from speclab.records.rows import Amount, Count, RecordPart, Share, Verdict
 from speclab.records.runs import LabRun, Noise
 
 
@@ -22,7 +22,7 @@ class ServerFacts:
 
 
 @dataclass(kw_only=True)
-class EngineCounts(Part):
+class EngineCounts(RecordPart):
     """How far an engine's counters of speculation went on between two looks at them."""
 
     n_drafts: Count  # rounds in which something was drafted
@@ -32,7 +32,7 @@ class EngineCounts(Part):
 
 
 @dataclass(kw_only=True)
-class ServedRequest(Part):
+class ServedRequest(RecordPart):
     """One request of one arm, and what its server counted meanwhile."""
 
     method: str
@@ -51,7 +51,7 @@ class ServedRequest(Part):
 
 
 @dataclass(kw_only=True)
-class Reconciled(Part):
+class Reconciled(RecordPart):
     """What an engine counted on one prompt beside the lab's own rounds, greedily."""
 
     method: str
@@ -68,7 +68,7 @@ class Reconciled(Part):
 
 
 @dataclass(kw_only=True)
-class ServedRow(Part):
+class ServedRow(RecordPart):
     """One arm at one temperature, beside the server without speculation on the same prompts, in turns."""
 
     method: str
@@ -100,7 +100,7 @@ class ServedRow(Part):
 
 
 @dataclass(kw_only=True)
-class LoadSide(Part):
+class LoadSide(RecordPart):
     """One server under load, in all measured passes. Percentiles are over requests, in seconds."""
 
     n_tokens: Count
@@ -114,7 +114,7 @@ class LoadSide(Part):
 
 
 @dataclass(kw_only=True)
-class LoadRow(Part):
+class LoadRow(RecordPart):
     """So many requests at a time, without speculation and with it."""
 
     method: str
@@ -133,7 +133,7 @@ class LoadRow(Part):
 
 
 @dataclass(kw_only=True)
-class Limits(Part):
+class Limits(RecordPart):
     """What a request under load must meet to count as good, in seconds."""
 
     first: Amount  # to the first chunk
@@ -150,7 +150,7 @@ class ServedNoise(Noise):
 
 
 @dataclass(kw_only=True)
-class Schedule(Part):
+class Schedule(RecordPart):
     """Of a draft, the best measured k for so many requests at a time; 0 where none pays."""
 
     method: str
@@ -159,7 +159,7 @@ class Schedule(Part):
 
 
 @dataclass(kw_only=True)
-class Refused(Part):
+class Refused(RecordPart):
     """An arm that the engine does not run, and why."""
 
     method: str

@@ -15,7 +15,7 @@ from speclab.core.drafter import Drafter
 from speclab.drafts.registry import check_prompts
 from speclab.extensions.sweeps.sweep_record import Point, SweepRun
 from speclab.lab.acceptance_probs import CostTable, calibrated
-from speclab.lab.comparison import build_rows, explained, measure_and_judge, noise_at
+from speclab.lab.comparison import build_rows, measure_and_judge, noise_at, with_costs
 from speclab.lab.harness import Measurement, kept_when_stopped
 from speclab.lab.run_config import RunConfig
 from speclab.lab.training import degraded_drafts
@@ -57,7 +57,7 @@ def _rows(
     """Measure the rows of a small comparison, checked, and calibrated in its own turns."""
     arms = config.arms()
     measured = measure_and_judge(config, arms, config.instruments(arms), prompts, max_new_tokens, title)
-    return explained(measured, lambda costs: build_rows(config, measured, costs)), measured
+    return with_costs(measured, lambda costs: build_rows(config, measured, costs)), measured
 
 
 def _points(rows: list[Row], x: Callable[[Row], float | str], series: Callable[[Row], str]) -> list[Point]:
@@ -111,11 +111,11 @@ def _acceptance(config: RunConfig, facts: dict) -> Points:
     instruments = config.instruments(arms)
     measured = measure_and_judge(config, arms, {name: instruments[name] for name in calibrated_by.values()})
 
-    def build(of_middle: CostTable) -> list[Row]:
-        costs = {(name, 0.0): of_middle[calibrated_by[series(name)], 0.0] for name in accuracy if of_middle}
+    def build(middle_costs: CostTable) -> list[Row]:
+        costs = {(name, 0.0): middle_costs[calibrated_by[series(name)], 0.0] for name in accuracy if middle_costs}
         return build_rows(config, measured, costs)
 
-    rows = _of_all(explained(measured, build))
+    rows = _of_all(with_costs(measured, build))
     return _points(rows, lambda r: accuracy[r.draft or ""], lambda r: series(r.draft or "")), measured
 
 

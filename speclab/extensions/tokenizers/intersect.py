@@ -32,7 +32,7 @@ from speclab.system.errors import UsageProblem
 LEAST_SHARED = 0.05  # of the tokens of the smaller vocabulary
 
 
-class Reads(Protocol):
+class Reader(Protocol):
     """The way in which the draft reads the target's ids; `Reading` in shared_tokens.py is one."""
 
     def prompt(self, ids: list[int]) -> list[int]:
@@ -54,7 +54,7 @@ class IntersectDrafter(ModelDrafter):
 
     branches_as_base = True  # after each of several tokens comes what the model says, as after the last one
 
-    def __init__(self, draft: CachedModel, shared: SharedTokens, reads: Reads):
+    def __init__(self, draft: CachedModel, shared: SharedTokens, reads: Reader):
         super().__init__(draft)
         self.shared, self._reads = shared, reads
         self._target_ids = torch.tensor(shared.target_ids, device=draft.device)  # (n shared,)
@@ -77,7 +77,7 @@ class IntersectDrafter(ModelDrafter):
         """Return the draft's ids of drafted ids of the target."""
         return self._draft_id[tokens]
 
-    def of_target(self, logits: Tensor) -> Tensor:
+    def as_target_logits(self, logits: Tensor) -> Tensor:
         """Return the logits of the shared tokens alone: (m, the draft's vocabulary) -> (m, the target's)."""
         return self._restricted(logits, self._vocab_size)
 
@@ -117,9 +117,9 @@ class IntersectDrafter(ModelDrafter):
         The draft's, before its distribution is restricted, is 0 beyond its context.
         """
         target_probs = distributions(target.model, prompt, text, sampling, target.vocab_size)
-        of_target = 1 - target_probs.double()[:, self.shared.target_ids].sum(-1)  # (n,)
-        of_draft = self.probs(prompt, text, sampling, target.vocab_size)[1].double()
-        shares = {DRAFT_OUT: of_draft, TARGET_OUT: of_target}
+        target_out = 1 - target_probs.double()[:, self.shared.target_ids].sum(-1)  # (n,)
+        draft_out = self.probs(prompt, text, sampling, target.vocab_size)[1].double()
+        shares = {DRAFT_OUT: draft_out, TARGET_OUT: target_out}
         return {name: share.clamp(0, 1)[1:].sum().item() for name, share in shares.items()}
 
     @torch.inference_mode()
@@ -149,7 +149,7 @@ def intersect(draft: CachedModel, own: PreTrainedTokenizerBase, setup: Setup, ki
 
     kind: what --draft says.
     """
-    of_target, of_draft = (
+    target_bytes, draft_bytes = (
         {i: added for i, added in token_bytes(tokenizer).items() if i < model.vocab_size}
         for tokenizer, model in ((setup.tokenizer, setup.target), (own, draft))
     )
@@ -157,13 +157,15 @@ def intersect(draft: CachedModel, own: PreTrainedTokenizerBase, setup: Setup, ki
         _end(setup.tokenizer, setup.eos, setup.target.vocab_size),
         _end(own, eos_ids(draft.model.generation_config), draft.vocab_size),
     )
-    shared = shared_tokens(of_target, of_draft, ends)
+    shared = shared_tokens(target_bytes, draft_bytes, ends)
     if shared.share < LEAST_SHARED:
         raise UsageProblem(
             f"--draft {kind}: {shared.describe()}, {shared.share:.1%} of the smaller one; below {LEAST_SHARED:.0%} "
             f"next to nothing can be drafted: give another draft, or --draft retokenize:{kind.partition(':')[2]}"
         )
-    return IntersectDrafter(draft, shared, Reading(setup.tokenizer, own, shared, of_target, of_draft, draft.n_ids - 1))
+    return IntersectDrafter(
+        draft, shared, Reading(setup.tokenizer, own, shared, target_bytes, draft_bytes, draft.n_ids - 1)
+    )
 
 
 def _end(tokenizer: PreTrainedTokenizerBase, ends: frozenset[int], n_ids: int) -> int | None:

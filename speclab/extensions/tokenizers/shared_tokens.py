@@ -75,8 +75,8 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase) -> dict[int, bytes]:
 
 def _first_token(tokenizer: PreTrainedTokenizerBase, ids: Collection[int]) -> int | None:
     """Return an id with which a text may begin: that of the letter a, or the first one that is a text by itself."""
-    of_letter = tokenizer.encode("a", add_special_tokens=False)[-1:]
-    for i in [*(i for i in of_letter if i in ids), *ids]:
+    letter_ids = tokenizer.encode("a", add_special_tokens=False)[-1:]
+    for i in [*(i for i in letter_ids if i in ids), *ids]:
         text = text_of(tokenizer, [i])
         if text.strip() and UNKNOWN not in text:
             return i
@@ -99,19 +99,19 @@ def _bytes_of(name: str, added: str) -> bytes | None:
 
 
 def shared_tokens(
-    of_target: dict[int, bytes], of_draft: dict[int, bytes], ends: tuple[int | None, int | None] = (None, None)
+    target_bytes: dict[int, bytes], draft_bytes: dict[int, bytes], ends: tuple[int | None, int | None] = (None, None)
 ) -> SharedTokens:
     """Return the intersection of two vocabularies, as `token_bytes` gives them. Of ids with the same bytes the first
     counts.
 
     ends: the ids with which the target and the draft end a text; they are a pair where there are both.
     """
-    target_id, draft_id = ({added: i for i, added in reversed(of.items())} for of in (of_target, of_draft))
+    target_id, draft_id = ({added: i for i, added in reversed(by_id.items())} for by_id in (target_bytes, draft_bytes))
     pairs = {i: draft_id[added] for added, i in target_id.items() if added in draft_id}
-    (of_end, draft_end), targets, drafts = ends, set(of_target), set(of_draft)
-    if of_end is not None and draft_end is not None:
-        pairs[of_end] = draft_end
-        targets.add(of_end)
+    (target_end, draft_end), targets, drafts = ends, set(target_bytes), set(draft_bytes)
+    if target_end is not None and draft_end is not None:
+        pairs[target_end] = draft_end
+        targets.add(target_end)
         drafts.add(draft_end)
     target_ids = sorted(pairs)
     return SharedTokens(target_ids, [pairs[i] for i in target_ids], len(targets), len(drafts))
@@ -134,17 +134,17 @@ class Reading:
         tokenizer: PreTrainedTokenizerBase,
         own: PreTrainedTokenizerBase,
         shared: SharedTokens,
-        of_target: dict[int, bytes],
-        of_draft: dict[int, bytes],
+        target_bytes: dict[int, bytes],
+        draft_bytes: dict[int, bytes],
         unknown: int,
     ):
-        self._tokenizer, self._own, self._of_target, self._unknown = tokenizer, own, of_target, [unknown]
+        self._tokenizer, self._own, self._target_bytes, self._unknown = tokenizer, own, target_bytes, [unknown]
         self._special, own_special = special_ids(tokenizer), {name: i for i, name in special_ids(own).items()}
         same = {i: own_special[name] for i, name in self._special.items() if name in own_special}
         self._same = same | dict(zip(shared.target_ids, shared.draft_ids, strict=True))
         if tokenizer.bos_token_id is not None and own.bos_token_id is not None:
             self._same.setdefault(tokenizer.bos_token_id, own.bos_token_id)
-        self._byte = {added: i for i, added in reversed(of_draft.items()) if len(added) == 1}
+        self._byte = {added: i for i, added in reversed(draft_bytes.items()) if len(added) == 1}
         self._start = start_of_text(own)
         self._read: dict[int, list[int]] = {}  # by the target's id
 
@@ -167,13 +167,13 @@ class Reading:
     def token(self, i: int) -> list[int]:
         """Read one token behind a prompt: the target's id -> the draft's ids, at least one."""
         if i not in self._read:
-            self._read[i] = [self._same[i]] if i in self._same else self._tokenized(self._of_target.get(i, b""))
+            self._read[i] = [self._same[i]] if i in self._same else self._tokenized(self._target_bytes.get(i, b""))
         return self._read[i]
 
     def _tokenized(self, added: bytes) -> list[int]:
         try:
             text = added.decode()
         except UnicodeDecodeError:
-            of_bytes = [self._byte.get(added[i : i + 1]) for i in range(len(added))]
-            return self._unknown if None in of_bytes else [i for i in of_bytes if i is not None]
+            byte_ids = [self._byte.get(added[i : i + 1]) for i in range(len(added))]
+            return self._unknown if None in byte_ids else [i for i in byte_ids if i is not None]
         return tokenized_inside(self._own, text) or self._unknown

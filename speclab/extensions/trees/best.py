@@ -59,7 +59,7 @@ class Branching(Wrapper):
         raise NotImplementedError
 
 
-class Looked(NamedTuple):
+class Candidates(NamedTuple):
     """The candidates for a tree, level by level, (m,) each; those after one token stand in the order of their ranks."""
 
     tokens: Tensor
@@ -84,9 +84,9 @@ class BestTreeDrafter(Branching):
         n, deepest = uniforms.shape[1], min(k, self.growing.room)
         if min(n, deepest) <= 0:
             return as_draft([], self._device)
-        return _best_of(self._looked(n, deepest), n)
+        return _best_of(self._candidates(n, deepest), n)
 
-    def _looked(self, n: int, deepest: int) -> Looked:
+    def _candidates(self, n: int, deepest: int) -> Candidates:
         """Find the candidates for a tree of n tokens with at most `deepest` on a branch."""
         width, parts = min(self.width, n), []
         n_seen, start = 0, torch.full((1,), -1, device=self._device)
@@ -100,17 +100,17 @@ class BestTreeDrafter(Branching):
                 values, children = self._log_probs(logits).topk(n_children)  # (m, n_children) each
                 # Rounding may say 1 for a token; it is less probable than the one before it all the same.
                 level = (before[:, None] + values.double().clamp(max=-1e-9)).flatten()
-                parts.append(Looked(children.flatten(), rows.repeat_interleave(n_children), level))
+                parts.append(Candidates(children.flatten(), rows.repeat_interleave(n_children), level))
                 best, chosen = level.topk(min(width, len(level)))
                 m = _n_to_grow(torch.cat([part.scores for part in parts]), best, n)
                 if m == 0 or depth == deepest:
                     break
-                chosen, of_parent = chosen[:m], chosen[:m] // n_children
-                seen = torch.cat([seen[of_parent], torch.eye(m, dtype=torch.bool, device=self._device)], dim=1)
+                chosen, parent = chosen[:m], chosen[:m] // n_children
+                seen = torch.cat([seen[parent], torch.eye(m, dtype=torch.bool, device=self._device)], dim=1)
                 before, rows, n_seen = level[chosen], n_seen + chosen, n_seen + len(level)
-                logits = self.growing.grow(children.flatten()[chosen], runs[of_parent], seen, depth)
+                logits = self.growing.grow(children.flatten()[chosen], runs[parent], seen, depth)
                 runs, n_grown = torch.arange(n_grown, n_grown + m, device=self._device), n_grown + m
-            return Looked(*(torch.cat(column) for column in zip(*parts, strict=True)))
+            return Candidates(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
     def _log_probs(self, logits: Tensor) -> Tensor:
         """Take logarithms of the probabilities of (m, vocab) logits.
@@ -136,11 +136,11 @@ def _n_to_grow(scores: Tensor, best: Tensor, n: int) -> int:
     return to_host(torch.where(best[:1].isnan(), NOT_FINITE, n_grown))[0]
 
 
-def _best_of(looked: Looked, n: int) -> Draft:
+def _best_of(looked: Candidates, n: int) -> Draft:
     """Return the n tokens with the best scores, in their order."""
     numbers = looked.scores.topk(min(n, len(looked.scores))).indices.sort().values
     numbers = numbers[looked.scores[numbers].isfinite()]  # not those of probability 0
     parents = looked.parents[numbers]
-    of_chosen = torch.where(parents < 0, -1, torch.searchsorted(numbers, parents))
+    new_parents = torch.where(parents < 0, -1, torch.searchsorted(numbers, parents))
     drafted = looked.tokens[numbers][None]
-    return TreeDraft(drafted, torch.full_like(drafted[:, 0], len(numbers)), parents=of_chosen[None])
+    return TreeDraft(drafted, torch.full_like(drafted[:, 0], len(numbers)), parents=new_parents[None])

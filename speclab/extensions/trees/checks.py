@@ -23,8 +23,8 @@ def check_tree(target: CachedModel) -> None:
         wrong = text[:, :2]  # the text's beginning does not continue it here
         tokens = torch.cat([text[:, n : n + 1], wrong, text[:, n + 1 : n + 3]], dim=1)
         parents = torch.tensor([[-1, 0, -1, 2]], device=text.device)
-        of_tree = cached.forward(tokens, reads(parents))
+        tree_logits = cached.forward(tokens, reads(parents))
         cached.keep([2, 3])
-        return torch.cat([of_tree[:, [0, 3, 4]], cached.forward(text[:, n + 3 :])], dim=1)
+        return torch.cat([tree_logits[:, [0, 3, 4]], cached.forward(text[:, n + 3 :])], dim=1)
 
     check_passes(model, reason, logits, right)

@@ -89,12 +89,12 @@ class GrowingModel:
         """Return the logits of the token after everything committed, (1, the target's vocabulary)."""
         logits = self.drafter.draft.forward(self.drafter.not_fed())[:, -1]
         self._n_before = self.drafter.draft.length
-        return self.drafter.of_target(logits)
+        return self.drafter.as_target_logits(logits)
 
     def grow(self, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
         """Return the logits of the token after each of these (m,), (m, the target's vocabulary): one pass for all."""
         ids = self.drafter.draft_ids(tokens)[None]
-        return self.drafter.of_target(self.drafter.draft.forward(ids, reads[None])[0])
+        return self.drafter.as_target_logits(self.drafter.draft.forward(ids, reads[None])[0])
 
     def end_tree(self) -> None:
         """Crop the cache to what was committed before the tree: its accepted tokens are fed again with the others."""
@@ -118,7 +118,7 @@ class GrowingFeature(FeatureDrafter):
     def start_tree(self) -> Tensor:
         """Return the logits of the token after everything committed, (1, the target's vocabulary)."""
         self._outputs = self._catch_up()  # (1, 1 + j, hidden), of the committed text and of the tree's tokens
-        return self.of_target(self.head.logits(self._outputs)[0], self._vocab_size)
+        return self.as_target_logits(self.head.logits(self._outputs)[0], self._vocab_size)
 
     def grow(self, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
         """Return the logits of the token after each of these (m,), (m, the target's vocabulary): one pass for all."""
@@ -141,7 +141,7 @@ class GrowingFeature(FeatureDrafter):
         )
         outputs = self.head.finish(residual, attended)
         self._outputs = torch.cat([self._outputs, outputs], dim=1)
-        return self.of_target(self.head.logits(outputs)[0], self._vocab_size)
+        return self.as_target_logits(self.head.logits(outputs)[0], self._vocab_size)
 
     def end_tree(self) -> None:
         """Do nothing: rows behind the committed text are overwritten."""
@@ -173,7 +173,7 @@ class GrowingBlock(BlockDrafter):
     def _after(self, tokens: Tensor, slot: int) -> Tensor:
         """Return what a slot says after each of these tokens before it, (m,) -> (m, the target's vocabulary)."""
         logits = self._slots[:, slot].expand(len(tokens), -1)
-        return self.of_target(self.head.biased(logits, tokens), self._vocab_size)
+        return self.as_target_logits(self.head.biased(logits, tokens), self._vocab_size)
 
 
 GROWING: dict[type, Callable[[Any], Growing]] = {

@@ -35,13 +35,13 @@ class MergedDrafter(Drafter):
     branches = True
 
     def __init__(self, drafters: Sequence[Drafter]):
-        self.drafters = [TreeDrafter(one, (1,) * LONGEST) if one.draws else one for one in drafters]
+        self.drafters = [TreeDrafter(drafter, (1,) * LONGEST) if drafter.draws else drafter for drafter in drafters]
         self._device = torch.device("cpu")
 
     @property
     def parts(self) -> tuple[Drafter, ...]:
         """Return the drafters that propose the tokens, lookups before models."""
-        return tuple(sorted((part for one in self.drafters for part in one.parts), key=lambda part: part.draws))
+        return tuple(sorted((part for drafter in self.drafters for part in drafter.parts), key=lambda part: part.draws))
 
     @property
     def models(self) -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ from speclab.theory.formulas import ratio_interval
 RECORD = ROOT / "results" / "cpu-2-cores-200m-trees.json"
 
 
-class Beside(NamedTuple):
+class TreeAndChain(NamedTuple):
     """A tree and a chain of one draft, and the chain's time over the tree's on the same prompts."""
 
     tree: Row
@@ -38,9 +38,9 @@ def trees(path: Path = RECORD) -> str:
     kinds."""
     run = read(path, ComparisonRun)
     rows = [row for row in run.rows if row.draft and row.prompt_kind == "all" and row.temperature == 0]
-    of_trees = [row for row in rows if _is_tree(row)]
+    tree_rows = [row for row in rows if _is_tree(row)]
     chains = {(row.draft, row.draft_length): row for row in rows if not _is_tree(row)}
-    pairs = [_beside(run, row, chains[key]) for row in of_trees if (key := (_inner(row), row.draft_length)) in chains]
+    pairs = [_beside(run, row, chains[key]) for row in tree_rows if (key := (_inner(row), row.draft_length)) in chains]
     cells: dict[str, tables.Cell] = {
         "draft": lambda pair: str(pair.chain.draft),
         "tree": lambda pair: pair.shape,
@@ -53,7 +53,7 @@ def trees(path: Path = RECORD) -> str:
         "95 %": lambda pair: tables.interval(pair.low, pair.high),
     }
     lines = []
-    for draft in dict.fromkeys(map(_inner, of_trees)):
+    for draft in dict.fromkeys(map(_inner, tree_rows)):
         both = [row for row in rows if draft == (_inner(row) if _is_tree(row) else str(row.draft).removesuffix(AUTO))]
         best_tree = max(filter(_is_tree, both), key=attrgetter("speedup"))
         best_chain = max((row for row in both if not _is_tree(row)), key=attrgetter("speedup"))
@@ -81,18 +81,18 @@ def _tokens(row: Row) -> str:
     return f"-k auto, at most {row.draft_length}" if row.auto else str(row.draft_length)
 
 
-def _beside(run: ComparisonRun, tree: Row, chain: Row) -> Beside:
+def _beside(run: ComparisonRun, tree: Row, chain: Row) -> TreeAndChain:
     """Compare both on the same prompts."""
     tops, bottoms = _seconds(run, chain), _seconds(run, tree)
     low, high = ratio_interval(tops, bottoms) or (None, None)
-    return Beside(tree, chain, sum(tops) / sum(bottoms), low, high)
+    return TreeAndChain(tree, chain, sum(tops) / sum(bottoms), low, high)
 
 
 def _seconds(run: ComparisonRun, row: Row) -> list[float]:
     """Return the decoding seconds of a row, by prompt."""
     key = attrgetter("method", "draft_length", "temperature")
-    timings: list[Line] = sorted((one for one in run.raw if key(one) == key(row)), key=attrgetter("prompt_index"))
-    return [sum(one.decode_seconds) for one in timings]
+    timings: list[Line] = sorted((line for line in run.raw if key(line) == key(row)), key=attrgetter("prompt_index"))
+    return [sum(line.decode_seconds) for line in timings]
 
 
 BLOCKS: dict[str, Callable[[], str]] = {"trees": trees}

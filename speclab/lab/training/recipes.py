@@ -30,8 +30,8 @@ def distance(target_logits: Tensor, draft_logits: Tensor) -> Tensor:
     draft_log_probs, target_probs = draft_logits.log_softmax(-1), target_logits.softmax(-1)
     cross_entropy = -(target_probs * draft_log_probs).sum(-1).mean()
     kept = torch.minimum(target_probs, draft_log_probs.exp()).sum(-1).mean()
-    of_both = ((logits / LOW_TEMPERATURE).softmax(-1) for logits in (target_logits, draft_logits))
-    kept_at_low = torch.minimum(*of_both).sum(-1).mean()
+    both_probs = ((logits / LOW_TEMPERATURE).softmax(-1) for logits in (target_logits, draft_logits))
+    kept_at_low = torch.minimum(*both_probs).sum(-1).mean()
     return CROSS_ENTROPY_WEIGHT * cross_entropy + (1 - kept) + (1 - kept_at_low)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from speclab.records.rows import Amount, Count, Part
+from speclab.records.rows import Amount, Count, RecordPart
 from speclab.system.errors import EnvironmentProblem, signals_at_the_end
 from speclab.system.terminal import note, progress_bar
 
@@ -30,10 +30,10 @@ SECONDS_BETWEEN_CHECKPOINTS = 240
 TRIES = 9  # of a product in each precision; the fastest counts
 
 
-def optimizers(model: nn.Module, rate: float, of_tables: float = 1.0) -> list[torch.optim.Optimizer]:
+def optimizers(model: nn.Module, rate: float, adamw_share: float = 1.0) -> list[torch.optim.Optimizer]:
     """Make the optimizers: Muon for the layers' matrices, AdamW for embeddings, norms and an output layer of its own.
 
-    rate: the peak learning rate. of_tables: the rate of AdamW, as a share of it.
+    rate: the peak learning rate. adamw_share: the rate of AdamW, as a share of it.
     """
     trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
     tables = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
@@ -42,7 +42,7 @@ def optimizers(model: nn.Module, rate: float, of_tables: float = 1.0) -> list[to
     others = [weight for _, weight in trained if not any(weight is matrix for matrix in matrices)]
     return [
         torch.optim.Muon(matrices, lr=rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=of_tables * rate, betas=(0.9, 0.95), weight_decay=0.0),
+        torch.optim.AdamW(others, lr=adamw_share * rate, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
 
@@ -68,7 +68,7 @@ def next_token_loss(model: PreTrainedModel, tokens: Tensor) -> Tensor:
 
 
 @dataclass
-class TrainingFacts(Part):
+class TrainingFacts(RecordPart):
     """The progress of a training. Losses are in nats per token; a draft's have shares of rejected samples in them. The
     last one is a running mean over some ten steps.
 
@@ -101,16 +101,16 @@ def train(
     rate: float,
     name: str,
     checkpoint: Checkpoint | None = None,
-    of_tables: float = 1.0,
+    adamw_share: float = 1.0,
 ) -> TrainingFacts:
     """Train for `seconds`, at least one step; go on from the checkpoint, and save there now and then, and when Ctrl-C
     or a signal ends it.
 
     batches: step -> its micro-batches, tuples of tensors of which the first holds the tokens.
     loss_of: called with such a tuple's tensors, gives the mean loss in nats per token.
-    rate, of_tables: as for `optimizers`. name: of the progress bar.
+    rate, adamw_share: as for `optimizers`. name: of the progress bar.
     """
-    steppers, peaks = optimizers(model, rate, of_tables), (rate, of_tables * rate)
+    steppers, peaks = optimizers(model, rate, adamw_share), (rate, adamw_share * rate)
     facts = checkpoint.resume(model, steppers) if checkpoint else TrainingFacts()
     device = next(model.parameters()).device
     facts.products = facts.products or ("float32" if product_dtype(device) == torch.float32 else "bfloat16")

@@ -111,7 +111,11 @@ def blank(n: int, width: float, height: float, **shared) -> tuple[Figure, list]:
 def _draw_panel(axis, panel: Panel) -> None:
     """Draw the measured values first, so that they stand first in the legend."""
     # Matplotlib leaves a name out of the legend that begins with an underscore.
-    named = [one._replace(label=" " * one.label.startswith("_") + one.label) for one in panel.series if one.values]
+    named = [
+        series._replace(label=" " * series.label.startswith("_") + series.label)
+        for series in panel.series
+        if series.values
+    ]
     shown = sorted(named, key=lambda series: bool(series.style))
     measured = [series for series in shown if not series.style]
     beside = _beside(measured, panel.spread)

@@ -284,7 +284,7 @@ def test_proposals_and_states_are_the_definitions(engine):
                 ids = torch.tensor([[*so_far, *draft.tokens[0, :i].tolist()]])
                 with torch.inference_mode():
                     hidden = model(ids, output_hidden_states=True, use_cache=False).hidden_states[2]
-                    probs = sampling.probs(adapter.of_text(hidden)[:, -1])
+                    probs = sampling.probs(adapter.text_logits(hidden)[:, -1])
                 assert torch.allclose(draft.states[0, i], hidden[0, -1], atol=1e-11)
                 assert torch.allclose(draft.probs[0, i], probs[0], atol=1e-9)
     assert kinds == {0, 1, 2}
@@ -325,7 +325,7 @@ def test_a_hybrid_keeps_the_adapter_in_step():
             with torch.inference_mode():
                 hidden = model(torch.tensor([so_far]), output_hidden_states=True, use_cache=False).hidden_states[2]
             if draft.tokens.shape[1]:
-                assert draft.tokens[0, 0] == adapter.of_text(hidden)[0, -1].argmax()
+                assert draft.tokens[0, 0] == adapter.text_logits(hidden)[0, -1].argmax()
     assert min(found.values()) > 3, found
 
 

@@ -15,7 +15,7 @@ from speclab.drafts.lengths import AutoLength
 from speclab.extensions.exits.drafter import ExitDrafter
 from speclab.extensions.exits.tests.adapters import tiny_adapter, trained_exit
 from speclab.lab.instruments import LoopFunctions, with_parts
-from speclab.lab.replay import replayed
+from speclab.lab.replay import replay_rounds
 from speclab.models.cached import CachedModel
 from speclab.records.log import RoundCounts
 from tests import contract
@@ -92,7 +92,7 @@ def test_replayed_rounds_of_early_exit_are_those_of_the_decoding(kind):
             prompt = text[None, :5]
             new = plain_text(target, prompt, N_NEW)
             if rounds is found:
-                rounds += replayed(LoopFunctions(speculative_decode), target, drafter, prompt, tuple(new), K)
+                rounds += replay_rounds(LoopFunctions(speculative_decode), target, drafter, prompt, tuple(new), K)
             else:
                 made_now = with_parts(speculative_rounds(target, drafter, prompt, K, len(new)), drafter)
                 rounds += [RoundCounts(r.n_drafted, r.n_accepted, r.looked_up) for r in made_now if not r.prefill]

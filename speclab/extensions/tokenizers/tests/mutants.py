@@ -70,7 +70,7 @@ def draws_from_what_is_not_restricted() -> None:
         for i in range(uniforms.shape[1]):
             logits = drafter.draft.forward(ids)[:, -1]
             token = target_id[draw_draft(logits, drafter._sampling, uniforms[:, i]).token]
-            said = draw_draft(drafter.of_target(logits), drafter._sampling, uniforms[:, i])
+            said = draw_draft(drafter.as_target_logits(logits), drafter._sampling, uniforms[:, i])
             drawn.append(said._replace(token=token))
             ids = drafter._draft_id[token][:, None]
         return drawn

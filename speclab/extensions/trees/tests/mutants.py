@@ -377,14 +377,14 @@ def head_gets_the_state_of_another_branch() -> None:
 @mutant(40, "the_most_probable_branches_are_drafted", file=LOOP)
 def does_not_multiply_along_a_branch() -> None:
     """takes the most probable tokens, however improbable those before them on their branch are"""
-    right = BestTreeDrafter._looked
+    right = BestTreeDrafter._candidates
 
-    def looked(drafter: BestTreeDrafter, n: int, deepest: int) -> best.Looked:
+    def looked(drafter: BestTreeDrafter, n: int, deepest: int) -> best.Candidates:
         found = right(drafter, n, deepest)
         before = torch.cat([found.scores.new_zeros(1), found.scores])[found.parents + 1]
         return found._replace(scores=found.scores - before)
 
-    BestTreeDrafter._looked = looked
+    BestTreeDrafter._candidates = looked
 
 
 @mutant(40, "the_most_probable_branches_are_drafted", file=LOOP)

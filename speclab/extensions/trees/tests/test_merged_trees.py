@@ -14,7 +14,7 @@ from speclab.drafts.suffix import SuffixDrafter
 from speclab.extensions.trees.draft import TreeDraft, parents_of
 from speclab.extensions.trees.merged import MergedDrafter, merged
 from speclab.lab.bench import SPECULATIVE
-from speclab.lab.replay import replayed
+from speclab.lab.replay import replay_rounds
 from speclab.models.cached import CachedModel
 from speclab.records.log import RoundCounts
 from tests.decoding import plain_text, speculative_rounds
@@ -141,4 +141,4 @@ def test_rounds_along_a_known_text_are_those_of_the_decoding():
     made = [RoundCounts(r.n_drafted, r.n_accepted) for r in rounds if not r.prefill]
     _, others = made_of("models")
     text = tuple(plain_text(target, PROMPT, N_NEW))
-    assert replayed(SPECULATIVE, target, MergedDrafter(others), PROMPT, text, 8) == made
+    assert replay_rounds(SPECULATIVE, target, MergedDrafter(others), PROMPT, text, 8) == made

@@ -12,7 +12,7 @@ from speclab.extensions.trees.best import BestTreeDrafter
 from speclab.extensions.trees.fixed import TreeDrafter
 from speclab.extensions.trees.merged import MergedDrafter
 from speclab.lab.instruments import LoopFunctions
-from speclab.lab.replay import replayed
+from speclab.lab.replay import replay_rounds
 from speclab.models.cached import CachedModel
 from speclab.records.log import RoundCounts
 from tests.cli.test_cli import run  # noqa: F401 - a fixture
@@ -58,7 +58,7 @@ def test_replayed_rounds_of_trees_are_those_of_the_decoding(learnt, kind):  # no
                 made.append([RoundCounts(r.n_drafted, r.n_accepted, False) for r in rounds if not r.prefill])
             else:
                 functions = LoopFunctions(speculative_decode)
-                made.append(replayed(functions, target, tree, prompt, tuple(text), tree.n_tokens))
+                made.append(replay_rounds(functions, target, tree, prompt, tuple(text), tree.n_tokens))
         assert made[0] == made[1]
         seen |= set(made[0])
     assert len({one.n_accepted for one in seen}) > 2
