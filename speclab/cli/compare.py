@@ -15,7 +15,6 @@ from speclab.lab.run_config import RunConfig
 from speclab.models import memory
 from speclab.present import first_screen, report
 from speclab.present.pictures import plots
-from speclab.records.log_files import LogFile
 from speclab.records.runs import ComparisonRun
 from speclab.system.errors import reports_problems
 from speclab.system.files import shown
@@ -40,9 +39,7 @@ def run(docstring: str, argv: list[str] | None, functions: LoopFunctions | None 
 def _run(args: argparse.Namespace, functions: LoopFunctions | None) -> int:
     """Make a comparison, show it and write it.  -> exit code"""
     config, output = compare_config.prepare(args, functions)
-    config.log = LogFile(output.result(".log.jsonl"))
-    if killed := config.log.set_aside():
-        note(f"an earlier run was killed; python -m speclab.cli.unfinished {shown(killed)} shows what it measured")
+    config.log = output.begin_log()
     with output.redirected():
         look_at_cores(config)
         if not args.brief:
@@ -54,8 +51,6 @@ def _run(args: argparse.Namespace, functions: LoopFunctions | None) -> int:
             texts.append(functools.partial(report.comparison, record, by_kind=True))
             texts.append(functools.partial(_bytes_of_rounds, config))
         code = show(output, record, texts, page, pictures)
-    if not code:
-        config.log.discard()
     return max(code, *map(exit_code, measured))
 
 

@@ -19,12 +19,15 @@ def look_at_cores(config: RunConfig) -> None:
 def show(output: Output, record: LabRun, texts: Sequence[View], page: View, pictures: Sequence[Step] = ()) -> int:
     """Print the texts, write the record and its page, and draw the pictures where that can be done.
 
-    -> exit code, 0 where nothing failed
+    The log of the run is deleted when nothing has failed.  -> exit code, 0 where nothing failed
     """
     if pictures and not library.is_here():
         note(library.MISSING)
         pictures = ()
-    return do_all([*map(_said, texts), *output.writes(record, page), *pictures])
+    code = do_all([*map(_said, texts), *output.writes(record, page), *pictures])
+    if output.log and not code:
+        output.log.discard()
+    return code
 
 
 def _said(text: View) -> Step:

@@ -14,10 +14,11 @@ from speclab.cli.flags import check_file
 from speclab.cli.parsing import DASH
 from speclab.models.prompts import Prompt
 from speclab.records.files import to_json
+from speclab.records.log_files import LogFile
 from speclab.records.runs import LabRun
 from speclab.system.errors import UsageProblem
 from speclab.system.files import check_writable, prepare_folder, shown, write_whole
-from speclab.system.terminal import harmless
+from speclab.system.terminal import harmless, note
 
 NEW_TEXT = f"--- new text {'-' * 54}"  # the line between a prompt and what the target makes of it
 
@@ -52,6 +53,7 @@ class Output:
     args: argparse.Namespace
     name: str
     out: TextIO = field(default_factory=lambda: sys.stdout)
+    log: LogFile | None = None
 
     @property
     def plots(self) -> Path:
@@ -87,6 +89,13 @@ class Output:
         elif self.args.json:
             steps.append(lambda: write_whole(self.args.json, text()))
         return [*steps, lambda: write_whole(self.result(".md"), harmless(page()))]
+
+    def begin_log(self) -> LogFile:
+        """Return the log that this run writes. One that a killed run left behind is set aside, which a note says."""
+        self.log = LogFile(self.result(".log.jsonl"))
+        if killed := self.log.set_aside():
+            note(f"an earlier run was killed; python -m speclab.cli.unfinished {shown(killed)} shows what it measured")
+        return self.log
 
     def redirected(self) -> contextlib.redirect_stdout:
         """Send text to standard output while this is open, or to standard error if the record goes to standard

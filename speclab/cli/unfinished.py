@@ -1,4 +1,4 @@
-"""Prints the tables of a run of compare.py that was killed, from the log that it left behind.
+"""Prints the tables of a run that was killed, from the log that it left behind.
 
     python -m speclab.cli.unfinished results/local.killed.jsonl
 
@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         raise EnvironmentProblem(f"{shown(path)}: {error.strerror}; give the log of a run that was killed") from None
     if not found:
-        raise EnvironmentProblem(f"{shown(path)} holds no text that was finished; run compare.py again")
+        raise EnvironmentProblem(f"{shown(path)} holds no text that was finished; start the run again")
     for measured in found:
         say(report.comparison(record_of(measured), by_kind=True))
     return 0

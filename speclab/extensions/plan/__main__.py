@@ -41,6 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     """Make a plan, show and write it.  -> exit code"""
     args = filled(make_parser().parse_args(argv))
     config, output = _prepare(args)
+    config.log = output.begin_log()
     with output.redirected():
         look_at_cores(config)
         say(compare_config.head(config))

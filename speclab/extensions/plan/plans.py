@@ -29,7 +29,7 @@ from speclab.extensions.plan.plan_record import (
 )
 from speclab.lab.acceptance_probs import CostTable, ProbsOfText, calibrated, probs_of_texts
 from speclab.lab.comparison import build_rows, measure_and_judge, noise_at, with_costs
-from speclab.lab.harness import Measurement, measure
+from speclab.lab.harness import Measurement
 from speclab.lab.rows import halves
 from speclab.lab.run_config import RunConfig
 from speclab.models.prompts import Prompt
@@ -67,9 +67,7 @@ def make(config: RunConfig, verify: bool = False) -> tuple[PlanRun, Measurement]
     held_out = _held_out(config) if verify else set()
     planned_on = [prompt for i, prompt in enumerate(config.prompts) if i not in held_out]
     instruments = config.instruments(config.arms())
-    measured = measure(
-        config.bench(), [BASELINE], config.temperatures, planned_on, config.repeats, instruments, "calibrating"
-    )
+    measured = measure_and_judge(config, [BASELINE], instruments, planned_on, title="calibrating")
     costs: CostTable = {}
     with measured.kept("the measurements are complete, their costs are not"):
         costs = calibrated(measured)

@@ -131,6 +131,7 @@ def _has_no_cost(kind: str) -> bool:
 def _run(args: argparse.Namespace, name: str, done: list[SweepRun]) -> int:
     """Measure one sweep, show and write it; its record is added to `done`.  -> exit code"""
     config, output = _prepare(args, name)
+    config.log = output.begin_log()
     with output.redirected():
         look_at_cores(config)
         record, measured = sweeps.measure_sweep(config, name)

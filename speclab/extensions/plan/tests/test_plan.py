@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from speclab import load
+from speclab.cli import unfinished
 from speclab.drafts.heads.files import write_head
 from speclab.extensions.plan import intervals, plan_views, plans
 from speclab.extensions.plan.__main__ import main
@@ -16,6 +17,7 @@ from speclab.lab import acceptance_probs, comparison, output_checks
 from speclab.lab.bench import Bench
 from speclab.models import prompts
 from speclab.present.tables import show
+from speclab.records import log_files
 from speclab.records.arms import BASELINE, BASELINE_REPEAT
 from speclab.records.files import as_dict, read
 from speclab.system import cores
@@ -54,14 +56,13 @@ def run(pair_folder, tmp_path, capsys, monkeypatch):
 @pytest.fixture
 def measurements(monkeypatch):
     """What the plan measured: (arms, prompts, instruments, result) of each measurement."""
-    seen, honest = [], plans.measure
+    seen, honest = [], comparison.measure
 
     def watched(bench, arms, temperatures, texts, *rest, **named):
         found = honest(bench, arms, temperatures, texts, *rest, **named)
         seen.append((list(arms), [p.text for p in texts], rest[1], found))
         return found
 
-    monkeypatch.setattr(plans, "measure", watched)
     monkeypatch.setattr(comparison, "measure", watched)
     return seen
 
@@ -139,6 +140,19 @@ def test_a_plan_on_two_prompts_has_no_interval(run, tmp_path, monkeypatch):
     assert code == 0
     assert all(e.band_low is e.time_low is None for e in made.plan)
     assert "no interval below three prompts" in " ".join(out.split()) or "leave speculation off" in out
+
+
+def test_a_plan_logs_every_turn_until_its_record_is_written(run, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "results" / "local-plan.log.jsonl"
+    assert run("--quick")[0] == 0
+    assert not path.exists()
+    monkeypatch.setattr(log_files.LogFile, "discard", lambda log: None)
+    assert run("--quick", "--verify")[0] == 0
+    calibrated, checked = (measured.lines for measured in log_files.read(path))
+    assert {line.arm for line in calibrated} == {BASELINE, BASELINE_REPEAT}
+    assert {BASELINE} < {line.arm for line in checked}
+    assert unfinished.main([str(path)]) == 0
+    assert "speedup" in capsys.readouterr().out
 
 
 def test_a_quick_plan_is_a_short_one(run, tmp_path):
@@ -251,7 +265,7 @@ def test_verify_plan_measures_on_the_other_half(run, tmp_path, measurements):
 @pytest.mark.parametrize("texts", [TEXTS[:1], [TEXTS[0], TEXTS[2]]], ids=["one prompt", "one of each kind"])
 def test_verify_plan_needs_prompts_to_hold_out(run, monkeypatch, texts):
     monkeypatch.setattr(prompts, "standard", lambda: texts)
-    monkeypatch.setattr(plans, "measure", lambda *a, **k: pytest.fail("measured first"))
+    monkeypatch.setattr(comparison, "measure", lambda *a, **k: pytest.fail("measured first"))
     code, _, err = run("--verify")
     assert code == 2
     assert "at least two prompts of a kind" in err
@@ -452,7 +466,7 @@ def test_a_wrong_text_of_a_plan_is_said_before_any_number(run, tmp_path):
     ],
 )
 def test_a_bad_input_is_one_line_before_anything_is_measured(run, pair_folder, monkeypatch, words, said):
-    monkeypatch.setattr(plans, "measure", lambda *a, **k: pytest.fail("measured first"))
+    monkeypatch.setattr(comparison, "measure", lambda *a, **k: pytest.fail("measured first"))
     add_branching(monkeypatch)
     code, _, err = run(*(word.format(draft=pair_folder / "draft") for word in words))
     assert code == 2
