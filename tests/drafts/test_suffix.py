@@ -7,13 +7,11 @@ from hypothesis import strategies as st
 
 from draft_models import NgramDrafter
 from speclab.core.drafter import Lookup
-from speclab.core.rounds import tokens_of
 from speclab.core.sampling import GREEDY
 from speclab.drafts import registry
 from speclab.drafts.suffix import DOUBT, SuffixDrafter
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
-from tests.decoding import plain_text, speculative_rounds
 from tests.tiny_models import VOCAB, tiny
 
 
@@ -64,46 +62,10 @@ def test_it_is_the_longest_match_and_its_commonest_followers(text, k, depth, dat
     assert drafter.matched == longest
 
 
-def test_it_stops_where_its_statistics_do():
-    """After 1 2 came 3 four times and 4 four times: not even the first token is proposed at a threshold of a half."""
-    text = [1, 2, 3, 9, 1, 2, 4, 9] * 4 + [1, 2]
-    assert drafter_of(text, 5, depth=3, least=0.6).lookup(8) == []
-    assert drafter_of(text, 5, depth=3, least=0.3).lookup(8)[:1] == [4]
-    sure = [5, 6, 7, 8] * 8
-    assert len(drafter_of(sure, 5).lookup(16)) == 16
-
-
-def test_the_commonest_follower_wins_over_the_latest():
-    text = [1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 2]
-    assert drafter_of(text, 4, depth=3, least=0.1).lookup(1) == [3]
-    assert drafter_of([1, 2, 3, 1, 2, 4, 1, 2], 4, depth=3, least=0.1).lookup(1) == [4]  # as often: the latest
-
-
-def test_nothing_is_proposed_where_nothing_matches():
-    assert drafter_of([1, 2, 3], 2).lookup(4) == []
-    assert drafter_of([1], 1).lookup(4) == []
-    assert drafter_of([1, 1], 1).lookup(0) == []
-
-
-def test_a_new_prompt_forgets_the_old_text():
-    drafter = drafter_of([1, 2, 3, 1, 2], 3, least=0.1)
-    assert drafter.lookup(1) == [3]
-    drafter.prefill(None, torch.tensor([[1, 2]]), GREEDY)
-    assert drafter.lookup(1) == []
-
-
 @pytest.mark.parametrize(("depth", "least"), [(0, 0.5), (4, 0.0), (4, 1.5)])
 def test_impossible_options_are_refused(depth, least):
     with pytest.raises(ValueError, match="need depth"):
         SuffixDrafter(depth, least)
-
-
-def test_the_text_is_the_baselines():
-    target = CachedModel(tiny("llama", dtype=torch.float64))
-    prompt = torch.randint(0, VOCAB, (1, 9), generator=torch.Generator().manual_seed(1)).repeat(1, 3)
-    rounds = list(speculative_rounds(target, SuffixDrafter(least=0.05), prompt, 5, 60))
-    assert tokens_of(rounds) == plain_text(target, prompt, 60)
-    assert sum(r.n_drafted for r in rounds) > sum(r.n_accepted for r in rounds)
 
 
 def test_ids_that_the_target_never_emits_are_not_proposed():

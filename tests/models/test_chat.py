@@ -119,11 +119,3 @@ def test_a_template_that_writes_nothing_and_one_that_is_not_there(tokenizer):
     tokenizer.chat_template = None
     with pytest.raises(UsageProblem, match="has no chat template; give a bare text without --chat"):
         prompts.encode([("x", "hello")], tokenizer, chat=True)
-
-
-def test_the_head_says_whether_there_is_one_and_whether_it_is_used(tokenizer):
-    for chat, said in ((True, "chat    on"), (False, "chat    off")):
-        (line,) = prompts.describe_chat(prompts.encode([("x", "f")], tokenizer, chat), tokenizer)
-        assert line.startswith(said)
-    tokenizer.chat_template = None
-    assert prompts.describe_chat(prompts.encode([("x", "f")], tokenizer), tokenizer) == []

@@ -50,7 +50,7 @@ def test_card_states_what_training_measured():
     assert f"{facts['held_out_loss']['target']:.2f}" in text
 
 
-@pytest.mark.parametrize("kind", prompts.KINDS)
+@pytest.mark.parametrize("kind", ["code", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("prose", "copy"))])
 def test_speculation_on_real_text_is_exact_and_accepts(pair, kind):
     """One prompt of each kind: identical text, and the draft is right often enough to be a draft."""
     tokenizer, target, draft = pair

@@ -21,7 +21,7 @@ from speclab.cli.decoding import _Decoded
 from speclab.core.rounds import Round
 from speclab.core.sampling import Sampling
 from speclab.models import pieces as pieces_module
-from speclab.models.pieces import _after, added, pieces, text_of, with_text
+from speclab.models.pieces import added, pieces, text_of, with_text
 from speclab.models.prompts import Prompt, encode
 from speclab.models.setup import Setup
 from speclab.system.terminal import harmless
@@ -246,25 +246,6 @@ def test_a_long_text_decodes_no_id_more_than_a_few_times(kind, monkeypatch):
         assert counted[kind] <= 8 * (n + len(prompt)), tokenizer.convert_ids_to_tokens(i)
 
 
-def test_half_a_character_comes_with_its_other_half():
-    tokenizer = tokenizer_of("byte-level")
-    groups = [tokenizer(letter).input_ids for letter in "a☃b"]
-    assert len(groups[1]) == 3, "an id for each byte"
-    made = pieces(tokenizer)
-    assert [made.add([i]) for group in groups for i in group] == ["a", "", "", "☃", "b"]
-
-
-def test_a_run_of_byte_tokens_comes_with_the_token_that_ends_it():
-    """Until then another byte may make U+FFFD of the whole run; the text's end is known only at its end."""
-    tokenizer = tokenizer_of("byte fallback")
-    word = tokenizer("cat").input_ids[-1]
-    for text, right in (([*HALF[:3], word], "世"), ([*HALF, word], 5 * "\ufffd")):
-        made = pieces(tokenizer)
-        assert [made.add([i]) for i in text] == [""] * (len(text) - 1) + [right + tokenizer.decode([word])]
-    made = pieces(tokenizer)
-    assert ([made.add([i]) for i in HALF], made.rest()) == ([""] * 5, 5 * "\ufffd")
-
-
 def test_the_first_new_word_keeps_its_space():
     tokenizer = tokenizer_of("byte fallback, first space")
     prompt, new = tokenizer("the").input_ids, tokenizer("cat", add_special_tokens=False).input_ids
@@ -279,10 +260,6 @@ def test_where_the_prompt_is_another_text_the_output_begins_one(encodes):
     setup, right = setup_with(tokenizer, encodes), "cat" if encodes else " cat"
     assert joined(setup.pieces(prompt), [new]) == right
     assert setup.token_text(prompt, [], new[0]) == right
-
-
-def test_texts_that_are_no_prefix_begin_where_they_differ():
-    assert [_after("ab", "abc"), _after("ab", "acb"), _after("ab", "a"), _after("", "a")] == ["c", "cb", "", "a"]
 
 
 # --- what the scripts print ---

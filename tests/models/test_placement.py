@@ -143,18 +143,6 @@ def test_what_a_device_map_needs(folder, tmp_path, monkeypatch):
         placement.map_options("auto")
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--target", "lab:20m", "--device-map", "auto"], "lab:20m is made on one device"),
-        (["--device-map", "nowhere"], "nowhere is no plan and no JSON file"),
-    ],
-)
-def test_flags_that_do_not_go_together(words, said, capsys):
-    assert optimized_speculative.main([*words, "--prompt", "x"]) == 2
-    assert said in capsys.readouterr().err
-
-
 # --- quantised weights ------------------------------------------------------------------------------------------------
 
 
