@@ -13,7 +13,7 @@ UPPER = ("records", "theory", "lab", "present", "cli")
 LOADED = """
 import sys
 from pathlib import Path
-import speclab.system.paths
+import speclab
 assert "torch" not in sys.modules
 import optimized_speculative
 root = Path(optimized_speculative.__file__).parent
