@@ -173,10 +173,10 @@ def in_trees(model: PreTrainedModel, backend: FastModel | None, draft: CachedMod
 def in_a_batch(model: PreTrainedModel, backend: FastModel | None, draft: CachedModel, expected: Texts) -> str:
     """Decode the prompts side by side, or raise WrongText.  -> why the family cannot do that; empty if it can"""
     # Here: everything else of this benchmark runs without the extension.
-    from speclab.extensions.batch.batched_model import BatchedModel, check_batch
-    from speclab.extensions.batch.drafters import BatchedModelDrafter
-    from speclab.extensions.batch.loops import speculative_decode_batch
-    from speclab.extensions.batch.texts import Request
+    from speclab.extensions.batch.decoding.batched_model import BatchedModel, check_batch
+    from speclab.extensions.batch.decoding.drafters import BatchedModelDrafter
+    from speclab.extensions.batch.decoding.loops import speculative_decode_batch
+    from speclab.extensions.batch.decoding.texts import Request
 
     target = CachedModel(model, fast=backend)
     try:

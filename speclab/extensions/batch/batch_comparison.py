@@ -7,18 +7,23 @@ never from the batches that it is held against.
 
 from dataclasses import replace
 
-from speclab.extensions.batch import batch_rows, library
-from speclab.extensions.batch.arms import FIRST, arms, n_distinct, requests_of
+import torch
+
+from speclab.core.clock import old_objects_frozen
+from speclab.extensions.batch import batch_rows
 from speclab.extensions.batch.batch_record import BatchRun
-from speclab.extensions.batch.batched_model import check_batch
+from speclab.extensions.batch.decoding.batched_model import check_batch
+from speclab.extensions.batch.decoding.drafters import check_drafter, shared_model
 from speclab.extensions.batch.expectations import Draft, Expectations, expectations, known_of, make_timer
-from speclab.extensions.batch.forms import check_drafter, shared_model
-from speclab.extensions.batch.turns import Batches, decode, mean_context
+from speclab.extensions.batch.turns import FIRST, Batches, arms, decode, mean_context, n_distinct, requests_of
 from speclab.lab import output_checks
+from speclab.lab.decodings import library_generate
 from speclab.lab.harness import Measurement, kept_when_stopped
 from speclab.lab.run_config import RunConfig
 from speclab.records.arms import BASELINE, BASELINE_REPEAT, Arm
+from speclab.records.facts import Facts
 from speclab.records.log import Line, RoundCounts
+from speclab.system.terminal import progress
 
 
 def compare_batches(config: RunConfig, batches: list[int], thorough: bool = False) -> tuple[BatchRun, Measurement]:
@@ -35,7 +40,7 @@ def compare_batches(config: RunConfig, batches: list[int], thorough: bool = Fals
     measured.stop = measured.stop or (stops[0] if stops else None)
     with measured.kept("the rows are complete, what is expected of them is not"):
         if not measured.interrupted:
-            others = library.batched(config, batches) if thorough else []
+            others = library_batches(config, batches) if thorough else []
             one_draft = {key: watched.take() for key, watched in decoded.watched.items()}
             expected = expectations(contexts, known(decoded), timer, one_draft)
     return record(decoded, measured, expected, batches, thorough, others), measured
@@ -119,3 +124,29 @@ def judge(decoded: Batches) -> Measurement:
             waiting[one.name] = arm, temperature
     output_checks.judge(measured, waiting)
     return measured
+
+
+# --- the library's own batches ----------------------------------------------------------------------------------------
+
+
+@old_objects_frozen()
+def library_batches(config: RunConfig, batches: list[int]) -> list[Facts]:
+    """Return the tokens of all texts and the seconds of every batch, the prompts' own pass included; greedy.
+
+    The library pads the prompts on the left. All texts of its batch start together and end together, and it has no
+    assisted decoding of more than one text.
+    """
+    entries = []
+    with progress(len(batches), "size", "the library's batches") as bar:
+        for n_texts in batches:
+            prompts = [config.prompts[i % len(config.prompts)].ids[0] for i in range(n_texts)]
+            longest = max(map(len, prompts))
+            ids = torch.stack([torch.nn.functional.pad(one, (longest - len(one), 0)) for one in prompts])
+            mask = torch.stack([torch.arange(longest) >= longest - len(one) for one in prompts]).long()
+            ids, mask = ids.to(config.setup.device), mask.to(config.setup.device)
+            model, n_new = config.setup.target.model, config.max_new_tokens
+            library_generate(model, ids, n_new, attention_mask=mask)  # a warm-up
+            seconds, tokens = library_generate(model, ids, n_new, attention_mask=mask)
+            entries.append({"n_texts": n_texts, "n_tokens": n_texts * len(tokens), "seconds": seconds})
+            bar.update()
+    return entries

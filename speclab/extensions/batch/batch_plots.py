@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from speclab.extensions.batch.batch_record import BatchRow, BatchRun
-from speclab.extensions.batch.batch_tables import drafts, pairs, plain_row
+from speclab.extensions.batch.batch_views import drafts, pairs, plain_row
 from speclab.present.pictures import figures
 from speclab.present.pictures.figures import STYLES, Panel, Series, draw, plain
 from speclab.theory.attribution import Value

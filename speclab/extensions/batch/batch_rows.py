@@ -7,11 +7,10 @@ the lab (chapter 13): of a prompt's requests together, tokens and equal parts of
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from speclab.extensions.batch.arms import BatchArm, requests_of
 from speclab.extensions.batch.batch_record import BatchNoise, BatchRow, Chosen, PromptTimes
-from speclab.extensions.batch.decodings import Part
+from speclab.extensions.batch.decoding.decodings import Part
 from speclab.extensions.batch.expectations import Expectations
-from speclab.extensions.batch.turns import Batches
+from speclab.extensions.batch.turns import BatchArm, Batches, requests_of
 from speclab.lab.rows import halves
 from speclab.lab.run_config import RunConfig
 from speclab.records.arms import BASELINE, BASELINE_REPEAT

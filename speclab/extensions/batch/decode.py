@@ -15,11 +15,11 @@ from speclab.core.clock import old_objects_frozen
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings
 from speclab.drafts import registry
-from speclab.extensions.batch.batched_model import BatchedModel, check_batch
-from speclab.extensions.batch.decodings import BatchDecoding
-from speclab.extensions.batch.forms import batch_drafter, check_drafter
-from speclab.extensions.batch.loops import autoregressive_decode_batch, speculative_decode_batch
-from speclab.extensions.batch.texts import Request
+from speclab.extensions.batch.decoding.batched_model import BatchedModel, check_batch
+from speclab.extensions.batch.decoding.decodings import BatchDecoding
+from speclab.extensions.batch.decoding.drafters import batch_drafter, check_drafter
+from speclab.extensions.batch.decoding.loops import autoregressive_decode_batch, speculative_decode_batch
+from speclab.extensions.batch.decoding.texts import Request
 from speclab.models.pieces import with_text
 from speclab.models.prompts import KINDS, Prompt, describe_chat
 from speclab.models.setup import Setup

@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass
 
 from speclab.extensions.batch import pass_costs
 from speclab.extensions.batch.batch_record import MachineEntry, PassTime
-from speclab.extensions.batch.data_sheets import on_machines
-from speclab.extensions.batch.forms import shared_model
-from speclab.extensions.batch.pass_costs import PassCosts
+from speclab.extensions.batch.decoding.drafters import shared_model
+from speclab.extensions.batch.pass_costs import PassCosts, on_machines
 from speclab.extensions.batch.passes import LoopKey, PassTimer, Shape, fitted_costs
 from speclab.lab.run_config import RunConfig
 from speclab.models.cached import CachedModel

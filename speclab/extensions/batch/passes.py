@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
-from speclab.extensions.batch.batched_model import BatchedModel
+from speclab.extensions.batch.decoding.batched_model import BatchedModel
 from speclab.extensions.batch.pass_costs import PassCosts, costs_of_places
 from speclab.models.cached import CachedModel
 from speclab.models.memory import cache_bytes, free_memory

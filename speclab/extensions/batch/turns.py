@@ -5,19 +5,68 @@ import statistics
 from dataclasses import dataclass, field
 
 from speclab.core.rounds import DecodeSettings
-from speclab.extensions.batch.arms import BatchArm, requests_of
-from speclab.extensions.batch.batched_model import BatchedModel
-from speclab.extensions.batch.decodings import BatchDecoding
-from speclab.extensions.batch.drafters import BatchDrafter
-from speclab.extensions.batch.empty_loops import EmptyLoop
-from speclab.extensions.batch.forms import batch_drafter
-from speclab.extensions.batch.loops import autoregressive_decode_batch, in_lockstep, speculative_decode_batch
+from speclab.extensions.batch.decoding.batched_model import BatchedModel
+from speclab.extensions.batch.decoding.decodings import BatchDecoding
+from speclab.extensions.batch.decoding.drafters import BatchDrafter, batch_drafter
+from speclab.extensions.batch.decoding.empty_loops import EmptyLoop, WatchedDrafter
+from speclab.extensions.batch.decoding.loops import autoregressive_decode_batch, in_lockstep, speculative_decode_batch
+from speclab.extensions.batch.decoding.texts import Request
 from speclab.extensions.batch.passes import LoopKey, PassTimer
-from speclab.extensions.batch.texts import Request
-from speclab.extensions.batch.watched import WatchedDrafter
 from speclab.lab.run_config import RunConfig
 from speclab.lab.turns import Recorded, take_turns, timed_turns
+from speclab.records.arms import BASELINE, BASELINE_REPEAT, Arm
 from speclab.system.terminal import progress
+
+TIMES_FULL = 3  # how often a batch is filled at least
+
+
+@dataclass(frozen=True)
+class BatchArm:
+    """A way to decode, `n_texts` at a time."""
+
+    arm: Arm
+    n_texts: int
+    lockstep: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name by which checks and notes call it."""
+        return f"{self.arm.label}, {self.n_texts} at a time" + ", in lockstep" * self.lockstep
+
+
+FIRST = BatchArm(BASELINE, 1)  # plain decoding of one text at a time, which all others are judged by
+
+
+def arms(config: RunConfig, batches: list[int], thorough: bool) -> list[BatchArm]:
+    """All ways to decode, FIRST first; plain decoding twice for every batch: its distance from itself is noise.
+
+    In lockstep a batch has no two copies of a prompt: greedily they would always keep as many tokens as each other.
+    """
+    sizes = sorted({1, *batches})
+    ways: list[BatchArm] = []
+    for name, drafter in config.drafters.items():
+        for k in drafter.lengths(config.draft_lengths):
+            if k:
+                arm = Arm(config.method(name), name, k)
+                together = [n for n in sizes if thorough and 1 < n <= n_distinct(config) and not arm.branches]
+                ways += [BatchArm(arm, n) for n in sizes] + [BatchArm(arm, n, True) for n in together]
+    middle = len(ways) // 2  # half a round of turns away from the first, as the other arms are on average
+    again = [BatchArm(BASELINE_REPEAT, n) for n in sizes]
+    return [*(BatchArm(BASELINE, n) for n in sizes), *ways[:middle], *again, *ways[middle:]]
+
+
+def n_distinct(config: RunConfig) -> int:
+    """The number of different prompts."""
+    return len({tuple(prompt.id_list) for prompt in config.prompts})
+
+
+def requests_of(config: RunConfig, n_texts: int) -> list[int]:
+    """The numbers of the prompts: all of them, as often as it takes to fill the batch TIMES_FULL times."""
+    n_prompts = len(config.prompts)
+    return [*range(n_prompts)] * max(-(-TIMES_FULL * n_texts // n_prompts), config.repeats)
+
+
+# --- turns ------------------------------------------------------------------------------------------------------------
 
 WARM_UP_TOKENS = 12
 TURNS = 30  # turns in which passes are timed

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from speclab.core.rounds import Decided, Draft
 from speclab.core.sampling import to_device
-from speclab.extensions.batch.exported_rows import over_rows
-from speclab.extensions.batch.row_buffers import GraphedRowBuffers, RowBuffers, RowsPass
+from speclab.extensions.batch.decoding.row_buffers import GraphedRowBuffers, RowBuffers, RowsPass, over_rows
 from speclab.models import checks
 from speclab.models.backends.buffers import kv_shapes
 from speclab.models.backends.cuda_graphs import GraphedModel

@@ -6,18 +6,20 @@ pays for each row.
 """
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from operator import attrgetter
 from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from draft_models import Drafter, as_draft, as_drawn, draft_room
+from draft_models import ModelDrafter, as_draft, as_drawn, draft_room
+from speclab.core.drafter import Drafter
 from speclab.core.rounds import Decided, Draft
 from speclab.core.sampling import GREEDY, Drawn, Sampling, draw_draft, to_device
-from speclab.extensions.batch.batched_model import BatchedModel
-from speclab.models.cached import tokens_to_keep
+from speclab.extensions.batch.decoding.batched_model import BatchedModel, check_batch
+from speclab.models.cached import CachedModel, tokens_to_keep
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 
 OWN_PASSES = "this draft makes passes of the target itself, which a batch does not do; give another --draft"
@@ -212,3 +214,34 @@ def _probs(draft: Draft, vocab_size: int) -> Tensor:
     if draft.probs is not None:
         return draft.probs
     return nn.functional.one_hot(draft.tokens, vocab_size).float()
+
+
+# --- a drafter of one text becomes one of a batch ---------------------------------------------------------------------
+
+WAY_OUT = "give --draft model"
+# The model that drafts for all rows in one pass, by the class of the drafter itself: a subclass drafts in its own way.
+IN_ONE_PASS: dict[type[Drafter], Callable[[Drafter], CachedModel]] = {ModelDrafter: attrgetter("draft")}
+
+
+def shared_model(drafter: Drafter) -> CachedModel | None:
+    """The model that drafts for all rows in one pass; None for what goes row by row, as heads and lookups do."""
+    model_of = IN_ONE_PASS.get(type(drafter))
+    return model_of(drafter) if model_of else None
+
+
+def batch_drafter(drafter: Drafter, n_rows: int) -> BatchDrafter:
+    """The same drafter for the rows of a batch."""
+    if model := shared_model(drafter):
+        return BatchedModelDrafter(BatchedModel(model, n_rows))
+    return RowByRow(drafter, n_rows)
+
+
+def check_drafter(name: str, drafter: Drafter) -> None:
+    """Raise UsageProblem for a drafter that has no form for several texts, EnvironmentProblem for a draft model that
+    cannot run in batches. name: the name as --draft has it"""
+    if any(part.needs_text for part in drafter.parts):
+        raise UsageProblem(f"--draft {name} replays one text, and a batch has several; {WAY_OUT}")
+    if any(part.pass_share < 1 for part in drafter.parts):
+        raise UsageProblem(f"--draft {name} runs layers of the target ahead, which a batch does not do; {WAY_OUT}")
+    if model := shared_model(drafter):
+        check_batch(model)

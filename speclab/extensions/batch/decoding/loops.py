@@ -2,7 +2,7 @@
 
 Every round accepts a different number of tokens in each row, so the rows come to stand at different lengths and end at
 different times; a row whose text has ended takes the next one. The texts are those that the other loops give, and so
-are the counts of every round: tests/test_batch_loops.py beside this file.
+are the counts of every round: tests/test_batch_loops.py of this extension.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,9 +13,9 @@ from torch import Tensor
 from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import AcceptResult, AcceptRule, Draft, Round, fetch_rows
 from speclab.core.sampling import Sampling, draw_next, to_host
-from speclab.extensions.batch.batched_model import BatchedModel
-from speclab.extensions.batch.drafters import BatchDrafter
-from speclab.extensions.batch.texts import Request, Row, Rows
+from speclab.extensions.batch.decoding.batched_model import BatchedModel
+from speclab.extensions.batch.decoding.drafters import BatchDrafter
+from speclab.extensions.batch.decoding.texts import Request, Row, Rows
 
 
 def autoregressive_decode_batch(

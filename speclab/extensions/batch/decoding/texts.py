@@ -12,7 +12,7 @@ from torch import Tensor
 
 from speclab.core.rounds import DecodeSettings, Round
 from speclab.core.sampling import Sampling, uniforms
-from speclab.extensions.batch.batched_model import BatchedModel
+from speclab.extensions.batch.decoding.batched_model import BatchedModel
 from speclab.models.cached import check_prompt
 from speclab.system.errors import UsageProblem
 

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from speclab.core.rounds import Decided, Round
 from speclab.core.sampling import Sampling, draw_next, to_host
-from speclab.extensions.batch import batch_rows, batched_model, decode, drafters, loops, texts
-from speclab.extensions.batch.batched_model import BatchedModel
-from speclab.extensions.batch.decodings import BatchDecoding, PassMade
-from speclab.extensions.batch.drafters import BatchedModelDrafter
-from speclab.extensions.batch.texts import Row, Rows
+from speclab.extensions.batch import batch_rows, decode
+from speclab.extensions.batch.decoding import batched_model, drafters, loops, texts
+from speclab.extensions.batch.decoding.batched_model import BatchedModel
+from speclab.extensions.batch.decoding.decodings import BatchDecoding, PassMade
+from speclab.extensions.batch.decoding.drafters import BatchedModelDrafter
+from speclab.extensions.batch.decoding.texts import Row, Rows
 from tests.mutants.bugs import mutant
 
 BUGS = {19: "rows of a batch that read, move or wait for what is not theirs"}

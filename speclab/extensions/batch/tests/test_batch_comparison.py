@@ -8,11 +8,12 @@ import torch
 
 from speclab.core.rounds import Round
 from speclab.extensions.batch import __main__ as command
-from speclab.extensions.batch import decodings, expectations, library, passes, turns
+from speclab.extensions.batch import batch_comparison, expectations, passes, turns
 from speclab.extensions.batch.batch_record import BatchRun
-from speclab.extensions.batch.decodings import BatchDecoding
+from speclab.extensions.batch.decoding import decodings
+from speclab.extensions.batch.decoding.decodings import BatchDecoding
 from speclab.extensions.batch.expectations import TARGET, Expectations, known_of
-from speclab.extensions.batch.pass_costs import PassCosts
+from speclab.extensions.batch.passes import PassCosts
 from speclab.models import prompts
 from speclab.records.files import read
 from tests.decoding import plain_text
@@ -229,7 +230,7 @@ def test_the_librarys_batch_is_its_text(pair_folder, monkeypatch):
         return made[-1]
 
     monkeypatch.setattr(setup.target.model, "generate", kept)
-    found = library.batched(SimpleNamespace(setup=setup, prompts=texts, max_new_tokens=5), [1, 4])
+    found = batch_comparison.library_batches(SimpleNamespace(setup=setup, prompts=texts, max_new_tokens=5), [1, 4])
     assert [(entry["n_texts"], entry["n_tokens"]) for entry in found] == [(1, 5), (4, 20)]
     side_by_side = [texts[i % len(texts)] for i in range(4)]
     assert [row[-5:].tolist() for row in made[-1]] == [plain_text(setup.target, one.ids, 5) for one in side_by_side]
@@ -237,7 +238,7 @@ def test_the_librarys_batch_is_its_text(pair_folder, monkeypatch):
 
 
 def test_passes_are_timed_over_written_memory(pair_folder):
-    from speclab.extensions.batch.batched_model import BatchedModel
+    from speclab.extensions.batch.decoding.batched_model import BatchedModel
     from speclab.models.setup import load_setup
 
     setup = load_setup(str(pair_folder / "target"), engine="eager", threads=1)

@@ -11,7 +11,7 @@ import baseline_autoregressive
 import optimized_speculative
 from speclab.cli import output
 from speclab.extensions.batch import decode
-from speclab.extensions.batch.decodings import BatchDecoding
+from speclab.extensions.batch.decoding.decodings import BatchDecoding
 from tests.cli.test_cli import run  # noqa: F401 - a fixture
 from tests.grids import pairs_often
 

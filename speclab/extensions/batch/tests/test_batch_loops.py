@@ -15,12 +15,17 @@ from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
-from speclab.extensions.batch.batched_model import BatchedModel
-from speclab.extensions.batch.drafters import BatchedModelDrafter, RowByRow, RowOfTarget, side_by_side
-from speclab.extensions.batch.loops import autoregressive_decode_batch, in_lockstep, judging, speculative_decode_batch
+from speclab.extensions.batch.decoding.batched_model import BatchedModel
+from speclab.extensions.batch.decoding.drafters import BatchedModelDrafter, RowByRow, RowOfTarget, side_by_side
+from speclab.extensions.batch.decoding.loops import (
+    autoregressive_decode_batch,
+    in_lockstep,
+    judging,
+    speculative_decode_batch,
+)
+from speclab.extensions.batch.decoding.texts import Request
 from speclab.extensions.batch.tests.test_batched_model import RowCache
 from speclab.extensions.batch.tests.trees import trees
-from speclab.extensions.batch.texts import Request
 from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.cached import CachedModel
 from speclab.system.errors import UsageProblem

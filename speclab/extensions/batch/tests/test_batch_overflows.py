@@ -5,11 +5,11 @@ import torch
 
 from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.extensions.batch.batched_model import BatchedModel
-from speclab.extensions.batch.drafters import BatchedModelDrafter, RowByRow
-from speclab.extensions.batch.loops import speculative_decode_batch
+from speclab.extensions.batch.decoding.batched_model import BatchedModel
+from speclab.extensions.batch.decoding.drafters import BatchedModelDrafter, RowByRow
+from speclab.extensions.batch.decoding.loops import speculative_decode_batch
+from speclab.extensions.batch.decoding.texts import Request
 from speclab.extensions.batch.tests.trees import trees
-from speclab.extensions.batch.texts import Request
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem
 from tests.drafts.test_overflows import NOT_FINITE, drafter_of, model  # noqa: F401 - a fixture

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from speclab.core.rounds import Round
-from speclab.extensions.batch import batch_rows, decode, decodings
-from speclab.extensions.batch.arms import FIRST, BatchArm
-from speclab.extensions.batch.decodings import BatchDecoding
-from speclab.extensions.batch.turns import Batches
+from speclab.extensions.batch import batch_rows, decode
+from speclab.extensions.batch.decoding import decodings
+from speclab.extensions.batch.decoding.decodings import BatchDecoding
+from speclab.extensions.batch.turns import FIRST, BatchArm, Batches
 from speclab.models.prompts import Prompt
 from speclab.records.arms import BASELINE, BASELINE_REPEAT
 from tests.lab.test_rates import MODEL, Clock

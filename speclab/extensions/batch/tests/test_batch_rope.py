@@ -2,10 +2,10 @@
 
 import pytest
 
-from speclab.extensions.batch.batched_model import BatchedModel
-from speclab.extensions.batch.drafters import BatchedModelDrafter
-from speclab.extensions.batch.loops import speculative_decode_batch
-from speclab.extensions.batch.texts import Request
+from speclab.extensions.batch.decoding.batched_model import BatchedModel
+from speclab.extensions.batch.decoding.drafters import BatchedModelDrafter
+from speclab.extensions.batch.decoding.loops import speculative_decode_batch
+from speclab.extensions.batch.decoding.texts import Request
 from tests.decoding import settings
 from tests.models.test_rope import LIMIT, PROMPT, pair_of, uncached
 

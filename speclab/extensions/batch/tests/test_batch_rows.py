@@ -8,10 +8,10 @@ import torch
 from draft_models import NgramDrafter
 from speclab.core.counts import Counts
 from speclab.core.rounds import Round
-from speclab.extensions.batch import batch_rows, decodings, turns
-from speclab.extensions.batch.arms import FIRST, BatchArm, arms, requests_of
-from speclab.extensions.batch.decodings import BatchDecoding
-from speclab.extensions.batch.turns import Batches
+from speclab.extensions.batch import batch_rows, turns
+from speclab.extensions.batch.decoding import decodings
+from speclab.extensions.batch.decoding.decodings import BatchDecoding
+from speclab.extensions.batch.turns import FIRST, BatchArm, Batches, arms, requests_of
 from speclab.models.prompts import Prompt
 from speclab.records.arms import BASELINE, BASELINE_REPEAT, Arm
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from speclab.extensions.batch import batch_tables, batch_views
+from speclab.extensions.batch import batch_views
 from speclab.extensions.batch.batch_record import BatchNoise, BatchRun, Chosen
 from speclab.records.files import read
 from speclab.system.paths import ROOT
@@ -17,7 +17,7 @@ RECORD = ROOT / "results" / "cpu-2-cores-sweep-batch.json"
 def run() -> BatchRun:
     """A record with everything that a new one has."""
     made = read(RECORD, BatchRun)
-    best = [pair.best for pair in batch_tables.pairs(replace(made, chosen=None), "model")]
+    best = [pair.best for pair in batch_views.pairs(replace(made, chosen=None), "model")]
     made.chosen = [
         Chosen(
             draft="model",
@@ -74,8 +74,8 @@ def test_the_best_length_is_shown_with_the_other_half(run):
 def test_what_drafts_nothing_says_so(run):
     row = next(row for row in run.rows if row.draft)
     row.n_drafted = 0
-    assert batch_tables.ALL["speedup"](row) == "drafts nothing"
+    assert batch_views.ALL["speedup"](row) == "drafts nothing"
     row.n_drafted, row.verdict, row.speedup = 5, "slower", 0.8
-    assert batch_tables.ALL["speedup"](row) == "0.80x slower"
+    assert batch_views.ALL["speedup"](row) == "0.80x slower"
     run.chosen = [entry for entry in run.chosen if entry.n_texts != 4]
-    assert [pair.best.n_texts for pair in batch_tables.pairs(run, "model")] == [1, 2, 8, 16]
+    assert [pair.best.n_texts for pair in batch_views.pairs(run, "model")] == [1, 2, 8, 16]

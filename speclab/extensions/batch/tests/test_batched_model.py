@@ -6,8 +6,8 @@ from torch import Tensor
 
 from benchmarks.families import tiny_families
 from speclab.core import graphs
-from speclab.extensions.batch import batched_model, exported_rows
-from speclab.extensions.batch.batched_model import BatchedModel, check_batch
+from speclab.extensions.batch.decoding import batched_model, row_buffers
+from speclab.extensions.batch.decoding.batched_model import BatchedModel, check_batch
 from speclab.extensions.batch.tests.trees import trees
 from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.backends.exported import ExportedModel
@@ -240,7 +240,7 @@ def test_a_batch_of_one_runs_the_kernels_of_one_text(narrow, kernels, monkeypatc
     target = on("fast")
     for name, value in narrow.items():
         setattr(target.fast, name, value)
-    monkeypatch.setitem(exported_rows.EXPORTED, target.fast, (pytest.fail, pytest.fail))
+    monkeypatch.setitem(row_buffers.EXPORTED, target.fast, (pytest.fail, pytest.fail))
     seen, honest = [], target.fast._whole
 
     def watched(name):
@@ -275,9 +275,9 @@ def test_a_batch_reads_the_weights_that_are_fastest_for_its_tokens(monkeypatch):
         for row in range(2):
             assert torch.allclose(found[row], right(model, TEXTS[row, : 5 + m])[5:], atol=1e-4)
         if not seen:  # exported by now
-            both = zip(("packed", "plain"), exported_rows.EXPORTED[fast], strict=True)
+            both = zip(("packed", "plain"), row_buffers.EXPORTED[fast], strict=True)
             watched = [lambda *inputs, name=name, run=run: seen.append(name) or run(*inputs) for name, run in both]
-            monkeypatch.setitem(exported_rows.EXPORTED, fast, watched)
+            monkeypatch.setitem(row_buffers.EXPORTED, fast, watched)
             seen.append("packed")
         assert seen[-1] == kernels
     assert seen == ["packed", "plain", "plain", "packed"]

@@ -9,16 +9,15 @@ from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import AcceptResult, Draft
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.extensions.batch import empty_loops, turns
-from speclab.extensions.batch.arms import arms
-from speclab.extensions.batch.batched_model import BatchedModel
-from speclab.extensions.batch.decodings import BatchDecoding
-from speclab.extensions.batch.empty_loops import EmptyLoop, NoPasses
-from speclab.extensions.batch.forms import batch_drafter
+from speclab.extensions.batch import turns
+from speclab.extensions.batch.decoding import empty_loops
+from speclab.extensions.batch.decoding.batched_model import BatchedModel
+from speclab.extensions.batch.decoding.decodings import BatchDecoding
+from speclab.extensions.batch.decoding.drafters import batch_drafter
+from speclab.extensions.batch.decoding.empty_loops import EmptyLoop, NoPasses, WatchedDrafter
 from speclab.extensions.batch.passes import PassTimer
 from speclab.extensions.batch.tests.trees import trees
-from speclab.extensions.batch.turns import Batches, decode
-from speclab.extensions.batch.watched import WatchedDrafter
+from speclab.extensions.batch.turns import Batches, arms, decode
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from tests.decoding import plain_text

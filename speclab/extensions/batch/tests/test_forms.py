@@ -7,9 +7,8 @@ from draft_models import ModelDrafter, NgramDrafter, as_draft
 from speclab.core.drafter import Drafter, Wrapper
 from speclab.core.rounds import Draft
 from speclab.core.sampling import GREEDY
-from speclab.extensions.batch.batched_model import BatchedModel
-from speclab.extensions.batch.drafters import BatchedModelDrafter, RowByRow
-from speclab.extensions.batch.forms import batch_drafter, check_drafter
+from speclab.extensions.batch.decoding.batched_model import BatchedModel
+from speclab.extensions.batch.decoding.drafters import BatchedModelDrafter, RowByRow, batch_drafter, check_drafter
 from speclab.models.cached import CachedModel
 from speclab.system.errors import UsageProblem
 from tests.tiny_models import tiny

@@ -1,6 +1,6 @@
 """The cost of a round of a batch without its passes: the loop itself runs over models whose passes cost nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeGuard
 
@@ -9,14 +9,14 @@ from torch import Tensor
 
 from draft_models import as_drawn
 from speclab.core.drafter import Drafter
-from speclab.core.rounds import AcceptRule, DecodeSettings, Draft
+from speclab.core.rounds import AcceptRule, Decided, DecodeSettings, Draft
 from speclab.core.sampling import Drawn, Sampling
-from speclab.extensions.batch.batched_model import BatchedModel
-from speclab.extensions.batch.decodings import BatchDecoding
-from speclab.extensions.batch.drafters import BatchDrafter, BatchedModelDrafter
-from speclab.extensions.batch.forms import shared_model
-from speclab.extensions.batch.loops import autoregressive_decode_batch, speculative_decode_batch
-from speclab.extensions.batch.texts import Request
+from speclab.extensions.batch.decoding.batched_model import BatchedModel
+from speclab.extensions.batch.decoding.decodings import BatchDecoding
+from speclab.extensions.batch.decoding.drafters import BatchDrafter, BatchedModelDrafter, shared_model
+from speclab.extensions.batch.decoding.loops import autoregressive_decode_batch, speculative_decode_batch
+from speclab.extensions.batch.decoding.texts import Request
+from speclab.lab.instruments import PhaseClock
 from speclab.models.cached import CachedModel
 
 ROUNDS = 8  # of a text; then it begins anew
@@ -146,3 +146,50 @@ class EmptyLoop:
         if self._drafter and (model := shared_model(self._drafter)):
             return BatchedModelDrafter(NoPasses(model, self._n_texts, 2))
         return SameDraft(self._seen)
+
+
+# --- a drafter with a clock on it -------------------------------------------------------------------------------------
+
+DRAFT = "draft"  # the phase
+
+
+class WatchedDrafter:
+    """A drafter for a batch of one text; it is started before anything else.
+
+    seen: its longest draft so far, None before there is one.
+    """
+
+    def __init__(self, drafter: BatchDrafter):
+        self._drafter = drafter
+        self.seen: Draft | None = None
+
+    def start(self, target: BatchedModel, sampling: Sampling, longest: int) -> None:
+        """Drop all texts, and what the clock has counted."""
+        self._clock, self._n_rounds = PhaseClock(target.device), 0
+        self._drafter.start(target, sampling, longest)
+
+    def prepare(self, longest: int) -> None:
+        """Prepare the drafter inside."""
+        self._drafter.prepare(longest)
+
+    def prefill(self, row: int, prompt: Tensor, committed: list[int]) -> None:
+        """The row starts a text."""
+        self._drafter.prefill(row, prompt, committed)
+
+    def propose(self, k: Sequence[int], uniforms: Tensor) -> Draft:
+        """Let the drafter inside propose, with the clock running."""
+        draft = self._clock.timed(DRAFT, self._drafter.propose)(k, uniforms)
+        self._n_rounds += 1
+        if draft.tokens.shape[1] and (self.seen is None or draft.tokens.shape[1] > self.seen.tokens.shape[1]):
+            self.seen = draft
+        return draft
+
+    def observe(self, decided: Mapping[int, Decided]) -> None:
+        """Let the drafter inside take in the decisions, with the clock running."""
+        self._clock.timed(DRAFT, self._drafter.observe)(decided)
+
+    def take(self) -> float:
+        """The mean seconds of a round, for proposing and for following the text. The count begins anew."""
+        seconds, n = self._clock.take().get(DRAFT, 0.0), self._n_rounds
+        self._n_rounds = 0
+        return seconds / max(1, n)
