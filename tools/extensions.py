@@ -70,16 +70,15 @@ def words_of_extensions() -> list[str]:
 
 
 def no_packages() -> list[str]:
-    """The folders that have a register.py and no __init__.py, so that nothing would find them."""
-    found = sorted((ROOT / FOLDER).glob("*/register.py"))
-    return [
-        f"{file.parent.name}: give it an __init__.py" for file in found if not file.with_name("__init__.py").exists()
-    ]
+    """The folders that have a register.py or a __main__.py and no __init__.py, so that nothing would find them."""
+    hooks = [file for name in ("register.py", "__main__.py") for file in (ROOT / FOLDER).glob(f"*/{name}")]
+    found = sorted({hook.parent for hook in hooks})
+    return [f"{folder.name}: give it an __init__.py" for folder in found if not (folder / "__init__.py").exists()]
 
 
 def names() -> list[str]:
     """The folders of the extensions."""
-    return sorted(path.parent.name for path in (ROOT / FOLDER).glob("*/register.py"))
+    return sorted(path.parent.name for path in (ROOT / FOLDER).glob("*/__init__.py"))
 
 
 def deleted() -> list[str]:

@@ -2,8 +2,9 @@
 
 An extension can be deleted: no room below names it or imports it, and no extension imports another one. A folder holds
 
-    __init__.py   which makes it a package that can be found
-    register.py   the one hook: it is imported by speclab/system/extensions.py, and tells the registries what is new
+    __init__.py   which makes it a package that can be found; its first line says what its command does
+    register.py   the one hook: it is imported by speclab/system/extensions.py, and tells the registries what is new;
+                  a folder that brings a command alone has none
     __main__.py   the extension's own command, `python -m speclab.extensions.NAME`, with its own flags
     recipe.py     where it brings a kind of draft that is trained: RECIPES for `python -m training.heads`
     tests/        its tests; its mutants stand in tests/mutants.py

@@ -17,8 +17,8 @@ from speclab.system.errors import reports_problems
 def main(argv: list[str] | None = None) -> int:
     """Print the list.  -> exit code"""
     parsing.make_parser(__doc__, f"python -m {extensions.PACKAGE}").parse_args(argv)
-    extensions.load()
-    rows = [(f"python -m {extensions.PACKAGE}.{name}", line) for name, line in sorted(extensions.COMMANDS.items())]
+    commands = sorted(extensions.commands().items())
+    rows = [(f"python -m {extensions.PACKAGE}.{name}", line[:1].lower() + line[1:]) for name, line in commands]
     print(tabulate(rows, tablefmt="plain") or "No extension is here.")
     return 0
 

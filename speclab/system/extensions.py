@@ -1,7 +1,8 @@
-"""Finds the extensions, and holds the lists of what they add: commands, and families of models.
+"""Finds the extensions and their commands, and holds the list of the families of models that they add.
 
 An extension is a package under speclab/extensions. Nothing below names one: `load` looks which folders are there and
-imports the module `register` of each, by its name as a string. An error in such a module is not hidden.
+imports the modules `register`, by their names as strings. An error in such a module is not hidden. A folder that brings
+a command and nothing else has no `register`, so that no other command imports anything of it.
 """
 
 import functools
@@ -14,17 +15,30 @@ from types import ModuleType
 from speclab.system.errors import EnvironmentProblem
 
 PACKAGE = "speclab.extensions"
-COMMANDS: dict[str, str] = {}  # name of an extension -> one line that says what its command does
 FAMILIES: list[str] = []  # "module:name" of each family of models (speclab/models/family.py)
 
 
 @functools.cache
 def load() -> None:
-    """Import `register` of every extension, once."""
-    package = importlib.import_module(PACKAGE)
-    for found in pkgutil.iter_modules(package.__path__):
-        if found.ispkg:
-            importlib.import_module(f"{PACKAGE}.{found.name}.register")
+    """Import the module `register` of every extension that has one, once."""
+    for name in _with("register"):
+        importlib.import_module(f"{PACKAGE}.{name}.register")
+
+
+def commands() -> dict[str, str]:
+    """Return the names of the extensions that have a command, each with the line that its package says of it."""
+    lines = {name: importlib.import_module(f"{PACKAGE}.{name}").__doc__ or "" for name in _with("__main__")}
+    return {name: line.split("\n")[0].removesuffix(".") for name, line in lines.items()}
+
+
+def _with(module: str) -> list[str]:
+    """Return the names of the extensions that have a module of this name; nothing is imported."""
+    names = []
+    for folder in importlib.import_module(PACKAGE).__path__:
+        for found in pkgutil.iter_modules([folder]):
+            if found.ispkg and any(one.name == module for one in pkgutil.iter_modules([f"{folder}/{found.name}"])):
+                names.append(found.name)
+    return names
 
 
 def modules(name: str) -> list[ModuleType]:
@@ -32,17 +46,7 @@ def modules(name: str) -> list[ModuleType]:
 
     So a program outside the package finds what an extension brings for it, and the loops never import that.
     """
-    folders = importlib.import_module(PACKAGE).__path__
-    places = [f"{PACKAGE}.{found.name}.{name}" for found in pkgutil.iter_modules(folders) if found.ispkg]
-    return [importlib.import_module(place) for place in places if importlib.util.find_spec(place)]
-
-
-def add_command(name: str, line: str) -> None:
-    """A register.py calls this to say that `python -m speclab.extensions.NAME` exists. `line` says what the command
-    does."""
-    if name in COMMANDS:
-        raise ValueError(f"two extensions add a command named {name}")
-    COMMANDS[name] = line
+    return [importlib.import_module(f"{PACKAGE}.{extension}.{name}") for extension in _with(name)]
 
 
 def add_family(place: str) -> None:

@@ -14,7 +14,6 @@ def folder(tmp_path, monkeypatch):
     """A second folder in which extensions are looked for."""
     extensions.load()  # what the real ones have added stays
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
-    monkeypatch.setattr(extensions, "COMMANDS", {})
     before = set(sys.modules)
     extensions.load.cache_clear()
     yield tmp_path
@@ -30,12 +29,27 @@ def write(folder, name: str, register: str) -> None:
     (folder / name / "register.py").write_text(register)
 
 
-def test_a_new_folder_adds_its_command_once(folder):
-    for name in ("one", "other"):
-        write(folder, name, f"from speclab.system.extensions import add_command\nadd_command('{name}', 'a line')\n")
+def test_a_new_folder_is_registered_once(folder, monkeypatch):
+    monkeypatch.setattr(extensions, "FAMILIES", [])
+    write(folder, "one", "from speclab.system import extensions\nextensions.FAMILIES.append('one')\n")
     extensions.load()
     extensions.load()
-    assert {name: extensions.COMMANDS[name] for name in ("one", "other")} == {"one": "a line", "other": "a line"}
+    assert extensions.FAMILIES.count("one") == 1
+
+
+def test_the_line_of_a_command_is_that_of_its_package(folder):
+    write(folder, "one", "raise KeyError")
+    (folder / "one" / "__init__.py").write_text('"""Does one thing.\n\nAnd more is said of it."""\n')
+    assert "one" not in extensions.commands()
+    (folder / "one" / "__main__.py").write_text("raise KeyError")
+    assert extensions.commands()["one"] == "Does one thing"
+
+
+def test_what_only_brings_a_command_is_not_imported_by_others(folder):
+    write(folder, "one", "")
+    (folder / "one" / "register.py").unlink()
+    (folder / "one" / "__init__.py").write_text("raise KeyError")
+    extensions.load()
 
 
 def test_a_command_is_found_by_its_name(folder):
@@ -54,7 +68,6 @@ def test_a_command_is_found_by_its_name(folder):
     [
         ("import a_module_that_does_not_exist", ModuleNotFoundError),
         ("raise KeyError", KeyError),
-        ("from speclab.system.extensions import add_command as a\na('x', '')\na('x', '')", ValueError),
     ],
 )
 def test_a_broken_extension_is_not_hidden(folder, register, error):

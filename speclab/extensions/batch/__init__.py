@@ -1,1 +1,1 @@
-"""Batches: several texts that are decoded side by side, each with a row of one cache."""
+"""Decodes several texts side by side: up to how many at a time a draft pays."""

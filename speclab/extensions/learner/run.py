@@ -72,8 +72,7 @@ def run(package: str, numbers: list[int], words: list[str]) -> int:
 
 def _command(name: str) -> Any:
     """The module of an extension's command that takes functions: it can `parse` its words. None for any other name."""
-    extensions.load()
-    if name not in extensions.COMMANDS:
+    if name not in extensions.commands():
         return None
     module = importlib.import_module(f"{extensions.PACKAGE}.{name}.__main__")
     return module if hasattr(module, "parse") else None

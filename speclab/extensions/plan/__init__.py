@@ -1,1 +1,1 @@
-"""Plans: how fast speculation will be at every draft length, predicted from a run of the baseline."""
+"""Predicts the speedup of every draft length from a run of the baseline, and checks that on request."""

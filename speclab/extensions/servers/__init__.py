@@ -1,1 +1,1 @@
-"""vLLM's servers: starting and stopping them, requests, counters, and the lab's own rounds beside those."""
+"""Asks vLLM's servers the lab's question: the same text, how fast, and why not faster."""

@@ -1,1 +1,1 @@
-"""Sweeps: runs in which one setting changes, a row for each of its values."""
+"""Changes one setting and keeps the rest still: draft length, acceptance, temperature and more."""

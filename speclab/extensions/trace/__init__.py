@@ -1,1 +1,1 @@
-"""A look inside a decoding: every round, the shapes of its tensors, its kernels; and a report of a comparison."""
+"""Looks inside a decoding: every round in a browser, shapes, a profile; a report of a comparison."""

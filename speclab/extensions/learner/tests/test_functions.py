@@ -618,7 +618,7 @@ def test_a_command_of_an_extension_gets_the_functions_that_it_uses(monkeypatch):
 
     got = []
     command = SimpleNamespace(parse=parse, main=lambda words, functions: got.append((words, functions)) or 5)
-    monkeypatch.setitem(extensions.COMMANDS, "looking", "looks")
+    monkeypatch.setattr(extensions, "commands", lambda: {"looking": "looks"})
     monkeypatch.setitem(sys.modules, "speclab.extensions.looking.__main__", command)
     usable = []
     monkeypatch.setattr(
