@@ -25,4 +25,4 @@ def test_a_copy_holds_all_tracked_files_but_the_extensions(tmp_path, n):
     assert there
     assert there <= {path.relative_to(ROOT) for path in ROOT.rglob("*.py")}
     assert not any((copy / path.relative_to(ROOT)).exists() for path in gone)
-    assert all((copy / extensions.FOLDER / name / "register.py").exists() for name in extensions.names()[n:])
+    assert all((copy / extensions.FOLDER / name / "__init__.py").exists() for name in extensions.names()[n:])
