@@ -8,15 +8,18 @@ one runs eagerly, and the reason is printed.
 
 import copy
 import functools
+import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+import torch
 from transformers import PreTrainedModel
 
 from speclab.models import checks, rounding
-from speclab.models.backends import cuda_graphs
+from speclab.models.backends import compiled, cuda_graphs, packages
+from speclab.models.backends.compiled import Program
 from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.backends.protocols import FastModel
@@ -25,6 +28,7 @@ from speclab.models.family import NoFastBackend, family_of
 from speclab.models.outside import placement
 from speclab.models.timing import time_passes
 from speclab.system.errors import first_line, is_out_of_memory
+from speclab.system.terminal import note
 
 ENGINES = ("auto", "fast", "eager")
 ASKED_FOR = "asked for"
@@ -33,6 +37,8 @@ PADDED = 4  # oneDNN reads packed weights fastest for four rows and more
 WIDER = (3, 5, 9, 33)  # tokens of passes that are tried on the model's own weights, too
 WORTH_IT = 0.93  # padding must save more than noise
 AS_FAST = 0.97  # an engine with at least this share of the other's speed counts as equally fast: the rest is noise
+COMPILING = 12.0  # seconds that a function takes to compile on two cores
+SAVED = 0.5  # the part of a replayed pass that a compiled one saves
 CONTEXT = 64
 PASSES = 12  # of each backend at each width; the fastest counts, since whatever else runs can only slow a pass down
 PATIENCE = 3.0  # seconds for all of these passes; large models get fewer passes
@@ -160,6 +166,51 @@ def choose_kernels(exported: FastModel) -> None:
     exported.padded = {n: to for n, to in exported.padded.items() if n > exported.plain_up_to}
 
 
+def compile_passes(cached: CachedModel, widths: Iterable[int], n_passes: int = 0) -> str:
+    """Compile passes of these widths, where that makes them faster.  -> a few words about it, "" where it is not tried
+
+    Narrower passes are padded to the next of these widths. What the cache folder does not hold is compiled where the
+    run earns it: n_passes is the number of passes that the run will make.
+    """
+    fast = cached.fast
+    if not isinstance(fast, ExportedModel) or fast.model.dtype != torch.float32:
+        return ""
+    if compiled_passes := [w for w in sorted({*widths, 1}) if w <= compiled.WIDEST and w not in fast.programs]:
+        try:
+            fast.programs |= _programs(cached, compiled_passes, n_passes)
+        except NoFastBackend as error:
+            return f"not compiled: {error}"
+    if not fast.programs:
+        return ""
+    return f"compiled for {' and '.join(map(str, sorted(fast.programs)))} tokens"
+
+
+def _programs(cached: CachedModel, widths: list[int], n_passes: int) -> dict[int, Program]:
+    """The compiled passes that are right and faster than the replayed ones."""
+    fast, threads = cached.fast, torch.get_num_threads()
+    assert isinstance(fast, ExportedModel)
+    whole = fast.cut
+    made = {width: whole.program(width, threads, build=False) for width in widths}
+    if missing := [width for width, program in made.items() if program is None]:
+        if packages.compiler() is None:
+            raise NoFastBackend("there is no C++ compiler; install g++, on Debian: apt install g++")
+        seconds = fastest([(cached, 1)])[0]
+        n_functions = whole.n_functions() * len(missing)
+        if n_passes * seconds * SAVED < n_functions * COMPILING:
+            raise NoFastBackend("the run is too short to earn it")
+        note(f"compiling passes over {' and '.join(map(str, missing))} tokens, {n_functions} functions, kept for later")
+        for width in missing:
+            made[width] = whole.program(width, threads, build=True)
+    programs = {width: program for width, program in made.items() if program}
+    twin = copy.copy(fast)
+    twin.programs = programs
+    check(fast.model, twin, (*programs, *programs))
+    on_replayed, on_compiled = CachedModel(fast.model, fast=fast), CachedModel(fast.model, fast=twin)
+    times = fastest([(model, width) for width in programs for model in (on_replayed, on_compiled)])
+    pairs = zip(programs, times[::2], times[1::2], strict=True)
+    return {width: programs[width] for width, replayed, own in pairs if own < WORTH_IT * replayed}
+
+
 def runs_on_graphs(model: PreTrainedModel) -> bool:
     """Tell whether the fast form uses CUDA graphs. CUDA has them; other devices have the exported model."""
     return model.device.type == "cuda"
@@ -182,22 +233,23 @@ def race(run: Callable[[], Sequence[float]]) -> Race:
     return result
 
 
-def check(model: PreTrainedModel, fast: FastModel) -> None:
+def check(model: PreTrainedModel, fast: FastModel, widths: tuple[int, ...] = checks.WIDTHS) -> None:
     """Decode a few tokens through the backend itself and compare with the model's own uncached logits.
 
     Rejected tokens are fed and rolled back on the way, and with CUDA graphs the text outgrows a bucket, with sliding
     windows the window. Raises NoFastBackend where the logits differ by more than the bound of
     speclab/models/rounding.py.
     """
-    n_tokens = max(checks.N_TOKENS, cuda_graphs.BUCKET + 8 if fast.graphed else 0)
+    n_tokens = max(checks.N_TOKENS, sum(widths) + 8, cuda_graphs.BUCKET + 8 if fast.graphed else 0)
     part: dict[str, int] = {}
     if window := fast.window:
-        n_tokens, part = n_tokens + window.size, {"n_last": sum(checks.WIDTHS)}
+        n_tokens, part = n_tokens + window.size, {"n_last": sum(widths)}
         if not checks.is_quick(model, n_tokens):
             raise NoFastBackend(f"a check of its window of {window.size} tokens would take too long")
     text = checks.random_text(model, n_tokens)
-    right = checks.uncached_logits(model, text, **part)[:, -sum(checks.WIDTHS) :]
-    logits = checks.cached_logits(CachedModel(model, fast=fast), text, wrong=checks.WRONG)
+    right = checks.uncached_logits(model, text, **part)[:, -sum(widths) :]
+    wrong = tuple(itertools.islice(itertools.cycle(checks.WRONG), len(widths)))
+    logits = checks.cached_logits(CachedModel(model, fast=fast), text, widths=widths, wrong=wrong)
     gap, allowed = checks.gap(model, logits, right), rounding.bound(right)
     if not gap <= allowed:  # not a number is no agreement either
         how = rounding.bound_in_words(right.dtype)

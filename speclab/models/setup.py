@@ -114,7 +114,8 @@ class Setup:
         machine = f"{self.device.type} ({self.reasons['device']}), {self.dtype_name} ({self.reasons['dtype']})"
         n = torch.get_num_threads()
         threads = f", {n} thread{'s' * (n != 1)} ({self.reasons['threads']})" * (self.device.type == "cpu")
-        weights = f"; {own}" if (own := engine_choice.own_weights(self.target.fast)) else ""
+        about = (engine_choice.own_weights(self.target.fast), self.reasons.get("passes"))
+        weights = "".join(f"; {words}" for words in about if words)
         family = f"\n{head}" if (head := self.target.family.head(self.target.model)) else ""
         unused = f"\nunused  the checkpoint's generation settings {self.unapplied}" * bool(self.unapplied)
         return (

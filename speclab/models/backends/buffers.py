@@ -80,10 +80,14 @@ class Buffers:
     def __init__(self, model: PreTrainedModel, shapes: list, capacity: int):
         self.capacity, self.dtype, self.device = capacity, model.dtype, model.device
         self.places = torch.arange(capacity, device=self.device)[None]
-        self.keys, self.values = (
-            [torch.zeros(1, n_heads, capacity, width, dtype=self.dtype, device=self.device) for n_heads, width in side]
+        self._keys, self._values = (
+            [torch.zeros(capacity, n_heads, width, dtype=self.dtype, device=self.device) for n_heads, width in side]
             for side in zip(*shapes, strict=True)
         )
+        self._n_rows = 0  # of the views that were asked for last
+        self._first: tuple[list[Tensor], list[Tensor]] = ([], [])
+        # Rows stand first in memory: the first ones of any number are one piece.
+        self.keys, self.values = ([rows.transpose(0, 1)[None] for rows in side] for side in (self._keys, self._values))
         self._masks = causal_mask(WIDEST, capacity, 2 * capacity + WIDEST, self.dtype, self.device)
 
     def mask(self, width: int, length: int, n_rows: int) -> Tensor:
@@ -97,6 +101,13 @@ class Buffers:
     def first(self, n_rows: int) -> tuple[list[Tensor], list[Tensor]]:
         """Views of the first rows: keys, values."""
         return [keys[:, :, :n_rows] for keys in self.keys], [values[:, :, :n_rows] for values in self.values]
+
+    def rows(self, n_rows: int) -> tuple[list[Tensor], list[Tensor]]:
+        """The first rows as they stand in memory, (n_rows, kv heads, head width): keys, values."""
+        if n_rows != self._n_rows:
+            self._n_rows = n_rows
+            self._first = [t[:n_rows] for t in self._keys], [t[:n_rows] for t in self._values]
+        return self._first
 
     def copy_from(self, other: "Buffers", n_rows: int) -> None:
         """Take over the first rows of smaller buffers."""

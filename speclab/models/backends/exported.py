@@ -9,6 +9,7 @@ is checked by speclab/models/engine_choice.py.
 """
 
 import contextlib
+import functools
 import io
 import logging
 import warnings
@@ -28,6 +29,7 @@ from speclab.models.backends.buffers import (
     kv_shapes,
     padded_mask,
 )
+from speclab.models.backends.compiled import BLOCK, CutPass, Program, cut
 from speclab.models.backends.eager import decoder_layers, layer_outputs
 from speclab.models.backends.windows import masks, window_of
 from speclab.models.family import NoFastBackend
@@ -48,12 +50,32 @@ class _Pass(nn.Module):
         super().__init__()
         self.model, self.layers, self.window = model, layers, window_of(model)
 
-    def forward(self, ids: Tensor, positions: Tensor, mask: Tensor, keys: list[Tensor], values: list[Tensor]) -> tuple:
-        cache = Cache(layers=[WrittenInPlace(k, v) for k, v in zip(keys, values, strict=True)])
+    def forward(
+        self, ids: Tensor, positions: Tensor, mask: Tensor, places: Tensor, keys: list[Tensor], values: list[Tensor]
+    ) -> tuple:
+        cache = Cache(layers=[_WrittenAt(places, k, v) for k, v in zip(keys, values, strict=True)])
         mask = masks(mask, self.window)
         options = {"position_ids": positions, "attention_mask": mask, "past_key_values": cache, "use_cache": True}
         with layer_outputs(self.model, self.layers) as hidden:
             return self.model(input_ids=ids, **options).logits, hidden
+
+
+class _WrittenAt(WrittenInPlace):
+    """One layer's keys and values as (rows, kv heads, head width): a pass writes the rows `places`, and reads all."""
+
+    def __init__(self, places: Tensor, keys: Tensor, values: Tensor):
+        super().__init__(keys, values)
+        self._places = places
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        """Write this pass's rows; give all of them as (1, kv heads, rows, head width)."""
+        for rows, states in ((self.keys, key_states), (self.values, value_states)):
+            rows.index_copy_(0, self._places, states[0].transpose(0, 1))
+        return self.keys.transpose(0, 1)[None], self.values.transpose(0, 1)[None]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Rows that attention reads, and where they start."""
+        return self.keys.shape[0], 0
 
 
 class ExportedModel:
@@ -67,6 +89,8 @@ class ExportedModel:
     rows at once; models/engine_choice.py finds out what that means for narrow passes, and sets
     padded: tokens of a pass on packed weights -> the tokens that it is padded to, and
     plain_up_to: tokens of the widest pass that reads the model's own weights instead.
+    programs: tokens of a pass -> the same pass as compiled functions, where there are some; narrower passes are padded
+    to it.
     """
 
     graphed = False
@@ -78,7 +102,9 @@ class ExportedModel:
         self.packed = rewrites.can_prepack(model.device, model.dtype)
         self.padded: dict[int, int] = {}
         self.plain_up_to = 0
+        self.programs: dict[int, Program] = {}
         graph = export_forward(model, self.shapes, range(len(decoder_layers(model))) if layers is None else layers)
+        self._written_down = rewrites.copied(graph)
         rewrites.rotate_by_roll(graph)
         plain = rewrites.copied(graph)  # the same tensors, another list of kernels
         if self.packed:
@@ -101,25 +127,36 @@ class ExportedModel:
             self._halves[n_layers] = Kernels.of(*firsts), Kernels.of(*rests)
         return self._halves[n_layers]
 
+    @functools.cached_property
+    def cut(self) -> CutPass:
+        """The pass in the parts that are compiled. NoFastBackend where it cannot be cut."""
+        return cut(self._written_down)
+
+    def program_for(self, n_tokens: int) -> Program | None:
+        """The compiled pass for so many tokens: of that width, or the next wider one."""
+        return self.programs.get(min((width for width in self.programs if width >= n_tokens), default=0))
+
     def forward(
         self,
         inputs: Tensor,
         positions: Tensor,
         mask: Tensor,
+        places: Tensor,
         keys: list[Tensor],
         values: list[Tensor],
         kernels: "Kernels | None" = None,
     ) -> tuple[Tensor, ...]:
-        """(1, m) ids and positions, (1, 1, m, total) mask, per layer views of `total` rows -> (1, m, vocab) logits, and
-        the outputs of the layers, (1, m, hidden) each
+        """(1, m) ids and positions, (1, 1, m, total) mask, (m,) places, per layer `total` rows, (total, kv heads, head
+        width) -> (1, m, vocab) logits, and the outputs of the layers, (1, m, hidden) each
 
-        The last m rows of the views are written. kernels: of `halves`; the first part gives the outputs of its layers
-        alone, the second one takes the last of these, (1, m, hidden), in the place of the ids.
+        The rows at the places are written; a single token reads all rows. kernels: of `halves`; the first part gives
+        the outputs of its layers alone, the second one takes the last of these, (1, m, hidden), in the place of the
+        ids.
         """
         of, n_tokens = kernels or self._whole, inputs.shape[1]
         one, wide = (of.one_plain, of.wide_plain) if n_tokens <= self.plain_up_to else (of.one, of.wide)
         run = one if n_tokens == 1 else wide
-        return run(inputs, positions, mask, *keys, *values)
+        return run(inputs, positions, mask, places, *keys, *values)
 
 
 class Kernels(NamedTuple):
@@ -169,11 +206,11 @@ class ExportedBackend(BufferedBackend):
 
     def forward_first(self, tokens: Tensor, length: int, n_layers: int) -> Tensor:
         """The first `n_layers` layers alone: (1, m) ids after `length` tokens -> their outputs (1, m, hidden)."""
-        return self._run(tokens, length, self._exported.halves(n_layers)[0])[-1]
+        return self._run(tokens, length, half=(n_layers, True))[-1]
 
     def forward_rest(self, states: Tensor, length: int, n_layers: int) -> Tensor:
         """All layers but those: what they gave (1, m, hidden), after `length` tokens -> (1, m, vocab) logits."""
-        logits, *hidden = self._run(states, length, self._exported.halves(n_layers)[1])
+        logits, *hidden = self._run(states, length, half=(n_layers, False))
         outputs = dict(enumerate([states, *hidden], n_layers - 1))
         self.hidden = {layer: outputs[layer] for layer in self._hidden_layers if layer in outputs}
         return logits
@@ -182,29 +219,42 @@ class ExportedBackend(BufferedBackend):
         self,
         inputs: Tensor,
         length: int,
-        kernels: Kernels | None = None,
+        half: tuple[int, bool] | None = None,
         masked: tuple[Tensor, Tensor] | None = None,
     ) -> list[Tensor]:
         """A pass over (1, m) ids, or (1, m, hidden) states, after `length` tokens: its outputs, (1, m, ...) each.
 
-        masked: positions (1, m) and mask (1, 1, m, length + m), where the tokens do not all follow each other.
+        half: (n, True) for the first n layers alone, (n, False) for all others. masked: positions (1, m) and mask
+        (1, 1, m, length + m), where the tokens do not all follow each other.
         """
         n_tokens = inputs.shape[1]
-        width = self._exported.padded.get(n_tokens, n_tokens)
+        program = self._exported.program_for(n_tokens)
+        width = program.width if program else self._exported.padded.get(n_tokens, n_tokens)
         if masked is not None:
-            width = max(2, width)  # a pass over one token has no mask
+            width = max(2, width) if program is None else width  # a replayed pass over one token has no mask
         elif length + width > self._most_positions:
-            width = n_tokens
+            width, program = n_tokens, None
         if width > n_tokens:  # padding comes last, so no other row reads it, and the next pass overwrites it
             inputs = nn.functional.pad(inputs, (0, 0) * (inputs.ndim - 2) + (0, width - n_tokens))
         total = length + width
-        self._reserve(total, length + n_tokens)
+        n_rows = -(-total // BLOCK) * BLOCK if program else total
+        self._reserve(n_rows, length + n_tokens)
         buffers = self._buffers
+        places = buffers.places[:, length:total]
         if masked is None:
-            positions, mask = buffers.places[:, length:total], buffers.mask(width, length, total)
+            positions, mask = places, buffers.mask(width, length, n_rows)
         else:
-            positions, mask = padded_mask(*masked, width)
-        outputs = self._exported.forward(inputs, positions, mask, *buffers.first(total), kernels)
+            positions, mask = padded_mask(*masked, width, n_rows)
+        passed = (inputs, positions, mask, places[0])
+        if program is None:
+            kernels = None if half is None else self._exported.halves(half[0])[not half[1]]
+            outputs: Iterable[Tensor] = self._exported.forward(*passed, *buffers.rows(n_rows), kernels)
+        else:
+            rows = (row for side in buffers.rows(n_rows) for row in side)
+            if half is None:
+                outputs = program(*passed, *rows)
+            else:
+                outputs = (program.first if half[1] else program.rest)(half[0], *passed, *rows)
         return [output[:, :n_tokens] for output in outputs]
 
     def _new_buffers(self, capacity: int) -> Buffers:
@@ -218,10 +268,11 @@ def export_forward(model: PreTrainedModel, shapes: list, layers: Iterable[int]) 
         torch.zeros(1, width, dtype=torch.long, device=device),
         torch.arange(total - width, total, device=device)[None],
         causal_mask(width, total - width, total, model.dtype, device),
-        *Buffers(model, shapes, EXAMPLE_ROWS).first(total),
+        torch.arange(total - width, total, device=device),
+        *Buffers(model, shapes, EXAMPLE_ROWS).rows(total),
     )
-    of_buffers = [{2: TOTALS}] * len(shapes)
-    dynamic = ({1: WIDTHS}, {1: WIDTHS}, {2: WIDTHS, 3: TOTALS}, of_buffers, of_buffers)
+    of_buffers = [{0: TOTALS}] * len(shapes)
+    dynamic = ({1: WIDTHS}, {1: WIDTHS}, {2: WIDTHS, 3: TOTALS}, {0: WIDTHS}, of_buffers, of_buffers)
     return export(_Pass(model, layers), arguments, dynamic)
 
 
@@ -260,7 +311,7 @@ def _changes_nothing(node: fx.Node) -> bool:
     """A conversion to the type and device that a tensor already has, or a second name for it."""
     if node.target is aten.alias.default:
         return True
-    if node.target not in (aten.to.dtype, aten.to.device):
+    if node.target not in (aten.to.dtype, aten.to.device, aten.to.dtype_layout):
         return False
     before, after = node.args[0].meta["val"], node.meta["val"]
     return before.dtype == after.dtype and before.device == after.device

@@ -31,7 +31,7 @@ def packed_weight(weight: Tensor) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 4)
 
 
-def _constant(graph: fx.GraphModule, node: fx.Node | None) -> Tensor | None:
+def constant(graph: fx.GraphModule, node: fx.Node | None) -> Tensor | None:
     """The tensor a node stands for; None for no node."""
     if node is None:
         return None
@@ -82,7 +82,7 @@ def _groups(graph: fx.GraphModule) -> list[list[fx.Node]]:
 def _joined(graph: fx.GraphModule, nodes: list[fx.Node]) -> fx.Node:
     """One product in the place of several with the same input, and its pieces in the places of theirs."""
     columns = zip(*(node.args[1:] for node in nodes), strict=True)  # weights, and biases where there are any
-    constants = [[_constant(graph, node) for node in column] for column in columns]
+    constants = [[constant(graph, node) for node in column] for column in columns]
     sizes = [weight.shape[0] for weight in constants[0]]
     joined_constants = [_add_constant(graph, torch.cat(tensors)) for tensors in constants]
     with graph.graph.inserting_before(nodes[0]):
@@ -97,7 +97,7 @@ def _joined(graph: fx.GraphModule, nodes: list[fx.Node]) -> fx.Node:
 def _pack(graph: fx.GraphModule, node: fx.Node) -> None:
     """The product through oneDNN; a residual connection is added by the same kernel."""
     source, weight, *bias = node.args
-    packed = _add_constant(graph, packed_weight(_constant(graph, weight)))
+    packed = _add_constant(graph, packed_weight(constant(graph, weight)))
     bias = bias[0] if bias else None
     residual, total = _residual(node)
     with graph.graph.inserting_before(total):
@@ -142,9 +142,9 @@ def rotate_by_roll(graph: fx.GraphModule) -> None:
         if key not in signed:
             signs = torch.ones(2 * half, dtype=node.meta["val"].dtype, device=node.meta["val"].device)
             signs[:half] = -1
-            constant = _add_constant(graph, signs)
+            added = _add_constant(graph, signs)
             with graph.graph.inserting_after(sine):
-                signed[key] = graph.graph.call_function(aten.mul.Tensor, (sine, constant))
+                signed[key] = graph.graph.call_function(aten.mul.Tensor, (sine, added))
         with graph.graph.inserting_before(product):
             rolled = graph.graph.call_function(aten.roll.default, (source, [half], [-1]))
         product.args = (rolled, signed[key])
@@ -213,7 +213,7 @@ def lift_constants(graph: fx.GraphModule) -> list[Tensor]:
     nodes = list(graph.graph.nodes)
     last_input = [node for node in nodes if node.op == "placeholder"][-1]
     for node in [node for node in nodes if node.op == "get_attr"]:
-        constants.append(_constant(graph, node))
+        constants.append(constant(graph, node))
         with graph.graph.inserting_after(last_input):
             last_input = graph.graph.placeholder(f"constant_{len(constants)}")
         node.replace_all_uses_with(last_input)

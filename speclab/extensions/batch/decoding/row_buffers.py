@@ -219,7 +219,8 @@ def over_rows(
     a loop over one text does. Its tokens stand at the last places of the views.
     """
     if ids.shape[0] == 1:
-        return fast.forward(ids, positions, mask, keys, values)
+        rows = [[buffer[0].transpose(0, 1) for buffer in side] for side in (keys, values)]
+        return fast.forward(ids, positions, mask, places[0], rows[0], rows[1])
     if fast not in EXPORTED:
         graph = export_rows(fast.model, fast.shapes, range(len(decoder_layers(fast.model))))
         rewrites.rotate_by_roll(graph)

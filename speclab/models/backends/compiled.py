@@ -1,0 +1,341 @@
+"""Passes compiled by TorchInductor: the exported forward, cut into its layers, as machine code for one width each.
+
+Kernels that are called one by one leave the processor waiting between them, and the usual products read a weight matrix
+at a part of the memory's speed when there are few rows. Inductor writes one C++ function for a whole layer. Products
+are given to it as sums over the columns, one for each row: it merges them into one loop that reads every weight once.
+
+Layers that are alike share one compiled function, and their weights are arguments, so a model with thirty layers is
+compiled as fast as one with two. A function serves any length of the text: it reads buffers of whole blocks of rows.
+The functions are packages in the user's cache folder (speclab/models/backends/packages.py).
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+
+from speclab.models.backends import packages, rewrites
+from speclab.models.family import NoFastBackend
+from speclab.system.errors import first_line
+
+aten = torch.ops.aten
+BLOCK = 64  # rows of the buffers: a pass reads whole blocks, so that loops over them need no remainder
+WIDEST = 9  # tokens of a compiled pass: every row of a product is one more sum in its loop
+_VIEWS = (
+    aten.reshape.default,
+    aten.view.default,
+    aten.expand.default,
+    aten.unsqueeze.default,
+    aten.clone.default,
+    aten.slice.Tensor,
+)
+
+
+class Part(NamedTuple):
+    """A part of the pass: its nodes as a module, what it reads, and what it gives, as nodes of the whole graph."""
+
+    module: fx.GraphModule
+    inputs: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
+
+    @property
+    def form(self) -> str:
+        """Everything that the compiled function depends on, but the sizes of its inputs: equal for equal layers."""
+        number = {node: i for i, node in enumerate(self.module.graph.nodes)}
+        lines = []
+        for node in self.module.graph.nodes:
+            arguments = fx.node.map_arg((node.args, node.kwargs), lambda other: f"%{number[other]}")
+            lines.append(f"{node.op} {node.target if node.op == 'call_function' else ''} {arguments}")
+        return "\n".join([*lines, *(str(node.meta["val"].shape) for node in self.inputs)])
+
+
+class Step(NamedTuple):
+    """One compiled function at work. run: takes a list of tensors. inputs: constants, and None where `holes` says which
+    value goes: (place in the list, node)."""
+
+    run: Any
+    inputs: list[Tensor | None]
+    holes: list[tuple[int, fx.Node]]
+    outputs: tuple[fx.Node, ...]
+
+
+class Program:
+    """All steps of a pass over `width` tokens."""
+
+    def __init__(self, whole: "CutPass", width: int, steps: list[Step]):
+        self.width, self._whole, self._steps = width, whole, steps
+
+    def __call__(self, inputs: Tensor, positions: Tensor, mask: Tensor, places: Tensor, *rows: Tensor) -> list[Tensor]:
+        """Run the pass: (1, width) ids and positions, (1, 1, width, n) mask, (width,) places, and the first n rows of
+        the buffers, (n, heads, head width) each  -> logits and the outputs of the layers, (1, width, ...) each"""
+        values = self._values(inputs, positions, mask, places, *rows)
+        self._run(values, self._steps)
+        return [values[node] for node in self._whole.outputs]
+
+    def first(self, n_layers: int, inputs: Tensor, *others: Tensor) -> list[Tensor]:
+        """Run the first layers alone.  -> their outputs"""
+        values = self._values(inputs, *others)
+        self._run(values, self._steps[: 1 + n_layers])
+        return [values[node] for node in self._whole.outputs[1 : 1 + n_layers]]
+
+    def rest(self, n_layers: int, states: Tensor, *others: Tensor) -> list[Tensor]:
+        """Run all layers but the first ones, whose last outputs are (1, width, hidden).  -> logits and the outputs of
+        these layers"""
+        ids = torch.zeros(1, self.width, dtype=torch.long)
+        values = self._values(ids, *others)
+        self._run(values, self._steps[:1])
+        values[self._whole.outputs[n_layers]] = states
+        self._run(values, self._steps[1 + n_layers :])
+        return [values[node] for node in (self._whole.outputs[0], *self._whole.outputs[1 + n_layers :])]
+
+    def _values(self, *given: Tensor) -> dict[fx.Node, Tensor]:
+        """The arguments of the pass by their nodes. Compiled functions take the strides of their inputs as given."""
+        return dict(zip(self._whole.arguments, (tensor.contiguous() for tensor in given), strict=True))
+
+    @staticmethod
+    def _run(values: dict[fx.Node, Tensor], steps: list[Step]) -> None:
+        for step in steps:
+            inputs = step.inputs.copy()
+            for place, node in step.holes:
+                inputs[place] = values[node]
+            values.update(zip(step.outputs, step.run(inputs), strict=True))
+
+
+class CutPass:
+    """An exported pass in parts: what comes before the layers, each layer, and what comes behind them.
+
+    graph: gives logits and the outputs of all layers; it reads ids, positions, mask, places and the rows of the
+    buffers. Raises NoFastBackend for a pass that has no such parts.
+    """
+
+    def __init__(self, graph: fx.GraphModule):
+        self._graph = graph
+        _write_out(graph)
+        self.arguments = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        output = next(node for node in graph.graph.nodes if node.op == "output")
+        self.outputs: tuple[fx.Node, ...] = output.args[0]
+        if len(self.outputs) < 2 or len(set(self.outputs)) < len(self.outputs):
+            raise NoFastBackend("the outputs of its layers are not those of the pass")
+        self.parts = list(self._parts())
+
+    def program(self, width: int, threads: int, build: bool) -> Program | None:
+        """The compiled pass over `width` tokens. build: compile what the cache folder does not hold; without it the
+        result is None where anything is missing.
+
+        Raises NoFastBackend where a part cannot be compiled.
+        """
+        example = self._example(width)
+        steps: list[Step] = []
+        for part in self.parts:
+            constants = [rewrites.constant(self._graph, n) if n.op == "get_attr" else None for n in part.inputs]
+            holes = [(i, node) for i, node in enumerate(part.inputs) if node.op != "get_attr"]
+            given: list[Any] = list(constants)
+            for place, node in holes:
+                given[place] = example[node]
+            run = self._function(part, given, threads, build) if steps else _called(part.module)
+            if run is None:
+                return None
+            with torch.no_grad():
+                example.update(zip(part.outputs, part.module(*given), strict=True))
+            steps.append(Step(run, constants, holes, part.outputs))
+        return Program(self, width, steps)
+
+    def _function(self, part: Part, given: list[Any], threads: int, build: bool) -> packages.Run | None:
+        """A part as a compiled function. What comes before the layers is too little to be worth one."""
+        name = packages.name_of(part.form, [(tuple(t.shape), str(t.dtype)) for t in given], threads)
+        if (run := packages.load(name)) or not build:
+            return run
+        return packages.build(name, *self._exported(part, given))
+
+    def n_functions(self) -> int:
+        """The number of functions to compile for one width."""
+        return len({part.form for part in self.parts[1:]})
+
+    def _example(self, width: int) -> dict[fx.Node, Tensor]:
+        """Inputs of a pass over `width` tokens at the beginning of an empty text."""
+        n_rows = 2 * BLOCK  # neither 1, which is special, nor a size of the model
+        values: dict[fx.Node, Any] = {}
+        places = torch.arange(width)
+        for node, given in zip(self.arguments, (places[None] * 0, places[None], None, places), strict=False):
+            values[node] = given
+        mask = self.arguments[2].meta["val"]
+        rows = torch.arange(n_rows)
+        values[self.arguments[2]] = torch.where(rows <= places[:, None], 0.0, torch.finfo(mask.dtype).min).to(mask)[
+            None, None
+        ]
+        for node in self.arguments[4:]:
+            _, n_heads, size = node.meta["val"].shape
+            values[node] = torch.zeros(n_rows, n_heads, size, dtype=node.meta["val"].dtype)
+        return values
+
+    def _exported(self, part: Part, given: list[Any]) -> tuple[nn.Module, tuple, tuple]:
+        """What torch.export needs of a part: a module, its inputs, and which of their sizes differ."""
+        blocks = BLOCK * torch.export.Dim("blocks", min=1, max=2**20)
+        n_rows = str(self.arguments[4].meta["val"].shape[0])  # every size with this symbol is the number of rows
+        shapes = [node.meta["val"].shape for node in part.inputs]
+        sizes = tuple({place: blocks for place, size in enumerate(shape) if str(size) == n_rows} for shape in shapes)
+        return _Call(part.module), tuple(given), (sizes,)
+
+    def _parts(self) -> Iterator[Part]:
+        """Cut the graph at the outputs of its layers."""
+        logits, *hidden = self.outputs
+        nodes = list(self._graph.graph.nodes)
+        at = {node: i for i, node in enumerate(nodes)}
+        needed = []
+        for i, layer in enumerate([*hidden, logits]):
+            begin, end = at[hidden[i - 1]] if i else -1, at[layer]
+            written = [n for n in nodes[begin + 1 : end] if n.op == "call_function" and n.is_impure()]
+            needed.append(_ancestors([layer, *written], set(hidden[:i])))
+        # What several layers read is made once, before them: rotary angles, the masks of windows.
+        several = {n for n in nodes if sum(n in part for part in needed) > 1 and not _is_size(n)}
+        bodies = [{n for n in part if n not in several} for part in needed]
+        first = self._first_input(bodies, hidden)
+        bodies[0] -= first | _ancestors([first_node for first_node in first if first_node in bodies[0]], set())
+        before = several | first | {n for node in first for n in _ancestors([node], set())}
+        used = {n for body in bodies for node in body for n in node.all_input_nodes}
+        shared = tuple(n for n in nodes if n in before and n in used and not _is_size(n))
+        if not shared:
+            raise NoFastBackend("its layers read nothing that is made before them")
+        yield self._part(nodes, _ancestors(shared, set()), shared)
+        for body, layer in zip(bodies, [*hidden, logits], strict=True):
+            yield self._part(nodes, body | {n for n in nodes if _is_size(n)}, (layer,))
+
+    def _first_input(self, bodies: list[set[fx.Node]], hidden: list[fx.Node]) -> set[fx.Node]:
+        """The node that the first layer reads in the place of another layer's output, so that both are alike: {node}.
+
+        Where nothing makes them alike it is the first node of that size, the embedding.
+        """
+        nodes = list(self._graph.graph.nodes)
+        sizes, like = {n for n in nodes if _is_size(n)}, hidden[0].meta["val"].shape
+        able = [n for n in nodes if n in bodies[0] - {hidden[0]} and getattr(n.meta["val"], "shape", None) == like]
+        second = self._part(nodes, bodies[1] | sizes, (hidden[1],)).form if len(hidden) > 1 else ""
+        for node in able if second else []:
+            body = _ancestors([hidden[0], *(n for n in bodies[0] if n.is_impure())], {node}) & bodies[0]
+            if self._part(nodes, body | sizes, (hidden[0],)).form == second:
+                return {node}
+        return set(able[:1])
+
+    def _part(self, nodes: list[fx.Node], body: set[fx.Node], outputs: tuple[fx.Node, ...]) -> Part:
+        """A part of the graph as a module of its own. Sizes in `body` that it does not need are left out."""
+        wanted = {n for n in body if not _is_size(n)}
+        wanted |= {n for n in _ancestors(list(wanted), set()) if _is_size(n)}
+        part = fx.Graph()
+        made: dict[fx.Node, fx.Node] = {}
+        inputs: list[fx.Node] = []
+        ordered = [n for n in nodes if n in wanted]
+        for node in ordered:
+            for source in node.all_input_nodes:
+                if source not in wanted and source not in made:
+                    made[source] = part.placeholder(f"input_{len(inputs)}")
+                    inputs.append(source)
+        for node in ordered:
+            made[node] = part.node_copy(node, made.__getitem__)
+        part.output(tuple(made[node] for node in outputs))
+        return Part(fx.GraphModule(self._graph, part), tuple(inputs), outputs)
+
+
+class _Call(nn.Module):
+    """A function as a module, which is what torch.export takes."""
+
+    def __init__(self, function: fx.GraphModule):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Tensor) -> tuple:
+        return self.function(*inputs)
+
+
+def _called(module: fx.GraphModule) -> packages.Run:
+    """A part that is not compiled, called as a compiled one is."""
+    return lambda inputs: module(*inputs)
+
+
+def _is_size(node: fx.Node) -> bool:
+    """True for a node that computes a size, not a tensor; every part computes the sizes that it needs."""
+    return node.op == "call_function" and not isinstance(node.meta.get("val"), Tensor | tuple | list)
+
+
+def _ancestors(nodes: Iterable[fx.Node], stop: set[fx.Node]) -> set[fx.Node]:
+    """These nodes and all that they are computed from, up to arguments, weights and `stop`."""
+    found: set[fx.Node] = set()
+    todo = list(nodes)
+    while todo:
+        node = todo.pop()
+        if node not in found and node not in stop and node.op == "call_function":
+            found.add(node)
+            todo += node.all_input_nodes
+    return found
+
+
+def _write_out(graph: fx.GraphModule) -> None:
+    """Write attention and products as plain arithmetic, which Inductor merges with what stands around it."""
+    for node in list(graph.graph.nodes):
+        if node.target is aten.scaled_dot_product_attention.default:
+            arguments = dict(zip(("query", "key", "value", "attn_mask", "dropout", "causal"), node.args, strict=False))
+            arguments |= node.kwargs
+            if arguments.get("dropout") or arguments.get("causal") or arguments.get("attn_mask") is None:
+                raise NoFastBackend("its attention has no mask")
+            query, key, value = (arguments[name] for name in ("query", "key", "value"))
+            scale = arguments.get("scale") or query.meta["val"].shape[-1] ** -0.5
+            inputs = (query, _not_repeated(key, query), _not_repeated(value, query), arguments["attn_mask"], scale)
+            _replace(node, attention, inputs)
+        elif node.target is aten.linear.default and all(a is None or a.op == "get_attr" for a in node.args[1:]):
+            _replace(node, product, node.args)
+    graph.graph.eliminate_dead_code(
+        lambda n: n.op in ("placeholder", "output") or (n.op == "call_function" and n.is_impure())
+    )
+
+
+def _replace(node: fx.Node, function: Any, inputs: tuple) -> None:
+    with node.graph.inserting_before(node):
+        new = node.graph.call_function(function, inputs)
+    new.meta = dict(node.meta)
+    node.replace_all_uses_with(new)
+    node.graph.erase_node(node)
+
+
+def _not_repeated(node: fx.Node, query: fx.Node) -> fx.Node:
+    """Keys or values before each of them was repeated for the queries of its group; the node itself where they were
+    not."""
+    source = node
+    while source.op == "call_function" and source.target in _VIEWS and len(source.meta["val"].shape) != 3:
+        shape = source.meta["val"].shape
+        if source is not node and len(shape) == 4 and shape[1] != query.meta["val"].shape[1]:
+            return source
+        source = source.all_input_nodes[0]
+    return node
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Scaled dot-product attention of one text: (1, heads, m, size), and (1, kv heads, n, size) twice  -> (1, heads, m,
+    size)"""
+    _, n_heads, m, size = query.shape
+    n_kv = key.shape[1]
+    rows = query.reshape(n_kv, n_heads // n_kv * m, size)
+    scores = torch.bmm(rows, key[0].transpose(-1, -2)).view(n_heads, m, -1) * scale + mask[0]
+    weights = scores.softmax(-1).to(value.dtype).view(n_kv, n_heads // n_kv * m, -1)
+    return torch.bmm(weights, value[0]).view(1, n_heads, m, -1)
+
+
+def product(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """(1, m, n) states times the rows of a (size, n) matrix -> (1, m, size): a sum for each row of the states"""
+    _, m, n = states.shape
+    # The input of the sums is written down once; otherwise it would be computed again for every row of the matrix.
+    rows = torch.as_strided(states.contiguous(), (m, n), (n, 1))
+    sums = torch.stack([(weight * rows[i]).sum(-1) for i in range(m)])[None]
+    return sums if bias is None else sums + bias
+
+
+fx.wrap("attention")
+fx.wrap("product")
+
+
+def cut(graph: fx.GraphModule) -> CutPass:
+    """The pass in parts. NoFastBackend where it cannot be cut."""
+    try:
+        return CutPass(graph)
+    except NoFastBackend:
+        raise
+    except Exception as error:  # a graph of a form that nobody has seen yet
+        raise NoFastBackend(f"its layers cannot be told apart: {type(error).__name__}: {first_line(error)}") from error

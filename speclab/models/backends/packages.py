@@ -1,0 +1,129 @@
+"""Compiled functions in the user's cache folder: built once for a processor and a version of PyTorch, loaded again.
+
+A package is named after all that its code depends on. It is written under another name and moved to its own when it is
+whole, so that neither an interrupted build nor two builds at once leave half a package.
+"""
+
+import contextlib
+import functools
+import hashlib
+import io
+import logging
+import os
+import pathlib
+import platform
+import shutil
+import stat
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from speclab.models.family import NoFastBackend
+from speclab.system.errors import first_line
+
+FOLDER = "SPECLAB_CACHE"  # the environment variable that names another folder
+FORMAT = 1  # changes with the code that writes the functions
+Run = Callable[[list[Tensor]], list[Tensor]]
+
+
+def folder() -> pathlib.Path:
+    """The folder of compiled functions. Only the user may write there, since the lab loads machine code from it."""
+    if given := os.environ.get(FOLDER):
+        return pathlib.Path(given)
+    if sys.platform == "darwin":
+        return pathlib.Path.home() / "Library" / "Caches" / "speclab"
+    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "speclab"
+
+
+@functools.cache
+def compiler() -> str | None:
+    """The C++ compiler that Inductor will call; None where there is none."""
+    return next(
+        (found for name in (os.environ.get("CXX"), "g++", "clang++") if name and (found := shutil.which(name))), None
+    )
+
+
+@functools.cache
+def _machine() -> str:
+    """What machine code depends on: the processor with its instructions, Python, PyTorch and the compiler."""
+    cpu = torch.backends.cpu.get_cpu_capability()
+    return f"{FORMAT} {torch.__version__} {sys.version} {platform.machine()} {cpu} {_processor()} {compiler()}"
+
+
+def _processor() -> str:
+    """The processor's name and instructions as the system tells them."""
+    with contextlib.suppress(OSError):
+        lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        return "".join(sorted({line for line in lines if line.startswith(("model name", "flags"))}))
+    return platform.processor()
+
+
+def name_of(form: str, inputs: list[tuple], threads: int) -> str:
+    """The name of a function: a digest of what it computes, of the sizes of its inputs and of the machine."""
+    text = repr((_machine(), form, inputs, threads))
+    return hashlib.sha256(text.encode()).hexdigest()[:40]
+
+
+def load(name: str) -> Run | None:
+    """The function of that name; None where the folder does not hold it, or holds something that is not one."""
+    path = folder() / f"{name}.pt2"
+    try:
+        if not _is_own(path):
+            return None
+        return _loaded(path)
+    except Exception:  # a damaged package is built again
+        return None
+
+
+def _is_own(path: pathlib.Path) -> bool:
+    """True where this user alone can have written the file. OSError where there is none."""
+    for place in (path, path.parent):
+        about = place.stat()
+        if hasattr(os, "getuid") and (about.st_uid != os.getuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+            return False
+    return True
+
+
+@functools.cache
+def _loaded(path: pathlib.Path) -> Run:
+    with _quiet():
+        return torch._inductor.aoti_load_package(str(path)).loader.boxed_run
+
+
+def build(name: str, module: nn.Module, inputs: tuple[Tensor, ...], sizes: tuple) -> Run:
+    """Compile a function and keep it in the folder.
+
+    inputs: an example. sizes: which of their sizes differ, as torch.export takes it. Raises NoFastBackend where the
+    function cannot be compiled or kept.
+    """
+    try:
+        place = folder()
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=place) as scratch, _quiet(), torch.no_grad():
+            program = torch.export.export(module, inputs, dynamic_shapes=sizes, strict=False)
+            made = torch._inductor.aoti_compile_and_package(program, package_path=os.path.join(scratch, "function.pt2"))
+            os.chmod(made, 0o600)
+            os.replace(made, place / f"{name}.pt2")
+        if run := load(name):
+            return run
+    except Exception as error:  # whatever a compiler does
+        raise NoFastBackend(f"not compiled: {type(error).__name__}: {first_line(error)}") from error
+    raise NoFastBackend(f"not compiled: {place} is not a folder that only this user can write to")
+
+
+@contextlib.contextmanager
+def _quiet() -> Any:
+    """Keep what exporters and compilers print from the user."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
