@@ -21,9 +21,9 @@ from speclab.models.cached import CachedModel
 from tests.decoding import plain_text, speculative_rounds
 from tests.heads import prompts
 from tests.models.test_caches import worst_difference
-from tests.tiny_models import flattened, tiny
+from tests.tiny_models import flattened, in_parts, tiny
 
-ENGINES = ("eager", "fast")
+ENGINES = {"eager": lambda model: None, "fast": flattened, "in parts": in_parts}
 SAMPLINGS = (GREEDY, Sampling(0.9))
 WAYS = tuple(itertools.product(ENGINES, SAMPLINGS))  # the ways of decoding that every draft is tried in
 N_NEW = 24
@@ -45,7 +45,7 @@ def check(
     """
 
     def on_engine(model: nn.Module) -> CachedModel:
-        return CachedModel(model, fast=flattened(model) if engine == "fast" else None)
+        return CachedModel(model, fast=ENGINES[engine](model))
 
     model = tiny("llama")
     targets = [on_engine(model) for _ in range(2)]

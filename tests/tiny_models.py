@@ -30,7 +30,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from speclab.models.backends import exported
+from speclab.models.backends import exported, packages
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.backends.rewrites import copied
 
@@ -118,6 +118,18 @@ def perturbed(model: nn.Module, noise: float, seed: int = 1) -> nn.Module:
 _FLAT: weakref.WeakKeyDictionary[PreTrainedModel, ExportedModel] = weakref.WeakKeyDictionary()
 _KERNELS: dict[tuple, fx.GraphModule] = {}  # as exported, by all that they depend on
 _export = exported.export
+
+
+def in_parts(model: PreTrainedModel) -> ExportedModel:
+    """The same with its passes cut into layers, as they are compiled, of 1, 3, 5 and 9 tokens; nothing is compiled."""
+    exported = flattened(model)
+    parts = copy.copy(exported)
+    parts.programs = {width: exported.cut.program(width, 1, _uncompiled) for width in (1, 3, 5, 9)}
+    return parts
+
+
+def _uncompiled(name: str, module: nn.Module, *how) -> packages.Run:
+    return lambda inputs: module(*inputs)
 
 
 def flattened(model: PreTrainedModel) -> ExportedModel:

@@ -190,7 +190,7 @@ def _programs(cached: CachedModel, widths: list[int], n_passes: int) -> dict[int
     fast, threads = cached.fast, torch.get_num_threads()
     assert isinstance(fast, ExportedModel)
     whole = fast.cut
-    made = {width: whole.program(width, threads, build=False) for width in widths}
+    made = {width: whole.program(width, threads) for width in widths}
     if missing := [width for width, program in made.items() if program is None]:
         if packages.compiler() is None:
             raise NoFastBackend("there is no C++ compiler; install g++, on Debian: apt install g++")
@@ -200,7 +200,7 @@ def _programs(cached: CachedModel, widths: list[int], n_passes: int) -> dict[int
             raise NoFastBackend("the run is too short to earn it")
         note(f"compiling passes over {' and '.join(map(str, missing))} tokens, {n_functions} functions, kept for later")
         for width in missing:
-            made[width] = whole.program(width, threads, build=True)
+            made[width] = whole.program(width, threads, packages.build)
     programs = {width: program for width, program in made.items() if program}
     twin = copy.copy(fast)
     twin.programs = programs

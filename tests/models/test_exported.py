@@ -20,7 +20,7 @@ from speclab.models.first_layers import check_split
 from speclab.models.memory import is_mixture_of_experts
 from tests.decoding import counted_kernels, keys_and_values, plain_text, speculative_rounds
 from tests.grids import pairs_often
-from tests.tiny_models import CONTEXT, VOCAB, flattened, perturbed, tiny
+from tests.tiny_models import CONTEXT, VOCAB, flattened, in_parts, perturbed, tiny
 
 PLAIN = ["llama", "qwen2", "gpt2", "gpt_neox", "opt", "gemma"]
 WINDOWED = ["mistral_window", "gemma3_window"]
@@ -47,14 +47,14 @@ def noisy(family: str, dtype: torch.dtype):
 
 @pytest.mark.parametrize("family", [*PLAIN, *WINDOWED])
 @pytest.mark.parametrize(
-    "narrow", [{}, {"padded": {1: 4, 2: 4, 3: 4}}, {"plain_up_to": 1}, {"plain_up_to": 64}], ids=str
+    "narrow", [{}, {"padded": {1: 4, 2: 4, 3: 4}}, {"plain_up_to": 1}, {"plain_up_to": 64}, {"in_parts": True}], ids=str
 )
 def test_logits_at_every_width_and_across_a_growing_buffer(family, narrow, monkeypatch):
     """Widths of 1 to 80, up to the edge of the model's context, with rollbacks between."""
     model = model_of(family)
     for name, value in narrow.items():
-        monkeypatch.setattr(flattened(model), name, value)
-    fast = CachedModel(model, fast=flattened(model))
+        monkeypatch.setattr(flattened(model), name, value, raising=False)
+    fast = CachedModel(model, fast=in_parts(model) if "in_parts" in narrow else flattened(model))
     room = CONTEXT - 2  # OPT counts its positions from two
     ids = torch.randint(0, VOCAB, (1, room), generator=torch.Generator().manual_seed(2))
     with torch.inference_mode():

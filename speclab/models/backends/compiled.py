@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from speclab.models.backends import packages, rewrites
+from speclab.models.backends.buffers import causal_mask
 from speclab.models.family import NoFastBackend
 from speclab.system.errors import first_line
 
@@ -119,9 +120,9 @@ class CutPass:
             raise NoFastBackend("the outputs of its layers are not those of the pass")
         self.parts = list(self._parts())
 
-    def program(self, width: int, threads: int, build: bool) -> Program | None:
-        """The compiled pass over `width` tokens. build: compile what the cache folder does not hold; without it the
-        result is None where anything is missing.
+    def program(self, width: int, threads: int, build: packages.Build | None = None) -> Program | None:
+        """The compiled pass over `width` tokens. build: makes the functions that the cache folder does not hold;
+        without it the result is None where one is missing.
 
         Raises NoFastBackend where a part cannot be compiled.
         """
@@ -141,12 +142,14 @@ class CutPass:
             steps.append(Step(run, constants, holes, part.outputs))
         return Program(self, width, steps)
 
-    def _function(self, part: Part, given: list[Any], threads: int, build: bool) -> packages.Run | None:
+    def _function(
+        self, part: Part, given: list[Any], threads: int, build: packages.Build | None
+    ) -> packages.Run | None:
         """A part as a compiled function. What comes before the layers is too little to be worth one."""
         name = packages.name_of(part.form, [(tuple(t.shape), str(t.dtype)) for t in given], threads)
-        if (run := packages.load(name)) or not build:
+        if (run := packages.load(name)) or build is None:
             return run
-        return packages.build(name, *self._exported(part, given))
+        return build(name, *self._exported(part, given))
 
     def n_functions(self) -> int:
         """The number of functions to compile for one width."""
@@ -157,13 +160,9 @@ class CutPass:
         n_rows = 2 * BLOCK  # neither 1, which is special, nor a size of the model
         values: dict[fx.Node, Any] = {}
         places = torch.arange(width)
-        for node, given in zip(self.arguments, (places[None] * 0, places[None], None, places), strict=False):
+        mask = causal_mask(width, 0, n_rows, self.arguments[2].meta["val"].dtype, places.device)
+        for node, given in zip(self.arguments, (places[None] * 0, places[None], mask, places), strict=False):
             values[node] = given
-        mask = self.arguments[2].meta["val"]
-        rows = torch.arange(n_rows)
-        values[self.arguments[2]] = torch.where(rows <= places[:, None], 0.0, torch.finfo(mask.dtype).min).to(mask)[
-            None, None
-        ]
         for node in self.arguments[4:]:
             _, n_heads, size = node.meta["val"].shape
             values[node] = torch.zeros(n_rows, n_heads, size, dtype=node.meta["val"].dtype)
@@ -319,11 +318,12 @@ def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: fl
 
 
 def product(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """(1, m, n) states times the rows of a (size, n) matrix -> (1, m, size): a sum for each row of the states"""
-    _, m, n = states.shape
+    """(..., n) states times the rows of a (size, n) matrix -> (..., size): a sum for each row of the states"""
+    n = states.shape[-1]
+    m = states.numel() // n
     # The input of the sums is written down once; otherwise it would be computed again for every row of the matrix.
     rows = torch.as_strided(states.contiguous(), (m, n), (n, 1))
-    sums = torch.stack([(weight * rows[i]).sum(-1) for i in range(m)])[None]
+    sums = torch.stack([(weight * rows[i]).sum(-1) for i in range(m)]).view(*states.shape[:-1], -1)
     return sums if bias is None else sums + bias
 
 

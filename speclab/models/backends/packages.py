@@ -29,6 +29,7 @@ from speclab.system.errors import first_line
 FOLDER = "SPECLAB_CACHE"  # the environment variable that names another folder
 FORMAT = 1  # changes with the code that writes the functions
 Run = Callable[[list[Tensor]], list[Tensor]]
+Build = Callable[[str, nn.Module, tuple[Tensor, ...], tuple], Run]
 
 
 def folder() -> pathlib.Path:

@@ -1,0 +1,118 @@
+"""Compiled passes: one real compilation, what the cache folder refuses, and when nothing is compiled.
+
+That the parts of a pass give its logits, masks, hidden layers and halves included, is shown without a compiler by
+tests/contract.py ("in parts") and tests/models/test_exported.py.
+"""
+
+import os
+
+import pytest
+import torch
+
+from speclab.models import checks, engine_choice
+from speclab.models.backends import compiled, packages
+from speclab.models.backends.exported import ExportedModel
+from speclab.models.cached import CachedModel
+from speclab.models.family import NoFastBackend
+from tests.decoding import plain_text
+from tests.tiny_models import FAMILIES, in_parts, tiny
+
+MANY = 10**9  # passes of a run that earns any compilation
+LAYERS = {"llama": 1, "gpt2": 1, "qwen2": 1, "gemma": 1, "mistral_window": 1, "gemma3_window": 2}
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv(packages.FOLDER, str(tmp_path))
+    return tmp_path
+
+
+def exported(family: str = "llama") -> CachedModel:
+    model = tiny(family, dtype=torch.float32)
+    return CachedModel(model, fast=ExportedModel(model))
+
+
+@pytest.mark.skipif(packages.compiler() is None, reason="there is no C++ compiler")
+def test_a_compiled_pass_is_the_pass_and_is_compiled_once(cache, monkeypatch):
+    """Logits of passes of one to three tokens over buffers of two sizes, with rejected tokens between."""
+    model = exported()
+    model.fast.programs[3] = model.fast.cut.program(3, 1, packages.build)
+    text = checks.random_text(model.model, 40)
+    right = checks.uncached_logits(model.model, text)[:, -30:]
+    found = checks.cached_logits(model, text, (3, 1, 2) * 5, (0, 2, 1) * 5)
+    assert checks.gap(model.model, found, right) < 1e-5 * right.abs().max()
+    longer = torch.cat([text, text], dim=1)  # ends in the second block of rows
+    right = checks.uncached_logits(model.model, longer)[:, -30:]
+    assert checks.gap(model.model, checks.cached_logits(model, longer, (3,) * 10), right) < 1e-5 * right.abs().max()
+
+    monkeypatch.setattr(packages, "build", None)  # whatever comes now is in the folder
+    again = exported()
+    assert again.fast.cut.program(3, 1, packages.build).width == 3
+    assert again.fast.cut.program(3, 2) is None, "with other threads it is another function"
+    for package in cache.glob("*.pt2"):
+        package.chmod(0o666)
+    packages._loaded.cache_clear()
+    assert again.fast.cut.program(3, 1) is None, "nothing is loaded that others can write"
+    for package in cache.glob("*.pt2"):
+        package.chmod(0o600)
+        package.write_bytes(b"no package")
+    assert again.fast.cut.program(3, 1) is None, "a damaged package is none"
+    assert not [name for name in os.listdir(cache) if not name.endswith(".pt2")], "nothing half is left"
+
+
+@pytest.mark.parametrize("family", LAYERS)
+def test_layers_that_are_alike_share_one_function(family):
+    model = exported(family)
+    assert len(model.fast.cut.parts) == 2 + model.model.config.num_hidden_layers
+    assert model.fast.cut.n_functions() == LAYERS[family] + 1
+    assert set(FAMILIES) > set(LAYERS)
+
+
+def test_a_pass_that_is_wrong_or_slow_is_not_used(cache, monkeypatch):
+    """Compiled passes are held against the model's own logits, and against the clock."""
+    right = exported()
+    whole = right.fast.cut
+    monkeypatch.setattr(packages, "compiler", lambda: "g++")
+    monkeypatch.setattr(packages, "build", lambda name, module, *how: lambda inputs: module(*inputs))
+    times = {"fast": [2.0, 1.0] * 2, "slow": [1.0, 2.0] * 2}
+    for speed, used in (("slow", []), ("fast", [1, 3])):
+        monkeypatch.setattr(engine_choice, "fastest", lambda passes, speed=speed: times[speed][: len(passes)])
+        words = engine_choice.compile_passes(right, {1, 3, compiled.WIDEST + 1}, MANY)
+        assert sorted(right.fast.programs) == used
+        assert ("3" in words) == bool(used)
+
+    wrong = exported()
+    monkeypatch.setattr(packages, "build", lambda name, module, *how: lambda inputs: [o + 0.1 for o in module(*inputs)])
+    assert engine_choice.compile_passes(wrong, {1, 3}, MANY).startswith("not compiled")
+    assert not wrong.fast.programs
+    assert whole.program(1, 1) is None, "nothing of this reached the folder"
+
+
+def test_nothing_is_compiled_for_a_short_run_or_without_a_compiler(cache, monkeypatch):
+    model = exported()
+    monkeypatch.setattr(packages, "build", None)
+    assert "too short" in engine_choice.compile_passes(model, {1}, 10)
+    monkeypatch.setattr(packages, "compiler", lambda: None)
+    assert "g++" in engine_choice.compile_passes(model, {1}, MANY)
+    assert engine_choice.compile_passes(CachedModel(model.model), {1}, MANY) == "", "the eager engine is as it is"
+    assert not model.fast.programs
+
+
+def test_no_pass_of_a_text_is_compiled_or_replayed_on_other_kernels(monkeypatch):
+    """Widths between the compiled ones are padded; only a text's last passes may have no room for that."""
+    model = tiny("llama", dtype=torch.float32)
+    parts = in_parts(model)
+    monkeypatch.setattr(ExportedModel, "forward", None)
+    for name in ("load", "build"):
+        monkeypatch.setattr(packages, name, None)
+    assert plain_text(CachedModel(model, fast=parts), torch.tensor([[3, 4, 5]]), 70)
+    cached = CachedModel(model, fast=parts)
+    cached.prefill(torch.tensor([[3, 4, 5]]))
+    for width in range(1, 10):
+        cached.forward(torch.ones(1, width, dtype=torch.long))
+
+
+def test_a_pass_without_layers_is_not_cut():
+    graph = ExportedModel(tiny("llama"), layers=[])._written_down
+    with pytest.raises(NoFastBackend):
+        compiled.cut(graph)
