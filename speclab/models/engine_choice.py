@@ -37,8 +37,8 @@ PADDED = 4  # oneDNN reads packed weights fastest for four rows and more
 WIDER = (3, 5, 9, 33)  # tokens of passes that are tried on the model's own weights, too
 WORTH_IT = 0.93  # padding must save more than noise
 AS_FAST = 0.97  # an engine with at least this share of the other's speed counts as equally fast: the rest is noise
-COMPILING = 12.0  # seconds that a function takes to compile on two cores
-SAVED = 0.5  # the part of a replayed pass that a compiled one saves
+COMPILING = 9.0  # seconds that a function takes to compile on two cores
+EARNED = 2.0  # compilation may take so many times as long as the run's passes: later runs find what it made
 CONTEXT = 64
 PASSES = 12  # of each backend at each width; the fastest counts, since whatever else runs can only slow a pass down
 PATIENCE = 3.0  # seconds for all of these passes; large models get fewer passes
@@ -196,7 +196,7 @@ def _programs(cached: CachedModel, widths: list[int], n_passes: int) -> dict[int
             raise NoFastBackend("there is no C++ compiler; install g++, on Debian: apt install g++")
         seconds = fastest([(cached, 1)])[0]
         n_functions = whole.n_functions() * len(missing)
-        if n_passes * seconds * SAVED < n_functions * COMPILING:
+        if n_passes * seconds * EARNED < n_functions * COMPILING:
             raise NoFastBackend("the run is too short to earn it")
         note(f"compiling passes over {' and '.join(map(str, missing))} tokens, {n_functions} functions, kept for later")
         for width in missing:
