@@ -70,7 +70,7 @@ def load(
     target: folder, hub name, lab:SIZE, or a model that is loaded. draft: the same, "model" (the lab's own draft), or
     "ngram" (prompt lookup). tokenizer: needed where the target is a loaded model; a draft that is loaded must have the
     same one, which nothing can check. device (auto, cpu, cuda, mps), dtype (auto, float32, bfloat16) and threads are
-    for models that are loaded here; engine: auto, fast, eager.
+    for models that are loaded here; engine: auto, fast, compiled, eager.
 
     Raises UsageProblem or EnvironmentProblem.
     """

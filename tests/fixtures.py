@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when the library is imported
-os.environ["SPECLAB_CACHE"] = os.path.join(tempfile.gettempdir(), "speclab-tests", "empty")  # no compiled passes
+os.environ["SPECLAB_CACHE"] = tempfile.mkdtemp(prefix="speclab-tests-")  # no compiled passes
 
 import pytest
 import torch

@@ -4,7 +4,7 @@ import argparse
 import functools
 
 from speclab.cli import compare_config, compare_flags
-from speclab.cli.measured import get_ready, show
+from speclab.cli.measured import look_at_cores, show
 from speclab.cli.output import Output, Step, View
 from speclab.drafts.lengths import LONGEST
 from speclab.lab import comparison, padded_pair
@@ -41,7 +41,7 @@ def _run(args: argparse.Namespace, functions: LoopFunctions | None) -> int:
     config, output = compare_config.prepare(args, functions)
     config.log = output.begin_log()
     with output.redirected():
-        get_ready(config)
+        look_at_cores(config)
         if not args.brief:
             say(compare_config.head(config))
         record, measured = _measure(args, config)

@@ -79,7 +79,7 @@ def add_engine_flag(group: argparse._ArgumentGroup) -> None:
         choices=engine_choice.ENGINES,
         default="auto",
         metavar="NAME",
-        help="auto, fast or eager; auto: both are timed, and the faster one runs",
+        help="auto, fast, compiled or eager; auto: fast and eager are timed, and the faster one runs",
     )
 
 

@@ -1,4 +1,4 @@
-"""What the commands that measure share: what has to be ready before it, and afterwards what is shown and written."""
+"""What the commands that measure share: a look at the cores before it, and afterwards what is shown and written."""
 
 from collections.abc import Sequence
 
@@ -10,12 +10,10 @@ from speclab.system.files import do_all
 from speclab.system.terminal import note, say
 
 
-def get_ready(config: RunConfig) -> None:
-    """Say where the cores are not free, and compile the passes for the threads that the run takes. The head of the run
-    tells both, so this comes before it."""
+def look_at_cores(config: RunConfig) -> None:
+    """Say where the cores are not free. The run may take one thread then, so this comes before the head."""
     if busy := config.look_at_cores():
         note(f"busy    {busy}")
-    config.compile_passes()
 
 
 def show(output: Output, record: LabRun, texts: Sequence[View], page: View, pictures: Sequence[Step] = ()) -> int:

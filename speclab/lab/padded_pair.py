@@ -59,11 +59,9 @@ def second_config(config: RunConfig, size: str, kinds: list[str]) -> RunConfig:
     kinds: the words of `--draft`. Raises a Problem where the models cannot be loaded.
     """
     setup = config.setup
-    engine = setup.engine if setup.reasons["engine"] == "asked for" else "auto"
-    padded = load_setup(size, setup.sampling_at(0.0), setup.device.type, setup.dtype_name, engine)
-    padded.reasons = {**setup.reasons, "engine": padded.reasons["engine"]}
-    padded.reasons.pop("passes", None)
-    second = replace(
+    padded = load_setup(size, setup.sampling_at(0.0), setup.device.type, setup.dtype_name, setup.wish)
+    padded.reasons = setup.reasons | {"engine": padded.reasons["engine"]}
+    return replace(
         config,
         setup=padded,
         drafters=registry.make_all(registry.read_all(padded_kinds(kinds, size)), padded, config.seed),
@@ -73,5 +71,3 @@ def second_config(config: RunConfig, size: str, kinds: list[str]) -> RunConfig:
         max_new_tokens=min(NEW_TOKENS, config.max_new_tokens),
         repeats=1,
     )
-    second.compile_passes()
-    return second

@@ -20,7 +20,6 @@ from speclab.records.arms import AUTO, BASELINE, EAGER, GENERATE, Arm
 from speclab.records.log_files import LogFile
 from speclab.system import cores
 
-NARROW_DRAFTS = (1, 2)  # tokens of a draft model's passes: it catches up with one token, or two
 SURELY = 1.15  # times as fast at one token in the race at the start: the eager engine need not be timed again
 
 
@@ -140,17 +139,6 @@ class RunConfig:
                 part.choose_packing()
             complaint += "; this run takes one thread"
         return complaint
-
-    def compile_passes(self) -> None:
-        """Compile the passes of this run, where that is possible and the run is long enough to earn it. The reason for
-        the engine says what came of it. Whatever was compiled is timed later, never the compiler."""
-        arms = self.arms()
-        n_passes = len(arms) * len(self.temperatures) * len(self.prompts) * self.repeats * self.max_new_tokens
-        target = self.setup.target
-        if words := engine_choice.compile_passes(target, {arm.draft_length + 1 for arm in arms}, n_passes):
-            self.setup.reasons["passes"] = words
-        for model in {model for drafter in self.drafters.values() for model in drafter.models}:
-            engine_choice.compile_passes(model, NARROW_DRAFTS, n_passes)
 
     def head(self, measured: Measurement) -> dict[str, Any]:
         """Return the fields of runs.LabRun: what ran, where and how."""

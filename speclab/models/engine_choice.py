@@ -3,12 +3,11 @@
 The fast one is the exported model on a CPU and CUDA graphs on a GPU. No backend wins everywhere, so `auto` builds it,
 checks it against the model's own logits, and times both for a moment at the widths that decoding uses. Where the fast
 one does not win at both widths, they race again: other work on the machine may be the reason. A model that has no fast
-one runs eagerly, and the reason is printed.
+one runs eagerly, and the reason is printed. `compiled` asks for compiled passes of the exported model.
 """
 
 import copy
 import functools
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -30,15 +29,16 @@ from speclab.models.timing import time_passes
 from speclab.system.errors import first_line, is_out_of_memory
 from speclab.system.terminal import note
 
-ENGINES = ("auto", "fast", "eager")
+ENGINES = ("auto", "fast", "compiled", "eager")
 ASKED_FOR = "asked for"
 NARROW, WIDE = 1, 5  # a decode step, and the verification of four drafted tokens
 PADDED = 4  # oneDNN reads packed weights fastest for four rows and more
 WIDER = (3, 5, 9, 33)  # tokens of passes that are tried on the model's own weights, too
 WORTH_IT = 0.93  # padding must save more than noise
 AS_FAST = 0.97  # an engine with at least this share of the other's speed counts as equally fast: the rest is noise
-COMPILING = 9.0  # seconds that a function takes to compile on two cores
-EARNED = 2.0  # compilation may take so many times as long as the run's passes: later runs find what it made
+SECONDS = 9  # that a function takes to compile on two cores
+PASSES_OF_TARGET = (1, 3, 5, 9)  # tokens of the passes that are compiled; the others are padded to them
+PASSES_OF_DRAFT = (1, 2)  # a draft model catches up with one token, or two
 CONTEXT = 64
 PASSES = 12  # of each backend at each width; the fastest counts, since whatever else runs can only slow a pass down
 PATIENCE = 3.0  # seconds for all of these passes; large models get fewer passes
@@ -72,12 +72,17 @@ class Race(NamedTuple):
         return speeds if self.takes_fast else f"the fast engine was no faster: {speeds}"
 
 
-def choose(model: PreTrainedModel, wish: str) -> tuple[FastModel | None, str]:
-    """Return the fast form of a model to decode with, or None for the eager backend; and why, in a few words."""
+def choose(model: PreTrainedModel, wish: str, widths: Iterable[int] = PASSES_OF_TARGET) -> tuple[FastModel | None, str]:
+    """The fast form of a model to decode with, or None for the eager backend; and why, in a few words.
+
+    widths: tokens of the passes to compile, where that is the wish.
+    """
     if wish == "eager":
         return None, ASKED_FOR
     fast, why = build(model)
-    if fast is None or wish == "fast":
+    if fast is not None and wish == "compiled":
+        return fast, compile_passes(CachedModel(model, fast=fast), widths)
+    if fast is None or wish in ("fast", "compiled"):
         return fast, why or ASKED_FOR
     eager, other = CachedModel(model), CachedModel(model, fast=fast)
     result = race(lambda: fastest([(eager, NARROW), (other, NARROW), (eager, WIDE), (other, WIDE)]))
@@ -166,49 +171,47 @@ def choose_kernels(exported: FastModel) -> None:
     exported.padded = {n: to for n, to in exported.padded.items() if n > exported.plain_up_to}
 
 
-def compile_passes(cached: CachedModel, widths: Iterable[int], n_passes: int = 0) -> str:
-    """Compile passes of these widths, where that makes them faster.  -> a few words about it, "" where it is not tried
+def compile_passes(cached: CachedModel, widths: Iterable[int]) -> str:
+    """Compile passes of these widths, and keep those that are right and faster.  -> what came of it, in a few words
 
-    Narrower passes are padded to the next of these widths. What the cache folder does not hold is compiled where the
-    run earns it: n_passes is the number of passes that the run will make.
+    Narrower passes are padded to the next of these widths. Where nothing can be compiled, the words say why.
     """
     fast = cached.fast
-    if not isinstance(fast, ExportedModel) or fast.model.dtype != torch.float32:
-        return ""
-    if compiled_passes := [w for w in sorted({*widths, 1}) if w <= compiled.WIDEST and w not in fast.programs]:
-        try:
-            fast.programs |= _programs(cached, compiled_passes, n_passes)
-        except NoFastBackend as error:
-            return f"not compiled: {error}"
-    if not fast.programs:
-        return ""
-    return f"compiled for {' and '.join(map(str, sorted(fast.programs)))} tokens"
+    if not isinstance(fast, ExportedModel) or fast.model.dtype != torch.float32 or fast.model.device.type != "cpu":
+        return f"{ASKED_FOR}, but not compiled: that is made for float32 on a CPU"
+    try:
+        fast.programs = _programs(fast, sorted(width for width in widths if width <= compiled.WIDEST))
+    except Exception as error:  # a compiler, or a model's own code, may raise any exception
+        text = str(error) if isinstance(error, NoFastBackend) else f"{type(error).__name__}: {first_line(error)}"
+        return f"{ASKED_FOR}, but not compiled: {text}"
+    if not (faster := [width for width, program in fast.programs.items() if program]):
+        return f"{ASKED_FOR}, but not compiled: the kernels one by one are as fast"
+    return f"{ASKED_FOR}: compiled for passes over {', '.join(map(str, faster))} tokens"
 
 
-def _programs(cached: CachedModel, widths: list[int], n_passes: int) -> dict[int, Program]:
-    """The compiled passes that are right and faster than the replayed ones."""
-    fast, threads = cached.fast, torch.get_num_threads()
-    assert isinstance(fast, ExportedModel)
-    whole = fast.cut
+def _programs(fast: ExportedModel, widths: list[int]) -> dict[int, Program | None]:
+    """Return the compiled passes by their tokens, None where the replayed one is as fast. NoFastBackend where one of
+    them is wrong."""
+    whole, threads = fast.cut, torch.get_num_threads()
     made = {width: whole.program(width, threads) for width in widths}
     if missing := [width for width, program in made.items() if program is None]:
         if packages.compiler() is None:
             raise NoFastBackend("there is no C++ compiler; install g++, on Debian: apt install g++")
-        seconds = fastest([(cached, 1)])[0]
-        n_functions = whole.n_functions() * len(missing)
-        if n_passes * seconds * EARNED < n_functions * COMPILING:
-            raise NoFastBackend("the run is too short to earn it")
-        note(f"compiling passes over {' and '.join(map(str, missing))} tokens, {n_functions} functions, kept for later")
+        packages.make_folder()
+        n = whole.n_functions() * len(missing)
+        note(f"compiling {n} functions, about {n * SECONDS} s; the next run finds them")
         for width in missing:
             made[width] = whole.program(width, threads, packages.build)
     programs = {width: program for width, program in made.items() if program}
     twin = copy.copy(fast)
-    twin.programs = programs
-    check(fast.model, twin, (*programs, *programs))
+    for width, program in programs.items():  # each of them alone: whole, and padded behind a single token
+        twin.programs = {width: program}
+        check(fast.model, twin, (width, 1, width), (0, width - 1, 0))
+    twin.programs = dict(programs)
     on_replayed, on_compiled = CachedModel(fast.model, fast=fast), CachedModel(fast.model, fast=twin)
     times = fastest([(model, width) for width in programs for model in (on_replayed, on_compiled)])
     pairs = zip(programs, times[::2], times[1::2], strict=True)
-    return {width: programs[width] for width, replayed, own in pairs if own < WORTH_IT * replayed}
+    return {width: programs[width] if seconds < WORTH_IT * replayed else None for width, replayed, seconds in pairs}
 
 
 def runs_on_graphs(model: PreTrainedModel) -> bool:
@@ -233,14 +236,21 @@ def race(run: Callable[[], Sequence[float]]) -> Race:
     return result
 
 
-def check(model: PreTrainedModel, fast: FastModel, widths: tuple[int, ...] = checks.WIDTHS) -> None:
+def check(
+    model: PreTrainedModel,
+    fast: FastModel,
+    widths: tuple[int, ...] = checks.WIDTHS,
+    wrong: tuple[int, ...] = checks.WRONG,
+) -> None:
     """Decode a few tokens through the backend itself and compare with the model's own uncached logits.
 
     Rejected tokens are fed and rolled back on the way, and with CUDA graphs the text outgrows a bucket, with sliding
     windows the window. Raises NoFastBackend where the logits differ by more than the bound of
     speclab/models/rounding.py.
     """
-    n_tokens = max(checks.N_TOKENS, sum(widths) + 8, cuda_graphs.BUCKET + 8 if fast.graphed else 0)
+    n_tokens = max(checks.N_TOKENS, cuda_graphs.BUCKET + 8 if fast.graphed else 0)
+    if isinstance(fast, ExportedModel) and fast.programs:
+        n_tokens = compiled.BLOCK + 8  # the passes read a second block of rows
     part: dict[str, int] = {}
     if window := fast.window:
         n_tokens, part = n_tokens + window.size, {"n_last": sum(widths)}
@@ -248,7 +258,6 @@ def check(model: PreTrainedModel, fast: FastModel, widths: tuple[int, ...] = che
             raise NoFastBackend(f"a check of its window of {window.size} tokens would take too long")
     text = checks.random_text(model, n_tokens)
     right = checks.uncached_logits(model, text, **part)[:, -sum(widths) :]
-    wrong = tuple(itertools.islice(itertools.cycle(checks.WRONG), len(widths)))
     logits = checks.cached_logits(CachedModel(model, fast=fast), text, widths=widths, wrong=wrong)
     gap, allowed = checks.gap(model, logits, right), rounding.bound(right)
     if not gap <= allowed:  # not a number is no agreement either

@@ -31,6 +31,7 @@ class Setup:
     device: torch.device
     dtype: torch.dtype
     reasons: dict[str, str] = field(default_factory=dict)
+    wish: str = "auto"  # the engine that was asked for
 
     @property
     def eos(self) -> frozenset[int]:
@@ -87,8 +88,9 @@ class Setup:
         """
         fast, why = None, "its passes have any width, and CUDA graphs are recorded for few"
         if self.target.fast and (graphs or not engine_choice.runs_on_graphs(model)):
-            fast, why = engine_choice.choose(model, "fast")
-        if self.target.fast and (fast is None or why != engine_choice.ASKED_FOR):
+            wish = "compiled" if self.wish == "compiled" else "fast"
+            fast, why = engine_choice.choose(model, wish, engine_choice.PASSES_OF_DRAFT)
+        if self.target.fast and (fast is None or not why.startswith(engine_choice.ASKED_FOR)):
             note(f"this draft runs on the {'fast' if fast else 'eager'} engine: {why}")
         return CachedModel(model, vocab_size, fast)
 
@@ -114,8 +116,7 @@ class Setup:
         machine = f"{self.device.type} ({self.reasons['device']}), {self.dtype_name} ({self.reasons['dtype']})"
         n = torch.get_num_threads()
         threads = f", {n} thread{'s' * (n != 1)} ({self.reasons['threads']})" * (self.device.type == "cpu")
-        about = (engine_choice.own_weights(self.target.fast), self.reasons.get("passes"))
-        weights = "".join(f"; {words}" for words in about if words)
+        weights = f"; {own}" if (own := engine_choice.own_weights(self.target.fast)) else ""
         family = f"\n{head}" if (head := self.target.family.head(self.target.model)) else ""
         unused = f"\nunused  the checkpoint's generation settings {self.unapplied}" * bool(self.unapplied)
         return (
@@ -139,8 +140,9 @@ def load_setup(
     """Load and check a target. Raises UsageProblem or EnvironmentProblem where that is not possible.
 
     target: folder, hub name or lab:SIZE. device: auto, cpu, cuda, mps. dtype: auto, float32, bfloat16. engine: auto,
-    fast, eager. threads: the number of threads of the CPU, None for PyTorch's own number. tokenizer: the target's,
-    where it is loaded already. device_map: the places of the target's weights, if they do not all lie on the device.
+    fast, compiled, eager. threads: the number of threads of the CPU, None for PyTorch's own number. tokenizer: the
+    target's, where it is loaded already. device_map: the places of the target's weights, if they do not all lie on the
+    device.
     """
     where, why_device = loading.choose_device(device)
     on_gpu = where.type == "cuda"
@@ -180,4 +182,4 @@ def setup_of(
         torch.cuda.set_device(model.device)  # graphs and the clock's marks are of the current device
     fast, why = engine_choice.choose(model, engine)
     target = CachedModel(model, max(tokenizer.get_vocab().values()) + 1, fast)
-    return Setup(target, tokenizer, name, sampling, model.device, model.dtype, reasons | {"engine": why})
+    return Setup(target, tokenizer, name, sampling, model.device, model.dtype, reasons | {"engine": why}, engine)

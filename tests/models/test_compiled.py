@@ -17,7 +17,6 @@ from speclab.models.family import NoFastBackend
 from tests.decoding import plain_text
 from tests.tiny_models import FAMILIES, in_parts, tiny
 
-MANY = 10**9  # passes of a run that earns any compilation
 LAYERS = {"llama": 1, "gpt2": 1, "qwen2": 1, "gemma": 1, "mistral_window": 1, "gemma3_window": 2}
 
 
@@ -77,24 +76,52 @@ def test_a_pass_that_is_wrong_or_slow_is_not_used(cache, monkeypatch):
     times = {"fast": [2.0, 1.0] * 2, "slow": [1.0, 2.0] * 2}
     for speed, used in (("slow", []), ("fast", [1, 3])):
         monkeypatch.setattr(engine_choice, "fastest", lambda passes, speed=speed: times[speed][: len(passes)])
-        words = engine_choice.compile_passes(right, {1, 3, compiled.WIDEST + 1}, MANY)
-        assert sorted(right.fast.programs) == used
+        words = engine_choice.compile_passes(right, {1, 3, compiled.WIDEST + 1})
+        assert [width for width, program in right.fast.programs.items() if program] == used
         assert ("3" in words) == bool(used)
+        assert words.startswith(engine_choice.ASKED_FOR)
 
-    wrong = exported()
-    monkeypatch.setattr(packages, "build", lambda name, module, *how: lambda inputs: [o + 0.1 for o in module(*inputs)])
-    assert engine_choice.compile_passes(wrong, {1, 3}, MANY).startswith("not compiled")
-    assert not wrong.fast.programs
+    for bad in (1, 3):
+        wrong = exported()
+
+        def build(name, module, inputs, *how, bad=bad):
+            width = next(t.shape[1] for t in inputs if t.ndim == 3 and t.shape[0] == 1)
+            return lambda given: [output + 0.1 * (width == bad) for output in module(*given)]
+
+        monkeypatch.setattr(packages, "build", build)
+        assert "off by" in engine_choice.compile_passes(wrong, {1, 3}), f"a wrong pass over {bad} tokens is found"
+        assert not wrong.fast.programs
     assert whole.program(1, 1) is None, "nothing of this reached the folder"
 
 
-def test_nothing_is_compiled_for_a_short_run_or_without_a_compiler(cache, monkeypatch):
+def test_names_of_functions_are_the_same_in_every_process():
+    """An address in a name would make every run compile again."""
+    parts = exported().fast.cut.parts
+    assert any("product" in part.form for part in parts)
+    assert not any("0x" in part.form for part in parts)
+
+
+def test_a_folder_that_others_can_write_to_is_refused_first(cache, monkeypatch):
+    cache.chmod(0o777)
+    monkeypatch.setattr(packages, "build", None)
+    monkeypatch.setattr(packages, "compiler", lambda: "g++")
+    assert "chmod 700" in engine_choice.compile_passes(exported(), {1})
+
+
+def test_a_pass_that_was_no_faster_is_not_padded_to_a_wider_one():
+    model = tiny("llama", dtype=torch.float32)
+    parts = in_parts(model)
+    parts.programs = {**parts.programs, 1: None}
+    assert parts.program_for(1) is None
+    assert parts.program_for(2).width == 3
+    assert parts.program_for(10) is None
+
+
+def test_without_a_compiler_the_run_goes_on(cache, monkeypatch):
     model = exported()
     monkeypatch.setattr(packages, "build", None)
-    assert "too short" in engine_choice.compile_passes(model, {1}, 10)
     monkeypatch.setattr(packages, "compiler", lambda: None)
-    assert "g++" in engine_choice.compile_passes(model, {1}, MANY)
-    assert engine_choice.compile_passes(CachedModel(model.model), {1}, MANY) == "", "the eager engine is as it is"
+    assert "g++" in engine_choice.compile_passes(model, {1})
     assert not model.fast.programs
 
 

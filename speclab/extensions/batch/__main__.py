@@ -20,7 +20,7 @@ import functools
 import sys
 
 from speclab.cli import compare_config, flags, no_effect, parsing
-from speclab.cli.measured import get_ready, show
+from speclab.cli.measured import look_at_cores, show
 from speclab.cli.output import Output
 from speclab.drafts import registry
 from speclab.extensions.batch import batch_plots, batch_views, decode
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     args = filled(make_parser().parse_args(words))
     config, output, sizes = _prepare(args)
     with output.redirected():
-        get_ready(config)
+        look_at_cores(config)
         say(compare_config.head(config))
         record, measured = compare_batches(config, sizes, args.thorough)
         text = functools.partial(batch_views.text, record)

@@ -17,7 +17,7 @@ import functools
 import sys
 
 from speclab.cli import compare_config, flags, no_effect, parsing
-from speclab.cli.measured import get_ready, show
+from speclab.cli.measured import look_at_cores, show
 from speclab.cli.output import Output
 from speclab.drafts import registry
 from speclab.extensions.plan import plan_views, plans
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     config, output = _prepare(args)
     config.log = output.begin_log()
     with output.redirected():
-        get_ready(config)
+        look_at_cores(config)
         say(compare_config.head(config))
         record, measured = plans.make(config, args.verify)
         text = functools.partial(plan_views.text, record)

@@ -23,7 +23,7 @@ import sys
 import torch
 
 from speclab.cli import flags, no_effect, parsing
-from speclab.cli.measured import get_ready, show
+from speclab.cli.measured import look_at_cores, show
 from speclab.cli.output import Output
 from speclab.drafts.registry import check_prompts, make_all, read_all
 from speclab.extensions.servers import installed, server_flags, serving_load, serving_views
@@ -86,7 +86,7 @@ def _prepare(args: argparse.Namespace) -> tuple[Output, RunConfig, Plan]:
     check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens + 2 * lengths[-1])
     config = RunConfig(setup, drafters, prompts, lengths, temperatures, args.max_new_tokens, args.repeats, args.seed)
     no_effect.note_flags(args, temperatures, setup.device)
-    get_ready(config)  # before the servers' threads are chosen
+    look_at_cores(config)  # before the servers' threads are chosen
     longest = max(prompt.ids.shape[1] for prompt in prompts)
     settings = installed.ServerSettings(
         target=args.target,

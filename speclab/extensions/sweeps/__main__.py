@@ -25,7 +25,7 @@ import time
 from typing import Any
 
 from speclab.cli import compare_config, flags, no_effect, parsing
-from speclab.cli.measured import get_ready, show
+from speclab.cli.measured import look_at_cores, show
 from speclab.cli.output import Output
 from speclab.drafts import registry
 from speclab.extensions.sweeps import sweep_views, sweeps
@@ -133,7 +133,7 @@ def _run(args: argparse.Namespace, name: str, done: list[SweepRun]) -> int:
     config, output = _prepare(args, name)
     config.log = output.begin_log()
     with output.redirected():
-        get_ready(config)
+        look_at_cores(config)
         record, measured = sweeps.measure_sweep(config, name)
         done.append(record)
         text = functools.partial(sweep_views.text, record)

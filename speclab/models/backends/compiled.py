@@ -47,7 +47,7 @@ class Part(NamedTuple):
         lines = []
         for node in self.module.graph.nodes:
             arguments = fx.node.map_arg((node.args, node.kwargs), lambda other: f"%{number[other]}")
-            lines.append(f"{node.op} {node.target if node.op == 'call_function' else ''} {arguments}")
+            lines.append(f"{node.op} {_name(node.target) if node.op == 'call_function' else ''} {arguments}")
         return "\n".join([*lines, *(str(node.meta["val"].shape) for node in self.inputs)])
 
 
@@ -86,7 +86,7 @@ class Program:
         ids = torch.zeros(1, self.width, dtype=torch.long)
         values = self._values(ids, *others)
         self._run(values, self._steps[:1])
-        values[self._whole.outputs[n_layers]] = states
+        values[self._whole.outputs[n_layers]] = states.contiguous()
         self._run(values, self._steps[1 + n_layers :])
         return [values[node] for node in (self._whole.outputs[0], *self._whole.outputs[1 + n_layers :])]
 
@@ -146,7 +146,7 @@ class CutPass:
         self, part: Part, given: list[Any], threads: int, build: packages.Build | None
     ) -> packages.Run | None:
         """A part as a compiled function. What comes before the layers is too little to be worth one."""
-        name = packages.name_of(part.form, [(tuple(t.shape), str(t.dtype)) for t in given], threads)
+        name = packages.name_of(part.form, [(tuple(t.shape), t.stride(), str(t.dtype)) for t in given], threads)
         if (run := packages.load(name)) or build is None:
             return run
         return build(name, *self._exported(part, given))
@@ -245,8 +245,13 @@ class _Call(nn.Module):
         return self.function(*inputs)
 
 
+def _name(target: Any) -> str:
+    """Return the name of a function, which is the same in every process."""
+    return str(target) if isinstance(target, torch._ops.OpOverload) else f"{target.__module__}.{target.__qualname__}"
+
+
 def _called(module: fx.GraphModule) -> packages.Run:
-    """A part that is not compiled, called as a compiled one is."""
+    """Return a part that is not compiled as a function that is called like a compiled one."""
     return lambda inputs: module(*inputs)
 
 

@@ -89,8 +89,8 @@ class ExportedModel:
     rows at once; models/engine_choice.py finds out what that means for narrow passes, and sets
     padded: tokens of a pass on packed weights -> the tokens that it is padded to, and
     plain_up_to: tokens of the widest pass that reads the model's own weights instead.
-    programs: tokens of a pass -> the same pass as compiled functions, where there are some; narrower passes are padded
-    to it.
+    programs: tokens of a pass -> the same pass as compiled functions, None where these are no faster; narrower passes
+    are padded to it.
     """
 
     graphed = False
@@ -102,7 +102,7 @@ class ExportedModel:
         self.packed = rewrites.can_prepack(model.device, model.dtype)
         self.padded: dict[int, int] = {}
         self.plain_up_to = 0
-        self.programs: dict[int, Program] = {}
+        self.programs: dict[int, Program | None] = {}
         graph = export_forward(model, self.shapes, range(len(decoder_layers(model))) if layers is None else layers)
         self._written_down = rewrites.copied(graph)
         rewrites.rotate_by_roll(graph)
@@ -133,7 +133,7 @@ class ExportedModel:
         return cut(self._written_down)
 
     def program_for(self, n_tokens: int) -> Program | None:
-        """The compiled pass for so many tokens: of that width, or the next wider one."""
+        """Return the compiled pass of that width or the next wider one; None where there is none."""
         return self.programs.get(min((width for width in self.programs if width >= n_tokens), default=0))
 
     def forward(

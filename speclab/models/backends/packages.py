@@ -27,7 +27,9 @@ from speclab.models.family import NoFastBackend
 from speclab.system.errors import first_line
 
 FOLDER = "SPECLAB_CACHE"  # the environment variable that names another folder
-FORMAT = 1  # changes with the code that writes the functions
+WRITER = pathlib.Path(__file__).with_name("compiled.py")  # other code there writes other functions
+# Lines of /proc/cpuinfo on x86 and on ARM.
+OF_PROCESSORS = ("model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant")
 Run = Callable[[list[Tensor]], list[Tensor]]
 Build = Callable[[str, nn.Module, tuple[Tensor, ...], tuple], Run]
 
@@ -51,16 +53,17 @@ def compiler() -> str | None:
 
 @functools.cache
 def _machine() -> str:
-    """What machine code depends on: the processor with its instructions, Python, PyTorch and the compiler."""
+    """Return what machine code depends on: the processor with its instructions, Python, PyTorch and what writes it."""
     cpu = torch.backends.cpu.get_cpu_capability()
-    return f"{FORMAT} {torch.__version__} {sys.version} {platform.machine()} {cpu} {_processor()} {compiler()}"
+    writer = hashlib.sha256(WRITER.read_bytes()).hexdigest()
+    return f"{writer} {torch.__version__} {sys.version} {platform.machine()} {cpu} {_processor()}"
 
 
 def _processor() -> str:
     """The processor's name and instructions as the system tells them."""
     with contextlib.suppress(OSError):
         lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        return "".join(sorted({line for line in lines if line.startswith(("model name", "flags"))}))
+        return "".join(sorted({line for line in lines if line.startswith(OF_PROCESSORS)}))
     return platform.processor()
 
 
@@ -72,8 +75,8 @@ def name_of(form: str, inputs: list[tuple], threads: int) -> str:
 
 def load(name: str) -> Run | None:
     """The function of that name; None where the folder does not hold it, or holds something that is not one."""
-    path = folder() / f"{name}.pt2"
     try:
+        path = folder() / f"{name}.pt2"
         if not _is_own(path):
             return None
         return _loaded(path)
@@ -83,7 +86,7 @@ def load(name: str) -> Run | None:
 
 def _is_own(path: pathlib.Path) -> bool:
     """True where this user alone can have written the file. OSError where there is none."""
-    for place in (path, path.parent):
+    for place in (path, path.parent) if path.suffix else (path,):
         about = place.stat()
         if hasattr(os, "getuid") and (about.st_uid != os.getuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
             return False
@@ -96,6 +99,20 @@ def _loaded(path: pathlib.Path) -> Run:
         return torch._inductor.aoti_load_package(str(path)).loader.boxed_run
 
 
+def make_folder() -> pathlib.Path:
+    """Return the folder, made where it is missing. NoFastBackend where this user alone cannot write there."""
+    try:
+        place = folder()
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=place):
+            pass
+        if _is_own(place):
+            return place
+    except (OSError, RuntimeError) as error:
+        raise NoFastBackend(f"the cache folder cannot be written to: {first_line(error)}; set {FOLDER}") from error
+    raise NoFastBackend(f"others can write to {place}; type: chmod 700 {place}")
+
+
 def build(name: str, module: nn.Module, inputs: tuple[Tensor, ...], sizes: tuple) -> Run:
     """Compile a function and keep it in the folder.
 
@@ -103,8 +120,7 @@ def build(name: str, module: nn.Module, inputs: tuple[Tensor, ...], sizes: tuple
     function cannot be compiled or kept.
     """
     try:
-        place = folder()
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        place = make_folder()
         with tempfile.TemporaryDirectory(dir=place) as scratch, _quiet(), torch.no_grad():
             program = torch.export.export(module, inputs, dynamic_shapes=sizes, strict=False)
             made = torch._inductor.aoti_compile_and_package(program, package_path=os.path.join(scratch, "function.pt2"))

@@ -177,7 +177,7 @@ def test_it_is_loaded_as_every_draft(packed, monkeypatch, capsys):
     fast.packed = packed
     setup = Setup(CachedModel(model), tokenizer, "tiny", Sampling(), model.device, model.dtype)
     setup.target.fast = fast
-    monkeypatch.setattr(engine_choice, "choose", lambda model, wish: (fast, engine_choice.ASKED_FOR))
+    monkeypatch.setattr(engine_choice, "choose", lambda model, *wish: (fast, engine_choice.ASKED_FOR))
     of_draft, (other, own) = setup.load_draft("other/name"), load_other_draft("other/name", "retokenize:x/y", setup)
     assert asked[0] == asked[1]
     assert asked[0][-2:] == ("draft", 1 + packed)
