@@ -185,11 +185,11 @@ class Diary:
         held = kwargs["past_key_values"].get_seq_length()
         self._write(kwargs["input_ids"][0].tolist(), held)
 
-    def _note_flat(self, ids: Tensor, positions: Tensor, mask: Tensor, keys: list[Tensor], values: list[Tensor], *_):
-        held = keys[0].shape[2] - ids.shape[1]
+    def _note_flat(self, ids: Tensor, positions: Tensor, mask: Tensor, places: Tensor, *rows: list[Tensor] | None):
+        held = places[0].item()
         assert positions[0].tolist() == list(range(held, held + ids.shape[1]))
         self._write(ids[0].tolist(), held)
-        return self._forward(ids, positions, mask, keys, values)
+        return self._forward(ids, positions, mask, places, *rows)
 
     def _write(self, tokens: list[int], held: int) -> None:
         start = self._cached.length if held else 0  # a new prompt forgets what was held
