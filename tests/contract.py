@@ -35,10 +35,10 @@ Make = Callable[[nn.Module, Callable[[nn.Module], CachedModel]], Drafter]
 def check(
     make: Make, engine: str, sampling: Sampling, k: int = 4, layers: tuple[int, ...] = (), of_text: bool = True
 ) -> None:
-    """Decode two texts with a drafter and with a copy of it.
+    """Decode three texts with a drafter, and two of them with a copy of it.
 
-    The first text is one that the heads of tests/heads.py learn, the second one repeats its beginning: a draft has to
-    be right somewhere and wrong somewhere.
+    The first text is one that the heads of tests/heads.py learn, the second one repeats its beginning,
+    the third one single tokens: a draft has to be right somewhere and wrong somewhere.
 
     k: of the loop. layers: of the target, whose states the drafter reads. of_text: whether its drafts follow from the
     text alone, not from earlier rounds.
@@ -53,9 +53,9 @@ def check(
         target.hidden_layers = layers
     drafter = make(model, on_engine)
     twin = copy.deepcopy(drafter)
-    learnt, other = prompts(2)[:1], prompts(4)[3:]
+    learnt, other, stutter = prompts(2)[:1], prompts(4)[3:], prompts(21)[20:]
     again = torch.tensor([plain_text(targets[0], other, N_NEW // 2)])
-    texts = [_Text(learnt, sampling, k), _Text(torch.cat([other, again, other], dim=1), sampling, k)]
+    texts = [_Text(prompt, sampling, k) for prompt in (learnt, torch.cat([other, again, other], dim=1), stutter)]
 
     alone = [list(text.decoded(targets[0], drafter)) for text in texts]
     assert any(r.n_accepted for rounds in alone for r in rounds), "nothing was accepted"
@@ -67,7 +67,7 @@ def check(
                 text.check_every_beginning(targets[1], drafter, rounds)
 
     both = itertools.zip_longest(texts[0].decoded(targets[0], drafter), texts[1].decoded(targets[1], twin))
-    for rounds, found in zip(alone, zip(*both, strict=True), strict=True):
+    for rounds, found in zip(alone[:2], zip(*both, strict=True), strict=True):
         assert rounds == [r for r in found if r], "a drafter and its copy read two texts in turns, each its own"
     for one, its_copy in zip(drafter.models, twin.models, strict=True):
         assert one is not its_copy, "a copy has a cache of its own"
