@@ -6,8 +6,6 @@ import tempfile
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when the library is imported
-os.environ["SPECLAB_CACHE"] = tempfile.mkdtemp(prefix="speclab-tests-")  # no compiled passes
-
 import pytest
 import torch
 import torch._dynamo
@@ -21,6 +19,8 @@ from speclab.theory import noise
 from tests.llamas import VOCAB, tiny_llama
 from training.pair import train_tokenizer
 
+NO_PACKAGES = tempfile.TemporaryDirectory(prefix="speclab-tests-")
+os.environ["SPECLAB_CACHE"] = NO_PACKAGES.name  # compiled passes of earlier runs must not change what is tested
 # The same examples in every run, and no deadline: a slow machine must not fail a test.
 settings.register_profile("lab", deadline=None, derandomize=True, database=None)
 settings.load_profile("lab")

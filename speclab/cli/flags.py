@@ -4,7 +4,7 @@ Bad input gets one line.
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,14 +72,14 @@ def add_model_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     return group
 
 
-def add_engine_flag(group: argparse._ArgumentGroup) -> None:
-    """Add --engine."""
+def add_engine_flag(group: argparse._ArgumentGroup, engines: Sequence[str] = engine_choice.ENGINES) -> None:
+    """Add --engine. engines: those that the command can use."""
     group.add_argument(
         "--engine",
-        choices=engine_choice.ENGINES,
+        choices=engines,
         default="auto",
         metavar="NAME",
-        help="auto, fast, compiled or eager; auto: fast and eager are timed, and the faster one runs",
+        help=f"{', '.join(engines)}; auto: fast and eager are timed, and the faster one runs",
     )
 
 

@@ -73,7 +73,7 @@ class Race(NamedTuple):
 
 
 def choose(model: PreTrainedModel, wish: str, widths: Iterable[int] = PASSES_OF_TARGET) -> tuple[FastModel | None, str]:
-    """The fast form of a model to decode with, or None for the eager backend; and why, in a few words.
+    """Return the fast form of a model to decode with, or None for the eager backend; and why, in a few words.
 
     widths: tokens of the passes to compile, where that is the wish.
     """
@@ -112,9 +112,7 @@ def build(model: PreTrainedModel) -> tuple[FastModel | None, str]:
             fast = make(model)
             check_kernels(model, fast)
             choose_kernels(fast)
-        except (
-            Exception
-        ) as error:  # a model's code or a kernel library may raise any exception; the eager engine is still there
+        except Exception as error:  # a model's code or a kernel library may raise any; the eager engine is still there
             text = str(error) if isinstance(error, NoFastBackend) else f"{type(error).__name__}: {first_line(error)}"
             reason = reason or text
             if is_out_of_memory(error):
@@ -172,9 +170,10 @@ def choose_kernels(exported: FastModel) -> None:
 
 
 def compile_passes(cached: CachedModel, widths: Iterable[int]) -> str:
-    """Compile passes of these widths, and keep those that are right and faster.  -> what came of it, in a few words
+    """Compile passes of these widths, and keep those that are faster.  -> the reason for the engine, in a few words
 
-    Narrower passes are padded to the next of these widths. Where nothing can be compiled, the words say why.
+    Narrower passes are padded to the next of these widths. Where one is wrong or nothing can be compiled, none is
+    kept, and the words say why.
     """
     fast = cached.fast
     if not isinstance(fast, ExportedModel) or fast.model.dtype != torch.float32 or fast.model.device.type != "cpu":

@@ -90,7 +90,7 @@ class Setup:
         if self.target.fast and (graphs or not engine_choice.runs_on_graphs(model)):
             wish = "compiled" if self.wish == "compiled" else "fast"
             fast, why = engine_choice.choose(model, wish, engine_choice.PASSES_OF_DRAFT)
-        if self.target.fast and (fast is None or not why.startswith(engine_choice.ASKED_FOR)):
+        if self.target.fast and (fast is None or why != engine_choice.ASKED_FOR):
             note(f"this draft runs on the {'fast' if fast else 'eager'} engine: {why}")
         return CachedModel(model, vocab_size, fast)
 

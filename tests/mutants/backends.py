@@ -2,13 +2,16 @@
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from speclab.core import graphs
 from speclab.core.sampling import Sampling
 from speclab.lab.bench import Bench
+from speclab.models import engine_choice
 from speclab.models.backends import buffers as buffers_module
 from speclab.models.backends import windows
 from speclab.models.backends.buffers import Buffers
+from speclab.models.backends.compiled import BLOCK, Program
 from speclab.models.backends.cuda_graphs import GraphBackend, GraphCache, GraphedModel
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.backends.kernels import GroupedAttention
@@ -42,6 +45,35 @@ def lets_tokens_read_the_one_after() -> None:
         return mask.triu_(length + 2)[None, None]
 
     buffers_module.causal_mask = causal_mask
+
+
+@mutant(10, "logits_at_every_width_and_across_a_growing_buffer", file="models/test_exported")
+def writes_padding_over_the_text() -> None:
+    """writes the rows of a compiled pass one place too early"""
+    right = Program._values
+
+    def values(program: Program, ids: Tensor, positions: Tensor, mask: Tensor, places: Tensor, *rows) -> dict:
+        return right(program, ids, positions, mask, (places - 1).clamp(min=0), *rows)
+
+    Program._values = values
+
+
+@mutant(10, "logits_at_every_width_and_across_a_growing_buffer", file="models/test_exported")
+def reads_a_part_of_a_block() -> None:
+    """lets a compiled pass read no rows beyond its last whole block"""
+    Program.n_rows = staticmethod(lambda total: max(BLOCK, total // BLOCK * BLOCK))
+
+
+@mutant(10, "a_pass_that_is_wrong_or_slow_is_not_used", file="models/test_compiled")
+def checks_passes_padded_alone() -> None:
+    """checks compiled passes together, so that the widest one stands for all"""
+    right = engine_choice.check
+
+    def check(model: PreTrainedModel, fast: ExportedModel, *how) -> None:
+        if not how or how[0][0] > 1:
+            right(model, fast, *how)
+
+    engine_choice.check = check
 
 
 @mutant(10, "a_buffer_grows_by_doubling_and_keeps_what_it_holds", file="models/test_exported")

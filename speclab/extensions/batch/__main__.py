@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
 def make_parser() -> argparse.ArgumentParser:
     """All flags of the comparison."""
     parser = parsing.make_parser(__doc__ or "", PROG)
-    flags.add_engine_flag(flags.add_model_flags(parser))
+    flags.add_engine_flag(flags.add_model_flags(parser), decode.ENGINES)
     flags.add_text_flags(parser)
     group = parser.add_argument_group("experiment")
     group.add_argument(

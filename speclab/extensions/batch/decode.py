@@ -26,6 +26,7 @@ from speclab.models.setup import Setup
 from speclab.present import report
 from speclab.system.terminal import harmless, note, progress
 
+ENGINES = ("auto", "fast", "eager")  # passes over several texts are not compiled
 MOST_ROWS = 1024
 SIZE = 4
 DRAFT_LENGTH = 4
@@ -59,7 +60,7 @@ def run(prog: str, argv: list[str]) -> int:
 def make_parser(prog: str) -> argparse.ArgumentParser:
     """All flags of the command."""
     parser = parsing.make_parser(__doc__ or "", prog)
-    flags.add_engine_flag(flags.add_model_flags(parser))
+    flags.add_engine_flag(flags.add_model_flags(parser), ENGINES)
     flags.add_text_flags(parser)
     group = parser.add_argument_group("decoding")
     group.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")

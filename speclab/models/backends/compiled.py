@@ -9,6 +9,7 @@ compiled as fast as one with two. A function serves any length of the text: it r
 The functions are packages in the user's cache folder (speclab/models/backends/packages.py).
 """
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -33,8 +34,8 @@ _VIEWS = (
 )
 
 
-class Part(NamedTuple):
-    """A part of the pass: its nodes as a module, what it reads, and what it gives, as nodes of the whole graph."""
+class GraphPart(NamedTuple):
+    """A part of the pass as a module, with its inputs and outputs as nodes of the whole graph."""
 
     module: fx.GraphModule
     inputs: tuple[fx.Node, ...]
@@ -42,7 +43,7 @@ class Part(NamedTuple):
 
     @property
     def form(self) -> str:
-        """Everything that the compiled function depends on, but the sizes of its inputs: equal for equal layers."""
+        """Return a text that says what the part computes. Layers that are alike have the same text."""
         number = {node: i for i, node in enumerate(self.module.graph.nodes)}
         lines = []
         for node in self.module.graph.nodes:
@@ -52,8 +53,11 @@ class Part(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One compiled function at work. run: takes a list of tensors. inputs: constants, and None where `holes` says which
-    value goes: (place in the list, node)."""
+    """A compiled function with its inputs.
+
+    run: it takes a list of tensors. inputs: the constants in that list, None elsewhere. holes: (place in the list,
+    node) of every other input. outputs: the nodes that the results stand for.
+    """
 
     run: Any
     inputs: list[Tensor | None]
@@ -62,40 +66,52 @@ class Step(NamedTuple):
 
 
 class Program:
-    """All steps of a pass over `width` tokens."""
+    """A compiled pass over `width` tokens. It is called like the replayed one (`Replayed` in exported.py)."""
 
-    def __init__(self, whole: "CutPass", width: int, steps: list[Step]):
-        self.width, self._whole, self._steps = width, whole, steps
+    def __init__(self, cut_pass: "CutPass", width: int, steps: list[Step]):
+        self.width, self._cut, self._steps = width, cut_pass, steps
 
-    def __call__(self, inputs: Tensor, positions: Tensor, mask: Tensor, places: Tensor, *rows: Tensor) -> list[Tensor]:
+    @staticmethod
+    def n_rows(total: int) -> int:
+        """Return the number of rows that a pass reads which ends with token `total`: whole blocks."""
+        return -(-total // BLOCK) * BLOCK
+
+    def __call__(self, ids: Tensor, *arguments: Any) -> list[Tensor]:
         """Run the pass: (1, width) ids and positions, (1, 1, width, n) mask, (width,) places, and the first n rows of
-        the buffers, (n, heads, head width) each  -> logits and the outputs of the layers, (1, width, ...) each"""
-        values = self._values(inputs, positions, mask, places, *rows)
+        the keys and of the values, (n, heads, head width) for each layer.
+
+        -> logits and the outputs of the layers, (1, width, ...) each
+        """
+        values = self._values(ids, *arguments)
         self._run(values, self._steps)
-        return [values[node] for node in self._whole.outputs]
+        return [values[node] for node in self._cut.outputs]
 
-    def first(self, n_layers: int, inputs: Tensor, *others: Tensor) -> list[Tensor]:
+    def first(self, n_layers: int, ids: Tensor, *arguments: Any) -> list[Tensor]:
         """Run the first layers alone.  -> their outputs"""
-        values = self._values(inputs, *others)
+        values = self._values(ids, *arguments)
         self._run(values, self._steps[: 1 + n_layers])
-        return [values[node] for node in self._whole.outputs[1 : 1 + n_layers]]
+        return [values[node] for node in self._cut.outputs[1 : 1 + n_layers]]
 
-    def rest(self, n_layers: int, states: Tensor, *others: Tensor) -> list[Tensor]:
-        """Run all layers but the first ones, whose last outputs are (1, width, hidden).  -> logits and the outputs of
-        these layers"""
-        ids = torch.zeros(1, self.width, dtype=torch.long)
-        values = self._values(ids, *others)
+    def rest(self, n_layers: int, states: Tensor, *arguments: Any) -> list[Tensor]:
+        """Run all layers but the first ones, whose last outputs are (1, width, hidden).
+
+        -> logits and the outputs of these layers
+        """
+        ids = torch.zeros(1, self.width, dtype=torch.long)  # the layers left read what is made before them, not the ids
+        values = self._values(ids, *arguments)
         self._run(values, self._steps[:1])
-        values[self._whole.outputs[n_layers]] = states.contiguous()
+        values[self._cut.outputs[n_layers]] = states.contiguous()
         self._run(values, self._steps[1 + n_layers :])
-        return [values[node] for node in (self._whole.outputs[0], *self._whole.outputs[1 + n_layers :])]
+        return [values[node] for node in (self._cut.outputs[0], *self._cut.outputs[1 + n_layers :])]
 
-    def _values(self, *given: Tensor) -> dict[fx.Node, Tensor]:
-        """The arguments of the pass by their nodes. Compiled functions take the strides of their inputs as given."""
-        return dict(zip(self._whole.arguments, (tensor.contiguous() for tensor in given), strict=True))
+    def _values(self, ids: Tensor, positions: Tensor, mask: Tensor, places: Tensor, *rows: list[Tensor]) -> dict:
+        """Return the arguments of the pass by their nodes. Compiled functions take the strides of inputs as given."""
+        tensors = (ids, positions, mask, places, *itertools.chain(*rows))
+        return dict(zip(self._cut.arguments, (tensor.contiguous() for tensor in tensors), strict=True))
 
     @staticmethod
     def _run(values: dict[fx.Node, Tensor], steps: list[Step]) -> None:
+        """Run these steps, and add what they give to the values."""
         for step in steps:
             inputs = step.inputs.copy()
             for place, node in step.holes:
@@ -121,8 +137,8 @@ class CutPass:
         self.parts = list(self._parts())
 
     def program(self, width: int, threads: int, build: packages.Build | None = None) -> Program | None:
-        """The compiled pass over `width` tokens. build: makes the functions that the cache folder does not hold;
-        without it the result is None where one is missing.
+        """Return the compiled pass over `width` tokens. build: it makes the functions that the cache folder does not
+        hold; without it the result is None where one is missing.
 
         Raises NoFastBackend where a part cannot be compiled.
         """
@@ -134,6 +150,7 @@ class CutPass:
             given: list[Any] = list(constants)
             for place, node in holes:
                 given[place] = example[node]
+            # What comes before the layers is too little to be worth a compiled function.
             run = self._function(part, given, threads, build) if steps else _called(part.module)
             if run is None:
                 return None
@@ -143,20 +160,20 @@ class CutPass:
         return Program(self, width, steps)
 
     def _function(
-        self, part: Part, given: list[Any], threads: int, build: packages.Build | None
+        self, part: GraphPart, given: list[Any], threads: int, build: packages.Build | None
     ) -> packages.Run | None:
-        """A part as a compiled function. What comes before the layers is too little to be worth one."""
+        """Return a part as a compiled function, or None where it is missing and nothing builds it."""
         name = packages.name_of(part.form, [(tuple(t.shape), t.stride(), str(t.dtype)) for t in given], threads)
         if (run := packages.load(name)) or build is None:
             return run
         return build(name, *self._exported(part, given))
 
     def n_functions(self) -> int:
-        """The number of functions to compile for one width."""
+        """Return the number of functions to compile for one width."""
         return len({part.form for part in self.parts[1:]})
 
     def _example(self, width: int) -> dict[fx.Node, Tensor]:
-        """Inputs of a pass over `width` tokens at the beginning of an empty text."""
+        """Return the inputs of a pass over the first `width` tokens of a text."""
         n_rows = 2 * BLOCK  # neither 1, which is special, nor a size of the model
         values: dict[fx.Node, Any] = {}
         places = torch.arange(width)
@@ -168,16 +185,16 @@ class CutPass:
             values[node] = torch.zeros(n_rows, n_heads, size, dtype=node.meta["val"].dtype)
         return values
 
-    def _exported(self, part: Part, given: list[Any]) -> tuple[nn.Module, tuple, tuple]:
-        """What torch.export needs of a part: a module, its inputs, and which of their sizes differ."""
+    def _exported(self, part: GraphPart, given: list[Any]) -> tuple[nn.Module, tuple, tuple]:
+        """Return the arguments of torch.export for a part: a module, its inputs, and which of their sizes differ."""
         blocks = BLOCK * torch.export.Dim("blocks", min=1, max=2**20)
         n_rows = str(self.arguments[4].meta["val"].shape[0])  # every size with this symbol is the number of rows
         shapes = [node.meta["val"].shape for node in part.inputs]
         sizes = tuple({place: blocks for place, size in enumerate(shape) if str(size) == n_rows} for shape in shapes)
         return _Call(part.module), tuple(given), (sizes,)
 
-    def _parts(self) -> Iterator[Part]:
-        """Cut the graph at the outputs of its layers."""
+    def _parts(self) -> Iterator[GraphPart]:
+        """Cut the graph at the outputs of its layers. Raises NoFastBackend where nothing comes before them."""
         logits, *hidden = self.outputs
         nodes = list(self._graph.graph.nodes)
         at = {node: i for i, node in enumerate(nodes)}
@@ -190,8 +207,8 @@ class CutPass:
         several = {n for n in nodes if sum(n in part for part in needed) > 1 and not _is_size(n)}
         bodies = [{n for n in part if n not in several} for part in needed]
         first = self._first_input(bodies, hidden)
-        bodies[0] -= first | _ancestors([first_node for first_node in first if first_node in bodies[0]], set())
-        before = several | first | {n for node in first for n in _ancestors([node], set())}
+        bodies[0] -= _ancestors(first, set())
+        before = several | _ancestors(first, set())
         used = {n for body in bodies for node in body for n in node.all_input_nodes}
         shared = tuple(n for n in nodes if n in before and n in used and not _is_size(n))
         if not shared:
@@ -201,9 +218,10 @@ class CutPass:
             yield self._part(nodes, body | {n for n in nodes if _is_size(n)}, (layer,))
 
     def _first_input(self, bodies: list[set[fx.Node]], hidden: list[fx.Node]) -> set[fx.Node]:
-        """The node that the first layer reads in the place of another layer's output, so that both are alike: {node}.
+        """Return the node that the first layer reads where the second one reads the first one's output: {node}.
 
-        Where nothing makes them alike it is the first node of that size, the embedding.
+        With that node both layers are alike. Where no node makes them so, it is the first one of that size, which is
+        the embedding.
         """
         nodes = list(self._graph.graph.nodes)
         sizes, like = {n for n in nodes if _is_size(n)}, hidden[0].meta["val"].shape
@@ -215,8 +233,8 @@ class CutPass:
                 return {node}
         return set(able[:1])
 
-    def _part(self, nodes: list[fx.Node], body: set[fx.Node], outputs: tuple[fx.Node, ...]) -> Part:
-        """A part of the graph as a module of its own. Sizes in `body` that it does not need are left out."""
+    def _part(self, nodes: list[fx.Node], body: set[fx.Node], outputs: tuple[fx.Node, ...]) -> GraphPart:
+        """Return a part of the graph as a module of its own. Sizes in `body` that it does not need are left out."""
         wanted = {n for n in body if not _is_size(n)}
         wanted |= {n for n in _ancestors(list(wanted), set()) if _is_size(n)}
         part = fx.Graph()
@@ -231,7 +249,7 @@ class CutPass:
         for node in ordered:
             made[node] = part.node_copy(node, made.__getitem__)
         part.output(tuple(made[node] for node in outputs))
-        return Part(fx.GraphModule(self._graph, part), tuple(inputs), outputs)
+        return GraphPart(fx.GraphModule(self._graph, part), tuple(inputs), outputs)
 
 
 class _Call(nn.Module):
@@ -256,12 +274,12 @@ def _called(module: fx.GraphModule) -> packages.Run:
 
 
 def _is_size(node: fx.Node) -> bool:
-    """True for a node that computes a size, not a tensor; every part computes the sizes that it needs."""
+    """Tell whether a node computes a size, not a tensor. Every part computes the sizes that it needs."""
     return node.op == "call_function" and not isinstance(node.meta.get("val"), Tensor | tuple | list)
 
 
 def _ancestors(nodes: Iterable[fx.Node], stop: set[fx.Node]) -> set[fx.Node]:
-    """These nodes and all that they are computed from, up to arguments, weights and `stop`."""
+    """Return these nodes and all that they are computed from, up to arguments, weights and `stop`."""
     found: set[fx.Node] = set()
     todo = list(nodes)
     while todo:
@@ -292,6 +310,7 @@ def _write_out(graph: fx.GraphModule) -> None:
 
 
 def _replace(node: fx.Node, function: Any, inputs: tuple) -> None:
+    """Put a call of `function` in the place of a node."""
     with node.graph.inserting_before(node):
         new = node.graph.call_function(function, inputs)
     new.meta = dict(node.meta)
@@ -300,8 +319,8 @@ def _replace(node: fx.Node, function: Any, inputs: tuple) -> None:
 
 
 def _not_repeated(node: fx.Node, query: fx.Node) -> fx.Node:
-    """Keys or values before each of them was repeated for the queries of its group; the node itself where they were
-    not."""
+    """Return the keys or values as they were before each was repeated for the queries of its group; the node itself
+    where they were not repeated."""
     source = node
     while source.op == "call_function" and source.target in _VIEWS and len(source.meta["val"].shape) != 3:
         shape = source.meta["val"].shape
@@ -312,8 +331,10 @@ def _not_repeated(node: fx.Node, query: fx.Node) -> fx.Node:
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Scaled dot-product attention of one text: (1, heads, m, size), and (1, kv heads, n, size) twice  -> (1, heads, m,
-    size)"""
+    """Compute scaled dot-product attention of one text.
+
+    (1, heads, m, size) queries, (1, kv heads, n, size) keys and values, (1, 1, m, n) mask -> (1, heads, m, size)
+    """
     _, n_heads, m, size = query.shape
     n_kv = key.shape[1]
     rows = query.reshape(n_kv, n_heads // n_kv * m, size)
@@ -323,7 +344,10 @@ def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: fl
 
 
 def product(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """(..., n) states times the rows of a (size, n) matrix -> (..., size): a sum for each row of the states"""
+    """Multiply states with the rows of a matrix, as one sum for each row of the states.
+
+    (..., n) states, (size, n) weight, (size,) bias -> (..., size)
+    """
     n = states.shape[-1]
     m = states.numel() // n
     # The input of the sums is written down once; otherwise it would be computed again for every row of the matrix.
@@ -337,7 +361,7 @@ fx.wrap("product")
 
 
 def cut(graph: fx.GraphModule) -> CutPass:
-    """The pass in parts. NoFastBackend where it cannot be cut."""
+    """Return the pass in parts. Raises NoFastBackend where it cannot be cut."""
     try:
         return CutPass(graph)
     except NoFastBackend:

@@ -14,7 +14,7 @@ import io
 import logging
 import warnings
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -29,7 +29,7 @@ from speclab.models.backends.buffers import (
     kv_shapes,
     padded_mask,
 )
-from speclab.models.backends.compiled import BLOCK, CutPass, Program, cut
+from speclab.models.backends.compiled import CutPass, Program, cut
 from speclab.models.backends.eager import decoder_layers, layer_outputs
 from speclab.models.backends.windows import masks, window_of
 from speclab.models.family import NoFastBackend
@@ -129,12 +129,17 @@ class ExportedModel:
 
     @functools.cached_property
     def cut(self) -> CutPass:
-        """The pass in the parts that are compiled. NoFastBackend where it cannot be cut."""
+        """Return the pass in the parts that are compiled. Raises NoFastBackend where it cannot be cut."""
         return cut(self._written_down)
 
-    def program_for(self, n_tokens: int) -> Program | None:
-        """Return the compiled pass of that width or the next wider one; None where there is none."""
-        return self.programs.get(min((width for width in self.programs if width >= n_tokens), default=0))
+    def pass_over(self, n_tokens: int, masked: bool = False) -> "Program | Replayed":
+        """Return the pass for so many tokens: the compiled one of that width or the next wider one, else the replayed
+        one. masked: whether the tokens do not all follow each other."""
+        width = min((width for width in self.programs if width >= n_tokens), default=0)
+        if program := self.programs.get(width):
+            return program
+        width = self.padded.get(n_tokens, n_tokens)
+        return Replayed(self, max(2, width) if masked else width)  # a replayed pass over one token has no mask
 
     def forward(
         self,
@@ -157,6 +162,30 @@ class ExportedModel:
         one, wide = (of.one_plain, of.wide_plain) if n_tokens <= self.plain_up_to else (of.one, of.wide)
         run = one if n_tokens == 1 else wide
         return run(inputs, positions, mask, places, *keys, *values)
+
+
+class Replayed(NamedTuple):
+    """The replayed pass over `width` tokens. It is called like a compiled one (`Program` in compiled.py)."""
+
+    exported: ExportedModel
+    width: int
+
+    @staticmethod
+    def n_rows(total: int) -> int:
+        """Return the number of rows that a pass reads which ends with token `total`: all rows up to it."""
+        return total
+
+    def __call__(self, *arguments: Any) -> tuple[Tensor, ...]:
+        """Run the pass, as `ExportedModel.forward` does."""
+        return self.exported.forward(*arguments)
+
+    def first(self, n_layers: int, *arguments: Any) -> tuple[Tensor, ...]:
+        """Run the first layers alone.  -> their outputs"""
+        return self.exported.forward(*arguments, kernels=self.exported.halves(n_layers)[0])
+
+    def rest(self, n_layers: int, *arguments: Any) -> tuple[Tensor, ...]:
+        """Run all layers but the first ones.  -> logits and the outputs of these layers"""
+        return self.exported.forward(*arguments, kernels=self.exported.halves(n_layers)[1])
 
 
 class Kernels(NamedTuple):
@@ -206,11 +235,11 @@ class ExportedBackend(BufferedBackend):
 
     def forward_first(self, tokens: Tensor, length: int, n_layers: int) -> Tensor:
         """The first `n_layers` layers alone: (1, m) ids after `length` tokens -> their outputs (1, m, hidden)."""
-        return self._run(tokens, length, half=(n_layers, True))[-1]
+        return self._run(tokens, length, lambda run: functools.partial(run.first, n_layers))[-1]
 
     def forward_rest(self, states: Tensor, length: int, n_layers: int) -> Tensor:
         """All layers but those: what they gave (1, m, hidden), after `length` tokens -> (1, m, vocab) logits."""
-        logits, *hidden = self._run(states, length, half=(n_layers, False))
+        logits, *hidden = self._run(states, length, lambda run: functools.partial(run.rest, n_layers))
         outputs = dict(enumerate([states, *hidden], n_layers - 1))
         self.hidden = {layer: outputs[layer] for layer in self._hidden_layers if layer in outputs}
         return logits
@@ -219,25 +248,23 @@ class ExportedBackend(BufferedBackend):
         self,
         inputs: Tensor,
         length: int,
-        half: tuple[int, bool] | None = None,
+        part: Callable[[Program | Replayed], Callable[..., Iterable[Tensor]]] = lambda run: run,
         masked: tuple[Tensor, Tensor] | None = None,
     ) -> list[Tensor]:
         """A pass over (1, m) ids, or (1, m, hidden) states, after `length` tokens: its outputs, (1, m, ...) each.
 
-        half: (n, True) for the first n layers alone, (n, False) for all others. masked: positions (1, m) and mask
-        (1, 1, m, length + m), where the tokens do not all follow each other.
+        part: it takes a pass and returns the part of it to run. masked: positions (1, m) and mask (1, 1, m, length +
+        m), where the tokens do not all follow each other.
         """
         n_tokens = inputs.shape[1]
-        program = self._exported.program_for(n_tokens)
-        width = program.width if program else self._exported.padded.get(n_tokens, n_tokens)
-        if masked is not None:
-            width = max(2, width) if program is None else width  # a replayed pass over one token has no mask
-        elif length + width > self._most_positions:
-            width, program = n_tokens, None
+        run = self._exported.pass_over(n_tokens, masked is not None)
+        if masked is None and length + run.width > self._most_positions:
+            run = Replayed(self._exported, n_tokens)
+        width = run.width
         if width > n_tokens:  # padding comes last, so no other row reads it, and the next pass overwrites it
             inputs = nn.functional.pad(inputs, (0, 0) * (inputs.ndim - 2) + (0, width - n_tokens))
         total = length + width
-        n_rows = -(-total // BLOCK) * BLOCK if program else total
+        n_rows = run.n_rows(total)
         self._reserve(n_rows, length + n_tokens)
         buffers = self._buffers
         places = buffers.places[:, length:total]
@@ -245,16 +272,7 @@ class ExportedBackend(BufferedBackend):
             positions, mask = places, buffers.mask(width, length, n_rows)
         else:
             positions, mask = padded_mask(*masked, width, n_rows)
-        passed = (inputs, positions, mask, places[0])
-        if program is None:
-            kernels = None if half is None else self._exported.halves(half[0])[not half[1]]
-            outputs: Iterable[Tensor] = self._exported.forward(*passed, *buffers.rows(n_rows), kernels)
-        else:
-            rows = (row for side in buffers.rows(n_rows) for row in side)
-            if half is None:
-                outputs = program(*passed, *rows)
-            else:
-                outputs = (program.first if half[1] else program.rest)(half[0], *passed, *rows)
+        outputs = part(run)(inputs, positions, mask, places[0], *buffers.rows(n_rows))
         return [output[:, :n_tokens] for output in outputs]
 
     def _new_buffers(self, capacity: int) -> Buffers:

@@ -35,7 +35,7 @@ Build = Callable[[str, nn.Module, tuple[Tensor, ...], tuple], Run]
 
 
 def folder() -> pathlib.Path:
-    """The folder of compiled functions. Only the user may write there, since the lab loads machine code from it."""
+    """Return the folder of compiled functions. Only the user may write there, since machine code is loaded from it."""
     if given := os.environ.get(FOLDER):
         return pathlib.Path(given)
     if sys.platform == "darwin":
@@ -45,10 +45,9 @@ def folder() -> pathlib.Path:
 
 @functools.cache
 def compiler() -> str | None:
-    """The C++ compiler that Inductor will call; None where there is none."""
-    return next(
-        (found for name in (os.environ.get("CXX"), "g++", "clang++") if name and (found := shutil.which(name))), None
-    )
+    """Return the path of the C++ compiler that Inductor calls; None where there is none."""
+    names = (os.environ.get("CXX"), "clang++" if sys.platform == "darwin" else "g++")
+    return next((found for name in names if name and (found := shutil.which(name))), None)
 
 
 @functools.cache
@@ -60,7 +59,7 @@ def _machine() -> str:
 
 
 def _processor() -> str:
-    """The processor's name and instructions as the system tells them."""
+    """Return the processor's name and instructions as the system tells them."""
     with contextlib.suppress(OSError):
         lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         return "".join(sorted({line for line in lines if line.startswith(OF_PROCESSORS)}))
@@ -68,13 +67,16 @@ def _processor() -> str:
 
 
 def name_of(form: str, inputs: list[tuple], threads: int) -> str:
-    """The name of a function: a digest of what it computes, of the sizes of its inputs and of the machine."""
+    """Return the name of a function: a digest of what it computes, of its inputs and of the machine.
+
+    form: what it computes. inputs: sizes, strides and dtype of each. threads: that it is compiled for.
+    """
     text = repr((_machine(), form, inputs, threads))
     return hashlib.sha256(text.encode()).hexdigest()[:40]
 
 
 def load(name: str) -> Run | None:
-    """The function of that name; None where the folder does not hold it, or holds something that is not one."""
+    """Return the function of that name; None where the folder does not hold it, or holds something that is not one."""
     try:
         path = folder() / f"{name}.pt2"
         if not _is_own(path):
@@ -85,7 +87,7 @@ def load(name: str) -> Run | None:
 
 
 def _is_own(path: pathlib.Path) -> bool:
-    """True where this user alone can have written the file. OSError where there is none."""
+    """Tell whether this user alone can have written a file or into a folder. Raises OSError where there is none."""
     for place in (path, path.parent) if path.suffix else (path,):
         about = place.stat()
         if hasattr(os, "getuid") and (about.st_uid != os.getuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
@@ -95,12 +97,13 @@ def _is_own(path: pathlib.Path) -> bool:
 
 @functools.cache
 def _loaded(path: pathlib.Path) -> Run:
+    """Return the function in a package file."""
     with _quiet():
         return torch._inductor.aoti_load_package(str(path)).loader.boxed_run
 
 
 def make_folder() -> pathlib.Path:
-    """Return the folder, made where it is missing. NoFastBackend where this user alone cannot write there."""
+    """Return the folder, made where it is missing. Raises NoFastBackend where not this user alone can write there."""
     try:
         place = folder()
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -129,8 +132,8 @@ def build(name: str, module: nn.Module, inputs: tuple[Tensor, ...], sizes: tuple
         if run := load(name):
             return run
     except Exception as error:  # whatever a compiler does
-        raise NoFastBackend(f"not compiled: {type(error).__name__}: {first_line(error)}") from error
-    raise NoFastBackend(f"not compiled: {place} is not a folder that only this user can write to")
+        raise NoFastBackend(f"the compiler gave up: {type(error).__name__}: {first_line(error)}") from error
+    raise NoFastBackend(f"a compiled function in {place} cannot be loaded")
 
 
 @contextlib.contextmanager
