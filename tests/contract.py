@@ -24,7 +24,7 @@ from tests.models.test_caches import worst_difference
 from tests.tiny_models import flattened, in_parts, tiny
 
 ENGINES = {"eager": lambda model: None, "fast": flattened, "in parts": in_parts}
-SAMPLINGS = (GREEDY, Sampling(0.9))
+SAMPLINGS = (GREEDY, Sampling(0.8, top_k=20, top_p=0.95))
 WAYS = tuple(itertools.product(ENGINES, SAMPLINGS))  # the ways of decoding that every draft is tried in
 N_NEW = 24
 
