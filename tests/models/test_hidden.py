@@ -7,7 +7,7 @@ from benchmarks.families import tiny_families
 from speclab.models.backends.eager import decoder_layers, layer_outputs
 from speclab.models.cached import CachedModel
 from tests.recorder import graphed, stand_in
-from tests.tiny_models import FAMILIES, VOCAB, flattened, tiny
+from tests.tiny_models import FAMILIES, VOCAB, flattened, in_parts, tiny
 
 TEXT = torch.randint(0, VOCAB, (1, 40), generator=torch.Generator().manual_seed(4))
 
@@ -17,11 +17,13 @@ def model_on(engine: str, family: str, monkeypatch) -> CachedModel:
         stand_in(monkeypatch)
         return graphed(family)
     model = tiny(family)
-    return CachedModel(model, fast=flattened(model) if engine == "exported" else None)
+    return CachedModel(
+        model, fast={"eager": lambda model: None, "exported": flattened, "in parts": in_parts}[engine](model)
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("engine", ["eager", "exported", "graphs"])
+@pytest.mark.parametrize("engine", ["eager", "exported", "in parts", "graphs"])
 def test_states_are_the_uncached_models(engine, family, monkeypatch):
     cached = model_on(engine, family, monkeypatch)
     with torch.inference_mode(), layer_outputs(cached.model, (0, 1)) as right:
