@@ -1,4 +1,4 @@
-"""What the commands that measure share: a look at the cores before it, and afterwards what is shown and written."""
+"""The commands that measure share this: a look at the cores before, and what is shown and written afterwards."""
 
 from collections.abc import Sequence
 
@@ -31,5 +31,5 @@ def show(output: Output, record: LabRun, texts: Sequence[View], page: View, pict
 
 
 def _said(text: View) -> Step:
-    """The step that prints a text, which is made then."""
+    """Return the step that makes a text and prints it."""
     return lambda: say(text())

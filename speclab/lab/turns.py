@@ -18,12 +18,12 @@ class AtWork(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to do."""
+        """Tell whether nothing is left to do."""
         ...
 
     @property
     def progress(self) -> float:
-        """How far it is, in a unit that all arms of a turn share: tokens of a text, for example."""
+        """Tell how far it is, in a unit that all arms of a turn share: tokens of a text, for example."""
         ...
 
     def advance(self) -> None:

@@ -11,7 +11,7 @@ from speclab.models import engine_choice
 from speclab.models.backends import buffers as buffers_module
 from speclab.models.backends import windows
 from speclab.models.backends.buffers import Buffers
-from speclab.models.backends.compiled import BLOCK, Program
+from speclab.models.backends.compiled import Program
 from speclab.models.backends.cuda_graphs import GraphBackend, GraphCache, GraphedModel
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.backends.kernels import GroupedAttention
@@ -30,8 +30,8 @@ def gives_tokens_the_positions_before() -> None:
     """gives the fast backend's tokens the positions before theirs"""
     right = ExportedModel.forward
 
-    def forward(model: ExportedModel, ids: Tensor, positions: Tensor, *more) -> Tensor:
-        return right(model, ids, positions - 1, *more)
+    def forward(model: ExportedModel, ids: Tensor, positions: Tensor, *more, **kernels) -> Tensor:
+        return right(model, ids, positions - 1, *more, **kernels)
 
     ExportedModel.forward = forward
 
@@ -59,9 +59,15 @@ def writes_padding_over_the_text() -> None:
 
 
 @mutant(10, "logits_at_every_width_and_across_a_growing_buffer", file="models/test_exported")
-def reads_a_part_of_a_block() -> None:
-    """lets a compiled pass read no rows beyond its last whole block"""
-    Program.n_rows = staticmethod(lambda total: max(BLOCK, total // BLOCK * BLOCK))
+def reads_the_rest_of_a_block() -> None:
+    """lets a compiled pass read the rows behind the text, up to the end of the block"""
+    right = Program._values
+
+    def values(program: Program, ids: Tensor, positions: Tensor, mask: Tensor, *rest) -> dict:
+        last = mask[..., -1:, :] == 0
+        return right(program, ids, positions, mask.masked_fill(~last, 0.0), *rest)
+
+    Program._values = values
 
 
 @mutant(10, "a_pass_that_is_wrong_or_slow_is_not_used", file="models/test_compiled")

@@ -73,8 +73,8 @@ def puts_the_second_part_one_position_back() -> None:
     """gives the layers behind the exit the positions before theirs, on the fast engine"""
     right = ExportedModel.forward
 
-    def forward(model: ExportedModel, inputs: Tensor, positions: Tensor, *more) -> Tensor:
-        return right(model, inputs, positions - int(inputs.ndim == 3), *more)
+    def forward(model: ExportedModel, inputs: Tensor, positions: Tensor, *more, **kernels) -> Tensor:
+        return right(model, inputs, positions - int(inputs.ndim == 3), *more, **kernels)
 
     ExportedModel.forward = forward
 
