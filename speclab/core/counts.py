@@ -1,9 +1,13 @@
-"""Counts of rounds, and the ratios that are computed from them. Ratios are computed nowhere else."""
+"""Counts of rounds, and the ratios that are computed from them. Ratios are computed nowhere else. Needs no torch."""
+
+from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
 
-from speclab.core.rounds import Round
+if TYPE_CHECKING:
+    from speclab.core.rounds import Round
 
 
 @dataclass
@@ -34,7 +38,7 @@ class Counts:
         self.n_replays += round_.n_replays
         self.accepted_lengths[round_.n_accepted] += 1
 
-    def merge(self, other: "Counts") -> None:
+    def merge(self, other: Counts) -> None:
         """Add another decoding's counts to these."""
         for item in fields(self):  # numbers, and a Counter
             setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
