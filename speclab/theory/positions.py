@@ -1,5 +1,4 @@
-"""Acceptance by position, and what it decides at a measured cost of a round. Pure: counts and seconds in, numbers out; no
-torch, no clock, no file.
+"""Acceptance by position, and what it decides at a measured cost of a round. Pure: no torch, no clock, no file.
 
     marginal[i]     share of the rounds that kept the token at position i of the draft (serving engines print this)
     conditional[i]  share of the rounds that kept position i - 1 which also kept position i
@@ -81,8 +80,8 @@ def break_even_fraction(draft_length: float, round_cost: float) -> float:
 
 
 def linear_cost(draft_length: int, round_cost: float) -> Callable[[int], float]:
-    """Return the cost of a round by its draft length, where a round without a draft costs one plain token and each drafted
-    token adds the same. One measured round says no more; a round has fixed parts too, so short drafts look too good.
+    """Return the cost of a round by its draft length: one plain token without a draft, and the same more for each drafted
+    token. One measured round says no more; a round has fixed parts too, so short drafts look too good.
 
     >>> linear_cost(4, 3.0)(2)
     2.0
