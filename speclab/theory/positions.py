@@ -80,8 +80,9 @@ def break_even_fraction(draft_length: float, round_cost: float) -> float:
 
 
 def linear_cost(draft_length: int, round_cost: float) -> Callable[[int], float]:
-    """Return the cost of a round by its draft length: one plain token without a draft, and the same more for each drafted
-    token. One measured round says no more; a round has fixed parts too, so short drafts look too good.
+    """Return the cost of a round by its draft length, where each drafted token adds the same to one plain token.
+
+    One measured round says no more. A round has fixed parts too, so short drafts look somewhat too good.
 
     >>> linear_cost(4, 3.0)(2)
     2.0
