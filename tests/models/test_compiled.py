@@ -14,6 +14,7 @@ from speclab.models.backends import compiled, packages
 from speclab.models.backends.exported import ExportedModel, Replayed
 from speclab.models.cached import CachedModel
 from speclab.models.family import NoFastBackend
+from speclab.system import cache as user_cache
 from tests.decoding import plain_text
 from tests.tiny_models import FAMILIES, in_parts, tiny
 
@@ -22,7 +23,7 @@ LAYERS = {"llama": 1, "gpt2": 1, "qwen2": 1, "gemma": 1, "mistral_window": 1, "g
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv(packages.FOLDER, str(tmp_path))
+    monkeypatch.setenv(user_cache.FOLDER, str(tmp_path))
     return tmp_path
 
 

@@ -13,7 +13,6 @@ import os
 import pathlib
 import platform
 import shutil
-import stat
 import sys
 import tempfile
 import warnings
@@ -24,23 +23,14 @@ import torch
 from torch import Tensor, nn
 
 from speclab.models.family import NoFastBackend
+from speclab.system import cache
 from speclab.system.errors import first_line
 
-FOLDER = "SPECLAB_CACHE"  # the environment variable that names another folder
 WRITER = pathlib.Path(__file__).with_name("compiled.py")  # other code there writes other functions
 # Lines of /proc/cpuinfo on x86 and on ARM.
 OF_PROCESSORS = ("model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant")
 Run = Callable[[list[Tensor]], list[Tensor]]
 Build = Callable[[str, nn.Module, tuple[Tensor, ...], tuple], Run]
-
-
-def folder() -> pathlib.Path:
-    """Return the folder of compiled functions. Only the user may write there, since machine code is loaded from it."""
-    if given := os.environ.get(FOLDER):
-        return pathlib.Path(given)
-    if sys.platform == "darwin":
-        return pathlib.Path.home() / "Library" / "Caches" / "speclab"
-    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "speclab"
 
 
 @functools.cache
@@ -78,21 +68,12 @@ def name_of(form: str, inputs: list[tuple], threads: int) -> str:
 def load(name: str) -> Run | None:
     """Return the function of that name; None where the folder does not hold it, or holds something that is not one."""
     try:
-        path = folder() / f"{name}.pt2"
-        if not _is_own(path):
+        path = cache.folder() / f"{name}.pt2"
+        if not cache.is_own(path):
             return None
         return _loaded(path)
     except Exception:  # a damaged package is built again
         return None
-
-
-def _is_own(path: pathlib.Path) -> bool:
-    """Tell whether this user alone can have written a file or into a folder. Raises OSError where there is none."""
-    for place in (path, path.parent) if path.suffix else (path,):
-        about = place.stat()
-        if hasattr(os, "getuid") and (about.st_uid != os.getuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
-            return False
-    return True
 
 
 @functools.cache
@@ -103,17 +84,12 @@ def _loaded(path: pathlib.Path) -> Run:
 
 
 def make_folder() -> pathlib.Path:
-    """Return the folder, made where it is missing. Raises NoFastBackend where not this user alone can write there."""
+    """Return the cache folder, made where it is missing. Raises NoFastBackend where not this user alone can write
+    there, since machine code is loaded from it."""
     try:
-        place = folder()
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=place):
-            pass
-        if _is_own(place):
-            return place
-    except (OSError, RuntimeError) as error:
-        raise NoFastBackend(f"the cache folder cannot be written to: {first_line(error)}; set {FOLDER}") from error
-    raise NoFastBackend(f"others can write to {place}; type: chmod 700 {place}")
+        return cache.make_folder()
+    except OSError as error:
+        raise NoFastBackend(str(error)) from error
 
 
 def build(name: str, module: nn.Module, inputs: tuple[Tensor, ...], sizes: tuple) -> Run:
