@@ -14,7 +14,7 @@ from speclab.cli.parsing import DASH, at_least, plain_name, seed, some_name, som
 from speclab.core.rules import TOKEN, all_rules, rule_of
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
-from speclab.models import engine_choice, loading, prompts, sources
+from speclab.models import engine_choice, loading, prompts, sources, texts
 from speclab.models.outside.placement import PLANS, read_device_map
 from speclab.models.padded import sizes
 from speclab.models.setup import Setup, load_setup
@@ -96,8 +96,14 @@ def add_text_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="file of prompts with lines of %%%% between them; - for stdin",
     )
+    where.add_argument(
+        "--texts",
+        type=some_name,
+        metavar="FILE",
+        help=f"JSONL with prompts or chats, or the lab's own: {', '.join(texts.LAB_TEXTS)}",
+    )
     group.add_argument(
-        "--limit", type=at_least(0), metavar="N", help="at most N of each kind of the standard prompts; 0: all"
+        "--limit", type=at_least(0), metavar="N", help="at most N of each kind of the lab's own prompts; 0: all"
     )
     group.add_argument(
         "--chat",
@@ -236,11 +242,11 @@ def load(args: argparse.Namespace, temperature: float | None = None) -> tuple[Se
     sampling_from(args, temperature)
     loading.choose_device(args.device)
     tokenizer = loading.load_tokenizer(args.target)
-    texts = read_prompts(args, tokenizer)
+    given = read_prompts(args, tokenizer)
     family, config = loading.family_named(args.target)
-    for prompt in texts:
+    for prompt in given:
         family.configured_room(config).check(prompt.ids.shape[1], args.max_new_tokens)
-    return setup_from(args, temperature, tokenizer), texts
+    return setup_from(args, temperature, tokenizer), given
 
 
 def _check_device_map(args: argparse.Namespace) -> None:
@@ -275,6 +281,9 @@ def setup_from(
 
 def read_prompts(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list[prompts.Prompt]:
     """Tokenise --prompt, --prompts, or the standard set; with --chat they are put into the chat template."""
+    if getattr(args, "texts", None):
+        given = texts.encode(texts.read(args.texts), tokenizer)
+        return prompts.first_of_each_kind(given, args.limit or 0 if args.texts in texts.LAB_TEXTS else 0)
     typed = bool(args.prompt) or args.prompts == "-"
     chat = typed and bool(tokenizer.chat_template) if args.chat is None else args.chat
     if args.prompt:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from speclab.drafts import registry
+from speclab.models import texts
 from speclab.system.terminal import note
 
 GREEDY = "at temperature 0 the most probable token is taken"
@@ -24,7 +25,7 @@ def notes(args: argparse.Namespace, temperatures: Sequence[float], device: torch
     temperatures: all temperatures of the run, since a flag that has an effect at one of them has an effect.
     args.typed_limit: --limit as it was typed, None where it was not. device: where the target runs.
     """
-    given = argparse.Namespace(**{"rule": ""} | vars(args))
+    given = argparse.Namespace(**{"rule": "", "texts": None} | vars(args))
     greedy, on_cpu = not any(temperatures), device.type == "cpu" or given.device_map is not None
     found = {
         GREEDY: {
@@ -36,7 +37,8 @@ def notes(args: argparse.Namespace, temperatures: Sequence[float], device: torch
             f"--rule {given.rule}": greedy and given.rule not in ("", "token"),
         },
         "it limits the standard prompts, and others are given": {
-            "--limit": given.typed_limit is not None and bool(given.prompt or given.prompts),
+            "--limit": given.typed_limit is not None
+            and bool(given.prompt or given.prompts or given.texts not in (None, *texts.LAB_TEXTS)),
         },
         f"the models run on {device.type}": {"--threads": given.threads is not None and not on_cpu},
     }
@@ -52,5 +54,5 @@ def _listed(flags: list[str]) -> str:
 
 def _has_other_randomness(args: argparse.Namespace) -> bool:
     """Tell whether a draft of a greedy run draws random numbers all the same."""
-    texts = filter(None, (getattr(args, "draft", None) or "").split(","))
-    return any(registry.read(text).draws_when_greedy for text in texts)
+    drafts = filter(None, (getattr(args, "draft", None) or "").split(","))
+    return any(registry.read(draft).draws_when_greedy for draft in drafts)

@@ -1,0 +1,130 @@
+"""Texts that people send to a model: a file with one JSON object a line, put into the tokenizer's chat template.
+
+A line has "prompt", what a person says, or "messages", a chat with the oldest message first, each with a "role"
+(system, user, assistant) and a "content". "kind" groups rows of a table; without it the kind is the file's stem.
+The lab's own are in prompts/, by the names of LAB_TEXTS. No head and no draft may be trained on what is measured: a
+recipe asks `is_measured`.
+"""
+
+import functools
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from speclab.models import prompts
+from speclab.models.outside.templates import Messages
+from speclab.models.prompts import Prompt
+from speclab.system import files
+from speclab.system.errors import UsageProblem
+from speclab.system.terminal import harmless
+
+LAB_TEXTS = tuple(sorted(path.stem for path in prompts.STANDARD.glob("*.jsonl")))
+ROLES = ("system", "user", "assistant")
+RESERVED = ("all", "not looping")  # names of groups of rows
+MOST_TEXTS, MOST_MESSAGES, LONGEST_KIND = 4096, 256, 24
+RUN_OF_WORDS = 13  # so many words in a row in common make a text one that is measured
+Text = tuple[str, Messages]
+"""The kind of a text, and its messages."""
+
+
+def read(name: str) -> list[Text]:
+    """Return the texts of a file, or of the lab's own of that name. Raises UsageProblem, with the line that is
+    wrong."""
+    is_own = name in LAB_TEXTS and not os.path.isfile(name)
+    path = prompts.STANDARD / f"{name}.jsonl" if is_own else Path(name)
+    try:
+        lines = files.read_bytes(path, prompts.LARGEST_FILE).decode("utf-8-sig").splitlines()
+    except (OSError, ValueError) as error:
+        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", error)
+        own = " or ".join(LAB_TEXTS)
+        raise UsageProblem(f"cannot read the texts {name}: {reason}; give a JSONL file, or {own}") from None
+    stem = " ".join(harmless(path.stem).split())[:LONGEST_KIND]
+    texts = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                texts.append(_text(files.parse_json(line), stem))
+            except ValueError as error:
+                raise UsageProblem(
+                    f"line {number} of {name}: {str(error)[:200]}; give lines such as "
+                    '{"kind": "chat", "prompt": "Hello"} or {"messages": [{"role": "user", "content": "Hello"}]}'
+                ) from None
+    if not texts or len(texts) > MOST_TEXTS:
+        raise UsageProblem(f"{name} holds {len(texts)} texts; give 1 to {MOST_TEXTS}")
+    return texts
+
+
+def _text(entry: Any, stem: str) -> Text:
+    """Check one line. Raises ValueError, with what is wrong."""
+    if not isinstance(entry, dict):
+        raise ValueError("it is no JSON object")
+    if unknown := sorted(set(entry) - {"kind", "prompt", "messages"}):
+        raise ValueError(f"it has the unknown entry {unknown[0][:40]!r}")
+    if ("prompt" in entry) == ("messages" in entry):
+        raise ValueError('it has not exactly one of "prompt" and "messages"')
+    kind = entry.get("kind", stem)
+    if not isinstance(kind, str) or not kind.strip() or not kind.isprintable() or len(kind) > LONGEST_KIND:
+        raise ValueError(f"its kind is no word of 1 to {LONGEST_KIND} characters")
+    if kind in RESERVED:
+        raise ValueError(f"its kind is {kind!r}, which names a group of rows")
+    messages = entry.get("messages", [{"role": "user", "content": entry.get("prompt")}])
+    if not isinstance(messages, list) or not 1 <= len(messages) <= MOST_MESSAGES:
+        raise ValueError(f"its messages are no list of 1 to {MOST_MESSAGES}")
+    for message in messages:
+        if not isinstance(message, dict) or set(message) != {"role", "content"} or message["role"] not in ROLES:
+            raise ValueError(f'a message has not exactly a "content" and a "role" out of {", ".join(ROLES)}')
+        if not isinstance(message["content"], str) or not message["content"].strip():
+            raise ValueError("a prompt or a message is no text, or empty")
+    if messages[-1]["role"] == "assistant":
+        raise ValueError("its last message is the model's own, so there is nothing to answer")
+    return kind, messages
+
+
+def encode(texts: list[Text], tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
+    """Put texts into the tokenizer's chat template. Raises UsageProblem where it has none."""
+    if not tokenizer.chat_template:
+        raise UsageProblem(
+            "the target's tokenizer has no chat template, which --texts needs; give --prompts FILE with bare texts, or "
+            "choose a model with one"
+        )
+    ids = prompts.chats_ids([messages for _, messages in texts], tokenizer)
+    return [Prompt(kind, _shown(messages), own, True) for (kind, messages), own in zip(texts, ids, strict=True)]
+
+
+def _shown(messages: Messages) -> str:
+    """Return a chat as a text: what a person says alone, or each message after its role."""
+    if len(messages) == 1:
+        return messages[0]["content"]
+    return "\n".join(f"{message['role']}: {message['content']}" for message in messages)
+
+
+# --- what must not be trained on --------------------------------------------------------------------------------------
+
+
+def measured_texts() -> list[str]:
+    """Return every text of the lab that is measured: all standard prompts, and all messages of the lab's own texts."""
+    own = [message["content"] for name in LAB_TEXTS for _, messages in read(name) for message in messages]
+    return [*(text for _, text in prompts.standard()), *own]
+
+
+def is_measured(text: str) -> bool:
+    """Tell whether a text has 13 words in a row in common with one that is measured, or is a shorter one of them."""
+    words = _words(text)
+    return " ".join(words) in _measured_runs() or any(run in _measured_runs() for run in _runs(words))
+
+
+@functools.cache
+def _measured_runs() -> frozenset[str]:
+    texts = [_words(text) for text in measured_texts()]
+    return frozenset(run for words in texts for run in (*_runs(words), " ".join(words)))
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+def _runs(words: list[str]) -> list[str]:
+    return [" ".join(words[i : i + RUN_OF_WORDS]) for i in range(len(words) - RUN_OF_WORDS + 1)]

@@ -1,0 +1,91 @@
+"""Files of texts: what is read of them, what is refused, and what a training recipe must leave out."""
+
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from speclab.models import prompts, texts
+from speclab.system.errors import UsageProblem
+from speclab.system.files import parse_json
+
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello?"}]
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<>{% endif %}"
+
+
+@pytest.fixture
+def tokenizer(pair_folder):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(pair_folder / "target")
+
+
+def test_prompts_and_chats_go_into_the_template(tokenizer, tmp_path):
+    file = tmp_path / "mine.jsonl"
+    lines = [{"prompt": "x = 1"}, {"kind": "b", "messages": CHAT}]
+    file.write_text("\n\n".join(map(json.dumps, lines)))
+    tokenizer.chat_template = TEMPLATE
+    made = texts.encode(texts.read(str(file)), tokenizer)
+    assert [prompt.kind for prompt in made] == ["mine", "b"]
+    assert [tokenizer.decode(prompt.ids[0]) for prompt in made] == ["<user>x = 1<>", "<system>Be brief.<user>Hello?<>"]
+    assert [prompt.text for prompt in made] == ["x = 1", "system: Be brief.\nuser: Hello?"]
+    assert all(prompt.chat for prompt in made)
+    tokenizer.chat_template = None
+    with pytest.raises(UsageProblem, match=r"no chat template.* choose a model with one"):
+        texts.encode(texts.read(str(file)), tokenizer)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        *([1], "x", None, {}, {"kind": "a"}, {"prompt": "a", "messages": CHAT}, {"prompt": "a", "more": 1}),
+        *({"prompt": " "}, {"prompt": 1}, {"prompt": "a", "kind": "all"}, {"prompt": "a", "kind": "not looping"}),
+        *({"prompt": "a", "kind": "x" * 25}, {"prompt": "a", "kind": "a\nb"}, {"prompt": "a", "kind": ""}),
+        *({"messages": []}, {"messages": CHAT * 129}, {"messages": [{"role": "user"}]}, {"messages": {}}),
+        {"messages": [{"role": "tool", "content": "a"}]},
+        {"messages": [{"role": "user", "content": "a", "name": "b"}]},
+        {"messages": [{"role": "user", "content": ["a"]}]},
+        {"messages": [*CHAT, {"role": "assistant", "content": "Hi"}]},
+    ],
+)
+def test_a_line_that_is_no_text_is_refused_by_its_number(tmp_path, entry):
+    file = tmp_path / "x.jsonl"
+    file.write_text(f'{{"prompt": "a"}}\n{json.dumps(entry)}\n')
+    with pytest.raises(UsageProblem, match="line 2 of "):
+        texts.read(str(file))
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"{", b"[" * 10**5, b"\xff", b'{"prompt": "a", "prompt": "b"}'])
+def test_a_file_that_holds_no_texts_is_refused(tmp_path, content):
+    (tmp_path / "x.jsonl").write_bytes(content)
+    with pytest.raises(UsageProblem):
+        texts.read(str(tmp_path / "x.jsonl"))
+
+
+def test_the_labs_own_texts_are_enough_of_each_kind_and_differ():
+    for name in texts.LAB_TEXTS:
+        found = texts.read(name)
+        assert min(Counter(kind for kind, _ in found).values()) >= 6
+        assert len({json.dumps(messages) for _, messages in found}) == len(found)
+    kinds = {kind for kind, _ in texts.read("served")}
+    assert kinds == {"chat", "reasoning", "code", "rewriting", "translation", "json", "turns"}
+
+
+@given(st.data())
+def test_what_is_measured_is_known_wherever_it_stands(data):
+    whole = data.draw(st.sampled_from(texts.measured_texts()))
+    assert texts.is_measured(whole.upper())
+    assert texts.is_measured(f"Before it {whole} and behind it") or len(texts._words(whole)) < texts.RUN_OF_WORDS
+    assert not texts.is_measured("a text of its own that says what nobody has ever written down in these files before")
+
+
+def test_every_kind_of_prompt_is_among_what_is_measured():
+    measured = set(texts.measured_texts())
+    assert {text for _, text in prompts.standard()} < measured
+    for path in prompts.STANDARD.glob("*.jsonl"):
+        for line in path.read_text("utf-8").splitlines():
+            entry = parse_json(line)
+            said = entry.get("messages", [{"content": entry.get("prompt")}])
+            assert {message["content"] for message in said} < measured
