@@ -51,7 +51,7 @@ def headline() -> str:
         if one is None:
             continue
         row = first_screen.best_model_row(one)
-        if row is None or row.verdict != "faster" or run_lines.doubt(one) or not row.same_as_baseline:
+        if row is None or row.verdict != "faster" or run_lines.rough_line(one) or not row.same_as_baseline:
             raise ValueError(f"{DEFAULT_RUN.name} has no headline for the {kind}")
         between = tables.interval(row.speedup_low, row.speedup_high)
         name = f"{first_screen.target_name(one)}, draft {row.draft}"

@@ -7,6 +7,9 @@ that take turns this often run on the same machine state and are always at the s
 Beside the timed arms run two kinds of instrument, which give the costs that explain the timed arms' speedups: the
 baseline once more (its distance from the first one is the noise floor), and for every draft one decoding with a clock
 on each phase of a round, whose draft lengths change from round to round.
+
+Where the noise floor is too wide after the last turn, the same turns are taken once more, with the same random numbers
+and with drafts that have forgotten what they learned. So texts and counts are the same, and only seconds are averaged.
 """
 
 import contextlib
@@ -22,13 +25,15 @@ from speclab.drafts.lengths import LONGEST
 from speclab.lab.bench import Bench
 from speclab.lab.decodings import Decoding
 from speclab.lab.round_costs import measure_costs
-from speclab.lab.turns import Recorded, take_turns, timed_turns
+from speclab.lab.turns import Recorded, take_turns, timed_turns, until_enough
 from speclab.models.prompts import Prompt
-from speclab.records.arms import BASELINE_REPEAT, INSTRUMENT, LOOKUP, Arm
+from speclab.records.arms import BASELINE, BASELINE_REPEAT, INSTRUMENT, LOOKUP, Arm
 from speclab.records.log import Line
 from speclab.records.rows import as_written
 from speclab.system.errors import Problem, is_out_of_memory, is_panic
 from speclab.system.terminal import note, progress
+from speclab.theory import noise
+from speclab.theory.attribution import noise_floor
 from speclab.theory.costs import RoundTime, StepTime, catch_ups
 
 WARM_UP_TOKENS = 24
@@ -52,6 +57,10 @@ def kept_when_stopped(complete: Callable[[], str]) -> Iterator[list[BaseExceptio
             raise
         note(f"stopped by: {stop}; {what}" if str(stop) else f"stopped; {what}")
         stops.append(stop)
+
+
+class OtherRounds(Exception):
+    """A turn that was taken again made other rounds than before, so its seconds are those of other work."""
 
 
 @dataclass
@@ -140,7 +149,7 @@ def measure(
 
     `instruments`: for each draft the lengths that its instrumented decoding tries; with any of them the baseline, which
     is the first of `arms`, runs a second time, too. `schedule` finishes the decodings of a turn; it gets them and the
-    turn's number.
+    turn's number. With a second baseline, turns are taken again where the noise floor is too wide (`until_enough`).
     """
     if instruments:
         middle = (len(arms) + 1) // 2  # half a round of turns away from the first, as the other arms are on average
@@ -161,22 +170,55 @@ def measure(
         progress(n_turns, "turn", title) as bar,
         timed_turns(measured.graphs, warm_up),
     ):
-        for repeat, index in turns:
-            finished: list[tuple[Decoding, Line]] = []
-            for sampling in samplings:
-                decodings = _one_turn(bench, index, repeat, arms, sampling, prompts[index], instruments)
-                schedule(decodings, index + index // 2 + repeat)  # in both orders in both `halves`
-                done = [(decoding, _line_of(bench, decoding, sampling, prompts, index)) for decoding in decodings]
-                if bench.log:
-                    bench.log.write(line for decoding, line in done if decoding.arm.method != INSTRUMENT)
-                finished += done
-                bar.update()
-            gc.collect()  # between the times, what has become garbage inside; the rest is frozen
-            for decoding, line in finished:  # only now: every arm has finished this prompt
-                _book(measured, lines, decoding, line)
+
+        def begin_again() -> None:
+            bench.forget()  # an arm that learns has learned as much as before in every turn
+            bar.total += n_turns
+            note(f"{title}: the baseline differs too much from itself; up to {n_turns} turns are taken once more")
+
+        try:
+            for (repeat, index), is_again in until_enough(turns, lambda: _is_quiet(lines), begin_again):
+                finished: list[tuple[Decoding, Line]] = []
+                for sampling in samplings:
+                    decodings = _one_turn(bench, index, repeat, arms, sampling, prompts[index], instruments)
+                    # In both orders in both `halves`, and in the other order when it is taken again.
+                    schedule(decodings, index + index // 2 + repeat + is_again)
+                    done = [(decoding, _line_of(bench, decoding, sampling, prompts, index)) for decoding in decodings]
+                    if is_again:
+                        _mark_again(lines, [line for _, line in done], repeat)
+                    if bench.log:
+                        bench.log.write(line for decoding, line in done if decoding.arm.method != INSTRUMENT)
+                    finished += done
+                    bar.update()
+                gc.collect()  # between the times, what has become garbage inside; the rest is frozen
+                for decoding, line in finished:  # only now: every arm has finished this prompt
+                    _book(measured, lines, decoding, line)
+        except OtherRounds as differs:
+            note(f"{differs}; no more turns are taken")
     measured.stop = stops[0] if stops else None
     measured.lines = sorted(lines.values(), key=lambda line: line.prompt_index)
     return measured
+
+
+def _is_quiet(lines: dict[tuple[int, float, Arm], Line]) -> bool:
+    """Tell whether no noise floor is too wide so far; there is none without a second baseline."""
+    by_temperature: dict[float, tuple[list[Line], list[Line]]] = {}
+    for (_, temperature, arm), line in lines.items():
+        if arm in (BASELINE, BASELINE_REPEAT):
+            by_temperature.setdefault(temperature, ([], []))[arm == BASELINE_REPEAT].append(line)
+    return noise.too_wide(filter(None, (noise_floor(*both) for both in by_temperature.values()))) is None
+
+
+def _mark_again(lines: dict[tuple[int, float, Arm], Line], again: list[Line], repeat: int) -> None:
+    """Mark the lines of a turn that is taken once more.
+
+    Raises OtherRounds where an arm has not done the same work as before.
+    """
+    for line in again:
+        line.again = [repeat]
+        before = lines.get((line.prompt_index, line.temperature, line.arm))
+        if before and (before.texts[repeat], before.rounds[repeat]) != (line.texts[0], line.rounds[0]):
+            raise OtherRounds(f"{line.arm.label}, prompt {line.prompt_index}: other rounds when it was timed again")
 
 
 def _line_of(bench: Bench, decoding: Decoding, sampling: Sampling, prompts: list[Prompt], index: int) -> Line:

@@ -123,22 +123,24 @@ class RunConfig:
         Where they are not, the run takes one thread, unless a number was asked for, because several threads wait for
         each other.
 
-        -> a line about what is wrong with them, None where nothing is
+        -> a line about what is wrong with them and what to do, None where nothing is
         """
         if self.setup.device.type != "cpu":
             return None
         shares = cores.probe(torch.get_num_threads())
         self.probe = runs.CoreProbe(free=cores.are_free(shares), **shares._asdict())
         complaint = cores.complaint(shares)
-        if complaint and shares.threads > 1 and self.setup.reasons.get("threads") != "asked for":
+        if complaint is None:
+            return None
+        if shares.threads > 1 and self.setup.reasons.get("threads") != "asked for":
             torch.set_num_threads(1)
             self.setup.reasons["threads"] = "the cores are not free"
             for fast in [model.fast for model in self.cached_models() if model.fast]:
                 engine_choice.choose_kernels(fast)  # they were chosen with more threads
             for part in self.parts:
                 part.choose_packing()
-            complaint += "; this run takes one thread"
-        return complaint
+            return f"{complaint}; this run takes one thread, because several would wait for each other"
+        return f"{complaint}; {cores.advice(shares)}"
 
     def head(self, measured: Measurement) -> dict[str, Any]:
         """Return the fields of runs.LabRun: what ran, where and how."""

@@ -32,6 +32,7 @@ class AtWork(Protocol):
 
 
 Work = TypeVar("Work", bound=AtWork)
+Turn = TypeVar("Turn")
 
 
 def take_turns(arms: Sequence[Work], after_step: Callable[[Work], None] | None = None) -> None:
@@ -44,6 +45,26 @@ def take_turns(arms: Sequence[Work], after_step: Callable[[Work], None] | None =
         moved.advance()
         if after_step:
             after_step(moved)
+
+
+def until_enough(
+    turns: Sequence[Turn], is_enough: Callable[[], bool], begin_again: Callable[[], None]
+) -> Iterator[tuple[Turn, bool]]:
+    """Give every turn once, and then once more in the same order as long as what was measured is not enough.
+
+    So no run takes more than twice the turns that are planned. is_enough: what is asked after the last planned turn and
+    after each further one. begin_again: what is called before the first further one.
+
+    -> each turn, and whether it is one that was there before
+    """
+    yield from ((turn, False) for turn in turns)
+    if is_enough():
+        return
+    begin_again()
+    for turn in turns:
+        yield turn, True
+        if is_enough():
+            return
 
 
 @dataclass

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from speclab.drafts import registry
 from speclab.present import report, tables
-from speclab.present.run_lines import doubt, provenance, remarks, wrong_line
+from speclab.present.run_lines import floor_text, marked, provenance, remarks, rough_line, wrong_line
 from speclab.present.tables import (
-    Cell,
+    Block,
+    Heading,
     Lines,
     Table,
     cells,
@@ -21,9 +22,10 @@ from speclab.present.tables import (
     speedup,
     speedup_of,
     through,
+    verdict_of,
     with_verdict,
 )
-from speclab.records.arms import AUTO
+from speclab.records.arms import AUTO, BASELINE
 from speclab.records.facts import Facts
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun, LabRun
@@ -36,7 +38,6 @@ CHAINS_ONLY = "the formula and the ladder know chains only: no values for drafts
 class Line(NamedTuple):
     """A row of the table: one draft at one length, with its rows at all temperatures, the run's first one first."""
 
-    target: str
     rows: list[Row | None]
     best: bool
 
@@ -50,26 +51,26 @@ def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = No
     """Show whether the text is the same; the table; the formula, what it misses most, and where there is no gain; and
     `where` the rest is.
 
-    brief: only the table, below the lines that say that texts are wrong. A target whose numbers are not to be believed
-    is left out in the terminal, and that is said.
+    brief: only the tables, below the lines that say that texts are wrong, or speeds rough.
     """
     runs = [run, run.padded] if run.padded else [run]
-    doubts = Lines(f"{target_name(shown)}: {doubt(shown)}" for shown in runs if doubt(shown))
-    believed = [shown for shown in runs if markdown or not doubt(shown)]
-    table = speed_table(believed) if believed else None
+    rough = Lines(f"{target_name(shown)}: {rough_line(shown)}" for shown in runs if rough_line(shown))
+    speeds: list[Block] = []
+    for shown in runs:
+        speeds += [Heading(target_name(shown), 3) if len(runs) > 1 else None, marked(shown, speed_table(shown))]
     if brief:
-        return tables.show([Lines(filter(None, map(wrong_line, runs))), doubts, table], markdown)
+        return tables.show([Lines(filter(None, map(wrong_line, runs))), rough, *speeds], markdown)
     agreement = Lines(line for shown in runs for line in (*same_text_lines(shown, shown.correctness), *remarks(shown)))
     facts = Lines(
         [
-            chains_only_line(believed),
-            *(line for shown in believed for line in facts_lines(shown)),
-            noise_line(believed),
-            no_gain_line(believed),
+            chains_only_line(runs),
+            *(line for shown in runs for line in facts_lines(shown)),
+            noise_line(runs),
+            no_gain_line(runs),
         ]
     )
     head = Lines([report.functions_line(run)])
-    return tables.show([head, agreement, doubts, table, facts, Lines(where or [])], markdown)
+    return tables.show([head, agreement, rough, *speeds, facts, Lines(where or [])], markdown)
 
 
 def page(run: ComparisonRun, name: str) -> str:
@@ -147,8 +148,7 @@ def table_lines(run: ComparisonRun) -> list[Line]:
             by_arm.setdefault((row.method, row.draft_length), {})[row.temperature] = row
     best = best_row(run)
     return [
-        Line(target_name(run), [rows.get(temperature) for temperature in temperatures], best in rows.values())
-        for rows in by_arm.values()
+        Line([rows.get(temperature) for temperature in temperatures], best in rows.values()) for rows in by_arm.values()
     ]
 
 
@@ -161,12 +161,10 @@ def best_row(run: ComparisonRun) -> Row | None:
     return fastest if fastest and fastest.verdict in ("faster", None) and fastest.speedup > 1 else None
 
 
-def speed_table(runs: list[ComparisonRun]) -> Table:
+def speed_table(run: ComparisonRun) -> Table:
     """Return one line per draft and length; the columns of further temperatures come after those of the first one."""
-    lines = [line for run in runs for line in table_lines(run)]
-    temperatures = list(dict.fromkeys(row.temperature for row in runs[0].rows))
-    columns: dict[str, Cell] = {"target": lambda line: line.target} if len(runs) > 1 else {}
-    columns |= through(attrgetter("row"), cells("draft", "k", "tok/s"))
+    temperatures = list(dict.fromkeys(row.temperature for row in run.rows))
+    columns = through(attrgetter("row"), cells("draft", "k", "α", "tok/rnd", "tok/s"))
     for i, temperature in enumerate(temperatures):
         columns[f"T = {temperature:g}" if i else "speedup"] = _speedup_at(i)
         if i == 0:
@@ -174,7 +172,7 @@ def speed_table(runs: list[ComparisonRun]) -> Table:
             columns["forecast"] = lambda line: speedup(line.row.forecast)
             columns["book(α)"] = lambda line: speedup(line.row.book_formula)
     columns[""] = lambda line: "highest" if line.best else ""
-    return Table(lines, columns, n_words=len(runs))
+    return Table(table_lines(run), columns)
 
 
 def _speedup_at(place: int) -> Callable[[Line], str]:
@@ -184,7 +182,7 @@ def _speedup_at(place: int) -> Callable[[Line], str]:
         row = line.rows[place] if place < len(line.rows) else None
         if row is None:
             return "-"
-        return with_verdict(speedup_of(row), row.verdict)
+        return with_verdict(speedup_of(row), verdict_of(row))
 
     return cell
 
@@ -282,12 +280,14 @@ def missed_line(row: Row, prefix: str) -> str | None:
 
 def noise_line(runs: list[ComparisonRun]) -> str | None:
     """Return the noise floors at the first temperature."""
-    floors = [(target_name(run), run.noise[0]) for run in runs if run.noise]
-    shown = ", ".join(
-        f"{name} {speedup(floor.ratio)}" + f" ({interval(floor.low, floor.high)})" * (floor.low is not None)
-        for name, floor in floors
-    )
+    shown = ", ".join(f"{target_name(run)} {floor_text(run.noise[0])}{more_turns(run)}" for run in runs if run.noise)
     return f"noise floor (baseline against itself): {shown}" if shown else None
+
+
+def more_turns(run: ComparisonRun) -> str:
+    """Say how many turns were taken once more because of noise; nothing where none was."""
+    n = sum(len(line.again or []) for line in run.raw if line.arm == BASELINE)
+    return f" after {n} more turn{'s' * (n != 1)} than planned" if n else ""
 
 
 def no_gain_line(runs: list[ComparisonRun]) -> str | None:

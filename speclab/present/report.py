@@ -7,8 +7,20 @@ import itertools
 
 from speclab.core.counts import Counts
 from speclab.present import explanations, tables
-from speclab.present.run_lines import REJECTED_PLACES, REPLAYS, doubt, noise_lines, remarks
-from speclab.present.tables import Block, Cell, Heading, Lines, Table, cells, interval, number, speedup, speedup_of
+from speclab.present.run_lines import REJECTED_PLACES, REPLAYS, marked, noise_lines, remarks, rough_line
+from speclab.present.tables import (
+    Block,
+    Cell,
+    Heading,
+    Lines,
+    Table,
+    cells,
+    interval,
+    number,
+    speedup,
+    speedup_of,
+    verdict_of,
+)
 from speclab.records.facts import Facts
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
@@ -35,9 +47,7 @@ def comparison(run: ComparisonRun, by_kind: bool = False, markdown: bool = False
     by_kind: show the tables of every kind of prompt, too.
     """
     blocks: list[Block] = [Lines([functions_line(run)]), Heading("Do the outputs agree?")]
-    blocks.append(Lines([*agreement_lines(run.correctness), *remarks(run), doubt(run)]))
-    if doubt(run) and not markdown:
-        return tables.show(blocks)
+    blocks.append(Lines([*agreement_lines(run.correctness), *remarks(run), rough_line(run)]))
     # So many that the other texts deserve a table of their own.
     many_loops = (run.prompts["n_looping"] or 0) > run.prompts["n"] / 4
     temperatures, kinds = (dict.fromkeys(getattr(row, x) for row in run.rows) for x in ("temperature", "prompt_kind"))
@@ -156,14 +166,14 @@ def _speed(run: ComparisonRun, rows: list[Row]) -> list[Block]:
         lines += noise_lines([floor for floor in run.noise if floor.temperature == temperature])
         lines += losing_lines([row for row in run.rows if row.temperature == temperature])
         lines += [generate_line(rows), plain_line(run), headline_line(run)] if temperature == 0 else []
-    return [Heading(title), speed_table(rows), legend, lines]
+    return [Heading(title), marked(run, speed_table(rows)), legend, lines]
 
 
 def speed_table(rows: list[Row]) -> Table:
     """Return one line per arm; the baseline first."""
     columns: dict[str, Cell] = {
         **cells("draft", "k", "tok/s", "speedup"),
-        "verdict": lambda row: row.verdict or "-",
+        "verdict": lambda row: verdict_of(row) or "-",
         **cells("95 %"),
         "rerun": _rerun,
         **cells("end to end"),

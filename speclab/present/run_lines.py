@@ -1,9 +1,10 @@
 """Any record may have these lines: its origin, what is wrong with it, and how noisy the machine was."""
 
+import math
 from statistics import mean
 
 from speclab.models.padded import sizes
-from speclab.present.tables import interval, speedup
+from speclab.present.tables import Cell, Table, interval, speedup
 from speclab.records.columns import columns
 from speclab.records.rows import Row
 from speclab.records.runs import Head, LabRun, Noise
@@ -19,6 +20,9 @@ REJECTED_PLACES = (
     "a draft with branches has several tokens for one place, and more than one of them can be tested and fail; a place "
     "where none passes is counted once as rejected. α of such drafts: accepted / tested places"
 )
+
+ROUGH = "rough"  # the mark of a row whose speeds are rough
+LARGEST_FACTOR = 99  # that a line names; beyond it the size no longer matters
 
 REPLAYS = "passes in which recurrent layers, which cannot be cropped, read accepted tokens once more"
 
@@ -140,7 +144,7 @@ def busy_line(run: Head) -> str | None:
         return None
     shares = cores.Shares(probe.threads, probe.alone, probe.together, probe.gain, probe.load)
     took_one = "; this run took one thread" * (probe.threads > run.machine.threads == 1)
-    return f"BUSY: {cores.complaint(shares) or 'the cores were not free'}{took_one}"
+    return f"BUSY: when the run began, {cores.complaint(shares) or 'the cores were not free'}{took_one}"
 
 
 def late_line(run: LabRun) -> str | None:
@@ -149,35 +153,44 @@ def late_line(run: LabRun) -> str | None:
     return f"SLOWED: {late} CUDA graphs were recorded in timed turns, where there should be none" if late else None
 
 
-def doubt(run: LabRun) -> str | None:
-    """Say in one line that the speedups of a run are not to be believed; None where they are.
+def rough_line(run: Head) -> str | None:
+    """Say in one sentence that a run's speeds are rough, what is not, and what to do; None where they are not rough.
 
-    The terminal shows it in place of every table of speedups, a page above them.
+    It stands above the tables. What to do is left out where the user was told before the run that the cores are busy.
     """
-    said = doubt_in_short(run)
-    if said is None:
+    if (said := rough_in_short(run)) is None:
         return None
+    was_told = run.machine.probe is not None and not run.machine.probe.free
     hint = f", or use {cores.ONE_THREAD}," * (run.machine.threads > 1)
     return (
-        f"{said}; on a quiet machine it stays within {noise.FURTHEST:.2f}x, with its interval. Stop other work{hint} "
-        "and run again. The record and its page keep all numbers."
+        f"{said}, so speeds and speedups that are marked rough may be off by as much; texts and counts do not depend "
+        "on the clock" + f"; stop other work{hint} and run again for better ones" * (not was_told)
     )
 
 
-def doubt_in_short(run: Head) -> str | None:
-    """Say the same without an advice; this line stands above a picture."""
-    worst = noise.unbelievable(getattr(run, "noise", None) or [])
+def rough_in_short(run: Head) -> str | None:
+    """Say that the speeds of a run are rough; this line stands above a picture. None where they are not."""
+    worst = noise.too_wide(getattr(run, "noise", None) or [])
     if worst is None:
         return None
-    ends = interval(worst.low, worst.high)
-    itself = f"{worst.ratio:.2f}x" + f" ({ends})" * (ends != "-")
-    return f"NOT TO BE BELIEVED: the second run of the baseline was {itself} as fast as its first run"
+    factor = math.ceil(100 * min(noise.reach(worst), LARGEST_FACTOR)) / 100
+    return f"ROUGH: the baseline, timed twice in the same turns, differs from itself by a factor of up to {factor:.2f}"
+
+
+def marked(run: Head, table: Table) -> Table:
+    """Return a table of the run's speeds, with a mark in every row where they are rough."""
+    if rough_in_short(run) is None:
+        return table
+    before: Cell = table.cells.get("", lambda row: "")
+    return table._replace(cells=table.cells | {"": lambda row: ", ".join(filter(None, [ROUGH, before(row)]))})
+
+
+def floor_text(floor: Noise) -> str:
+    """Write 1.01x (0.98 to 1.03), without an interval where there is none."""
+    ends = interval(floor.low, floor.high)
+    return speedup(floor.ratio) + f" ({ends})" * (ends != "-")
 
 
 def noise_lines(floors: list[Noise]) -> list[str]:
     """Return the noise floors of a record: the baseline against a second baseline in the same run."""
-    return [
-        f"noise floor, the baseline against itself in the same run: {speedup(floor.ratio)} "
-        f"({interval(floor.low, floor.high)})"
-        for floor in floors
-    ]
+    return [f"noise floor, the baseline against itself in the same run: {floor_text(floor)}" for floor in floors]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from speclab.records.arms import AUTO
-from speclab.theory.attribution import decoding
+from speclab.theory.formulas import FEWEST
 
 try:
     import tabulate
@@ -191,6 +191,24 @@ def with_verdict(text: str, verdict: str | None) -> str:
     return f"{text} {verdict}" if verdict in ("slower", "unclear") else text
 
 
+def verdict_of(row: Any) -> str | None:
+    """Return the verdict of a row; None where it is unclear only because the prompts are too few for an interval."""
+    has_interval = row.speedup_low is not None or getattr(row, "repeat_noise", None) is not None
+    return row.verdict if has_interval or row.verdict != "unclear" else None
+
+
+def row_interval(row: Any) -> str:
+    """Write the interval of a row's speedup, or that its prompts are too few for one."""
+    if row.speedup_low is None and getattr(row, "n_prompts", FEWEST) < FEWEST:
+        return no_interval(row.n_prompts)
+    return interval(row.speedup_low, row.speedup_high)
+
+
+def no_interval(n_prompts: int) -> str:
+    """Say that so many prompts are too few for an interval."""
+    return f"no interval: {n_prompts} prompt{'s' * (n_prompts != 1)}"
+
+
 def interval(low: float | None, high: float | None) -> str:
     """Write 1.31 to 1.64, or a dash where there is no interval."""
     return "-" if low is None or high is None else f"{low:.2f} to {high:.2f}"
@@ -247,7 +265,7 @@ CELLS: dict[str, Cell] = {
     "tok/s": lambda row: number(row.tokens_per_second, 1 if row.tokens_per_second < 999.95 else 0),
     "speedup": speedup_of,
     "measured": speedup_of,
-    "95 %": drafts_only(lambda row: interval(*decoding(row)[1:])),
+    "95 %": drafts_only(row_interval),
     "end to end": drafts_only(lambda row: speedup(row.speedup_with_prefill)),
     "α": column("acceptance_rate"),
     "f": column("drafted_fraction"),

@@ -31,7 +31,7 @@ OPTIONAL = (
     *("unchecked", "probe", "weight_bytes", "bandwidth", "padded", "gpu_state", "n_without_drafts"),
     *("lossy_rule", "total_variation", "n_replays", "own_rates"),
     *("best_plain", "speedup_best_plain", "best_plain_low", "best_plain_high", "oracle"),
-    *("branches", "loops", "distance"),
+    *("branches", "loops", "distance", "again"),
     *("choice", "band_low", "band_high", "time_low", "time_high", "noise"),
     *("chosen", "raw", "n_distinct", "row_by_row"),
 )

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from speclab.core.counts import Counts
 from speclab.records.arms import BASELINE, Arm
-from speclab.records.rows import Amount, ArmCounts, Count
+from speclab.records.rows import Amount, ArmCounts, Count, as_written
 
 SUMS = ("n_rounds", "n_drafted", "n_accepted", "n_rejected", "n_emitted")
 PERIOD, REPEATED = 8, 32  # tokens: the longest period that counts as repetition, and how many tokens must repeat
@@ -37,6 +37,7 @@ class Line(ArmCounts):
     prefill_seconds: list[Amount] = field(default_factory=list)
     decode_seconds: list[Amount] = field(default_factory=list)
     rounds: list[list[RoundCounts]] = field(default_factory=list)  # of a draft; absent in older records
+    again: list[Count] | None = None  # the repeats that were timed once more; their seconds are means. Absent: none
     branches: bool | None = None  # whether the draft is a tree; absent: it is none
     loops: bool | None = None  # whether a greedy text of the baseline ends in repetition; absent: it does not
     lossy_rule: str | None = None  # that judged its drafted tokens; absent: a lossless one did, or there were none
@@ -84,12 +85,31 @@ class Line(ArmCounts):
             self.loops = ends_in_repetition(self.texts[0]) or None
 
     def extend(self, other: "Line") -> None:
-        """Add the repeats of another line of the same arm, prompt and temperature."""
+        """Add the repeats of another line of the same arm, prompt and temperature.
+
+        Where the other one timed repeats of this line `again`, only their seconds are averaged in: the counts stay.
+        Raises ValueError where this line has no such repeat.
+        """
+        if other.again:
+            self._average(other, other.again)
+            return
         for name in ("prefill_seconds", "decode_seconds", "texts", "rounds"):
             setattr(self, name, [*getattr(self, name), *getattr(other, name)])
         for name in SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.n_replays = (self.n_replays or 0) + (other.n_replays or 0) or None
+
+    def _average(self, other: "Line", repeats: list[int]) -> None:
+        again = self.again or []
+        for name in ("prefill_seconds", "decode_seconds"):
+            means, once_more = list(getattr(self, name)), getattr(other, name)
+            if len(once_more) != len(repeats) or max(repeats) >= len(means):
+                raise ValueError("a repeat was timed again that has not been timed before")
+            for repeat, seconds in zip(repeats, once_more, strict=True):
+                n = 1 + again.count(repeat)
+                means[repeat] = as_written((n * means[repeat] + seconds) / (n + 1))
+            setattr(self, name, means)
+        self.again = [*again, *repeats]
 
     @property
     def arm(self) -> Arm:

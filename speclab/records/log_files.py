@@ -85,12 +85,12 @@ def read(path: Path) -> list[LoggedMeasurement]:
                 found.append(LoggedMeasurement(entry, []))
                 continue
             line, lines = parsed(Line, text), found[-1].lines
+            key = line.arm, line.temperature, line.prompt_index
+            known = next((other for other in lines if (other.arm, other.temperature, other.prompt_index) == key), None)
+            if known:
+                known.extend(line)
+            else:
+                lines.append(line)
         except (ValueError, TypeError, IndexError, RecursionError) as error:
             raise EnvironmentProblem(f"{shown(path)} is no log of a run ({error}); give one that a run wrote") from None
-        key = line.arm, line.temperature, line.prompt_index
-        known = next((other for other in lines if (other.arm, other.temperature, other.prompt_index) == key), None)
-        if known:
-            known.extend(line)
-        else:
-            lines.append(line)
     return found

@@ -63,18 +63,26 @@ ONE_THREAD = '--threads 1 (with make: ARGS="--threads 1")'
 
 
 def complaint(shares: Shares) -> str | None:
-    """Return one line that says what is wrong with the cores and what to type; None where nothing is."""
+    """Return one line that says what is wrong with the cores; None where nothing is."""
     if are_free(shares):
         return None
     n = shares.threads
     average = f" (load average {shares.load:.1f})" if shares.load is not None else ""
     if shares.together >= FREE:
-        return f"{n} threads did only {shares.gain:.2f} times the work of one{average}; use {ONE_THREAD}"
+        return f"{n} threads did only {shares.gain:.2f} times the work of one{average}"
     many = f"{n} threads got {shares.together:.0%} of the processor time that they wanted, one alone {shares.alone:.0%}"
     if n == 1:
         many = f"one thread got {shares.together:.0%} of the processor time that it wanted"
-    advice = f"stop it, or use {ONE_THREAD}: threads wait for each other" if n > 1 else "stop it and run again"
-    return f"{many}{average}: other work or a limit takes the rest; {advice}"
+    return f"{many}{average}: other work or a limit takes the rest"
+
+
+def advice(shares: Shares) -> str:
+    """Return what to type where the cores are not free. A run says it once."""
+    if shares.together >= FREE:
+        return f"use {ONE_THREAD}"
+    return (
+        f"stop it, or use {ONE_THREAD}: threads wait for each other" if shares.threads > 1 else "stop it and run again"
+    )
 
 
 def _threads_help(shares: Shares) -> bool:

@@ -87,12 +87,12 @@ class ProgressLines:
     LINE_SECONDS."""
 
     def __init__(self, total: int, unit: str, title: str):
-        self._total, self._unit, self._title = total, unit, title
+        self.total, self._unit, self._title = total, unit, title
         self._n, self._start = 0, time.monotonic()
         self._last = self._start
 
     def __enter__(self) -> "ProgressLines":
-        note(f"{self._title}: {self._total} {self._unit}s")
+        note(f"{self._title}: {self.total} {self._unit}s")
         return self
 
     def __exit__(self, *stop: object) -> None:
@@ -104,9 +104,9 @@ class ProgressLines:
         if now - self._last < LINE_SECONDS:
             return
         self._last, spent = now, (now - self._start) / 60
-        left = spent / self._n * (self._total - self._n)
-        done = f"{self._n} of {self._total} {self._unit}s after {spent:.0f} min"
-        note(f"{self._title}: {done}, about {left:.0f} min left")
+        left = spent / self._n * (self.total - self._n)
+        done = f"{self._n} of {self.total} {self._unit}s after {spent:.0f} min"
+        note(f"{self._title}: {done}, {f'about {left:.0f} min' if left >= 0.5 else 'less than a minute'} left")
 
 
 def progress(total: int, unit: str, title: str) -> "tqdm | ProgressLines":

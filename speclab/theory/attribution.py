@@ -230,7 +230,7 @@ def verdict(
     """Say faster, slower, or unclear: the interval covers 1, or the speedup is no further from 1 than the baseline may
     be from itself.
 
-    low, high: the speedup's 95 % interval, None with fewer than three prompts; then `repeat_noise`, half an interval
+    low, high: the speedup's 95 % interval, None with fewer prompts than it needs; then `repeat_noise`, half an interval
     of the clock's noise alone, takes its place where it is known. floor: `noise_floor` of the run.
     """
     if low is None or high is None:

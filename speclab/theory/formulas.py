@@ -96,13 +96,14 @@ def _check(acceptance: float, draft_length: int, smallest: int = 0) -> None:
         raise ValueError(f"draft length must be at least {smallest}, got {draft_length}")
 
 
+FEWEST = 3  # prompts with which a ratio has an interval
 SMALLEST_ERROR_SHARE = 0.3  # floor of a resample's standard error, as a share of the sample's own
 
 
 def ratio_interval(
     numerators: list[float], denominators: list[float], level: float = 0.95, resamples: int = 2000, seed: int = 0
 ) -> tuple[float, float] | None:
-    """Return the bootstrap-t interval of sum(numerators) / sum(denominators) over paired prompts; None below 3 prompts.
+    """Return the bootstrap-t interval of sum(numerators) / sum(denominators) over paired prompts; None below FEWEST.
 
     Studentised on the log ratio with the delta method's standard error (Efron & Tibshirani 1993, ch. 12). Simulated, an
     interval of 95 % covers 94-96 % from 24 prompts on where all prompts make as many tokens; 92-94 % at 10 to 50 where
@@ -111,7 +112,7 @@ def ratio_interval(
     """
     top, bottom = np.asarray(numerators, float), np.asarray(denominators, float)  # (prompts,)
     n = len(top)
-    if n < 3:
+    if n < FEWEST:
         return None
     rows = np.random.default_rng(seed).integers(0, n, (resamples, n))
     estimate, error = _log_ratio(top[None], bottom[None])

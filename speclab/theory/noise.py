@@ -1,4 +1,4 @@
-"""When is a run's own noise so large that nothing else in it should be read? Pure.
+"""When is a run's own noise so large that its speeds are rough? Pure.
 
 The baseline runs twice in a run, and its distance from itself is the noise floor. The floors of the committed records,
 all of quiet machines with six prompts or more, have intervals within 0.94 and 1.09, and ratios within 0.97 and 1.02. A
@@ -24,8 +24,7 @@ def reach(floor: Noise) -> float:
     return max(max(end, 1 / end) if end else math.inf for end in ends)
 
 
-def unbelievable(floors: Iterable[Noise]) -> Noise | None:
-    """Return the noise floor that shows most clearly that a run's numbers are not to be believed; None where all are
-    small."""
+def too_wide(floors: Iterable[Noise]) -> Noise | None:
+    """Return the noise floor that reaches furthest, where that is further than FURTHEST; None where none does."""
     worst = max(floors, key=reach, default=None)
     return worst if worst is not None and reach(worst) > FURTHEST else None

@@ -25,12 +25,15 @@ from speclab.lab.bench import Bench
 from speclab.lab.decodings import Decoding
 from speclab.lab.harness import Measurement, interleaved, measure
 from speclab.lab.instruments import VariedLength
-from speclab.lab.turns import take_turns
+from speclab.lab.turns import take_turns, until_enough
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records.arms import BASELINE, BASELINE_REPEAT, GENERATE, INSTRUMENT, Arm
 from speclab.records.log import Line
+from speclab.records.log_files import LogFile
+from speclab.records.log_files import read as read_log
+from speclab.theory import noise
 from speclab.theory.costs import RoundTime, StepTime
 from tests.decoding import plain_text
 from tests.tiny_models import VOCAB, PlainTransformer, perturbed, tiny
@@ -411,6 +414,117 @@ def test_random_numbers_differ_between_prompts_and_repeats_and_not_between_arms(
     assert [s.texts for s in again.lines] == [s.texts for s in found.lines]
     other = measured(pair, [make_prompt(), make_prompt()], temperatures=[0.8], repeats=2, arms=arms, seed=1)
     assert not {tuple(t) for s in other.of(BASELINE, 0.8) for t in s.texts} & set(texts[BASELINE])
+
+
+# --- turns that are taken once more -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("enough_after", [0, 1, 3, 99])
+def test_no_run_takes_more_than_twice_its_turns(enough_after):
+    """The planned turns come first and all of them; then the same in the same order, until it is enough."""
+    taken, forgotten = [], []
+
+    def is_enough() -> bool:
+        assert len(taken) >= 4
+        return len(taken) >= 4 + enough_after
+
+    for turn, again in until_enough("abcd", is_enough, lambda: forgotten.append(len(taken))):
+        taken.append((turn, again))
+    assert taken[:4] == [(turn, False) for turn in "abcd"]
+    assert taken[4:] == [(turn, True) for turn in "abcd"][:enough_after]
+    assert forgotten == [4] * (enough_after > 0)
+
+
+class Noisy:
+    """A schedule that slows the second baseline down by `factor` in its first `n` turns; the clock is a made-up one."""
+
+    def __init__(self, monkeypatch, target, factor: float, n: int):
+        self.machine = Machine(monkeypatch, target, by_width=lambda width: self.speed * (1 + width / 8), draft=0.25)
+        self.speed, self.factor, self.n, self.n_turns, self.orders = 1.0, factor, n, 0, []
+
+    def __call__(self, decodings: list[Decoding], turn: int) -> None:
+        self.n_turns += 1
+        self.orders.append(turn % 2)
+        for decoding in decodings:
+            self.speed = self.factor if decoding.arm == BASELINE_REPEAT and self.n_turns <= self.n else 1.0
+            finish(decoding)
+        self.speed = 1.0
+
+
+def learning_bench(pair) -> Bench:
+    """With a draft whose lengths depend on what it has learned from the prompts before."""
+    bench = make_bench(pair)
+    auto = AutoLength(ModelDrafter(CachedModel(pair[1])))
+    auto.costs = {
+        t: RoundCosts(tuple(0.2 * n for n in range(9)), tuple(1 + 0.05 * n for n in range(9))) for t in (0.0, 0.8)
+    }
+    bench.drafters["model auto"] = auto
+    return bench
+
+
+LEARNING = [*ARMS, Arm("model auto", "model auto", 8, auto=True)]
+
+
+def noisy_run(pair, monkeypatch, factor: float, n: int, log=None, n_prompts: int = 4) -> tuple[Measurement, Noisy]:
+    """All prompts at two temperatures. Nothing but the made-up clock moves."""
+    monkeypatch.setattr(harness, "measure_costs", lambda *args: None)
+    monkeypatch.setattr(noise, "FURTHEST", 1.1)
+    bench, schedule = learning_bench(pair), Noisy(monkeypatch, pair[0], factor, n)
+    bench.log = log
+    prompts = [make_prompt(i) for i in range(n_prompts)]
+    return measure(bench, LEARNING, [0.0, 0.8], prompts, 1, {"model": [0, 1, 2]}, schedule=schedule), schedule
+
+
+def test_noise_is_answered_with_more_turns_and_changes_no_count(pair, monkeypatch, tmp_path, capsys):
+    """Texts, rounds and counts are those of a quiet run, also of a draft that learns; seconds are means over turns."""
+    quiet, calm = noisy_run(pair, monkeypatch, 1.0, 0)
+    assert calm.n_turns == 8
+    log = LogFile(tmp_path / "x.log.jsonl")
+    log.begin({"schema_version": 2})
+    found, schedule = noisy_run(pair, monkeypatch, 1.5, 8, log)
+    assert 8 < schedule.n_turns == 16, "the mean of 1 and 1.5 is too wide with every prompt"
+    assert [a != b for a, b in zip(schedule.orders[:8], schedule.orders[8:], strict=True)] == [True] * 8
+    assert "up to 8 turns are taken once more" in capsys.readouterr().err
+    [logged] = read_log(log.path)
+    for lines in (found.lines, sorted(logged.lines, key=lambda line: line.prompt_index)):
+        for line, right in zip(lines, quiet.lines, strict=True):
+            assert (line.arm, line.texts, line.counts, line.rounds) == (
+                right.arm,
+                right.texts,
+                right.counts,
+                right.rounds,
+            )
+            factor = 1.25 if line.arm == BASELINE_REPEAT else 1.0
+            assert line.decode_seconds == pytest.approx([factor * right.decode_seconds[0]], rel=1e-6)
+            assert line.again == [0]
+            assert right.again is None
+    assert any(len({made.n_drafted for made in line.rounds[0]}) > 1 for line in found.lines if line.arm == LEARNING[-1])
+    assert len(found.rounds) == 2 * len(quiet.rounds), "costs are fitted to the rounds of all turns"
+
+
+def test_more_turns_end_as_soon_as_the_floor_is_narrow(pair, monkeypatch):
+    """Two prompts have no interval: with one of them timed again, the ratio is 1.09 and no longer 1.12."""
+    found, schedule = noisy_run(pair, monkeypatch, 1.12, 4, n_prompts=2)
+    assert schedule.n_turns == 4 + 2
+    assert sorted(len(line.again or []) for line in found.of(BASELINE, 0.0)) == [0, 1]
+
+
+def test_a_turn_that_makes_other_rounds_does_not_count(pair, monkeypatch, capsys):
+    """A draft that remembers the whole run makes other rounds the second time: their seconds are of other work."""
+    monkeypatch.setattr(Bench, "forget", lambda bench: None)
+    found, _ = noisy_run(pair, monkeypatch, 1.5, 8)
+    assert "other rounds when it was timed again; no more turns are taken" in capsys.readouterr().err
+    assert not found.interrupted
+    again = {line.prompt_index: line.again for line in found.lines}
+    assert all(line.again == again[line.prompt_index] for line in found.lines), "arms of a prompt stay paired"
+
+
+def test_a_repeat_that_was_never_timed_cannot_be_timed_again():
+    line = Line.begin(BASELINE, 0.0, 0, "code", 3)
+    line.add(1.0, 2.0, [1, 2])
+    other = replace(line, again=[1])
+    with pytest.raises(ValueError, match="not been timed before"):
+        line.extend(other)
 
 
 def test_filters_reach_every_arm(pair):

@@ -40,7 +40,7 @@ def test_values_without_an_interval_get_no_bar_and_stay_inside():
 
 
 @pytest.mark.parametrize("ratio", [1.02, 1.3])
-def test_a_picture_says_where_its_numbers_are_not_to_be_believed(ratio, tmp_path, monkeypatch):
+def test_a_picture_says_where_its_speeds_are_rough(ratio, tmp_path, monkeypatch):
     """Above what it says of itself."""
     monkeypatch.setattr(noise, "FURTHEST", 1.1)
     run = make_run(lengths=(4,), temperatures=(0.0,), kinds=())
@@ -48,7 +48,7 @@ def test_a_picture_says_where_its_numbers_are_not_to_be_believed(ratio, tmp_path
     figure = plots._why(run.rows)
     own = figure.get_suptitle()
     figures.save(figure, run, tmp_path, "why")
-    said = "NOT TO BE BELIEVED: the second run of the baseline was 1.30x as fast as its first run\n"
+    said = "ROUGH: the baseline, timed twice in the same turns, differs from itself by a factor of up to 1.30\n"
     assert own
     assert figure.get_suptitle() == said * (ratio > 1.1) + own
 

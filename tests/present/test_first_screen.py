@@ -2,8 +2,11 @@
 
 from dataclasses import replace
 
+import pytest
+
 from speclab.drafts import registry
 from speclab.present import first_screen, report
+from speclab.records.arms import BASELINE
 from speclab.records.runs import ComparisonRun
 from speclab.theory import noise
 from speclab.theory.ladder import factors
@@ -33,8 +36,8 @@ def test_the_best_row_of_each_target_is_marked():
     text = first_screen.screen(run)
     rows = [row for row in run.rows if row.draft and row.prompt_kind == "all" and row.temperature == 0]
     best = max(rows, key=lambda row: row.speedup)
-    marked = [line[:21].split() for line in lines_with(text, "highest")]
-    assert marked == [["lab", "pair", best.method, str(best.draft_length)], ["lab:200m", best.method, "4"]]
+    marked = [line.split()[:2] for line in lines_with(text, "highest")]
+    assert marked == [[best.method, str(best.draft_length)], [best.method, "4"]]
     assert best.draft_length == 4
 
 
@@ -54,23 +57,65 @@ def test_a_wrong_text_stands_above_the_table():
     run.padded.correctness = [run.padded.correctness[0] | {"passed": False}]
     brief = first_screen.screen(run, brief=True)
     assert brief.startswith(f"WRONG OUTPUT: {run.padded.correctness[0]['arm']}")
-    assert brief.splitlines()[2].startswith("target")
+    assert brief.splitlines()[2] == "lab pair"
+    assert brief.splitlines()[4].startswith("draft")
 
 
-def test_a_table_that_is_not_to_be_believed_is_not_shown(monkeypatch):
+def test_rough_speeds_are_marked_and_nothing_is_hidden(monkeypatch):
+    """One sentence says it of the target whose baseline differs from itself; only its rows are marked."""
     monkeypatch.setattr(noise, "FURTHEST", 1.1)
-    run = two_regimes()
-    run.padded.noise = [replace(floor, ratio=1.3, low=1.1, high=1.5) for floor in run.padded.noise]
-    text, brief = first_screen.screen(run), first_screen.screen(run, brief=True)
-    assert "lab:200m: NOT TO BE BELIEVED" in text
-    assert brief.startswith("lab:200m: NOT TO BE BELIEVED")
-    assert "x  " in brief, "the other target's table is there"
-    assert not lines_with(brief, "lab:200m  model")
+    quiet, run = two_regimes(), two_regimes()
+    run.padded.noise = [replace(floor, ratio=1.01, low=0.906, high=1.05) for floor in run.padded.noise]
+    for options in ({}, {"brief": True}, {"markdown": True}):
+        text, before = (first_screen.screen(one, **options) for one in (run, quiet))
+        assert "ROUGH" not in before
+        said = " ".join(text.split())
+        assert said.count("lab:200m: ROUGH: the baseline") == 1
+        assert "differs from itself by a factor of up to 1.11, so" in said, (
+            "1 / 0.906 is more than the bound, and reads so"
+        )
+        rows = first_screen.table_lines(run.padded)
+        assert sum(line.rstrip(" |").endswith((" rough", " rough, highest")) for line in text.splitlines()) == len(rows)
+        for target in (run, run.padded):
+            for row in (line.row for line in first_screen.table_lines(target)):
+                for value in (row.speedup, row.acceptance_rate, row.tokens_per_round):
+                    assert value is None or text.count(f"{value:.2f}") >= before.count(f"{value:.2f}") > 0
     run.noise = run.padded.noise
-    assert "1/(1" not in first_screen.screen(run)
-    assert "same text?" in first_screen.screen(run)
-    assert "1.30x" in first_screen.screen(run, markdown=True)
-    assert "lab:200m | model" in first_screen.screen(run, markdown=True)
+    text = first_screen.screen(run)
+    assert text.count(" rough\n") + text.count(" rough, highest\n") == 2 * len(rows)
+    assert "1/(1" in text
+
+
+def test_counts_stand_in_the_first_table():
+    """Whatever the clock says, α and the tokens per round are on the first screen, also in brief."""
+    run = make_run(lengths=(4,), temperatures=(0.0,))
+    (row,) = [line.row for line in first_screen.table_lines(run) if line.row.draft == "model"]
+    for brief in (False, True):
+        (line,) = lines_with(first_screen.screen(run, brief), "model     4")
+        assert line.split()[2:4] == [f"{row.acceptance_rate:.2f}", f"{row.tokens_per_round:.2f}"]
+
+
+def test_more_turns_than_planned_are_counted():
+    run = make_run(temperatures=(0.0,))
+    base = replace(next(line for line in run.raw if line.arm == BASELINE), again=[0, 0]) if run.raw else None
+    assert first_screen.more_turns(run) == ""
+    assert (
+        base is None
+        or first_screen.more_turns(replace(run, raw=[*run.raw, base])) == " after 2 more turns than planned"
+    )
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_too_few_prompts_are_no_noise(n):
+    """No row is called unclear where there is no interval; the number of prompts is said instead."""
+    run = make_run(temperatures=(0.0,))
+    few = {"n_prompts": n, "speedup_low": None, "speedup_high": None, "repeat_noise": None, "verdict": "unclear"}
+    run.rows = [replace(row, **few) if row.draft else row for row in run.rows]
+    for text in (first_screen.screen(run), report.comparison(run, by_kind=True, markdown=True)):
+        assert f"no interval: {n} prompt{'s' * (n > 1)} " in text
+        assert not lines_with(text, "unclear")
+    known = replace(run, rows=[replace(row, repeat_noise=9.0) if row.draft else row for row in run.rows])
+    assert lines_with(first_screen.screen(known), "unclear"), "the clock's own noise is an interval, too"
 
 
 def test_a_wrong_text_is_said_where_the_same_text_is_asked():

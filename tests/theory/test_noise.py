@@ -1,4 +1,4 @@
-"""When a run's numbers are not to be believed: the decision on noise floors, made up and committed."""
+"""When a run's speeds are rough: the decision on noise floors, made up and committed."""
 
 import dataclasses
 import doctest
@@ -47,18 +47,18 @@ def test_the_example():
     ],
 )
 def test_a_floor_that_reaches_further_than_ten_per_cent_is_doubted(of_run, doubted):
-    assert (noise.unbelievable([of_run]) is of_run) == doubted
-    assert (noise.unbelievable([of_run]) is None) != doubted
+    assert (noise.too_wide([of_run]) is of_run) == doubted
+    assert (noise.too_wide([of_run]) is None) != doubted
 
 
 def test_the_worst_temperature_decides():
     floors = [floor(0.98, 1.02), floor(0.5, 1.3, temperature=0.8), floor(0.85, 1.2, temperature=1.0)]
-    assert noise.unbelievable(floors) is floors[1]
-    assert noise.unbelievable(floors[:1]) is None
-    assert noise.unbelievable([]) is None
+    assert noise.too_wide(floors) is floors[1]
+    assert noise.too_wide(floors[:1]) is None
+    assert noise.too_wide([]) is None
 
 
-def test_every_committed_record_is_believed_with_room_to_spare():
+def test_no_committed_record_is_rough_with_room_to_spare():
     """The bound rests on them: of quiet machines, none reaches nine per cent."""
     floors = committed()
     assert len(floors) >= 15

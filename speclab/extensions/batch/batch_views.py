@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from speclab.extensions.batch.batch_record import BatchRow, BatchRun, Chosen, MachineEntry
 from speclab.present.first_screen import same_text_lines
-from speclab.present.run_lines import doubt, provenance, remarks
+from speclab.present.run_lines import floor_text, marked, provenance, remarks, rough_line
 from speclab.present.tables import (
     Block,
     Cell,
@@ -13,12 +13,13 @@ from speclab.present.tables import (
     Lines,
     Markdown,
     Table,
-    interval,
     number,
     percent,
     rate,
+    row_interval,
     show,
     speedup,
+    verdict_of,
     with_verdict,
 )
 from speclab.records.knees import KneeEntry
@@ -80,7 +81,7 @@ def gain(row: BatchRow | Chosen) -> str:
     """The speedup; a loss is written in words."""
     if getattr(row, "n_drafted", None) == 0:
         return "drafts nothing"
-    return with_verdict(speedup(row.speedup), row.verdict)
+    return with_verdict(speedup(row.speedup), verdict_of(row))
 
 
 BEST: dict[str, Cell] = {
@@ -89,7 +90,7 @@ BEST: dict[str, Cell] = {
     "best k": lambda pair: str(pair.best.draft_length),
     "tok/s": lambda pair: rate(_of_best(pair).tokens_per_second),
     "speedup": lambda pair: gain(_of_best(pair)),
-    "95 %": lambda pair: interval(_of_best(pair).speedup_low, _of_best(pair).speedup_high),
+    "95 %": lambda pair: row_interval(_of_best(pair)),
     "expected": lambda pair: speedup(pair.best.predicted_speedup),
     "text s": lambda pair: number(pair.best.latency),
     "plain s": lambda pair: number(pair.plain.latency),
@@ -104,7 +105,7 @@ ALL: dict[str, Cell] = {
     "expected tok/s": lambda row: rate(row.predicted_tokens_per_second),
     "error": lambda row: error(row.predicted_tokens_per_second, row.tokens_per_second),
     "speedup": lambda row: gain(row) if row.draft else "-",
-    "95 %": lambda row: interval(row.speedup_low, row.speedup_high),
+    "95 %": row_interval,
     "expected": lambda row: speedup(row.predicted_speedup) if row.draft else "-",
     "α": lambda row: number(row.acceptance_rate),
     "tok/rnd": lambda row: number(row.tokens_per_round),
@@ -240,9 +241,8 @@ FROM_DATA_SHEETS = (
 
 
 def text(run: BatchRun) -> str:
-    """The terminal shows whether the texts are right, and then the speeds, unless these cannot be trusted."""
-    speeds = [] if doubt(run) else _blocks(run, whole=run.thorough)
-    return show([*correctness(run), *speeds])
+    """The terminal shows whether the texts are right, and then the speeds."""
+    return show([*correctness(run), *_blocks(run, whole=run.thorough)])
 
 
 def page(run: BatchRun, picture: str) -> str:
@@ -254,7 +254,7 @@ def page(run: BatchRun, picture: str) -> str:
 def correctness(run: BatchRun) -> list[Block]:
     """The verdicts on the texts, which must be those of one at a time or follow the target's distribution, and on the
     noise."""
-    return [Lines([*same_text_lines(run, run.correctness), *remarks(run)]), Lines([doubt(run)])]
+    return [Lines([*same_text_lines(run, run.correctness), *remarks(run)]), Lines([rough_line(run)])]
 
 
 def lines(run: BatchRun) -> Lines:
@@ -282,7 +282,7 @@ def error_lines(run: BatchRun) -> list[str]:
 
 def noise_lines(run: BatchRun) -> list[str]:
     """A line with the ratio of plain decoding to its own second run, for every batch."""
-    floors = [f"B = {one.n_texts} {speedup(one.ratio)} ({interval(one.low, one.high)})" for one in run.noise or []]
+    floors = [f"B = {one.n_texts} {floor_text(one)}" for one in run.noise or []]
     return [f"noise floor, plain decoding against itself in the same run: {', '.join(floors)}"] if floors else []
 
 
@@ -321,11 +321,14 @@ def one_by_one_lines(run: BatchRun) -> list[str]:
 def _blocks(run: BatchRun, whole: bool) -> list[Block]:
     blocks: list[Block] = []
     for draft in drafts(run):
-        blocks += [Heading(f"{draft}: the best draft length of each batch"), Table(pairs(run, draft), BEST)]
+        blocks += [
+            Heading(f"{draft}: the best draft length of each batch"),
+            marked(run, Table(pairs(run, draft), BEST)),
+        ]
     blocks += [notes(run), lines(run)]
     if whole:
         blocks += [Heading("Where speculation stops paying"), knees(run)]
-        blocks += [Heading("What waiting for the slowest row costs"), Table(waiting(run), LOCKSTEP)]
+        blocks += [Heading("What waiting for the slowest row costs"), marked(run, Table(waiting(run), LOCKSTEP))]
         blocks += [Heading("The library's own batches, with the prompts' own passes"), library(run)]
         if run.machines:
             title = f"Other machines: {run.machines[0].models}"
@@ -335,4 +338,9 @@ def _blocks(run: BatchRun, whole: bool) -> list[Block]:
 
 def _details(run: BatchRun) -> list[Block]:
     timed = [one for one in run.passes if one.n_texts > 1]
-    return [Heading("All rows"), Table(run.rows, ALL), Heading("Passes over several texts"), Table(timed, PASSES)]
+    return [
+        Heading("All rows"),
+        marked(run, Table(run.rows, ALL)),
+        Heading("Passes over several texts"),
+        Table(timed, PASSES),
+    ]

@@ -55,6 +55,7 @@ class DraftFacts(RecordPart):
     verify_cost: float
     step_seconds: Amount
     n_tokens: Count
+    n_prompts: Count | None = None  # absent in older records
     costs: Facts  # no view reads them
     choice: Facts | None = None  # of an older plan: it smoothed its costs and took the shortest length near the best
 

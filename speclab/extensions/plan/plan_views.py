@@ -8,7 +8,7 @@ from speclab.extensions.plan.plan_record import DraftFacts, PlanEntry, PlanRun, 
 from speclab.present.pictures import figures
 from speclab.present.pictures.figures import STYLES, Panel, Series, column, draw, plain, speedups
 from speclab.present.report import agreement_lines
-from speclab.present.run_lines import COSTS, doubt, noise_lines, provenance, remarks
+from speclab.present.run_lines import COSTS, marked, noise_lines, provenance, remarks, rough_line
 from speclab.present.tables import (
     Block,
     Cell,
@@ -17,6 +17,7 @@ from speclab.present.tables import (
     Table,
     cells,
     interval,
+    no_interval,
     percent,
     show,
     speedup,
@@ -49,19 +50,24 @@ def verdict(run: PlanRun, fact: DraftFacts) -> str:
 
 
 def advice(fact: DraftFacts, entries: list[PlanEntry]) -> str:
-    """Return a line that names the best length and those that cannot be told apart from it, or advises plain decoding.
+    """Return a line that names the length with the highest expected speedup, and those that may be as good.
+
+    It advises plain decoding only where no length is expected to be faster: noise widens intervals, and a wide interval
+    is no reason for another advice.
 
     entries: the expectations for this draft at every length.
     """
     if not _seems_faster(fact):
         return "leave speculation off, no k is expected to be faster"
     best = _entry(entries, fact.best_draft_length)
-    band = interval(best.band_low, best.band_high) if best.band_low is not None else "no interval below three prompts"
-    expected = f"k = {fact.best_draft_length}, expected {speedup(fact.speedup)} ({band})"
+    band = interval(best.band_low, best.band_high)
+    if best.band_low is None:
+        band = no_interval(fact.n_prompts) if fact.n_prompts is not None else "no interval"
+    taken = f"take k = {fact.best_draft_length}, expected {speedup(fact.speedup)} ({band})"
     if not _pays(fact, entries):
-        return f"leave speculation off, the gain of the best ({expected}) cannot be told apart from none"
-    same = [str(entry.draft_length) for entry in entries if _is_same(entry)]
-    return f"take {expected}" + f"; cannot be told apart from it: k = {', '.join(same)}" * bool(same)
+        taken += ", but its gain cannot be told apart from none"
+    same = [str(entry.draft_length) for entry in entries if _is_same(entry) and entry.draft_length]
+    return taken + f"; cannot be told apart from it: k = {', '.join(same)}" * bool(same)
 
 
 def _entry(entries: list[PlanEntry], draft_length: int) -> PlanEntry:
@@ -143,7 +149,7 @@ def checked_table(verified: Verified) -> Table:
 def text(run: PlanRun) -> str:
     """Return the verdict on the texts of a check; for every draft the verdict and the table; then the comparison on
     other prompts."""
-    return show([_first(run)] if doubt(run) else [_first(run), *_blocks(run)])
+    return show([_first(run), *_blocks(run)])
 
 
 def page(run: PlanRun) -> str:
@@ -153,13 +159,13 @@ def page(run: PlanRun) -> str:
 
 def _first(run: PlanRun) -> Lines:
     """Return the lines that stand before any number."""
-    return Lines([*agreement_lines(run.correctness), *remarks(run), doubt(run)])
+    return Lines([*agreement_lines(run.correctness), *remarks(run), rough_line(run)])
 
 
 def _blocks(run: PlanRun) -> list[Block]:
     blocks: list[Block] = []
     for fact in run.facts.drafts:
-        blocks += [Lines([verdict(run, fact)]), plan_table(run, fact)]
+        blocks += [Lines([verdict(run, fact)]), marked(run, plan_table(run, fact))]
     blocks.append(COSTS)
     if any(fact.choice for fact in run.facts.drafts):
         blocks.append(OLD_METHOD)

@@ -242,6 +242,7 @@ class _DraftPlan:
             "verify_cost": costs.verify_cost(best.draft_length + 1, context),
             "step_seconds": costs.step_seconds(context),
             "n_tokens": self.n_tokens,
+            "n_prompts": len({index for index, _, _ in self.texts}),
         }
 
 

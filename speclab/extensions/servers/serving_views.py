@@ -3,7 +3,7 @@
 from speclab.extensions.servers.server_record import EngineCounts, Reconciled, ServedRow, ServingRun
 from speclab.extensions.servers.serving_load import knee_lines, load_blocks, load_lines, load_summary, schedule_lines
 from speclab.present.report import agreement_lines
-from speclab.present.run_lines import doubt, noise_lines, provenance, remarks
+from speclab.present.run_lines import marked, noise_lines, provenance, remarks, rough_line
 from speclab.present.tables import (
     Block,
     Cell,
@@ -16,9 +16,11 @@ from speclab.present.tables import (
     interval,
     number,
     percent,
+    row_interval,
     show,
     speedup,
     temperature_name,
+    verdict_of,
     with_verdict,
 )
 from speclab.records.facts import Facts
@@ -66,7 +68,7 @@ def speed_table(rows: list[ServedRow], whole: bool) -> Table:
     columns: dict[str, Cell] = {
         **cells("draft", "k", "tok/s"),
         "speedup": _speedup,
-        "95 %": drafts_only(lambda row: interval(row.speedup_low, row.speedup_high)),
+        "95 %": drafts_only(row_interval),
         **cells("end to end"),
         "same text": lambda row: "-" if row.same_text is None else f"{row.same_text}/{row.n_prompts}",
         **cells("α", "f"),
@@ -84,7 +86,7 @@ def speed_table(rows: list[ServedRow], whole: bool) -> Table:
 
 
 def _speedup(row: ServedRow) -> str:
-    return with_verdict(speedup(row.speedup), row.verdict)
+    return with_verdict(speedup(row.speedup), verdict_of(row))
 
 
 def verdict_line(run: ServingRun) -> str | None:
@@ -97,7 +99,7 @@ def verdict_line(run: ServingRun) -> str | None:
     ends = interval(best.speedup_low, best.speedup_high)
     between = f" ({ends})" if ends != "-" else ""
     says = f"; 1/(1-α+α/k) says {speedup(best.book_formula)}" if best.book_formula else ""
-    gain = f"{best.verdict or 'fastest'}, {speedup(best.speedup)}{between}"
+    gain = f"{verdict_of(best) or 'fastest'}, {speedup(best.speedup)}{between}"
     return f"verdict: {run.settings['engine']} with {name_of(best)} is {gain}{says}; {_counts_word(run, best)}"
 
 
@@ -210,23 +212,19 @@ def places_table(run: ServingRun) -> Table:
 
 
 def text(run: ServingRun, where: str = "") -> str:
-    """What the terminal shows. Numbers that are not to be believed are left out, and that is said."""
-    doubtful = doubt(run)
-    blocks: list[Block] = [agreement(run), Lines([doubtful])]
-    if not doubtful:
-        blocks += _speeds(run, whole=False)
+    """What the terminal shows."""
+    blocks: list[Block] = [agreement(run), Lines([rough_line(run)]), *_speeds(run, whole=False)]
     blocks += [refused_lines(run), Heading("Counts, engine / lab"), reconciled_table(run), reasons(run)]
-    if not doubtful:
-        blocks += [Heading("Under load: speedup of tokens a second"), load_summary(run), knee_lines(run)]
-        blocks.append(schedule_lines(run))
-    blocks.append(Lines([verdict_line(run) if not doubtful else None, failure_line(run), where or None]))
+    blocks += [Heading("Under load: speedup of tokens a second"), load_summary(run), knee_lines(run)]
+    blocks.append(schedule_lines(run))
+    blocks.append(Lines([verdict_line(run), failure_line(run), where or None]))
     return show(blocks)
 
 
 def page(run: ServingRun, picture: str) -> str:
     """results/NAME.md."""
     head: list[Block] = [Markdown("# vLLM"), provenance(run), server_table(run)]
-    head.append(Lines([doubt(run) or verdict_line(run), failure_line(run)]))
+    head.append(Lines([rough_line(run), verdict_line(run), failure_line(run)]))
     if run.load:
         head.append(Markdown(f"![Speedup under load]({picture})"))
     blocks: list[Block] = [Heading("Same text, and how fast"), agreement(run), *_speeds(run, whole=True)]
@@ -245,7 +243,7 @@ def _speeds(run: ServingRun, whole: bool) -> list[Block]:
         rows = [row for row in run.served if row.temperature == temperature]
         blocks += [
             Heading(f"{temperature_name(temperature)}, {rows[0].n_prompts} prompts", 3),
-            speed_table(rows, whole),
+            marked(run, speed_table(rows, whole)),
         ]
     short = any(row.counts and row.acceptance_rate is None for row in run.served)
     legend = [COLUMNS, NO_ALPHA if short else None, FORECAST] if whole else [SHORT]

@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from speclab.extensions.sweeps.sweep_record import Point, SweepRun
+from speclab.present.tables import no_interval, verdict_of
 from speclab.records.rows import Row
 from speclab.theory import attribution
 from speclab.theory.attribution import Value, decoding
@@ -32,7 +33,12 @@ def end_to_end(point: Row) -> Value:
 
 
 def verdict(point: Point, value: Callable[[Point], Value] = decoding) -> str:
-    """Return the verdict on any of a point's speedups; where the record says "unclear" of decoding, that stays."""
+    """Return the verdict on any of a point's speedups; where the record says "unclear" of decoding, that stays.
+
+    Where the prompts are too few for an interval, there is no verdict, and the number of prompts is returned in words.
+    """
+    if verdict_of(point) is None and point.verdict:
+        return no_interval(point.n_prompts)
     if value is decoding and point.verdict == "unclear":
         return "unclear"
     return attribution.verdict(*value(point), point.repeat_noise)

@@ -11,7 +11,7 @@ from speclab.extensions.sweeps import curves, sweep_plots
 from speclab.extensions.sweeps.curves import NEAR, Value, decoding, end_to_end, omega_star, verdict
 from speclab.extensions.sweeps.sweep_record import Point, SweepRun
 from speclab.present.pictures import figures
-from speclab.present.run_lines import COSTS, doubt, noise_lines, provenance, remarks
+from speclab.present.run_lines import COSTS, marked, noise_lines, provenance, remarks, rough_line
 from speclab.present.tables import (
     CELLS,
     Cell,
@@ -69,7 +69,7 @@ def lines(sweep: SweepRun) -> Lines:
             f"trained on the spot: {training['seconds']:.0f} s, {training['steps']} steps, {training['tokens']:,} "
             f"tokens, loss from {training['first_loss']:.2f} to {training['last_loss']:.2f} nats per token"
         )
-    return Lines([LEGENDS.get(sweep.sweep), *filled, *noise_lines(sweep.noise), *remarks(sweep), doubt(sweep)])
+    return Lines([LEGENDS.get(sweep.sweep), *filled, *noise_lines(sweep.noise), *remarks(sweep), rough_line(sweep)])
 
 
 def _value(value: Value, unit: str = "x") -> str:
@@ -83,7 +83,7 @@ def table(sweep: SweepRun) -> Table:
     if sweep.sweep in curves.X_IS_DRAFT:
         points = sweep.points
     columns, heads = CELLS | COLUMNS | {"draft": curves.labeller(sweep)}, HEADS[sweep.sweep]
-    return Table(points, {head: columns[head] for head in heads}, n_words=heads.index("draft") + 1)
+    return marked(sweep, Table(points, {head: columns[head] for head in heads}, n_words=heads.index("draft") + 1))
 
 
 def picture(sweep: SweepRun, folder: Path, name: str) -> Path:
@@ -94,8 +94,6 @@ def picture(sweep: SweepRun, folder: Path, name: str) -> Path:
 
 def text(sweep: SweepRun) -> str:
     """The terminal shows the question, lines, of which some say whether the numbers can be trusted, and the table."""
-    if doubt(sweep):
-        return show([QUESTIONS[sweep.sweep], Lines([*remarks(sweep), doubt(sweep)])])
     return show([QUESTIONS[sweep.sweep], lines(sweep), table(sweep)])
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from speclab.present.pictures.library import Figure, NullLocator, ScaledTranslation, plt
-from speclab.present.run_lines import doubt_in_short, small_print
+from speclab.present.run_lines import rough_in_short, small_print
 from speclab.records.runs import Head
 from speclab.system.files import write_whole
 from speclab.theory.attribution import Value, decoding
@@ -237,9 +237,9 @@ def note(axis, x: float, y: float, text: str, up: float = 7, right: float = 0, *
 def save(figure: Figure, run: Head, folder: Path, name: str) -> Path:
     """Write the figure as folder/name.png, signed, whole or not at all, and close it.
 
-    Where the run's numbers are not to be believed, a line above it says so.
+    Where the run's speeds are rough, a line above it says so.
     """
-    if said := doubt_in_short(run):
+    if said := rough_in_short(run):
         figure.suptitle("\n".join(filter(None, [said, figure.get_suptitle()])), fontsize=9, color="#B00020")
     figure.supxlabel(small_print(run), fontsize=7, color="#555555")
     buffer = io.BytesIO()

@@ -53,16 +53,17 @@ def test_a_wrong_text_is_said_first(run):
     assert "WRONG OUTPUT: baseline, 16 at a time" in head
 
 
-def test_noise_hides_the_speeds(run, monkeypatch):
-    """On the terminal; the page keeps all numbers, under the doubt."""
+def test_rough_speeds_hide_nothing(run, monkeypatch):
+    """Every row is marked, and one sentence says why."""
     monkeypatch.setattr(noise, "FURTHEST", 1.1)
-    assert "NOT TO BE BELIEVED" not in batch_views.text(run)
+    quiet = batch_views.text(run)
+    assert "ROUGH" not in quiet
     run.noise[2] = replace(run.noise[2], ratio=0.8, low=0.7, high=0.9)
     text, page = batch_views.text(run), batch_views.page(run, "x.png")
-    assert "NOT TO BE BELIEVED" in text
-    assert "speedup  " not in text
-    assert "pays up to" not in text
-    assert page.index("NOT TO BE BELIEVED") < page.index("best draft length")
+    for shown in (text, page):
+        assert shown.index("ROUGH") < shown.index("best draft length")
+        assert "pays up to" in shown
+    assert sum(line.endswith(" rough") for line in text.splitlines()) >= len(run.batches)
 
 
 def test_the_best_length_is_shown_with_the_other_half(run):
