@@ -3,6 +3,7 @@
 import argparse
 import functools
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from speclab.models import rounding, uncached
 from speclab.models.cached import CachedModel
 from speclab.models.rounding import Reference
 from speclab.present import tables
+from speclab.records.log import Line
 from speclab.records.runs import ComparisonRun
 from speclab.system import cores
 from speclab.theory import filters, losslessness, noise
@@ -199,6 +201,13 @@ def believes_that_all_cores_are_free() -> None:
 def believes_a_run_whose_ratio_is_near_one() -> None:
     """judges a noise floor by its ratio and not by its interval"""
     noise.reach = lambda floor: max(floor.ratio, 1 / floor.ratio)
+
+
+@mutant(30, "noise_is_answered_with_more_turns_and_changes_no_count", file="lab/test_harness")
+def counts_a_turn_twice_that_was_taken_twice() -> None:
+    """adds the counts of a turn that was taken once more to those of the first"""
+    right = Line.extend
+    Line.extend = lambda self, other: right(self, replace(other, again=None))
 
 
 @mutant(30, "engines_race_again_until_the_fast_one_wins", file="models/test_exported")
