@@ -4,8 +4,8 @@
     python -m exercises.transcript --impl solutions
 
 What comes out: the servers' counts of every prompt beside the lab's rounds, then a prediction of the time per token and
-what was measured. The numbers were recorded once (speclab/extensions/servers/transcript.py), on a machine that other
-programs used, too: the counts are exact, the times are examples. `load` reads the file.
+what was measured. The numbers were recorded once, on a machine that other programs used, too: the counts are exact, the
+times are examples. `load` reads the file.
 """
 
 import contextlib

@@ -1,156 +1,90 @@
-"""vLLM's servers on the lab's prompts: agreement first, then speed, then why.
+"""Why is speculative decoding not faster on the server you already run? No model is loaded here, and no torch.
 
-What comes out: whether the servers give the lab's texts, the measured speedups, the engine's counters beside the lab's
-own rounds, what happens under load; a run record (JSON), the tables in Markdown, and a picture. See docs/serving.md.
+    python -m speclab.extensions.servers --url http://127.0.0.1:8000
+    python -m speclab.extensions.servers --url http://127.0.0.1:8000 --plain-url http://127.0.0.1:8001
+    python -m speclab.extensions.servers --before a.txt --after b.txt --plain-ms 21.0 --spec-ms 13.3
+    python -m speclab.extensions.servers --acceptance 0.35 -k 4 --plain-ms 21.0 --spec-ms 19.5
 
-    python -m speclab.extensions.servers            # model, feature, ngram, suffix, block; k = 4; then under load
-    python -m speclab.extensions.servers --quick    # fewer prompts and levels
-    python -m speclab.extensions.servers --draft model -k 2,4,6 --concurrency none
-    python -m speclab.extensions.servers --draft model -k 1,2,4 --schedule    # and with a k that follows the load
-    python -m speclab.extensions.servers --url http://127.0.0.1:8000 --url http://127.0.0.1:8001 --draft model -k 4
-
-vLLM runs in an environment of its own: `make vllm` installs it. Exit code 1 if a greedy difference is not a near-tie,
-or a sampled row fails its statistics; 3 where vLLM is missing, or does not run a draft that was asked for.
+The first form asks the server a dozen prompts, the second one asks the same server without speculation, too, in turns.
+The others use what you have written down: two /metrics pages of vLLM or llama-server, or the rate that the server
+prints. A key for the servers stands in the variable SPECLAB_API_KEY. See docs/serving.md. Exit code 1 where two servers
+write different texts that no tie explains.
 """
 
-if __name__ == "__main__":
-    from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
-
 import argparse
-import functools
+import importlib.util
+import math
 import sys
+from pathlib import Path
 
-import torch
+from speclab.cli import parsing
+from speclab.system.errors import EnvironmentProblem, reports_problems
 
-from speclab.cli import flags, no_effect, parsing
-from speclab.cli.measured import look_at_cores, show
-from speclab.cli.output import Output
-from speclab.drafts.registry import check_prompts, make_all, read_all
-from speclab.extensions.servers import installed, server_flags, serving_load, serving_views
-from speclab.extensions.servers.served import Plan
-from speclab.extensions.servers.server_comparison import compare_serving
-from speclab.extensions.servers.server_record import ServingRun
-from speclab.lab.output_checks import exit_code
-from speclab.lab.run_config import RunConfig
-from speclab.models import loading
-from speclab.models.padded import sizes
-from speclab.system.errors import UsageProblem, reports_problems
-from speclab.system.files import shown
-from speclab.system.terminal import say
+NEEDS = {"httpx2": "httpx2", "prometheus_client": "prometheus-client", "tabulate": "tabulate", "numpy": "numpy"}
 
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """Measure, show, write.  -> exit code"""
-    args = server_flags.make_parser(__doc__).parse_args(argv)
-    output, config, plan = _prepare(args)
-    with output.redirected():
-        say(_head(config, plan))
-        record, measured = compare_serving(config, plan)
-        code = _show(record, output)
-    code = max(code, exit_code(measured))  # raises what ended the run early, if that can be mended
-    if measured.stop:
-        raise measured.stop
-    return code or _asked_and_refused(args, record)
-
-
-def _prepare(args: argparse.Namespace) -> tuple[Output, RunConfig, Plan]:
-    """Load and check everything; a Problem with the flags is raised before anything is started."""
-    if sizes.is_lab_size(args.target):
-        raise UsageProblem(f"--target {args.target} is made in memory, and vLLM reads folders; give a folder")
-    args.asked = args.draft is not None
-    args = server_flags.filled(args)
-    levels = _concurrency(args)
-    lengths, auto = parsing.lengths(args.draft_length, "-k")
-    if auto or 0 in lengths:
-        raise UsageProblem("vLLM drafts the same number of tokens in every round; give -k numbers above 0")
-    temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
-    if args.max_new_tokens <= (shortest := 2 * (lengths[-1] + 1)):
-        raise UsageProblem(
-            f"a first chunk may carry {shortest} tokens, and decoding is timed after it; use --max-new-tokens "
-            f"{shortest + 1} or more"
+    """Ask, or read what is written down, and print the first screen.  -> exit code"""
+    args = make_parser().parse_args(argv)
+    if missing := [package for module, package in NEEDS.items() if importlib.util.find_spec(module) is None]:
+        raise EnvironmentProblem(
+            f"{missing[0]} is not installed for this Python; type: pip install {' '.join(missing)}"
         )
-    kinds = [kind for kind in args.draft.split(",") if kind]
-    choices = read_all(kinds)
-    _check_servers(args, kinds, lengths, levels)
-    limits, further = server_flags.limits_of(args), installed.further_flags(args.vllm_flags or "")
-    output = Output(args, args.name + f"-{server_flags.VLLM}" * (not args.name.endswith(server_flags.VLLM)))
-    output.check()
-    if not loading.family_named(args.target)[0].one_text:
-        raise UsageProblem("the lab asks vLLM's servers for no encoder-decoder models; choose another --target")
-    found = None if args.url else installed.find()
-    setup, prompts = flags.load(args, temperature=0.0)
-    if found:
-        found.check_device(setup.device.type)
-    drafters = make_all(choices, setup, args.seed)
-    check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens + 2 * lengths[-1])
-    config = RunConfig(setup, drafters, prompts, lengths, temperatures, args.max_new_tokens, args.repeats, args.seed)
-    no_effect.note_flags(args, temperatures, setup.device)
-    look_at_cores(config)  # before the servers' threads are chosen
-    longest = max(prompt.ids.shape[1] for prompt in prompts)
-    settings = installed.ServerSettings(
-        target=args.target,
-        device=setup.device.type,
-        dtype=setup.dtype_name,
-        max_length=installed.context_for(longest, args.max_new_tokens, lengths[-1], setup.target.max_length),
-        n_threads=torch.get_num_threads(),
-        tensor_parallel=args.tensor_parallel or 1,
-        flags=further,
+    from speclab.extensions.servers import running, written  # here: what they import may be missing
+
+    return running.show(args) if args.url else written.show(args)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of all flags."""
+    parser = parsing.make_parser(__doc__, "python -m speclab.extensions.servers")
+    ask = parser.add_argument_group("a server that runs")
+    ask.add_argument("--url", metavar="URL", help="the server that speculates")
+    ask.add_argument("--plain-url", metavar="URL", help="the same model on a server that does not")
+    ask.add_argument("--texts", type=Path, metavar="FILE", help='prompts of your own, each after a line "%%%% KIND"')
+    ask.add_argument(
+        "--raw", action="store_true", help="continue the prompts as they are, for a model without a chat template"
     )
-    settings.environment()  # a wrong number of ranks is said now
-    return output, config, Plan(found, settings, levels, tuple(args.url or ()), limits, args.schedule)
-
-
-def _check_servers(args: argparse.Namespace, kinds: list[str], lengths: list[int], levels: list[int]) -> None:
-    """Raise UsageProblem where vLLM has no such draft, or where flags about servers contradict each other."""
-    for kind in kinds:
-        installed.speculative_config(kind, lengths[0])
-    if args.url and (len(args.url) != 2 or len(kinds) > 1 or len(lengths) > 1):
-        raise UsageProblem("give --url twice, for one draft at one length: --url BASE --url SPEC --draft model -k 4")
-    if args.url and args.vllm_flags:
-        raise UsageProblem("--vllm-flags are for servers that this run starts; leave them out with --url")
-    if args.schedule and (args.url or not levels):
-        raise UsageProblem(
-            "--schedule needs servers of this run and levels of load; leave out --url, and give numbers "
-            "with --concurrency"
-        )
-
-
-def _concurrency(args: argparse.Namespace) -> list[int]:
-    if args.concurrency == "none":
-        return []
-    return parsing.numbers(args.concurrency, int, 1, "--concurrency", server_flags.MOST_AT_A_TIME)
-
-
-def _head(config: RunConfig, plan: Plan) -> str:
-    """What runs, on what, and how much of it."""
-    engine = f"vLLM {plan.installed.version}" if plan.installed else f"servers at {' and '.join(plan.urls)}"
-    ranks = f", tensor parallel {plan.settings.tensor_parallel}" * (plan.settings.tensor_parallel > 1)
-    size = f"{len(config.prompts)}, {config.max_new_tokens} new tokens each, {config.repeats} x, seed {config.seed}"
-    setup, n = config.setup, torch.get_num_threads()
-    return "\n".join(
-        [
-            f"target  {config.models()['target']}",
-            f"on      {setup.device.type}, {setup.dtype_name}, {n} thread{'s' * (n != 1)}",
-            f"engine  {engine}{ranks}",
-            f"prompts {size}",
-            "",
-        ]
+    ask.add_argument(
+        "--max-new-tokens", type=parsing.at_least(16, 4096), default=96, metavar="N", help="of an answer (default: 96)"
     )
+    ask.add_argument(
+        "--seconds", type=_amount, default=120.0, metavar="S", help="no new prompt after them (default: 120)"
+    )
+    known = parser.add_argument_group("what is written down")
+    known.add_argument("--before", type=Path, metavar="FILE", help="a /metrics page, and")
+    known.add_argument("--after", type=Path, metavar="FILE", help="a later one of the same server")
+    known.add_argument("--acceptance", type=_share, metavar="F", help="accepted / drafted, as servers print it")
+    known.add_argument(
+        "-k", "--draft-length", type=parsing.at_least(1, 256), metavar="K", help="drafted tokens of a round"
+    )
+    known.add_argument("--spec-ms", type=_amount, metavar="MS", help="milliseconds per token with speculation")
+    known.add_argument("--plain-ms", type=_amount, metavar="MS", help="and without it; also with --url")
+    return parser
 
 
-def _show(record: ServingRun, output: Output) -> int:
-    """Print and write the record.  -> exit code"""
-    where = f"everything else: {shown(output.result('.md'))}"
-    text = functools.partial(serving_views.text, record, where)
-    page = functools.partial(serving_views.page, record, f"../plots/{output.name}.png")
-    picture = functools.partial(serving_load.picture, record, output.plots, output.name)
-    return show(output, record, [text], page, [picture] if record.load else [])
+def _amount(text: str) -> float:
+    """Parse a number above 0."""
+    value = _number(text)
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is no amount, give a number above 0")
+    return value
 
 
-def _asked_and_refused(args: argparse.Namespace, record: ServingRun) -> int:
-    """3 where a draft that was asked for by name does not run; the usual ones are tried, and that is said."""
-    return 3 if record.refused and args.asked else 0
+def _share(text: str) -> float:
+    """Parse a share. One above 1 may be meant as a percentage, so it is not taken."""
+    value = _number(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share, give a number from 0 to 1")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 if __name__ == "__main__":

@@ -1,85 +1,135 @@
-"""An engine's counters of speculation, as its /metrics page shows them: reading, differences, and what they say.
+"""A server's counters of speculation, as its /metrics page shows them: reading, and differences of two looks.
 
-They only grow, so what a request did is a difference of two looks. The names are vLLM's:
+vLLM and llama-server count the same things under the same names, vLLM with "vllm:" before them and llama-server with
+"llamacpp:":
 
-    vllm:spec_decode_num_drafts                       rounds that drafted something
-    vllm:spec_decode_num_draft_tokens                 drafted tokens
-    vllm:spec_decode_num_accepted_tokens              those that were kept
-    vllm:spec_decode_num_accepted_tokens_per_pos      rounds that kept the token at this place of the draft
+    spec_decode_num_drafts                     rounds that drafted something
+    spec_decode_num_draft_tokens               drafted tokens
+    spec_decode_num_accepted_tokens            those that were kept
+    spec_decode_num_accepted_tokens_per_pos    rounds that kept the token at this position of the draft
 
-accepted / drafted is f, the drafted fraction, which serving engines call the acceptance rate. alpha, the acceptance
-rate of a tested token, follows where every draft has k tokens: then a round has a rejection unless its last token was
-kept.
+SGLang has only the mean number of tokens of a round, as a gauge over all that it has done.
 """
 
 import math
-import re
+from collections.abc import Iterable
 from typing import NamedTuple
+
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from speclab.core.counts import Counts
 from speclab.extensions.servers.server_record import EngineCounts
 from speclab.system.errors import EnvironmentProblem
 
-SPECULATION = "vllm:spec_decode_num_"
-PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
-GENERATED = "vllm:generation_tokens"
-LINE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
-POSITION = re.compile(r'position="(\d{1,6})"')
-CACHE, PREFIX_CACHE = "vllm:cache_config_info", re.compile(r'enable_prefix_caching="(\w+)"')
+GENERATED = {"vllm:": "generation_tokens", "llamacpp:": "tokens_predicted", "sglang:": "generation_tokens"}
+NAMES = {"vllm:": "vLLM", "llamacpp:": "llama-server", "sglang:": "SGLang"}
+RUNNING = {"vllm:": "num_requests_running", "llamacpp:": "requests_processing", "sglang:": "num_running_reqs"}
+SPECULATION = "spec_decode_num_"
+LATENCY = "inter_token_latency_seconds"  # vLLM observes it once for each output, so once for each round
+MOST_POSITIONS = 256
+SIX_DIGITS = 10**6  # llama-server prints six digits of a counter
 
 
 class Look(NamedTuple):
-    """The counters at one moment, the sums over all engines behind the page."""
+    """A page at one moment, the sums over all engines behind it."""
 
+    engine: str
     n_generated: int
-    speculation: EngineCounts | None  # None: this server does not speculate
-    prefix_cache: bool | None = None  # whether a prompt that comes again is cheaper; None: the page does not say
+    speculation: EngineCounts | None  # None: this server does not speculate, or does not count it
+    n_running: int  # requests that were being answered
+    n_outputs: float = 0.0  # vLLM alone: outputs after the first one of each request, and the seconds before them
+    output_seconds: float = 0.0
+    accept_length: float | None = None  # SGLang alone: tokens of a round, of all that it has ever done
 
 
 def read(page: str) -> Look:
-    """What a /metrics page says. EnvironmentProblem where it has no counter of generated tokens: no vLLM; and where it
-    ends in the middle of a line: its last counter may have lost digits."""
+    """Return what a /metrics page says. EnvironmentProblem where no known engine wrote it, and where it ends inside a
+    line: its last counter may have lost digits."""
     if not page.endswith("\n"):
-        raise EnvironmentProblem(
-            "the server's /metrics page ends in the middle of a line; give the engine's own address"
-        )
-    sums: dict[str, int] = {}
+        raise EnvironmentProblem("a /metrics page ends in the middle of a line; take it whole, from the engine itself")
+    prefix = next((name for name in GENERATED if f"\n{name}" in f"\n{page}"), None)
+    if prefix is None:
+        raise EnvironmentProblem("a /metrics page has no counters of vLLM, llama-server or SGLang")
+    sums: dict[str, float] = {}
     at: dict[int, int] = {}
-    prefix_cache = None
-    for match in filter(None, map(LINE.match, page.splitlines())):
-        name, labels, value = match.groups()
-        if name == CACHE and (says := PREFIX_CACHE.search(labels or "")):
-            prefix_cache = bool(prefix_cache) or says[1] == "True"
-        if not name.startswith((SPECULATION, GENERATED)) or name.endswith("_created"):
-            continue
-        name = name.removesuffix("_total")
-        place = POSITION.search(labels or "")
-        if place and name == PER_POSITION:
-            at[int(place[1])] = at.get(int(place[1]), 0) + _count(value, name)
-        elif not place:
-            sums[name] = sums.get(name, 0) + _count(value, name)
-    if GENERATED not in sums:
-        raise EnvironmentProblem(f"the server's /metrics page has no {GENERATED}: is it vLLM, with its statistics on?")
-    n_drafts, n_drafted, n_accepted = (
-        sums.get(SPECULATION + name) for name in ("drafts", "draft_tokens", "accepted_tokens")
+    for sample in _samples(page, prefix):
+        name = sample.name.removeprefix(prefix).removesuffix("_total")
+        if name == SPECULATION + "accepted_tokens_per_pos":
+            place = _position(sample)
+            at[place] = at.get(place, 0) + _count(sample, prefix)
+        else:
+            whole = name == GENERATED[prefix] or name.startswith(SPECULATION)
+            sums[name] = sums.get(name, 0) + (_count(sample, prefix) if whole else _amount(sample))
+    if GENERATED[prefix] not in sums:
+        raise EnvironmentProblem(
+            f"the /metrics page of {NAMES[prefix]} has no {prefix}{GENERATED[prefix]}_total: its counters are switched "
+            "off; start it without the flag that does that"
+        )
+    length = sums.get("spec_accept_length")
+    return Look(
+        engine=NAMES[prefix],
+        n_generated=int(sums[GENERATED[prefix]]),
+        speculation=_speculation(sums, at),
+        n_running=int(sums.get(RUNNING[prefix], 0)),
+        n_outputs=sums.get(f"{LATENCY}_count", 0.0),
+        output_seconds=sums.get(f"{LATENCY}_sum", 0.0),
+        accept_length=length if length and length >= 1 else None,
     )
-    if n_drafts is None or n_drafted is None or n_accepted is None:
-        return Look(sums[GENERATED], None, prefix_cache)
-    kept = [at.get(place, 0) for place in range(len(at))]
+
+
+def _samples(page: str, prefix: str) -> Iterable[Sample]:
+    """Yield the samples that are of interest here."""
+    wanted = (
+        SPECULATION,
+        GENERATED[prefix],
+        RUNNING[prefix],
+        f"{LATENCY}_sum",
+        f"{LATENCY}_count",
+        "spec_accept_length",
+    )
+    lines = [line for line in page.splitlines() if line.startswith(tuple(prefix + name for name in wanted))]
+    try:
+        for family in text_string_to_metric_families("\n".join(lines) + "\n"):
+            yield from (one for one in family.samples if not one.name.endswith("_created"))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        why = " ".join(str(error).split())[:100]
+        raise EnvironmentProblem(f"a /metrics page has a line that is no metric: {why}") from None
+
+
+def _speculation(sums: dict[str, float], at: dict[int, int]) -> EngineCounts | None:
+    found = [sums.get(SPECULATION + name) for name in ("drafts", "draft_tokens", "accepted_tokens")]
+    if None in found:
+        return None
+    n_drafts, n_drafted, n_accepted = (int(value) for value in found if value is not None)
+    kept = [at.get(place, 0) for place in range(max(at, default=-1) + 1)]
     counts = EngineCounts(n_drafts=n_drafts, n_drafted=n_drafted, n_accepted=n_accepted, accepted_at=kept)
     _check(counts, "counters")
-    return Look(sums[GENERATED], counts, prefix_cache)
+    return counts
 
 
-def _count(text: str, name: str) -> int:
-    """A counter's value, which is a whole number and never negative."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (0 <= value < 2**53 and value == int(value)):
-        raise EnvironmentProblem(f"the server's /metrics page says {name} {text[:20]}, which is no count")
-    return int(value)
+def _position(sample: Sample) -> int:
+    text = sample.labels.get("position", "")
+    if not (text.isdecimal() and len(text) <= 3 and int(text) < MOST_POSITIONS):
+        raise EnvironmentProblem(f"a /metrics page counts accepted tokens at the position {text[:20]!r}, which is none")
+    return int(text)
+
+
+def _amount(sample: Sample) -> float:
+    if not 0 <= sample.value < math.inf:
+        raise EnvironmentProblem(f"a /metrics page says {sample.name} {sample.value}, which is no amount")
+    return sample.value
+
+
+def _count(sample: Sample, prefix: str) -> int:
+    """Return a counter's value, which is a whole number and never negative."""
+    if not 0 <= sample.value < 2**53 or sample.value != int(sample.value):
+        raise EnvironmentProblem(f"a /metrics page says {sample.name} {sample.value}, which is no count")
+    if prefix == "llamacpp:" and sample.value >= SIX_DIGITS and "position" not in sample.labels:
+        raise EnvironmentProblem(
+            f"llama-server prints six digits of {sample.name}, which has got more of them; start the server again"
+        )
+    return int(sample.value)
 
 
 def _check(counts: EngineCounts, what: str) -> None:
@@ -87,36 +137,63 @@ def _check(counts: EngineCounts, what: str) -> None:
     kept = counts.accepted_at
     if not (
         counts.n_accepted <= counts.n_drafted
+        and counts.n_drafts <= counts.n_drafted
         and (not kept or sum(kept) == counts.n_accepted)
         and all(one >= other for one, other in zip([counts.n_drafts, *kept], kept, strict=False))
     ):
         raise EnvironmentProblem(
             f"the server's {what} of speculation contradict each other: {counts.n_drafts} drafts of {counts.n_drafted} "
-            f"tokens, {counts.n_accepted} accepted, by place {kept[:16]}"
+            f"tokens, {counts.n_accepted} accepted, by position {kept[:16]}"
         )
 
 
-def between(before: Look, after: Look) -> EngineCounts | None:
-    """What was counted between two looks. EnvironmentProblem where a counter went back: another server answered."""
+class Between(NamedTuple):
+    """How far the counters went on between two looks."""
+
+    n_generated: int
+    speculation: EngineCounts | None
+    round_seconds: float | None  # vLLM alone: of an output after the first one
+    accept_length: float | None
+
+
+def between(before: Look, after: Look) -> Between:
+    """Return the difference. EnvironmentProblem where a counter went back: another server answered, or a new start."""
     one, other = before.speculation, after.speculation
-    if one is None and other is None:
-        return None
-    if one is None or other is None or len(one.accepted_at) != len(other.accepted_at):
-        raise EnvironmentProblem("the server's counters of speculation came or went while it was measured")
-    counts = EngineCounts(
-        n_drafts=other.n_drafts - one.n_drafts,
-        n_drafted=other.n_drafted - one.n_drafted,
-        n_accepted=other.n_accepted - one.n_accepted,
-        accepted_at=[new - old for old, new in zip(one.accepted_at, other.accepted_at, strict=True)],
-    )
-    if min(counts.n_drafts, counts.n_drafted, counts.n_accepted, *counts.accepted_at) < 0:
-        raise EnvironmentProblem("a counter of the server went back: it was started again while it was measured")
-    _check(counts, "differences")
-    return counts
+    n_generated = after.n_generated - before.n_generated
+    counts = None
+    if one or other:
+        if (
+            one is None and other
+        ):  # llama-server shows no positions before its first draft, vLLM shows all from the start
+            one = EngineCounts(n_drafts=0, n_drafted=0, n_accepted=0, accepted_at=[])
+        if one is None or other is None or len(one.accepted_at) > len(other.accepted_at):
+            raise EnvironmentProblem(
+                "the server's counters of speculation went away while it was measured; ask it again"
+            )
+        old = [*one.accepted_at, *[0] * (len(other.accepted_at) - len(one.accepted_at))]
+        counts = EngineCounts(
+            n_drafts=other.n_drafts - one.n_drafts,
+            n_drafted=other.n_drafted - one.n_drafted,
+            n_accepted=other.n_accepted - one.n_accepted,
+            accepted_at=[new - was for was, new in zip(old, other.accepted_at, strict=True)],
+        )
+    values = [n_generated, after.n_outputs - before.n_outputs, after.output_seconds - before.output_seconds]
+    if counts:
+        values += [counts.n_drafts, counts.n_drafted, counts.n_accepted, *counts.accepted_at]
+    if before.engine != after.engine or min(values) < 0:
+        raise EnvironmentProblem(
+            "a counter of the server went back: it was started again, or several engines answer at this address; "
+            "ask one engine, and ask it again"
+        )
+    if counts:
+        _check(counts, "differences")
+    seconds = values[2] / values[1] if values[1] else None
+    return Between(n_generated, counts, seconds, after.accept_length)
 
 
-def total(parts: list[EngineCounts]) -> EngineCounts:
-    """The sum."""
+def total(parts: Iterable[EngineCounts]) -> EngineCounts:
+    """Return the sum."""
+    parts = list(parts)
     width = max((len(one.accepted_at) for one in parts), default=0)
     padded = [[*one.accepted_at, *[0] * (width - len(one.accepted_at))] for one in parts]
     return EngineCounts(
@@ -128,14 +205,14 @@ def total(parts: list[EngineCounts]) -> EngineCounts:
 
 
 def whole(counts: EngineCounts, draft_length: int) -> bool:
-    """Whether every draft had all k tokens."""
+    """Tell whether every draft had all k tokens."""
     return bool(counts.n_drafts) and counts.n_drafted == counts.n_drafts * draft_length == (
         counts.n_drafts * len(counts.accepted_at)
     )
 
 
 def as_counts(counts: EngineCounts, draft_length: int) -> Counts:
-    """The lab's own form, which makes the ratios. Of shorter drafts than k it is not known what was tested: then
+    """Return the lab's own form, which makes the ratios. Of shorter drafts than k it is not known what was tested: then
     `n_rejected` is 0, and only the drafted fraction is right.
     """
     n_rejected = counts.n_drafts - counts.accepted_at[-1] if whole(counts, draft_length) else 0
@@ -145,10 +222,5 @@ def as_counts(counts: EngineCounts, draft_length: int) -> Counts:
 
 
 def acceptance_rate(counts: EngineCounts, draft_length: int) -> float | None:
-    """alpha; None where drafts came shorter than k."""
+    """Return alpha; None where drafts came shorter than k."""
     return as_counts(counts, draft_length).acceptance_rate if whole(counts, draft_length) else None
-
-
-def acceptance_length(counts: EngineCounts) -> float | None:
-    """What vLLM calls the mean acceptance length: 1 + accepted / drafts, tokens of a round that drafted."""
-    return 1 + counts.n_accepted / counts.n_drafts if counts.n_drafts else None

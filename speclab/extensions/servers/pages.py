@@ -17,7 +17,7 @@ def serving() -> str:
     """The committed comparison with vLLM, without its title and the lines of single prompts."""
     page = RESULTS / "cpu-2-cores-vllm.md"
     if not page.exists():
-        return "No record is committed yet: `python -m speclab.extensions.servers` makes one of your machine."
+        return "No record is committed."
     text = page.read_text("utf-8").partition("\n## Prompt by prompt")[0].partition("\n")[2]
     text = re.sub(r"^#+ (.*)$", r"**\1**", text, flags=re.MULTILINE)
     return text.strip()

@@ -8,11 +8,10 @@ from exercises import Todo, transcript
 from solutions import ex17_serving as right
 from speclab.extensions.servers import counters
 from speclab.extensions.servers.client import Answer
-from speclab.extensions.servers.own import OwnRounds, _judged
+from speclab.extensions.servers.own import OwnRounds, judged
 from speclab.extensions.servers.server_record import EngineCounts
-from speclab.records.arms import Arm
 from speclab.system.errors import EnvironmentProblem
-from speclab.theory import formulas
+from speclab.theory import formulas, positions
 from tests.exercises import test_ex17_serving as checks
 from tests.exercises.answers import named, with_wrong_answer
 from tests.exercises.wrong.ex17_serving import WRONG
@@ -62,12 +61,12 @@ def test_every_recorded_difference():
     looks = [counters.read(page) for page in RECORD.speculative.pages]
     found = transcript.prompt_by_prompt(right, RECORD)
     for asked, before, after, own in zip(RECORD.prompts, looks, looks[1:], found, strict=False):
-        counts = counters.between(before, after)
+        counts = counters.between(before, after).speculation
         assert speculation(own) == as_series(counts)
         assert right.acceptance(own, RECORD.k) == (
             counters.acceptance_rate(counts, RECORD.k),
             counters.as_counts(counts, RECORD.k).drafted_fraction,
-            counters.acceptance_length(counts),
+            pytest.approx(positions.tokens_per_round(positions.marginal_rates(counts.n_drafts, counts.accepted_at))),
         )
         assert engine_counts(asked.own_rounds, RECORD.k) == counts
 
@@ -89,7 +88,7 @@ def test_acceptance_of_random_rounds():
             alpha, fraction, length = right.acceptance(as_series(counts), k)
             assert alpha == counters.acceptance_rate(counts, k)
             assert fraction == counters.as_counts(counts, k).drafted_fraction
-            assert length == counters.acceptance_length(counts)
+            assert length == 1 + counts.n_accepted / counts.n_drafts
             shorter += alpha is None
     assert shorter > 30
 
@@ -107,7 +106,7 @@ def test_verdicts_on_random_rounds():
             served[at] = n, dice.randint(0, n)
         counts = engine_counts(served, k)
         last = own[-1] if own else (0, 0)
-        verdict, reason = _judged(Arm("m", "m", k), counts, OwnRounds([], engine_counts(own, k), *last), [], False)
+        verdict, reason = judged(k, counts, OwnRounds([], engine_counts(own, k), *last), [])
         expected = WORDS[reason] if verdict == "different" else verdict
         assert right.reconcile(as_series(counts), own, k) == expected, (k, served, own)
         seen[expected] = seen.get(expected, 0) + 1
@@ -118,7 +117,7 @@ def test_verdicts_on_random_rounds():
 def test_the_time_per_token_of_a_stream():
     for chunks in [*RECORD.plain.streams, *RECORD.speculative.streams, [(0.5, 3), (1.25, 2)], [(0.5, 3)]]:
         n_tokens, (first, n_first), last = sum(n for _, n in chunks), chunks[0], chunks[-1][0]
-        answer = Answer([0] * n_tokens, n_first, len(chunks), first, last - first)
+        answer = Answer("", n_tokens, n_first, first, last - first, [], {})
         assert right.from_stream(chunks) == (answer.first_seconds, pytest.approx(answer.seconds_per_token))
 
 

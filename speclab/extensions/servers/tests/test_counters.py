@@ -1,111 +1,136 @@
-"""Counters of an engine: what a page says, differences, and the ratios that follow."""
+"""What a /metrics page says: real pages of vLLM and llama-server, simulated ones, and lies."""
+
+import contextlib
+import json
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from speclab.extensions.servers import counters
-from speclab.extensions.servers.counters import Look
+from speclab.extensions.servers.counters import between, read
 from speclab.extensions.servers.server_record import EngineCounts
-from speclab.extensions.servers.tests.fake_vllm import Fake
+from speclab.extensions.servers.tests.simulated import Simulated
 from speclab.system.errors import EnvironmentProblem
+from speclab.system.paths import ROOT
 
-pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])
-NO_COUNTS = ("many", "NaN", "+Inf", "-Inf", "-3.0", "12.5", "1e300")
-NOT_SPECULATIVE = 'vllm:generation_tokens_total{engine="0",model_name="target"} 12.0\n'
-
-
-def counts(n_drafts, n_drafted, n_accepted, *kept):
-    return EngineCounts(n_drafts=n_drafts, n_drafted=n_drafted, n_accepted=n_accepted, accepted_at=list(kept))
+RECORDED = Path(__file__).parent / "recorded"
 
 
-def pages(n_drafts, n_drafted, n_accepted, *kept):
-    names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
-    lines = [
-        f"vllm:spec_decode_{name}_total {n}" for name, n in zip(names, (n_drafts, n_drafted, n_accepted), strict=True)
-    ]
-    per_place = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-    lines += [f'{per_place}{{position="{place}"}} {n}' for place, n in enumerate(kept)]
-    return NOT_SPECULATIVE + "".join(f"{line}\n" for line in lines)
+def test_a_real_page_of_vllm():
+    """As two servers of vLLM 0.32 have sent them, which chapter 17 reads, too."""
+    pages = json.loads((ROOT / "exercises" / "serving_transcript.json").read_text())["speculative"]["pages"]
+    first, last = (read("\n".join(page) + "\n") for page in (pages[0], pages[-1]))
+    found = between(first, last)
+    kept = [0, 0, 0, 0]
+    for prompt in json.loads((ROOT / "exercises" / "serving_transcript.json").read_text())["prompts"]:
+        for _, n in prompt["own_rounds"]:
+            kept = [count + (n > place) for place, count in enumerate(kept)]
+    assert (first.engine, found.speculation.accepted_at) == ("vLLM", kept), "the lab's own rounds of these prompts"
+    assert found.round_seconds == pytest.approx(0.0208, abs=1e-4)
 
 
-@pytest.fixture
-def page():
-    """After one answer of 9 tokens: four rounds that drafted 4 and kept 0, 4, 1 and 0."""
-    script = {"rounds": {"ngram": {"1,2": [[4, 0], [4, 4], [4, 1], [4, 0]]}}}
-    fake = Fake(script, {"method": "ngram", "num_speculative_tokens": 4})
-    assert sum(map(len, fake.chunks({"prompt": [1, 2], "max_tokens": 10}))) == 10
-    fake.generated = 10
-    yield fake.metrics()
+def test_a_real_page_of_llama_server():
+    """As it came from a server with the target as its own draft, k = 4."""
+    look = read((RECORDED / "llama-server.txt").read_text())
+    assert (look.engine, look.n_generated, look.n_running) == ("llama-server", 507, 0)
+    assert look.speculation == EngineCounts(n_drafts=106, n_drafted=394, n_accepted=388, accepted_at=[105, 95, 94, 94])
+
+
+@given(st.integers(0, 10**6), st.floats(0, 1), st.floats(0, 1))
+def test_alpha_and_f_are_those_of_the_rounds(seed, one, other):
+    fake = Simulated(rates=(one, other), seed=seed)
     fake.server_close()
-
-
-def test_a_page_is_read(page):
-    assert counters.read(page) == Look(10, counts(4, 16, 5, 2, 1, 1, 1), prefix_cache=False)
-    assert counters.read(NOT_SPECULATIVE) == Look(12, None)
-    assert counters.read(page.replace("False", "True")).prefix_cache is True
-
-
-def test_engines_behind_one_page_are_added(page):
-    twice = counters.read(page + page.replace('engine="0"', 'engine="1"'))
-    assert twice == Look(20, counts(8, 32, 10, 4, 2, 2, 2), prefix_cache=False)
-
-
-@pytest.mark.parametrize(
-    "bad", ["", "<html>", "a 1", NOT_SPECULATIVE[:-1], *(NOT_SPECULATIVE.replace("12.0", one) for one in NO_COUNTS)]
-)
-def test_a_page_of_something_else_is_a_problem(bad):
-    with pytest.raises(EnvironmentProblem, match="/metrics"):
-        counters.read(bad)
-
-
-def test_what_was_counted_is_a_difference():
-    before, after = Look(5, counts(3, 12, 4, 3, 1)), Look(15, counts(7, 28, 9, 6, 3))
-    assert counters.between(before, after) == counts(4, 16, 5, 3, 2)
-    assert counters.between(Look(0, None), Look(5, None)) is None
-    with pytest.raises(EnvironmentProblem, match="went back"):
-        counters.between(after, before)
-    for other in (Look(15, None), Look(15, counts(7, 28, 9, 6, 2, 1))):
-        with pytest.raises(EnvironmentProblem, match="came or went"):
-            counters.between(before, other)
-    with pytest.raises(EnvironmentProblem, match="contradict"):
-        counters.between(before, Look(15, counts(4, 28, 9, 6, 3)))
-
-
-@pytest.mark.parametrize(
-    "page",
-    [
-        pages(1, 4, 5, 5),  # more accepted than drafted
-        pages(1, 4, 2, 1, 0),  # the places have other tokens
-        pages(2, 8, 3, 1, 2),  # a later place kept more often than an earlier one
-        pages(1, 4, 2, 2),  # kept more often than drafted
-    ],
-)
-def test_counters_that_contradict_each_other_are_one_line(page):
-    with pytest.raises(EnvironmentProblem, match="contradict each other"):
-        counters.read(page)
-
-
-def test_sums_have_all_places():
-    assert counters.total([counts(1, 2, 1, 1), counts(1, 4, 3, 1, 1, 1), counts(0, 0, 0)]) == counts(2, 6, 4, 2, 1, 1)
-    assert counters.total([]) == counts(0, 0, 0)
+    before = read(fake.metrics())
+    fake.chunks(fake.text_of("x", 30))
+    counts = between(before, read(fake.metrics())).speculation
+    tested = sum(min(kept + 1, drafted) for drafted, kept in fake.rounds)
+    assert counters.acceptance_rate(counts, 2) == sum(kept for _, kept in fake.rounds) / tested
+    assert counters.as_counts(counts, 2).drafted_fraction == sum(kept for _, kept in fake.rounds) / (
+        2 * len(fake.rounds)
+    )
 
 
 def test_the_drafted_fraction_is_not_the_acceptance_rate():
-    """Four drafts of 4, which kept 0, 4, 1 and 0: 5 of 16 drafted tokens; tested were 1 + 4 + 2 + 1 = 8."""
-    some = counts(4, 16, 5, 2, 1, 1, 1)
-    assert counters.as_counts(some, 4).drafted_fraction == 5 / 16
-    assert counters.acceptance_rate(some, 4) == 5 / 8
-    assert counters.acceptance_length(some) == 1 + 5 / 4
-    assert (counters.as_counts(some, 4).n_rejected, counters.whole(some, 4)) == (3, True)
+    counts = EngineCounts(n_drafts=4, n_drafted=8, n_accepted=4, accepted_at=[3, 1])
+    assert counters.acceptance_rate(counts, 2) == 4 / 7
+    assert counters.as_counts(counts, 2).drafted_fraction == 1 / 2
+    assert counters.acceptance_rate(EngineCounts(n_drafts=4, n_drafted=7, n_accepted=4, accepted_at=[3, 1]), 2) is None
 
 
-def test_of_shorter_drafts_it_is_not_known_what_was_tested():
-    short = counts(4, 14, 5, 2, 1, 1, 1)
-    assert not counters.whole(short, 4)
-    assert counters.acceptance_rate(short, 4) is None
-    assert counters.as_counts(short, 4).drafted_fraction == 5 / 14
+GOOD = "vllm:generation_tokens_total 30\n"
+DRAFTS = "vllm:spec_decode_num_drafts_total {}\nvllm:spec_decode_num_draft_tokens_total {}\n"
+DRAFTS += "vllm:spec_decode_num_accepted_tokens_total {}\n"
+PLACE = 'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{}"}} {}\n'
 
 
-def test_nothing_drafted_has_no_ratio():
-    none = counts(0, 0, 0, 0, 0)
-    assert counters.acceptance_rate(none, 2) is counters.acceptance_length(none) is None
-    assert counters.as_counts(none, 2).drafted_fraction is None
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        ("", "middle of a line"),
+        ("vllm:generation_tokens_total 12", "middle of a line"),
+        ("python_gc_objects 3\n", "no counters of vLLM"),
+        ("vllm:num_requests_running 0\n", "switched off"),
+        ("vllm:generation_tokens_total NaN\n", "no count"),
+        ("vllm:generation_tokens_total -1\n", "no count"),
+        ("vllm:generation_tokens_total 1.5\n", "no count"),
+        ("vllm:generation_tokens_total +Inf\n", "no count"),
+        ("vllm:generation_tokens_total 1e300\n", "no count"),
+        ("vllm:generation_tokens_total\n", "no metric"),
+        ('vllm:generation_tokens_total{a="b 3\n', "no metric"),
+        ("llamacpp:tokens_predicted_total 1.23457e+06\n", "six digits"),
+        (GOOD + DRAFTS.format(4, 8, 9), "contradict each other"),
+        (GOOD + DRAFTS.format(9, 8, 4), "contradict each other"),
+        (GOOD + DRAFTS.format(4, 8, 4) + PLACE.format(0, 1) + PLACE.format(1, 3), "contradict each other"),
+        (GOOD + DRAFTS.format(4, 8, 4) + PLACE.format(0, 3), "contradict each other"),
+        (GOOD + DRAFTS.format(4, 8, 3) + PLACE.format("x", 3), "which is none"),
+        (GOOD + DRAFTS.format(4, 8, 3) + PLACE.format(10**9, 3), "which is none"),
+        ("vllm:num_requests_running NaN\n" + GOOD, "no amount"),
+    ],
+)
+def test_a_page_that_lies_is_one_line(page, words):
+    with pytest.raises(EnvironmentProblem, match=words):
+        read(page)
+
+
+@given(st.text('vllm:generation_tokens_total{}"=,.0123456789eE+-\\# \n', max_size=200))
+def test_any_page_is_read_or_refused(noise):
+    for page in (noise + "\n", GOOD + "vllm:generation_tokens_total" + noise + "\n"):
+        with contextlib.suppress(EnvironmentProblem):
+            assert read(page).n_generated >= 0
+
+
+def looked(generated, counts=None, engine="vLLM"):
+    return counters.Look(engine, generated, counts, 0)
+
+
+ONE = EngineCounts(n_drafts=2, n_drafted=4, n_accepted=2, accepted_at=[2, 0])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (looked(9), looked(8), "went back"),
+        (
+            looked(9, ONE),
+            looked(12, EngineCounts(n_drafts=1, n_drafted=2, n_accepted=1, accepted_at=[1, 0])),
+            "went back",
+        ),
+        (looked(9, ONE), looked(12), "went away"),
+        (looked(9), looked(12, engine="SGLang"), "went back"),
+        (
+            looked(9, ONE),
+            looked(12, EngineCounts(n_drafts=3, n_drafted=5, n_accepted=4, accepted_at=[2, 2])),
+            "differences of speculation contradict",
+        ),
+    ],
+)
+def test_two_looks_that_do_not_belong_together_are_one_line(before, after, words):
+    with pytest.raises(EnvironmentProblem, match=words):
+        between(before, after)
+
+
+def test_engines_behind_one_page_are_added_up():
+    page = 'vllm:generation_tokens_total{engine="0"} 3\nvllm:generation_tokens_total{engine="1"} 4\n'
+    assert read(page).n_generated == 7

@@ -5,17 +5,13 @@ import pytest
 from speclab.core.rounds import Round
 from speclab.extensions.servers import own
 from speclab.extensions.servers.server_record import EngineCounts
-from speclab.records.arms import Arm
 
-ARM = Arm("model", "model", 4)
 # Three rounds of four, which kept 3, 1 and 2: the last one kept 2.
-OWN = own.OwnRounds(
-    [1, 2, 3], EngineCounts(n_drafts=3, n_drafted=12, n_accepted=6, accepted_at=[3, 2, 1, 0]), 4, 2, 3, 0.3
-)
+OWN = own.OwnRounds([1, 2, 3], EngineCounts(n_drafts=3, n_drafted=12, n_accepted=6, accepted_at=[3, 2, 1, 0]), 4, 2)
 
 
-def judged(engine, tokens=(1, 2, 3), mine=OWN, near_tie=False):
-    return own._judged(ARM, engine, mine, list(tokens), near_tie)
+def judged(engine, tokens=(1, 2, 3), mine=OWN):
+    return own.judged(4, engine, mine, list(tokens))
 
 
 def counts(n_drafts, n_drafted, *kept):
@@ -45,7 +41,7 @@ def test_only_the_last_round_may_differ(engine, expected):
 
 def test_a_lookup_whose_last_round_drafted_nothing_has_no_slack():
     """The last round that drafted lies in the middle of the text: it is held to the token."""
-    mine = own.OwnRounds([1, 2, 3], OWN.counts, last_drafted=0, last_accepted=0, n_rounds=9)
+    mine = own.OwnRounds([1, 2, 3], OWN.counts, last_drafted=0, last_accepted=0)
     assert judged(counts(3, 12, 3, 2, 1, 0), mine=mine) == ("equal", "")
     assert judged(counts(3, 12, 3, 1, 1, 0), mine=mine)[0] == "different"
 
@@ -55,22 +51,21 @@ def test_what_differs_is_said_and_nothing_about_why():
     assert judged(counts(3, 20, 3, 2, 1, 0)) == ("different", "as many rounds, but another number of drafted tokens")
     assert judged(counts(3, 12, 3, 3, 3, 0))[1] == "as many rounds and drafted tokens, but others are accepted"
     assert judged(OWN.counts, tokens=(1, 2, 4)) == ("different", "another text from token 2 on")
-    assert judged(OWN.counts, tokens=(1, 2, 4), near_tie=True)[1] == "another text from token 2 on, a near-tie"
 
 
-def test_rounds_are_counted_and_their_seconds_added():
-    """The prompt's own pass counts for neither; a round that drafts nothing counts, but not among the drafts."""
+def test_the_rounds_that_draft_are_counted():
+    """The prompt's own pass and a round that drafts nothing are no drafts."""
     rounds = [
-        (Round([7], prefill=True), 100.0),
-        (Round([1, 2, 3], n_drafted=4, n_accepted=2), 0.5),
-        (Round([4]), 0.125),
-        (Round([5, 6], n_drafted=3, n_accepted=1), 0.25),
+        Round([7], prefill=True),
+        Round([1, 2, 3], n_drafted=4, n_accepted=2),
+        Round([4]),
+        Round([5, 6], n_drafted=3, n_accepted=1),
     ]
-    found = own._counted(rounds, 6, 4)
+    found = own.counted(rounds, 6, 4)
     assert found.tokens == [7, 1, 2, 3, 4, 5]
     assert found.counts == counts(2, 7, 2, 1, 0, 0)
-    assert (found.last_drafted, found.last_accepted, found.n_rounds, found.seconds) == (3, 1, 3, 0.875)
-    middle = own._counted(rounds[:3], 6, 4)
+    assert (found.last_drafted, found.last_accepted) == (3, 1)
+    middle = own.counted(rounds[:3], 6, 4)
     assert (middle.last_drafted, middle.last_accepted) == (0, 0)
 
 

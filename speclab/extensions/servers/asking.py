@@ -1,0 +1,54 @@
+"""Asks one server, or two in turns, the same prompts, one request at a time."""
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from speclab.extensions.servers.client import Order
+from speclab.extensions.servers.engines import Asked, Server
+from speclab.extensions.servers.measured import Pair
+from speclab.system.errors import EnvironmentProblem
+from speclab.system.terminal import note, progress
+
+WARM_UP_TOKENS = 8
+LEAST = 3  # prompts that are asked however long they take: an interval needs as many
+
+
+class Prompt(NamedTuple):
+    """A text to ask about, and what kind of text it is."""
+
+    kind: str
+    text: str
+
+
+def ask_all(
+    speculative: Server, plain: Server | None, prompts: Sequence[Prompt], n_tokens: int, chat: bool, seconds: float
+) -> list[Pair]:
+    """Ask both servers every prompt, in an order that changes from prompt to prompt. seconds: no new prompt after them.
+
+    What fails after LEAST prompts ends the list and is noted: what was measured before it stays.
+    """
+    servers = [server for server in (speculative, plain) if server]
+    for server in servers:
+        server.client.ask(Order(prompts[0].text, WARM_UP_TOKENS, chat))
+    end, pairs = time.monotonic() + seconds, list[Pair]()
+    with progress(len(prompts), "prompt", "asking") as bar:
+        for number, prompt in enumerate(prompts):
+            if number >= LEAST and time.monotonic() > end:
+                note(f"  the time of --seconds is over after {number} of {len(prompts)} prompts")
+                break
+            order = Order(prompt.text, n_tokens, chat)
+            try:
+                found = {id(one): one.ask(order) for one in (servers if number % 2 else servers[::-1])}
+            except EnvironmentProblem as problem:
+                if len(pairs) < LEAST:
+                    raise
+                note(f"  only the first {len(pairs)} of {len(prompts)} prompts are counted: {problem}")
+                break
+            pairs.append(Pair(prompt.kind, prompt.text, found[id(speculative)], _of(found, plain)))
+            bar.update()
+    return pairs
+
+
+def _of(found: dict[int, Asked], plain: Server | None) -> Asked | None:
+    return found[id(plain)] if plain else None

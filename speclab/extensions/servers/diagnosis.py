@@ -1,0 +1,152 @@
+"""Why is it not faster? One of four answers, the two numbers behind it, and the next thing to try. Pure: numbers in.
+
+A round brings tau tokens and costs r plain tokens, and the speedup is tau / r. Where it is no gain, the answer names
+the side that is farther from what is usual: a draft whose tested tokens are accepted seven times in ten, and a round
+that costs a tenth of a plain token more for each drafted one. Where a shorter draft is expected to pay, and its first
+token is kept at least every other time, the draft is good enough, and the round costs too much. A lookup that finds
+nothing to draft in most rounds is neither rejected nor dear: nothing is wrong with it, it only does little.
+"""
+
+import math
+from typing import NamedTuple
+
+from speclab.extensions.servers.measured import Measured
+from speclab.theory import formulas, positions
+
+REJECTED, COST, LOAD, NOTHING = (
+    "the draft is rejected too often",
+    "a round costs too much",
+    "load: the batch pays already",
+    "nothing is wrong",
+)
+UNKNOWN = "not known yet"
+# Frozen before the servers of docs/serving.md were tried.
+FASTER = 1.05  # a speedup from here on is a gain
+USUAL_ACCEPTANCE, USUAL_TOKEN_COST = 0.7, 0.1  # alpha, and what a drafted token adds to a round in plain tokens
+LOADED = 4  # requests of others at a time, from which on a batch may be what pays
+GOOD_ENOUGH = 0.5  # acceptance at the first position, from which on a shorter draft may be what is missing
+SELDOM = 0.5  # share of rounds that draft, below which a lookup finds too little to matter
+PREDICTS_NOTHING = 0.1  # acceptance at the first position
+
+
+class Diagnosis(NamedTuple):
+    """numbers: the two behind the answer, each with its break-even. then: what to try."""
+
+    answer: str
+    numbers: list[str]
+    then: str
+
+
+def usual_cost(draft_length: float) -> float:
+    """Return what a round usually costs, in plain tokens.
+
+    >>> usual_cost(4)
+    1.4
+    """
+    return 1 + USUAL_TOKEN_COST * draft_length
+
+
+def diagnose(found: Measured) -> Diagnosis:
+    """Return the answer for what was measured."""
+    tau, cost, length = found.tokens_per_round, found.round_cost, found.draft_length
+    if tau is None or not length:
+        return _without_counts(found)
+    if cost is None:
+        return _without_plain(found, tau, length)
+    speedup, k, share = tau / cost, max(1, round(length)), found.drafting_share
+    drafting = (
+        1 + (cost - 1) / share if share else cost
+    )  # cost of a round that drafts, where the others are plain steps
+    usual = usual_cost(k * share)
+    numbers = [
+        f"a round brings {tau:.2f} tokens; it has to bring {cost:.2f} to break even ({_alpha(k, drafting)})",
+        f"a round costs {cost:.2f} plain tokens; it may cost {tau:.2f} to break even, and {usual:.2f} is usual",
+    ]
+    if share < SELDOM:
+        numbers[0] = f"{1 - share:.0%} of the rounds drafted nothing; all together bring {tau:.2f} tokens a round"
+    kept = [share * rate for rate in found.marginal]  # of all rounds
+    best = positions.best_length(kept, positions.linear_cost(k, cost)) if cost > 1 else None
+    if speedup >= FASTER:
+        better = best and best.draft_length < k and best.speedup >= FASTER * speedup
+        then = f"k = {best.draft_length}, {expected(best)}" if best and better else _more(k, drafting)
+        return Diagnosis(NOTHING, numbers, then)
+    if share < SELDOM and speedup >= 1 / FASTER:
+        return Diagnosis(NOTHING, numbers, _seldom())
+    if found.n_running >= LOADED and cost > usual:
+        numbers[0] = f"{found.n_running} other requests were being answered at the same time"
+        return Diagnosis(LOAD, numbers[::-1], "ask it when nobody else does, and see up to which load it pays")
+    shorter = best if best and 0 < best.draft_length < k and best.speedup >= FASTER else None
+    if shorter and found.marginal[0] >= GOOD_ENOUGH:
+        return Diagnosis(COST, numbers[::-1], f"k = {shorter.draft_length}, {expected(shorter)}")
+    usual_tokens = 1 + share * (formulas.expected_tokens_per_round(USUAL_ACCEPTANCE, k) - 1)
+    if math.log(usual_tokens / tau) >= math.log(cost / usual):
+        also = f", or k = {shorter.draft_length}, {expected(shorter)}" if shorter else ""
+        return Diagnosis(REJECTED, numbers, _what_rejects(found) + also)
+    return Diagnosis(COST, numbers[::-1], _what_costs(k, drafting))
+
+
+def _seldom() -> str:
+    return "a draft model or a head, which drafts in every round: the lookup finds little that repeats in these texts"
+
+
+def expected(best: positions.Choice) -> str:
+    """Return the words for a length that was not run."""
+    return f"which by this curve makes {best.speedup:.2f}x if every drafted token costs the same"
+
+
+def _alpha(k: int, cost: float) -> str:
+    alpha = positions.break_even_acceptance(k, cost)
+    fraction = positions.break_even_fraction(k, cost)
+    return "no draft brings that" if alpha is None else f"α {alpha:.2f}, f {fraction:.2f}"
+
+
+def _more(k: int, cost: float) -> str:
+    return (
+        f"nothing has to change; a draft that is never rejected would make {positions.ceiling(k, cost):.2f}x at this "
+        "k and cost"
+    )
+
+
+def _what_rejects(found: Measured) -> str:
+    first = found.conditional[0] if found.conditional else None
+    if first is not None and first < PREDICTS_NOTHING:
+        return (
+            "the draft predicts nothing from its first token on: see that it was made for this very target, with the "
+            "same tokenizer, template and layers, and that its weights are loaded"
+        )
+    return "a draft that was trained for this target and this kind of text; see which kind of prompt pays in the table"
+
+
+def _what_costs(k: int, cost: float) -> str:
+    if positions.ceiling(k, cost) < 1:
+        return (
+            f"a cheaper round: even a draft that is never rejected makes {positions.ceiling(k, cost):.2f}x at this cost"
+        )
+    return "a smaller draft or a lookup; the same graphs, kernels and precision with and without speculation"
+
+
+def _without_counts(found: Measured) -> Diagnosis:
+    gain = [f"speedup {found.speedup:.2f}x"] if found.speedup else []
+    if found.speedup and found.speedup >= FASTER:
+        return Diagnosis(NOTHING, gain, "the server counts no rounds, so what a better draft would bring is not known")
+    return Diagnosis(UNKNOWN, gain, "a server that counts its rounds: vLLM, llama-server with --metrics, or SGLang")
+
+
+def _without_plain(found: Measured, tau: float, length: float) -> Diagnosis:
+    usual, k = usual_cost(length), max(1, round(length))
+    if tau < usual:
+        numbers = [
+            f"a round brings {tau:.2f} tokens",
+            f"a round usually costs {usual:.2f} plain tokens at k = {k}, and {_alpha(k, usual)} break even there; here "
+            "its cost was not measured",
+        ]
+        return Diagnosis(REJECTED, numbers, _what_rejects(found))
+    seconds = found.round_seconds or (found.seconds * tau if found.seconds else None)
+    numbers = [f"a round brings {tau:.2f} tokens, so it may cost up to {tau:.2f} plain tokens"]
+    if seconds:
+        numbers.append(
+            f"it takes {1e3 * seconds:.1f} ms, and pays where a plain token takes {1e3 * seconds / tau:.1f} or more"
+        )
+    return Diagnosis(
+        UNKNOWN, numbers, "the same server without speculation: --plain-url URL, or --plain-ms with its time of a token"
+    )

@@ -1,0 +1,170 @@
+"""Finds out what answers at an address, and asks it: vLLM, llama-server, SGLang, or another OpenAI-compatible server.
+
+vLLM and llama-server were run. What is said of SGLang comes from its documentation and was not run here.
+"""
+
+import contextlib
+import time
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from speclab.extensions.servers import counters
+from speclab.extensions.servers.client import Answer, Client, Order, Refused
+from speclab.extensions.servers.counters import Between, Look
+from speclab.extensions.servers.server_record import EngineCounts
+from speclab.system.errors import EnvironmentProblem
+
+VLLM, LLAMA, SGLANG, OTHER = "vLLM", "llama-server", "SGLang", "an OpenAI-compatible server"
+SETTLE_LOOKS, SETTLE_SECONDS = 150, 0.02  # looks until a page has counted a request, and the pause after each
+KEY = "SPECLAB_API_KEY"
+LONGEST_WORD = 60  # characters that are shown of what a server calls something
+
+
+class Asked(NamedTuple):
+    """One answer, and what the server counted meanwhile. shared: it counted requests of others, too."""
+
+    answer: Answer
+    counted: Between | None
+    shared: bool = False
+
+
+@dataclass
+class Server:
+    """What answers at an address. draft_length: as the server itself says it, where it does."""
+
+    client: Client
+    engine: str = OTHER
+    version: str = ""
+    model: str = ""
+    root: str = ""  # the folder or hub name that the model was read from, where that is said
+    draft_length: int | None = None
+    has_page: bool = False
+    remarks: list[str] = field(default_factory=list)
+
+    def look(self) -> Look | None:
+        """Return the counters now; None where the server has none."""
+        return counters.read(self.client.page("/metrics").decode(errors="replace")) if self.has_page else None
+
+    def ask(self, order: Order) -> Asked:
+        """Send a request, and return its answer with what was counted from before it until after it."""
+        before = self.look()
+        answer = self.client.ask(order)
+        if before is None:
+            return Asked(answer, _from_timings(answer))
+        after = self._settled(before, answer.n_tokens)
+        counted = counters.between(before, after)
+        return Asked(answer, counted, counted.n_generated > answer.n_tokens)
+
+    def _settled(self, before: Look, n_tokens: int) -> Look:
+        """Return the counters after `n_tokens` more, which a page may show a moment late.
+
+        Two looks in a row must say the same. The counters of speculation may be later than those of tokens.
+        """
+        now = self.look()
+        assert now
+        for _ in range(SETTLE_LOOKS if self.engine != SGLANG else 0):
+            last, now = now, self.look()
+            assert now
+            if now == last and now.n_generated - before.n_generated >= n_tokens:
+                return now
+            if now.n_generated < before.n_generated:
+                break  # `between` names it
+            if now.n_generated - before.n_generated > 2 * n_tokens and now.n_running:
+                return now  # others ask it all the time, so it never stands still
+            time.sleep(SETTLE_SECONDS)
+        if self.engine != SGLANG and 0 <= now.n_generated - before.n_generated < n_tokens:
+            raise EnvironmentProblem(
+                f"{self.client.url} counts {now.n_generated - before.n_generated} of the {n_tokens} tokens it sent: "
+                "its /metrics page is far behind, or of another engine; give the address of the engine itself"
+            )
+        return now
+
+
+def _from_timings(answer: Answer) -> Between | None:
+    """Return what llama-server says with a response: all of its rounds count as rounds that drafted."""
+    drafted, accepted = (answer.timings.get(name) for name in ("draft_n", "draft_n_accepted"))
+    if type(drafted) is not int or type(accepted) is not int or not 0 <= accepted <= drafted:
+        return None
+    n_rounds = answer.n_tokens - 1 - accepted
+    if not 0 < n_rounds <= drafted:
+        return None
+    counts = EngineCounts(n_drafts=n_rounds, n_drafted=drafted, n_accepted=accepted, accepted_at=[])
+    return Between(answer.n_tokens, counts, None, None)
+
+
+def find(url: str, key: str | None) -> Server:
+    """Return what answers at this address. EnvironmentProblem where nothing does, or where it wants a key."""
+    server = Server(Client(url, key))
+    try:
+        models = server.client.json("/v1/models")
+    except Refused as problem:
+        if " 401" in str(problem) or " 403" in str(problem):
+            raise EnvironmentProblem(f"{url} wants an API key; put it into the variable {KEY}") from None
+        raise EnvironmentProblem(f"{problem}; give the address of an OpenAI-compatible server") from None
+    model = _at(models, "data", 0)
+    server.model, server.root = _word(model, "id"), _word(model, "root")
+    server.client.model = server.model
+    if not server.model:
+        raise EnvironmentProblem(
+            f"{url} offers no model at /v1/models; give the address of an OpenAI-compatible server"
+        )
+    _name(server)
+    return server
+
+
+def _name(server: Server) -> None:
+    """Find out which engine it is, and what it says of itself."""
+    client, problem = server.client, None
+    try:
+        page = client.page("/metrics").decode(errors="replace")
+        look = counters.read(page)
+        server.engine, server.has_page = look.engine, True
+    except Refused:
+        pass
+    except EnvironmentProblem as said:
+        problem = said
+    if props := _page(client, "/props", "build_info", "default_generation_settings"):
+        server.engine, server.version = LLAMA, _word(props, "build_info")
+        server.root = _word(props, "model_path") or server.root
+        if not server.has_page:
+            server.remarks.append("llama-server was started without --metrics: no acceptance by position")
+    elif info := _page(client, "/server_info", "speculative_algorithm", "internal_states"):
+        server.engine, server.version = SGLANG, _word(info, "version")
+        steps = info.get("speculative_num_steps")
+        server.draft_length = steps if type(steps) is int and 0 < steps < counters.MOST_POSITIONS else None
+        server.remarks.append("SGLang is read as its documentation says; this was not run by the lab")
+        if not server.has_page:
+            server.remarks.append("SGLang was started without --enable-metrics: no tokens per round")
+    elif version := _page(client, "/version", "version"):
+        server.engine, server.version = VLLM, _word(version, "version")
+    client.sends_ids = server.engine == VLLM
+    if server.engine == VLLM and not server.has_page:
+        why = f" ({problem})" if problem else ""
+        raise EnvironmentProblem(
+            f"{client.url} is vLLM without counters{why}; start it without --disable-log-stats, and give the engine's "
+            "own address"
+        )
+    if server.engine == OTHER:
+        server.remarks.append(f"{client.url} is no engine that is known here: times and texts only")
+
+
+def _page(client: Client, path: str, *names: str) -> dict[str, Any] | None:
+    """Return a JSON page that has one of these names; None where there is none such."""
+    with contextlib.suppress(EnvironmentProblem):
+        found = client.json(path)
+        if isinstance(found, dict) and any(name in found for name in names):
+            return found
+    return None
+
+
+def _at(found: Any, name: str, place: int) -> Any:
+    try:
+        return found[name][place]
+    except (LookupError, TypeError):
+        return {}
+
+
+def _word(found: Any, name: str) -> str:
+    """Return the last part of what a server calls something: no folders of its machine."""
+    word = found.get(name) if isinstance(found, dict) else None
+    return " ".join(word.split("/")[-1].split())[:LONGEST_WORD] if isinstance(word, str) else ""

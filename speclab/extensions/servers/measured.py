@@ -1,0 +1,152 @@
+"""What was measured of a server, or written down by somebody: counts and seconds, and the ratios that follow."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from speclab.extensions.servers import counters
+from speclab.extensions.servers.counters import Between
+from speclab.extensions.servers.engines import Asked
+from speclab.extensions.servers.server_record import EngineCounts
+from speclab.theory import formulas, positions
+
+Interval = tuple[float, float] | None
+
+
+class Pair(NamedTuple):
+    """One prompt: what the server that speculates answered, and the one that does not, where there is one."""
+
+    kind: str
+    prompt: str
+    speculative: Asked
+    plain: Asked | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Of one server, or of a kind of prompts. Seconds are per token after the first one; None: not known.
+
+    n_rounds: all rounds, those without a draft included. n_tokens: what these made.
+    """
+
+    counts: EngineCounts | None = None
+    n_rounds: float = 0
+    n_tokens: float = 0.0
+    fraction: float | None = None  # f, where no counts are known
+    draft_length: float | None = None  # mean drafted tokens of a round that drafts
+    plain_seconds: float | None = None
+    seconds: float | None = None
+    round_seconds: float | None = None
+    speedup_interval: Interval = None
+    tokens_interval: Interval = None
+    n_running: int = 0  # requests of others that were being answered
+    accept_length: float | None = None  # the server's own word for tokens per round, where it counts nothing else
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Return alpha, accepted / tested tokens; None where some draft came shorter than the others."""
+        counts = self.counts
+        return counters.acceptance_rate(counts, len(counts.accepted_at)) if counts else None
+
+    @property
+    def drafted_fraction(self) -> float | None:
+        """Return f, accepted / drafted tokens."""
+        return counters.as_counts(self.counts, 0).drafted_fraction if self.counts else self.fraction
+
+    @property
+    def tokens_per_round(self) -> float | None:
+        """Return tau."""
+        if self.n_rounds:
+            return self.n_tokens / self.n_rounds
+        if self.accept_length:
+            return self.accept_length
+        known = self.fraction is not None and self.draft_length
+        return 1 + self.fraction * self.draft_length if known else None  # type: ignore[operator]
+
+    @property
+    def drafting_share(self) -> float:
+        """Return the share of rounds that drafted something: a lookup that finds nothing leaves a plain step."""
+        return min(1.0, self.counts.n_drafts / self.n_rounds) if self.counts and self.n_rounds else 1.0
+
+    @property
+    def marginal(self) -> list[float]:
+        """Return the share of drafting rounds that kept each position; empty where it is not counted."""
+        counts = self.counts
+        return positions.marginal_rates(counts.n_drafts, counts.accepted_at) if counts and counts.n_drafts else []
+
+    @property
+    def conditional(self) -> list[float | None]:
+        """Return the share of those rounds that reached each position."""
+        counts = self.counts
+        return positions.conditional_rates(counts.n_drafts, counts.accepted_at) if counts and counts.n_drafts else []
+
+    @property
+    def speedup(self) -> float | None:
+        """Return plain seconds of a token over seconds with speculation."""
+        return self.plain_seconds / self.seconds if self.plain_seconds and self.seconds else None
+
+    @property
+    def round_cost(self) -> float | None:
+        """Return r, the cost of a round in plain tokens."""
+        seconds = self.round_seconds
+        if seconds is None and self.seconds and self.tokens_per_round:
+            seconds = self.seconds * self.tokens_per_round
+        return seconds / self.plain_seconds if seconds and self.plain_seconds else None
+
+
+def of_pairs(pairs: Sequence[Pair], n_running: int = 0, plain_seconds: float | None = None) -> Measured:
+    """Return what the answers to some prompts say together. plain_seconds: given where no plain server was asked."""
+    found = [pair.speculative for pair in pairs]
+    counts = [one.counted.speculation for one in found if one.counted and one.counted.speculation]
+    counted = counters.total(counts) if len(counts) == len(found) else None
+    tokens = [float(one.answer.n_tokens - 1) for one in found]
+    # A first chunk may carry several tokens, whose time is not known: seconds are those of all tokens but one.
+    seconds = [one.answer.seconds_per_token * n for one, n in zip(found, tokens, strict=True)]
+    rounds: list[float] = [float(_n_rounds(one, n)) for one, n in zip(found, tokens, strict=True)] if counted else []
+    plain = [pair.plain.answer.seconds_per_token for pair in pairs if pair.plain]
+    same_work = [each * n for each, n in zip(plain, tokens, strict=False)]  # plain seconds of as many tokens
+    both = len(plain) == len(found)
+    n_tokens = sum(tokens)
+    has_interval = bool(rounds) and min(*rounds, *tokens) > 0
+    lengths = [one.counted.accept_length for one in found if one.counted]
+    return Measured(
+        counts=counted,
+        n_rounds=sum(rounds),
+        n_tokens=n_tokens if rounds else 0.0,
+        draft_length=counted.n_drafted / counted.n_drafts if counted and counted.n_drafts else None,
+        plain_seconds=sum(same_work) / n_tokens if both and n_tokens else plain_seconds,
+        seconds=sum(seconds) / n_tokens if n_tokens else None,
+        round_seconds=sum(seconds) / sum(rounds) if rounds and sum(rounds) else None,
+        speedup_interval=formulas.ratio_interval(same_work, seconds) if both and min(seconds) > 0 else None,
+        tokens_interval=formulas.ratio_interval(tokens, rounds) if has_interval else None,
+        n_running=n_running,
+        accept_length=lengths[-1] if lengths else None,
+    )
+
+
+def _n_rounds(one: Asked, n_tokens: float) -> float:
+    """Return the rounds of an answer. What its drafts do not explain came from rounds that drafted nothing."""
+    counts = one.counted.speculation if one.counted else None
+    assert counts
+    if one.shared:  # the counts are of all requests, this one's share is not known
+        made = counts.n_drafts + counts.n_accepted
+        return n_tokens * counts.n_drafts / made if made else n_tokens
+    return counts.n_drafts + max(0, n_tokens - counts.n_drafts - counts.n_accepted)
+
+
+def of_pages(found: Between, plain_seconds: float | None, seconds: float | None, n_running: int) -> Measured:
+    """Return what two pages say of all requests between them, with the seconds that somebody has measured."""
+    counts = found.speculation
+    made = counts.n_drafts + counts.n_accepted if counts else 0
+    if seconds is None and found.round_seconds and counts and counts.n_drafts:
+        seconds = found.round_seconds * counts.n_drafts / made
+    return Measured(
+        counts=counts,
+        n_rounds=counts.n_drafts if counts else 0,
+        n_tokens=made,
+        draft_length=counts.n_drafted / counts.n_drafts if counts and counts.n_drafts else None,
+        plain_seconds=plain_seconds,
+        seconds=seconds,
+        n_running=n_running,
+        accept_length=found.accept_length,
+    )

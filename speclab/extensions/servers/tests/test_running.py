@@ -1,0 +1,144 @@
+"""The command against simulated servers: what it finds is what was drawn, and what is wrong is one line."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+
+from speclab.extensions.servers import asking, engines, inputs, measured
+from speclab.extensions.servers.client import Order
+from speclab.extensions.servers.tests.simulated import Simulated
+from speclab.system.errors import EnvironmentProblem
+from speclab.system.paths import ROOT
+
+RATES = (0.8, 0.6, 0.5, 0.4)
+PROMPTS = [asking.Prompt(("code", "prose")[i % 2], f"prompt {i}") for i in range(8)]
+
+
+def asked(fake, plain=None, n=40):
+    """Every prompt once; the rounds of the warm-up are forgotten."""
+    servers = [engines.find(one.url, None) if one else None for one in (fake, plain)]
+    pairs = asking.ask_all(*servers, PROMPTS, n, True, math.inf)
+    return pairs, fake.rounds[-sum(pair.speculative.counted.speculation.n_drafts for pair in pairs) :]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "llama"])
+def test_what_is_measured_is_what_was_drawn(engine):
+    with Simulated(engine, RATES, seed=3) as fake:
+        pairs, rounds = asked(fake)
+    found, kept = measured.of_pairs(pairs), [n for _, n in rounds]
+    assert found.counts.n_drafts == len(rounds)
+    assert found.counts.accepted_at == [sum(n > place for n in kept) for place in range(4)]
+    assert found.tokens_per_round == pytest.approx(39 * 8 / len(rounds)), "what is kept behind the end makes no text"
+    assert found.drafted_fraction == pytest.approx(sum(kept) / sum(n for n, _ in rounds))
+    low, high = found.tokens_interval
+    assert low < found.tokens_per_round < high
+    by_kind = [measured.of_pairs([pair for pair in pairs if pair.kind == kind]) for kind in ("code", "prose")]
+    assert sum(one.counts.n_accepted for one in by_kind) == found.counts.n_accepted
+    answers = [pair.speculative.answer for pair in pairs]
+    assert found.seconds == pytest.approx(sum(one.decode_seconds for one in answers) / (39 * 8))
+
+
+def test_rounds_that_draft_nothing_are_rounds():
+    """What is kept behind the end of a text hides at most as many of them."""
+    with Simulated("vllm", RATES, seed=1, idle=0.5) as fake:
+        pairs, _ = asked(fake)
+        made, warm_up = 1, 0
+        while made < asking.WARM_UP_TOKENS:
+            made, warm_up = made + fake.rounds[warm_up][1] + 1, warm_up + 1
+        rounds = fake.rounds[warm_up:]
+    n_rounds = sum(measured._n_rounds(pair.speculative, 39) for pair in pairs)
+    drafting = [kept for drafted, kept in rounds if drafted]
+    assert len(drafting) < n_rounds <= len(rounds) <= n_rounds + len(RATES) * len(pairs)
+    assert measured.of_pairs(pairs).tokens_per_round == 39 * 8 / n_rounds < 1 + sum(drafting) / len(drafting)
+
+
+def test_llama_server_without_its_page_says_f_and_tokens_of_a_round():
+    with Simulated("llama", RATES, seed=3) as fake:
+        fake.metrics_on = False
+        server = engines.find(fake.url, None)
+        found = server.ask(Order("x", 40))
+        drafted, kept = sum(n for n, _ in fake.rounds), sum(n for _, n in fake.rounds)
+    assert (server.engine, server.has_page) == ("llama-server", False)
+    counts = found.counted.speculation
+    assert (counts.n_drafted, counts.n_accepted, counts.accepted_at) == (drafted, kept, [])
+    assert counts.n_drafts == 39 - kept
+
+
+def test_sglang_is_read_as_documented_and_that_is_said(command):
+    with Simulated("sglang", RATES, seed=3) as fake:
+        code, out, _ = command("--url", fake.url, "--max-new-tokens", 16)
+        mean = sum(kept + 1 for _, kept in fake.rounds) / len(fake.rounds)
+    assert code == 0
+    assert "was not run by the lab" in out
+    assert f"{mean:.2f}" in out
+
+
+def test_another_server_has_times_and_texts_only(command, plain):
+    with Simulated("other") as fake, Simulated("other") as other:
+        code, out, _ = command("--url", fake.url, "--plain-url", other.url, "--max-new-tokens", 16)
+    assert code == 0
+    assert "times and texts only" in out
+    assert "12 of 12" in out
+
+
+@pytest.mark.parametrize("rates", [(0.9,) * 12, (0.02, 0.0), (1.0,)])
+def test_the_first_screen_has_at_most_25_lines(rates, command):
+    with Simulated(rates=rates) as fake, Simulated() as plain:
+        _, out, _ = command("--url", fake.url, "--plain-url", plain.url, "--max-new-tokens", 16)
+    assert len(out.splitlines()) <= 25
+    assert max(map(len, out.splitlines())) <= 110
+    assert "ANSWER" in out
+
+
+def test_a_page_may_be_a_moment_late(fake):
+    server = engines.find(fake.url, None)
+    fake.late = 4
+    found = server.ask(Order("x", 40))
+    assert fake.late == 0
+    assert found.counted.n_generated == 40
+    assert found.counted.speculation.n_drafts == len(fake.rounds)
+
+
+def test_a_page_that_stays_behind_is_one_line(fake):
+    server = engines.find(fake.url, None)
+    fake.late = 10**6
+    with pytest.raises(EnvironmentProblem, match="counts 0 of the 40 tokens"):
+        server.ask(Order("x", 40))
+
+
+def test_somebody_elses_tokens_are_noticed(fake, command):
+    fake.busy = 7
+    _, out, _ = command("--url", fake.url, "--max-new-tokens", 16)
+    assert "others asked the server meanwhile" in out
+
+
+def test_what_was_measured_before_a_failure_stays(fake, command):
+    """The server goes away after some prompts."""
+    usual, count = fake.text_of, iter(range(1000))
+
+    def text_of(prompt, n):
+        if next(count) == 5:
+            fake.answer = (500, b"out of memory")
+        return usual(prompt, n)
+
+    fake.text_of = text_of
+    code, out, err = command("--url", fake.url, "--max-new-tokens", 16)
+    assert code == 0
+    assert "only the first 5 of 12 prompts are counted" in err
+    assert "out of memory" in err
+    assert "ANSWER" in out
+
+
+def test_the_command_needs_no_torch():
+    code = "import sys; from speclab.extensions.servers import __main__ as m, running, written\n"
+    code += "m.main(['--acceptance', '0.35', '-k', '4'])\n"
+    code += "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'matplotlib')))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, capture_output=True).returncode == 0
+
+
+def test_the_labs_own_prompts_have_kinds_in_turns():
+    prompts = inputs.prompts_of(None)
+    assert [one.kind for one in prompts[:3]] == ["code", "question", "copy"]
+    assert len(prompts) == 12

@@ -1,0 +1,82 @@
+"""Do two servers write the same text? Where not, the plain server's own log-probabilities say whether it is a tie."""
+
+import contextlib
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from speclab.extensions.servers.client import ANSWER_SECONDS, TOKEN_SECONDS, Order, path_of
+from speclab.extensions.servers.engines import Server
+from speclab.extensions.servers.measured import Pair
+from speclab.system.errors import EnvironmentProblem
+
+# A logit of 16 to 32 in bfloat16 is rounded to an eighth, and two of them may be off by one step each.
+TIE = 0.25  # nats between two tokens, up to which rounding alone may decide
+MOST_ASKED = 5  # texts that are asked again
+TOP = 5
+Verdict = str
+SAME, TIED, UNEXPLAINED, UNJUDGED = "same", "tie within rounding", "not explained", "not judged"
+
+
+class Step(NamedTuple):
+    """One token of a text, and the most probable ones at its place."""
+
+    token: str
+    top: dict[str, float]  # token -> log-probability
+
+
+def judge(pairs: Sequence[Pair], plain: Server, chat: bool) -> list[Verdict]:
+    """Return a verdict for each prompt. The first texts that differ are asked for again, with log-probabilities."""
+    found: list[Verdict] = []
+    for pair in pairs:
+        assert pair.plain
+        ours, other = pair.plain.answer, pair.speculative.answer
+        if ours.text == other.text:
+            found.append(SAME)
+        elif sum(verdict != SAME for verdict in found) >= MOST_ASKED:
+            found.append(UNJUDGED)
+        else:
+            steps = asked_again(plain, Order(pair.prompt, ours.n_tokens, chat))
+            found.append(verdict(steps, other.text))
+    return found
+
+
+def verdict(steps: Sequence[Step], other: str) -> Verdict:
+    """Return whether the token where `other` leaves the plain text was as probable as the plain one."""
+    place = 0
+    for step in steps:
+        if not step.token or not other.startswith(step.token, place):
+            break
+        place += len(step.token)
+    else:
+        return UNJUDGED  # asked again, the plain server writes the other text, or nothing that can be read
+    ended = place >= len(other)  # it stopped there, and no text shows the token that says so
+    if ended or not step.token or step.token not in step.top or "\ufffd" in step.token:
+        return UNJUDGED
+    rivals = [token for token in step.top if token and token != step.token and other.startswith(token, place)]
+    if not rivals:
+        return UNEXPLAINED
+    return TIED if step.top[step.token] - step.top[max(rivals, key=len)] <= TIE else UNEXPLAINED
+
+
+def asked_again(server: Server, order: Order) -> list[Step]:
+    """Return the steps of a greedy answer; none where the server sends no log-probabilities."""
+    wish = {"logprobs": True, "top_logprobs": TOP} if order.chat else {"logprobs": TOP}
+    seconds = ANSWER_SECONDS + TOKEN_SECONDS * order.n_tokens
+    with contextlib.suppress(EnvironmentProblem, LookupError, TypeError, AttributeError, ValueError):
+        said = server.client.post(path_of(order), server.client.body(order) | wish, seconds)["choices"][0]["logprobs"]
+        if "content" in said:
+            return [Step(one["token"], {**_tops(one["top_logprobs"]), **_tops([one])}) for one in said["content"]]
+        chosen = zip(said["tokens"], said["token_logprobs"], said["top_logprobs"], strict=True)
+        return [Step(token, {**_finite(top), **_finite({token: own})}) for token, own, top in chosen]
+    return []
+
+
+def _tops(found: list[dict[str, Any]]) -> dict[str, float]:
+    return _finite({one["token"]: one["logprob"] for one in found})
+
+
+def _finite(found: dict[str, Any]) -> dict[str, float]:
+    return {
+        token: float(value) for token, value in found.items() if isinstance(token, str) and math.isfinite(float(value))
+    }
