@@ -29,7 +29,7 @@ from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength, RoundCosts
 from speclab.drafts.suffix import SuffixDrafter
 from speclab.lab.instruments import LoopFunctions, with_phases
-from speclab.models import rounding
+from speclab.models import wider
 from speclab.models.backends import eager
 from speclab.models.cached import CachedModel
 from speclab.models.rounding import Reference
@@ -734,7 +734,7 @@ def test_the_copy_in_higher_precision_is_made_once_and_is_wider():
 
 @pytest.mark.parametrize(("free", "dtype"), [(10**12, torch.float64), (1000, torch.float32), (None, torch.float64)])
 def test_without_room_for_the_copy_the_models_own_logits_stand_for_it(monkeypatch, free, dtype):
-    monkeypatch.setattr(rounding, "free_memory", lambda device: free)
+    monkeypatch.setattr(wider, "free_memory", lambda device: free)
     reference = Reference(tiny("llama", dtype=torch.float32))
     reference.logits(PROMPT_IDS[:, :1], PROMPT_IDS[:, 1:], VOCAB)
     assert reference._higher.dtype == dtype

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from speclab.models import checks, rounding
+from speclab.models import checks
 from speclab.models.backends import compiled, cuda_graphs, packages
 from speclab.models.backends.compiled import Program
 from speclab.models.backends.cuda_graphs import GraphedModel
@@ -244,8 +244,7 @@ def check(
     """Decode a few tokens through the backend itself and compare with the model's own uncached logits.
 
     Rejected tokens are fed and rolled back on the way, and with CUDA graphs the text outgrows a bucket, with sliding
-    windows the window. Raises NoFastBackend where the logits differ by more than the bound of
-    speclab/models/rounding.py.
+    windows the window. Raises NoFastBackend where the logits differ by more than rounding explains.
     """
     n_tokens = max(checks.N_TOKENS, cuda_graphs.BUCKET + 8 if fast.graphed else 0)
     if isinstance(fast, ExportedModel) and fast.programs:
@@ -258,10 +257,8 @@ def check(
     text = checks.random_text(model, n_tokens)
     right = checks.uncached_logits(model, text, **part)[:, -sum(widths) :]
     logits = checks.cached_logits(CachedModel(model, fast=fast), text, widths=widths, wrong=wrong)
-    gap, allowed = checks.gap(model, logits, right), rounding.bound(right)
-    if not gap <= allowed:  # not a number is no agreement either
-        how = rounding.bound_in_words(right.dtype)
-        raise NoFastBackend(f"its fast logits are off by {gap:.1e} where rounding explains {allowed:.1e} ({how})")
+    if difference := checks.unexplained(model, [checks.in_two(model, text)], logits, right):
+        raise NoFastBackend(f"its fast logits are off by {difference}")
 
 
 def fastest(passes: list[tuple[CachedModel, int]]) -> list[float]:

@@ -1,23 +1,29 @@
 """How far may two computations of the same logits lie apart by rounding alone?
 
 One rounding unit is eps(dtype) * max|logit|. Passes of other widths add the same numbers in another order, so their
-logits differ by some units. Measured: 3 to 10 in float32 and float64, 0.5 to 3 in bfloat16, whose sums are taken in
-float32. A model that is wrong is off by a good part of its largest logit.
+logits differ by some units: in small models by 3 to 10 in float32 and float64, and by 0.5 to 3 in bfloat16, whose sums
+are taken in float32. `bound` grants a number of units to every model. Each layer adds rounding, and a text may have
+places where a trained model enlarges it much: SmolLM2 (30 layers) differs by 85 units at one token of 24, and by 10 at
+the others. So where `bound` is passed, `Reference.moved` measures in uncached passes how far rounding moves the logits
+of each row, and MARGIN times that is granted. No cache has a part in it. A model that is wrong is off by a good
+part of its largest logit.
 """
 
 import contextlib
-import copy
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from speclab.models.memory import USABLE, free_memory
-from speclab.models.outside.placement import why_eager
 from speclab.models.uncached import logits_after
+from speclab.models.wider import in_higher_precision
 
 UNITS = {torch.float64: 64, torch.float32: 64}  # rounding units that are allowed between two right computations
 HALF_WIDTH_UNITS = 8  # the same for bfloat16 and float16
+SAMPLES = 8  # uncached passes, each of which rounds in another way
+MARGIN = 4  # times the most that rounding moved a row in these passes: two computations, each by twice as much
 FLOOR = 2  # units that are always granted, also where a computation in higher precision found fewer
 LIKELY = 64  # the number of a row's most probable tokens whose rounding is looked at
 LEAST_DEVIATION = 0.3  # standard deviation of the rounding to the next number of a dtype, in units of that logit
@@ -89,31 +95,42 @@ def differences(logits: Tensor, right: Tensor) -> Tensor:
 class Reference:
     """A model's uncached logits, in its own dtype and in the next higher precision.
 
-    The copy in higher precision is made once, when it is first asked for, and kept. Where the device has no float64, or
-    memory no room, the model's own logits stand for it.
+    The copy in higher precision is made once, when it is first asked for, and kept; it shares the model's weights
+    (speclab/models/wider.py). Where the device has no float64, or memory no room, the model's own logits stand for it.
     """
 
     def __init__(self, model: PreTrainedModel):
         self._model = model
         self._higher: PreTrainedModel | None = None
 
-    def logits(self, prompt: Tensor, text: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
+    def logits(self, prompt: Tensor, text: Tensor, vocab_size: int, n_last: int | None = None) -> tuple[Tensor, Tensor]:
         """Return the logits after the prompt and after each token of the text: in the model's dtype, and in higher
-        precision.
+        precision. n_last: only those of the last `n_last` rows.
 
         (1, n) and (1, m) ids -> (m + 1, vocab_size) on the CPU, twice
         """
         if self._higher is None:
             self._higher = _in_higher_precision(self._model)
-        own = self._own(prompt, text, vocab_size)
+        own = _logits_of(self._model, prompt, text, vocab_size, n_last)
         try:
-            higher = _logits_of(self._higher, prompt, text, vocab_size)
+            higher = _logits_of(self._higher, prompt, text, vocab_size, n_last)
         except RuntimeError:  # a kernel of this model has no such precision
             self._higher, higher = self._model, own
         return own, higher.double()
 
-    def _own(self, prompt: Tensor, text: Tensor, vocab_size: int) -> Tensor:
-        return _logits_of(self._model, prompt, text, vocab_size)
+    def moved(self, prompt: Tensor, text: Tensor, vocab_size: int, n_last: int, n_samples: int = SAMPLES) -> Tensor:
+        """Return how far rounding moves a logit of each of the last `n_last` rows, at most, in `n_samples` uncached
+        passes that round in different ways.  (1, n) and (1, m) ids -> (n_last,), or (m + 1,) where that is less
+
+        The passes differ in the last bits of the embeddings, so that every sum in them is rounded anew.
+        """
+        own, higher = self.logits(prompt, text, vocab_size, n_last)
+        farthest = differences(own.double(), higher).amax(-1)
+        with _other_last_bits(self._model):
+            for _ in range(n_samples - 1):
+                own = _logits_of(self._model, prompt, text, vocab_size, n_last)
+                farthest = torch.maximum(farthest, differences(own.double(), higher).amax(-1))
+        return farthest
 
     def with_deviations(self, prompt: Tensor, text: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
         """Return the best known logits after the prompt and each token of the text, and the standard deviation of the
@@ -125,7 +142,7 @@ class Reference:
         are good enough, with a part of the bound that rounding explains, and no copy is made.
         """
         if self._model.dtype in UNITS:
-            own = self._own(prompt, text, vocab_size)
+            own = _logits_of(self._model, prompt, text, vocab_size)
             return own, torch.tensor([bound(row) / 4 for row in own], dtype=torch.float64)
         own, right = self.logits(prompt, text, vocab_size)
         if self._higher is not self._model:
@@ -135,20 +152,29 @@ class Reference:
 
 
 @torch.inference_mode()
-def _logits_of(model: PreTrainedModel, prompt: Tensor, text: Tensor, vocab_size: int) -> Tensor:
-    return logits_after(model, prompt.to(model.device), text.to(model.device))[0, :, :vocab_size].cpu()
+def _logits_of(
+    model: PreTrainedModel, prompt: Tensor, text: Tensor, vocab_size: int, n_last: int | None = None
+) -> Tensor:
+    logits = logits_after(model, prompt.to(model.device), text.to(model.device), n_last)[0, :, :vocab_size]
+    return logits[-(n_last or 0) :].cpu()
 
 
 def _in_higher_precision(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a copy in the next wider float type, or the model itself where there is none or no room for it."""
-    wider = torch.float64 if model.dtype in (torch.float32, torch.float64) else torch.float32
-    n_bytes = sum(p.numel() for p in model.parameters()) * wider.itemsize
-    free = free_memory(model.device)
-    if why_eager(model) or model.dtype == torch.float64 or (wider == torch.float64 and model.device.type == "mps"):
-        return model
-    if free is not None and n_bytes > USABLE * free:
-        return model
-    copied = copy.deepcopy(model).to(dtype=wider)  # type: ignore[call-arg]
-    with contextlib.suppress(AttributeError, ValueError):  # the fast kernels for experts have no float64
-        copied.set_experts_implementation("eager")
-    return copied
+    """Return the copy in higher precision, or the model itself where there is none."""
+    return in_higher_precision(model) or model
+
+
+@contextlib.contextmanager
+def _other_last_bits(model: PreTrainedModel) -> Iterator[None]:
+    """While this is open, every pass of the model reads embeddings that differ by a rounding, by chance."""
+    generator = torch.Generator().manual_seed(0)
+
+    def changed(module: Any, args: Any, embedded: Tensor) -> Tensor:
+        by = 2 * torch.rand(embedded.shape, generator=generator) - 1
+        return embedded + by.to(embedded) * torch.finfo(embedded.dtype).eps * embedded
+
+    handle = model.get_input_embeddings().register_forward_hook(changed)
+    try:
+        yield
+    finally:
+        handle.remove()

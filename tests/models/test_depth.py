@@ -1,0 +1,112 @@
+"""Models of real depth pass the checks at load, and what is broken is refused at every depth.
+
+The random ones are narrow, and their weights are large, so that their logits spread as a trained model's do (about 25).
+"""
+
+import functools
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from speclab.models import checks, engine_choice, rounding
+from speclab.models.backends import eager, exported
+from speclab.models.backends.exported import ExportedModel
+from speclab.models.cached import CachedModel
+from speclab.models.rounding import Reference
+from speclab.system.errors import EnvironmentProblem
+
+SMOLLM2 = os.environ.get("SPECLAB_SMOLLM2", "")
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+SIZES |= {"vocab_size": 300, "head_dim": 16, "tie_word_embeddings": False, "initializer_range": 0.15}
+KINDS = {
+    "llama-24": (LlamaForCausalLM, LlamaConfig(**SIZES, num_hidden_layers=24)),
+    "qwen2-32": (Qwen2ForCausalLM, Qwen2Config(**SIZES, num_hidden_layers=32)),
+    "gemma3-40": (Gemma3ForCausalLM, Gemma3TextConfig(**SIZES, num_hidden_layers=40, sliding_window=12)),
+}
+no_smollm2 = pytest.mark.skipif(not SMOLLM2, reason="SPECLAB_SMOLLM2 names no folder of a converted SmolLM2")
+NAMES = [*KINDS, pytest.param("smollm2", marks=no_smollm2)]
+
+
+@functools.cache
+def deep(name: str) -> PreTrainedModel:
+    """The model in float32, with logits that spread as a trained model's do."""
+    if name == "smollm2":
+        return AutoModelForCausalLM.from_pretrained(SMOLLM2, dtype=torch.float32).eval()
+    kind, config = KINDS[name]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = kind(config).eval()
+    logits = checks.uncached_logits(model, checks.random_text(model))
+    with torch.no_grad():
+        model.lm_head.weight *= 25 / rounding.spread(logits)
+    return model
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_right_models_pass_however_deep_they_are(name):
+    model = deep(name)
+    logits = checks.uncached_logits(model, checks.random_text(model))
+    assert 15 < rounding.spread(logits) < 40
+    checks.check_model(model)
+    fast, why = engine_choice.build(model)
+    assert fast is not None, why
+
+
+def no_rollback(monkeypatch) -> None:
+    monkeypatch.setattr(eager.EagerBackend, "crop", lambda self, n_tokens, length: None)
+
+
+def too_short_a_rollback(monkeypatch) -> None:
+    right = eager.EagerBackend.crop
+    monkeypatch.setattr(eager.EagerBackend, "crop", lambda self, n, length: right(self, max(n - 1, 0), length))
+
+
+@pytest.mark.parametrize("broken", [no_rollback, too_short_a_rollback])
+@pytest.mark.parametrize("name", NAMES)
+def test_broken_rollbacks_are_refused_however_deep_the_model_is(name, broken: Callable, monkeypatch):
+    model = deep(name)
+    broken(monkeypatch)
+    with pytest.raises(EnvironmentProblem, match="cannot be rolled back"):
+        checks.check_model(model)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_wrong_positions_are_no_fast_engine_however_deep_the_model_is(name, monkeypatch):
+    model, right = deep(name), ExportedModel.forward
+
+    def forward(fast: ExportedModel, ids: Tensor, positions: Tensor, *more, **kernels) -> Tensor:
+        return right(fast, ids, (positions - 1).clamp(min=0), *more, **kernels)
+
+    monkeypatch.setattr(exported.ExportedModel, "forward", forward)
+    fast, why = engine_choice.build(model)
+    assert fast is None
+    assert "off by" in why
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_where_the_floor_is_passed_the_models_own_rounding_decides(name, monkeypatch):
+    """With a floor of almost nothing the measured bound holds for right passes, and no wrong one gets through."""
+    monkeypatch.setattr(rounding, "UNITS", {torch.float32: 1e-3})
+    model = deep(name)
+    text = checks.random_text(model)
+    right = checks.uncached_logits(model, text)[:, -10:]
+    parts = [checks.in_two(model, text)]
+    logits = checks.cached_logits(CachedModel(model), text, wrong=checks.WRONG)
+    assert checks.unexplained(model, parts, logits, right) is None
+    moved = Reference(model).moved(*parts[0], right.shape[-1], 10)
+    assert (moved > 0).all()
+    logits[0, 4, 7] += 3 * rounding.MARGIN * moved[4]  # a single logit
+    assert "uncached logits" in checks.unexplained(model, parts, logits, right)
