@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import Cache
 
 from speclab.extensions.recurrent import backend, family
