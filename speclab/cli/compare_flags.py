@@ -14,6 +14,7 @@ SIZES = {
     "quick": (2, 48, 1, "2,4", "0,0.8"),
     "full": (0, 128, 1, "2,4,6,auto", "0,0.8"),
 }
+ANSWER_TOKENS = 192  # of an answer to one of --texts, at most
 USUAL_DRAFTS = "model,ngram"
 LAB_DRAFTS = "model,feature,hybrid"  # of a comparison with the lab's own target
 
@@ -60,6 +61,8 @@ def filled(args: argparse.Namespace, size: str) -> argparse.Namespace:
     is_lab = args.target == LAB_TARGET or sizes.is_lab_size(args.target)
     drafts = LAB_DRAFTS if is_lab else USUAL_DRAFTS
     defaults = {"draft": drafts} | dict(zip(SIZE_FLAGS, SIZES[size], strict=True))
+    if args.texts:
+        defaults["max_new_tokens"] = ANSWER_TOKENS
     filled = flags.with_defaults(args, defaults)
     filled.has_typed_lengths = args.draft_length is not None
     return filled

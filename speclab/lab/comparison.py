@@ -11,7 +11,7 @@ from speclab.lab.acceptance_probs import CostTable, calibrated, note_own_rates, 
 from speclab.lab.harness import Measurement, measure, mixed
 from speclab.lab.output_checks import judge
 from speclab.lab.replay import rounds_of_texts
-from speclab.lab.rows import build_row, groups_of, halves, rows_of_group
+from speclab.lab.rows import build_row, ended, groups_of, halves, rows_of, rows_of_group
 from speclab.lab.run_config import RunConfig
 from speclab.models.memory import is_mixture_of_experts, weights_read
 from speclab.models.prompts import Prompt
@@ -102,6 +102,7 @@ def comparison_record(config: RunConfig, measured: Measurement, costs: CostTable
         },
         headline=headline(measured, config.common),
         rows=build_rows(config, measured, costs),
+        ended=rows_of(ended(measured.lines), config.common) or None,
         raw=[line.recorded() for line in measured.lines],
     )
 

@@ -19,7 +19,8 @@ from speclab.core.rounds import Round
 from speclab.models.family import family_of
 from speclab.models.outside.generation import settings_of_the_lab
 from speclab.records.arms import BEAM, Arm
-from speclab.records.log import RoundCounts
+from speclab.records.log import End, RoundCounts
+from speclab.records.rows import as_written
 from speclab.system.errors import EnvironmentProblem
 
 
@@ -63,6 +64,21 @@ class Decoding:
         self.tokens += round_.tokens
         if self.done:
             self._rounds = iter(())  # frees the caches, which the next decoding may take
+
+    def end(self, eos: frozenset[int]) -> End | None:
+        """Return where the answer ends at the first of these ids. Whole rounds count: the loop makes no half ones.
+
+        None where the rounds are not known.
+        """
+        if not self.log and len(self.tokens) > 1:
+            return None
+        n = next((i for i, token in enumerate(self.tokens, 1) if token in eos), len(self.tokens))
+        seconds, n_made = 0.0, 1
+        for _, its_seconds, round_ in self.log:
+            if n_made >= n:
+                break
+            seconds, n_made = seconds + its_seconds, n_made + len(round_.tokens)
+        return End(n, as_written(seconds))
 
 
 # --- the library's own decoders ---------------------------------------------------------------------------------------

@@ -231,6 +231,7 @@ def _line_of(bench: Bench, decoding: Decoding, sampling: Sampling, prompts: list
         decoding.tokens,
         decoding.counts if decoding.arm.speculative else None,  # the baseline: a pass for a token
         decoding.rounds,
+        decoding.end(bench.setup.eos) if prompts[index].chat else None,
     )
     return line
 

@@ -1,11 +1,12 @@
 """Makes the rows of a record from the lines of the log. This is the only place where a measurement becomes a ratio."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from speclab.core.counts import Counts
 from speclab.records.arms import BASELINE, BASELINE_REPEAT, Arm
-from speclab.records.log import SUMS, Line
+from speclab.records.log import SUMS, Line, RoundCounts
 from speclab.records.rows import OwnRate, Row
 from speclab.theory.formulas import book_formula, ratio_interval
 
@@ -105,6 +106,58 @@ def build_row(arm: Arm, lines: list[Line], baseline: list[Line], common: dict[st
         own_rates=[OwnRate(name=name, mean=total / counts.n_emitted) for name, total in sums.items()] or None,
         same_as_baseline=all(b.texts == s.texts for b, s in pairs) if has_texts else None,
     )
+
+
+def ended(log: list[Line]) -> list[Line]:
+    """Return the greedy lines as they would be if every answer had stopped at its end token.
+
+    A text that ends elsewhere than the baseline's, which a near-tie may cause, is left out, and so is an answer of one
+    token, which is decoded by the pass over the prompt.
+    """
+    right = {line.prompt_index: line for line in log if line.arm == BASELINE and line.temperature == 0}
+    found = []
+    for line in log:
+        baseline = right.get(line.prompt_index)
+        if baseline and line.temperature == 0 and line.ends and baseline.ends:
+            lengths = [end.n_tokens for end in line.ends]
+            if min(lengths) > 1 and lengths == [end.n_tokens for end in baseline.ends]:
+                found.append(_up_to_its_ends(line))
+    return found
+
+
+def _up_to_its_ends(line: Line) -> Line:
+    """Return a line whose rounds, counts and seconds are those up to the end of each of its texts."""
+    rounds = [_up_to(end.n_tokens, made) for end, made in zip(line.ends, line.rounds, strict=bool(line.draft))]
+    rounds = rounds if line.draft else []
+    made = [one for of_text in rounds for one in of_text]
+    n_emitted = sum(end.n_tokens - 1 for end in line.ends)
+    found = replace(line, rounds=rounds, texts=[], decode_seconds=[end.seconds for end in line.ends], n_replays=None)
+    found.n_emitted = found.n_rounds = n_emitted
+    if line.draft:
+        n_cut = sum(_ends_inside(end.n_tokens, of_text) for end, of_text in zip(line.ends, rounds, strict=True))
+        found.n_rounds = len(made)
+        found.n_drafted, found.n_accepted = sum(o.n_drafted for o in made), sum(o.n_accepted for o in made)
+        found.n_rejected = sum(one.n_accepted < one.n_drafted for one in made) - n_cut
+    return found
+
+
+def _up_to(n_tokens: int, rounds: list[RoundCounts]) -> list[RoundCounts]:
+    """Return the rounds that make a text of so many tokens. In the last one, drafted tokens behind the end are not
+    accepted."""
+    kept, n_made = [], 1  # the pass over the prompt makes the first token
+    for made in rounds:
+        if n_made >= n_tokens:
+            break
+        kept.append(made._replace(n_accepted=min(made.n_accepted, n_tokens - n_made)))
+        n_made += made.n_accepted + 1
+    return kept
+
+
+def _ends_inside(n_tokens: int, rounds: list[RoundCounts]) -> bool:
+    """Tell whether an accepted token ends the text with drafted ones behind it, about which nothing was decided."""
+    last = rounds[-1]
+    n_before = 1 + sum(made.n_accepted + 1 for made in rounds[:-1])
+    return n_before + last.n_accepted == n_tokens and last.n_accepted < last.n_drafted
 
 
 def groups(log: list[Line]) -> dict[str, set[int]]:

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from speclab.drafts import registry
-from speclab.present import report, tables
+from speclab.present import by_kind, report, tables
 from speclab.present.run_lines import floor_text, marked, provenance, remarks, rough_line, wrong_line
 from speclab.present.tables import (
     Block,
@@ -70,7 +70,8 @@ def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = No
         ]
     )
     head = Lines([report.functions_line(run)])
-    return tables.show([head, agreement, rough, *speeds, facts, Lines(where or [])], markdown)
+    kinds = [block for shown in runs for block in by_kind.blocks(shown)]
+    return tables.show([head, agreement, rough, *speeds, *kinds, facts, Lines(where or [])], markdown)
 
 
 def page(run: ComparisonRun, name: str) -> str:

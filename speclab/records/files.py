@@ -31,11 +31,11 @@ OPTIONAL = (
     *("unchecked", "probe", "weight_bytes", "bandwidth", "padded", "gpu_state", "n_without_drafts"),
     *("lossy_rule", "total_variation", "n_replays", "own_rates"),
     *("best_plain", "speedup_best_plain", "best_plain_low", "best_plain_high", "oracle"),
-    *("branches", "loops", "distance", "again"),
+    *("branches", "loops", "distance", "again", "ended"),
     *("choice", "band_low", "band_high", "time_low", "time_high", "noise"),
     *("chosen", "raw", "n_distinct", "row_by_row"),
 )
-LISTS = ("rounds", "texts")  # and these where they are empty
+LISTS = ("rounds", "texts", "ends")  # and these where they are empty
 
 Record = TypeVar("Record", bound=Head)
 Parsed = TypeVar("Parsed", bound=RecordPart)

@@ -24,6 +24,14 @@ class RoundCounts(NamedTuple):
     looked_up: bool = False
 
 
+class End(NamedTuple):
+    """Where an answer ends: its new tokens up to the end token, and the seconds of decoding that it took. A text
+    without an end token ends with its last one."""
+
+    n_tokens: Count
+    seconds: Amount
+
+
 @dataclass(kw_only=True)
 class Line(ArmCounts):
     """The log of one arm on one prompt at one temperature. The lists have one entry for each repeat.
@@ -43,6 +51,7 @@ class Line(ArmCounts):
     lossy_rule: str | None = None  # that judged its drafted tokens; absent: a lossless one did, or there were none
     distance: Amount | None = None  # with a lossy rule, the sum of speclab/lab/output_checks.py; absent: not measured
     own_rates: dict[str, float] | None = None  # the sums of `note_own_rates`, speclab/lab/acceptance_probs.py
+    ends: list[End] = field(default_factory=list)  # of an answer in a chat; absent: not looked for
     texts: list[list[int]] = field(default_factory=list)  # new tokens; no record holds them
 
     @classmethod
@@ -71,8 +80,10 @@ class Line(ArmCounts):
         tokens: list[int],
         counts: Counts | None = None,
         rounds: Sequence[RoundCounts] = (),
+        end: End | None = None,
     ) -> None:
         """Book one more decoding; without `counts` it made one pass for every token."""
+        self.ends += [end] if end else []
         self.prefill_seconds.append(prefill)
         self.decode_seconds.append(decode)
         self.texts.append(tokens)
@@ -93,7 +104,7 @@ class Line(ArmCounts):
         if other.again:
             self._average(other, other.again)
             return
-        for name in ("prefill_seconds", "decode_seconds", "texts", "rounds"):
+        for name in ("prefill_seconds", "decode_seconds", "texts", "rounds", "ends"):
             setattr(self, name, [*getattr(self, name), *getattr(other, name)])
         for name in SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))

@@ -110,4 +110,5 @@ class ComparisonRun(LabRun):
     weight_bytes: Count | None = None  # that each target pass reads; absent with experts and in older records
     bandwidth: Amount | None = None  # bytes a second that the machine reads; absent in older records
     best_plain: str | None = None  # method of the fastest plain decoding; absent in older records
+    ended: list[Row] | None = None  # greedy answers up to their end token; absent where no chat was decoded
     padded: "ComparisonRun | None" = None  # a short run of the same pair at the price of a larger one

@@ -1,0 +1,55 @@
+"""Tables of a comparison by kind of text, for answers in a chat: the whole budget, and up to the end token."""
+
+from speclab.present.tables import Block, Cell, Heading, Table, cells, number
+from speclab.records.rows import Row
+from speclab.records.runs import ComparisonRun
+
+WHOLE = "By kind of text, all new tokens (greedy; each draft at the k that is fastest over all prompts)"
+ENDED = "By kind of text, up to the end token of each answer"
+
+
+def blocks(run: ComparisonRun) -> list[Block]:
+    """Return the two tables. None where no answer to a chat was decoded greedily."""
+    if not run.ended:
+        return []
+    lengths = best_lengths(run.rows)
+    return [
+        Heading(WHOLE, 3),
+        Table(shown(run.rows, lengths), _columns(), n_words=2),
+        Heading(ENDED, 3),
+        Table(shown(run.ended, lengths), _columns() | {"tokens": _tokens}, n_words=2),
+    ]
+
+
+def best_lengths(rows: list[Row]) -> dict[str, int]:
+    """Return for each draft the length that is fastest over all prompts, greedily."""
+    best: dict[str, Row] = {}
+    for row in rows:
+        if row.draft and row.temperature == 0 and row.prompt_kind == "all":
+            best[row.method] = max(best.get(row.method, row), row, key=lambda one: one.speedup)
+    return {method: row.draft_length for method, row in best.items()}
+
+
+def shown(rows: list[Row], lengths: dict[str, int]) -> list[Row]:
+    """Return the greedy rows of these drafts at these lengths, kind by kind, all prompts last."""
+    chosen = [
+        row
+        for row in rows
+        if row.temperature == 0 and row.prompt_kind != "not looping" and lengths.get(row.method) == row.draft_length
+        if row.draft
+    ]
+    return sorted(chosen, key=lambda row: row.prompt_kind == "all")
+
+
+def _columns() -> dict[str, Cell]:
+    return {
+        "kind": lambda row: row.prompt_kind,
+        **cells("draft", "k"),
+        "prompts": lambda row: str(row.n_prompts),
+        **cells("α", "tok/rnd", "speedup", "95 %"),
+    }
+
+
+def _tokens(row: Row) -> str:
+    """Return the mean length of an answer: its decoded tokens and the first one."""
+    return number(row.n_tokens / row.n_prompts + 1, 0)
