@@ -19,6 +19,7 @@ from speclab.drafts.hybrid import auto_length
 from speclab.drafts.lengths import LONGEST
 from speclab.drafts.oracle import reference_text
 from speclab.drafts.registry import check_prompts
+from speclab.lab import free_cores
 from speclab.lab.instruments import Loop, LoopFunctions
 from speclab.lab.round_costs import measure_costs
 from speclab.models import memory
@@ -133,6 +134,7 @@ def _baseline(args: argparse.Namespace, baseline: Loop, functions: LoopFunctions
     setup, prompts, settings = _load(args)
     check_prompts(setup.target, [], prompts, args.max_new_tokens)
     no_effect.note_flags(args, [args.temperature], setup.device)
+    free_cores.say(free_cores.look(setup, [])[1])
     note("\n".join([setup.describe(), *describe_chat(prompts, setup.tokenizer), *functions.head()]))
     decoded, n_wrong = _Decoded(setup, args), 0
     for prompt in prompts:
@@ -154,6 +156,7 @@ def _speculative(args: argparse.Namespace, functions: LoopFunctions) -> int:
     drafter, k = args.choice.make(setup, args.seed), args.draft_length
     check_prompts(setup.target, [drafter], prompts, args.max_new_tokens)
     no_effect.note_flags(args, [args.temperature], setup.device)
+    free_cores.say(free_cores.look(setup, [drafter])[1])
     name, typed = args.choice.name, [] if auto or args.typed_length is None else [args.typed_length]
     draft, notes = drafter.describe(name, setup.engine) or name, drafter.length_notes(name, typed)
     if auto:

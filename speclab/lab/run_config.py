@@ -8,6 +8,7 @@ import torch
 from speclab.core.drafter import Drafter
 from speclab.core.rules import TOKEN
 from speclab.drafts.lengths import LONGEST
+from speclab.lab import free_cores
 from speclab.lab.bench import SPECULATIVE, Bench
 from speclab.lab.harness import Measurement
 from speclab.lab.instruments import LoopFunctions
@@ -18,7 +19,6 @@ from speclab.models.setup import Setup
 from speclab.records import files, runs
 from speclab.records.arms import AUTO, BASELINE, EAGER, GENERATE, Arm
 from speclab.records.log_files import LogFile
-from speclab.system import cores
 
 SURELY = 1.15  # times as fast at one token in the race at the start: the eager engine need not be timed again
 
@@ -85,11 +85,6 @@ class RunConfig:
         auto = AUTO * name.endswith(AUTO)
         return f"model{auto}" if [name.removesuffix(AUTO)] == models else name
 
-    @property
-    def parts(self) -> list[Drafter]:
-        """Return the drafters that propose the tokens, in all drafts."""
-        return [part for drafter in self.drafters.values() for part in drafter.parts]
-
     def cached_models(self) -> list[CachedModel]:
         """Return the target, and every draft model."""
         return [self.setup.target, *(model for drafter in self.drafters.values() for model in drafter.models)]
@@ -118,29 +113,12 @@ class RunConfig:
         return lines
 
     def look_at_cores(self) -> str | None:
-        """Probe for half a second whether the cores are free, for the record. A GPU's host is not looked at.
-
-        Where they are not, the run takes one thread, unless a number was asked for, because several threads wait for
-        each other.
+        """Look whether the cores are free, for the record. The run may take one thread then.
 
         -> a line about what is wrong with them and what to do, None where nothing is
         """
-        if self.setup.device.type != "cpu":
-            return None
-        shares = cores.probe(torch.get_num_threads())
-        self.probe = runs.CoreProbe(free=cores.are_free(shares), **shares._asdict())
-        complaint = cores.complaint(shares)
-        if complaint is None:
-            return None
-        if shares.threads > 1 and self.setup.reasons.get("threads") != "asked for":
-            torch.set_num_threads(1)
-            self.setup.reasons["threads"] = "the cores are not free"
-            for fast in [model.fast for model in self.cached_models() if model.fast]:
-                engine_choice.choose_kernels(fast)  # they were chosen with more threads
-            for part in self.parts:
-                part.choose_packing()
-            return f"{complaint}; this run takes one thread, because several would wait for each other"
-        return f"{complaint}; {cores.advice(shares)}"
+        self.probe, complaint = free_cores.look(self.setup, self.drafters.values())
+        return complaint
 
     def head(self, measured: Measurement) -> dict[str, Any]:
         """Return the fields of runs.LabRun: what ran, where and how."""

@@ -6,7 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import baseline_autoregressive
 import compare
+import optimized_speculative
 from speclab.drafts.block import BlockDrafter
 from speclab.lab.run_config import RunConfig
 from speclab.models import engine_choice, prompts
@@ -69,6 +71,25 @@ def test_a_run_on_busy_cores_takes_one_thread_unless_told_otherwise(monkeypatch,
     assert ("this run takes one thread" in complaint) == (expected == 1)
     assert config.probe.threads == 4, "the probe says what it looked at"
     assert setup.reasons["threads"] == ("the cores are not free" if expected == 1 else asked)
+
+
+@pytest.mark.parametrize("typed", [[], ["--threads", "2"]])
+@pytest.mark.parametrize("script", [baseline_autoregressive, optimized_speculative])
+def test_a_script_on_busy_cores_takes_one_thread_and_says_so(script, typed, pair_folder, monkeypatch, capsys):
+    """It decodes once and measures nothing, but several threads would wait for each other all the same."""
+    monkeypatch.setattr(cores, "together", lambda threads: HALF)
+    before = torch.get_num_threads()
+    draft = ["--draft", str(pair_folder / "draft")] * (script is optimized_speculative)
+    try:
+        torch.set_num_threads(2)
+        words = ["--target", str(pair_folder / "target"), *draft, "--prompt", "def f(x):", "--max-new-tokens", "4"]
+        assert script.main([*words, "--engine", "eager", *typed]) == 0
+        assert torch.get_num_threads() == (2 if typed else 1)
+    finally:
+        torch.set_num_threads(before)
+    err = capsys.readouterr().err
+    assert [("takes one thread" in line) for line in err.splitlines() if line.startswith("busy")] == [not typed]
+    assert ("1 thread (the cores are not free)" in err) == (not typed), "the head says what runs"
 
 
 def test_a_gpu_has_cores_of_its_own(monkeypatch):

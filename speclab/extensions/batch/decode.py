@@ -20,6 +20,7 @@ from speclab.extensions.batch.decoding.decodings import BatchDecoding
 from speclab.extensions.batch.decoding.drafters import batch_drafter, check_drafter
 from speclab.extensions.batch.decoding.loops import autoregressive_decode_batch, speculative_decode_batch
 from speclab.extensions.batch.decoding.texts import Request
+from speclab.lab import free_cores
 from speclab.models.pieces import with_text
 from speclab.models.prompts import KINDS, Prompt, describe_chat
 from speclab.models.setup import Setup
@@ -42,6 +43,7 @@ def run(prog: str, argv: list[str]) -> int:
     registry.check_prompts(setup.target, [drafter] if drafter else [], prompts, args.max_new_tokens)
     drafted = argparse.Namespace(**vars(args) | {"draft": None if drafter is None else args.draft})
     no_effect.note_flags(drafted, [args.temperature], setup.device)
+    free_cores.say(free_cores.look(setup, [drafter] if drafter else [])[1])
     if drafter is None and args.draft_length is not None:
         note("-k has no effect: nothing is drafted")
     note("\n".join([setup.describe(), f"draft   {draft}", *describe_chat(prompts, setup.tokenizer)]))

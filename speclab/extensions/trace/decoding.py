@@ -11,6 +11,7 @@ from speclab.drafts import registry
 from speclab.drafts.hybrid import auto_length
 from speclab.drafts.lengths import LONGEST
 from speclab.drafts.registry import check_prompts
+from speclab.lab import free_cores
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.round_costs import measure_costs
 from speclab.models.prompts import Prompt, describe_chat
@@ -84,6 +85,7 @@ def load(args: argparse.Namespace, functions: LoopFunctions | None = None) -> Lo
     check_prompts(setup.target, [drafter], prompts[:1], args.max_new_tokens)
     if len(prompts) > 1 and (args.prompt or args.prompts or args.typed_limit):
         note("the first prompt is decoded")
+    free_cores.say(free_cores.look(setup, [drafter])[1])
     eos = frozenset() if args.ignore_eos else setup.eos
     settings = DecodeSettings(args.max_new_tokens, setup.sampling, eos, args.seed)
     about = drafter.describe(choice.name, setup.engine) or choice.name
