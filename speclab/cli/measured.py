@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from speclab.cli.output import Output, Step, View
+from speclab.lab import free_cores
 from speclab.lab.run_config import RunConfig
 from speclab.present.pictures import library
 from speclab.records.runs import LabRun
@@ -12,8 +13,7 @@ from speclab.system.terminal import note, say
 
 def look_at_cores(config: RunConfig) -> None:
     """Say where the cores are not free. The run may take one thread then, so this comes before the head."""
-    if busy := config.look_at_cores():
-        note(f"busy    {busy}")
+    free_cores.say(config.look_at_cores())
 
 
 def show(output: Output, record: LabRun, texts: Sequence[View], page: View, pictures: Sequence[Step] = ()) -> int:
@@ -24,7 +24,8 @@ def show(output: Output, record: LabRun, texts: Sequence[View], page: View, pict
     if pictures and not library.is_here():
         note(library.MISSING)
         pictures = ()
-    code = do_all([*map(_said, texts), *output.writes(record, page), *pictures])
+    old = "; files of an earlier run are replaced, --name NAME keeps them" * output.result(".json").exists()
+    code = do_all([*map(_said, texts), *output.writes(record, page), *pictures], old)
     if output.log and not code:
         output.log.discard()
     return code

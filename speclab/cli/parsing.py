@@ -1,6 +1,7 @@
 """Every script's command line is made of these parts. Nothing heavy is imported, so that check.py answers at once."""
 
 import argparse
+import difflib
 import math
 from pathlib import Path
 from typing import Any, NoReturn
@@ -36,8 +37,12 @@ class Parser(argparse.ArgumentParser):
     """argparse with one-line errors."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise UsageProblem, which is shown as one line."""
-        raise UsageProblem(f"{message}; see {self.prog} --help")
+        """Raise UsageProblem, which is shown as one line. An unknown flag that is nearly one of these names it."""
+        unknown = message.partition("unrecognized arguments: ")[2].split()
+        flags = [word.partition("=")[0] for word in unknown if word.startswith("--")]
+        near = difflib.get_close_matches(flags[0], self._option_string_actions, 1, 0.8) if flags else []
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise UsageProblem(f"{message}{meant}; see {self.prog} --help")
 
 
 def make_parser(docstring: str, prog: str | None = None) -> Parser:

@@ -122,14 +122,14 @@ def _dial(argument: str, text: str) -> Choice:
     return Choice(text, name, build, draws_when_greedy=True, no_auto=no_auto, only_greedy=NEEDS_GREEDY)
 
 
-add(Kind("model", "model", "the lab's own draft model, a tenth of the target's size", _model, any_size=True))
+add(Kind("model", "model", "the lab's own draft model, trained, a tenth of the target's size", _model, any_size=True))
 add_lookup("ngram", NgramDrafter, "prompt lookup: what followed the longest earlier match", ("lookup", "prompt-lookup"))
 add_lookup("suffix", SuffixDrafter, "what followed the longest earlier match most often")
 add(
     Kind(
         "feature",
         "feature[:HEAD]",
-        "a head that reads the target's hidden states (EAGLE-3)",
+        "a trained head that reads the target's hidden states (EAGLE-3)",
         _head("feature"),
         ("eagle3",),
         any_size=True,
@@ -139,12 +139,20 @@ add(
     Kind(
         "block",
         "block[:HEAD]",
-        "a head that drafts all tokens in one pass (DFlash)",
+        "a trained head that drafts all tokens in one pass (DFlash)",
         _head("block"),
         ("dflash", "dspark"),
     )
 )
-add(Kind("hybrid", "hybrid[:LOOKUP+MODEL]", "a lookup where it pays more, a model elsewhere", _hybrid, any_size=True))
+add(
+    Kind(
+        "hybrid",
+        "hybrid[:LOOKUP+MODEL]",
+        "a lookup where it pays more, elsewhere a model, usually feature",
+        _hybrid,
+        any_size=True,
+    )
+)
 add(
     Kind("dial", "dial:A[:MODEL|:free]", "an instrument: the target's text, each token right with probability A", _dial)
 )

@@ -26,6 +26,10 @@ from speclab.system.terminal import note
 
 OTHER_FAMILY = "use --draft FOLDER with a model of its family, --draft ngram, or --draft hybrid:ngram+FOLDER"
 LIST = "type --draft help to see all kinds"
+TRAINED = (
+    "What is called trained comes with the lab for its own target; python -m training.heads trains a head or an\n"
+    "adapter for another target. Nothing else needs training."
+)
 # Beside the names of kinds, a name that is nearly one of these may have been meant as it.
 WORDS_OF_OTHERS = ("assistant", "draft", "draft-model", "none")
 
@@ -169,7 +173,7 @@ def table() -> str:
     rows = [(kind.usage, kind.help) for kind in ordered]
     rows.append(("lab:SIZE", "the lab's draft model padded to the price of a larger one, as in lab:50m"))
     rows.append((", ".join(sources.usages()), "any causal language model with the target's tokenizer"))
-    return tabulate(rows, tablefmt="plain")
+    return f"{tabulate(rows, tablefmt='plain')}\n{TRAINED}"
 
 
 # ---------------------------------------------------------------- from a name to a choice
@@ -188,7 +192,9 @@ def read(text: str) -> Choice:
         raise UsageProblem(f"--draft {text}: this takes one draft; compare.py takes several")
     is_no_name = bool(colon) and not loading.exists(text) and not sizes.is_lab_size(text)  # no hub name has a colon
     if name in kinds() or is_no_name or is_mistyped(text):
-        raise UsageProblem(f"unknown draft kind {text!r}; {LIST}")
+        near = kinds().get(_nearest(name) or name)
+        meant = f"; did you mean {near.usage}?" if near else ""
+        raise UsageProblem(f"unknown draft kind {text!r}{meant}; {LIST}")
     return model_choice(text)
 
 
@@ -267,8 +273,15 @@ def is_mistyped(text: str) -> bool:
         return True
     if loading.exists(text) or "/" in text:
         return False
-    words = [word for kind in kinds().values() for word in (kind.name, *kind.words)] + [*WORDS_OF_OTHERS]
-    return bool(difflib.get_close_matches(text.strip().lower(), words, 1, 0.7))
+    return _nearest(text) is not None
+
+
+def _nearest(text: str) -> str | None:
+    """Return the kind that is nearly this name, "" where it is nearly a word of others; None where it is neither."""
+    words = dict.fromkeys(WORDS_OF_OTHERS, "")
+    words |= {word: kind.name for kind in kinds().values() for word in (kind.name, *kind.words)}
+    near = difflib.get_close_matches(text.strip().lower(), words, 1, 0.7)
+    return words[near[0]] if near else None
 
 
 def check_prompts(target: CachedModel, drafters: Iterable[Drafter], prompts: list[Prompt], max_new_tokens: int) -> None:

@@ -35,6 +35,11 @@ BEST_PLAIN = (
     "÷ best plain is the speedup end to end over the fastest plain decoding of the run. That one was chosen on half of "
     "the prompts, and the ratio was measured on the others."
 )
+PLAIN_NAMES = {
+    "baseline": "the baseline",
+    "generate": "the library's own loop (generate)",
+    "eager": "the baseline's loop on the eager engine (eager)",
+}
 PREDICTED = "What was predicted, with the error predicted / measured - 1"
 WHY = "Why: from the formula to the measurement"
 LADDER = "From the book's formula to the measured speedup: each factor is what one thing costs or gains."
@@ -224,8 +229,9 @@ def plain_line(run: ComparisonRun) -> str | None:
     row = next((r for r in run.rows if r.method == run.best_plain and r.speedup_best_plain), None)
     if row is None:
         return None
-    over = "" if row.method == "baseline" else f", {speedup(row.speedup_with_prefill)} the baseline end to end"
-    return f"the best plain decoding of this run: {row.method}{over}"
+    name = PLAIN_NAMES[row.method]
+    over = "" if row.method == "baseline" else f"; on all prompts {speedup(row.speedup_with_prefill)} the baseline"
+    return f"the plain decoding that was fastest end to end, on half of the prompts: {name}{over}"
 
 
 def headline_line(run: ComparisonRun) -> str | None:

@@ -230,11 +230,12 @@ def _listed(paths: list[Path]) -> str:
     )
 
 
-def do_all(steps: Sequence[Callable[[], Path | None]]) -> int:
+def do_all(steps: Sequence[Callable[[], Path | None]], remark: str = "") -> int:
     """Do every step of printing and writing, also after one that fails. A step that writes a file returns its path.
 
     What failed is said at once, what was written at the end; a fault of the lab is raised after that. So is Ctrl-C:
     the step that it stops is done again after all others.
+    remark: what is said behind the list of what was written.
     -> exit code, 0 where nothing failed
     """
     written: list[Path | None] = []
@@ -258,7 +259,7 @@ def do_all(steps: Sequence[Callable[[], Path | None]]) -> int:
         except BaseException as error:  # a panic of a library is no Exception
             fault = fault or error
     if paths := list(filter(None, written)):
-        note(f"wrote {_listed(paths)}")
+        note(f"wrote {_listed(paths)}{remark}")
     if ended := fault or stop:
         raise ended
     return code

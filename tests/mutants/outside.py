@@ -59,7 +59,7 @@ def renders_in_this_process() -> None:
 def lets_a_panic_end_all_steps() -> None:
     """raises a panic at once, before what is measured is written"""
 
-    def do_all(todo: list) -> int:
+    def do_all(todo: list, remark: str = "") -> int:
         for step in todo:
             step()
         return 0

@@ -47,8 +47,8 @@ def test_no_row_is_best_where_none_is_faster():
     text = first_screen.screen(run)
     assert "highest" not in text
     drafts = [row for row in run.rows if row.draft and row.prompt_kind not in ("all", "not looping")]
-    counted = f"{len(drafts)} of {len(drafts)} rows, each kind of prompt counted apart (--verbose)"
-    assert f"not shown to be faster: {counted}; lowest of all 0.90x" in " ".join(text.split())
+    counted = f"{len(drafts)} of {len(drafts)}, each draft and k once per temperature and kind of prompt (--verbose)"
+    assert f"not shown to be faster: {counted}; the lowest is 0.90x" in " ".join(text.split())
     assert len(lines_with(text, "0.90x slower")) == 8
 
 

@@ -4,4 +4,4 @@ from speclab.drafts.registry import Kind, add
 
 READ = "speclab.extensions.exits.kinds:read_exit"
 WORDS = ("early-exit", "layerskip", "kangaroo")
-add(Kind("exit", "exit[:N|:ADAPTER]", "the target's own first N layers, with an adapter (Kangaroo)", READ, WORDS))
+add(Kind("exit", "exit[:N|:ADAPTER]", "the target's first N layers, with a trained adapter (Kangaroo)", READ, WORDS))
