@@ -1,1 +1,1 @@
-"""Asks vLLM's servers the lab's question: the same text, how fast, and why not faster."""
+"""Says why speculative decoding is not faster on a server that already runs, without loading a model."""

@@ -52,6 +52,9 @@ def make_parser() -> argparse.ArgumentParser:
     ask.add_argument(
         "--seconds", type=_amount, default=120.0, metavar="S", help="no new prompt after them (default: 120)"
     )
+    ask.add_argument(
+        "--acceptance-profile", type=Path, metavar="FILE", help="write rates by position as JSON, in any form"
+    )
     known = parser.add_argument_group("what is written down")
     known.add_argument("--before", type=Path, metavar="FILE", help="a /metrics page, and")
     known.add_argument("--after", type=Path, metavar="FILE", help="a later one of the same server")

@@ -2,19 +2,23 @@
 
 import argparse
 from dataclasses import replace
+from typing import Any
 
-from speclab.extensions.servers import inputs, screen, texts
+from speclab.extensions.servers import inputs, profile, screen, texts
 from speclab.extensions.servers.asking import ask_all
 from speclab.extensions.servers.client import check_url
 from speclab.extensions.servers.diagnosis import diagnose
 from speclab.extensions.servers.engines import OTHER, Server, find
 from speclab.extensions.servers.measured import Measured, Pair, of_pairs
 from speclab.system.errors import EnvironmentProblem
+from speclab.system.files import check_writable
 from speclab.system.terminal import note, say
 
 
 def show(args: argparse.Namespace) -> int:
     """Ask, and print the first screen.  -> exit code"""
+    if args.acceptance_profile:
+        check_writable(args.acceptance_profile, "--acceptance-profile")
     prompts, key, plain = inputs.prompts_of(args.texts), inputs.key(), None
     urls = [check_url(url) for url in (args.url, args.plain_url) if url]
     speculative = find(urls[0], key)
@@ -32,6 +36,11 @@ def show(args: argparse.Namespace) -> int:
         whole = replace(whole, draft_length=speculative.draft_length)
     kinds = {kind: of_pairs([one for one in pairs if one.kind == kind], 0, given) for kind in _kinds(pairs)}
     say(_screen(pairs, verdicts, kinds, whole))
+    if args.acceptance_profile:
+        engine = f"{speculative.engine} {speculative.version}".strip()
+        conditions: dict[str, Any] = {"engine": engine, "model": speculative.model}
+        conditions |= {"temperature": 0, "n_prompts": len(pairs), "max_new_tokens": args.max_new_tokens}
+        profile.write(args.acceptance_profile, whole, conditions)
     return int(texts.UNEXPLAINED in verdicts)
 
 

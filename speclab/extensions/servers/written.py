@@ -2,7 +2,7 @@
 
 import argparse
 
-from speclab.extensions.servers import counters, screen
+from speclab.extensions.servers import counters, profile, screen
 from speclab.extensions.servers.client import PAGE_BYTES
 from speclab.extensions.servers.diagnosis import diagnose
 from speclab.extensions.servers.inputs import text_of
@@ -31,6 +31,8 @@ def show(args: argparse.Namespace) -> int:
         screen.answer_lines(diagnose(found)),
     ]
     say(screen.joined(blocks))
+    if args.acceptance_profile:
+        profile.write(args.acceptance_profile, found, {"engine": "as written in two /metrics pages"})
     return 0
 
 

@@ -89,6 +89,12 @@ def asks_a_proxy() -> None:
     client.httpx2.Client = lambda **settings: right(**settings | {"trust_env": True})
 
 
+@mutant(42, "a_profile_has_the_rates_and_the_rounds_that_were_drawn", file="test_running")
+def writes_marginal_rates_as_conditional_ones() -> None:
+    """gives the share of all rounds that kept a position as the share of those that reached it"""
+    measured.Measured.conditional = measured.Measured.marginal
+
+
 @mutant(42, "a_difference", file="test_texts")
 def takes_any_rival_for_a_tie() -> None:
     """takes two texts for a tie wherever the other token is among the most probable ones"""

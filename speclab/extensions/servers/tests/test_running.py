@@ -1,5 +1,6 @@
 """The command against simulated servers: what it finds is what was drawn, and what is wrong is one line."""
 
+import json
 import math
 import subprocess
 import sys
@@ -129,6 +130,22 @@ def test_what_was_measured_before_a_failure_stays(fake, command):
     assert "only the first 5 of 12 prompts are counted" in err
     assert "out of memory" in err
     assert "ANSWER" in out
+
+
+def test_a_profile_has_the_rates_and_the_rounds_that_were_drawn(fake, command, tmp_path):
+    code, _, err = command("--url", fake.url, "--max-new-tokens", 16, "--acceptance-profile", tmp_path / "p.json")
+    assert code == 0, err
+    found = json.loads((tmp_path / "p.json").read_text())
+    histogram = {int(length): n for length, n in found["acceptance_length_histogram"].items()}
+    n_rounds = sum(histogram.values())
+    kept = [n for _, n in fake.rounds[-n_rounds:]]
+    assert histogram == {length: kept.count(length - 1) for length in range(1, 6)}
+    assert found["mean_accept_length"] == pytest.approx(1 + sum(kept) / n_rounds)
+    product = 1.0
+    for one, other in zip(found["conditional_accept_rates"], found["marginal_accept_rates"], strict=True):
+        product *= one
+        assert product == pytest.approx(other)
+    assert found["measurement_conditions"]["n_prompts"] == 12
 
 
 def test_the_command_needs_no_torch():

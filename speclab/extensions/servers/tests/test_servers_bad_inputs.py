@@ -34,6 +34,8 @@ ROWS = [
     ("--before {folder}/good.txt --after {folder}/no-page.txt", 3, "no counters of vLLM"),
     ("--before {folder}/good.txt --after {folder}/good.txt", 3, "take them from the server that speculates"),
     ("--before {folder}/none --after {folder}/none", 3, "give another file"),
+    ("--acceptance 0.35 -k 4 --acceptance-profile {folder}/p.json", 3, "acceptance by position"),
+    ("--url {fake} --acceptance-profile {folder}", 3, "--acceptance-profile"),
     ("--acceptance 35 -k 4", 2, "from 0 to 1"),
     ("--acceptance 0.35 -k 0", 2, "give 1 or more"),
     ("--acceptance 0.35 -k 4 --plain-ms nan", 2, "above 0"),
