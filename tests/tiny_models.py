@@ -5,6 +5,7 @@ Everything is built here, from seeds: no network, no files, no global random sta
 
 import copy
 import weakref
+from collections.abc import Callable
 from types import SimpleNamespace
 from unittest import mock
 
@@ -124,11 +125,13 @@ def in_parts(model: PreTrainedModel) -> ExportedModel:
     """The same with its passes cut into layers, as they are compiled, of 1, 3, 5 and 9 tokens; nothing is compiled."""
     exported = flattened(model)
     parts = copy.copy(exported)
-    parts.programs = {width: exported.cut.program(width, 1, _uncompiled) for width in (1, 3, 5, 9)}
+    parts.programs = {width: exported.cut.program(width, 1, uncompiled) for width in (1, 3, 5, 9)}
     return parts
 
 
-def _uncompiled(name: str, module: nn.Module, *how) -> packages.Run:
+def uncompiled(name: str, source: Callable[[], packages.Source]) -> packages.Run:
+    """The function that would be compiled, called as it is."""
+    module, *_ = source()
     return lambda inputs: module(*inputs)
 
 

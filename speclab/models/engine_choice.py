@@ -192,15 +192,15 @@ def _programs(fast: ExportedModel, widths: list[int]) -> dict[int, Program | Non
     """Return the compiled passes by their tokens, None where the replayed one is as fast. NoFastBackend where one of
     them is wrong."""
     whole, threads = fast.cut, torch.get_num_threads()
-    made = {width: whole.program(width, threads) for width in widths}
-    if missing := [width for width, program in made.items() if program is None]:
+    missing = packages.Missing()
+    made = {width: whole.program(width, threads, missing) for width in widths}
+    if missing:
         if packages.compiler() is None:
             raise NoFastBackend("there is no C++ compiler; install g++, on Debian: apt install g++")
         packages.make_folder()
-        n = whole.n_functions() * len(missing)
-        note(f"compiling {n} functions, about {n * SECONDS} s; the next run finds them")
-        for width in missing:
-            made[width] = whole.program(width, threads, packages.build)
+        note(f"compiling {len(missing)} functions, about {len(missing) * SECONDS} s; the next run finds them")
+        packages.build(missing)
+        made = {width: whole.program(width, threads) for width in widths}
     programs = {width: program for width, program in made.items() if program}
     twin = copy.copy(fast)
     for width, program in programs.items():  # each of them alone: whole, and padded behind a single token

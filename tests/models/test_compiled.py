@@ -32,11 +32,22 @@ def exported(family: str = "llama") -> CachedModel:
     return CachedModel(model, fast=ExportedModel(model))
 
 
+def pretend_to_compile(monkeypatch, compile_one):
+    """Functions are made by compile_one(module, example inputs), and kept here instead of in the folder."""
+    kept = {}
+    made = lambda missing: kept.update({name: compile_one(*source[:2]) for name, source in missing.items()})  # noqa: E731
+    monkeypatch.setattr(packages, "build", made)
+    monkeypatch.setattr(packages, "load", kept.get)
+
+
 @pytest.mark.skipif(packages.compiler() is None, reason="there is no C++ compiler")
 def test_a_compiled_pass_is_the_pass_and_is_compiled_once(cache, monkeypatch):
     """Logits of passes of one to three tokens over buffers of two sizes, with rejected tokens between."""
     model = exported()
-    model.fast.programs[3] = model.fast.cut.program(3, 1, packages.build)
+    missing = packages.Missing()
+    assert model.fast.cut.program(3, 1, missing) is None
+    packages.build(missing)
+    model.fast.programs[3] = model.fast.cut.program(3, 1)
     text = checks.random_text(model.model, 40)
     right = checks.uncached_logits(model.model, text)[:, -30:]
     found = checks.cached_logits(model, text, (3, 1, 2) * 5, (0, 2, 1) * 5)
@@ -45,9 +56,8 @@ def test_a_compiled_pass_is_the_pass_and_is_compiled_once(cache, monkeypatch):
     right = checks.uncached_logits(model.model, longer)[:, -30:]
     assert checks.gap(model.model, checks.cached_logits(model, longer, (3,) * 10), right) < 1e-5 * right.abs().max()
 
-    monkeypatch.setattr(packages, "build", None)  # whatever comes now is in the folder
     again = exported()
-    assert again.fast.cut.program(3, 1, packages.build).width == 3
+    assert again.fast.cut.program(3, 1).width == 3, "whatever comes now is in the folder"
     assert again.fast.cut.program(3, 2) is None, "with other threads it is another function"
     for package in cache.glob("*.pt2"):
         package.chmod(0o666)
@@ -64,16 +74,17 @@ def test_a_compiled_pass_is_the_pass_and_is_compiled_once(cache, monkeypatch):
 def test_layers_that_are_alike_share_one_function(family):
     model = exported(family)
     assert len(model.fast.cut.parts) == 2 + model.model.config.num_hidden_layers
-    assert model.fast.cut.n_functions() == LAYERS[family] + 1
+    missing = packages.Missing()
+    assert model.fast.cut.program(3, 1, missing) is None
+    assert len(missing) == LAYERS[family] + 1
     assert set(FAMILIES) > set(LAYERS)
 
 
 def test_a_pass_that_is_wrong_or_slow_is_not_used(cache, monkeypatch):
     """Compiled passes are held against the model's own logits, and against the clock."""
     right = exported()
-    whole = right.fast.cut
     monkeypatch.setattr(packages, "compiler", lambda: "g++")
-    monkeypatch.setattr(packages, "build", lambda name, module, *how: lambda inputs: module(*inputs))
+    pretend_to_compile(monkeypatch, lambda module, inputs: lambda given: module(*given))
     times = {"fast": [2.0, 1.0] * 2, "slow": [1.0, 2.0] * 2}
     for speed, used in (("slow", []), ("fast", [1, 3])):
         monkeypatch.setattr(engine_choice, "fastest", lambda passes, speed=speed: times[speed][: len(passes)])
@@ -85,14 +96,14 @@ def test_a_pass_that_is_wrong_or_slow_is_not_used(cache, monkeypatch):
     for bad in (1, 3):
         wrong = exported()
 
-        def build(name, module, inputs, *how, bad=bad):
+        def compile_one(module, inputs, bad=bad):
             width = next(t.shape[1] for t in inputs if t.ndim == 3 and t.shape[0] == 1)
             return lambda given: [output + 0.1 * (width == bad) for output in module(*given)]
 
-        monkeypatch.setattr(packages, "build", build)
+        pretend_to_compile(monkeypatch, compile_one)
         assert "off by" in engine_choice.compile_passes(wrong, {1, 3}), f"a wrong pass over {bad} tokens is found"
         assert not wrong.fast.programs
-    assert whole.program(1, 1) is None, "nothing of this reached the folder"
+    assert not os.listdir(cache), "nothing of this reached the folder"
 
 
 def test_names_of_functions_are_the_same_in_every_process():

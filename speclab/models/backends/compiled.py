@@ -14,15 +14,15 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from speclab.models.backends import packages, rewrites
 from speclab.models.backends.buffers import causal_mask
+from speclab.models.backends.compile_one import BLOCK
 from speclab.models.family import NoFastBackend
 from speclab.system.errors import first_line
 
 aten = torch.ops.aten
-BLOCK = 64  # rows of the buffers: a pass reads whole blocks, so that loops over them need no remainder
 WIDEST = 9  # tokens of a compiled pass: every row of a product is one more sum in its loop
 _VIEWS = (
     aten.reshape.default,
@@ -136,13 +136,13 @@ class CutPass:
             raise NoFastBackend("the outputs of its layers are not those of the pass")
         self.parts = list(self._parts())
 
-    def program(self, width: int, threads: int, build: packages.Build | None = None) -> Program | None:
-        """Return the compiled pass over `width` tokens. build: it makes the functions that the cache folder does not
-        hold; without it the result is None where one is missing.
+    def program(self, width: int, threads: int, find: packages.Find = packages.in_folder) -> Program | None:
+        """Return the compiled pass over `width` tokens, None where `find` lacks one of its functions.
 
         Raises NoFastBackend where a part cannot be compiled.
         """
         example = self._example(width)
+        n_rows = self.arguments[4].meta["val"].shape[0]
         steps: list[Step] = []
         for part in self.parts:
             constants = [rewrites.constant(self._graph, n) if n.op == "get_attr" else None for n in part.inputs]
@@ -151,26 +151,11 @@ class CutPass:
             for place, node in holes:
                 given[place] = example[node]
             # What comes before the layers is too little to be worth a compiled function.
-            run = self._function(part, given, threads, build) if steps else _called(part.module)
-            if run is None:
-                return None
+            run = _function(part, given, n_rows, threads, find) if steps else _called(part.module)
             with torch.no_grad():
                 example.update(zip(part.outputs, part.module(*given), strict=True))
             steps.append(Step(run, constants, holes, part.outputs))
-        return Program(self, width, steps)
-
-    def _function(
-        self, part: GraphPart, given: list[Any], threads: int, build: packages.Build | None
-    ) -> packages.Run | None:
-        """Return a part as a compiled function, or None where it is missing and nothing builds it."""
-        name = packages.name_of(part.form, [(tuple(t.shape), t.stride(), str(t.dtype)) for t in given], threads)
-        if (run := packages.load(name)) or build is None:
-            return run
-        return build(name, *self._exported(part, given))
-
-    def n_functions(self) -> int:
-        """Return the number of functions to compile for one width."""
-        return len({part.form for part in self.parts[1:]})
+        return Program(self, width, steps) if all(step.run for step in steps) else None
 
     def _example(self, width: int) -> dict[fx.Node, Tensor]:
         """Return the inputs of a pass over the first `width` tokens of a text."""
@@ -184,14 +169,6 @@ class CutPass:
             _, n_heads, size = node.meta["val"].shape
             values[node] = torch.zeros(n_rows, n_heads, size, dtype=node.meta["val"].dtype)
         return values
-
-    def _exported(self, part: GraphPart, given: list[Any]) -> tuple[nn.Module, tuple, tuple]:
-        """Return the arguments of torch.export for a part: a module, its inputs, and which of their sizes differ."""
-        blocks = BLOCK * torch.export.Dim("blocks", min=1, max=2**20)
-        n_rows = str(self.arguments[4].meta["val"].shape[0])  # every size with this symbol is the number of rows
-        shapes = [node.meta["val"].shape for node in part.inputs]
-        sizes = tuple({place: blocks for place, size in enumerate(shape) if str(size) == n_rows} for shape in shapes)
-        return _Call(part.module), tuple(given), (sizes,)
 
     def _parts(self) -> Iterator[GraphPart]:
         """Cut the graph at the outputs of its layers. Raises NoFastBackend where nothing comes before them."""
@@ -213,9 +190,9 @@ class CutPass:
         shared = tuple(n for n in nodes if n in before and n in used and not _is_size(n))
         if not shared:
             raise NoFastBackend("its layers read nothing that is made before them")
-        yield self._part(nodes, _ancestors(shared, set()), shared)
+        yield _part(self._graph, _ancestors(shared, set()), shared)
         for body, layer in zip(bodies, [*hidden, logits], strict=True):
-            yield self._part(nodes, body | {n for n in nodes if _is_size(n)}, (layer,))
+            yield _part(self._graph, body | {n for n in nodes if _is_size(n)}, (layer,))
 
     def _first_input(self, bodies: list[set[fx.Node]], hidden: list[fx.Node]) -> set[fx.Node]:
         """Return the node that the first layer reads where the second one reads the first one's output: {node}.
@@ -223,44 +200,49 @@ class CutPass:
         With that node both layers are alike. Where no node makes them so, it is the first one of that size, which is
         the embedding.
         """
-        nodes = list(self._graph.graph.nodes)
+        nodes = self._graph.graph.nodes
         sizes, like = {n for n in nodes if _is_size(n)}, hidden[0].meta["val"].shape
         able = [n for n in nodes if n in bodies[0] - {hidden[0]} and getattr(n.meta["val"], "shape", None) == like]
-        second = self._part(nodes, bodies[1] | sizes, (hidden[1],)).form if len(hidden) > 1 else ""
+        second = _part(self._graph, bodies[1] | sizes, (hidden[1],)).form if len(hidden) > 1 else ""
         for node in able if second else []:
             body = _ancestors([hidden[0], *(n for n in bodies[0] if n.is_impure())], {node}) & bodies[0]
-            if self._part(nodes, body | sizes, (hidden[0],)).form == second:
+            if _part(self._graph, body | sizes, (hidden[0],)).form == second:
                 return {node}
         return set(able[:1])
 
-    def _part(self, nodes: list[fx.Node], body: set[fx.Node], outputs: tuple[fx.Node, ...]) -> GraphPart:
-        """Return a part of the graph as a module of its own. Sizes in `body` that it does not need are left out."""
-        wanted = {n for n in body if not _is_size(n)}
-        wanted |= {n for n in _ancestors(list(wanted), set()) if _is_size(n)}
-        part = fx.Graph()
-        made: dict[fx.Node, fx.Node] = {}
-        inputs: list[fx.Node] = []
-        ordered = [n for n in nodes if n in wanted]
-        for node in ordered:
-            for source in node.all_input_nodes:
-                if source not in wanted and source not in made:
-                    made[source] = part.placeholder(f"input_{len(inputs)}")
-                    inputs.append(source)
-        for node in ordered:
-            made[node] = part.node_copy(node, made.__getitem__)
-        part.output(tuple(made[node] for node in outputs))
-        return GraphPart(fx.GraphModule(self._graph, part), tuple(inputs), outputs)
+
+def _part(graph: fx.GraphModule, body: set[fx.Node], outputs: tuple[fx.Node, ...]) -> GraphPart:
+    """Return a part of the graph as a module of its own. Sizes in `body` that it does not need are left out."""
+    wanted = {n for n in body if not _is_size(n)}
+    wanted |= {n for n in _ancestors(list(wanted), set()) if _is_size(n)}
+    part = fx.Graph()
+    made: dict[fx.Node, fx.Node] = {}
+    inputs: list[fx.Node] = []
+    ordered = [n for n in graph.graph.nodes if n in wanted]
+    for node in ordered:
+        for source in node.all_input_nodes:
+            if source not in wanted and source not in made:
+                made[source] = part.placeholder(f"input_{len(inputs)}")
+                inputs.append(source)
+    for node in ordered:
+        made[node] = part.node_copy(node, made.__getitem__)
+    part.output(tuple(made[node] for node in outputs))
+    return GraphPart(fx.GraphModule(graph, part), tuple(inputs), outputs)
 
 
-class _Call(nn.Module):
-    """A function as a module, which is what torch.export takes."""
+def _function(part: GraphPart, given: list[Any], n_rows: Any, threads: int, find: packages.Find) -> packages.Run | None:
+    """Return a part as a compiled function, or None where `find` lacks it.
 
-    def __init__(self, function: fx.GraphModule):
-        super().__init__()
-        self.function = function
+    given: example inputs. n_rows: the number of rows of the buffers as a symbol; every size with it may differ.
+    """
+    name = packages.name_of(part.form, [(tuple(t.shape), t.stride(), str(t.dtype)) for t in given], threads)
 
-    def forward(self, *inputs: Tensor) -> tuple:
-        return self.function(*inputs)
+    def source() -> packages.Source:
+        shapes = [node.meta["val"].shape for node in part.inputs]
+        sizes = [[i for i, size in enumerate(shape) if str(size) == str(n_rows)] for shape in shapes]
+        return part.module, tuple(given), sizes
+
+    return find(name, source)
 
 
 def _name(target: Any) -> str:

@@ -8,13 +8,16 @@ import contextlib
 import functools
 import hashlib
 import io
+import json
 import logging
 import os
 import pathlib
 import platform
 import shutil
+import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -22,15 +25,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from speclab.models.backends.compile_one import exported
 from speclab.models.family import NoFastBackend
 from speclab.system import cache
 from speclab.system.errors import first_line
 
+COMPILE = pathlib.Path(__file__).with_name("compile_one.py")
+POLL = 0.05  # seconds between two looks at the processes that compile
 WRITER = pathlib.Path(__file__).with_name("compiled.py")  # other code there writes other functions
 # Lines of /proc/cpuinfo on x86 and on ARM.
 OF_PROCESSORS = ("model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant")
 Run = Callable[[list[Tensor]], list[Tensor]]
-Build = Callable[[str, nn.Module, tuple[Tensor, ...], tuple], Run]
+Source = tuple[nn.Module, tuple[Tensor, ...], list[list[int]]]
+"""What a function is made of: a module, example inputs, and for each of them the dimensions along which there may be
+any number of blocks of rows."""
+Find = Callable[[str, Callable[[], Source]], Run | None]
+"""It takes the name of a function and what makes its source, and returns the function, or None where it is missing."""
 
 
 @functools.cache
@@ -92,24 +102,68 @@ def make_folder() -> pathlib.Path:
         raise NoFastBackend(str(error)) from error
 
 
-def build(name: str, module: nn.Module, inputs: tuple[Tensor, ...], sizes: tuple) -> Run:
-    """Compile a function and keep it in the folder.
+class Missing(dict[str, Source]):
+    """The functions that the folder does not hold, by name, as they are asked for."""
 
-    inputs: an example. sizes: which of their sizes differ, as torch.export takes it. Raises NoFastBackend where the
-    function cannot be compiled or kept.
+    def __call__(self, name: str, source: Callable[[], Source]) -> Run | None:
+        """Return the function of that name; or note its source, and return None."""
+        run = load(name)
+        if run is None and name not in self:
+            self[name] = source()
+        return run
+
+
+def in_folder(name: str, source: Callable[[], Source]) -> Run | None:
+    """Return the function of that name, None where the folder does not hold it."""
+    return load(name)
+
+
+def build(sources: dict[str, Source]) -> None:
+    """Compile these functions, as many at a time as there are cores, and keep them in the folder.
+
+    Each is compiled by a process of its own. An interrupted call keeps what is finished. Raises NoFastBackend where
+    one cannot be compiled or kept.
     """
+    place = make_folder()
     try:
-        place = make_folder()
         with tempfile.TemporaryDirectory(dir=place) as scratch, _quiet(), torch.no_grad():
-            program = torch.export.export(module, inputs, dynamic_shapes=sizes, strict=False)
-            made = torch._inductor.aoti_compile_and_package(program, package_path=os.path.join(scratch, "function.pt2"))
-            os.chmod(made, 0o600)
-            os.replace(made, place / f"{name}.pt2")
-        if run := load(name):
-            return run
-    except Exception as error:  # whatever a compiler does
+            waiting = []
+            for name, (module, inputs, sizes) in sources.items():
+                program = exported(module, inputs, sizes)
+                where = os.path.join(scratch, f"{name}.exported")
+                torch.export.save(program, where, extra_files={"sizes": json.dumps(sizes)})
+                waiting.append(name)
+            _compile(pathlib.Path(scratch), place, waiting)
+    except NoFastBackend:
+        raise
+    except Exception as error:  # whatever an exporter does
         raise NoFastBackend(f"the compiler gave up: {type(error).__name__}: {first_line(error)}") from error
-    raise NoFastBackend(f"a compiled function in {place} cannot be loaded")
+
+
+def _compile(scratch: pathlib.Path, place: pathlib.Path, waiting: list[str]) -> None:
+    """Run a process for each of these exported functions, and move what it makes into the folder."""
+    running: dict[str, subprocess.Popen] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < (os.cpu_count() or 1):
+                name = waiting.pop()
+                files = [str(scratch / f"{name}{end}") for end in (".exported", ".pt2")]
+                with open(scratch / f"{name}.said", "wb") as said:
+                    # With -P the folder of that file is not searched for modules.
+                    command = [sys.executable, "-P", str(COMPILE), *files]
+                    running[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+            time.sleep(POLL)
+            for name in [name for name, process in running.items() if process.poll() is not None]:
+                if running.pop(name).returncode:
+                    said = (scratch / f"{name}.said").read_text(errors="replace").strip()
+                    raise NoFastBackend(f"the compiler gave up: {said.splitlines()[-1] if said else 'it said nothing'}")
+                made = scratch / f"{name}.pt2"
+                made.chmod(0o600)
+                made.replace(place / made.name)
+    finally:
+        for process in running.values():
+            process.kill()
+            process.wait()
 
 
 @contextlib.contextmanager

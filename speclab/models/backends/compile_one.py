@@ -1,0 +1,40 @@
+"""Compile one exported function: a process of its own, which speclab/models/backends/packages.py starts.
+
+python -P compile_one.py EXPORTED PACKAGE
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+BLOCK = 64  # rows of the buffers: a pass reads whole blocks, so that loops over them need no remainder
+
+
+class Call(torch.nn.Module):
+    """A function of tensors as a module, which is what torch.export takes."""
+
+    def __init__(self, function: Callable[..., Any]):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        """Call the function."""
+        return self.function(*inputs)
+
+
+def exported(function: Callable[..., Any], inputs: tuple, sizes: list[list[int]]) -> torch.export.ExportedProgram:
+    """Export a function for any number of blocks along these dimensions of each input."""
+    blocks = BLOCK * torch.export.Dim("blocks", min=1, max=2**20)
+    dynamic = tuple(dict.fromkeys(dimensions, blocks) for dimensions in sizes)
+    return torch.export.export(Call(function), inputs, dynamic_shapes=(dynamic,), strict=False)
+
+
+if __name__ == "__main__":
+    about = {"sizes": ""}
+    program = torch.export.load(sys.argv[1], extra_files=about)
+    # A program from a file has lost the example's sizes, which the compiler needs, so it is exported again.
+    again = exported(program.module(check_guards=False), program.example_inputs[0], json.loads(about["sizes"]))
+    torch._inductor.aoti_compile_and_package(again, package_path=sys.argv[2])
