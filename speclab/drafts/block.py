@@ -5,6 +5,8 @@ before the head's last draft. Newer states wait, and are read before the next on
 read. A block's own keys and values stand behind them during its pass alone.
 """
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,7 @@ from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Drawn, Sampling, draw_draft, to_device
 from speclab.drafts.heads.block import BlockHead
 from speclab.drafts.heads.drafter import HeadDrafter
+from speclab.models.backends.buffers import causal_mask
 
 
 class BlockDrafter(HeadDrafter):
@@ -23,6 +26,7 @@ class BlockDrafter(HeadDrafter):
     """
 
     head: BlockHead
+    compiled_widths: ClassVar[dict[str, tuple[int, ...]]] = {"draft": (5,)}
     _anchor: Tensor | None  # (1,) the last committed token
 
     def __init__(self, head: BlockHead, ids: Tensor | None = None):
@@ -53,12 +57,11 @@ class BlockDrafter(HeadDrafter):
         k = min(k, self.longest_draft)
         if k == 0:
             return as_draft([], self.device)
-        assert self._anchor is not None
         drawn: list[Drawn] = []
         token = self._anchor
+        assert token is not None
         with torch.inference_mode():
-            self._read()
-            logits = self.head.logits(self._block(k))  # (1, k, draft vocabulary)
+            logits = self._logits()
             for i in range(k):
                 row = self.as_target_logits(self.head.biased(logits[:, i], token), self._vocab_size)
                 drawn.append(draw_draft(row, self._sampling, uniforms[:, i]))
@@ -77,29 +80,29 @@ class BlockDrafter(HeadDrafter):
             self._hidden = torch.cat([self._hidden, hidden], dim=1)
         self._anchor = to_device(committed[-1:], self.device)
 
-    def _read(self) -> None:
-        """Make keys and values of the states that are not read yet."""
-        length, n = self._length, self._hidden.shape[1]
-        pairs = self.head.context(self.head.fuse(self._hidden), self._rotation(length, n))
-        for i, (keys, values) in enumerate(pairs):
-            self._keys[i, :, length : length + n] = keys[0]
-            self._values[i, :, length : length + n] = values[0]
-        self._length, self._hidden = length + n, self._hidden[:, :0]
-
-    def _block(self, k: int) -> Tensor:
-        """Return the states of the k tokens after the anchor, (1, k, hidden)."""
-        config, length = self.head.config, self._length
-        first = config.slots - config.longest  # the slot of the first of them
-        n = first + k if config.causal else config.slots
-        end = length + n
-        rotation, mask = self._rotation(length, n), None
-        if config.causal and n > 1:  # slot i reads column j while j <= length + i
-            mask = torch.ones(n, end, dtype=torch.bool, device=self.device).tril_(length)
-
-        def seen(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-            self._keys[layer, :, length:end], self._values[layer, :, length:end] = keys[0], values[0]
-            return self._keys[layer : layer + 1, :, :end], self._values[layer : layer + 1, :, :end]
-
+    def _logits(self) -> Tensor:
+        """Read the states that are not read yet, and run a block -> the logits of the tokens after the anchor,
+        (1, n, draft vocabulary), without the Markov bias."""
         assert self._anchor is not None
-        states = self.head(self._anchor[:, None], rotation, mask, seen)  # (1, 1, n, hidden)
-        return states[:, 0, first : first + k]
+        config, length, n = self.head.config, self._length, self._hidden.shape[1]
+        run = self.head_pass("draft", n)
+        begin, end = length + n, length + n + config.slots
+        rows = run.n_rows(max(end, length + run.width))
+        rotation = self._rotation(length, max(run.width, n + config.slots))
+        slots = slice(n, n + config.slots)
+        if config.causal:
+            mask: Tensor | None = causal_mask(config.slots, begin, rows, self._cos.dtype, self.device)
+        else:
+            mask = self._mask(end, rows)
+        logits = run(
+            run.padded(self._hidden),
+            self._anchor[:, None],
+            *(part[:, : run.width] for part in rotation),
+            *(part[:, slots] for part in rotation),
+            self._places[length : length + run.width],
+            self._places[begin:end],
+            mask,
+            *(one[:rows] for pair in zip(self._keys, self._values, strict=True) for one in pair),
+        )
+        self._length, self._hidden = begin, self._hidden[:, :0]
+        return logits[0] if isinstance(logits, list | tuple) else logits

@@ -6,9 +6,10 @@ together with the first pass of the next round, each with the token after it. Wi
 the place of the states that the target has not computed yet; those keys and values are overwritten in the next round.
 """
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from draft_models import as_draft, as_drawn
 from speclab.core.rounds import Draft, Target
@@ -22,6 +23,7 @@ class FeatureDrafter(HeadDrafter):
 
     head: FeatureHead
     asks_to_go_on = True
+    compiled_widths: ClassVar[dict[str, tuple[int, ...]]] = {"step": (1,), "first_step": (1, 5)}
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Take the target's states of the prompt, (1, prompt length) ids; they are read in the first round."""
@@ -34,13 +36,11 @@ class FeatureDrafter(HeadDrafter):
             return as_draft([], self.device)
         drawn: list[Drawn] = []
         with torch.inference_mode():
-            output = self._catch_up()
+            output, logits = self._catch_up()
             for i in range(k):
                 if i:
-                    output = self._forward(output, drawn[-1].token[:, None], self._length + i - 1)
-                logits = self.as_target_logits(
-                    self.head.logits(output)[:, -1], self._vocab_size
-                )  # (1, the target's vocabulary)
+                    output, logits = self._forward(output, drawn[-1].token[:, None], self._length + i - 1)
+                logits = self.as_target_logits(logits, self._vocab_size)  # (1, the target's vocabulary)
                 drawn.append(draw_draft(logits, self._sampling, uniforms[:, i]))
                 if self.keep_drafting and not self.keep_drafting(probability(logits, drawn[-1])):
                     break
@@ -53,9 +53,9 @@ class FeatureDrafter(HeadDrafter):
             self._hidden = torch.cat([self._hidden, hidden], dim=1)
         self._tokens = torch.cat([self._tokens, to_device(committed, self.device)[None]], dim=1)
 
-    def _catch_up(self) -> Tensor:
-        """Read what was committed since the last round -> the last position's output, (1, 1, hidden)."""
-        output = self._forward(self.head.fuse(self._hidden), self._tokens, self._length)
+    def _catch_up(self) -> tuple[Tensor, Tensor]:
+        """Read what was committed since the last round -> the last position's output, (1, 1, hidden), and logits."""
+        output = self._forward(self._hidden, self._tokens, self._length, "first_step")
         self._length += self._tokens.shape[1]
         self._hidden, self._tokens = self._hidden[:, :0], self._tokens[:, :0]
         return output
@@ -64,17 +64,24 @@ class FeatureDrafter(HeadDrafter):
         """Replace ids that the head lacks: a target may know more ids."""
         return tokens.clamp(max=self.head.config.block.vocab_size - 1)
 
-    def _forward(self, states: Tensor, tokens: Tensor, length: int) -> Tensor:
+    def _forward(self, states: Tensor, tokens: Tensor, length: int, step: str = "step") -> tuple[Tensor, Tensor]:
         """Run a pass: states (1, m, hidden) from position `length` on and the token after each -> the last output,
-        (1, 1, hidden)."""
-        n = tokens.shape[1]
-        residual, queries, keys, values = self.head.project(states, self._known(tokens), self._rotation(length, n))
-        self._keys[:, :, length : length + n] = keys
-        self._values[:, :, length : length + n] = values
-        attended = scaled_dot_product_attention(  # of the last row alone, which reads all of them
-            queries[:, :, -1:],
-            self._keys[:, :, : length + n],
-            self._values[:, :, : length + n],
-            enable_gqa=queries.shape[1] != keys.shape[1],
+        (1, 1, hidden), and its logits, (1, draft vocabulary).
+
+        step: the head's function; `first_step` reads what the target gave, (1, m, layers * width).
+        """
+        n, end = tokens.shape[1], length + tokens.shape[1]
+        run = self.head_pass(step, n)
+        rotation = self._rotation(length, run.width)
+        rows = run.n_rows(length + run.width)
+        output, logits = run(
+            run.padded(states),
+            run.padded(self._known(tokens)),
+            *rotation,
+            self._places[n - 1 : n],
+            self._places[length : length + run.width],
+            self._mask(end, rows),
+            self._keys[0][:rows],
+            self._values[0][:rows],
         )
-        return self.head.finish(residual[:, -1:], attended)
+        return output, logits[:, 0]

@@ -73,7 +73,10 @@ def _make_head(name: str, place: str, setup: Setup) -> Drafter:
     own_width = loading.lab_width() if sizes.is_lab_size(setup.target_name) else None
     head, ids = read_head(place or LAB_HEADS[name], target.model, name, own_width)
     target.hidden_layers = tuple(sorted({*target.hidden_layers, *head.config.layers}))
-    return BlockDrafter(head, ids) if isinstance(head, BlockHead) else FeatureDrafter(head, ids)
+    drafter = BlockDrafter(head, ids) if isinstance(head, BlockHead) else FeatureDrafter(head, ids)
+    if setup.wish == "compiled" and target.fast:
+        drafter.compile()
+    return drafter
 
 
 # ---------------------------------------------------------------- made of others

@@ -9,6 +9,7 @@ one runs eagerly, and the reason is printed. `compiled` asks for compiled passes
 import copy
 import functools
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -148,7 +149,7 @@ def choose_kernels(exported: FastModel) -> None:
     """
     if not isinstance(exported, ExportedModel) or not exported.packed:
         return
-    exported.padded, exported.plain_up_to, exported.one_token_gain = {}, 0, None
+    exported.padded, exported.plain_up_to, exported.one_token_gain, exported.programs = {}, 0, None, {}
     plain, end = copy.copy(exported), time.monotonic() + PATIENCE
     plain.plain_up_to = max(WIDER)
     on_packed, on_plain = (CachedModel(exported.model, fast=fast) for fast in (exported, plain))
@@ -195,11 +196,7 @@ def _programs(fast: ExportedModel, widths: list[int]) -> dict[int, Program | Non
     missing = packages.Missing()
     made = {width: whole.program(width, threads, missing) for width in widths}
     if missing:
-        if packages.compiler() is None:
-            raise NoFastBackend("there is no C++ compiler; install g++, on Debian: apt install g++")
-        packages.make_folder()
-        note(f"compiling {len(missing)} functions, about {len(missing) * SECONDS} s; the next run finds them")
-        packages.build(missing)
+        build_missing(missing)
         made = {width: whole.program(width, threads) for width in widths}
     programs = {width: program for width, program in made.items() if program}
     twin = copy.copy(fast)
@@ -211,6 +208,16 @@ def _programs(fast: ExportedModel, widths: list[int]) -> dict[int, Program | Non
     times = fastest([(model, width) for width in programs for model in (on_replayed, on_compiled)])
     pairs = zip(programs, times[::2], times[1::2], strict=True)
     return {width: programs[width] if seconds < WORTH_IT * replayed else None for width, replayed, seconds in pairs}
+
+
+def build_missing(missing: packages.Missing) -> None:
+    """Compile these functions, and say how long it takes. Raises NoFastBackend where nothing can be compiled."""
+    if packages.compiler() is None:
+        raise NoFastBackend("there is no C++ compiler; install g++, on Debian: apt install g++")
+    packages.make_folder()
+    seconds = SECONDS * math.ceil(len(missing) / (os.cpu_count() or 1))
+    note(f"compiling {len(missing)} functions, about {seconds} s; the next run finds them")
+    packages.build(missing)
 
 
 def runs_on_graphs(model: PreTrainedModel) -> bool:

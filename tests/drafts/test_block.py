@@ -21,7 +21,7 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.theory.forecast import forecast
 from tests.decoding import plain_text, speculative_rounds
-from tests.heads import LEARNT, N_NEW, learnt_texts, prompts, tiny_block_head, trained_block
+from tests.heads import LEARNT, N_NEW, in_fixed_widths, learnt_texts, prompts, tiny_block_head, trained_block
 from tests.tiny_models import VOCAB, tiny
 
 TRAINED = {"markov_rank": 3}  # the one that tests/drafts/test_contract.py trains, too
@@ -104,16 +104,19 @@ def check(model, drafter: Kept) -> None:
         cos, sin = rotations(drafter.head.config.block, torch.arange(n))
         context = drafter.head.context(drafter.head.fuse(hidden[:, :n]), (cos.double(), sin.double()))
         for layer, (keys, values) in enumerate(context):
-            assert torch.allclose(drafter._keys[layer, :, :n], keys[0])
-            assert torch.allclose(drafter._values[layer, :, :n], values[0])
+            assert torch.allclose(drafter._keys[layer][:n], keys[0].transpose(0, 1))
+            assert torch.allclose(drafter._values[layer][:n], values[0].transpose(0, 1))
 
 
 @pytest.mark.parametrize("options", SHAPES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_proposals_are_the_definitions(options, temperature):
+@pytest.mark.parametrize("compiled", [False, True])
+def test_proposals_are_the_definitions(options, temperature, compiled):
     """Whatever was accepted: what a block reads, at which positions, and which row each token was drawn from."""
     model = tiny("llama")
     drafter = Kept(tiny_block_head(model, **options))
+    if compiled:
+        in_fixed_widths(drafter)
     how = (Sampling(temperature), torch.Generator().manual_seed(3))
     rounds = list(speculative_rounds(reading(model), drafter, prompts(1), 3, 40, *how))
     if not temperature:
@@ -186,7 +189,7 @@ def test_buffers_grow(monkeypatch):
     model, head, texts = trained_block(**TRAINED)
     drafter = Kept(head)
     list(speculative_rounds(reading(model), drafter, texts[:1, :9], 3, N_NEW))
-    assert drafter._keys.shape[2] > 32
+    assert len(drafter._keys[0]) > 32
     check(model, drafter)
 
 

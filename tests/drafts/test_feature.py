@@ -14,7 +14,7 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.theory.forecast import forecast
 from tests.decoding import plain_text, speculative_rounds
-from tests.heads import LEARNT, N_NEW, feature_row, prompts, tiny_head, trained
+from tests.heads import LEARNT, N_NEW, feature_row, in_fixed_widths, prompts, tiny_head, trained
 from tests.tiny_models import VOCAB, tiny
 
 
@@ -51,11 +51,14 @@ def chain(head: FeatureHead, hidden: torch.Tensor, text: list[int], k: int) -> l
 
 @pytest.mark.parametrize("flags", [{}, {"norm_before_fc": True, "norm_before_residual": True}, {"fc_norm": True}])
 @pytest.mark.parametrize("qwen3", [False, True])
-def test_proposals_are_the_definitions(flags, qwen3):
+@pytest.mark.parametrize("compiled", [False, True])
+def test_proposals_are_the_definitions(flags, qwen3, compiled):
     """After prefill, whole, partly and fully rejected rounds: what was read, at which position, next to which token."""
     model, _, texts = trained()
     head = tiny_head(qwen3=qwen3, norm_output=bool(flags), **flags)
     drafter = Kept(head)
+    if compiled:
+        in_fixed_widths(drafter)
     rounds = list(speculative_rounds(reading(model, drafter), drafter, texts[:1, :9], 4, N_NEW))
     assert [t for r in rounds for t in r.tokens] == texts[0, 9 : 9 + N_NEW].tolist()
     check(model, head, drafter)

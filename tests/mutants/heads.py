@@ -2,6 +2,7 @@
 proposed tells."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -166,19 +167,21 @@ def biases_by_the_token_before_the_last() -> None:
 @mutant(33, DEFINITION, LEARNT, file=BLOCK)
 def begins_a_block_one_position_early() -> None:
     """gives the anchor the position of the last state that was read"""
-    right = BlockDrafter._block
+    right = BlockHead.draft
 
-    def early(drafter: BlockDrafter, k: int) -> Tensor:
-        rotation = drafter._rotation
-        drafter._rotation = lambda length, n: (
-            rotation(length, n) and (drafter._cos[:, length - 1 :][:, :n], drafter._sin[:, length - 1 :][:, :n])
-        )
-        try:
-            return right(drafter, k)
-        finally:
-            del drafter._rotation
+    def early(head: BlockHead, hidden: Tensor, anchor: Tensor, *inputs: Any) -> Tensor:
+        cos, sin, slot_cos, slot_sin, *others = inputs
+        slots = (torch.cat([read[:, -1:], part[:, :-1]], dim=1) for read, part in ((cos, slot_cos), (sin, slot_sin)))
+        return right(head, hidden, anchor, cos, sin, *slots, *others)
 
-    BlockDrafter._block = early
+    BlockHead.draft = early
+
+
+@mutant(33, DEFINITION, file=FILE)
+def lets_a_head_read_its_padding() -> None:
+    """lets the last token of a compiled pass read the rows of the padding behind it"""
+    right = HeadDrafter._mask
+    HeadDrafter._mask = lambda drafter, length, n_rows: right(drafter, length + (n_rows > length), n_rows)
 
 
 @mutant(33, "blocks_of_a_text_are_the_definitions", file=BLOCK)

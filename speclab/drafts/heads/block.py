@@ -95,6 +95,7 @@ class BlockHead(nn.Module):
         self.hidden_norm, self.norm = (Norm(block.hidden_size, block.rms_norm_eps) for _ in range(2))
         self.layers = nn.ModuleList([DecoderLayer(block, block.hidden_size) for _ in range(block.num_hidden_layers)])
         self.fused, self.output_product = Product(self.fc), Product(self.output)
+        self.compiled: dict[tuple[str, int], Any] = {}  # by function and width (passes.py)
         self.markov_head = (
             MarkovHead(block.vocab_size, config.draft_vocab, config.markov_rank) if config.markov_rank else None
         )
@@ -132,6 +133,50 @@ class BlockHead(nn.Module):
             shared = queries.shape[1] != keys.shape[1]
             x = layer.finish(x, scaled_dot_product_attention(queries, keys, values, mask, enable_gqa=shared))
         return x.unflatten(1, (-1, n_slots))
+
+    def draft(
+        self,
+        hidden: Tensor,
+        anchor: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        slot_cos: Tensor,
+        slot_sin: Tensor,
+        places: Tensor,
+        slot_places: Tensor,
+        mask: Tensor | None,
+        *rows: Tensor,
+    ) -> Tensor:
+        """Read what the target gave since the last block, (1, m, layers * target_hidden), and run a block from the
+        anchor, (1, 1), on.  -> logits of the tokens after the anchor, (1, n, draft_vocab), without the Markov bias
+
+        places, slot_places: the rows that are written, (m,) and (slots,), of rows: keys and values, (rows, key heads,
+        head size), layer by layer. mask: (1, 1, slots or 1, rows), None where every slot reads every row.
+        """
+        pairs = list(zip(rows[::2], rows[1::2], strict=True))
+        for into, pair in zip(pairs, self.context(self.fuse(hidden), (cos, sin)), strict=True):
+            for one, part in zip(into, pair, strict=True):
+                one.index_copy_(0, places, part[0].transpose(0, 1))
+
+        def seen(layer: int, *own: Tensor) -> tuple[Tensor, Tensor]:
+            for one, part in zip(pairs[layer], own, strict=True):
+                one.index_copy_(0, slot_places, part[0].transpose(0, 1))
+            keys, values = (one.transpose(0, 1)[None] for one in pairs[layer])
+            return keys, values
+
+        states = self(anchor, (slot_cos, slot_sin), mask, seen)[:, 0]  # (1, slots, hidden)
+        return self.logits(states[:, self.config.slots - self.config.longest :])
+
+    def example(self, step: str, width: int, n_rows: int) -> tuple[Tensor, ...]:
+        """Return inputs of `draft` for so many states of the target, with buffers of n rows."""
+        block, weight, slots = self.config.block, self.norm.weight, self.config.slots
+        hidden = weight.new_zeros(1, width, self.fc.in_features)
+        rotations = (weight.new_zeros(1, n, block.head_dim) for n in (width, width, slots, slots))
+        places = (torch.arange(n, device=weight.device) for n in (width, slots))
+        mask = weight.new_zeros(1, 1, slots if self.config.causal else 1, n_rows)
+        shape = (n_rows, block.num_key_value_heads, block.head_dim)
+        rows = (weight.new_zeros(shape) for _ in range(2 * len(self.layers)))
+        return hidden, weight.new_zeros(1, 1).long(), *rotations, *places, mask, *rows
 
     def logits(self, states: Tensor) -> Tensor:
         """Return the logits, (..., hidden) -> (..., draft_vocab), without the Markov head's bias."""

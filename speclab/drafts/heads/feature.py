@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from speclab.drafts.heads.parts import DecoderLayer, Norm, Product, Rotation
 from speclab.drafts.heads.rollout import rollout
@@ -63,6 +64,7 @@ class FeatureHead(nn.Module):
         self.norm = Norm(block.hidden_size, block.rms_norm_eps)
         self.lm_head = nn.Linear(block.hidden_size, config.draft_vocab, bias=False)
         self.fused, self.output_product = Product(self.fc), Product(self.lm_head)
+        self.compiled: dict[tuple[str, int], Any] = {}  # by function and width (passes.py)
 
     @property
     def layer(self) -> Layer:
@@ -101,6 +103,49 @@ class FeatureHead(nn.Module):
     def logits(self, states: Tensor) -> Tensor:
         """Return the logits for the states that `finish` gives, (batch, n, hidden) -> (batch, n, draft_vocab)."""
         return self.output_product(states if self.config.norm_output else self.norm(states))
+
+    def step(
+        self,
+        states: Tensor,
+        tokens: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        last: Tensor,
+        places: Tensor,
+        mask: Tensor | None,
+        keys: Tensor,
+        values: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Run the pass of a draft: states (1, m, hidden) and the token after each, (1, m).  -> what comes out at one
+        of them, (1, 1, hidden), and its logits, (1, 1, draft_vocab)
+
+        last: the number of that one, (1,). places: the rows (m,) of keys and values, (rows, key heads, head size) each,
+        that the pass writes. mask: (1, 1, 1, rows), None where every row is read.
+        """
+        residual, queries, *written = self.project(states, tokens, (cos, sin))
+        for rows, of_states in zip((keys, values), written, strict=True):
+            rows.index_copy_(0, places, of_states[0].transpose(0, 1))
+        all_keys, all_values = (rows.transpose(0, 1)[None] for rows in (keys, values))
+        shared = queries.shape[1] != keys.shape[1]
+        queries = queries.index_select(2, last)
+        attended = scaled_dot_product_attention(queries, all_keys, all_values, attn_mask=mask, enable_gqa=shared)
+        output = self.finish(residual.index_select(1, last), attended)
+        return output, self.logits(output)
+
+    def first_step(self, hidden: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+        """Run the first pass of a draft, which reads what the target gave: (1, m, layers * target_hidden). Everything
+        else is as in `step`."""
+        return self.step(self.fuse(hidden), *arguments)
+
+    def example(self, step: str, width: int, n_rows: int) -> tuple[Tensor, ...]:
+        """Return inputs of `step` or `first_step` for so many tokens, with buffers of n rows."""
+        block, weight, ids = self.config.block, self.norm.weight, self.norm.weight.new_zeros(1, width).long()
+        n_states = self.fc.in_features if step == "first_step" else block.hidden_size
+        states = weight.new_zeros(1, width, n_states)
+        cos, sin = (weight.new_zeros(1, width, block.head_dim) for _ in range(2))
+        rows = (weight.new_zeros(n_rows, block.num_key_value_heads, block.head_dim) for _ in range(2))
+        mask = weight.new_zeros(1, 1, 1, n_rows)
+        return states, ids, cos, sin, ids[0, :1], torch.arange(width, device=weight.device), mask, *rows
 
     def chains(self, hidden: Tensor, tokens: Tensor, depth: int) -> Iterator[Tensor]:
         """Return the logits by depth j, at most `depth` of them: (batch, n - 1 - depth, draft vocabulary). Row t

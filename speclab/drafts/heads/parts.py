@@ -39,7 +39,7 @@ class Norm(nn.RMSNorm):
         width, weight = self.normalized_shape[0], self.weight
         if weight.device.type != "cpu" or weight.dtype != torch.float32:
             return None
-        with torch.inference_mode():
+        with torch.no_grad():
             return torch.tensor(math.sqrt(width * self.eps)), weight * math.sqrt(width)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ class Product:
     @functools.cached_property
     def _frozen(self) -> tuple[Tensor, Tensor | None]:
         """Return the weights and biases; made when they are first needed."""
-        with torch.inference_mode():
+        with torch.no_grad():
             weight, bias = self.joined()
             return packed_weight(weight) if self.packs else weight, bias
 
@@ -165,8 +165,10 @@ def _products(head: Any) -> list[Product]:
     return [part for module in head.modules() for part in vars(module).values() if isinstance(part, Product)]
 
 
-def choose_packing(head: Any, n_rows: int) -> None:
-    """Pack the weights of a frozen head where that is faster. n_rows: the usual number of rows of its products.
+def choose_packing(head: Any, n_rows: int, packs: bool = True) -> None:
+    """Pack the weights of a frozen head where that is faster, or never.
+
+    n_rows: the usual number of rows of its products. packs: whether they may be packed.
 
     Which order is faster depends on the processor's maker, the sizes and the threads. So both are timed, all products
     of the head in turn: each then finds its weights where the others have left them. The weights of a large head come
@@ -174,7 +176,7 @@ def choose_packing(head: Any, n_rows: int) -> None:
     """
     products = _products(head)
     weights = [part.joined()[0] for part in products]
-    packs = bool(weights) and can_prepack(weights[0].device, weights[0].dtype)
+    packs = packs and bool(weights) and can_prepack(weights[0].device, weights[0].dtype)
     if packs and sum(weight.nbytes for weight in weights) <= LARGE:
         packs = _packing_pays(weights, n_rows)
     for part in products:

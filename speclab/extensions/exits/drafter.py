@@ -100,12 +100,13 @@ class ExitDrafter(HeadDrafter):
         length, n = self._length, states.shape[1]
         end = length + n
         queries, keys, values = self.head.project(states, self._rotation(length, n))
-        self._keys[:, :, length:end], self._values[:, :, length:end] = keys, values
+        for rows, written in ((self._keys[0], keys), (self._values[0], values)):
+            rows[length:end] = written[0].transpose(0, 1)
         self._length, self._hidden = end, self._hidden[:, :0]
         attended = scaled_dot_product_attention(  # of the last row alone, which reads all of them
             queries[:, :, -1:],
-            self._keys[:, :, :end],
-            self._values[:, :, :end],
+            self._keys[0][:end].transpose(0, 1)[None],
+            self._values[0][:end].transpose(0, 1)[None],
             enable_gqa=queries.shape[1] != keys.shape[1],
         )
         return self.head.logits(states[:, -1:], attended)[:, -1]

@@ -59,7 +59,7 @@ class LearnerFeature(FeatureDrafter):
             """(m, hidden) and m ids -> the last one's output, (1, hidden)"""
             if not tokens or len(states) != len(tokens) or not 0 <= position <= end - len(tokens):
                 raise ValueError(f"forward was called with {len(states)} states, {tokens} and position {position}")
-            return self._forward(states[None], to_device(tokens, self.device)[None], position)[0]
+            return self._forward(states[None], to_device(tokens, self.device)[None], position)[0][0]
 
         def draw_one(state: Tensor) -> int:
             """(1, hidden) -> an id"""
@@ -115,8 +115,7 @@ class LearnerBlock(BlockDrafter):
             return drawn[-1]
 
         with torch.inference_mode():
-            self._read()
-            logits = self.head.logits(self._block(k))[0]  # (k, draft vocabulary)
+            logits = self._logits()[0, :k]  # (k, draft vocabulary)
             to_host(faults_in(logits))  # rows that are not finite are no answer of the learner's
             slots = self.as_target_logits(logits, self._vocab_size)  # (k, vocab)
             args = (slots, bias, int(self._anchor), self._sampling.probs, draw_one)

@@ -117,8 +117,9 @@ class GrowingFeature(FeatureDrafter):
 
     def start_tree(self) -> Tensor:
         """Return the logits of the token after everything committed, (1, the target's vocabulary)."""
-        self._outputs = self._catch_up()  # (1, 1 + j, hidden), of the committed text and of the tree's tokens
-        return self.as_target_logits(self.head.logits(self._outputs)[0], self._vocab_size)
+        # The outputs are (1, 1 + j, hidden), of the committed text and of the tree's tokens.
+        self._outputs, logits = self._catch_up()
+        return self.as_target_logits(logits, self._vocab_size)
 
     def grow(self, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
         """Return the logits of the token after each of these (m,), (m, the target's vocabulary): one pass for all."""
@@ -130,12 +131,13 @@ class GrowingFeature(FeatureDrafter):
         residual, queries, keys, values = self.head.project(
             self._outputs[:, parents + 1], self._known(tokens[None]), rotation
         )
-        self._keys[:, :, start : start + n], self._values[:, :, start : start + n] = keys, values
+        for rows, written in ((self._keys[0], keys), (self._values[0], values)):
+            rows[start : start + n] = written[0].transpose(0, 1)
         mask = nn.functional.pad(reads, (self._length, 0), value=True)  # (m, committed + j + m)
         attended = scaled_dot_product_attention(
             queries,
-            self._keys[:, :, : start + n],
-            self._values[:, :, : start + n],
+            self._keys[0][: start + n].transpose(0, 1)[None],
+            self._values[0][: start + n].transpose(0, 1)[None],
             attn_mask=mask,
             enable_gqa=queries.shape[1] != keys.shape[1],
         )
@@ -157,9 +159,8 @@ class GrowingBlock(BlockDrafter):
 
     def start_tree(self) -> Tensor:
         """Return the logits of the token after everything committed, (1, the target's vocabulary)."""
+        self._slots = self._logits()  # (1, longest, draft vocabulary)
         assert self._anchor is not None
-        self._read()
-        self._slots = self.head.logits(self._block(self.longest_draft))  # (1, longest, draft vocabulary)
         return self._after(self._anchor, 0)
 
     def grow(self, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:

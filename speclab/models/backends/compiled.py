@@ -10,15 +10,16 @@ The functions are packages in the user's cache folder (speclab/models/backends/p
 """
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from speclab.models.backends import packages, rewrites
 from speclab.models.backends.buffers import causal_mask
-from speclab.models.backends.compile_one import BLOCK
+from speclab.models.backends.compile_one import BLOCK, Call
+from speclab.models.backends.exporting import export
 from speclab.models.family import NoFastBackend
 from speclab.system.errors import first_line
 
@@ -243,6 +244,41 @@ def _function(part: GraphPart, given: list[Any], n_rows: Any, threads: int, find
         return part.module, tuple(given), sizes
 
     return find(name, source)
+
+
+def whole_function(
+    function: nn.Module, inputs: tuple[Tensor, ...], sizes: list[list[int]], threads: int, find: packages.Find
+) -> Callable[..., Any] | None:
+    """Return a small network as one compiled function, None where `find` lacks it. It takes what the network takes,
+    contiguous, and gives a list.
+
+    inputs: an example; the last one has the rows of a buffer along its first dimension. sizes: for each input, the
+    dimensions along which there may be any number of blocks of rows. Raises NoFastBackend where it cannot be exported.
+    """
+    blocks = BLOCK * torch.export.Dim("blocks", min=1, max=2**20)
+    dynamic = tuple(dict.fromkeys(dimensions, blocks) for dimensions in sizes)
+    graph = export(Call(function), inputs, (dynamic,))
+    _write_out(graph)
+    nodes = list(graph.graph.nodes)
+    arguments = [node for node in nodes if node.op == "placeholder"]
+    outputs: Any = next(node for node in nodes if node.op == "output").args[0]
+    outputs = outputs if isinstance(outputs, tuple | list) else (outputs,)
+    part = _part(graph, {node for node in nodes if node.op == "call_function"}, tuple(outputs))
+    example = dict(zip(arguments, inputs, strict=True))
+    given: list[Any] = [rewrites.constant(graph, n) if n.op == "get_attr" else example[n] for n in part.inputs]
+    run = _function(part, given, arguments[-1].meta["val"].shape[0], threads, find)
+    if run is None:
+        return None
+    constants = [None if n in example else tensor for n, tensor in zip(part.inputs, given, strict=True)]
+    places = [(i, arguments.index(n)) for i, n in enumerate(part.inputs) if n in example]
+
+    def call(*tensors: Tensor) -> list[Tensor]:
+        filled: list[Any] = constants.copy()
+        for place, i in places:
+            filled[place] = tensors[i]
+        return run(filled)
+
+    return call
 
 
 def _name(target: Any) -> str:

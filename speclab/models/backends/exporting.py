@@ -4,6 +4,7 @@ import contextlib
 import io
 import logging
 import warnings
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -51,5 +52,6 @@ def _changes_nothing(node: fx.Node) -> bool:
         return True
     if node.target not in (aten.to.dtype, aten.to.device, aten.to.dtype_layout):
         return False
-    before, after = node.args[0].meta["val"], node.meta["val"]
+    source: Any = node.args[0]
+    before, after = source.meta["val"], node.meta["val"]
     return before.dtype == after.dtype and before.device == after.device

@@ -148,10 +148,10 @@ def _compile(scratch: pathlib.Path, place: pathlib.Path, waiting: list[str]) -> 
             while waiting and len(running) < (os.cpu_count() or 1):
                 name = waiting.pop()
                 files = [str(scratch / f"{name}{end}") for end in (".exported", ".pt2")]
-                with open(scratch / f"{name}.said", "wb") as said:
+                with open(scratch / f"{name}.said", "wb") as output:
                     # With -P the folder of that file is not searched for modules.
                     command = [sys.executable, "-P", str(COMPILE), *files]
-                    running[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+                    running[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
             time.sleep(POLL)
             for name in [name for name, process in running.items() if process.poll() is not None]:
                 if running.pop(name).returncode:
