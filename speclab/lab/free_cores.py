@@ -32,7 +32,7 @@ def look(setup: Setup, drafters: Collection[Drafter]) -> tuple[CoreProbe | None,
         setup.reasons["threads"] = "the cores are not free"
         for model in (setup.target, *(model for drafter in drafters for model in drafter.models)):
             if model.fast:
-                engine_choice.choose_kernels(model.fast)  # they were chosen with more threads
+                engine_choice.choose_kernels(model.fast)  # they were chosen, and compiled, with more threads
         for part in (part for drafter in drafters for part in drafter.parts):
             part.choose_packing()
         return probe, f"{complaint}; this run takes one thread, because several would wait for each other"
