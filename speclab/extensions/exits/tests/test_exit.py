@@ -210,7 +210,8 @@ def test_rejected_slots_are_never_read(family):
     class Forgetful(ExitDrafter):
         def observe(self, n_accepted: int, committed: list[int]) -> None:
             super().observe(n_accepted, committed)
-            self._keys[:, :, self._length :] = self._values[:, :, self._length :] = torch.nan
+            for rows in (*self._keys, *self._values):
+                rows[self._length :] = torch.nan
 
     found = []
     for cached, drafter in ((CachedModel, ExitDrafter), (Poisoned, Forgetful)):
