@@ -1,6 +1,7 @@
 """Tiny heads that read a tiny target's hidden states: random ones, and one that was trained for a moment."""
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,11 +15,11 @@ from speclab.drafts.heads.files import weights_of
 from speclab.drafts.heads.parts import rotations
 from speclab.drafts.heads.passes import compile_steps
 from speclab.drafts.heads.rollout import rollout, target_pass
+from speclab.lab.training.recipes import Likely, likely
 from speclab.models.cached import CachedModel
 from tests.decoding import plain_text
 from tests.tiny_models import VOCAB, tiny, uncompiled
 from training.kinds import block_loss
-from training.passes import reading
 
 
 def block(hidden: int = 32, qwen3: bool = False, vocab: int = VOCAB, **changes) -> LlamaConfig:
@@ -56,9 +57,9 @@ def tiny_head(
     return head.eval()
 
 
-def distance(target_logits: Tensor, draft_logits: Tensor) -> Tensor:
+def distance(target: Likely, draft_logits: Tensor) -> Tensor:
     """Cross-entropy plus total variation: tiny heads learn a few texts by heart with it, on every processor."""
-    target_probs, draft_log_probs = target_logits.softmax(-1), draft_logits.log_softmax(-1)
+    target_probs, draft_log_probs = target.probs, draft_logits.log_softmax(-1).gather(-1, target.ids)
     cross_entropy = -(target_probs * draft_log_probs).sum(-1).mean()
     return cross_entropy + 1 - torch.minimum(target_probs, draft_log_probs.exp()).sum(-1).mean()
 
@@ -97,7 +98,7 @@ def trained() -> tuple[PreTrainedModel, FeatureHead, Tensor]:
             stepper.param_groups[0]["lr"] = 0.01 * (1 - step / 200)
             stepper.zero_grad()
             loss: Tensor = sum(
-                distance(logits[:, positions + depth + 1], drafted)
+                distance(likely(logits[:, positions[0] + depth + 1]), drafted)
                 for depth, (positions, drafted) in enumerate(rollout(head, hidden, learnt, 3))
             )
             loss.backward()
@@ -129,16 +130,22 @@ def trained_block(**options) -> tuple[PreTrainedModel, BlockHead, Tensor]:
     target = tiny("llama").requires_grad_(False)
     texts = learnt_texts(target)
     head = tiny_block_head(target, std=0.1, **options)
-    read = reading(target, head.config.layers, 0)
+    starts = torch.arange(texts.shape[1] - 1 - head.config.longest).expand(N_LEARNT, -1)
     stepper = torch.optim.Adam(head.train().parameters())
     with torch.enable_grad():
         for step in range(150):
             stepper.param_groups[0]["lr"] = 0.02 * (1 - step / 150)
             stepper.zero_grad()
-            block_loss(head, read, texts[:N_LEARNT], torch.tensor(step), distance).backward()
+            block_loss(head, functools.partial(read, target, head), texts[:N_LEARNT], starts, distance).backward()
             torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
             stepper.step()
     return target, head.eval().requires_grad_(False), texts
+
+
+def read(target: PreTrainedModel, head: Any, tokens: Tensor) -> tuple[Tensor, Likely]:
+    """What a head learns from, unrounded: the target's states, and what is likely, of (batch, n) ids."""
+    hidden, logits = target_pass(target, tokens, head.config.layers)
+    return hidden, likely(logits)
 
 
 def target_states(target: PreTrainedModel, text: list[int], layers: tuple[int, ...]) -> Tensor:

@@ -7,9 +7,14 @@
     python -m training.heads feature --init models/lab-pair/feature --minutes 80 --rate 0.003    # train one further
     python -m training.heads pair --minutes 125                     # a target, and a draft model distilled from it
 
-A draft learns from training text (the sources of Python's standard library) and from what the target itself writes
-after pieces of it, because that is where it will be asked to guess. An interrupted run goes on where it stopped; with
-more --minutes a finished one goes on, too. No network and no GPU is needed. `KIND --help` lists the flags of a kind.
+A head learns from what the target itself writes, because that is where it will be asked to guess: a target with a chat
+template answers questions that it has asked itself, and every target continues pieces of the sources of Python's
+standard library, and the texts of --texts. A head for more than 8,192 ids proposes the most frequent ones, with the
+target's own embedding and output layer. --minutes is the whole time; after a tenth of it a head stands in --out, and
+then the one that has committed most tokens per round in replayed rounds on held-out answers. An interrupted run goes on
+where it stopped; with more --minutes a finished one goes on, too. The texts are in answers.jsonl in the work folder, a
+line {"prompt": ids, "answer": ids, "greedy": bool} each; those that are there are learned from. No network and no GPU
+is needed. `KIND --help` lists the flags of a kind.
 
 What comes out, in --out: config.json and model.safetensors in the `speculators` format, or in one of the lab's own
 where that has none. Of a pair: two folders that any program loads. training.json has the settings, and what the draft
@@ -22,8 +27,10 @@ if __name__ == "__main__":
 import argparse
 import functools
 import json
+import math
 import re
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,9 +42,9 @@ from transformers import PreTrainedModel
 from speclab.cli import parsing
 from speclab.drafts.heads.files import CONFIG, WEIGHTS
 from speclab.lab.training import corpus
-from speclab.lab.training.recipes import CROSS_ENTROPY_WEIGHT, LOW_TEMPERATURE
-from speclab.lab.training.steps import train
-from speclab.models import loading
+from speclab.lab.training.recipes import CROSS_ENTROPY_WEIGHT, LOW_TEMPERATURE, distance
+from speclab.lab.training.steps import TrainingFacts, train
+from speclab.models import loading, prompts
 from speclab.models.family import check_family, context_length
 from speclab.records import files
 from speclab.system.errors import UsageProblem, reports_problems
@@ -45,26 +52,41 @@ from speclab.system.files import check_replaceable, check_writable, do_all, prep
 from speclab.system.terminal import note, say
 from training import pair
 from training.compiling import compiled
-from training.documents import prose
+from training.course import Course, K, Lines
 from training.kinds import KINDS, head_to_train
 from training.passes import reading
-from training.scoring import scored
-from training.texts import ROWS, batch, beginnings, own_texts, streams
-from training.work import Checkpoint, alone_in, check_settings
+from training.scoring import DECODED, Known, decoded_alike, known_texts, scored
+from training.texts import (
+    ANSWER,
+    FIRST_AT_ONCE,
+    PLAIN,
+    PLAIN_OF_CHATS,
+    QUESTION,
+    ROWS,
+    Prompts,
+    Texts,
+    batch,
+    covered,
+    encode,
+    frequent_ids,
+    row_lengths,
+    written_after,
+)
+from training.work import Checkpoint, alone_in, check_settings, readable, save_tensors
 
 OF_TABLES = 0.5  # the rate of embeddings, norms and output layers, as a share of --rate
 BATCH_TOKENS = {"cuda": 65536}  # tokens of a step, by device
-FEW_TOKENS = 4096
-# Logits of the target in a step at most: memory for some ten times as many numbers is needed. It binds where the
-# vocabulary is large.
-LOGITS = {"cuda": 2**29}
-FEW_LOGITS = 2**27
+FEW_TOKENS = 2048
+DRAFT_IDS = 8192  # ids that a head proposes; of more it takes the most frequent ones
+OF_OWN = 0.4  # share of the time for the target's own texts: each is then learned from some five times on a CPU
+TENTH = 10  # a head is there after this part of the time
+FIRST_PASSES = 14  # passes over the longest row that the first tenth is worth, beside the texts
 MOST_BYTES = 2**20  # the largest size of a training.json, in bytes
 # What is kept of the training.json of the head that a training starts from.
 OF_BEGINNING = ("steps", "tokens", "seconds", "rate", "seed", "loss", "own_texts", "init", "machine", "versions")
 PAIR_FOLDER = "build/lab-pair"
 # Flags that say how long, how fast and where to: a training goes on with others. All others decide what is learned.
-NOT_LEARNED = ("kind", "minutes", "own_minutes", "threads", "keep", "work_dir", "out")
+NOT_LEARNED = ("kind", "minutes", "own_minutes", "threads", "keep", "work_dir", "out", "texts")
 
 
 # --- flags ------------------------------------------------------------------------------------------------------------
@@ -86,25 +108,27 @@ def make_parser() -> parsing.Parser:
     return parser
 
 
-def _add_head_flags(parser: argparse.ArgumentParser, intermediate: int) -> None:
+def _add_head_flags(parser: argparse.ArgumentParser, intermediate: int | None) -> None:
     parser.add_argument("--target", default=loading.LAB_TARGET, metavar="NAME", help="(default: the lab's)")
     parser.add_argument(
-        "--own-minutes", type=parsing.positive, default=10, help="minutes for the target's own texts (default: 10)"
+        "--own-minutes", type=parsing.positive, help="of these for the target's own texts (default: two fifths)"
     )
-    parser.add_argument("--intermediate", type=parsing.at_least(1), help=f"width of the MLPs (default: {intermediate})")
+    parser.add_argument("--texts", action="append", default=[], metavar="FILE", help="prompts, with %%%% between them")
+    usual = intermediate or "1024, or what a small file has room for"
+    parser.add_argument("--intermediate", type=parsing.at_least(1), help=f"width of the MLPs (default: {usual})")
     parser.add_argument("--init", metavar="NAME", help="a trained head to start from: a folder or a hub name")
     parser.add_argument(
         "--keep",
         type=parsing.at_least(0),
         metavar="GIB",
-        help="memory for what the target computes of rows that come again, rounded to bfloat16 (default: on a CPU 4, "
-        "or half of what is free; else 0)",
+        help="disk space for what the target computes of rows that come again, rounded to bfloat16 (default: on a "
+        "CPU 8, or half of what is free; else 0)",
     )
 
 
 def _add_shared_flags(parser: argparse.ArgumentParser, folder: str, minutes: int) -> None:
     parser.add_argument(
-        "--minutes", type=parsing.positive, default=minutes, help=f"minutes of training (default: {minutes})"
+        "--minutes", type=parsing.positive, default=minutes, help=f"minutes of all (default: {minutes})"
     )
     parser.add_argument("--rate", type=parsing.positive, default=4e-3, help="peak learning rate (default: 0.004)")
     parser.add_argument("--device", choices=("cpu", "cuda", "mps"), default="cpu", help="(default: cpu)")
@@ -168,63 +192,158 @@ def train_head(
     args: argparse.Namespace, device: torch.device, settings: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Train a draft that reads its target's states, and write it.  -> facts for training.json, and a summary"""
-    kind = KINDS[args.kind]
+    began, kind = time.monotonic(), KINDS[args.kind]
     check_replaceable(args.out, (CONFIG, WEIGHTS, "training.json"), "--out")
+    given = [text for file in args.texts for _, text in prompts.from_file(file)]
     tokenizer: Any = loading.load_tokenizer(args.target)
     target = loading.load_model(args.target, device, torch.float32, "target").requires_grad_(False)
     check_target(target)
     beginning = _beginning(args.init) if args.init else None
-    head = head_to_train(target, tokenizer, args).to(device)
-    note(f"{sum(weight.numel() for weight in head.parameters()):,} parameters")
+    narrow = kind.narrows and not args.init and target.config.get_text_config().vocab_size > DRAFT_IDS
+    made = None if narrow else head_to_train(target, tokenizer, args)  # it may refuse, so before anything is written
     check_settings(args.work_dir, settings)
     documents = list(corpus.standard_library())
-    stream, held_out = streams(tokenizer, documents)
-    comments = beginnings(tokenizer, [text for d in documents if not d.held_out for text in prose(d.text)])
-    own = own_texts(args.work_dir, target, stream, comments, 60 * args.own_minutes, args.seed)
-    note(f"the target wrote {', '.join(f'{len(rows):,} texts of {length} tokens' for length, rows in own.items())}")
-    tokens = step_tokens(device, target.config.get_text_config().vocab_size)
 
-    def batches(step: int) -> list[tuple[Tensor, ...]]:
-        return [(batch(stream, own, step, args.seed, tokens).to(device), torch.tensor(step))]
+    def prompts_from(writer: PreTrainedModel) -> Prompts:
+        return Prompts(tokenizer, writer, documents, given, args.seed)
 
-    functions = {name: compiled(function) for name, function in kind.functions.items()}
-    loss_of = functools.partial(kind.loss, head, reading(target, head.config.layers, args.keep), **functions)
-    checkpoint = Checkpoint(args.work_dir / "head.pt")
-    facts = train(head, batches, loss_of, 60 * args.minutes, args.rate, args.kind, checkpoint, OF_TABLES)
-    head.to(torch.bfloat16)  # as it is written; what is scored are the rounded weights
-    scores = scored(head.float().eval(), target, tokenizer, held_out, args.seed)
+    texts = Texts(args.work_dir, target, tokenizer, prompts_from, args.seed)
+    if not texts.answers:
+        _check_minutes(target, args.minutes)
+    lines = Lines(lambda: f"{len(texts.answers):,} texts")
+    lines.phase = "writing the first texts"
+    lengths = row_lengths(context_length(target))
+    texts.prepare(lengths, lines)
+    head, ids = made or head_to_train(target, tokenizer, args, _draft_ids(args.work_dir, target, texts))
+    head = head.to(device)
+    learning = sum(weight.numel() for weight in head.parameters() if weight.requires_grad)
+    note(
+        f"{learning:,} parameters, {len(texts.answers):,} texts of {sum(len(t.answer) for t in texts.answers):,} tokens"
+    )
+    if ids is not None:
+        note(f"it proposes {len(ids):,} ids, which are {covered(texts.held_out, ids):.1%} of those in held-out answers")
     name = loading.short_name(args.target)
-    kind.write(args.out, head.to(torch.bfloat16), name, target.config.architectures or [])
-    about = {
-        "kind": args.kind,
-        "target": name,
-        "parameters": sum(weight.numel() for weight in head.parameters()),
-        **asdict(facts),
-        "own_texts": {length: len(rows) for length, rows in own.items()},
-        "init": beginning,
-        "rate": args.rate,
-        "seed": args.seed,
-        "loss": {"cross_entropy": CROSS_ENTROPY_WEIGHT, "total_variation_at": [1.0, LOW_TEMPERATURE]},
-        "scores": scores,
-    }
-    return about, scores
+
+    def about(facts: TrainingFacts, course: Course) -> dict[str, Any]:
+        return {
+            "kind": args.kind,
+            "target": name,
+            "parameters": learning,
+            **asdict(facts),
+            "own_texts": {"answers": len(texts.answers), "tokens": sum(len(text.answer) for text in texts.answers)},
+            "draft_ids": None if ids is None else {"n": len(ids), "covered": round(covered(texts.held_out, ids), 4)},
+            "init": beginning,
+            "rate": args.rate,
+            "seed": args.seed,
+            "loss": {"cross_entropy": CROSS_ENTROPY_WEIGHT, "total_variation_at": [1.0, LOW_TEMPERATURE]},
+            "growth": course.progress.growth,
+        }
+
+    def write(made: Any, facts: TrainingFacts, course: Course) -> None:
+        tables = {} if ids is None else {"ids": ids}
+        kind.write(args.out, made.to(torch.bfloat16), name, target.config.architectures or [], **tables)
+        write_whole(args.out / "training.json", json.dumps(about(facts, course), indent=1) + "\n")
+        alike = decoded_alike(args.kind, args.out, target, tokenizer, list(texts.held_out[0].prompt), K)
+        note(f"{args.out}: this head loads, and {alike} of {DECODED} tokens decoded with it are the target's own")
+
+    held_out = known_texts(target, texts.held_out, head.config.layers)
+    scale = _scale(args.work_dir, held_out) if hasattr(head, "fc") else None
+    if scale is not None and args.init:
+        head.fc.weight.data /= scale
+    plain = PLAIN_OF_CHATS if tokenizer.chat_template else PLAIN
+    course = Course(
+        head,
+        ids,
+        scale,
+        texts,
+        encode(tokenizer, [d.text for d in documents if not d.held_out]),
+        held_out,
+        lambda stream, rows, step: batch(stream, rows, plain, kind.chains, step, args.seed, step_tokens(device)),
+        lengths,
+        max(1e-9, 60 * args.minutes - (time.monotonic() - began)),  # one step at least
+        60 * (OF_OWN * args.minutes if args.own_minutes is None else args.own_minutes),
+        args.work_dir / "progress.json",
+        write,
+    )
+    read = reading(target, head.config.layers, ids, args.work_dir / "kept", args.keep, scale)
+    loss_of = functools.partial(kind.loss, head, read, distance=compiled(distance))
+    checkpoint = Checkpoint(args.work_dir / "head.pt")
+    facts = train(
+        head, course.batches, loss_of, course.seconds, args.rate, args.kind, checkpoint, OF_TABLES, course.after
+    )
+    course.facts = facts
+    course.score()
+    best, ids = head_in(args, target)
+    scores = scored(best, target, tokenizer, course.held_out, ids)
+    return about(facts, course) | {"scores": scores}, scores
+
+
+def head_in(args: argparse.Namespace, target: PreTrainedModel) -> tuple[Any, Tensor | None]:
+    """The head in --out, and its ids."""
+    return KINDS[args.kind].trained(target, argparse.Namespace(**vars(args) | {"init": str(args.out)}))
+
+
+def _draft_ids(work: Path, target: PreTrainedModel, texts: Texts) -> Tensor:
+    """The ids that a fresh head proposes; they stay those of the work folder."""
+    vocab, file = target.config.get_text_config().vocab_size, work / "ids.pt"
+    if not file.exists():
+        save_tensors(file, frequent_ids(texts.answers, vocab, DRAFT_IDS))
+    with readable(file):
+        ids = torch.load(file, weights_only=True)
+        if ids.shape != (DRAFT_IDS,) or not 0 <= ids[0] <= ids[-1] < vocab or not (ids.diff() > 0).all():
+            raise ValueError("it does not hold ids of the target")
+    return ids.to(target.device)
+
+
+def _scale(work: Path, texts: list[Known]) -> Tensor:
+    """What brings each dimension of the states to the same size; it stays that of the work folder.
+
+    A few dimensions of a language model's states are hundreds of times larger than most, and would be all that a fresh
+    head sees. The factors end in the weights that are written.
+    """
+    file, states = work / "scale.pt", torch.cat([text.hidden[0] for text in texts])
+    if not file.exists():
+        sizes = states.abs().median(dim=0).values
+        save_tensors(file, 1 / sizes.clamp(min=1e-3 * sizes.max().item()))
+    with readable(file):
+        scale = torch.load(file, weights_only=True)
+        if scale.shape != states.shape[1:] or not (scale.isfinite() & (scale > 0)).all():
+            raise ValueError("it does not hold a factor for each dimension of the states")
+    return scale.to(states)
 
 
 def check_target(target: PreTrainedModel) -> None:
     """Raise a Problem for a target for which no head can be trained."""
     check_family(target, "training.heads", "give another --target")
-    room = context_length(target)
-    if room is not None and room < max(ROWS):
+    if not row_lengths(context_length(target)):
         raise UsageProblem(
-            f"rows of {max(ROWS):,} tokens are learned from, and the target's context is {room:,}; give "
-            "another --target"
+            f"rows of {min(ROWS):,} tokens are learned from, and the target's context is {context_length(target):,}; "
+            "give another --target"
         )
 
 
-def step_tokens(device: torch.device, vocab: int) -> int:
+def _check_minutes(target: PreTrainedModel, minutes: float) -> None:
+    """Raise UsageProblem where a tenth of the time is too short for the first texts and steps, as timed here."""
+    rows, draws = [[0] * 16] * FIRST_AT_ONCE, torch.Generator(target.device)
+    seconds = []
+    for n in (2, 6):  # the second time without what the first pass alone takes
+        start = time.monotonic()
+        written_after(target, rows, (1.0,) * len(rows), n, frozenset(), draws)
+        seconds.append(time.monotonic() - start)
+    start = time.monotonic()
+    with torch.inference_mode():
+        target(input_ids=torch.zeros(1, min(ROWS), dtype=torch.long, device=target.device), use_cache=False)
+    a_pass = (time.monotonic() - start) * max(ROWS) / min(ROWS)
+    step = max(0.0, (seconds[1] - seconds[0]) / 4)
+    least = math.ceil(TENTH * ((QUESTION + 2 * ANSWER) * step + FIRST_PASSES * a_pass) / 60)
+    note(f"the smallest --minutes that leaves a head of this target on this machine is about {least}")
+    if minutes < least:
+        raise UsageProblem(f"--minutes {minutes:g} is too short for this target on this machine; give at least {least}")
+
+
+def step_tokens(device: torch.device) -> int:
     """The number of tokens that a step learns from; of a long row it takes at least one."""
-    most = LOGITS.get(device.type, FEW_LOGITS) // vocab
-    return min(BATCH_TOKENS.get(device.type, FEW_TOKENS), max(min(ROWS), most))
+    return BATCH_TOKENS.get(device.type, FEW_TOKENS)
 
 
 def _beginning(name: str) -> dict[str, Any]:

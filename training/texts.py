@@ -1,8 +1,20 @@
-"""The texts that a draft learns from: training text as ids, what its target wrote after pieces of it, rows of both."""
+"""The texts that a draft learns from: answers that its target has written, and rows of them.
+
+A target with a chat template is asked questions that it has written itself: what a person says inside the template is
+text like any other, and a chat model continues its beginning with a question. Every target also continues pieces of the
+sources of Python's standard library, and answers or continues the texts of --texts. No prompt that the lab measures
+with is among them, and the first ones are held out: acceptance is measured on their answers.
+"""
 
 import copy
+import functools
+import json
+import random
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,17 +23,45 @@ from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokeniz
 
 from speclab.lab.training.corpus import Document
 from speclab.lab.training.steps import product_dtype
-from speclab.system.terminal import note, progress_bar
-from training.work import check_ids, readable, save_tensors
+from speclab.models import prompts
+from speclab.system.files import read_bytes, write_whole
+from speclab.system.terminal import note
+from training.documents import prose
+from training.work import readable
 
 ENCODED_AT_ONCE = 512  # texts
 PROMPT, CONTINUED = 48, 256  # tokens of text that a continuation starts from, and tokens of both together
-TEMPERATURES = (1e-4, 0.8, 1.0)  # the draft will be asked to guess in all of them
-# Tokens of a row: the share of the steps, and tokens of text that the target's own continuation starts from.
-ROWS = {256: (0.65, 48), 512: (0.25, 256), 1024: (0.10, None)}
-OF_PROSE = 64  # tokens of a comment or docstring that the target's own continuation starts from
-OWN = 0.5  # share of the rows that the target has written itself
-OWN_AT_ONCE = 192  # texts that the target writes side by side, a third of them at each temperature
+TEMPERATURES = (1e-4, 0.8, 1e-4, 1.0)  # of answers, in turn: the draft will be asked to guess in all of them
+ROWS = {256: 0.65, 512: 0.25, 1024: 0.10}  # tokens of a row: the share of all tokens that is in such rows
+MARGIN = 8  # tokens at the end of a row from which no chain starts: the longest chain has fewer
+QUESTION, SHORTEST_QUESTION, QUESTION_TEMPERATURE = 64, 4, 0.9  # tokens of a question
+ANSWER = 192  # tokens of an answer at most
+PIECES = (16, 48, 128)  # tokens of a piece of text that the target continues
+FIRST_AT_ONCE, OWN_AT_ONCE = (
+    16,
+    128,
+)  # texts that the target writes side by side: few at first, to know how long it takes
+ENOUGH = 7 / 8  # of the texts side by side have ended: the others are left as they are
+HELD_OUT = 24  # answers to be scored
+OF_QUESTIONS = 0.8  # share of the prompts that the target has asked itself, where it has a chat template
+PLAIN, PLAIN_OF_CHATS = 0.5, 0.1  # share of the rows that are training text, without and with a chat template
+MOST_BYTES = 2**30  # of a file of texts
+ANSWERS, HELD_OUT_FILE = "answers.jsonl", "held-out.jsonl"
+Tick = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Text:
+    """What the target has written after a prompt, in ids. greedy: each token is the most probable one."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+    greedy: bool
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Prompt and answer."""
+        return self.prompt + self.answer
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> Tensor:
@@ -45,6 +85,9 @@ def streams(tokenizer: PreTrainedTokenizerBase, documents: list[Document]) -> tu
     return stream, held_out
 
 
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
 @torch.inference_mode()
 def continuations(
     target: PreTrainedModel,
@@ -53,31 +96,70 @@ def continuations(
     seed: int,
     rows: int = 64,
     length: int = CONTINUED,
-    temperatures: tuple[float, ...] = TEMPERATURES,
+    temperatures: tuple[float, ...] = (1e-4, 0.8, 1.0),
 ) -> Tensor:
     """Let the target continue pieces of text for `seconds`, at least once.  -> (n, length) ids, pieces included
 
     pieces: (n, prompt) ids, of which `rows` are drawn at a time. seed: the seed for drawing pieces and tokens.
     temperatures: those of the rows in turn; the lowest is as good as greedy.
     """
-    target.eval()
-    device, generator = target.device, torch.Generator().manual_seed(seed)
-    draws = torch.Generator(device).manual_seed(seed)
-    divisors = torch.tensor(temperatures, device=device).repeat(rows)[:rows, None]  # (rows, 1)
-    written: list[Tensor] = []
+    generator = torch.Generator().manual_seed(seed)
+    written: list[list[int]] = []
+    draws = torch.Generator(target.device).manual_seed(seed)
+    at = (temperatures * rows)[:rows]
     end = time.monotonic() + seconds
-    with progress_bar(unit=" texts", desc="continuations", mininterval=10) as bar:
-        while not written or time.monotonic() < end:
-            picks = torch.randint(0, len(pieces), (rows,), generator=generator)
-            text = pieces[picks].long().to(device)  # (rows, prompt)
-            cache, feed = _cache(target, length), text
-            while text.shape[1] < length:
-                logits = target(input_ids=feed, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
-                feed = (logits.float() / divisors).softmax(-1).multinomial(1, generator=draws)  # (rows, 1)
-                text = torch.cat([text, feed], dim=1)
-            written.append(text.cpu())
-            bar.update(rows)
-    return torch.cat(written)
+    while not written or time.monotonic() < end:
+        some = pieces[torch.randint(0, len(pieces), (rows,), generator=generator)].tolist()
+        answers = written_after(target, some, at, length - len(some[0]), frozenset(), draws)
+        written += [[*piece, *answer] for piece, answer in zip(some, answers, strict=True)]
+    return torch.tensor(written)
+
+
+@torch.inference_mode()
+def written_after(
+    target: PreTrainedModel,
+    given: list[list[int]],
+    temperatures: tuple[float, ...],
+    most: int,
+    ends: frozenset[int],
+    draws: torch.Generator,
+    tick: Tick = lambda: None,
+) -> list[list[int]]:
+    """Let the target write at most `most` tokens after each of these ids, side by side.
+
+    temperatures: one for each; the lowest is as good as greedy. ends: a text ends with one of these ids. When ENOUGH of
+    the texts have ended, the others are left as they are. draws: gives the randomness, on the target's device. tick: is
+    called after each pass.
+    """
+    target.eval()
+    device, length = target.device, max(map(len, given))
+    pad = [length - len(ids) for ids in given]
+    feed = torch.tensor([[0] * n + ids for n, ids in zip(pad, given, strict=True)], device=device)  # (rows, length)
+    before = torch.tensor(pad, device=device)[:, None]
+    cache = _cache(target, length + most)
+    divisors = torch.tensor(temperatures, device=device)[:, None]
+    stops = torch.tensor(sorted(ends), device=device, dtype=torch.long)
+    ended = torch.zeros(len(given), dtype=torch.bool, device=device)
+    columns: list[Tensor] = []
+    for n in range(length, length + most):
+        how: dict[str, Any] = {}
+        if any(pad):  # texts of one length need neither, and some models know no positions
+            places = torch.arange(n, device=device).expand(len(given), -1)
+            how = {"attention_mask": (places >= before).long()}
+            how["position_ids"] = (places[:, -feed.shape[1] :] - before).clamp(min=0)
+        logits = target(input_ids=feed, past_key_values=cache, use_cache=True, logits_to_keep=1, **how).logits[:, -1]
+        feed = (logits.float() / divisors).softmax(-1).multinomial(1, generator=draws)  # (rows, 1)
+        columns.append(feed[:, 0])
+        ended |= torch.isin(feed[:, 0], stops)
+        tick()
+        if ended.sum() >= ENOUGH * len(given):
+            break
+    return [_until(row, ends) for row in torch.stack(columns, dim=1).tolist()]
+
+
+def _until(ids: list[int], ends: frozenset[int]) -> list[int]:
+    """The ids up to the first end, which is the last of them."""
+    return ids[: next((i + 1 for i, token in enumerate(ids) if token in ends), len(ids))]
 
 
 def _cache(target: PreTrainedModel, length: int) -> Cache:
@@ -86,34 +168,6 @@ def _cache(target: PreTrainedModel, length: int) -> Cache:
     if target._can_compile_fullgraph:
         return StaticCache(config=target.config, max_cache_len=length)
     return DynamicCache(config=target.config)
-
-
-def own_texts(
-    work: Path, target: PreTrainedModel, stream: Tensor, prose: Tensor, seconds: float, seed: int
-) -> dict[int, Tensor]:
-    """Continuations that the target has written, by their length; from the work folder where they are there.
-
-    stream: (tokens,) of whole documents. prose: (n, OF_PROSE) beginnings of comments and docstrings, after which a
-    third of the time is spent: in pieces of the stream they are rare.
-    """
-    texts = {}
-    writer = None
-    for length, (_, prompt) in ROWS.items():
-        if prompt is None:
-            continue
-        file = work / f"own-{length}.pt"
-        if not file.exists():
-            writer = writer or in_fast_precision(target)
-            sources = [stream.unfold(0, prompt, 1), *([prose] if length == min(ROWS) and len(prose) else [])]
-            written = [
-                continuations(writer, pieces, seconds / 3, seed + length + i, OWN_AT_ONCE, length)
-                for i, pieces in enumerate(sources)
-            ]
-            save_tensors(file, torch.cat(written).to(torch.int32))
-        with readable(file):
-            texts[length] = torch.load(file, weights_only=True)
-            check_ids(texts[length], length, target.config.get_text_config().vocab_size)
-    return texts
 
 
 def in_fast_precision(target: PreTrainedModel) -> PreTrainedModel:
@@ -125,25 +179,248 @@ def in_fast_precision(target: PreTrainedModel) -> PreTrainedModel:
     return writer
 
 
-def beginnings(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> Tensor:
-    """The first ids of each text that has as many: (n, OF_PROSE)."""
-    ids = [row[:OF_PROSE] for row in tokenizer(texts).input_ids if len(row) >= OF_PROSE] if texts else []
-    return torch.tensor(ids, dtype=torch.int32).reshape(-1, OF_PROSE)
+def ends_of(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """The ids that end an answer."""
+    settings: Any = getattr(target, "generation_config", None)
+    found = getattr(settings, "eos_token_id", None)
+    several = found if isinstance(found, list) else [found]
+    return frozenset(token for token in (*several, tokenizer.eos_token_id) if token is not None)
 
 
-def batch(stream: Tensor, own: dict[int, Tensor], step: int, seed: int, tokens: int) -> Tensor:
-    """A batch of rows of one length, (rows, length), always the same for the same arguments."""
+# --- prompts ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What a chat template writes before and after what a person says, in ids."""
+
+    before: list[int]
+    after: list[int]
+
+
+def frame_of(tokenizer: PreTrainedTokenizerBase) -> Frame | None:
+    """The frame of a question; None where there is no template, or none that can be taken apart."""
+    if not tokenizer.chat_template:
+        return None
+    parts = []
+    for word in ("Seven", "Why"):
+        (ids,) = prompts.chats_ids([[{"role": "user", "content": word}]], tokenizer)
+        parts.append(ids[0].tolist())
+    one, other = parts
+    n = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
+    m = next((i for i, (a, b) in enumerate(zip(one[::-1], other[::-1], strict=False)) if a != b), 0)
+    return Frame(one[:n], one[len(one) - m :]) if n and m else None
+
+
+class Prompts:
+    """Gives prompts without end: questions of the target itself, pieces of text, and those of --texts."""
+
+    def __init__(self, tokenizer: Any, writer: PreTrainedModel, documents: list[Document], given: list[str], seed: int):
+        self.tokenizer, self.writer, self.frame = tokenizer, writer, frame_of(tokenizer)
+        self.picks = random.Random(seed)
+        self.given = [self._as_prompt(text) for text in given]
+        self.picks.shuffle(self.given)
+        used = [d.text for d in documents if not d.held_out]
+        self.pieces = [text for source in used for text in prose(source)], used
+        self.measured = {tuple(ids) for _, text in prompts.standard() for ids in self._both_ways(text)}
+
+    def some(self, n: int, draws: torch.Generator, tick: Tick) -> list[list[int]]:
+        """About n prompts, at least one."""
+        found = [self.given.pop() for _ in range(min(len(self.given), (n + 1) // 2))]
+        left = n - len(found)
+        n_asked = round(OF_QUESTIONS * left) if self.frame else 0
+        found += self._questions(n_asked, draws, tick) if n_asked else []
+        while not found or left > n_asked:
+            found, left = [*found, self._piece()], left - 1
+        return [ids for ids in found if tuple(ids) not in self.measured]
+
+    def _questions(self, n: int, draws: torch.Generator, tick: Tick) -> list[list[int]]:
+        assert self.frame is not None
+        before, after = self.frame.before, self.frame.after
+        at = (QUESTION_TEMPERATURE,) * n
+        special = set(self.tokenizer.all_special_ids)
+        asked = written_after(self.writer, [before] * n, at, QUESTION, frozenset(after[:1]), draws, tick)
+        whole = [ids[:-1] for ids in asked if ids[-1] == after[0]]
+        return [[*before, *ids, *after] for ids in whole if len(ids) >= SHORTEST_QUESTION and special.isdisjoint(ids)]
+
+    def _piece(self) -> list[int]:
+        """The beginning of a comment or docstring, or a piece from inside a source."""
+        kind = self.picks.choice([part for part in self.pieces if part])
+        text, n = self.picks.choice(kind), self.picks.choice(PIECES)
+        start = self.picks.randrange(max(1, len(text) - 8 * n)) if kind is self.pieces[1] else 0
+        return self.tokenizer(text[start : start + 16 * n]).input_ids[:n] or self._piece()
+
+    def _as_prompt(self, text: str) -> list[int]:
+        return self._both_ways(text)[-1]
+
+    def _both_ways(self, text: str) -> list[list[int]]:
+        """The ids of a text as it is, and in the template where there is one."""
+        ways = [False, True] if self.frame else [False]
+        return [prompts.encode([("texts", text)], self.tokenizer, chat)[0].id_list for chat in ways]
+
+
+class Texts:
+    """The answers in a work folder: those that are there already, and more when there is time for them.
+
+    seconds: what was spent on writing, in this process.
+    """
+
+    def __init__(
+        self, folder: Path, target: PreTrainedModel, tokenizer: Any, make: Callable[[Any], Prompts], seed: int
+    ):
+        """make: gives the prompts, from the model that writes."""
+        self.folder, self.target, self.ends, self.make = folder, target, ends_of(target, tokenizer), make
+        self.vocab, self.seed, self.seconds = target.config.get_text_config().vocab_size, seed, 0.0
+        self.held_out = self._read(HELD_OUT_FILE)
+        self.at_once = FIRST_AT_ONCE
+        self.answers = self._without_held_out(self._read(ANSWERS))
+
+    def _without_held_out(self, texts: list[Text]) -> list[Text]:
+        kept_out = {text.prompt for text in self.held_out}
+        return [text for text in texts if text.prompt not in kept_out]
+
+    def prepare(self, lengths: list[int], tick: Tick) -> None:
+        """Write what is held out and answers for one row, where they are not there. lengths: of rows."""
+        if not self.held_out:
+            given = self._prompts.some(HELD_OUT, self._draws(1), tick)
+            answers = written_after(self.target, given, (1e-4,) * len(given), ANSWER, self.ends, self._draws(2), tick)
+            self.held_out = [Text(tuple(a), tuple(b), True) for a, b in zip(given, answers, strict=True)]
+            self._write(HELD_OUT_FILE, self.held_out)
+            self.answers = self._without_held_out(self.answers)
+        while not packed(self.answers, lengths):
+            self.write_more(0.0, tick)
+
+    def write_more(self, usual: float, tick: Tick) -> None:
+        """Write answers to some more prompts. usual: the seconds that this should take."""
+        start, numbers = time.monotonic(), self._draws(3 + len(self.answers))
+        given = self._prompts.some(self.at_once, numbers, tick)
+        offset = len(self.answers)
+        at = tuple(TEMPERATURES[(offset + i) % len(TEMPERATURES)] for i in range(len(given)))
+        answers = written_after(self._writer, given, at, ANSWER, self.ends, numbers, tick)
+        made = [Text(tuple(a), tuple(b), t == min(at)) for a, b, t in zip(given, answers, at, strict=True)]
+        self.answers += self._without_held_out(made)
+        self._write(ANSWERS, self.answers)
+        took = time.monotonic() - start
+        self.seconds += took
+        if 2 * took < usual and self.at_once < OWN_AT_ONCE:
+            self.at_once *= 2
+
+    def _draws(self, number: int) -> torch.Generator:
+        return torch.Generator(self.target.device).manual_seed(self.seed * 1_000_003 + number)
+
+    @functools.cached_property
+    def _writer(self) -> PreTrainedModel:
+        return in_fast_precision(self.target)
+
+    @functools.cached_property
+    def _prompts(self) -> Prompts:
+        return self.make(self._writer)
+
+    def _write(self, name: str, texts: list[Text]) -> None:
+        lines = [{"prompt": text.prompt, "answer": text.answer, "greedy": text.greedy} for text in texts]
+        write_whole(self.folder / name, "".join(json.dumps(line) + "\n" for line in lines))
+
+    def _read(self, name: str) -> list[Text]:
+        """The texts of a file, none where it is not there. Raises EnvironmentProblem where one is damaged."""
+        file = self.folder / name
+        if not file.exists():
+            return []
+        with readable(file):
+            return [self._checked(json.loads(line)) for line in read_bytes(file, MOST_BYTES).splitlines()]
+
+    def _checked(self, found: Any) -> Text:
+        """Raises ValueError where this is no text of the target's ids."""
+        if not isinstance(found, dict) or found.keys() != {"prompt", "answer", "greedy"}:
+            raise ValueError("a line of it is not a prompt, an answer and whether it is greedy")
+        parts = found["prompt"], found["answer"]
+        if not all(isinstance(part, list) and part for part in parts) or not isinstance(found["greedy"], bool):
+            raise ValueError("a line of it is not a prompt, an answer and whether it is greedy")
+        if not all(type(token) is int and 0 <= token < self.vocab for part in parts for token in part):
+            raise ValueError("it holds ids that the target does not have")
+        return Text(tuple(parts[0]), tuple(parts[1]), found["greedy"])
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def row_lengths(room: int | None) -> list[int]:
+    """The lengths of rows that a target of this context has room for."""
+    return [length for length in ROWS if room is None or length <= room]
+
+
+def packed(texts: list[Text], lengths: list[int]) -> dict[int, tuple[Tensor, Tensor]]:
+    """Rows of one or several texts, each beginning with a text: length -> ids (rows, length), and which of them the
+    target has written.
+
+    More texts behind these change no row. Each text is in rows of one length, so that the target reads it once. What is
+    longer than a row, or does not fill one at the end, is left out.
+    """
+    rows: dict[int, tuple[list[Tensor], list[Tensor]]] = {length: ([], []) for length in lengths}
+    left = iter(texts)
+    for length in _in_turn(lengths):
+        ids: list[int] = []
+        written: list[bool] = []
+        while len(ids) < length and (text := next(left, None)):
+            ids += text.ids
+            written += [False] * len(text.prompt) + [True] * len(text.answer)
+        if len(ids) < length:
+            break
+        rows[length][0].append(torch.tensor(ids[:length]))
+        rows[length][1].append(torch.tensor(written[:length]))
+    return {length: (torch.stack(a).int(), torch.stack(b)) for length, (a, b) in rows.items() if a}
+
+
+def _in_turn(lengths: list[int]) -> Iterator[int]:
+    """Lengths without end, whose tokens have the shares of ROWS."""
+    made = dict.fromkeys(lengths, 0)
+    while True:
+        length = min(lengths, key=lambda n: (made[n] / ROWS[n], n))
+        made[length] += length
+        yield length
+
+
+def batch(
+    stream: Tensor,
+    rows: dict[int, tuple[Tensor, Tensor]],
+    plain: float,
+    chains: float,
+    step: int,
+    seed: int,
+    tokens: int,
+) -> tuple[Tensor, Tensor]:
+    """Rows of one length, (rows, length) ids, and positions in them, (rows, chains), always the same for the same
+    arguments. The token two places on is the first that a chain drafts: where there are enough, one of an answer.
+
+    stream: training text. plain: the share of the rows that is cut from it. chains: the number of positions as a share
+    of the length. tokens: of all rows together, at most, but at least one row.
+    """
     generator = torch.Generator().manual_seed((seed + 3) * 1_000_003 + step)
-    shares = torch.tensor([share for share, _ in ROWS.values()])
-    length = list(ROWS)[int(torch.multinomial(shares, 1, generator=generator))]
+    shares = torch.tensor([float(ids.numel()) for ids, _ in rows.values()])
+    length = list(rows)[int(torch.multinomial(shares, 1, generator=generator))]
     n_rows = max(1, tokens // length)
-    n_own = 0
-    if length in own:  # of an odd number of rows the last one is, in half of the steps
-        n_own = int(OWN * n_rows + torch.rand((), generator=generator).item())
-    pieces = max(1, len(stream) // length)  # of text, side by side: each comes again, and the target's pass may be kept
-    starts = length * torch.randint(0, pieces, (n_rows - n_own,), generator=generator)
-    rows = stream[starts[:, None] + torch.arange(length)].long()
-    if n_own:
-        picks = torch.randint(0, len(own[length]), (n_own,), generator=generator)
-        rows = torch.cat([own[length][picks].long(), rows])
-    return rows
+    pieces = len(stream) // length  # side by side: each comes again, and the target's pass may be kept
+    n_plain = int(plain * n_rows + torch.rand((), generator=generator).item()) if pieces else 0
+    ids, written = rows[length]
+    picks = torch.randint(0, len(ids), (n_rows - n_plain,), generator=generator)
+    starts = length * torch.randint(0, max(1, pieces), (n_plain,), generator=generator)
+    cut = stream[starts[:, None] + torch.arange(length)] if n_plain else ids[:0]
+    wanted = torch.cat([written[picks], torch.ones(cut.shape, dtype=torch.bool)])[:, 2 : length - MARGIN + 2]
+    order = torch.rand(wanted.shape, generator=generator) + wanted
+    n_chains = max(1, round(chains * length))
+    positions = order.topk(min(n_chains, order.shape[1]), dim=1).indices.sort(dim=1).values
+    return torch.cat([ids[picks], cut]).long(), positions
+
+
+def frequent_ids(texts: list[Text], vocab: int, n: int) -> Tensor:
+    """The ids that the target emits most often, (n,) in order; among equally frequent ones the lowest, which most
+    tokenizers have learned first."""
+    counts = torch.zeros(vocab, dtype=torch.long)
+    for text in texts:
+        counts += torch.bincount(torch.tensor(text.answer), minlength=vocab)
+    return counts.sort(descending=True, stable=True).indices[:n].sort().values
+
+
+def covered(texts: list[Text], ids: Tensor) -> float:
+    """The share of all ids of the answers that are among these."""
+    emitted = torch.tensor([token for text in texts for token in text.answer])
+    return torch.isin(emitted, ids.cpu()).float().mean().item()

@@ -96,9 +96,9 @@ class Checkpoint:
         self.path = path
 
     def save(self, model: nn.Module, steppers: list[torch.optim.Optimizer], facts: TrainingFacts) -> None:
-        """Save all three, whole or not at all."""
+        """Save all three, whole or not at all. Weights that do not learn are left out."""
         states = [stepper.state_dict() for stepper in steppers]
-        save_tensors(self.path, {"model": model.state_dict(), "optimizers": states, "facts": asdict(facts)})
+        save_tensors(self.path, {"model": _learning(model), "optimizers": states, "facts": asdict(facts)})
 
     def resume(self, model: nn.Module, steppers: list[torch.optim.Optimizer]) -> TrainingFacts:
         """Set the model and its optimizers to what was saved; without a file they stay.  -> how far that is
@@ -109,13 +109,19 @@ class Checkpoint:
             return TrainingFacts()
         with readable(self.path):
             state = torch.load(self.path, weights_only=True)
-            model.load_state_dict(state["model"])
+            if missing := sorted(_learning(model).keys() - state["model"].keys()):
+                raise ValueError(f"{missing[0]} is missing")
+            model.load_state_dict(state["model"], strict=False)
             for stepper, saved in zip(steppers, state["optimizers"], strict=True):
                 _load_stepper(stepper, saved)
             facts = parsed(TrainingFacts, json.dumps(state["facts"]))
             if facts.first_loss is None or facts.last_loss is None:
                 raise ValueError("it says nothing of the loss")
             return facts
+
+
+def _learning(model: nn.Module) -> dict[str, Tensor]:
+    return {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
 
 
 def _load_stepper(stepper: torch.optim.Optimizer, saved: dict[str, Any]) -> None:

@@ -147,7 +147,7 @@ def test_blocks_of_a_text_are_the_definitions(options):
     head, tokens = tiny_block_head(model, **options), learnt_texts(model)[:2]
     hidden, _ = target_pass(model, tokens, (0, 1))
     anchors = torch.tensor([1, 2, 9, 20])
-    states = blocks(head, hidden, tokens, anchors)
+    states = blocks(head, hidden, tokens, anchors.expand(len(tokens), -1))
     for row, text in enumerate(tokens.tolist()):
         for i, anchor in enumerate(anchors.tolist()):
             after = text[anchor + 1 : anchor + 1 + head.config.longest]

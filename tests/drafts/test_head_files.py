@@ -10,14 +10,14 @@ from safetensors.torch import load_file, save_file
 from speclab.core.sampling import Sampling
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
-from speclab.drafts.heads.files import read_head, write_head
+from speclab.drafts.heads.files import read_head, weights_of, write_head
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from tests.decoding import speculative_rounds
 from tests.heads import block, prompts, tiny_block_head, tiny_head
 from tests.tiny_models import VOCAB, tiny
 from training.heads import main
-from training.kinds import head_to_train
+from training.kinds import KINDS, head_to_train
 
 
 @pytest.fixture
@@ -82,6 +82,56 @@ def test_a_published_shape_with_fewer_ids_and_the_targets_embedding(target, tmp_
     assert torch.equal(read.head.embed_tokens.weight, target.get_input_embeddings().weight)
     rounds = proposals(target, FeatureDrafter(read.head, read.ids), Sampling())
     assert sum(r.n_drafted for r in rounds) > 0
+
+
+@pytest.mark.parametrize("kind", ["feature", "block"])
+def test_a_head_of_a_part_of_the_ids_comes_back(target, tmp_path, kind):
+    """Without embedding and output layer, which are rows of the target's own."""
+    ids = torch.tensor([1, 2, 5, 7, 11, 12, 20, 21, 30, 40, 41, 47])
+    table, output = weights_of(target)
+    if kind == "feature":
+        head, make = tiny_head(draft_vocab=12), FeatureDrafter
+        head.embed_tokens.weight.data, head.lm_head.weight.data = table.clone(), output[ids]
+    else:
+        head, make = tiny_block_head(target, markov_rank=3, draft_vocab=12), BlockDrafter
+        head.output.weight = output[ids]
+    write_head(tmp_path / "head", head, "some/target", ["LlamaForCausalLM"], 4, ids)
+    tensors = load_file(tmp_path / "head" / "model.safetensors")
+    assert not any(name.startswith(("embed_tokens", "lm_head")) for name in tensors)
+    assert torch.equal(tensors["d2t"] + torch.arange(12), ids)
+    assert torch.equal(tensors["t2d"].nonzero()[:, 0], ids)
+    read = read_head(str(tmp_path / "head"), target, kind)
+    assert torch.equal(read.ids, ids)
+    assert proposals(target, make(*read)) == proposals(target, make(head, ids))
+
+
+@pytest.mark.parametrize("kind", ["feature", "block"])
+def test_what_is_the_target_s_own_does_not_learn(target, tmp_path, kind):
+    """In a fresh head of a part of the ids, and in one that is trained further."""
+    ids, target = torch.tensor([1, 2, 5, 7]), target.float()
+    args = argparse.Namespace(kind=kind, init=None, intermediate=None, seed=0)
+    made = KINDS[kind].fresh(target, Fewer(), args, ids)
+    table, output = weights_of(target)
+    lent = {"embed_tokens.weight", "lm_head.weight"} if kind == "feature" else set()
+    assert {name for name, weight in made.named_parameters() if not weight.requires_grad} == lent
+    write_head(tmp_path / "head", made, "some/target", ["LlamaForCausalLM"], 4, ids)
+    args.init = str(tmp_path / "head")
+    head, own = head_to_train(target, Fewer(), args)
+    assert torch.equal(own, ids)
+    assert {name for name, weight in head.named_parameters() if not weight.requires_grad} == lent
+    tables = (head.embed_tokens.weight, head.lm_head.weight) if kind == "feature" else (head.table, head.output.weight)
+    assert torch.equal(tables[0], table)
+    assert torch.equal(tables[1], output[ids])
+
+
+class Fewer:
+    """A tokenizer that has fewer ids than the target."""
+
+    def get_vocab(self):
+        return {}
+
+    def __len__(self):
+        return VOCAB - 1
 
 
 PARTLY = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "partial_rotary_factor": 0.5}
@@ -293,7 +343,8 @@ def test_a_head_that_is_trained_further_leaves_the_target_alone(target, tmp_path
     tensors = load_file(folder / "model.safetensors")
     del tensors["embed_tokens.weight"]
     save_file(tensors, folder / "model.safetensors")
-    head = head_to_train(target, None, argparse.Namespace(kind="feature", init=str(folder)))
+    head, ids = head_to_train(target, None, argparse.Namespace(kind="feature", init=str(folder)))
+    assert ids is None
     own = {weight.data_ptr() for weight in target.parameters()}
     assert all(weight.requires_grad and weight.data_ptr() not in own for weight in head.parameters())
     assert torch.equal(head.embed_tokens.weight, target.get_input_embeddings().weight)

@@ -113,9 +113,35 @@ def forecasts_every_depth_like_the_first() -> None:
     def flat(head: FeatureHead, hidden: Tensor, tokens: Tensor, depth: int, starts: Tensor | None = None) -> list:
         positions, first = right(head, hidden, tokens, 1)[0]
         n = tokens.shape[1] - 1 - depth
-        return [(positions[:n], first[:, step : step + n]) for step in range(depth)]
+        return [(positions[:, :n], first[:, step : step + n]) for step in range(depth)]
 
     rollout.rollout = feature_head.rollout = flat
+
+
+@mutant(33, "a_head_of_a_part_of_the_ids_comes_back", file="drafts/test_head_files")
+def writes_ids_in_the_place_of_offsets() -> None:
+    """writes the target's ids into d2t, which holds how far they are from the head's"""
+    right = files.tables_of
+
+    def tables_of(ids: Tensor, vocab: int) -> dict[str, Tensor]:
+        return right(ids, vocab) | {files.TO_TARGET: ids}
+
+    files.tables_of = tables_of
+
+
+@mutant(33, "a_head_of_a_part_of_the_ids_comes_back", file="drafts/test_head_files")
+def lends_the_first_rows_of_the_output_layer() -> None:
+    """gives a head without an output layer the target's first rows, not those of its ids"""
+    right = files._built
+
+    def built(config, weights, target):
+        saved = right(config, weights, target)
+        output = files.weights_of(target)[1]
+        part = saved.head.lm_head if isinstance(saved.head, FeatureHead) else saved.head.output
+        part.weight.data.copy_(output[: config.draft_vocab])
+        return saved
+
+    files._built = built
 
 
 BLOCK = "drafts/test_block"
@@ -191,9 +217,9 @@ def trains_on_the_states_of_anchors() -> None:
 
     def forward(head: BlockHead, anchors: Tensor, rotation: tuple, mask: Tensor | None, seen) -> Tensor:
         if mask is not None and anchors.shape[1] > 1:
-            n_text = mask.shape[1] - mask.shape[0]
-            text = mask[:, :n_text]
-            mask = torch.cat([text | text.roll(1, dims=1), mask[:, n_text:]], dim=1)
+            n_text = mask.shape[-1] - mask.shape[-2]
+            text = mask[..., :n_text]
+            mask = torch.cat([text | text.roll(1, dims=-1), mask[..., n_text:]], dim=-1)
         return right(head, anchors, rotation, mask, seen)
 
     BlockHead.forward = forward

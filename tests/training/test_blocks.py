@@ -1,5 +1,6 @@
 """What a block head starts from, and which of its weights learn how."""
 
+import functools
 import json
 import math
 
@@ -8,13 +9,13 @@ import torch
 
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
-from speclab.lab.training.recipes import CROSS_ENTROPY_WEIGHT, LOW_TEMPERATURE, distance
+from speclab.lab.training.recipes import CROSS_ENTROPY_WEIGHT, LOW_TEMPERATURE, Likely, distance, likely
 from speclab.lab.training.steps import optimizers
 from speclab.models import loading
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from tests.decoding import speculative_rounds
-from tests.heads import N_NEW, tiny_block_head, trained, trained_block
+from tests.heads import N_NEW, read, tiny_block_head, trained, trained_block
 from tests.tiny_models import VOCAB, tiny
 from training import heads
 from training.heads import main, parse
@@ -25,8 +26,7 @@ from training.kinds import (
     fresh_block,
     unused_id,
 )
-from training.passes import reading
-from training.scoring import agreement, score
+from training.scoring import agreement, known, score
 
 
 def test_a_fresh_head_shares_what_it_does_not_learn():
@@ -39,9 +39,9 @@ def test_a_fresh_head_shares_what_it_does_not_learn():
     assert (head.config.mask, head.config.causal, head.config.markov_rank) == (VOCAB - 1, False, MARKOV_RANK)
     assert not head.markov_head(torch.arange(VOCAB)).any()
     before = target.get_input_embeddings().weight.clone()
-    read = reading(target, head.config.layers, 0)
     with torch.enable_grad():
-        block_loss(head, read, torch.arange(40)[None] % VOCAB, torch.tensor(0)).backward()
+        starts = torch.arange(30)[None]
+        block_loss(head, functools.partial(read, target, head), torch.arange(40)[None] % VOCAB, starts).backward()
     learn = {name for name, weight in head.named_parameters() if weight.grad is not None and weight.grad.any()}
     idle = {name for name, _ in head.named_parameters()} - learn
     assert idle == {"markov_head.markov_w1.weight"}, "while the other factor is 0"
@@ -101,9 +101,9 @@ def test_a_score_replays_the_rounds_of_the_loop(kind):
 def check_score(model, head, texts, drafter):
     target = CachedModel(model)
     target.hidden_layers = head.config.layers
-    pairs = [(text[None], 9) for text in texts]
-    scores = score(head, model, pairs, depth=4)
-    end = len(agreement(head, model, texts[:1], 9, 4))
+    pairs = [known(model, text[None], 9, head.config.layers) for text in texts]
+    scores = score(head, pairs, depth=4)
+    end = len(agreement(head, pairs[0], 4))
     for k in (2, 4):
         rounds, accepted = 0, 0
         for text in texts:
@@ -141,14 +141,22 @@ def test_the_loss_of_two_laws_by_hand():
     cross_entropy = -0.8 * math.log(0.4) - 0.2 * math.log(0.6)
     cold = 0.8**4 / (0.8**4 + 0.2**4) - 0.4**4 / (0.4**4 + 0.6**4)
     assert (CROSS_ENTROPY_WEIGHT, LOW_TEMPERATURE) == (0.2, 0.25)
-    assert distance(p, q).item() == pytest.approx(0.2 * cross_entropy + 0.4 + cold, abs=1e-5)
-    assert distance(p, p + 3).item() == pytest.approx(-0.2 * (0.8 * math.log(0.8) + 0.2 * math.log(0.2)), abs=1e-5)
+    assert distance(likely(p), q).item() == pytest.approx(0.2 * cross_entropy + 0.4 + cold, abs=1e-5)
+    entropy = -0.8 * math.log(0.8) - 0.2 * math.log(0.2)
+    assert distance(likely(p), p + 3).item() == pytest.approx(0.2 * entropy, abs=1e-5)
+
+
+def test_a_token_that_a_draft_cannot_propose_counts_as_rejected():
+    """p = (4/5, 1/5), and the draft proposes the second one alone, always."""
+    target = Likely(torch.tensor([[[0.8, 0.2]]]), torch.tensor([[[-1, 0]]]))
+    cold = 0.2**4 / (0.8**4 + 0.2**4)
+    assert distance(target, torch.tensor([[[3.0]]])).item() == pytest.approx((1 - 0.2) + (1 - cold), abs=1e-5)
 
 
 def test_a_draft_that_agrees_nowhere_still_learns():
     target, draft = torch.tensor([[[200.0, 0.0]]]), torch.tensor([[[0.0, 200.0]]], requires_grad=True)
     with torch.enable_grad():
-        distance(target, draft).backward()
+        distance(likely(target), draft).backward()
     assert draft.grad[0, 0, 0] < -0.1 < 0.1 < draft.grad[0, 0, 1]
 
 

@@ -5,10 +5,12 @@ import torch
 from torch import Tensor
 
 from speclab.drafts.heads.rollout import target_pass
+from speclab.lab.training.recipes import MOST_LIKELY
+from speclab.system.errors import EnvironmentProblem
 from tests.tiny_models import VOCAB, tiny
 from training import passes
 from training.passes import Kept, reading
-from training.texts import batch
+from training.work import save_tensors
 
 LAYERS = (0, 1)
 GIB = 2.0**-10
@@ -19,9 +21,14 @@ def rows(n: int, seed: int = 0, length: int = 20) -> Tensor:
     return torch.randint(0, VOCAB, (n, length), generator=torch.Generator().manual_seed(seed))
 
 
-def close(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> bool:
-    pairs = zip(found, expected, strict=True)
-    return all((a - b).abs().max() < 2.0 ** (2 - BITS_OF_BFLOAT16) * b.abs().max() for a, b in pairs)
+def check(read, target, some: Tensor) -> None:
+    """States as a pass gives them, and the whole distribution, for a tiny vocabulary."""
+    (states, found), (hidden, logits) = read(some), target_pass(target, some, LAYERS)
+    assert (states - hidden).abs().max() < 2.0 ** (2 - BITS_OF_BFLOAT16) * hidden.abs().max()
+    probs = torch.zeros_like(logits).scatter(-1, found.ids, found.probs.to(logits.dtype))
+    assert VOCAB <= MOST_LIKELY
+    assert torch.allclose(probs, logits.softmax(-1), atol=1e-3)
+    assert torch.equal(found.ids[..., 0], logits.argmax(-1)), "the most probable one comes first"
 
 
 @pytest.fixture
@@ -37,44 +44,72 @@ def counted(monkeypatch) -> list[int]:
     return made
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_a_row_is_computed_once_and_has_the_same_values_each_time(family, counted):
-    target = tiny(family, dtype=torch.float32)
-    read = reading(target, LAYERS, GIB)
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3_window"])
+def test_a_row_is_computed_once_also_by_the_next_training(family, counted, tmp_path):
+    caps = {"final_logit_softcapping": 30.0} if family == "gemma3_window" else {}
+    target = tiny(family, dtype=torch.float32, **caps)
+    read = reading(target, LAYERS, None, tmp_path, GIB)
     some = rows(4)
-    first, again = read(some), read(some.flip(0))
+    (first, likely), (again, likely_again) = read(some), read(some.flip(0))
     assert counted == [4]
-    assert all(torch.equal(a, b.flip(0)) for a, b in zip(first, again, strict=True))
-    assert close(first, target_pass(target, some, LAYERS))
+    assert torch.equal(first, again.flip(0))
+    assert all(torch.equal(a, b.flip(0)) for a, b in zip(likely, likely_again, strict=True))
+    check(read, target, some)
     mixed = torch.stack([some[2], rows(1, 1)[0], some[0]])
-    assert close(read(mixed), target_pass(target, mixed, LAYERS))
+    check(reading(target, LAYERS, None, tmp_path, GIB), target, mixed)
     assert counted == [4, 1]
 
 
-def test_no_more_than_the_limit_is_kept(counted):
+def test_states_of_other_layers_are_others(counted, tmp_path):
+    target, some = tiny("llama", dtype=torch.float32), rows(2)
+    first, _ = reading(target, (0,), None, tmp_path, GIB)(some)
+    second, _ = reading(target, (1,), None, tmp_path, GIB)(some)
+    assert counted == [2, 2]
+    assert not torch.equal(first, second)
+
+
+def test_no_more_than_the_limit_is_kept(counted, tmp_path):
     target = tiny("llama", dtype=torch.float32)
     some = rows(4)
-    size = 2 * some.shape[1] * 3 * target.config.hidden_size  # bytes of a row: two layers and the output layer's input
-    read = Kept(target, LAYERS, 2 * size + size // 2)
+    size = some.shape[1] * (2 * len(LAYERS) * target.config.hidden_size + 6 * VOCAB)  # bytes of a row
+    read = Kept(target, LAYERS, tmp_path, 2 * size + size // 2)
     for _ in range(2):
-        assert close(read(some), target_pass(target, some, LAYERS))
+        check(read, target, some)
     assert counted == [4, 2]
-    assert (len(read.rows), read.free) == (2, size // 2)
+    assert (len(list(tmp_path.iterdir())), read.room) == (2, size // 2)
 
 
-def test_nothing_is_kept_for_a_target_that_caps_its_logits(counted):
-    """Its logits are not what the output layer gives."""
-    target = tiny("gemma3_window", dtype=torch.float32, final_logit_softcapping=30.0)
-    read, some = reading(target, LAYERS, GIB), rows(2)
-    for _ in range(2):
-        assert torch.equal(read(some)[1], target_pass(target, some, LAYERS)[1])
-    assert not isinstance(read, Kept)
-    assert isinstance(reading(tiny("llama"), LAYERS, GIB), Kept)
-    assert not isinstance(reading(tiny("llama"), LAYERS, 0), Kept)
+def test_a_draft_s_ids_take_the_place_of_the_targets(tmp_path):
+    """Also the last one, and one that comes from far behind."""
+    target, some = tiny("llama", dtype=torch.float32), rows(2)
+    own = torch.tensor([3, 7, VOCAB - 1])
+    _, in_own = reading(target, LAYERS, own, tmp_path, 0)(some)
+    _, in_targets = reading(target, LAYERS, None, tmp_path, 0)(some)
+    assert torch.equal(in_own.probs, in_targets.probs)
+    known = in_own.ids >= 0
+    assert known.sum() == len(own) * some.numel(), "each of its ids is once in each distribution of a tiny target"
+    assert torch.equal(own[in_own.ids[known]], in_targets.ids[known])
 
 
-def test_pieces_of_text_come_again():
-    """Of text with four pieces of 256 tokens, a training sees these four."""
-    stream = torch.arange(1100, dtype=torch.int32)
-    seen = {int(row[0]) for step in range(100) for row in batch(stream, {}, step, 0, 512) if len(row) == 256}
-    assert seen == {0, 256, 512, 768}
+DAMAGE = {
+    "no list": {"a": torch.ones(2)},
+    "states of other rows": [torch.zeros(3, 64).bfloat16(), torch.zeros(3, 4).half(), torch.zeros(3, 4).int()],
+    "states of another type": [torch.zeros(20, 64), torch.zeros(20, 4).half(), torch.zeros(20, 4).int()],
+    "ids beyond the target's": [
+        torch.zeros(20, 64).bfloat16(),
+        torch.zeros(20, 4).half(),
+        torch.full((20, 4), VOCAB).int(),
+    ],
+    "fewer ids": [torch.zeros(20, 64).bfloat16(), torch.zeros(20, 4).half(), torch.zeros(20, 3).int()],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_row_in_a_file_that_is_none_is_one_line(damage, tmp_path):
+    target, some = tiny("llama", dtype=torch.float32), rows(1)
+    read = reading(target, LAYERS, None, tmp_path, GIB)
+    read(some)
+    (file,) = tmp_path.iterdir()
+    save_tensors(file, damage)
+    with pytest.raises(EnvironmentProblem, match="cannot go on from"):
+        read(some)

@@ -22,7 +22,6 @@ from tests.tiny_models import FAMILIES, VOCAB, tiny
 from training import documents, heads, pair, work
 from training import texts as training_texts
 from training.kinds import KINDS, recipes_of_extensions
-from training.texts import batch
 from training.work import Checkpoint
 
 
@@ -265,22 +264,6 @@ def test_a_checkpoint_with_wrong_facts_is_one_line(damage, tmp_path, monkeypatch
     )
 
 
-TEXTS = {
-    "no tensor": [1, 2],
-    "a tensor of numbers": torch.ones(3, 256),
-    "texts of another length": torch.ones(3, 255, dtype=torch.int32),
-    "ids beyond the target's": torch.full((3, 256), VOCAB, dtype=torch.int32),
-    "ids below 0": torch.full((3, 256), -1, dtype=torch.int32),
-}
-
-
-@pytest.mark.parametrize("texts", TEXTS.values(), ids=TEXTS)
-def test_texts_of_a_work_folder_that_are_none_are_one_line(texts, tmp_path):
-    work.save_tensors(tmp_path / "own-256.pt", texts)
-    with pytest.raises(EnvironmentProblem, match="cannot go on from"):
-        training_texts.own_texts(tmp_path, tiny("llama"), torch.zeros(600, dtype=torch.int32), torch.zeros(0, 64), 0, 0)
-
-
 @pytest.mark.parametrize(
     "damage",
     [
@@ -312,7 +295,7 @@ def test_a_pipe_in_a_work_folder_is_not_read(tmp_path):
 
 
 # Flags that say how long, how fast and where to: a training goes on with others.
-NOT_LEARNED = {"kind", "minutes", "own_minutes", "threads", "keep", "work_dir", "out"}
+NOT_LEARNED = {"kind", "minutes", "own_minutes", "threads", "keep", "work_dir", "out", "texts"}
 WORDS = {kind: [kind] for kind in (*KINDS, "pair") if kind not in recipes_of_extensions()}
 
 
@@ -324,22 +307,6 @@ def test_every_flag_that_decides_what_is_learned_is_a_setting(words):
     assert settings.keys() == {"KIND", *named.values()}
     as_given = named.keys() - {"target"}  # that is a folder's path
     assert all(settings[named[name]] == getattr(args, name) for name in as_given)
-
-
-@pytest.mark.parametrize("tokens", [256, 1000])
-def test_half_of_the_rows_are_the_target_s_own(tokens):
-    """Also where a step has a single row. Of 400 steps, 4.5 standard deviations: one false alarm in 100,000."""
-    stream, own = torch.zeros(2000, dtype=torch.int32), {n: torch.ones(3, n, dtype=torch.int32) for n in (256, 512)}
-    steps = [batch(stream, own, step, 0, tokens) for step in range(400)]
-    for length in own:
-        shares = torch.cat([rows[:, 0] for rows in steps if rows.shape[1] == length]).float()
-        assert abs(shares.mean() - 0.5) < 4.5 * 0.5 / len(shares) ** 0.5
-    assert not any(rows.any() for rows in steps if rows.shape[1] == 1024)
-
-
-@pytest.mark.parametrize(("device", "vocab", "n"), [("cpu", 2048, 4096), ("cuda", 2048, 65536), ("cpu", 151936, 883)])
-def test_a_step_with_a_large_vocabulary_has_fewer_tokens(device, vocab, n):
-    assert heads.step_tokens(torch.device(device), vocab) == n
 
 
 @pytest.mark.parametrize("fastest", [torch.float32, torch.bfloat16])
@@ -404,9 +371,9 @@ def test_a_folder_with_other_files_is_not_replaced(tmp_path, capsys, models):
 
 def test_a_target_that_no_head_is_trained_for_is_refused():
     """Before it has written for ten minutes."""
-    reason = "rows of 1,024 tokens are learned from, and the target's context is 512"
+    reason = "rows of 256 tokens are learned from, and the target's context is 128"
     with pytest.raises((UsageProblem, EnvironmentProblem), match=reason):
-        heads.check_target(tiny("gpt2", n_positions=512))
+        heads.check_target(tiny("gpt2", n_positions=128))
 
 
 def test_models_and_the_tracked_tree_stay_small():

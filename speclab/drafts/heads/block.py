@@ -193,7 +193,7 @@ class BlockHead(nn.Module):
         hidden: (batch, n, layers * target_hidden). tokens: (batch, n), a known text.
         """
         anchors = torch.arange(1, tokens.shape[1] - depth, device=tokens.device)
-        parts = [blocks(self, hidden, tokens, some) for some in anchors.split(BLOCKS_AT_ONCE)]
+        parts = [blocks(self, hidden, tokens, some.expand(len(tokens), -1)) for some in anchors.split(BLOCKS_AT_ONCE)]
         for j, states in enumerate(torch.cat(parts, dim=1)[:, :, :depth].unbind(2)):
             yield self.biased(self.logits(states), tokens[:, anchors + j])
 
@@ -202,24 +202,23 @@ def blocks(head: BlockHead, hidden: Tensor, tokens: Tensor, anchors: Tensor) -> 
     """Run blocks that begin at positions of a known text, in one pass -> states (batch, anchors, longest, hidden).
 
     State j of a block belongs to token anchor + 1 + j. hidden: (batch, n, layers * target_hidden). tokens: (batch, n).
-    anchors: (anchors,); the last block may reach beyond the text.
+    anchors: (batch, anchors); the last block may reach beyond the text.
     """
     config, n, device = head.config, tokens.shape[1], tokens.device
-    cos, sin = rotations(config.block, torch.arange(n + config.slots, device=device))
-    positions = (anchors[:, None] + torch.arange(config.slots, device=device)).flatten()  # (anchors * slots,)
-    before_anchor = (
-        torch.arange(n, device=device) < anchors[:, None]
-    )  # (anchors, n): the anchor's state does not exist yet
+    cos, sin = (part[0] for part in rotations(config.block, torch.arange(n + config.slots, device=device)))
+    positions = (anchors[..., None] + torch.arange(config.slots, device=device)).flatten(1)  # (batch, anchors * slots)
+    # (batch, anchors, n): the anchor's state does not exist yet
+    before_anchor = torch.arange(n, device=device) < anchors[..., None]
     own = torch.ones(config.slots, config.slots, dtype=torch.bool, device=device)
-    own = torch.block_diag(*[own.tril() if config.causal else own] * len(anchors)).bool()
+    own = torch.block_diag(*[own.tril() if config.causal else own] * anchors.shape[1]).bool()
     mask = torch.cat(
-        [before_anchor.repeat_interleave(config.slots, dim=0), own], dim=1
-    )  # (anchors * slots, n + the same)
-    context = head.context(head.fuse(hidden), (cos[:, :n], sin[:, :n]))
+        [before_anchor.repeat_interleave(config.slots, dim=1), own.expand(len(anchors), -1, -1)], dim=2
+    ).unsqueeze(1)  # (batch, 1, anchors * slots, n + the same)
+    context = head.context(head.fuse(hidden), (cos[None, :n], sin[None, :n]))
 
     def seen(layer: int, *pair: Tensor) -> tuple[Tensor, Tensor]:
         keys, values = (torch.cat(parts, dim=2) for parts in zip(context[layer], pair, strict=True))
         return keys, values
 
-    states = head(tokens[:, anchors], (cos[:, positions], sin[:, positions]), mask, seen)
+    states = head(tokens.gather(1, anchors), (cos[positions], sin[positions]), mask, seen)
     return states[:, :, config.slots - config.longest :]

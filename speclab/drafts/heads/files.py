@@ -2,8 +2,8 @@
 
 config.json says what a head is and which of the target's layers it reads (counted from 1 there: the output of layer i
 is state i + 1); model.safetensors holds its weights. `d2t` is there where the head proposes fewer ids than the target
-has: d2t[i] + i is the target's id of the head's id i; t2d marks the same ids among the target's. An embedding that is
-not there is the target's; a block head's always is.
+has: d2t[i] + i is the target's id of the head's id i; t2d marks the same ids among the target's. An embedding or an
+output layer that is not there is the target's; a block head's embedding always is.
 
 Nothing in them is trusted, and no code is run: every entry of config.json that is read has a declared type and range
 (schema.py), and names, shapes and types of all weights are compared with what they ask for before one is read.
@@ -236,6 +236,8 @@ def _built(config: HeadConfig | BlockConfig, weights: Path, target: PreTrainedMo
     tensors = read_weights(weights, wanted, {EMBEDDING: table, HEAD: output}, tables, unused)
     offsets, chosen = tensors.pop(TO_TARGET, None), tensors.pop(FROM_TARGET, None)
     ids = _target_ids(config, offsets, chosen, target)
+    if ids is not None and tensors[HEAD].data_ptr() == output.data_ptr():
+        tensors[HEAD] = output[ids]
     moved = for_target(tensors, target)
     if isinstance(head, BlockHead):
         own = moved.pop(HEAD)
@@ -267,8 +269,8 @@ def read_weights(
         names = [name for name in file.keys() if not name.startswith(unused)]  # noqa: SIM118 - it is no dict
         parts = {name: file.get_slice(name) for name in names}
         standing_in = {name: lent[name] for name in lent if name in wanted and name not in parts}
-        if TO_TARGET in parts:
-            standing_in.pop(HEAD, None)  # the target's output layer is of all its ids
+        if TO_TARGET in parts and HEAD in standing_in:  # which rows these are is decided when all tables are read
+            standing_in[HEAD] = standing_in[HEAD][: wanted[HEAD][0]]
         there = {name: tuple(tensor.shape) for name, tensor in standing_in.items()}
         there |= {name: tuple(part.get_shape()) for name, part in parts.items()}
         if missing := sorted(wanted.keys() - there.keys()):
@@ -314,12 +316,18 @@ def _target_ids(
 
 
 def write_head(
-    folder: Path, head: FeatureHead | BlockHead, target: str, architectures: list[str], k: int | None = None
+    folder: Path,
+    head: FeatureHead | BlockHead,
+    target: str,
+    architectures: list[str],
+    k: int | None = None,
+    ids: Tensor | None = None,
 ) -> None:
-    """Write a head whose ids are the target's, whole or not at all.
+    """Write a head, whole or not at all.
 
     target: the name in config.json of what it was trained for. k: tokens that an engine should draft with it; a block
-    head drafts its block.
+    head drafts its block. ids: (draft vocabulary,) the target's id of each of the head's; such a head is written
+    without embedding and output layer, which are the target's. None: the ids are the same.
     """
     config = head.config
     block = {key: value for key, value in config.block.to_dict().items() if value is not None}
@@ -348,9 +356,19 @@ def write_head(
         },
     }
     weights = {name: tensor.detach().cpu().clone() for name, tensor in head.state_dict().items()}  # one may be in twice
+    if ids is not None:
+        weights = {name: tensor for name, tensor in weights.items() if name not in (EMBEDDING, HEAD)}
+        weights |= tables_of(ids, config.block.vocab_size)
     with whole_folder(folder) as new:
         write_whole(new / WEIGHTS, save(weights))
         write_whole(new / CONFIG, json.dumps(entries, indent=1) + "\n")
+
+
+def tables_of(ids: Tensor, vocab: int) -> dict[str, Tensor]:
+    """Return d2t and t2d of a head that proposes these of the target's ids, (draft vocabulary,)."""
+    ids = ids.cpu()
+    chosen = torch.zeros(vocab, dtype=torch.bool).index_fill(0, ids, True)
+    return {TO_TARGET: ids - torch.arange(len(ids)), FROM_TARGET: chosen}
 
 
 def _block_entries(config: BlockConfig, block: dict[str, Any]) -> dict[str, Any]:

@@ -32,33 +32,35 @@ def rollout(
     j.
 
     head: a FeatureHead. hidden: (batch, n, layers * target_hidden). tokens: (batch, n); a chain reads the text's own
-    tokens, not what the head would have drawn. starts: positions of the chains that
-    go beyond the first token (default: all that fit).
+    tokens, not what the head would have drawn. starts: (batch, chains) positions from which chains go (default: all
+    that have a token for every depth); the logits are those of the chains alone.
     """
-    n = tokens.shape[1] - 1 - depth  # positions that have a token for every depth
-    positions = torch.arange(n, device=tokens.device)
+    n, n_rows = tokens.shape[1] - 1 - depth, tokens.shape[0]  # positions that have a token for every depth
     states, block = head.fuse(hidden[:, :n]), head.config.block
-    cos, sin = rotations(block, torch.arange(n + depth, device=tokens.device))
-    rotation = cos[:, :n], sin[:, :n]
-    residual, queries, *pair = head.project(states, tokens[:, 1 : n + 1], rotation)
+    cos, sin = (part[0] for part in rotations(block, torch.arange(n + depth, device=tokens.device)))
+    residual, queries, *pair = head.project(states, tokens[:, 1 : n + 1], (cos[None, :n], sin[None, :n]))
     first_keys, first_values = (_for_queries(part, queries) for part in pair)
     attended = scaled_dot_product_attention(queries, first_keys, first_values, is_causal=True)
     states = head.finish(residual, attended)
+    text = torch.arange(n, device=tokens.device)
+    if starts is None:
+        positions = text.expand(n_rows, n)
+    else:
+        positions = starts
+        states = states.gather(1, starts[..., None].expand(-1, -1, states.shape[-1]))
     outputs = [(positions, head.logits(states))]
-    if starts is not None:
-        positions, states = starts, states[:, starts]
-    visible = torch.arange(n, device=tokens.device) <= positions[:, None]  # (starts, n) what a chain sees of the text
+    visible = (text <= positions[..., None]).unsqueeze(1)  # (batch, 1, chains, n) what a chain sees of the text
     mask = torch.zeros_like(visible, dtype=queries.dtype).masked_fill(~visible, float("-inf"))
     precise = torch.promote_types(queries.dtype, torch.float32)
     keys, values = [], []  # of the chains' own positions
     for step in range(1, depth):
-        rotation = cos[:, positions + step], sin[:, positions + step]
-        residual, queries, *pair = head.project(states, tokens[:, positions + step + 1], rotation)
+        rotation = cos[positions + step], sin[positions + step]
+        residual, queries, *pair = head.project(states, tokens.gather(1, positions + step + 1), rotation)
         key, value = (_for_queries(part, queries) for part in pair)
         keys.append(key)
         values.append(value)
         scale = block.head_dim**-0.5
-        text_scores = queries @ first_keys.transpose(-1, -2) * scale + mask  # (batch, heads, starts, n)
+        text_scores = queries @ first_keys.transpose(-1, -2) * scale + mask  # (batch, heads, chains, n)
         chain_scores = [(queries * key).sum(-1, keepdim=True) * scale for key in keys]
         weights = torch.cat([text_scores, *chain_scores], dim=-1).softmax(-1, dtype=precise).to(value.dtype)
         attended = weights[..., :n] @ first_values

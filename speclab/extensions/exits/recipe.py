@@ -21,7 +21,9 @@ from speclab.models.first_layers import check_split
 from speclab.system.errors import UsageProblem
 
 
-def fresh_exit(target: PreTrainedModel, tokenizer: Any, args: argparse.Namespace) -> ExitAdapter:
+def fresh_exit(
+    target: PreTrainedModel, tokenizer: Any, args: argparse.Namespace, ids: Tensor | None = None
+) -> ExitAdapter:
     """Return a random adapter for the target's state after --exit-layer layers.
 
     Raises UsageProblem where the target has no such layer, EnvironmentProblem where it cannot be run in two parts.
@@ -38,27 +40,27 @@ def fresh_exit(target: PreTrainedModel, tokenizer: Any, args: argparse.Namespace
     return adapter
 
 
-def trained_exit(target: PreTrainedModel, args: argparse.Namespace) -> ExitAdapter:
-    """Return the adapter of --init. Raises UsageProblem where it reads another layer."""
+def trained_exit(target: PreTrainedModel, args: argparse.Namespace) -> tuple[ExitAdapter, None]:
+    """Return the adapter of --init, which proposes all ids. Raises UsageProblem where it reads another layer."""
     adapter = read_adapter(args.init, target)
     if (layer := adapter.config.exit_layer) != args.exit_layer:
         raise UsageProblem(
             f"--exit-layer {args.exit_layer}: the adapter of --init reads the states of layer {layer}; give "
             f"--exit-layer {layer}, or leave --init out"
         )
-    return adapter
+    return adapter, None
 
 
 def exit_loss(
-    adapter: ExitAdapter, read: Reading, tokens: Tensor, seed: Tensor, distance: Distance = distance
+    adapter: ExitAdapter, read: Reading, tokens: Tensor, starts: Tensor, distance: Distance = distance
 ) -> Tensor:
     """Compute the mean over positions.
 
-    read: gives what the target computes. tokens: (batch, n). seed: not used, as nothing is drawn. distance: the
-    function of the loss, which may be compiled.
+    read: gives what the target computes. tokens: (batch, n). starts: not used, as every position is learned from.
+    distance: the function of the loss, which may be compiled.
     """
-    states, logits = read(tokens)
-    return distance(logits, adapter.text_logits(states))
+    states, target = read(tokens)
+    return distance(target, adapter.text_logits(states))
 
 
 def add_flags(parser: parsing.Parser) -> None:
@@ -74,7 +76,6 @@ RECIPES = {
         intermediate=704,
         fresh=fresh_exit,
         loss=exit_loss,
-        functions={"distance": distance},
         write=write_adapter,
         trained=trained_exit,
         folder="build/exit-{exit_layer}",

@@ -1,37 +1,63 @@
 """Describes how a draft that reads its target's states is trained, and holds what all kinds share."""
 
-import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-Distance = Callable[[Tensor, Tensor], Tensor]
-# ids (batch, n) -> outputs of layers side by side (batch, n, layers * hidden), logits (batch, n, vocab)
-Reading = Callable[[Tensor], tuple[Tensor, Tensor]]
-
+MOST_LIKELY = 64  # tokens of each distribution of the target that a draft learns from
 CROSS_ENTROPY_WEIGHT = 0.2  # in the loss
 LOW_TEMPERATURE = 0.25  # stands for greedy decoding: most of the weight is on the argmax, and gradients are not 0 yet
 
 
-def distance(target_logits: Tensor, draft_logits: Tensor) -> Tensor:
+class Likely(NamedTuple):
+    """The target's most probable tokens after each position, the most probable one first.
+
+    probs: (..., n) their probabilities. ids: (..., n) the draft's ids of them, -1 for a token that it cannot propose.
+    """
+
+    probs: Tensor
+    ids: Tensor
+
+    def at(self, positions: Tensor) -> Self:
+        """Return those of some positions: (batch, length, n) by (batch, chains) -> (batch, chains, n)."""
+        picks = positions[..., None].expand(-1, -1, self.ids.shape[-1])
+        return type(self)(self.probs.gather(1, picks), self.ids.gather(1, picks))
+
+
+def likely(logits: Tensor) -> Likely:
+    """Return the most probable tokens of distributions, (..., vocab) logits; their ids are the target's."""
+    top = logits.topk(min(MOST_LIKELY, logits.shape[-1]), dim=-1)
+    return Likely((top.values - logits.logsumexp(-1, keepdim=True)).exp(), top.indices)
+
+
+Distance = Callable[[Likely, Tensor], Tensor]
+# ids (batch, n) -> outputs of layers side by side (batch, n, layers * hidden), what is likely after each position
+Reading = Callable[[Tensor], tuple[Tensor, Likely]]
+
+
+def distance(target: Likely, draft_logits: Tensor) -> Tensor:
     """Return the mean share of rejected samples at temperature 1 and at LOW_TEMPERATURE (total variation), plus a share
     of the mean cross-entropy to the target's distribution.
 
     At a low temperature the total variation is a smooth stand-in for how often the two argmaxes differ. The
-    cross-entropy moves a draft also where its distribution and the target's have nothing in common. Both (batch, n,
-    vocab).
+    cross-entropy moves a draft also where its distribution and the target's have nothing in common. The target's other
+    tokens than the likely ones count as rejected. draft_logits: (batch, n, draft vocabulary).
     """
-    precise = torch.promote_types(target_logits.dtype, torch.float32)
-    target_logits, draft_logits = target_logits.to(precise), draft_logits.to(precise)
-    draft_log_probs, target_probs = draft_logits.log_softmax(-1), target_logits.softmax(-1)
-    cross_entropy = -(target_probs * draft_log_probs).sum(-1).mean()
-    kept = torch.minimum(target_probs, draft_log_probs.exp()).sum(-1).mean()
-    both_probs = ((logits / LOW_TEMPERATURE).softmax(-1) for logits in (target_logits, draft_logits))
-    kept_at_low = torch.minimum(*both_probs).sum(-1).mean()
+    logits = draft_logits.to(torch.promote_types(draft_logits.dtype, torch.float32))
+    is_known, ids = target.ids >= 0, target.ids.clamp(min=0)
+    found = logits.gather(-1, ids)
+    log_probs = found - logits.logsumexp(-1, keepdim=True)
+    probs = target.probs.to(logits.dtype)
+    cross_entropy = -(probs * is_known * log_probs).sum(-1).mean()
+    kept = (torch.minimum(probs, log_probs.exp()) * is_known).sum(-1).mean()
+    cold = 1 / LOW_TEMPERATURE
+    low = probs**cold / (probs**cold).sum(-1, keepdim=True)
+    draft_low = (cold * found - (cold * logits).logsumexp(-1, keepdim=True)).exp()
+    kept_at_low = (torch.minimum(low, draft_low) * is_known).sum(-1).mean()
     return CROSS_ENTROPY_WEIGHT * cross_entropy + (1 - kept) + (1 - kept_at_low)
 
 
@@ -54,19 +80,22 @@ def sizes_like(target: PreTrainedModel, n_layers: int, intermediate: int) -> dic
 
 @dataclass(frozen=True)
 class Recipe:
-    """The training of one kind of draft. intermediate: the usual width of its MLPs. fresh: gives the head before its
-    first step. trained: gives the one of --init. loss: takes the head, what gives the target's states and logits, and a
-    batch. functions: arguments of `loss` that are worth compiling. write: writes into a folder. folder: where a
-    training works, with flags in braces.
-    add_flags: gives the parser the flags that only this kind has.
+    """The training of one kind of draft. fresh: gives the head before its first step, for a target, its tokenizer, the
+    flags and the ids that it may propose. trained: gives the one of --init, and its ids. loss: takes the head, what
+    gives the target's states and what is likely after them, ids (batch, n), positions t (batch, chains) of which the
+    tokens from t + 2 on are to be drafted, and the distance, which may be compiled. write: writes into a folder.
+    folder: where a training works, with flags in braces. intermediate: the width of its MLPs, None: it depends on the
+    target. chains: the number of positions as a share of a row's tokens. narrows: whether the head can propose a part
+    of the target's ids. add_flags: gives the parser the flags that only this kind has.
     """
 
     help: str
-    intermediate: int
-    fresh: Callable[[PreTrainedModel, Any, argparse.Namespace], Any]
+    fresh: Callable[..., Any]
     loss: Callable[..., Tensor]
-    functions: dict[str, Callable[..., Any]]
     write: Callable[..., None]
-    trained: Callable[[PreTrainedModel, argparse.Namespace], Any]
+    trained: Callable[..., Any]
     folder: str
+    intermediate: int | None = None
+    chains: float = 0.0
+    narrows: bool = False
     add_flags: Callable[[Any], None] = lambda parser: None

@@ -102,6 +102,7 @@ def train(
     name: str,
     checkpoint: Checkpoint | None = None,
     adamw_share: float = 1.0,
+    after: Callable[[TrainingFacts], None] | None = None,
 ) -> TrainingFacts:
     """Train for `seconds`, at least one step; go on from the checkpoint, and save there now and then, and when Ctrl-C
     or a signal ends it.
@@ -109,6 +110,8 @@ def train(
     batches: step -> its micro-batches, tuples of tensors of which the first holds the tokens.
     loss_of: called with such a tuple's tensors, gives the mean loss in nats per token.
     rate, adamw_share: as for `optimizers`. name: of the progress bar.
+    after: is called after each step, and says how far it is in the place of the lines here. What it does takes from the
+    time.
     """
     steppers, peaks = optimizers(model, rate, adamw_share), (rate, adamw_share * rate)
     facts = checkpoint.resume(model, steppers) if checkpoint else TrainingFacts()
@@ -121,7 +124,7 @@ def train(
         if checkpoint is None:
             return
         checkpoint.save(model, steppers, facts)
-        if bar.disable:  # no terminal: a line now and then
+        if bar.disable and not after:  # no terminal: a line now and then
             note(f"{name}: step {facts.steps}, loss {facts.last_loss:.3f}, {facts.seconds:.0f} of {seconds:.0f} s")
 
     updating = False
@@ -148,6 +151,8 @@ def train(
                     facts.seconds = time.monotonic() - start
                 bar.set_postfix_str(f"step {facts.steps}, loss {facts.last_loss:.3f}")
                 bar.update(min(bar.total, round(facts.seconds)) - bar.n)
+                if after:
+                    after(facts)
                 if time.monotonic() - saved_at > SECONDS_BETWEEN_CHECKPOINTS:
                     save()
                     saved_at = time.monotonic()

@@ -9,9 +9,8 @@ from speclab.drafts.heads.files import weights_of
 from speclab.extensions.exits.adapter import ExitAdapter, ExitConfig
 from speclab.extensions.exits.recipe import exit_loss
 from speclab.models.backends.eager import decoder_layers
-from tests.heads import N_LEARNT, block, distance, learnt_texts
+from tests.heads import N_LEARNT, block, distance, learnt_texts, read
 from tests.tiny_models import tiny
-from training.passes import reading
 
 
 def tiny_adapter(target: PreTrainedModel, exit_layer: int = 1, seed: int = 0, std: float = 0.3) -> ExitAdapter:
@@ -38,11 +37,11 @@ def trained_exit(family: str = "llama", n_layers: int = 4, exit_layer: int = 2) 
     target = tiny(family, **changes).requires_grad_(False)
     texts = learnt_texts(target)
     adapter = tiny_adapter(target, exit_layer, std=0.1)
-    read = reading(target, adapter.config.layers, 0)
+    read_target = functools.partial(read, target, adapter)
     stepper = torch.optim.Adam(adapter.train().parameters(), 0.01)
     with torch.enable_grad():
         for _ in range(60):
             stepper.zero_grad()
-            exit_loss(adapter, read, texts[:N_LEARNT], torch.tensor(0), distance).backward()
+            exit_loss(adapter, read_target, texts[:N_LEARNT], torch.zeros(0), distance).backward()
             stepper.step()
     return target, adapter.eval().requires_grad_(False), texts

@@ -1,0 +1,195 @@
+"""`python -m training.heads feature|block`, from the first text to the head that is written, with a tiny target."""
+
+import copy
+import itertools
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from speclab.drafts.block import BlockDrafter
+from speclab.drafts.feature import FeatureDrafter
+from speclab.drafts.heads.block import BlockHead
+from speclab.drafts.heads.feature import FeatureHead
+from speclab.drafts.heads.files import read_head
+from speclab.lab.training import corpus
+from speclab.lab.training.corpus import Document
+from speclab.lab.training.steps import TrainingFacts
+from speclab.models import loading
+from tests import contract
+from tests.heads import trained, trained_block
+from tests.small_tokenizers import byte_level
+from tests.tiny_models import VOCAB, tiny
+from training import course, heads
+from training import texts as training_texts
+from training.kinds import MOST_WEIGHTS, sizes_of
+from training.texts import Text
+
+N_IDS = 24
+DRAFTERS = {"feature": FeatureDrafter, "block": BlockDrafter}
+
+
+@pytest.fixture
+def target(monkeypatch):
+    """A tiny target of more ids than a head proposes, and training text."""
+    model, tokenizer = tiny("llama", vocab_size=330, dtype=torch.float32), byte_level()
+    text = '"""One.\n\nTwo three four five.\n"""\ndef f(x):\n    return x + 1\n'
+    monkeypatch.setattr(corpus, "standard_library", lambda: [Document(f"{i}.py", text * 9) for i in range(9)])
+    monkeypatch.setattr(loading, "load_tokenizer", lambda name: tokenizer)
+    monkeypatch.setattr(loading, "load_model", lambda *_: model)
+    monkeypatch.setattr(heads, "DRAFT_IDS", N_IDS)
+    monkeypatch.setattr(heads, "compiled", lambda function: function)
+    monkeypatch.setattr(heads, "_check_minutes", lambda *_: None)
+    monkeypatch.setattr(training_texts, "ANSWER", 60)
+    monkeypatch.setattr(heads, "scored", lambda *_: {})
+    return model
+
+
+def words(kind: str, folder) -> list[str]:
+    return [kind, "--target", "x", "--minutes", "0.0001", "--work-dir", str(folder), "--intermediate", "16"]
+
+
+@pytest.mark.parametrize("kind", ["feature", "block"])
+def test_a_head_is_written_and_goes_on(kind, target, tmp_path, capsys):
+    assert heads.main(words(kind, tmp_path)) == 0
+    told = capsys.readouterr().err
+    assert "32 of 32 tokens decoded with it are the target's own" in told
+    _, ids = read_head(str(tmp_path / "out"), target, kind)
+    assert ids.tolist() == torch.load(tmp_path / "ids.pt").tolist()
+    assert len(ids) == N_IDS
+    about = json.loads((tmp_path / "out" / "training.json").read_text())
+    assert about["steps"] == 1
+    assert about["draft_ids"]["n"] == N_IDS
+    (row,) = about["growth"]
+    assert row["tokens"] == about["tokens"] > 0
+    assert 1 <= len(row["by_position"]) <= course.K, "positions that were reached"
+    lines = (tmp_path / "answers.jsonl").read_text()
+    assert heads.main(words(kind, tmp_path)) == 0
+    assert (tmp_path / "answers.jsonl").read_text() == lines, "texts that are there are learned from"
+
+
+def test_a_stop_leaves_the_head_of_the_first_tenth(target, tmp_path, monkeypatch):
+    """The clock of the training is the number of its steps."""
+    right, steps = heads.train, itertools.count(1)
+
+    def train(*args):
+        *others, after = args
+
+        def stopping(facts):
+            n = next(steps)
+            after(facts.__class__(**vars(facts) | {"seconds": 0.01 * n * 60 * 100}))
+            if n == 9:
+                raise KeyboardInterrupt
+
+        return right(*others, stopping)
+
+    monkeypatch.setattr(heads, "train", train)
+    given = words("feature", tmp_path)
+    given[4] = "100"
+    assert heads.main([*given, "--own-minutes", "0.001"]) == 130
+    about = json.loads((tmp_path / "out" / "training.json").read_text())
+    assert [row["share"] for row in about["growth"]] == [0.08]
+    read_head(str(tmp_path / "out"), target, "feature")
+
+
+def a_course(tmp_path, found: list[float], monkeypatch) -> tuple[course.Course, list[float]]:
+    """A course whose scores are these, in turn, and what it has written."""
+    left, written = iter(found), []
+    rows = {"by_position": [0.5] * 4}
+    monkeypatch.setattr(course, "score", lambda *_, **__: rows | {"tokens_per_round": {course.K: next(left)}})
+    head = torch.nn.Linear(2, 2)
+    some = [Text((1,), tuple(range(60)), True)] * 9
+    texts = type("", (), {"answers": some, "seconds": 0.0})()
+
+    def write(made, facts, its_course):
+        written.append(its_course.progress.best)
+
+    def cut(*_):
+        return torch.zeros(1, 2), torch.zeros(1, 1)
+
+    file = tmp_path / "progress.json"
+    return course.Course(head, None, None, texts, None, [], cut, [256], 100.0, 0.0, file, write), written
+
+
+def at(made: course.Course, seconds: float) -> None:
+    made.batches(0)
+    made.after(TrainingFacts(steps=1, tokens=7, seconds=seconds, first_loss=1.0, last_loss=1.0))
+
+
+def test_the_best_head_by_replayed_rounds_stays(tmp_path, monkeypatch):
+    """Also over an interruption: what comes later and is worse is not written."""
+    made, written = a_course(tmp_path, [2.0, 2.5], monkeypatch)
+    for seconds in (1, 7, 9, 12, 19, 21, 24):
+        at(made, seconds)
+    assert written == [2.0, 2.5]
+    assert [row["share"] for row in made.progress.growth] == [0.09, 0.21]
+    made, written = a_course(tmp_path, [2.4, 2.6], monkeypatch)
+    for seconds in (25, 31, 40):
+        at(made, seconds)
+    assert written == [2.6]
+    assert [row["tokens_per_round"] for row in made.progress.growth] == [2.0, 2.5, 2.4, 2.6]
+
+
+def test_progress_that_is_damaged_is_one_line(tmp_path):
+    for content in ("[1]", '{"growth": [{}]}', '{"best": "a"}', '{"more": 1}'):
+        (tmp_path / "progress.json").write_text(content)
+        with pytest.raises(Exception, match="cannot go on from"):
+            course.Progress.read(tmp_path / "progress.json")
+
+
+def test_too_few_minutes_are_refused_before_anything_is_written(target, tmp_path, monkeypatch, capsys):
+    monkeypatch.undo()
+    with pytest.raises(Exception, match="is too short for this target on this machine; give at least"):
+        heads._check_minutes(tiny("llama", dtype=torch.float32), 1e-9)
+    assert "the smallest --minutes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("engine", "sampling"), contract.WAYS)
+@pytest.mark.parametrize("kind", ["feature", "block"])
+def test_a_head_that_proposes_a_part_of_the_ids_keeps_the_contract(kind, engine, sampling, tmp_path):
+    """q is 0 elsewhere, and greedy texts are the target's own."""
+    ids = torch.tensor([i for i in range(VOCAB) if i % 4])
+    whole, drafter = (trained if kind == "feature" else trained_block)()[1], DRAFTERS[kind]
+    config, weights = replace(whole.config, draft_vocab=len(ids)), whole.state_dict()
+    if kind == "feature":
+        head = FeatureHead(config).double()
+        weights["lm_head.weight"] = weights["lm_head.weight"][ids]
+    else:
+        head = BlockHead(config, whole.table, whole.output.weight[ids]).double()
+    head.load_state_dict(weights)
+    contract.check(lambda *_: drafter(head, ids), engine, sampling, layers=(0, 1))
+
+
+def test_a_head_of_many_ids_makes_a_small_file():
+    """For a target of the width of a small chat model."""
+    target = tiny("llama", hidden_size=576, num_attention_heads=9, num_key_value_heads=3, head_dim=64, vocab_size=300)
+    sizes = sizes_of(target, 1, None, 3 * 576**2, 2 * 576, narrow=True)
+    assert (sizes["num_attention_heads"], sizes["num_key_value_heads"]) == (6, 2)
+    attention = 64 * (2 * 576 * 10 + 6 * 576)
+    weights = 3 * 576**2 + attention + 3 * 576 * sizes["intermediate_size"]
+    assert 0.95 * MOST_WEIGHTS < weights <= MOST_WEIGHTS < 3e6
+    assert sizes_of(target, 1, None, 0, 576, narrow=False)["num_attention_heads"] == 9
+
+
+def test_a_head_that_is_written_reads_the_states_as_they_are():
+    """In training each dimension is brought to one size; the factors are in the weights that are written."""
+    head = trained()[1]
+    head = copy.deepcopy(head).float()
+    head.requires_grad_(True)
+    states, scale = torch.randn(1, 5, 64), torch.rand(64) + 0.1
+    expected = head.fuse(states * scale)
+    made = course.rounded(head, scale)
+    assert torch.allclose(made.fuse(states), expected, atol=2e-2 * expected.abs().max().item())
+    assert not any(torch.equal(a, b) for a, b in zip(made.parameters(), head.parameters(), strict=True) if a.ndim > 1)
+    made.to(torch.bfloat16)
+    assert {weight.dtype for weight in head.parameters()} == {torch.float32}
+
+
+def test_weights_that_do_not_learn_stay_as_they_are_when_a_head_is_written():
+    head = copy.deepcopy(trained()[1]).float()
+    head.lm_head.weight.requires_grad_(False)
+    made = course.rounded(head)
+    assert made.lm_head.weight.data_ptr() == head.lm_head.weight.data_ptr(), "no second copy"
+    made.to(torch.bfloat16)
+    assert head.lm_head.weight.dtype == torch.float32
