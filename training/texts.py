@@ -24,6 +24,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokeniz
 from speclab.lab.training.corpus import Document
 from speclab.lab.training.steps import product_dtype
 from speclab.models import prompts
+from speclab.models.texts import is_measured, measured_texts
 from speclab.system.files import read_bytes, write_whole
 from speclab.system.terminal import note
 from training.documents import prose
@@ -218,11 +219,12 @@ class Prompts:
     def __init__(self, tokenizer: Any, writer: PreTrainedModel, documents: list[Document], given: list[str], seed: int):
         self.tokenizer, self.writer, self.frame = tokenizer, writer, frame_of(tokenizer)
         self.picks = random.Random(seed)
-        self.given = [self._as_prompt(text) for text in given]
+        self.given = [self._as_prompt(text) for text in given if not is_measured(text)]
         self.picks.shuffle(self.given)
         used = [d.text for d in documents if not d.held_out]
         self.pieces = [text for source in used for text in prose(source)], used
-        self.measured = {tuple(ids) for _, text in prompts.standard() for ids in self._both_ways(text)}
+        measured = [*(text for _, text in prompts.standard()), *measured_texts()]
+        self.measured = {tuple(ids) for text in measured for ids in self._both_ways(text)}
 
     def some(self, n: int, draws: torch.Generator, tick: Tick) -> list[list[int]]:
         """About n prompts, at least one."""

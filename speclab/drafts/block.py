@@ -22,7 +22,7 @@ class BlockDrafter(HeadDrafter):
     """Proposes at most as many tokens as the head's block has.
 
     The slots of a block read each other, so all are computed, even where fewer tokens are asked for: what is proposed
-    does not depend on the draft length. A causal head's last slots are read by no other and left out.
+    does not depend on the draft length.
     """
 
     head: BlockHead

@@ -147,9 +147,12 @@ def choose_kernels(exported: FastModel) -> None:
     On packed weights, passes over one to three tokens run as they are, or padded to four. The fastest way depends on
     the maker of the processor, the size of the weights and the number of threads.
     """
-    if not isinstance(exported, ExportedModel) or not exported.packed:
+    if not isinstance(exported, ExportedModel):
         return
-    exported.padded, exported.plain_up_to, exported.one_token_gain, exported.programs = {}, 0, None, {}
+    exported.programs = {}  # they are compiled for a number of threads, too
+    if not exported.packed:
+        return
+    exported.padded, exported.plain_up_to, exported.one_token_gain = {}, 0, None
     plain, end = copy.copy(exported), time.monotonic() + PATIENCE
     plain.plain_up_to = max(WIDER)
     on_packed, on_plain = (CachedModel(exported.model, fast=fast) for fast in (exported, plain))

@@ -3,7 +3,7 @@
 A line has "prompt", what a person says, or "messages", a chat with the oldest message first, each with a "role"
 (system, user, assistant) and a "content". "kind" groups rows of a table; without it the kind is the file's stem.
 The lab's own are in prompts/, by the names of LAB_TEXTS. No head and no draft may be trained on what is measured: a
-recipe asks `is_measured`.
+recipe can ask `is_measured`.
 """
 
 import functools

@@ -14,6 +14,7 @@ import os
 import pathlib
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -32,7 +33,8 @@ from speclab.system.errors import first_line
 
 COMPILE = pathlib.Path(__file__).with_name("compile_one.py")
 POLL = 0.05  # seconds between two looks at the processes that compile
-WRITER = pathlib.Path(__file__).with_name("compiled.py")  # other code there writes other functions
+# Other code in these files writes other functions.
+WRITERS = [pathlib.Path(__file__).with_name(name) for name in ("compiled.py", "compile_one.py")]
 # Lines of /proc/cpuinfo on x86 and on ARM.
 OF_PROCESSORS = ("model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant")
 Run = Callable[[list[Tensor]], list[Tensor]]
@@ -54,8 +56,8 @@ def compiler() -> str | None:
 def _machine() -> str:
     """Return what machine code depends on: the processor with its instructions, Python, PyTorch and what writes it."""
     cpu = torch.backends.cpu.get_cpu_capability()
-    writer = hashlib.sha256(WRITER.read_bytes()).hexdigest()
-    return f"{writer} {torch.__version__} {sys.version} {platform.machine()} {cpu} {_processor()}"
+    writer = hashlib.sha256(b"".join(path.read_bytes() for path in WRITERS)).hexdigest()
+    return f"{writer} {compiler()} {torch.__version__} {sys.version} {platform.machine()} {cpu} {_processor()}"
 
 
 def _processor() -> str:
@@ -140,9 +142,20 @@ def build(sources: dict[str, Source]) -> None:
         raise NoFastBackend(f"the compiler gave up: {type(error).__name__}: {first_line(error)}") from error
 
 
+def _end_group(process: subprocess.Popen) -> None:
+    """Kill a process, and where the system has sessions, all that it started."""
+    if hasattr(os, "killpg"):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
+
+
 def _compile(scratch: pathlib.Path, place: pathlib.Path, waiting: list[str]) -> None:
     """Run a process for each of these exported functions, and move what it makes into the folder."""
     running: dict[str, subprocess.Popen] = {}
+    # Inductor reuses what lies in its own folder, and others can write to the usual one.
+    own = os.environ | {"TMPDIR": str(scratch), "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor")}
     try:
         while waiting or running:
             while waiting and len(running) < (os.cpu_count() or 1):
@@ -151,7 +164,8 @@ def _compile(scratch: pathlib.Path, place: pathlib.Path, waiting: list[str]) -> 
                 with open(scratch / f"{name}.said", "wb") as output:
                     # With -P the folder of that file is not searched for modules.
                     command = [sys.executable, "-P", str(COMPILE), *files]
-                    running[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+                    how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output, "env": own}
+                    running[name] = subprocess.Popen(command, **how, start_new_session=True)
             time.sleep(POLL)
             for name in [name for name, process in running.items() if process.poll() is not None]:
                 if running.pop(name).returncode:
@@ -162,7 +176,7 @@ def _compile(scratch: pathlib.Path, place: pathlib.Path, waiting: list[str]) -> 
                 made.replace(place / made.name)
     finally:
         for process in running.values():
-            process.kill()
+            _end_group(process)  # with the C++ compilers that it started
             process.wait()
 
 
