@@ -23,7 +23,7 @@ def test_every_block_of_the_page_runs(monkeypatch, capsys):
     for block in blocks:
         exec(compile(block, PAGE.name, "exec"), namespace)
     out, _ = capsys.readouterr()
-    assert "unknown draft kind 'ngrm'; type --draft help" in out
+    assert "unknown draft kind 'ngrm'; did you mean ngram?" in out
     assert namespace["counts"].n_emitted == 31
 
 

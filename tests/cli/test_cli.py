@@ -162,10 +162,10 @@ def test_a_line_marks_where_the_prompt_ends(run):
 @pytest.mark.parametrize(
     ("script", "words", "said"),
     [
-        (optimized_speculative, ["--draft", "ngrm"], "'ngrm'; type --draft help"),
+        (optimized_speculative, ["--draft", "ngrm"], "'ngrm'; did you mean ngram?"),
         (optimized_speculative, ["--draft", "dial:0.5", "--temperature", "0.8"], "--temperature 0"),
         (baseline_autoregressive, ["--max-new-tokens", "600"], "context of 512"),
-        (compare, ["--draft", "model,ngrm", "--out-dir", "OUT"], "'ngrm'; type --draft help"),
+        (compare, ["--draft", "model,ngrm", "--out-dir", "OUT"], "'ngrm'; did you mean ngram?"),
     ],
 )
 def test_what_the_words_alone_tell_is_said_before_weights_are_read(run, monkeypatch, tmp_path, script, words, said):

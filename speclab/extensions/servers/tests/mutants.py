@@ -95,7 +95,7 @@ def writes_marginal_rates_as_conditional_ones() -> None:
     measured.Measured.conditional = measured.Measured.marginal
 
 
-@mutant(42, "a_difference", file="test_texts")
+@mutant(42, "a_difference", file="test_server_texts")
 def takes_any_rival_for_a_tie() -> None:
     """takes two texts for a tie wherever the other token is among the most probable ones"""
     texts.TIE = float("inf")

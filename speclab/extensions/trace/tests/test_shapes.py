@@ -130,7 +130,7 @@ def test_the_steps_of_a_head(kind):
         assert [one.name for one in found[1:]] == ["context", "forward", "logits"]
         assert found[1].gives == (1, 2, N_PROMPT, HEAD_WIDTH)
         assert found[2] == ("forward", [(1, 1)], (1, 1, 4, WIDTH))
-        assert found[3].gives == (1, 3, VOCAB)
+        assert found[3].gives == (1, 4, VOCAB)  # of all slots
     assert not shapes.first_round(target, NgramDrafter(), ids()[:, :N_PROMPT], 3, DecodeSettings(8)).head
 
 
