@@ -231,9 +231,10 @@ def best_plain_line(run: ComparisonRun) -> str | None:
     if row is None or row.speedup_best_plain is None:
         return None
     ends = interval(row.best_plain_low, row.best_plain_high)
+    plain = report.PLAIN_NAMES.get(str(run.best_plain), str(run.best_plain))
     return (
         f"{target_name(run)}, {row.method} k = {row.draft_length}: {speedup(row.speedup_best_plain)} "
-        f"(95 %: {ends}) over {report.PLAIN_NAMES.get(run.best_plain, run.best_plain)}, prompts' own passes included, on half of the "
+        f"(95 %: {ends}) over {plain}, prompts' own passes included, on half of the "
         "prompts; both were the fastest of their kind on the other half"
     )
 
