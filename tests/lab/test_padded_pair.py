@@ -77,7 +77,7 @@ def test_both_sizes_stand_in_one_record_and_one_table(run, larger, tmp_path):
     assert record.bandwidth > 0
     assert record.padded.settings["draft_lengths"] == padded_pair.LENGTHS
     assert re.search(r"^(lab pair +)?ngram +2 ", out, re.MULTILINE)
-    assert re.search(r"^lab:12m +ngram +4 ", out, re.MULTILINE)
+    assert re.search(r"^(lab:12m +)?ngram +4 ", out, re.MULTILINE)
     assert (tmp_path / "plots" / "local-padded-speedup.png").exists()
     assert len(out.splitlines()) <= 40
 
