@@ -123,7 +123,7 @@ class Course:
         self.facts, self.resumed = TrainingFacts(**asdict(facts)), True
         self.lines()
         last = 60 * self.progress.growth[-1]["minutes"] / self.seconds if self.progress.growth else 0.0
-        next_share = FIRST_SCORE if not last else (int(last / SCORES + 0.5) + 1) * SCORES
+        next_share = FIRST_SCORE if not last else (int(last / SCORES + 0.25) + 1) * SCORES  # after .08 comes .2
         if next_share * self.seconds <= facts.seconds < self.seconds:
             self.score()
 
