@@ -135,12 +135,12 @@ class Course:
         row = {
             "share": round(self.facts.seconds / self.seconds, 3),
             "tokens": self.facts.tokens,
-            "minutes": round(self.facts.seconds / 60, 1),
+            "minutes": round(self.facts.seconds / 60, 2),
             "tokens_per_round": tokens_per_round,
             "by_position": found["by_position"],
         }
         self.progress.growth.append(row)
-        note(f"held-out answers: {self._acceptance()} after {row['minutes']} min and {row['tokens']:,} tokens")
+        note(f"held-out answers: {self._acceptance()} after {row['minutes']:.1f} min and {row['tokens']:,} tokens")
         if tokens_per_round > self.progress.best:
             self.progress.best = tokens_per_round
             self.write(head, self.facts, self)
