@@ -25,7 +25,7 @@ from speclab.drafts.lengths import LONGEST
 from speclab.lab.bench import Bench
 from speclab.lab.decodings import Decoding
 from speclab.lab.round_costs import measure_costs
-from speclab.lab.turns import Recorded, take_turns, timed_turns, until_enough
+from speclab.lab.turns import Recorded, once_or_twice, take_turns, timed_turns
 from speclab.models.prompts import Prompt
 from speclab.records.arms import BASELINE, BASELINE_REPEAT, INSTRUMENT, LOOKUP, Arm
 from speclab.records.log import Line
@@ -149,7 +149,7 @@ def measure(
 
     `instruments`: for each draft the lengths that its instrumented decoding tries; with any of them the baseline, which
     is the first of `arms`, runs a second time, too. `schedule` finishes the decodings of a turn; it gets them and the
-    turn's number. With a second baseline, turns are taken again where the noise floor is too wide (`until_enough`).
+    turn's number. With a second baseline, turns are taken again where the noise floor is too wide (`once_or_twice`).
     """
     if instruments:
         middle = (len(arms) + 1) // 2  # half a round of turns away from the first, as the other arms are on average
@@ -174,10 +174,10 @@ def measure(
         def begin_again() -> None:
             bench.forget()  # an arm that learns has learned as much as before in every turn
             bar.total += n_turns
-            note(f"{title}: the baseline differs too much from itself; up to {n_turns} turns are taken once more")
+            note(f"{title}: the baseline differs too much from itself; {n_turns} turns are taken once more")
 
         try:
-            for (repeat, index), is_again in until_enough(turns, lambda: _is_quiet(lines), begin_again):
+            for (repeat, index), is_again in once_or_twice(turns, lambda: _is_quiet(lines), begin_again):
                 finished: list[tuple[Decoding, Line]] = []
                 for sampling in samplings:
                     decodings = _one_turn(bench, index, repeat, arms, sampling, prompts[index], instruments)

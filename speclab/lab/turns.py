@@ -47,13 +47,13 @@ def take_turns(arms: Sequence[Work], after_step: Callable[[Work], None] | None =
             after_step(moved)
 
 
-def until_enough(
+def once_or_twice(
     turns: Sequence[Turn], is_enough: Callable[[], bool], begin_again: Callable[[], None]
 ) -> Iterator[tuple[Turn, bool]]:
-    """Give every turn once, and then once more in the same order as long as what was measured is not enough.
+    """Give every turn once; and where what was measured is not enough, every turn once more in the same order.
 
-    So no run takes more than twice the turns that are planned. is_enough: what is asked after the last planned turn and
-    after each further one. begin_again: what is called before the first further one.
+    Whoever stops at the first good moment measures luck, so nobody asks in between. is_enough: what is asked after the
+    last planned turn. begin_again: what is called before the first further one.
 
     -> each turn, and whether it is one that was there before
     """
@@ -61,10 +61,7 @@ def until_enough(
     if is_enough():
         return
     begin_again()
-    for turn in turns:
-        yield turn, True
-        if is_enough():
-            return
+    yield from ((turn, True) for turn in turns)
 
 
 @dataclass

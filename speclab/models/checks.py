@@ -236,9 +236,9 @@ def unexplained(
         worst = _worst(model, gaps / allowed)
         if allowed[worst] > rounding.bound(right):
             how = f"{MARGIN} * what it changes in uncached logits"
-        if not (typical := allowed.median().item()) <= rounding.spread(right) / 4:
+        if not (widest := allowed[_worst(model, allowed)].item()) <= rounding.spread(right) / 4:
             dtype = str(right.dtype).removeprefix("torch.")
-            return f"{gaps[worst]:.1e} and rounding by {typical:.1e} ({how}), so nothing could be proved in {dtype}"
+            return f"{gaps[worst]:.1e} and rounding by {widest:.1e} ({how}), so nothing could be proved in {dtype}"
     if gaps[worst] <= allowed[worst]:
         return None
     return f"{gaps[worst]:.1e} where rounding explains {allowed[worst]:.1e} ({how})"

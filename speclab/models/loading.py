@@ -8,13 +8,17 @@ import functools
 import io
 import json
 import os
+import socket
 import sys
+import urllib.parse
+import urllib.request
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import constants
 from transformers import (
     AutoConfig,
     AutoTokenizer,
@@ -214,6 +218,21 @@ def check_place(name: str) -> None:
         raise EnvironmentProblem(f"{name} is no folder; {advice}")
     elif name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
         raise EnvironmentProblem(f"there is no model folder {name}; {advice}")
+    else:
+        ask_no_hub_without_network()
+
+
+@functools.cache
+def ask_no_hub_without_network() -> None:
+    """Let the library take files that it has already where the hub's name is unknown to the network: it would ask for
+    half a minute. Behind a proxy nothing is known."""
+    hub = urllib.parse.urlsplit(constants.ENDPOINT)
+    if urllib.request.getproxies():
+        return
+    try:
+        socket.getaddrinfo(hub.hostname, hub.port or 443)
+    except OSError:
+        constants.HF_HUB_OFFLINE = True
 
 
 def _refuse_kernels(name: str, config: Any) -> None:

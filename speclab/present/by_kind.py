@@ -17,7 +17,7 @@ def blocks(run: ComparisonRun) -> list[Block]:
         Heading(WHOLE, 3),
         Table(shown(run.rows, lengths), _columns(), n_words=2),
         Heading(ENDED, 3),
-        Table(shown(run.ended, lengths), _columns() | {"tokens": _tokens}, n_words=2),
+        Table(shown(run.ended, lengths), _columns() | {"tokens": _tokens(run.settings["repeats"])}, n_words=2),
     ]
 
 
@@ -50,6 +50,6 @@ def _columns() -> dict[str, Cell]:
     }
 
 
-def _tokens(row: Row) -> str:
-    """Return the mean length of an answer: its decoded tokens and the first one."""
-    return number(row.n_tokens / row.n_prompts + 1, 0)
+def _tokens(repeats: int) -> Cell:
+    """Return the column of the mean length of an answer: its decoded tokens and the first one."""
+    return lambda row: number(row.n_tokens / (row.n_prompts * repeats) + 1, 0)

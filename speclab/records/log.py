@@ -120,6 +120,9 @@ class Line(ArmCounts):
                 n = 1 + again.count(repeat)
                 means[repeat] = as_written((n * means[repeat] + seconds) / (n + 1))
             setattr(self, name, means)
+        for repeat, end in zip(repeats, other.ends, strict=False):  # none where nobody looked for ends
+            n, before = 1 + again.count(repeat), self.ends[repeat]
+            self.ends[repeat] = End(before.n_tokens, as_written((n * before.seconds + end.seconds) / (n + 1)))
         self.again = [*again, *repeats]
 
     @property

@@ -25,12 +25,12 @@ from speclab.lab.bench import Bench
 from speclab.lab.decodings import Decoding
 from speclab.lab.harness import Measurement, interleaved, measure
 from speclab.lab.instruments import VariedLength
-from speclab.lab.turns import take_turns, until_enough
+from speclab.lab.turns import once_or_twice, take_turns
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records.arms import BASELINE, BASELINE_REPEAT, GENERATE, INSTRUMENT, Arm
-from speclab.records.log import Line
+from speclab.records.log import End, Line
 from speclab.records.log_files import LogFile
 from speclab.records.log_files import read as read_log
 from speclab.theory import noise
@@ -419,20 +419,20 @@ def test_random_numbers_differ_between_prompts_and_repeats_and_not_between_arms(
 # --- turns that are taken once more -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("enough_after", [0, 1, 3, 99])
-def test_no_run_takes_more_than_twice_its_turns(enough_after):
-    """The planned turns come first and all of them; then the same in the same order, until it is enough."""
+@pytest.mark.parametrize("is_quiet", [True, False])
+def test_turns_are_taken_once_or_twice(is_quiet):
+    """Nobody asks in between: a run that stopped at the first quiet moment would measure luck."""
     taken, forgotten = [], []
 
     def is_enough() -> bool:
-        assert len(taken) >= 4
-        return len(taken) >= 4 + enough_after
+        assert len(taken) == 4
+        return is_quiet
 
-    for turn, again in until_enough("abcd", is_enough, lambda: forgotten.append(len(taken))):
+    for turn, again in once_or_twice("abcd", is_enough, lambda: forgotten.append(len(taken))):
         taken.append((turn, again))
     assert taken[:4] == [(turn, False) for turn in "abcd"]
-    assert taken[4:] == [(turn, True) for turn in "abcd"][:enough_after]
-    assert forgotten == [4] * (enough_after > 0)
+    assert taken[4:] == [(turn, True) for turn in "abcd"] * (not is_quiet)
+    assert forgotten == [4] * (not is_quiet)
 
 
 class Noisy:
@@ -484,7 +484,7 @@ def test_noise_is_answered_with_more_turns_and_changes_no_count(pair, monkeypatc
     found, schedule = noisy_run(pair, monkeypatch, 1.5, 8, log)
     assert 8 < schedule.n_turns == 16, "the mean of 1 and 1.5 is too wide with every prompt"
     assert [a != b for a, b in zip(schedule.orders[:8], schedule.orders[8:], strict=True)] == [True] * 8
-    assert "up to 8 turns are taken once more" in capsys.readouterr().err
+    assert "8 turns are taken once more" in capsys.readouterr().err
     [logged] = read_log(log.path)
     for lines in (found.lines, sorted(logged.lines, key=lambda line: line.prompt_index)):
         for line, right in zip(lines, quiet.lines, strict=True):
@@ -502,11 +502,11 @@ def test_noise_is_answered_with_more_turns_and_changes_no_count(pair, monkeypatc
     assert len(found.rounds) == 2 * len(quiet.rounds), "costs are fitted to the rounds of all turns"
 
 
-def test_more_turns_end_as_soon_as_the_floor_is_narrow(pair, monkeypatch):
-    """Two prompts have no interval: with one of them timed again, the ratio is 1.09 and no longer 1.12."""
+def test_every_prompt_is_timed_as_often_as_the_others(pair, monkeypatch):
+    """Two prompts have no interval: with one of them timed again the ratio would be narrow enough, 1.09."""
     found, schedule = noisy_run(pair, monkeypatch, 1.12, 4, n_prompts=2)
-    assert schedule.n_turns == 4 + 2
-    assert sorted(len(line.again or []) for line in found.of(BASELINE, 0.0)) == [0, 1]
+    assert schedule.n_turns == 4 + 4
+    assert [len(line.again or []) for line in found.of(BASELINE, 0.0)] == [1, 1]
 
 
 def test_a_turn_that_makes_other_rounds_does_not_count(pair, monkeypatch, capsys):
@@ -517,6 +517,17 @@ def test_a_turn_that_makes_other_rounds_does_not_count(pair, monkeypatch, capsys
     assert not found.interrupted
     again = {line.prompt_index: line.again for line in found.lines}
     assert all(line.again == again[line.prompt_index] for line in found.lines), "arms of a prompt stay paired"
+
+
+def test_the_seconds_up_to_the_end_of_an_answer_are_means_too():
+    line = Line.begin(BASELINE, 0.0, 0, "chat", 3)
+    line.add(1.0, 2.0, [1, 2], end=End(1, 1.0))
+    other = Line.begin(BASELINE, 0.0, 0, "chat", 3)
+    other.add(1.0, 4.0, [1, 2], end=End(1, 3.0))
+    other.again = [0]
+    line.extend(other)
+    line.extend(replace(other, decode_seconds=[6.0], ends=[End(1, 5.0)]))
+    assert (line.decode_seconds, line.ends) == ([4.0], [End(1, 3.0)])
 
 
 def test_a_repeat_that_was_never_timed_cannot_be_timed_again():

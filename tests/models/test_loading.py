@@ -320,3 +320,23 @@ def test_the_tokenizer_that_the_library_chooses_is_checked_unread(copied, monkey
     monkeypatch.setattr(loading, "get_fast_tokenizer_file", lambda _: "tokenizer.json")  # as if the library chose so
     with pytest.raises(EnvironmentProblem, match="may make 98304 bytes of one"):
         loading.load_tokenizer(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("proxies", "is_known", "offline"), [({}, False, True), ({}, True, False), ({"https": "x"}, False, False)]
+)
+def test_a_hub_that_the_network_does_not_know_is_not_asked(monkeypatch, proxies, is_known, offline):
+    """The library asks several times before it gives up; with its own switch it takes what it has at once."""
+
+    def look_up(host, port):
+        assert (host, port) == ("huggingface.co", 443)
+        if not is_known:
+            raise OSError("no such name")
+
+    monkeypatch.setattr(loading.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(loading.urllib.request, "getproxies", lambda: proxies)
+    monkeypatch.setattr(loading.socket, "getaddrinfo", look_up)
+    loading.ask_no_hub_without_network.cache_clear()
+    loading.check_place("echo")
+    assert offline == loading.constants.HF_HUB_OFFLINE
+    loading.ask_no_hub_without_network.cache_clear()

@@ -104,7 +104,7 @@ class HeadDrafter(Drafter):
         found: list[Tensor] = []
 
         def rows(depth: int) -> Tensor:
-            """Make passes only as far as somebody asks: rows of a large vocabulary take much memory."""
+            """Make rows only as deep as somebody asks: those of a large vocabulary take much memory."""
             while len(found) <= depth:
                 found.append(next(chain))
             return found[depth]

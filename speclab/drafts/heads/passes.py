@@ -4,6 +4,7 @@ A compiled function serves a fixed number of tokens, and buffers of whole blocks
 the last one. No row reads the padding, and the next pass overwrites it.
 """
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -21,7 +22,6 @@ from speclab.system.errors import first_line
 
 TOLERANCE = 1e-4  # of the largest number: sums in float32 in another order, over several products
 TRIES = 9  # of each function; the fastest counts
-ROWS = 37 * BLOCK  # of the example of a compilation: a number that no other size is
 
 
 class HeadPass(NamedTuple):
@@ -71,12 +71,14 @@ def compile_steps(head: Any, widths: dict[str, tuple[int, ...]], find: packages.
     widths: of each function, the numbers of tokens to compile it for.
     """
     made = {}
+    sizes_of_head = {size for part in head.state_dict().values() for size in part.shape}
+    n_rows = next(n for n in itertools.count(2 * BLOCK, BLOCK) if n not in sizes_of_head)
     for step, numbers in widths.items():
         with torch.no_grad():
             getattr(head, step)(*head.example(step, 1, BLOCK))  # makes what is made at the first use
         for width in numbers:
-            inputs = head.example(step, width, ROWS)
-            sizes = [[i for i, size in enumerate(tensor.shape) if size == ROWS] for tensor in inputs]
+            inputs = head.example(step, width, n_rows)
+            sizes = [[i for i, size in enumerate(tensor.shape) if size == n_rows] for tensor in inputs]
             made[step, width] = whole_function(_Step(head, step), inputs, sizes, torch.get_num_threads(), find)
     return made if all(made.values()) else None
 

@@ -92,6 +92,8 @@ def _converted(path: str, size: int, time: int) -> str:
                     note(f"converting {file_name} ({weights}) once, into {place}; half a minute or more")
                     with whole_folder(folder) as new:
                         _run_child(path, size, new, head)
+                        if _identity(path) != (path, size, time):
+                            raise OSError("the file was changed while it was read; give it again")
     except OSError as error:
         raise EnvironmentProblem(f"cannot convert {file_name}: {getattr(error, 'strerror', None) or error}") from None
     return str(folder)

@@ -194,6 +194,8 @@ class _Watch:
         """Remember the connection of the request."""
         if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
             self._socket = info["return_value"].get_extra_info("socket")
+            if self.late:  # the time was over before there was a connection
+                self._end()
 
     def _end(self) -> None:
         self.late = True

@@ -53,6 +53,7 @@ def read(page: str) -> Look:
         raise EnvironmentProblem("a /metrics page has no counters of vLLM, llama-server or SGLang")
     sums: dict[str, float] = {}
     at: dict[int, int] = {}
+    n_lengths = 0
     for sample in _samples(page, prefix):
         name = sample.name.removeprefix(prefix).removesuffix("_total")
         if name == SPECULATION + "accepted_tokens_per_pos":
@@ -60,13 +61,14 @@ def read(page: str) -> Look:
             at[place] = at.get(place, 0) + _count(sample, prefix)
         else:
             whole = name == GENERATED[prefix] or name.startswith(SPECULATION)
+            n_lengths += name == "spec_accept_length"
             sums[name] = sums.get(name, 0) + (_count(sample, prefix) if whole else _amount(sample))
     if GENERATED[prefix] not in sums:
         raise EnvironmentProblem(
             f"the /metrics page of {NAMES[prefix]} has no {prefix}{GENERATED[prefix]}_total: its counters are switched "
             "off; start it without the flag that does that"
         )
-    length = sums.get("spec_accept_length")
+    length = sums.get("spec_accept_length", 0.0) / max(1, n_lengths)  # a mean, of each of the engine's ranks
     return Look(
         engine=NAMES[prefix],
         n_generated=int(sums[GENERATED[prefix]]),
@@ -74,7 +76,7 @@ def read(page: str) -> Look:
         n_running=int(sums.get(RUNNING[prefix], 0)),
         n_outputs=sums.get(f"{LATENCY}_count", 0.0),
         output_seconds=sums.get(f"{LATENCY}_sum", 0.0),
-        accept_length=length if length and length >= 1 else None,
+        accept_length=length if length >= 1 else None,
     )
 
 
@@ -152,6 +154,7 @@ class Between(NamedTuple):
 
     n_generated: int
     speculation: EngineCounts | None
+    n_outputs: float  # vLLM alone: rounds, those that drafted nothing included
     round_seconds: float | None  # vLLM alone: of an output after the first one
     accept_length: float | None
 
@@ -188,7 +191,7 @@ def between(before: Look, after: Look) -> Between:
     if counts:
         _check(counts, "differences")
     seconds = values[2] / values[1] if values[1] else None
-    return Between(n_generated, counts, seconds, after.accept_length)
+    return Between(n_generated, counts, values[1], seconds, after.accept_length)
 
 
 def total(parts: Iterable[EngineCounts]) -> EngineCounts:

@@ -89,7 +89,7 @@ def _from_timings(answer: Answer) -> Between | None:
     if not 0 < n_rounds <= drafted:
         return None
     counts = EngineCounts(n_drafts=n_rounds, n_drafted=drafted, n_accepted=accepted, accepted_at=[])
-    return Between(answer.n_tokens, counts, None, None)
+    return Between(answer.n_tokens, counts, 0.0, None, None)
 
 
 def find(url: str, key: str | None) -> Server:

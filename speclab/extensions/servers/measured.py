@@ -134,15 +134,27 @@ def _n_rounds(one: Asked, n_tokens: float) -> float:
     return counts.n_drafts + max(0, n_tokens - counts.n_drafts - counts.n_accepted)
 
 
+def _rounds_between(found: Between) -> float:
+    """Return the rounds between two pages. vLLM counts its outputs, one a round. Elsewhere, tokens that no draft
+    explains came from rounds that drafted nothing, but for the first token of each request, which no page counts."""
+    counts = found.speculation
+    if counts is None:
+        return 0
+    if found.n_outputs:
+        return max(found.n_outputs, counts.n_drafts)
+    return counts.n_drafts + max(0, found.n_generated - counts.n_drafts - counts.n_accepted)
+
+
 def of_pages(found: Between, plain_seconds: float | None, seconds: float | None, n_running: int) -> Measured:
     """Return what two pages say of all requests between them, with the seconds that somebody has measured."""
     counts = found.speculation
-    made = counts.n_drafts + counts.n_accepted if counts else 0
-    if seconds is None and found.round_seconds and counts and counts.n_drafts:
-        seconds = found.round_seconds * counts.n_drafts / made
+    n_rounds = _rounds_between(found)
+    made = n_rounds + counts.n_accepted if counts else 0
+    if seconds is None and found.round_seconds and made:
+        seconds = found.round_seconds * n_rounds / made
     return Measured(
         counts=counts,
-        n_rounds=counts.n_drafts if counts else 0,
+        n_rounds=n_rounds,
         n_tokens=made,
         draft_length=counts.n_drafted / counts.n_drafts if counts and counts.n_drafts else None,
         plain_seconds=plain_seconds,

@@ -41,7 +41,7 @@ def show(args: argparse.Namespace) -> int:
         conditions: dict[str, Any] = {"engine": engine, "model": speculative.model}
         conditions |= {"temperature": 0, "n_prompts": len(pairs), "max_new_tokens": args.max_new_tokens}
         profile.write(args.acceptance_profile, whole, conditions)
-    return int(texts.UNEXPLAINED in verdicts)
+    return int(not set(verdicts) <= {texts.SAME, texts.TIED})
 
 
 def _screen(pairs: list[Pair], verdicts: list[str], kinds: dict[str, Measured], whole: Measured) -> str:

@@ -12,7 +12,6 @@ from speclab.system.errors import EnvironmentProblem
 
 # A logit of 16 to 32 in bfloat16 is rounded to an eighth, and two of them may be off by one step each.
 TIE = 0.25  # nats between two tokens, up to which rounding alone may decide
-MOST_ASKED = 5  # texts that are asked again
 TOP = 5
 Verdict = str
 SAME, TIED, UNEXPLAINED, UNJUDGED = "same", "tie within rounding", "not explained", "not judged"
@@ -26,25 +25,28 @@ class Step(NamedTuple):
 
 
 def judge(pairs: Sequence[Pair], plain: Server, chat: bool) -> list[Verdict]:
-    """Return a verdict for each prompt. The first texts that differ are asked for again, with log-probabilities."""
+    """Return a verdict for each prompt. A text that differs is asked for again, with log-probabilities."""
     found: list[Verdict] = []
     for pair in pairs:
         assert pair.plain
         ours, other = pair.plain.answer, pair.speculative.answer
         if ours.text == other.text:
             found.append(SAME)
-        elif sum(verdict != SAME for verdict in found) >= MOST_ASKED:
-            found.append(UNJUDGED)
         else:
             steps = asked_again(plain, Order(pair.prompt, ours.n_tokens, chat))
-            found.append(verdict(steps, other.text))
+            found.append(verdict(steps, ours.text, other.text))
     return found
 
 
-def verdict(steps: Sequence[Step], other: str) -> Verdict:
-    """Return whether the token where `other` leaves the plain text was as probable as the plain one."""
+def verdict(steps: Sequence[Step], ours: str, other: str) -> Verdict:
+    """Return whether the token where `other` leaves the plain text `ours` was as probable as the plain one.
+
+    steps: those of `ours`, asked for once more; where they make another text they judge nothing.
+    """
     place = 0
     for step in steps:
+        if not ours.startswith(step.token, place):
+            return UNJUDGED
         if not step.token or not other.startswith(step.token, place):
             break
         place += len(step.token)

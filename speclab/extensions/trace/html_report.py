@@ -48,8 +48,8 @@ def page(markdown: str, pictures: Sequence[Path], trace: Trace | None, target: s
 
 
 def _sections(parts: list[Part]) -> tuple[list[Part], list[Part], list[Part]]:
-    """A page in three parts: before the first heading, under it, and from the second heading on."""
-    headings = [i for i, part in enumerate(parts) if part.kind == "heading"]
+    """A page in three parts: before the first heading, under it, and from the second heading of its level on."""
+    headings = [i for i, part in enumerate(parts) if part.kind == "heading" and part.level == 2]
     first, second = [*headings[:2], len(parts), len(parts)][:2]
     return parts[:first], parts[first:second], parts[second:]
 

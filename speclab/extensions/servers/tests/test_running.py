@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from speclab.extensions.servers import asking, engines, inputs, measured
+from speclab.extensions.servers import asking, counters, engines, inputs, measured
 from speclab.extensions.servers.client import Order
 from speclab.extensions.servers.tests.simulated import Simulated
 from speclab.system.errors import EnvironmentProblem
@@ -53,6 +53,21 @@ def test_rounds_that_draft_nothing_are_rounds():
     drafting = [kept for drafted, kept in rounds if drafted]
     assert len(drafting) < n_rounds <= len(rounds) <= n_rounds + len(RATES) * len(pairs)
     assert measured.of_pairs(pairs).tokens_per_round == 39 * 8 / n_rounds < 1 + sum(drafting) / len(drafting)
+
+
+def test_pages_know_of_rounds_that_draft_nothing():
+    """vLLM counts its outputs. Elsewhere the first token of a request, and what is kept behind its end, blur the sum."""
+    with Simulated("vllm", RATES, seed=1, idle=0.5) as fake:
+        before = counters.read(fake.metrics())
+        for i in range(4):
+            fake.chunks(fake.text_of(f"{i}", 40))
+        found = counters.between(before, counters.read(fake.metrics()))
+        n_rounds, n_drafts = len(fake.rounds), sum(drafted > 0 for drafted, _ in fake.rounds)
+    assert n_drafts < n_rounds
+    estimated = measured.of_pages(found, None, None, 0)
+    assert n_rounds + 4 - 4 * len(RATES) <= estimated.n_rounds <= n_rounds + 4
+    exact = measured.of_pages(found._replace(n_outputs=float(n_rounds)), None, None, 0)
+    assert exact.tokens_per_round == 1 + found.speculation.n_accepted / n_rounds
 
 
 def test_llama_server_without_its_page_says_f_and_tokens_of_a_round():

@@ -20,13 +20,15 @@ STEPS = [Step("The ", {"The ": -0.1}), Step("cat", {"cat": -0.7, "dog": -0.8, "c
 )
 def test_a_difference(other, gap, expected):
     steps = [STEPS[0], Step("cat", {"cat": -0.7, "dog": -0.7 - gap, "c": -5.0}), STEPS[2]]
-    assert verdict(steps, other) == expected
+    assert verdict(steps, "The cat sat", other) == expected
+    again = [STEPS[0], Step("cow", {"cow": -0.7, "dog": -0.7})]
+    assert verdict(again, "The cat sat", "The dog ran") == UNJUDGED, "asked again, it writes a third text"
 
 
 def test_what_cannot_be_read_is_not_judged():
-    assert verdict([], "The dog") == UNJUDGED
-    assert verdict([Step("\ufffd", {"\ufffd": 0.0, "x": 0.0})], "xy") == UNJUDGED
-    assert verdict([Step("", {})], "xy") == UNJUDGED
+    assert verdict([], "The cat", "The dog") == UNJUDGED
+    assert verdict([Step("\ufffd", {"\ufffd": 0.0, "x": 0.0})], "\ufffd", "xy") == UNJUDGED
+    assert verdict([Step("", {})], "z", "xy") == UNJUDGED
 
 
 def altered(place, step):
@@ -43,7 +45,7 @@ def test_a_server_that_writes_another_text(fake, plain, command, step, top, expe
     plain.top = lambda place, token: {token: -0.1, f"{int(token) + 1} ": top}
     code, out, _ = command("--url", fake.url, "--plain-url", plain.url, "--max-new-tokens", 16)
     assert code == (expected == UNEXPLAINED)
-    assert f"0 of 12 greedy texts, {texts.MOST_ASKED} {expected}, {12 - texts.MOST_ASKED} {UNJUDGED}" in out
+    assert f"0 of 12 greedy texts, 12 {expected}" in out
 
 
 def test_equal_texts_are_not_asked_for_again(fake, plain, command):

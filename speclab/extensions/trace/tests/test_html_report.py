@@ -67,7 +67,6 @@ def made(tokenizer, tmp_path_factory):
     return markdown, pictures, found, html_report.page(markdown, pictures, found, "a/target")
 
 
-@pytest.mark.xfail(reason="the report folds the first screen since each target has a table of its own", strict=True)
 def test_the_answer_stands_first_and_open(made):
     """Where the run is from, then the lines and the table of the first screen; all other tables are folded away."""
     markdown, _, _, text = made
