@@ -9,7 +9,6 @@ one runs eagerly, and the reason is printed. `compiled` asks for compiled passes
 import copy
 import functools
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -218,8 +217,7 @@ def build_missing(missing: packages.Missing) -> None:
     if packages.compiler() is None:
         raise NoFastBackend("there is no C++ compiler; install g++, on Debian: apt install g++")
     packages.make_folder()
-    seconds = SECONDS * math.ceil(len(missing) / (os.cpu_count() or 1))
-    note(f"compiling {len(missing)} functions, about {seconds} s; the next run finds them")
+    note(f"compiling {len(missing)} functions, about {len(missing) * SECONDS} s; the next run finds them")
     packages.build(missing)
 
 

@@ -61,7 +61,7 @@ def test_a_run_on_busy_cores_takes_one_thread_unless_told_otherwise(monkeypatch,
     target = SimpleNamespace(fast=SimpleNamespace())
     chosen: list = []
     monkeypatch.setattr(engine_choice, "choose_kernels", chosen.append)
-    setup = SimpleNamespace(device=torch.device("cpu"), reasons={"threads": asked}, target=target)
+    setup = SimpleNamespace(device=torch.device("cpu"), reasons={"threads": asked}, target=target, wish="auto")
     head = BlockDrafter(tiny_block_head(tiny("llama")))
     monkeypatch.setattr(head, "choose_packing", lambda: chosen.append(head))
     config = RunConfig(setup, {"block": head}, [], [4], [0.0], 8, 1, 0)

@@ -37,7 +37,9 @@ KINDS = {
     "gemma3-40": (Gemma3ForCausalLM, Gemma3TextConfig(**SIZES, num_hidden_layers=40, sliding_window=12)),
 }
 no_smollm2 = pytest.mark.skipif(not SMOLLM2, reason="SPECLAB_SMOLLM2 names no folder of a converted SmolLM2")
+# The slow ones run in `make test-full` alone.
 NAMES = [*KINDS, pytest.param("smollm2", marks=no_smollm2)]
+SLOW = ["llama-24", *(pytest.param(name, marks=pytest.mark.full) for name in ("qwen2-32", "gemma3-40")), NAMES[-1]]
 
 
 @functools.cache
@@ -55,7 +57,7 @@ def deep(name: str) -> PreTrainedModel:
     return model
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SLOW)
 def test_right_models_pass_however_deep_they_are(name):
     model = deep(name)
     logits = checks.uncached_logits(model, checks.random_text(model))
@@ -83,7 +85,7 @@ def test_broken_rollbacks_are_refused_however_deep_the_model_is(name, broken: Ca
         checks.check_model(model)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SLOW)
 def test_wrong_positions_are_no_fast_engine_however_deep_the_model_is(name, monkeypatch):
     model, right = deep(name), ExportedModel.forward
 

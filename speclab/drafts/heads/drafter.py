@@ -14,7 +14,7 @@ from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.heads.parts import choose_packing, freeze, rotations
 from speclab.drafts.heads.passes import HeadPass, head_pass, use_compiled
 from speclab.drafts.heads.rollout import target_pass
-from speclab.models.backends.compile_one import BLOCK
+from speclab.models.backends.compile_functions import BLOCK
 from speclab.models.cached import CachedModel
 from speclab.system.terminal import note
 

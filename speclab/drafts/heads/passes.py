@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from speclab.models.backends import packages
-from speclab.models.backends.compile_one import BLOCK
+from speclab.models.backends.compile_functions import BLOCK
 from speclab.models.backends.compiled import whole_function
 from speclab.models.engine_choice import build_missing
 from speclab.models.family import NoFastBackend

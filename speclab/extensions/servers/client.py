@@ -58,6 +58,10 @@ class Answer(NamedTuple):
         return self.decode_seconds / max(1, self.n_tokens - self.n_first)
 
 
+# Requests go to the address that the user named, and nowhere else.
+ONE_HOST: dict[str, Any] = {"trust_env": False, "follow_redirects": False}
+
+
 class Client:
     """One server, by its address. key: an API key, sent to this server alone and never shown.
 
@@ -67,9 +71,7 @@ class Client:
     def __init__(self, url: str, key: str | None = None):
         self.url, self.model, self.sends_ids = url, "", False
         headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        self._http = httpx2.Client(
-            headers=headers, trust_env=False, limits=httpx2.Limits(max_keepalive_connections=0), follow_redirects=False
-        )
+        self._http = httpx2.Client(headers=headers, limits=httpx2.Limits(max_keepalive_connections=0), **ONE_HOST)
 
     def page(self, path: str) -> bytes:
         """Return a page as a whole. Refused where the server has none such."""

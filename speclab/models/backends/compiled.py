@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 
 from speclab.models.backends import packages, rewrites
 from speclab.models.backends.buffers import causal_mask
-from speclab.models.backends.compile_one import BLOCK, Call
+from speclab.models.backends.compile_functions import BLOCK, Call
 from speclab.models.backends.exporting import export
 from speclab.models.family import NoFastBackend
 from speclab.system.errors import first_line

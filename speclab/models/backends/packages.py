@@ -26,15 +26,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from speclab.models.backends.compile_one import exported
+from speclab.models.backends.compile_functions import exported
 from speclab.models.family import NoFastBackend
 from speclab.system import cache
 from speclab.system.errors import first_line
 
-COMPILE = pathlib.Path(__file__).with_name("compile_one.py")
+COMPILE = pathlib.Path(__file__).with_name("compile_functions.py")
 POLL = 0.05  # seconds between two looks at the processes that compile
 # Other code in these files writes other functions.
-WRITERS = [pathlib.Path(__file__).with_name(name) for name in ("compiled.py", "compile_one.py")]
+WRITERS = [pathlib.Path(__file__).with_name(name) for name in ("compiled.py", "compile_functions.py")]
 # Lines of /proc/cpuinfo on x86 and on ARM.
 OF_PROCESSORS = ("model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant")
 Run = Callable[[list[Tensor]], list[Tensor]]
@@ -123,19 +123,17 @@ def in_folder(name: str, source: Callable[[], Source]) -> Run | None:
 def build(sources: dict[str, Source]) -> None:
     """Compile these functions, as many at a time as there are cores, and keep them in the folder.
 
-    Each is compiled by a process of its own. An interrupted call keeps what is finished. Raises NoFastBackend where
+    Processes of their own compile them. An interrupted call keeps what is finished. Raises NoFastBackend where
     one cannot be compiled or kept.
     """
     place = make_folder()
     try:
         with tempfile.TemporaryDirectory(dir=place) as scratch, _quiet(), torch.no_grad():
-            waiting = []
             for name, (module, inputs, sizes) in sources.items():
                 program = exported(module, inputs, sizes)
                 where = os.path.join(scratch, f"{name}.exported")
                 torch.export.save(program, where, extra_files={"sizes": json.dumps(sizes)})
-                waiting.append(name)
-            _compile(pathlib.Path(scratch), place, waiting)
+            _compile(pathlib.Path(scratch), place, list(sources))
     except NoFastBackend:
         raise
     except Exception as error:  # whatever an exporter does
@@ -151,33 +149,37 @@ def _end_group(process: subprocess.Popen) -> None:
         process.kill()
 
 
-def _compile(scratch: pathlib.Path, place: pathlib.Path, waiting: list[str]) -> None:
-    """Run a process for each of these exported functions, and move what it makes into the folder."""
-    running: dict[str, subprocess.Popen] = {}
-    # Inductor reuses what lies in its own folder, and others can write to the usual one.
+def _compile(scratch: pathlib.Path, place: pathlib.Path, names: list[str]) -> None:
+    """Let processes compile these exported functions, and move each into the folder as soon as it is finished."""
+    # Inductor reuses what lies in its own folders, and others can write to the usual ones.
     own = os.environ | {"TMPDIR": str(scratch), "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor")}
+    n = min(len(names), os.cpu_count() or 1)
+    said = [scratch / f"{i}.said" for i in range(n)]
+    running: list[subprocess.Popen] = []
     try:
-        while waiting or running:
-            while waiting and len(running) < (os.cpu_count() or 1):
-                name = waiting.pop()
-                files = [str(scratch / f"{name}{end}") for end in (".exported", ".pt2")]
-                with open(scratch / f"{name}.said", "wb") as output:
-                    # With -P the folder of that file is not searched for modules.
-                    command = [sys.executable, "-P", str(COMPILE), *files]
-                    how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output, "env": own}
-                    running[name] = subprocess.Popen(command, **how, start_new_session=True)
-            time.sleep(POLL)
-            for name in [name for name, process in running.items() if process.poll() is not None]:
-                if running.pop(name).returncode:
-                    said = (scratch / f"{name}.said").read_text(errors="replace").strip()
-                    raise NoFastBackend(f"the compiler gave up: {said.splitlines()[-1] if said else 'it said nothing'}")
-                made = scratch / f"{name}.pt2"
+        for i, path in enumerate(said):
+            # With -P the folder of that file is not searched for modules.
+            command = [sys.executable, "-P", str(COMPILE), str(scratch), *names[i::n]]
+            with open(path, "wb") as output:
+                how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output, "env": own}
+                running.append(subprocess.Popen(command, **how, start_new_session=True))
+        while True:
+            codes = [process.poll() for process in running]
+            for made in scratch.glob("*.pt2"):
                 made.chmod(0o600)
                 made.replace(place / made.name)
+            for code, path in zip(codes, said, strict=True):
+                if code:
+                    lines = path.read_text(errors="replace").strip().splitlines()
+                    raise NoFastBackend(f"the compiler gave up: {lines[-1] if lines else 'it said nothing'}")
+            if None not in codes:
+                return
+            time.sleep(POLL)
     finally:
-        for process in running.values():
-            _end_group(process)  # with the C++ compilers that it started
-            process.wait()
+        for process in running:
+            if process.poll() is None:
+                _end_group(process)  # with the C++ compilers that it started
+                process.wait()
 
 
 @contextlib.contextmanager

@@ -74,19 +74,13 @@ def waits_for_every_byte() -> None:
 @mutant(42, "a_redirect_is_not_followed", file="test_client")
 def follows_a_redirect() -> None:
     """sends a request, and with it the key, to whatever address a server names"""
-    right = client.httpx2.Client
-
-    def follows(**settings: object) -> object:
-        return right(**settings | {"follow_redirects": True})
-
-    client.httpx2.Client = follows
+    client.ONE_HOST = client.ONE_HOST | {"follow_redirects": True}
 
 
 @mutant(42, "no_proxy_is_asked", file="test_client", raises="Refused")
 def asks_a_proxy() -> None:
     """sends requests by a proxy that a variable of the environment names"""
-    right = client.httpx2.Client
-    client.httpx2.Client = lambda **settings: right(**settings | {"trust_env": True})
+    client.ONE_HOST = client.ONE_HOST | {"trust_env": True}
 
 
 @mutant(42, "a_profile_has_the_rates_and_the_rounds_that_were_drawn", file="test_running")

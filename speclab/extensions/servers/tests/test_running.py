@@ -56,7 +56,7 @@ def test_rounds_that_draft_nothing_are_rounds():
 
 
 def test_pages_know_of_rounds_that_draft_nothing():
-    """vLLM counts its outputs. Elsewhere the first token of a request, and what is kept behind its end, blur the sum."""
+    """vLLM counts its outputs. Elsewhere the first token of a request and what is kept behind its end blur it."""
     with Simulated("vllm", RATES, seed=1, idle=0.5) as fake:
         before = counters.read(fake.metrics())
         for i in range(4):

@@ -1,10 +1,12 @@
 """Compile one exported function: a process of its own, which speclab/models/backends/packages.py starts.
 
-python -P compile_one.py EXPORTED PACKAGE
+python -P compile_functions.py FOLDER NAME...
 """
 
 import json
+import os
 import sys
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -32,9 +34,20 @@ def exported(function: Callable[..., Any], inputs: tuple, sizes: list[list[int]]
     return torch.export.export(Call(function), inputs, dynamic_shapes=(dynamic,), strict=False)
 
 
-if __name__ == "__main__":
+def compile_one(folder: str, name: str) -> None:
+    """Compile the function in NAME.exported of the folder; NAME.pt2 is there as soon as it is whole."""
     about = {"sizes": ""}
-    program = torch.export.load(sys.argv[1], extra_files=about)
+    program = torch.export.load(os.path.join(folder, f"{name}.exported"), extra_files=about)
     # A program from a file has lost the example's sizes, which the compiler needs, so it is exported again.
     again = exported(program.module(check_guards=False), program.example_inputs[0], json.loads(about["sizes"]))
-    torch._inductor.aoti_compile_and_package(again, package_path=sys.argv[2])
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        made = torch._inductor.aoti_compile_and_package(again, package_path=os.path.join(scratch, "function.pt2"))
+        os.replace(made, os.path.join(folder, f"{name}.pt2"))
+
+
+if __name__ == "__main__":
+    # A precompiled header takes 400 MB and, for the few functions of a model, more time than it saves.
+    torch._inductor.config.aot_inductor.precompile_headers = False
+    torch._inductor.config.cpp_cache_precompile_headers = False
+    for each in sys.argv[2:]:
+        compile_one(sys.argv[1], each)
