@@ -93,7 +93,9 @@ def test_tables_show_each_kind_at_the_length_that_is_fastest_over_all():
         ("code", 4, 1),
         ("all", 4, 3),
     ]
-    run = SimpleNamespace(rows=rows, ended=rows_of(ended(lines), COMMON))
+    run = SimpleNamespace(rows=rows, ended=rows_of(ended(lines), COMMON), settings={"repeats": 1})
     page = tables.show(by_kind.blocks(run), markdown=True)
     assert page.count("| chat ") == page.count("| code ") == page.count("| all ") == 2
     assert by_kind.blocks(SimpleNamespace(rows=rows, ended=None)) == []
+    column = by_kind._tokens(2)
+    assert column(SimpleNamespace(n_tokens=58, n_prompts=1)) == "30", "two answers, each of 29 tokens and a first one"
