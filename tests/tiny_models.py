@@ -130,9 +130,14 @@ def in_parts(model: PreTrainedModel) -> ExportedModel:
 
 
 def uncompiled(name: str, source: Callable[[], packages.Source]) -> packages.Run:
-    """The function that would be compiled, called as it is."""
+    """The function that would be compiled, called as it is. It takes contiguous tensors and nothing else."""
     module, *_ = source()
-    return lambda inputs: module(*inputs)
+
+    def call(inputs: list[Tensor]) -> list[Tensor]:
+        assert all(isinstance(x, Tensor) and x.is_contiguous() for x in inputs)
+        return module(*inputs)
+
+    return call
 
 
 def flattened(model: PreTrainedModel) -> ExportedModel:

@@ -93,7 +93,7 @@ class BlockDrafter(HeadDrafter):
         if config.causal:
             mask: Tensor | None = causal_mask(config.slots, begin, rows, self._cos.dtype, self.device)
         else:
-            mask = self._mask(end, rows)
+            mask = self._mask(end, rows, run)
         logits = run(
             run.padded(self._hidden),
             self._anchor[:, None],

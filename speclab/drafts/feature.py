@@ -80,7 +80,7 @@ class FeatureDrafter(HeadDrafter):
             *rotation,
             self._places[n - 1 : n],
             self._places[length : length + run.width],
-            self._mask(end, rows),
+            self._mask(end, rows, run),
             self._keys[0][:rows],
             self._values[0][:rows],
         )

@@ -207,7 +207,7 @@ def begins_a_block_one_position_early() -> None:
 def lets_a_head_read_its_padding() -> None:
     """lets the last token of a compiled pass read the rows of the padding behind it"""
     right = HeadDrafter._mask
-    HeadDrafter._mask = lambda drafter, length, n_rows: right(drafter, length + (n_rows > length), n_rows)
+    HeadDrafter._mask = lambda drafter, length, n_rows, run: right(drafter, length + (n_rows > length), n_rows, run)
 
 
 @mutant(33, "blocks_of_a_text_are_the_definitions", file=BLOCK)

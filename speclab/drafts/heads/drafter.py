@@ -147,9 +147,10 @@ class HeadDrafter(Drafter):
         """Return a function of the head for so many tokens: compiled for them or for a few more, or as it is."""
         return head_pass(self.head, step, n_tokens)
 
-    def _mask(self, length: int, n_rows: int) -> Tensor | None:
-        """Return the mask of a row that reads the first `length` of n rows, (1, 1, 1, n); None where it reads all."""
-        if n_rows == length:
+    def _mask(self, length: int, n_rows: int, run: HeadPass) -> Tensor | None:
+        """Return the mask of a row that reads the first `length` of n rows, (1, 1, 1, n). A pass that is not compiled
+        gets the rows that it reads and no others, so it has none."""
+        if not run.is_masked:
             return None
         begin = len(self._places) - length
         return self._masks[begin : begin + n_rows].view(1, 1, 1, -1)

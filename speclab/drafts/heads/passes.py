@@ -35,6 +35,11 @@ class HeadPass(NamedTuple):
         """Return the number of rows to hand over where the pass ends with token `total`."""
         return -(-total // self.block) * self.block
 
+    @property
+    def is_masked(self) -> bool:
+        """Tell whether there may be rows that it must not read. A compiled function always takes a mask."""
+        return self.block > 1
+
     def padded(self, x: Tensor) -> Tensor:
         """Pad (1, m, ...) to (1, width, ...)."""
         more = self.width - x.shape[1]

@@ -1,0 +1,85 @@
+"""Passes of a head that are compiled: padded, masked, over whole blocks of rows. Nothing is compiled here."""
+
+import copy
+
+import pytest
+import torch
+
+from speclab.core.sampling import Sampling
+from speclab.drafts.block import BlockDrafter
+from speclab.drafts.feature import FeatureDrafter
+from speclab.drafts.heads import passes
+from speclab.models.backends import packages
+from speclab.models.backends.compile_functions import BLOCK
+from speclab.models.cached import CachedModel
+from tests.decoding import speculative_rounds
+from tests.heads import in_fixed_widths, prompts, tiny_block_head, tiny_head
+from tests.tiny_models import tiny, uncompiled
+
+DRAFTS = {
+    "feature": (FeatureDrafter, lambda model: tiny_head()),
+    "block": (BlockDrafter, lambda model: tiny_block_head(model, markov_rank=3)),
+    "causal block": (BlockDrafter, lambda model: tiny_block_head(model, causal=True)),
+}
+
+
+@pytest.mark.parametrize("kind", DRAFTS)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_they_serve_every_length_of_a_text(kind, temperature):
+    """Also one that ends where a block of rows ends, and a text that outgrows the first buffers."""
+    model = tiny("llama")
+    drafter_class, make = DRAFTS[kind]
+    found = []
+    for compiled in (False, True):
+        drafter = drafter_class(copy.deepcopy(make(model)))
+        if compiled:
+            in_fixed_widths(drafter)
+        target = CachedModel(model)
+        target.hidden_layers = drafter.head.config.layers
+        how = (Sampling(temperature, top_k=20), torch.Generator().manual_seed(1))
+        rounds = speculative_rounds(target, drafter, prompts(1), 4, 5 * BLOCK // 2, *how)
+        found.append([(r.tokens, r.n_accepted) for r in rounds])
+    assert found[0] == found[1]
+
+
+def test_a_head_whose_compiled_function_is_wrong_keeps_its_own(monkeypatch):
+    monkeypatch.setattr(packages, "load", lambda name: None)
+    kept = {}
+
+    def build(missing):
+        wrong = lambda module: lambda inputs: [x + 0.01 for x in module(*inputs)]  # noqa: E731
+        kept.update({name: wrong(source[0]) for name, source in missing.items()})
+
+    monkeypatch.setattr(passes, "build_missing", build)
+    monkeypatch.setattr(packages, "in_folder", lambda name, source: kept[name])
+    drafter = FeatureDrafter(tiny_head().float())
+    assert "other numbers" in passes.use_compiled(drafter.head, drafter.compiled_widths)
+    assert not drafter.head.compiled
+
+
+def test_a_function_that_is_no_faster_is_not_used(monkeypatch):
+    drafter = FeatureDrafter(tiny_head().float())
+    monkeypatch.setattr(passes, "compile_steps", lambda head, widths, find: slow(head, widths))
+    ticks = iter(range(10**6))
+    monkeypatch.setattr(passes.time, "perf_counter", lambda: next(ticks) ** 2)  # whatever comes later takes longer
+    assert "as fast" in passes.use_compiled(drafter.head, drafter.compiled_widths)
+    assert not drafter.head.compiled
+
+
+def slow(head, widths):
+    made = {(step, width): getattr(head, step) for step, numbers in widths.items() for width in numbers}
+    return {key: lambda *inputs, run=run: run(*inputs) for key, run in made.items()}
+
+
+def test_what_follows_from_a_heads_own_sizes_is_not_taken_for_rows():
+    """A head as wide as the usual example has rows is exported with other ones."""
+    head = tiny_head()
+    head.register_buffer("as_many", torch.zeros(2 * BLOCK))
+    seen = []
+
+    def find(name, source):
+        seen.append([tensor.shape for tensor in source()[1]])
+        return uncompiled(name, source)
+
+    assert passes.compile_steps(head, {"step": (1,)}, find)
+    assert any(3 * BLOCK in shape for shape in seen[0])
