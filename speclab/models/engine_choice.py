@@ -217,7 +217,8 @@ def build_missing(missing: packages.Missing) -> None:
     if packages.compiler() is None:
         raise NoFastBackend("there is no C++ compiler; install g++, on Debian: apt install g++")
     packages.make_folder()
-    note(f"compiling {len(missing)} functions, about {len(missing) * SECONDS} s; the next run finds them")
+    functions = f"{len(missing)} function{'s' * (len(missing) != 1)}"
+    note(f"compiling {functions}, about {len(missing) * SECONDS} s; the next run finds them")
     packages.build(missing)
 
 

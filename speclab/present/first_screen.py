@@ -172,18 +172,18 @@ def speed_table(run: ComparisonRun) -> Table:
             columns |= through(attrgetter("row"), cells("95 %"))
             columns["forecast"] = lambda line: speedup(line.row.forecast)
             columns["book(α)"] = lambda line: speedup(line.row.book_formula)
-    columns[""] = lambda line: "highest" if line.best else ""
     return Table(table_lines(run), columns)
 
 
 def _speedup_at(place: int) -> Callable[[Line], str]:
-    """Return the speedup at one of the temperatures, and the verdict where it is not "faster"."""
+    """Return the speedup at one of the temperatures, and the verdict where it is not "faster"; "highest" at the first
+    temperature of the best row."""
 
     def cell(line: Line) -> str:
         row = line.rows[place] if place < len(line.rows) else None
         if row is None:
             return "-"
-        return with_verdict(speedup_of(row), verdict_of(row))
+        return with_verdict(speedup_of(row), verdict_of(row)) + " highest" * (line.best and place == 0)
 
     return cell
 

@@ -4,7 +4,7 @@ import math
 from statistics import mean
 
 from speclab.models.padded import sizes
-from speclab.present.tables import Cell, Table, interval, speedup
+from speclab.present.tables import Table, interval, speedup
 from speclab.records.columns import columns
 from speclab.records.rows import Row
 from speclab.records.runs import Head, LabRun, Noise
@@ -181,8 +181,7 @@ def marked(run: Head, table: Table) -> Table:
     """Return a table of the run's speeds, with a mark in every row where they are rough."""
     if rough_in_short(run) is None:
         return table
-    before: Cell = table.cells.get("", lambda row: "")
-    return table._replace(cells=table.cells | {"": lambda row: ", ".join(filter(None, [ROUGH, before(row)]))})
+    return table._replace(cells=table.cells | {"": lambda row: ROUGH})
 
 
 def floor_text(floor: Noise) -> str:
