@@ -1,6 +1,6 @@
 """Compile exported functions, in a process of its own, which speclab/models/backends/packages.py starts.
 
-    python -P compile_functions.py FOLDER NAME...
+python -P compile_functions.py FOLDER NAME...
 """
 
 import json
