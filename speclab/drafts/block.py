@@ -26,7 +26,7 @@ class BlockDrafter(HeadDrafter):
     """
 
     head: BlockHead
-    compiled_widths: ClassVar[dict[str, tuple[int, ...]]] = {"draft": (5,)}
+    compiled_widths: ClassVar[dict[str, tuple[int, ...]]] = {"draft": (5, 9)}
     _anchor: Tensor | None  # (1,) the last committed token
 
     def __init__(self, head: BlockHead, ids: Tensor | None = None):

@@ -23,7 +23,7 @@ class FeatureDrafter(HeadDrafter):
 
     head: FeatureHead
     asks_to_go_on = True
-    compiled_widths: ClassVar[dict[str, tuple[int, ...]]] = {"step": (1,), "first_step": (1, 5)}
+    compiled_widths: ClassVar[dict[str, tuple[int, ...]]] = {"step": (1,), "first_step": (1, 5, 9)}
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Take the target's states of the prompt, (1, prompt length) ids; they are read in the first round."""

@@ -83,3 +83,12 @@ def test_what_follows_from_a_heads_own_sizes_is_not_taken_for_rows():
 
     assert passes.compile_steps(head, {"step": (1,)}, find)
     assert any(3 * BLOCK in shape for shape in seen[0])
+
+
+@pytest.mark.parametrize("kind", ["feature", "block"])
+def test_the_example_of_a_padded_targets_head_is_as_wide_as_its_weights(kind):
+    """Padding replaces the weights of `fc`, not what the layer says of itself."""
+    head = DRAFTS[kind][1](tiny("llama"))
+    weight = head.fc.weight.detach()
+    head.fc.weight = torch.nn.Parameter(torch.cat([weight, 0 * weight], dim=1))
+    assert head.example({"feature": "first_step", "block": "draft"}[kind], 1, BLOCK)[0].shape[2] == 2 * weight.shape[1]

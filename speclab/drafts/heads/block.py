@@ -170,7 +170,7 @@ class BlockHead(nn.Module):
     def example(self, step: str, width: int, n_rows: int) -> tuple[Tensor, ...]:
         """Return inputs of `draft` for so many states of the target, with buffers of n rows."""
         block, weight, slots = self.config.block, self.norm.weight, self.config.slots
-        hidden = weight.new_zeros(1, width, self.fc.in_features)
+        hidden = weight.new_zeros(1, width, self.fc.weight.shape[1])
         rotations = (weight.new_zeros(1, n, block.head_dim) for n in (width, width, slots, slots))
         places = (torch.arange(n, device=weight.device) for n in (width, slots))
         mask = weight.new_zeros(1, 1, slots if self.config.causal else 1, n_rows)

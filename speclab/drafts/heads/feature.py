@@ -140,7 +140,7 @@ class FeatureHead(nn.Module):
     def example(self, step: str, width: int, n_rows: int) -> tuple[Tensor, ...]:
         """Return inputs of `step` or `first_step` for so many tokens, with buffers of n rows."""
         block, weight, ids = self.config.block, self.norm.weight, self.norm.weight.new_zeros(1, width).long()
-        n_states = self.fc.in_features if step == "first_step" else block.hidden_size
+        n_states = self.fc.weight.shape[1] if step == "first_step" else block.hidden_size
         states = weight.new_zeros(1, width, n_states)
         cos, sin = (weight.new_zeros(1, width, block.head_dim) for _ in range(2))
         rows = (weight.new_zeros(n_rows, block.num_key_value_heads, block.head_dim) for _ in range(2))
