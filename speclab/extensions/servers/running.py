@@ -4,11 +4,12 @@ import argparse
 from dataclasses import replace
 from typing import Any
 
-from speclab.extensions.servers import inputs, profile, screen, texts
-from speclab.extensions.servers.asking import ask_all
-from speclab.extensions.servers.client import check_url
+from speclab.extensions.servers import profile, screen
+from speclab.extensions.servers.ask import inputs, texts
+from speclab.extensions.servers.ask.asking import ask_all
+from speclab.extensions.servers.ask.client import check_url
+from speclab.extensions.servers.ask.engines import OTHER, Server, find
 from speclab.extensions.servers.diagnosis import diagnose
-from speclab.extensions.servers.engines import OTHER, Server, find
 from speclab.extensions.servers.measured import Measured, Pair, of_pairs
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.files import check_writable

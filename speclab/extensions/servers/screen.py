@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import tabulate
 
-from speclab.extensions.servers import texts
+from speclab.extensions.servers.ask import texts
+from speclab.extensions.servers.ask.engines import Server
 from speclab.extensions.servers.diagnosis import Diagnosis
-from speclab.extensions.servers.engines import Server
 from speclab.extensions.servers.measured import Interval, Measured
 
 WIDTH, LABEL = 100, 10

@@ -3,9 +3,9 @@
 import argparse
 
 from speclab.extensions.servers import counters, profile, screen
-from speclab.extensions.servers.client import PAGE_BYTES
+from speclab.extensions.servers.ask.client import PAGE_BYTES
+from speclab.extensions.servers.ask.inputs import text_of
 from speclab.extensions.servers.diagnosis import diagnose
-from speclab.extensions.servers.inputs import text_of
 from speclab.extensions.servers.measured import Measured, of_pages
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.terminal import say

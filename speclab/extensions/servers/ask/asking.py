@@ -4,8 +4,8 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from speclab.extensions.servers.client import Order
-from speclab.extensions.servers.engines import Asked, Server
+from speclab.extensions.servers.ask.client import Order
+from speclab.extensions.servers.ask.engines import Asked, Server
 from speclab.extensions.servers.measured import Pair
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.terminal import note, progress

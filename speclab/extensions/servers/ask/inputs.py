@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from speclab.extensions.servers.asking import Prompt
-from speclab.extensions.servers.engines import KEY
+from speclab.extensions.servers.ask.asking import Prompt
+from speclab.extensions.servers.ask.engines import KEY
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.files import read_bytes, shown
 

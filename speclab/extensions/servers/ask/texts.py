@@ -5,8 +5,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from speclab.extensions.servers.client import ANSWER_SECONDS, TOKEN_SECONDS, Order, path_of
-from speclab.extensions.servers.engines import Server
+from speclab.extensions.servers.ask.client import ANSWER_SECONDS, TOKEN_SECONDS, Order, path_of
+from speclab.extensions.servers.ask.engines import Server
 from speclab.extensions.servers.measured import Pair
 from speclab.system.errors import EnvironmentProblem
 

@@ -19,9 +19,9 @@ from tabulate import tabulate
 from speclab.cli import flags, parsing
 from speclab.drafts import registry
 from speclab.drafts.registry import check_prompts
-from speclab.extensions.servers import engines, inputs
-from speclab.extensions.servers.client import Order, check_url
-from speclab.extensions.servers.own import judged, own_rounds
+from speclab.extensions.servers.ask import engines, inputs
+from speclab.extensions.servers.ask.client import Order, check_url
+from speclab.extensions.servers.referee.own import judged, own_rounds
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.system.errors import EnvironmentProblem, UsageProblem, reports_problems

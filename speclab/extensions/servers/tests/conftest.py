@@ -2,8 +2,8 @@
 
 import pytest
 
-from speclab.extensions.servers import engines
 from speclab.extensions.servers.__main__ import main
+from speclab.extensions.servers.ask import engines
 from speclab.extensions.servers.tests.simulated import Simulated
 
 

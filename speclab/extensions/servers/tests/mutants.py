@@ -1,8 +1,10 @@
 """Bugs in the extension for servers: what another engine counts, sends and writes."""
 
-from speclab.extensions.servers import client, counters, diagnosis, engines, measured, own, texts
-from speclab.extensions.servers.own import OwnRounds
-from speclab.extensions.servers.server_record import EngineCounts
+from speclab.extensions.servers import counters, diagnosis, measured
+from speclab.extensions.servers.ask import client, engines, texts
+from speclab.extensions.servers.referee import own
+from speclab.extensions.servers.referee.own import OwnRounds
+from speclab.extensions.servers.vllm.server_record import EngineCounts
 from tests.mutants.bugs import mutant
 
 BUGS = {42: "an engine's counters, servers or answers taken for what they are not"}

@@ -7,8 +7,9 @@ import threading
 
 import pytest
 
-from speclab.extensions.servers import client, counters, engines
-from speclab.extensions.servers.client import Client, ConnectionProblem, Order, check_url
+from speclab.extensions.servers import counters
+from speclab.extensions.servers.ask import client, engines
+from speclab.extensions.servers.ask.client import Client, ConnectionProblem, Order, check_url
 from speclab.extensions.servers.tests.simulated import Simulated
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from speclab.extensions.servers import diagnosis
 from speclab.extensions.servers.diagnosis import COST, LOAD, NOTHING, REJECTED, UNKNOWN, diagnose
 from speclab.extensions.servers.measured import Measured
-from speclab.extensions.servers.server_record import EngineCounts
+from speclab.extensions.servers.vllm.server_record import EngineCounts
 
 N = 10_000  # rounds
 

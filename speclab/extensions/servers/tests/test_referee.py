@@ -5,7 +5,7 @@ import pytest
 from optimized_speculative import speculative_decode
 from speclab import load
 from speclab.core.rounds import DecodeSettings, tokens_of
-from speclab.extensions.servers.referee import main
+from speclab.extensions.servers.referee.__main__ import main
 from speclab.extensions.servers.tests.simulated import Simulated
 from speclab.models import prompts
 

@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from speclab.extensions.servers import asking, counters, engines, inputs, measured
-from speclab.extensions.servers.client import Order
+from speclab.extensions.servers import counters, measured
+from speclab.extensions.servers.ask import asking, engines, inputs
+from speclab.extensions.servers.ask.client import Order
 from speclab.extensions.servers.tests.simulated import Simulated
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.paths import ROOT

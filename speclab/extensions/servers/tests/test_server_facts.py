@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from speclab.extensions.servers import serving_views
-from speclab.extensions.servers.server_record import ServingRun
+from speclab.extensions.servers.vllm import serving_views
+from speclab.extensions.servers.vllm.server_record import ServingRun
 from speclab.records import files
 from tests.records import test_facts as shared
 

@@ -8,7 +8,7 @@ import pytest
 
 from speclab.extensions.servers import diagnosis, pages
 from speclab.extensions.servers.__main__ import make_parser
-from speclab.extensions.servers.referee import make_parser as referee_parser
+from speclab.extensions.servers.referee.__main__ import make_parser as referee_parser
 from speclab.system.paths import ROOT
 
 COMMAND = re.compile(r"python -m speclab\.extensions\.servers(\.referee)? (-[^`#\n]*)")

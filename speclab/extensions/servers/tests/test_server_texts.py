@@ -2,8 +2,8 @@
 
 import pytest
 
-from speclab.extensions.servers import texts
-from speclab.extensions.servers.texts import SAME, TIED, UNEXPLAINED, UNJUDGED, Step, verdict
+from speclab.extensions.servers.ask import texts
+from speclab.extensions.servers.ask.texts import SAME, TIED, UNEXPLAINED, UNJUDGED, Step, verdict
 
 STEPS = [Step("The ", {"The ": -0.1}), Step("cat", {"cat": -0.7, "dog": -0.8, "c": -5.0}), Step(" sat", {" sat": -0.2})]
 

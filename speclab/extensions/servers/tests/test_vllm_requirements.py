@@ -2,7 +2,7 @@
 
 import doctest
 
-from speclab.extensions.servers import vllm_requirements
+from speclab.extensions.servers.vllm import vllm_requirements
 
 
 def test_the_examples_in_the_docstrings_are_right():

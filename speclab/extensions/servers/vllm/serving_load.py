@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from speclab.extensions.servers.server_record import LoadRow, LoadSide, ServingRun
+from speclab.extensions.servers.vllm.server_record import LoadRow, LoadSide, ServingRun
 from speclab.present.pictures import figures
 from speclab.present.pictures.figures import Panel, Series, draw
 from speclab.present.tables import (

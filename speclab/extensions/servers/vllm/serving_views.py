@@ -1,7 +1,13 @@
 """A comparison of another engine's servers as tables, lines and a page: views of its record."""
 
-from speclab.extensions.servers.server_record import EngineCounts, Reconciled, ServedRow, ServingRun
-from speclab.extensions.servers.serving_load import knee_lines, load_blocks, load_lines, load_summary, schedule_lines
+from speclab.extensions.servers.vllm.server_record import EngineCounts, Reconciled, ServedRow, ServingRun
+from speclab.extensions.servers.vllm.serving_load import (
+    knee_lines,
+    load_blocks,
+    load_lines,
+    load_summary,
+    schedule_lines,
+)
 from speclab.present.report import agreement_lines
 from speclab.present.run_lines import marked, noise_lines, provenance, remarks, rough_line
 from speclab.present.tables import (

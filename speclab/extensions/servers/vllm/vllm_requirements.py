@@ -1,6 +1,6 @@
 """What the CPU build of vLLM needs, for `make vllm`, without the packages that have no build for a CPU everywhere.
 
-    .venv-vllm/bin/python speclab/extensions/servers/vllm_requirements.py > requirements.txt
+    .venv-vllm/bin/python speclab/extensions/servers/vllm/vllm_requirements.py > requirements.txt
 
 Run by the Python of vLLM's environment, after vLLM itself is installed there without what it needs. torch is installed
 before, and torchvision, torchaudio and torchcodec are for pictures and sound: the lab sends token ids.
