@@ -1,0 +1,43 @@
+"""`--draft int8`: the target's own weights, rounded."""
+
+from draft_models import ModelDrafter
+from speclab.core.drafter import Drafter
+from speclab.drafts.registry import OTHER_FAMILY, Choice, check_no_argument
+from speclab.extensions.int8 import rounded
+from speclab.models.backends.exported import ExportedModel
+from speclab.models.cached import CachedModel
+from speclab.models.family import NoFastBackend, check_family
+from speclab.models.setup import Setup
+from speclab.system.terminal import note
+
+
+class Int8Drafter(ModelDrafter):
+    """Drafts with the rounded target. Its text is its own; verification makes it the target's."""
+
+    def notes(self) -> str:
+        """Say what was rounded."""
+        return "; every product with rows of weights in 8 bits"
+
+
+def read_int8(argument: str, text: str) -> Choice:
+    """Return the rounded target."""
+    check_no_argument(argument, text)
+
+    def build(setup: Setup, seed: int) -> Drafter:
+        check_family(setup.target.model, f"--draft {text}", OTHER_FAMILY)
+        return Int8Drafter(rounded_target(setup))
+
+    return Choice(text, text, build, can_branch=True, in_hybrid=True, any_family=False)
+
+
+def rounded_target(setup: Setup) -> CachedModel:
+    """Return the target with rounded weights, exported where the target is. Raises EnvironmentProblem where the
+    machine has no kernels for it."""
+    model = rounded.rounded(setup.target.model)
+    fast = None
+    if setup.target.fast:
+        try:
+            fast = ExportedModel(model, layers=())
+        except NoFastBackend as why:
+            note(f"the rounded target runs on the eager engine: {why}")
+    return CachedModel(model, setup.target.vocab_size, fast)
