@@ -37,6 +37,7 @@ DRAFTS = (
     ),
     Draft("`block`", "seven tokens in one pass (DSpark, DFlash)", "done", "12-block-draft"),
     Draft("`exit:2`", "the target's first two layers and a trained adapter", "done", METHODS),
+    Draft("`int8`", "the target itself, its weights rounded to 8 bits", "no", METHODS),
     Draft("`ngram`", "copies what followed the same words earlier in the text", "no", "07-ngram", FULL, "ngram"),
     Draft("`suffix`", "the same, but what followed most often", "no", METHODS),
     Draft("`hybrid`", "`suffix` or `feature`, decided in every round", "done", METHODS, FIRST, "hybrid"),

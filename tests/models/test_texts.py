@@ -73,6 +73,16 @@ def test_the_labs_own_texts_are_enough_of_each_kind_and_differ():
     assert kinds == {"chat", "reasoning", "code", "rewriting", "translation", "json", "turns"}
 
 
+@pytest.mark.parametrize(("kind", "least", "most"), [("2k tokens", 1_100, 1_700), ("6k tokens", 3_800, 5_100)])
+def test_long_texts_are_long_and_hardly_repeat_themselves(kind, least, most):
+    """A text that repeats itself flatters copying: less than a twentieth of the runs of 20 words came before."""
+    ours = [texts._words(messages[0]["content"]) for found, messages in texts.read("long") if found == kind]
+    assert len(ours) == 6
+    runs = [tuple(words[i : i + 20]) for words in ours for i in range(len(words) - 19)]
+    assert 1 - len(set(runs)) / len(runs) < 0.05
+    assert all(least < len(words) < most for words in ours)
+
+
 @given(st.data())
 def test_what_is_measured_is_known_wherever_it_stands(data):
     whole = data.draw(st.sampled_from(texts.measured_texts()))

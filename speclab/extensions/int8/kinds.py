@@ -16,7 +16,7 @@ class Int8Drafter(ModelDrafter):
 
     def notes(self) -> str:
         """Say what was rounded."""
-        return "; every product with rows of weights in 8 bits"
+        return ", and matrices whose rows are rounded to 8 bits"
 
 
 def read_int8(argument: str, text: str) -> Choice:
