@@ -15,7 +15,7 @@ from speclab.cli.parsing import DASH
 from speclab.models.prompts import Prompt
 from speclab.records.files import to_json
 from speclab.records.log_files import LogFile
-from speclab.records.runs import LabRun
+from speclab.records.runs import Head
 from speclab.system.errors import UsageProblem
 from speclab.system.files import check_writable, prepare_folder, shown, write_whole
 from speclab.system.terminal import harmless, note
@@ -80,7 +80,7 @@ class Output:
             if other != name and (other, name) != ("the record", "--json"):
                 raise UsageProblem(f"{name} and {other} would be one file, {shown(path)}; give {name} another place")
 
-    def writes(self, run: LabRun, page: View) -> list[Step]:
+    def writes(self, run: Head, page: View) -> list[Step]:
         """Return the steps that write the record, and then its tables in Markdown, for `files.do_all`."""
         text = functools.cache(lambda: to_json(run))
         steps: list[Step] = [lambda: write_whole(self.result(".json"), text())]

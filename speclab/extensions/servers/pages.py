@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from speclab.extensions.servers.curves import curve_views
+from speclab.extensions.servers.curves.curve_record import CurvesRun
 from speclab.extensions.servers.vllm import serving_load, serving_views
 from speclab.extensions.servers.vllm.server_record import ServingRun
 from speclab.system.paths import ROOT
@@ -33,5 +35,15 @@ def pictures(run: ServingRun, folder: Path, name: str) -> list[functools.partial
     return [functools.partial(serving_load.picture, run, folder, name)] if run.load else []
 
 
+def curves_page(run: CurvesRun, name: str) -> str:
+    """The page of the curves. name: of its picture."""
+    return curve_views.page(run, f"../plots/{name}.png")
+
+
+def curves_pictures(run: CurvesRun, folder: Path, name: str) -> list[functools.partial[Any]]:
+    """What draws the curves into `folder`."""
+    return [functools.partial(curve_views.picture, run, folder, name)]
+
+
 BLOCKS: dict[str, Callable[[], str]] = {"serving": serving}
-RECORDS = {"served": (ServingRun, page, pictures)}
+RECORDS = {"served": (ServingRun, page, pictures), "curves": (CurvesRun, curves_page, curves_pictures)}

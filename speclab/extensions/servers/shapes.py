@@ -1,0 +1,204 @@
+"""Shapes of acceptance curves, each with its usual cause, how to tell, and the next step. Pure: counts in, no torch.
+
+A curve is the counts of a server's rounds. A shape is named only where the counts leave little doubt: shares are
+compared with the spread that so many rounds have, two standard errors. docs/acceptance-curves.md shows every shape as
+it was measured, by `python -m speclab.extensions.servers.curves`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from speclab.extensions.servers.vllm.server_record import EngineCounts
+
+ERRORS = 2.0  # standard errors by which a share must be on one side
+NONE_KEPT, GOOD_START, LOW_RATE, ALL_KEPT = 0.15, 0.3, 0.55, 0.97
+CLIFF_SHARE, FALL_SHARE, OTHER_SHARE = 0.5, 2 / 3, 2 / 3  # of what the other share is
+FEWER, AS_MANY = 0.8, 0.95  # f that falls, and accepted tokens of a round that do not
+WHOLE_DRAFTS = 0.8  # of k: where drafts are shorter than that, positions behind the first say little
+LONG, LONG_TAIL, RARELY = 6, 0.15, 0.1  # k; what its second half brings of all accepted tokens; its last position
+
+
+class Shape(NamedTuple):
+    """A shape in words. tell: how to tell its causes apart. then: the next step."""
+
+    name: str
+    cause: str
+    tell: str
+    then: str
+
+
+class Share(NamedTuple):
+    """So many of so many."""
+
+    part: int
+    whole: int
+
+    @property
+    def rate(self) -> float:
+        """Return the share, drawn a little to one half, so that few counts are never certain."""
+        return (self.part + 1) / (self.whole + 2)
+
+    @property
+    def variance(self) -> float:
+        """Return the square of its standard error."""
+        return self.rate * (1 - self.rate) / (self.whole + 3)
+
+
+ZERO = Shape(
+    "nothing is kept from the first position on",
+    "the draft reads other states than it was trained with, or states one position off, or its weights are not loaded",
+    "other drafts on the same server are fine, and the draft's own validation is fine",
+    "check the layers, their order, the offset of the token, the vocabulary's table, and the log of the loader",
+)
+CLIFF = Shape(
+    "a cliff after the first position",
+    "what the draft feeds back into its second pass is the wrong state or token; or the target's wide pass is wrong",
+    "try another draft: the same cliff with both is the target's pass, and then greedy texts differ from plain ones",
+    "feed k = 1 meanwhile, and compare the draft's second pass with its training code on one text",
+)
+FALLING = Shape(
+    "each position is kept less often than the one before",
+    "the positions of a block do not know of each other, or the deeper ones were not trained",
+    "a draft that goes token by token keeps its rate in the same texts",
+    "a shorter k; a head whose tokens follow each other (Markov, causal), or training on its own outputs",
+)
+TOO_LONG = Shape(
+    "the last positions bring next to nothing",
+    "k is too long for this acceptance, which is level",
+    "the rate of the rounds that reach a position stays, and few rounds reach the last ones",
+    "a shorter k",
+)
+ALL = Shape(
+    "everything is kept",
+    "the text is in a loop, the draft is the target itself, or nothing is verified",
+    "read the texts, and compare them with those of the server without speculation",
+    "prompts that do not repeat themselves; where texts differ, do not use this server",
+)
+LOW = Shape(
+    "level and low",
+    "a draft of another model or another kind of text, one that is damaged or quantised, or sampling at a temperature",
+    "ask greedily and by kind of text; try the draft's own published prompts",
+    "a draft that was trained on texts of this very target",
+)
+OTHER_TEXT = Shape(
+    "one kind of text is kept far less often than another",
+    "the draft was trained on other texts: another language, domain, template, or thinking switched on or off",
+    "the same prompts with the other template or mode",
+    "train on this kind of text, or switch speculation on for the other kind alone",
+)
+FORGETS = Shape(
+    "the second request for a prompt is kept far less often than the first",
+    "the draft's states are not stored with the target's cached prompt",
+    "the same prompt after a new start, or with the prefix cache switched off, is fine",
+    "switch the prefix cache off",
+)
+ENDS = Shape(
+    "fine in short texts, and next to nothing in long ones",
+    "the draft's context, its window or a buffer of its states ends there",
+    "cut the same texts shorter: acceptance comes back",
+    "a draft with a longer context, or no speculation for longer texts",
+)
+THRESHOLD = Shape(
+    "f has fallen, and accepted tokens per round have not",
+    "drafts no longer stop early: a threshold has another default. f counts every token that was drafted",
+    "drafted tokens per round have grown",
+    "compare tokens per round and seconds, not f; set the threshold by hand",
+)
+SAME_WITH_BOTH = Shape(
+    "equal and wrong with two drafts",
+    "the target's pass over several tokens is wrong: its mask, its positions, or rows that are one off",
+    "greedy texts differ from those without speculation",
+    "report it with both texts, and do not use this server",
+)
+SINGLE = (ZERO, CLIFF, FALLING, TOO_LONG, ALL, LOW)
+
+
+def shape_of(counts: EngineCounts) -> Shape | None:
+    """Return the shape of one curve; None where it is fine, or where its counts are too few to say."""
+    kept, n = counts.accepted_at, counts.n_drafts
+    if not kept or not n:
+        return None
+    first = Share(kept[0], n)
+    if _above(Share(counts.n_accepted, counts.n_drafted), ALL_KEPT):
+        return ALL
+    if _under(first, NONE_KEPT):
+        return ZERO
+    if counts.n_drafted < WHOLE_DRAFTS * n * len(kept):
+        return None  # what the later positions were asked for is not known
+    if _above(first, GOOD_START) and len(kept) > 1 and _less(Share(kept[1], kept[0]), first, CLIFF_SHARE):
+        return CLIFF
+    if len(kept) > 2 and _less(Share(sum(kept[2:]), sum(kept[1:-1])), first, FALL_SHARE):
+        return FALLING
+    if _under(Share(counts.n_accepted, n + sum(kept[:-1])), LOW_RATE):
+        return LOW
+    tail = sum(kept[len(kept) // 2 :])
+    if len(kept) >= LONG and tail < LONG_TAIL * counts.n_accepted and _under(Share(kept[-1], n), RARELY):
+        return TOO_LONG
+    return None
+
+
+def shape_of_kinds(kinds: Mapping[str, EngineCounts]) -> tuple[str, str] | None:
+    """Return the kinds of text that are kept most and least often, where they are far apart."""
+    firsts = {kind: _first(counts) for kind, counts in kinds.items() if counts.n_drafts and counts.accepted_at}
+    if len(firsts) < 2:
+        return None
+    low, high = (pick(firsts, key=lambda kind: firsts[kind].rate) for pick in (min, max))
+    return (high, low) if _less(firsts[low], firsts[high], OTHER_SHARE) else None
+
+
+def shape_of_two(earlier: EngineCounts, later: EngineCounts, what: Shape) -> Shape | None:
+    """Return `what` where the first position is kept far less often later: FORGETS and ENDS are told by that."""
+    if not (earlier.n_drafts and later.n_drafts and earlier.accepted_at and later.accepted_at):
+        return None
+    good = _above(_first(earlier), GOOD_START)
+    return what if good and _less(_first(later), _first(earlier), CLIFF_SHARE) else None
+
+
+def fell_by_threshold(earlier: EngineCounts, later: EngineCounts) -> Shape | None:
+    """Return THRESHOLD where f fell and accepted tokens per round did not."""
+    before, after = (Share(one.n_accepted, one.n_drafted) for one in (earlier, later))
+    fell = _less(after, before, FEWER)
+    as_many = later.n_accepted * earlier.n_drafts >= AS_MANY * earlier.n_accepted * later.n_drafts
+    return THRESHOLD if fell and as_many else None
+
+
+def same_with_both(one: EngineCounts, other: EngineCounts) -> Shape | None:
+    """Return SAME_WITH_BOTH where two drafts have the same cliff, or keep nothing both."""
+    found = shape_of(one)
+    return SAME_WITH_BOTH if found in (ZERO, CLIFF) and shape_of(other) == found else None
+
+
+def at_length(texts: Sequence[tuple[int, EngineCounts]]) -> int | None:
+    """Return the number of tokens from which on next to nothing is kept; None where there is no such place.
+
+    texts: of each prompt its tokens and the counts of its rounds.
+    """
+    ordered = sorted((one for one in texts if one[1].accepted_at), key=lambda one: one[0])
+    for place in range(1, len(ordered)):
+        (early, late) = (_added([counts for _, counts in part]) for part in (ordered[:place], ordered[place:]))
+        if _above(early, GOOD_START) and _under(late, NONE_KEPT) and ordered[place - 1][0] < ordered[place][0]:
+            return ordered[place][0]
+    return None
+
+
+def _added(parts: Sequence[EngineCounts]) -> Share:
+    return Share(sum(one.accepted_at[0] for one in parts), sum(one.n_drafts for one in parts))
+
+
+def _first(counts: EngineCounts) -> Share:
+    return Share(counts.accepted_at[0], counts.n_drafts)
+
+
+def _under(share: Share, limit: float) -> bool:
+    return share.rate + ERRORS * math.sqrt(share.variance) < limit
+
+
+def _above(share: Share, limit: float) -> bool:
+    return share.rate - ERRORS * math.sqrt(share.variance) > limit
+
+
+def _less(share: Share, other: Share, factor: float) -> bool:
+    """Tell whether a share is below `factor` times the other one."""
+    spread = math.sqrt(share.variance + factor**2 * other.variance)
+    return factor * other.rate - share.rate > ERRORS * spread
