@@ -128,7 +128,7 @@ def shape_of(counts: EngineCounts) -> Shape | None:
         return None  # what the later positions were asked for is not known
     if _above(first, GOOD_START) and len(kept) > 1 and _less(Share(kept[1], kept[0]), first, CLIFF_SHARE):
         return CLIFF
-    if len(kept) > 2 and _less(Share(sum(kept[2:]), sum(kept[1:-1])), first, FALL_SHARE):
+    if len(kept) > 2 and kept[0] * kept[0] > kept[1] * n and _less(Share(kept[2], kept[1]), first, FALL_SHARE):
         return FALLING
     if _under(Share(counts.n_accepted, n + sum(kept[:-1])), LOW_RATE):
         return LOW

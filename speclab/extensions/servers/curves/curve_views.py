@@ -30,7 +30,7 @@ PANELS = {
     "another temperature": ("T = 1", "T = 1, certain"),
     "fine, then nothing: by the place in the text": ("buffer: before", "buffer: behind"),
     "the same prompt again": ("cached: first", "cached: second"),
-    "another kind of text": ("feature", "French"),
+    "another kind of text": ("model", "word lists"),
     "f falls, tokens of a round do not": ("threshold", "no threshold"),
 }
 
@@ -44,7 +44,7 @@ def between(run: CurvesRun) -> list[str]:
     """Return a line for every shape that needs two curves, with the pair that has it."""
     found = {name: entry.counts for name, entry in by_name(run).items()}
     tests = (
-        ("feature", "French", lambda a, b: shapes.OTHER_TEXT if shapes.shape_of_kinds({"a": a, "b": b}) else None),
+        ("model", "word lists", lambda a, b: shapes.OTHER_TEXT if shapes.shape_of_kinds({"a": a, "b": b}) else None),
         ("buffer: before", "buffer: behind", lambda a, b: shapes.shape_of_two(a, b, shapes.ENDS)),
         ("cached: first", "cached: second", lambda a, b: shapes.shape_of_two(a, b, shapes.FORGETS)),
         ("threshold", "no threshold", shapes.fell_by_threshold),

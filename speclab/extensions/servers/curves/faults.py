@@ -16,7 +16,7 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.feature import FeatureHead
 
 LOW_LAYERS = (0, 1, 2)  # of the target, where the head was trained with three others
-WINDOW = 240  # positions whose states reach the head
+WINDOW = 240  # positions that the buffer of states has
 
 
 class WrongLayers(FeatureDrafter):
@@ -76,12 +76,20 @@ class NoMarkov(BlockDrafter):
 
 
 class Window(FeatureDrafter):
-    """Gets no states from a position on, as where the buffer that hands them over ends there."""
+    """Hands the states over in a buffer that ends: behind it, the states of the text's beginning are read again."""
+
+    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
+        """Take the target's states of the prompt, (1, prompt length) ids."""
+        super().prefill(target, prompt, sampling)
+        self._buffer = self._hidden[:, :WINDOW]
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         """Propose at most `k` tokens. uniforms (1, k), in [0, 1)."""
         places = torch.arange(self._length, self._length + self._hidden.shape[1])
-        self._hidden = self._hidden * (places < WINDOW)[None, :, None]
+        missing = WINDOW - self._buffer.shape[1]
+        self._buffer = torch.cat([self._buffer, self._hidden[:, places >= self._buffer.shape[1]][:, :missing]], dim=1)
+        old = self._buffer[:, places % self._buffer.shape[1]]
+        self._hidden = torch.where((places < WINDOW)[None, :, None], self._hidden, old)
         return super().propose(k, uniforms)
 
 
