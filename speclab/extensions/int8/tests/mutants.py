@@ -10,7 +10,7 @@ FILE = "test_int8"
 BUGS = {47: "a rounded draft that is not the one its law describes"}
 
 
-@mutant(47, "token_does_not_depend_on_the_others", "product_is_that_of_rounded_numbers", file=FILE)
+@mutant(47, "a_token_does_not_depend_on_the_others_of_its_pass", "a_product_is_that_of_rounded_numbers", file=FILE)
 def rounds_all_tokens_by_the_largest_number() -> None:
     """gives all tokens of a pass one step"""
     right = rounded.largest_of
