@@ -14,6 +14,8 @@ from speclab.system.terminal import note
 class Int8Drafter(ModelDrafter):
     """Drafts with the rounded target. Its text is its own; verification makes it the target's."""
 
+    is_model = False  # it has a name of its own in tables
+
     def notes(self) -> str:
         """Say what was rounded."""
         return ", and matrices whose rows are rounded to 8 bits"

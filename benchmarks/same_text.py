@@ -1,0 +1,241 @@
+"""Does the text stay the same? Greedy texts of the baseline against the speculative loop and `model.generate`.
+
+Every prompt is decoded in each dtype: by the baseline, by the speculative loop at several draft lengths, with a draft
+that is right four times out of five, so that rounds end everywhere, and by the library. Where a text leaves the
+baseline's, the first difference is judged by uncached passes in the run's dtype and in the next higher precision: a tie
+within rounding, or a bug (`judge_divergence` in speclab/theory/losslessness.py). No clock is looked at.
+
+    python -m benchmarks.same_text                                                       # the lab's target
+    python -m benchmarks.same_text --target smollm2 --texts served --limit 1
+
+Files: results/NAME-same-text.json and .md. Exit code 1 where a difference is a bug.
+"""
+
+if __name__ == "__main__":
+    from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+
+import argparse
+import copy
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from baseline_autoregressive import autoregressive_decode
+from benchmarks import common
+from optimized_speculative import speculative_decode
+from speclab.cli import flags, parsing
+from speclab.core.rounds import DecodeSettings, tokens_of
+from speclab.drafts import registry
+from speclab.lab.decodings import library_generate
+from speclab.lab.harness import kept_when_stopped
+from speclab.models.prompts import Prompt
+from speclab.models.setup import Setup
+from speclab.present.tables import Block, Lines, Table, number
+from speclab.records import files
+from speclab.records.rows import Count, RecordPart
+from speclab.system.errors import reports_problems
+from speclab.system.terminal import progress
+from speclab.theory.losslessness import judge_divergence
+
+DRAFT = "dial:0.8:free"
+DTYPES = ("float32", "bfloat16")
+GENERATE = "generate"
+
+# --- the record -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class Difference(RecordPart):
+    """The first token that two texts do not share: the baseline's, then the other one's.
+
+    logits: of both tokens in an uncached pass in the run's dtype. right: the same in the next higher precision.
+    tolerance: a logit may lie this far under the highest one and still be the first by rounding.
+    """
+
+    position: Count
+    tokens: list[str]
+    logits: list[float]
+    right: list[float]
+    tolerance: float
+    near_tie: bool
+
+
+@dataclass(kw_only=True)
+class Text(RecordPart):
+    """A text beside the baseline's of the same prompt and dtype. draft_length: 0 of `generate`."""
+
+    dtype: str
+    kind: str
+    prompt_index: Count
+    draft_length: Count
+    n_tokens: Count
+    difference: Difference | None
+
+
+@dataclass(kw_only=True)
+class SameTextRun(common.BenchmarkRun):
+    """The record of `python -m benchmarks.same_text`."""
+
+    raw: list[Text]
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def texts_of(setup: Setup, prompt: Prompt, index: int, lengths: Iterable[int], args: argparse.Namespace) -> list[Text]:
+    """Decode one prompt in every way, and judge each text."""
+    ids, settings = prompt.ids.to(setup.device), DecodeSettings(args.max_new_tokens)
+    baseline = tokens_of(autoregressive_decode(setup.target, ids, settings))
+    texts = {0: library_generate(setup.target.model, ids, args.max_new_tokens)[1]}
+    for k in lengths:
+        drafter = registry.make(DRAFT, setup, args.seed)
+        drafter.take_text(baseline)
+        texts[k] = tokens_of(speculative_decode(setup.target, drafter, ids, k, settings))
+    return [
+        Text(
+            dtype=setup.dtype_name,
+            kind=prompt.kind,
+            prompt_index=index,
+            draft_length=k,
+            n_tokens=len(text),
+            difference=difference(setup, prompt, baseline, text),
+        )
+        for k, text in texts.items()
+    ]
+
+
+def difference(setup: Setup, prompt: Prompt, baseline: list[int], text: list[int]) -> Difference | None:
+    """Judge the first difference of a text from the baseline's; None where there is none."""
+    size = setup.target.vocab_size
+    found = judge_divergence(setup.reference, prompt.id_list, baseline, text, size)
+    if found is None:
+        return None
+    same, pair = baseline[: found.position], [found.baseline_token, found.speculative_token]
+    rows = setup.reference.logits(prompt.ids, torch.tensor([same], dtype=torch.long), size, n_last=1)
+    own, right = ([rows[i][-1, token].item() for token in pair] for i in range(2))
+    words = [setup.token_text(prompt, same, token) for token in pair]
+    return Difference(
+        position=found.position,
+        tokens=words,
+        logits=own,
+        right=right,
+        tolerance=found.tolerance,
+        near_tie=found.numerical,
+    )
+
+
+def measure(args: argparse.Namespace, lengths: list[int]) -> tuple[dict, list[Text], BaseException | None]:
+    """Measure dtype by dtype.  -> the fields of the record, its texts, what ended it early"""
+    raw: list[Text] = []
+    fields: dict = {}
+    with kept_when_stopped(lambda: "what is measured is kept" if raw else "") as stops:
+        for dtype in DTYPES:
+            chosen = copy.copy(args)
+            chosen.dtype = dtype
+            setup, prompts = flags.load(chosen, temperature=0.0)
+            fields = fields or common.head_of(args, setup)
+            fields["settings"] |= {
+                "dtype": " and ".join(DTYPES),
+                "draft": DRAFT,
+                "draft_lengths": lengths,
+                "max_new_tokens": args.max_new_tokens,
+                "n_prompts": len(prompts),
+                "prompts_sha256": files.fingerprint([prompt.text for prompt in prompts]),
+            }
+            with progress(len(prompts), "prompt", dtype) as bar:
+                for index, prompt in enumerate(prompts):
+                    raw += texts_of(setup, prompt, index, lengths, args)
+                    bar.update()
+    return fields, raw, stops[0] if stops else None
+
+
+# --- views of the record ----------------------------------------------------------------------------------------------
+
+LEGEND = [
+    "A text is beside the baseline's of the same prompt and dtype, token for token. k is the draft length of the "
+    "speculative loop; generate is the library's own greedy loop.",
+    "A near-tie: in the higher precision both tokens lie within the tolerance of the highest logit, which is twice "
+    "what the run's dtype changes in the logits at this place. Everything else is called BUG.",
+    "logits are those of an uncached pass, of the baseline's token and of the other one: in the run's dtype, then in "
+    "the next higher precision.",
+]
+
+
+def page(run: SameTextRun) -> list[Block]:
+    """The whole page, from the record alone."""
+    arms = list(dict.fromkeys((text.dtype, text.draft_length) for text in run.raw))
+
+    def of(arm: tuple[str, int]) -> list[Text]:
+        return [text for text in run.raw if (text.dtype, text.draft_length) == arm]
+
+    def differing(arm: tuple[str, int], near_tie: bool) -> str:
+        return str(sum(text.difference.near_tie == near_tie for text in of(arm) if text.difference))
+
+    shares = Table(
+        arms,
+        {
+            "dtype": lambda arm: arm[0],
+            "against the baseline": lambda arm: _named(arm[1]),
+            "texts": lambda arm: str(len(of(arm))),
+            "tokens": lambda arm: str(sum(text.n_tokens for text in of(arm))),
+            "identical": lambda arm: str(sum(text.difference is None for text in of(arm))),
+            "near-ties": lambda arm: differing(arm, True),
+            "BUG": lambda arm: differing(arm, False),
+        },
+        n_words=2,
+    )
+    found = [(text, text.difference) for text in run.raw if text.difference]
+    each = Table(
+        found,
+        {
+            "dtype": lambda pair: pair[0].dtype,
+            "prompt": lambda pair: f"{pair[0].kind} {pair[0].prompt_index + 1}",
+            "against": lambda pair: _named(pair[0].draft_length),
+            "token": lambda pair: str(pair[1].position + 1),
+            "tokens": lambda pair: " / ".join(map(repr, pair[1].tokens)),
+            "logits": lambda pair: " / ".join(f"{x:.4f}" for x in pair[1].logits),
+            "higher precision": lambda pair: " / ".join(f"{x:.6f}" for x in pair[1].right),
+            "tolerance": lambda pair: number(pair[1].tolerance, 6),
+            "verdict": lambda pair: "near-tie" if pair[1].near_tie else "BUG",
+        },
+        n_words=3,
+    )
+    about = f"target {run.settings['target']}, at most {run.settings['max_new_tokens']} tokens of each text"
+    blocks: list[Block] = [*common.begin("Does the text stay the same?", run), about, shares]
+    return [*blocks, *([each] if found else ["No text differs."]), Lines(LEGEND)]
+
+
+def _named(draft_length: int) -> str:
+    return f"k = {draft_length}" if draft_length else GENERATE
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def make_parser() -> parsing.Parser:
+    """The flags."""
+    parser = parsing.make_parser(__doc__)
+    flags.add_shared_flags(parser)
+    group = parser.add_argument_group("benchmark")
+    group.add_argument("-k", "--draft-length", default="1,4,8", metavar="K,K", help="(default: %(default)s)")
+    common.add_result_flags(parser, "same-text")
+    parser.set_defaults(limit=10, max_new_tokens=192)
+    return parser
+
+
+@reports_problems
+def main(argv: list[str] | None = None) -> int:
+    """Run the command.  -> exit code"""
+    args = make_parser().parse_args(argv)
+    lengths = parsing.numbers(args.draft_length, int, 1, "-k")
+    common.check_result_flags(args)
+    fields, raw, stop = measure(args, lengths)
+    run = SameTextRun(**fields | {"interrupted": stop is not None}, raw=raw)
+    code = common.finish(args, run, page, stop)
+    return code or int(any(text.difference and not text.difference.near_tie for text in raw))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
