@@ -1,0 +1,116 @@
+"""What is reachable? Acceptance against the margin between the target's first two choices, by kind of text.
+
+    python -m speclab.extensions.margins                                          # the lab pair
+    python -m speclab.extensions.margins --target smollm2 --texts served --draft int8,ngram
+
+The target decodes every prompt greedily. Along each text, the command looks at the margin of every token and at what
+the drafts would have proposed, and replays their rounds. No clock is looked at.
+What comes out: two tables, a run record (JSON), a page in Markdown, and a picture. See docs/why-not-faster.md.
+"""
+
+if __name__ == "__main__":
+    from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+
+import argparse
+import sys
+
+import torch
+
+from speclab.cli import flags, parsing
+from speclab.drafts import registry
+from speclab.extensions.margins import margin_views
+from speclab.extensions.margins.margin_record import MarginRun, Margins
+from speclab.extensions.margins.measuring import measure
+from speclab.lab.harness import kept_when_stopped
+from speclab.models.prompts import Prompt
+from speclab.models.setup import Setup
+from speclab.present.pictures import library
+from speclab.records import files
+from speclab.system.errors import reports_problems
+from speclab.system.files import check_writable, do_all, prepare_folder, write_whole
+from speclab.system.paths import OUTPUT
+from speclab.system.terminal import harmless, note, progress, say
+
+LONGEST = 64  # tokens of a draft
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return all flags of the command."""
+    parser = parsing.make_parser(__doc__ or "", "python -m speclab.extensions.margins")
+    flags.add_shared_flags(parser)
+    flags.add_draft_flag(parser, "model,ngram")
+    group = parser.add_argument_group("replay")
+    group.add_argument("-k", "--draft-length", type=parsing.at_least(1, LONGEST), default=4, metavar="K", help="(4)")
+    out = parser.add_argument_group("results")
+    out.add_argument("--out-dir", type=parsing.some_path, default=OUTPUT, help="folder for results/ and plots/")
+    out.add_argument("--name", type=parsing.plain_name, default="local", help="of this run's files (default: local)")
+    parser.set_defaults(limit=4, max_new_tokens=64)
+    return parser
+
+
+@reports_problems
+def main(argv: list[str] | None = None) -> int:
+    """Run the command.  -> exit code"""
+    args = make_parser().parse_args(argv)
+    choices = registry.read_all([name for name in args.draft.split(",") if name])
+    registry.check_chains("the command", choices)
+    name = f"{args.name}-margins"
+    record, page = (args.out_dir / "results" / f"{name}{ending}" for ending in (".json", ".md"))
+    for path in (record, page):
+        check_writable(path, "--out-dir")
+    prepare_folder(args.out_dir / "plots", "--out-dir")
+    setup, prompts = flags.load(args, temperature=0.0)
+    drafters = registry.make_all(choices, setup, args.seed)
+    registry.check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens)
+    note(setup.describe())
+    found: list[Margins] = []
+    with (
+        kept_when_stopped(lambda: "what is measured is kept" if found else "") as stops,
+        progress(len(prompts), "prompt", "replaying") as bar,
+    ):
+        for prompt in prompts:
+            found += measure(setup, drafters, prompt, args.draft_length, args.max_new_tokens)
+            bar.update()
+    run = _record(args, setup, prompts, bool(stops), found)
+    picture = [lambda: margin_views.picture(run, args.out_dir / "plots", name)] * library.is_here()
+    code = do_all(
+        [
+            lambda: say(margin_views.text(run), end=""),
+            lambda: write_whole(record, files.to_json(run)),
+            lambda: write_whole(page, harmless(margin_views.page(run, f"../plots/{name}.png"))),
+            *picture,
+        ]
+    )
+    if stops and not isinstance(stops[0], KeyboardInterrupt):
+        raise stops[0]
+    return code
+
+
+def _record(
+    args: argparse.Namespace, setup: Setup, prompts: list[Prompt], interrupted: bool, found: list[Margins]
+) -> MarginRun:
+    settings = {
+        "target": setup.target_name,
+        "device": setup.device.type,
+        "dtype": setup.dtype_name,
+        "engine": setup.engine,
+        "threads": torch.get_num_threads(),
+        "seed": args.seed,
+        "draft_length": args.draft_length,
+        "max_new_tokens": args.max_new_tokens,
+        "n_prompts": len(prompts),
+        "prompts_sha256": files.fingerprint([prompt.text for prompt in prompts]),
+    }
+    return MarginRun(
+        schema_version=1,
+        created=files.today(),
+        interrupted=interrupted,
+        machine=files.machine(setup.device),
+        versions=files.versions(),
+        settings=settings,
+        margins=found,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
