@@ -50,7 +50,7 @@ def _screen(pairs: list[Pair], verdicts: list[str], kinds: dict[str, Measured], 
     if any(one.speculative.shared for one in pairs):
         lines.append(screen.labelled("note", "others asked the server meanwhile: its counters hold their tokens, too"))
     n_prompts = {kind: sum(one.kind == kind for one in pairs) for kind in kinds}
-    by_position = screen.position_lines(whole)
+    by_position = [*screen.position_lines(whole), *screen.shape_lines(whole.counts)]
     blocks = [lines, [screen.table(kinds, whole, n_prompts)], by_position, screen.answer_lines(diagnose(whole))]
     return screen.joined(blocks)
 

@@ -9,6 +9,8 @@ from speclab.extensions.servers.ask import texts
 from speclab.extensions.servers.ask.engines import Server
 from speclab.extensions.servers.diagnosis import Diagnosis
 from speclab.extensions.servers.measured import Interval, Measured
+from speclab.extensions.servers.shapes import shape_of
+from speclab.extensions.servers.vllm.server_record import EngineCounts
 
 WIDTH, LABEL = 100, 10
 MOST_POSITIONS, MOST_KINDS, MOST_REMARKS = 8, 4, 2
@@ -73,6 +75,14 @@ def position_lines(found: Measured) -> list[str]:
         f"{'kept of the rounds that reach it':<34}{reached}",
         f"{'kept of all rounds that draft':<34}{every}",
     ]
+
+
+def shape_lines(counts: EngineCounts | None) -> list[str]:
+    """Return the shape of the curve and its usual cause; nothing where it is fine, or where the counts are too few."""
+    shape = shape_of(counts) if counts else None
+    if shape is None:
+        return []
+    return [labelled("shape", f"{shape.name}; usually {shape.cause}"), labelled("tell", shape.tell)]
 
 
 def answer_lines(found: Diagnosis) -> list[str]:

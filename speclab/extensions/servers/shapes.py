@@ -6,14 +6,14 @@ it was measured, by `python -m speclab.extensions.servers.curves`.
 """
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from speclab.extensions.servers.vllm.server_record import EngineCounts
 
+FEWEST = 30  # rounds, below which nothing is named
 ERRORS = 2.0  # standard errors by which a share must be on one side
-NONE_KEPT, GOOD_START, LOW_RATE, ALL_KEPT = 0.15, 0.3, 0.55, 0.97
-CLIFF_SHARE, FALL_SHARE, OTHER_SHARE = 0.5, 2 / 3, 2 / 3  # of what the other share is
+NONE_KEPT, GOOD_START, LOW_RATE, ALL_KEPT = 0.15, 0.3, 0.55, 0.9
+CLIFF_SHARE, FALL_SHARE = 0.5, 2 / 3  # of what the other share is
 FEWER, AS_MANY = 0.8, 0.95  # f that falls, and accepted tokens of a round that do not
 WHOLE_DRAFTS = 0.8  # of k: where drafts are shorter than that, positions behind the first say little
 LONG, LONG_TAIL, RARELY = 6, 0.15, 0.1  # k; what its second half brings of all accepted tokens; its last position
@@ -81,12 +81,6 @@ LOW = Shape(
     "ask greedily and by kind of text; try the draft's own published prompts",
     "a draft that was trained on texts of this very target",
 )
-OTHER_TEXT = Shape(
-    "one kind of text is kept far less often than another",
-    "the draft was trained on other texts: another language, domain, template, or thinking switched on or off",
-    "the same prompts with the other template or mode",
-    "train on this kind of text, or switch speculation on for the other kind alone",
-)
 FORGETS = Shape(
     "the second request for a prompt is kept far less often than the first",
     "the draft's states are not stored with the target's cached prompt",
@@ -94,7 +88,7 @@ FORGETS = Shape(
     "switch the prefix cache off",
 )
 ENDS = Shape(
-    "fine in short texts, and next to nothing in long ones",
+    "fine in short texts, and less than half of that in long ones",
     "the draft's context, its window or a buffer of its states ends there",
     "cut the same texts shorter: acceptance comes back",
     "a draft with a longer context, or no speculation for longer texts",
@@ -117,7 +111,7 @@ SINGLE = (ZERO, CLIFF, FALLING, TOO_LONG, ALL, LOW)
 def shape_of(counts: EngineCounts) -> Shape | None:
     """Return the shape of one curve; None where it is fine, or where its counts are too few to say."""
     kept, n = counts.accepted_at, counts.n_drafts
-    if not kept or not n:
+    if not kept or n < FEWEST:
         return None
     first = Share(kept[0], n)
     if _above(Share(counts.n_accepted, counts.n_drafted), ALL_KEPT):
@@ -136,15 +130,6 @@ def shape_of(counts: EngineCounts) -> Shape | None:
     if len(kept) >= LONG and tail < LONG_TAIL * counts.n_accepted and _under(Share(kept[-1], n), RARELY):
         return TOO_LONG
     return None
-
-
-def shape_of_kinds(kinds: Mapping[str, EngineCounts]) -> tuple[str, str] | None:
-    """Return the kinds of text that are kept most and least often, where they are far apart."""
-    firsts = {kind: _first(counts) for kind, counts in kinds.items() if counts.n_drafts and counts.accepted_at}
-    if len(firsts) < 2:
-        return None
-    low, high = (pick(firsts, key=lambda kind: firsts[kind].rate) for pick in (min, max))
-    return (high, low) if _less(firsts[low], firsts[high], OTHER_SHARE) else None
 
 
 def shape_of_two(earlier: EngineCounts, later: EngineCounts, what: Shape) -> Shape | None:
@@ -167,23 +152,6 @@ def same_with_both(one: EngineCounts, other: EngineCounts) -> Shape | None:
     """Return SAME_WITH_BOTH where two drafts have the same cliff, or keep nothing both."""
     found = shape_of(one)
     return SAME_WITH_BOTH if found in (ZERO, CLIFF) and shape_of(other) == found else None
-
-
-def at_length(texts: Sequence[tuple[int, EngineCounts]]) -> int | None:
-    """Return the number of tokens from which on next to nothing is kept; None where there is no such place.
-
-    texts: of each prompt its tokens and the counts of its rounds.
-    """
-    ordered = sorted((one for one in texts if one[1].accepted_at), key=lambda one: one[0])
-    for place in range(1, len(ordered)):
-        (early, late) = (_added([counts for _, counts in part]) for part in (ordered[:place], ordered[place:]))
-        if _above(early, GOOD_START) and _under(late, NONE_KEPT) and ordered[place - 1][0] < ordered[place][0]:
-            return ordered[place][0]
-    return None
-
-
-def _added(parts: Sequence[EngineCounts]) -> Share:
-    return Share(sum(one.accepted_at[0] for one in parts), sum(one.n_drafts for one in parts))
 
 
 def _first(counts: EngineCounts) -> Share:

@@ -27,7 +27,7 @@ def show(args: argparse.Namespace) -> int:
     blocks = [
         [label],
         [screen.table({}, found, {})],
-        screen.position_lines(found),
+        [*screen.position_lines(found), *screen.shape_lines(found.counts)],
         screen.answer_lines(diagnose(found)),
     ]
     say(screen.joined(blocks))

@@ -21,17 +21,17 @@ SHOWN = 8  # positions of the table
 # The panels of the picture: title, curves.
 PANELS = {
     "fine": ("feature", "block", "model"),
-    "nothing is kept from the first position on": ("one off", "not loaded", "order of layers", "cached: second"),
+    "nothing is kept from the first position on": ("one off", "not loaded"),
     "a cliff after the first position": ("stale token", "row off, feature", "row off, model"),
     "each position less often than the one before": ("independent",),
     "the last positions bring next to nothing": ("k = 16",),
     "everything is kept": ("target", "unverified", "loop"),
-    "level and low": ("noise 0.4", "noise 0.2", "other layers"),
-    "another temperature": ("T = 1", "T = 1, certain"),
+    "level and low": ("noise 0.4", "T = 1, certain"),
     "fine, then nothing: by the place in the text": ("buffer: before", "buffer: behind"),
     "the same prompt again": ("cached: first", "cached: second"),
-    "another kind of text": ("model", "word lists"),
     "f falls, tokens of a round do not": ("threshold", "no threshold"),
+    "wrong layers: no shape of their own": ("feature", "other layers", "order of layers"),
+    "too little to be named": ("model", "noise 0.2", "T = 1", "word lists"),
 }
 
 
@@ -44,7 +44,6 @@ def between(run: CurvesRun) -> list[str]:
     """Return a line for every shape that needs two curves, with the pair that has it."""
     found = {name: entry.counts for name, entry in by_name(run).items()}
     tests = (
-        ("model", "word lists", lambda a, b: shapes.OTHER_TEXT if shapes.shape_of_kinds({"a": a, "b": b}) else None),
         ("buffer: before", "buffer: behind", lambda a, b: shapes.shape_of_two(a, b, shapes.ENDS)),
         ("cached: first", "cached: second", lambda a, b: shapes.shape_of_two(a, b, shapes.FORGETS)),
         ("threshold", "no threshold", shapes.fell_by_threshold),
@@ -115,9 +114,11 @@ def figure(run: CurvesRun) -> Figure:
             errors = [shapes.ERRORS * share.variance**0.5 for share in shares]
             style = {"color": figures.colour(look), "marker": figures.MARKERS[look], "linestyle": figures.STYLES[look]}
             axis.errorbar(places, rates, errors, capsize=2, label=f"{name} ({counts.n_drafts})", **style)
+        longest = max(len(found[name].counts.accepted_at) for name in names if name in found)
+        axis.set_xticks(range(1, longest + 1, 1 + (longest > 8)))
         axis.set_title(title, fontsize=10)
         axis.set_ylim(-0.03, 1.05)
-        axis.set_xlabel("position (k = 4: up to 4)" if title == "fine" else "position", fontsize=8)
+        axis.set_xlabel("position; in brackets: rounds" if title == "fine" else "position", fontsize=8)
         axis.legend(fontsize=8, frameon=False)
         axis.spines[["top", "right"]].set_visible(False)
     for axis in axes[:, 0]:

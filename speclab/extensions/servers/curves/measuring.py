@@ -60,7 +60,6 @@ class Lab:
     def __init__(self, setup: Setup, found: Sequence[Prompt], n_tokens: int, seed: int):
         self.setup, self.prompts, self.n_tokens, self.seed = setup, found, n_tokens, seed
         self._made: dict[str, Drafter] = {}
-        setup.target.hidden_layers = tuple(sorted({*setup.target.hidden_layers, *faults.LOW_LAYERS}))
 
     def draft(self, name: str) -> Drafter:
         """Return one of the lab's drafts."""
@@ -72,6 +71,8 @@ class Lab:
         """Return the feature head with a fault."""
         right = self.draft("feature")
         assert isinstance(right, FeatureDrafter)
+        target = self.setup.target
+        target.hidden_layers = tuple(sorted({*target.hidden_layers, *faults.LOW_LAYERS}))
         return kind(right.head, right.ids)
 
     def no_markov(self) -> Drafter:

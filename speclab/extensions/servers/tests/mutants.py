@@ -1,6 +1,6 @@
 """Bugs in the extension for servers: what another engine counts, sends and writes."""
 
-from speclab.extensions.servers import counters, diagnosis, measured
+from speclab.extensions.servers import counters, diagnosis, measured, shapes
 from speclab.extensions.servers.ask import client, engines, texts
 from speclab.extensions.servers.referee import own
 from speclab.extensions.servers.referee.own import OwnRounds
@@ -108,3 +108,16 @@ def blames_the_load_for_everything() -> None:
         return said._replace(answer=diagnosis.LOAD) if busy else said
 
     diagnosis.diagnose = diagnose
+
+
+@mutant(42, "few_counts_are_never_named", file="test_shapes")
+def names_a_shape_from_any_count() -> None:
+    """names the shape of a curve however few its counts are"""
+    shapes.FEWEST = 1
+    shapes.ERRORS = 0.0
+
+
+@mutant(42, "short_drafts_hide", file="test_shapes")
+def takes_shorter_drafts_for_whole_ones() -> None:
+    """takes a position that was not drafted for one that was rejected"""
+    shapes.WHOLE_DRAFTS = 0.0
