@@ -117,7 +117,7 @@ def names_a_shape_from_any_count() -> None:
     shapes.ERRORS = 0.0
 
 
-@mutant(42, "short_drafts_hide", file="test_shapes")
+@mutant(42, "short_drafts_hide_what_stands_behind_the_first_position", file="test_shapes")
 def takes_shorter_drafts_for_whole_ones() -> None:
     """takes a position that was not drafted for one that was rejected"""
     shapes.WHOLE_DRAFTS = 0.0
