@@ -31,7 +31,7 @@ def measure_costs(
     proposing = drafter.parts[-1]
     longest = min(LONGEST, proposing.longest_draft)
     looked_up = None
-    timed = _rounds(functions, target, proposing, prompts, settings)
+    timed = timed_rounds(functions, target, proposing, prompts, settings)
     if proposing.pass_share < 1:  # a part of the target runs in the draft: a lookup's rounds cost something else
         looked_up = costs_of([(round_, own) for round_, own in timed if not own], longest)
         timed = [(round_, own) for round_, own in timed if own]
@@ -40,7 +40,7 @@ def measure_costs(
         drafter.costs[settings.sampling.temperature] = replace(costs, looked_up=looked_up.rest if looked_up else ())
 
 
-def _rounds(
+def timed_rounds(
     functions: LoopFunctions, target: CachedModel, drafter: Drafter, prompts: Sequence[Tensor], settings: DecodeSettings
 ) -> list[tuple[Round, bool]]:
     """Time rounds by phase, and say whether `drafter` drafted in them.

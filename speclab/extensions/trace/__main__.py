@@ -18,9 +18,8 @@ if __name__ == "__main__":
 import argparse
 import sys
 
-from baseline_autoregressive import autoregressive_decode
 from speclab.cli import flags, no_effect, parsing
-from speclab.extensions.trace import decoding, follow, profile, report, shape_views, trace_page, trace_terminal
+from speclab.extensions.trace import decoding, follow, own_page, page, profile, report, shape_views, trace_terminal
 from speclab.lab.instruments import LoopFunctions
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.files import shown, write_whole
@@ -68,21 +67,11 @@ def main(argv: list[str] | None = None, functions: LoopFunctions | None = None) 
     found = decoding.load(args, functions)
     no_effect.note_flags(args, [args.temperature], found.setup.device)
     note("\n".join(found.head))
-    trace = follow.follow(
-        found.setup,
-        found.drafter,
-        found.name,
-        found.prompt,
-        found.draft_length,
-        found.settings,
-        autoregressive_decode,
-        found.functions,
-        longest=found.draft_length,
-    )
     if args.file == parsing.DASH:
-        print(trace_terminal.terminal(trace, wants_colour(sys.stdout)), end="")
+        print(trace_terminal.terminal(follow.decoded(found, found.draft_length), wants_colour(sys.stdout)), end="")
     else:
-        write_whole(args.file, trace_page.page(trace))
+        data = own_page.data(found, follow.decoded(found, found.draft_length))
+        write_whole(args.file, page.render(data))
         note(f"wrote {shown(args.file)}; open it in a browser")
     return 0
 

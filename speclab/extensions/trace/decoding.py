@@ -10,7 +10,7 @@ from speclab.core.rounds import DecodeSettings
 from speclab.drafts import registry
 from speclab.drafts.hybrid import auto_length
 from speclab.drafts.lengths import LONGEST
-from speclab.drafts.registry import check_prompts
+from speclab.drafts.registry import Choice, check_prompts
 from speclab.lab import free_cores
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.round_costs import measure_costs
@@ -28,12 +28,17 @@ class Loaded:
 
     setup: Setup
     drafter: Drafter
-    name: str  # of the draft, as tables and records have it
+    choice: Choice  # the draft
     prompt: Prompt
     draft_length: int  # with -k auto the longest
     settings: DecodeSettings
     functions: LoopFunctions
     head: list[str]  # lines that say what runs, and on what
+
+    @property
+    def name(self) -> str:
+        """The draft's name, as tables and records have it."""
+        return self.choice.name
 
 
 def add_flags(parser: argparse.ArgumentParser, words: str, auto: bool = True) -> None:
@@ -97,4 +102,4 @@ def load(args: argparse.Namespace, functions: LoopFunctions | None = None) -> Lo
     if drafter.costs is not None:
         measure_costs(functions, setup.target, drafter, [prompts[0].ids.to(setup.device)], settings)
         drafter.forget()
-    return Loaded(setup, drafter, choice.name, prompts[0], length, settings, functions, head)
+    return Loaded(setup, drafter, choice, prompts[0], length, settings, functions, head)

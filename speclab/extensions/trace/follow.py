@@ -1,7 +1,4 @@
-"""Decodes a prompt with both loops, and keeps every round with its phases and the accept rule's numbers.
-
-The loops are arguments: this module imports none.
-"""
+"""Decodes a prompt with both loops, and keeps every round with its phases and the accept rule's numbers."""
 
 import collections
 import time
@@ -11,18 +8,28 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from baseline_autoregressive import autoregressive_decode
 from speclab.core.clock import old_objects_frozen
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import AcceptResult, DecodeSettings, Draft, Round, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.extensions.trace.branches import positions_of_tree
-from speclab.extensions.trace.trace import Position, Trace, trace
+from speclab.extensions.trace.decoding import Loaded
+from speclab.extensions.trace.trace import Candidate, Position, Trace, trace
 from speclab.lab.instruments import Loop, LoopFunctions, with_phases
 from speclab.models import loading
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 
 WARM = 12  # tokens of each loop before the clocks start: shapes that are new to the backend are slow
+CANDIDATES = 8  # tokens that a picture of a sampled place shows
+
+
+def decoded(found: Loaded, longest: int | None = None) -> Trace:
+    """The decoding that flags ask for. longest: as `follow` takes it."""
+    loops = (autoregressive_decode, found.functions)
+    given = (found.setup, found.drafter, found.name, found.prompt, found.draft_length, found.settings)
+    return follow(*given, *loops, longest=longest)
 
 
 def follow(
@@ -119,4 +126,31 @@ def positions_of(
     top = logits[0, rows].argmax(-1).tolist()
     draft_probs = [1.0] * n if draft.probs is None else draft.probs[0, rows[:n], ids[:n]].tolist()
     columns = (ids.tolist(), target_probs, top, [*draft_probs, None], [*uniforms[0, :n].tolist(), None])
-    return [Position(*numbers) for numbers in zip(*columns, strict=True)]
+    found = [Position(*numbers) for numbers in zip(*columns, strict=True)]
+    if sampling.greedy:
+        return found
+    likely = [candidates_of(draft, sampling.probs(logits)[0, row], i) for i, row in enumerate(rows.tolist())]
+    return [place._replace(candidates=one) for place, one in zip(found, likely, strict=True)]
+
+
+def candidates_of(draft: Draft, target_probs: Tensor, place: int) -> tuple[Candidate, ...]:
+    """The tokens that the target or the draft finds most probable at this place of a chain, and the drafted one.
+
+    target_probs: (vocab,). place: of a drafted token, or the number of drafted tokens.  -> at most CANDIDATES, by the
+    larger of both probabilities
+    """
+    is_drafted = place < draft.tokens.shape[1]
+    draft_probs = torch.zeros_like(target_probs)
+    if is_drafted and draft.probs is not None:
+        draft_probs = draft.probs[0, place].to(target_probs)
+    elif is_drafted:
+        draft_probs[draft.tokens[0, place]] = 1.0
+    larger = torch.maximum(target_probs, draft_probs)
+    ids = larger.topk(min(CANDIDATES, len(larger))).indices.tolist()
+    drafted = draft.tokens[0, place : place + 1].tolist()
+    ids = [*ids[: CANDIDATES - 1], *drafted] if set(drafted) - set(ids) else ids
+    return tuple(
+        Candidate(id_, target_probs[id_].item(), draft_probs[id_].item() if is_drafted else None)
+        for id_ in ids
+        if larger[id_] > 0
+    )

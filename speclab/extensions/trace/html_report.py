@@ -5,10 +5,9 @@ import html
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from speclab.extensions.trace import trace_page
-from speclab.extensions.trace.trace import Trace
+from speclab.extensions.trace import page as dials
 
 CAPTIONS = {  # end of a picture's file name -> what it shows
     "speedup": "Speedup against the draft length, measured and predicted",
@@ -35,16 +34,17 @@ class Part(NamedTuple):
     grid: Grid | None = None
 
 
-def page(markdown: str, pictures: Sequence[Path], trace: Trace | None, target: str) -> str:
+def page(markdown: str, pictures: Sequence[Path], data: dict[str, Any], target: str) -> str:
     """One HTML file.
 
     markdown: the run's page: where it comes from, the answer under its first heading, then everything else.
-    pictures: PNG files, which are put into the page. trace: None: the page has no decoding. target: its name.
+    pictures: PNG files, which are put into the page. data: of a decoding, as own_page.py makes it; empty: the page has
+    none. target: its name.
     """
     before, answer, rest = _sections(list(parsed(markdown)))
     shown = list(embedded(pictures))
     parts = {"before": before, "answer": answer, "rest": rest, "pictures": shown}
-    return trace_page.render("report.html", trace, target=target, **parts)
+    return dials.render(data, "report.html", target=target, **parts)
 
 
 def _sections(parts: list[Part]) -> tuple[list[Part], list[Part], list[Part]]:

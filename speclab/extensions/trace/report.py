@@ -1,4 +1,4 @@
-"""A comparison as one HTML page that needs no network: the answer, pictures, a decoding, and all tables.
+"""A comparison as one HTML page that needs no network: the answer, pictures, a decoding with dials, and all tables.
 
     python compare.py                                                                        # writes results/local.json
     python -m speclab.extensions.trace report results/local.json --out report.html
@@ -13,9 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from baseline_autoregressive import autoregressive_decode
 from speclab.cli import flags, parsing
-from speclab.extensions.trace import decoding, follow, html_report
+from speclab.extensions.trace import decoding, follow, html_report, own_page, presets
 from speclab.extensions.trace.trace import Trace
 from speclab.models import loading
 from speclab.models.padded import sizes
@@ -47,10 +46,12 @@ def run(argv: list[str]) -> int:
         raise UsageProblem(f"the page would be written over the record, {shown(args.out)}; give --out another place")
     run = read(args.record, ComparisonRun)
     typed = {name: value for name, value in vars(args).items() if value is not None}
-    trace = decoded(argparse.Namespace(**vars(args) | of_record(run) | typed), run, bool(typed.keys() & set(CHOSEN)))
+    made = decoded(argparse.Namespace(**vars(args) | of_record(run) | typed), run, bool(typed.keys() & set(CHOSEN)))
+    costs = presets.of_record(run, "this record", "The calibrated costs of this record's greedy rounds.")
+    data = own_page.data(*made, costs) if made else {}
     with tempfile.TemporaryDirectory() as folder:
         pictures = drawn(run, args.record.stem, Path(folder))
-        write_whole(args.out, html_report.page(first_screen.page(run, args.record.stem), pictures, trace, target(run)))
+        write_whole(args.out, html_report.page(first_screen.page(run, args.record.stem), pictures, data, target(run)))
     note(f"wrote {shown(args.out)}; open it in a browser")
     return 0
 
@@ -94,7 +95,7 @@ def fastest(run: ComparisonRun) -> Row | None:
     return max(first_screen.rows_of(run, drafts[0]), key=lambda row: row.speedup, default=None) if drafts else None
 
 
-def decoded(args: argparse.Namespace, run: ComparisonRun, typed: bool) -> Trace | None:
+def decoded(args: argparse.Namespace, run: ComparisonRun, typed: bool) -> tuple[decoding.Loaded, Trace] | None:
     """The decoding, or None and a line that says why it is left out.
 
     typed: the flags say which models, so that a Problem with them is raised.
@@ -113,16 +114,7 @@ def decoded(args: argparse.Namespace, run: ComparisonRun, typed: bool) -> Trace 
             raise
         note(f"{missing}: {problem}")
         return None
-    return follow.follow(
-        found.setup,
-        found.drafter,
-        found.name,
-        found.prompt,
-        found.draft_length,
-        found.settings,
-        autoregressive_decode,
-        found.functions,
-    )
+    return found, follow.decoded(found)
 
 
 def drawn(run: ComparisonRun, name: str, folder: Path) -> list[Path]:

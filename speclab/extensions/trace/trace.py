@@ -1,9 +1,8 @@
 """One decoding as plain data: every token, where it came from, and the numbers that the accept rule used.
 
-`trace` reads the stream of rounds; trace_terminal.py and trace_page.py show it.
+`trace` reads the stream of rounds; trace_terminal.py and page.py show it.
 """
 
-import itertools
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +13,17 @@ from transformers import PreTrainedTokenizerBase
 from speclab.core.counts import Counts
 from speclab.core.rounds import Round, tokens_of
 from speclab.models.pieces import Pieces, pieces
+from speclab.system.terminal import harmless
 
 TIMED = "One run with timers in it: a picture, no measurement."
+
+
+class Candidate(NamedTuple):
+    """A token that could stand at a place, with its probability there: the target's, and the draft's."""
+
+    id: int
+    target_prob: float
+    draft_prob: float | None  # None after all drafted tokens
 
 
 class Position(NamedTuple):
@@ -35,6 +43,7 @@ class Position(NamedTuple):
     uniform: float | None = None  # in [0, 1); None for the next token
     parent: int | None = None  # of a tree's token: the place of the one that it follows, -1 for the text
     tested: bool = True  # of a tree's token: whether the rule looked at it
+    candidates: tuple[Candidate, ...] = ()  # when sampling, of a chain: the most probable tokens at its place
 
     @property
     def passes(self) -> bool:
@@ -52,6 +61,7 @@ class Token:
     kind: str  # first, plain, accepted, corrected, bonus, rejected, untested or after_eos
     position: Position | None = None  # None for the first token, which comes from the prompt's pass
     top: str = ""  # what the target's first choice would have added here; greedy drafts have it
+    candidates: tuple[str, ...] = ()  # what each candidate of its position would have added here
 
     @property
     def against_rule(self) -> bool:
@@ -72,6 +82,7 @@ class Event:
     seconds: dict[str, float]  # draft, verify, other
     end: float
     n_tokens: int  # of the output so far
+    looked_up: bool = False  # whether a hybrid's lookup drafted
 
     @property
     def parents(self) -> list[int]:
@@ -148,6 +159,12 @@ class Trace:
         return bisect_right([end for _, end in self.baseline], seconds)
 
 
+def visible(text: str) -> str:
+    """A token for a narrow place, on one line: blanks and line ends as signs."""
+    signs = str.maketrans({" ": "·", "\n": "↵", "\t": "→"})
+    return harmless(text).translate(signs) or "◌"
+
+
 def spell(made: Pieces, ids: Sequence[int]) -> list[str]:
     """What each of `ids` adds to the text; what is held back goes to the token that completes it, or to the last."""
     texts = [made.add([i]) for i in ids]
@@ -171,14 +188,18 @@ def _proposed_texts(made: Pieces, proposed: list[Position]) -> list[str]:
     return [spell(made.fork(), way)[-1] for way in ways]
 
 
-def _first_choices(made: Pieces, proposed: list[Position]) -> list[str]:
-    """What the target's first choice adds in place of each proposed token, after those before it."""
-    texts = []
-    for branch, position in zip(branches(proposed), proposed, strict=True):
-        here = made.fork()
-        here.add(branch)
-        texts += spell(here.fork(), [position.top])
-    return texts
+def _befores(made: Pieces, proposed: Sequence[Position]) -> list[Pieces]:
+    """The text before each proposed token."""
+    found = []
+    for branch in branches(proposed):
+        found.append(made.fork())
+        found[-1].add(branch)
+    return found
+
+
+def _candidates(before: Pieces, position: Position | None) -> tuple[str, ...]:
+    """What each candidate of a position adds to the text before it."""
+    return tuple(spell(before.fork(), [one.id])[0] for one in position.candidates) if position else ()
 
 
 def trace(
@@ -201,20 +222,27 @@ def trace(
         counts.add(round_)
         positions: list[Any] = round_.detail if isinstance(round_.detail, list) else [None]
         *proposed, after = positions
-        drafted = _proposed_texts(made, proposed)
-        tops = _first_choices(made, proposed) if not settings["temperature"] else []
+        befores, greedy = _befores(made, proposed), not settings["temperature"]
         drafts = [
-            Token(text, _fate(round_, i, proposed), proposed[i], top)
-            for i, (text, top) in enumerate(itertools.zip_longest(drafted, tops, fillvalue=""))
+            Token(
+                text,
+                _fate(round_, i, proposed),
+                proposed[i],
+                spell(befores[i].fork(), [proposed[i].top])[0] if greedy else "",
+                _candidates(befores[i], proposed[i]),
+            )
+            for i, text in enumerate(_proposed_texts(made, proposed))
         ]
         committed, n = texts[n_tokens : n_tokens + len(round_.tokens)], round_.n_accepted
         tokens = [Token(text, "accepted", position) for text, position in zip(committed, proposed[:n], strict=False)]
-        tokens += [Token(text, _own_kind(round_), after) for text in committed[n:]]
+        own = made.fork()
+        own.add(round_.tokens[:n])
+        tokens += [Token(text, _own_kind(round_), after, "", _candidates(own, after)) for text in committed[n:]]
         seconds = phases(round_.seconds or {})
         end += sum(seconds.values())
         n_tokens += len(tokens)
         made.add(round_.tokens)
-        events.append(Event(len(events), drafts, tokens, n, seconds, end, n_tokens))
+        events.append(Event(len(events), drafts, tokens, n, seconds, end, n_tokens, round_.looked_up))
     baseline_ids, ends = zip(*baseline, strict=True)
     spelled = list(zip(spell(pieces(tokenizer, prompt_ids, special=True), baseline_ids), ends, strict=True))
     return Trace(settings, prompt, events, counts, spelled, list(baseline_ids) == ids)

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from html import escape
 from typing import NamedTuple
 
-from speclab.extensions.trace.trace import Event, Token, Trace
-from speclab.extensions.trace.trace_page import visible
+from speclab.extensions.trace.trace import Event, Token, Trace, visible
 from speclab.system.terminal import harmless
 
 WIDTH, LINE, CHAR, LEFT = 760, 18, 7.4, 18  # pixels: the picture, a line, a character, the margin

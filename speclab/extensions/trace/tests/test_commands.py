@@ -16,6 +16,7 @@ from speclab.core.accept import accept_from_logits
 from speclab.extensions.trace import decoding, profile, report
 from speclab.extensions.trace.__main__ import main, parse
 from speclab.extensions.trace.tests.test_shapes import of_exercise
+from speclab.extensions.trace.tests.test_trace import Tags
 from speclab.lab.instruments import LoopFunctions
 from speclab.models import loading, prompts
 from speclab.records.files import read
@@ -52,8 +53,14 @@ def test_a_trace_is_the_decoding(models, capsys, tmp_path, words):
     assert f"{n_rounds} rounds, {n_drafted} drafted, {n_accepted} accepted" in page
     assert "t.html" in capsys.readouterr().err
     assert str(tmp_path) not in page
+    data = Tags(page).data
     if "--temperature" not in words:
         assert "Both texts are the same" in page
+        chosen = {"ngram"} if "ngram" in words else {"draft"} if "dial:0.7:free" not in words else set()
+        assert set(data["targets"][0]["texts"][0]["drafts"]) == {"ngram", "suffix"} | chosen
+    else:
+        assert data["targets"] == []
+        assert all(len(token) == 4 for round_ in data["sampled"][0]["rounds"][1:] for token in round_["own"])
 
 
 @pytest.mark.parametrize("words", [[], ["-"]])
@@ -149,12 +156,12 @@ def test_a_report_of_a_record(record, tmp_path, pair_folder, capsys):
     text = page.read_text("utf-8")
     assert text.count("data:image/png;base64,") == len(list((tmp_path / "plots").iterdir())) > 1
     assert files_of(tmp_path / "plots") == before
-    assert "<b>dial:0.5:free</b> drafts, up to 3 tokens" in text
+    assert "what dial:0.5:free drafts, up to 3 tokens" in text
     assert "greedy, seed 0" in text
     assert "def f(x):" in text
     assert main([*words, "--draft", "ngram", "-k", "2", "--temperature", "0.8", "--seed", "5"]) == 0
     text = page.read_text("utf-8")
-    assert "<b>ngram</b> drafts, up to 2 tokens" in text
+    assert "what ngram drafts, up to 2 tokens" in text
     assert "at temperature 0.8, seed 5" in text
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from speclab.extensions.trace import html_report
+from speclab.extensions.trace import html_report, own_page
 from speclab.extensions.trace.tests.trace_streams import scripted, with_texts
 from speclab.models import loading
 from speclab.present import first_screen, tables
@@ -64,7 +64,7 @@ def made(tokenizer, tmp_path_factory):
     figures.plt.close("all")
     found = scripted(tokenizer, "def f(x):", 60, temperature=0.0)
     markdown = first_screen.page(run, "x")
-    return markdown, pictures, found, html_report.page(markdown, pictures, found, "a/target")
+    return markdown, pictures, found, html_report.page(markdown, pictures, own_page.of_trace(found), "a/target")
 
 
 def test_the_answer_stands_first_and_open(made):
@@ -111,7 +111,7 @@ def test_columns_of_words_are_aligned_left():
 
 
 def test_a_page_without_headings_or_tables_is_no_fault(made):
-    text = html_report.page("Nothing was measured.\n", [], made[2], "x")
+    text = html_report.page("Nothing was measured.\n", [], own_page.of_trace(made[2]), "x")
     assert "Nothing was measured." in text
 
 
@@ -143,7 +143,9 @@ def test_nothing_of_a_name_or_a_prompt_becomes_markup(made, tokenizer):
         correctness=[entry | {"arm": NASTY} for entry in bad.correctness],
         settings=bad.settings | {"target": NASTY},
     )
-    text, expected = (html_report.page(first_screen.page(run, NASTY), [], found, NASTY) for run in (bad, clean))
+    text, expected = (
+        html_report.page(first_screen.page(run, NASTY), [], own_page.of_trace(found), NASTY) for run in (bad, clean)
+    )
     page, expected = Page(text), Page(expected)
     for tag in ("script", "table", "tr", "h1", "h2", "details", "section"):
         assert page.count(tag) == expected.count(tag)

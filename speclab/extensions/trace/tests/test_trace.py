@@ -18,10 +18,10 @@ from optimized_speculative import speculative_decode
 from speclab.cli import flags, parsing
 from speclab.core import clock as clock_module
 from speclab.core.counts import Counts
-from speclab.core.rounds import DecodeSettings, Round
+from speclab.core.rounds import DecodeSettings, Draft, Round
 from speclab.core.sampling import Sampling
 from speclab.drafts.oracle import FreeOracleDrafter
-from speclab.extensions.trace import follow, trace, trace_page, trace_terminal
+from speclab.extensions.trace import follow, own_page, page, trace, trace_terminal
 from speclab.extensions.trace.tests.trace_streams import clock, count_all, rounds, scripted, settings, with_texts
 from speclab.extensions.trace.trace import Position
 from speclab.lab.instruments import LoopFunctions, with_phases
@@ -176,7 +176,6 @@ def test_a_text_that_ends_inside_a_block(tokenizer):
     found = trace.trace(stream, clock([3, 5, 0]), tokenizer, "x", [4], settings())
     assert [t.kind for t in found.events[1].drafts] == ["accepted", "accepted", "after_eos", "after_eos"]
     assert [t.kind for t in found.events[1].tokens] == ["accepted", "accepted"]
-    assert "drafted 4, kept 2; 3 tokens after 10.0 ms, the baseline has 2" in trace_page.round_line(found.events[1], 2)
     assert "after the end of the text" in trace_terminal.terminal(found)
 
 
@@ -233,18 +232,17 @@ def test_a_character_of_several_tokens_appears_with_its_last(tokenizer):
     assert trace.spell(before.fork(), ids[1:2]) == ["é"]  # and one that completes what was committed
     found = scripted(tokenizer, "é", 30, ids)
     assert "".join(t.text for e in found.events for t in e.tokens)
-    assert '<i class="part"></i>' in trace_page.page(found)
 
 
 def test_control_characters_are_pictures():
     assert terminal.harmless("a\x1b[31m\u202e\x00\n\t") == "a␛[31m‹202E›␀\n\t"
-    assert trace_page.visible(" x\n") == "·x↵"
-    assert trace_page.visible("") == "◌"
+    assert trace.visible(" x\n") == "·x↵"
+    assert trace.visible("") == "◌"
 
 
 def test_every_kind_has_a_meaning_and_signs(tokenizer):
     kinds = set(trace_terminal.MEANINGS)
-    assert kinds == set(trace_terminal.SIGNS) == set(trace_page.SIGNS)
+    assert kinds == set(trace_terminal.SIGNS) == set(page.KINDS)
     assert scripted(tokenizer, "x", 60).kinds < kinds
 
 
@@ -295,11 +293,11 @@ def test_colours_are_only_for_a_terminal_that_wants_them(tokenizer, monkeypatch)
 
 
 class Tags(html.parser.HTMLParser):
-    """Elements, their classes, comments, and the scripts' texts."""
+    """Elements, comments, and the scripts' texts."""
 
     def __init__(self, page: str):
         super().__init__()
-        self.tags, self.comments, self.texts = [], [], {"script": [], "pre": []}
+        self.tags, self.comments, self.scripts = [], [], []
         self._open: list[str] = []
         self.feed(page)
 
@@ -312,25 +310,44 @@ class Tags(html.parser.HTMLParser):
             pass
 
     def handle_data(self, data):
-        for name in self.texts:
-            if name in self._open:
-                self.texts[name].append(data)
+        if "script" in self._open:
+            self.scripts.append(data)
 
     def handle_comment(self, data):
         self.comments.append(data)
 
-    def classed(self, name: str) -> int:
-        return sum("data-r" in attrs and name in attrs.get("class", "").split() for _, attrs in self.tags)
+    @property
+    def data(self) -> dict:
+        """What the page's scripts read."""
+        return json.loads(self.scripts[0])
 
 
-def test_page_holds_every_token_once(tokenizer):
-    found = scripted(tokenizer, "def f(x):", 120)
-    tags = Tags(trace_page.page(found))
-    kinds = [t.kind for e in found.events for t in e.tokens]
-    assert tags.classed("t") == len(kinds) == 120
-    for kind in set(kinds):
-        assert tags.classed(kind) == kinds.count(kind)
-    assert tags.classed("rejected") == found.counts.n_rejected
+def page_of(found: trace.Trace) -> str:
+    return page.render(own_page.of_trace(found))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_page_holds_every_token_once(tokenizer, temperature):
+    found = scripted(tokenizer, "def f(x):", 120, temperature=temperature)
+    data = Tags(page_of(found)).data
+    [lane] = data["lanes"][0]["lanes"]
+    for event, round_ in zip(found.events, lane["rounds"], strict=True):
+        assert [kind for _, kind in round_["drafts"]] == [page.KINDS[token.kind] for token in event.drafts]
+        assert [kind for _, kind in round_["own"]] == [page.KINDS[t.kind] for t in event.tokens[event.n_accepted :]]
+        assert sum(round_["phases"]) == pytest.approx(sum(event.seconds.values()), rel=1e-3)
+    assert len(data["lanes"][0]["baseline"]) == 120
+    texts = [text for one in data["sampled"] for round_ in one["rounds"] for text in round_["texts"]]
+    assert "".join(texts) == (
+        "" if found.greedy else terminal.harmless("".join(t.text for e in found.events for t in e.tokens))
+    )
+
+
+def test_what_was_done_against_the_rule_is_said_on_the_page(tokenizer):
+    positions = [Position(5, 0.4, 5, 0.5, 0.5), Position(6, 0.1, 5, 0.8, 0.5), Position(9, 0.3, 9)]
+    stream = [Round([3], prefill=True), Round([5, 6, 9], 2, 2, 0, False, None, {"verify": 0.01}, positions)]
+    found = trace.trace(stream, clock([3]), tokenizer, "x", [4], settings())
+    assert "Against the rule 1 drafted token was accepted or rejected." in page_of(found)
+    assert "Against the rule" not in page_of(scripted(tokenizer, "x", 60))
 
 
 @pytest.mark.parametrize("where", ["prompt", "names", "tokens"])
@@ -342,22 +359,17 @@ def test_nothing_in_a_text_becomes_markup(tokenizer, where):
     prompt = NASTY if where == "prompt" else "x"
     found = trace.trace(stream, clock(said), tokenizer, prompt, ids, {**settings(), **names})
     found = with_texts(found, NASTY) if where == "tokens" else found
-    page = trace_page.page(found)
-    tags = Tags(page)
+    text = page_of(found)
+    tags = Tags(text)
     assert [name for name, _ in tags.tags].count("script") == 2  # the data and the page's own
-    assert page.count("</script>") == 2
+    assert text.count("</script>") == 2
     assert not tags.comments
-    assert "alert(1)</script>" not in page
-    assert "{{" not in page.split("<style>")[0] or where == "names"
-    assert "\u202e" not in page
-    assert "\x1b" not in page
-    data = json.loads(tags.texts["script"][0])
-    assert len(data["rounds"]) == len(found.events)
-
-
-def test_a_prompt_of_markup_reads_as_it_was_written(tokenizer):
-    found = scripted(tokenizer, "<b>&amp;</b>\n<script>x</script>", 20)
-    assert "<b>&amp;</b>\n<script>x</script>" in "".join(Tags(trace_page.page(found)).texts["pre"])
+    assert "alert(1)</script>" not in text
+    assert "\u202e" not in text
+    assert "\x1b" not in text
+    assert len(tags.data["lanes"][0]["lanes"][0]["rounds"]) == len(found.events)
+    if where == "prompt":
+        assert tags.data["sampled"][0]["prompt"] == terminal.harmless(NASTY)
 
 
 @pytest.mark.parametrize("keep", [0.0, 1.0])
@@ -365,8 +377,7 @@ def test_page_of_512_tokens_stays_below_a_megabyte(tokenizer, keep):
     """Sixteen drafts a round, all rejected, is the longest there is; and all kept."""
     found = scripted(tokenizer, "def f(x):\n" * 200, 512, draft_length=16, keep=keep)
     assert found.events[-1].n_tokens == 512
-    size = len(trace_page.page(found).encode())
-    assert 100_000 < size < 1_000_000
+    assert 50_000 < len(page_of(found).encode()) < 1_000_000
 
 
 def test_page_asks_nobody(tokenizer, monkeypatch):
@@ -374,23 +385,31 @@ def test_page_asks_nobody(tokenizer, monkeypatch):
     for module, name in ((platform, "node"), (socket, "gethostname")):  # a real name may be too short to look for
         monkeypatch.setattr(module, name, lambda: "this-very-machine")
     found = scripted(tokenizer, "def f(x):", 60)
-    page = trace_page.page(found)
-    assert "http:" not in page
-    assert "https:" not in page
-    assert "url(" not in page
-    assert "@import" not in page
-    assert "this-very-machine" not in page
-    assert str(ROOT) not in page
-    assert page == trace_page.page(found)
+    text = page_of(found)
+    assert "http:" not in text.replace("http://www.w3.org/2000/svg", "")
+    for address in ("https:", "url(h", "@import", "this-very-machine", str(ROOT)):
+        assert address not in text
+    assert text == page_of(found)
 
 
-def test_long_prompts_are_folded():
-    head, tail = trace_page.split_prompt("\n".join(f"line {i}" for i in range(50)))
-    assert tail.startswith("line 46")
-    assert head + tail == "\n".join(f"line {i}" for i in range(50))
-    assert trace_page.split_prompt("short\nprompt") == ("", "short\nprompt")
-    head, tail = trace_page.split_prompt("x" * 1000)
-    assert (len(head), len(tail)) == (680, 320)
+def test_the_end_of_a_long_prompt_is_shown():
+    assert page.shown_prompt("short\nprompt") == "short\nprompt"
+    assert page.shown_prompt("a" + "x" * 1000) == "... " + "x" * page.PROMPT_CHARACTERS
+
+
+def test_candidates_are_the_most_probable_tokens_and_the_drafted_one():
+    """Eight by the larger of p and q; after the draft there is no q."""
+    torch.manual_seed(0)
+    p, q = torch.rand(20).softmax(-1), torch.rand(1, 1, 20).softmax(-1)
+    drafted = int(torch.maximum(p, q[0, 0]).argmin())
+    draft = Draft(torch.tensor([[drafted]]), torch.tensor([1]), q)
+    found = follow.candidates_of(draft, p, 0)
+    larger = torch.maximum(p, q[0, 0]).tolist()
+    assert len(found) == 8
+    assert found[-1].id == drafted
+    assert [one.id for one in found[:-1]] == sorted(range(20), key=lambda i: -larger[i])[:7]
+    assert all(one.target_prob == p[one.id] and one.draft_prob == q[0, 0, one.id] for one in found)
+    assert {one.draft_prob for one in follow.candidates_of(draft, p, 1)} == {None}
 
 
 def test_a_dial_traces_what_it_was_told_to_replay(pair_folder):

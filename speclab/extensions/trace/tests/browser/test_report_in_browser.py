@@ -2,8 +2,8 @@
 
 import pytest
 
-from speclab.extensions.trace import html_report
-from speclab.extensions.trace.tests.browser.test_page_in_browser import CONTRAST, WIDTHS
+from speclab.extensions.trace import html_report, own_page
+from speclab.extensions.trace.tests.browser.looks import CONTRAST, WIDTHS
 from speclab.extensions.trace.tests.trace_streams import scripted
 from speclab.present import first_screen
 from speclab.present.pictures import figures, plots
@@ -18,7 +18,7 @@ def text(tokenizer, tmp_path_factory) -> str:
     pictures = [path for draw in plots.comparison(run, folder, "x") if (path := draw())]
     figures.plt.close("all")
     found = scripted(tokenizer, "def f(x):", 60)
-    return html_report.page(first_screen.page(run, "x"), pictures, found, LONG)
+    return html_report.page(first_screen.page(run, "x"), pictures, own_page.of_trace(found), LONG)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -34,7 +34,7 @@ def test_the_page_fits_and_its_tables_scroll_in_their_own_box(open_page, text, w
         assert box["x"] >= 0
         assert box["x"] + box["width"] <= width
         assert box["width"] > 250
-    tables = page.locator(".wide").all()
+    tables = page.locator(".measured .scroll").all()
     assert len(tables) > 10
     for table in tables:
         box = table.bounding_box()
@@ -42,8 +42,6 @@ def test_the_page_fits_and_its_tables_scroll_in_their_own_box(open_page, text, w
         assert box["x"] + box["width"] <= width
         wide, room, overflow = table.evaluate("t => [t.scrollWidth, t.clientWidth, getComputedStyle(t).overflowX]")
         assert wide <= room or overflow == "auto"
-    strip = page.locator(".lanes-frame")
-    assert strip.evaluate("frame => frame.scrollWidth <= frame.clientWidth")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -51,15 +49,3 @@ def test_both_themes_can_be_read(open_page, text, scheme):
     page = open_page(text, {"width": 1366, "height": 800}, color_scheme=scheme)
     page.click("text=All tables of this run")
     assert page.evaluate(CONTRAST) == []
-
-
-def test_keys_belong_to_the_page_until_the_decoding_has_the_focus(open_page, text):
-    page = open_page(text, {"width": 1366, "height": 800})
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("End")
-    assert page.locator("#slider").input_value() == "1"
-    while page.evaluate("scrollY") <= 500:  # the browser scrolls when it comes to it
-        page.wait_for_timeout(20)
-    page.focus("#forward")
-    page.keyboard.press("ArrowRight")
-    assert page.locator("#slider").input_value() == "2"

@@ -1,20 +1,20 @@
-"""The example of the trace page and its animation: made from a trace alone, escaped, small, and as committed."""
+"""The lab's page and its animation: as committed, small, of today's templates and records, and what the models say."""
 
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
 import pytest
 
-from speclab.extensions.trace import example, trace_page, trace_svg
+from speclab.extensions.trace import build, page, presets, trace_svg
+from speclab.extensions.trace.tests.test_trace import Tags
 from speclab.extensions.trace.tests.trace_streams import scripted, with_texts
 from speclab.models import loading
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun
-from speclab.theory.costs import Costs
 
 NASTY = "</text><script>alert(1)</script>&\"'<image href='https://example.org/x'/>"
 SVG = "{http://www.w3.org/2000/svg}"
-MOST = 2**20  # bytes of each file
+MOST = 300_000  # bytes of the page
 
 
 @pytest.fixture(scope="module")
@@ -62,34 +62,56 @@ def test_both_clocks_stand_still_after_each_round(tokenizer):
 
 
 def test_prices_are_the_records_and_no_clocks(tokenizer):
-    entry = next(
-        e for e in read(example.RECORD, ComparisonRun).costs if (e["drafter"], e["temperature"]) == ("model", 0)
-    )
-    costs = Costs.from_json(entry["costs"])
-    found = example.priced(scripted(tokenizer, "x", 30), costs, 5)
+    costs = presets.greedy_costs(read(presets.RESULTS / f"{build.RECORD}.json", ComparisonRun))["model"]
+    found = build.priced(scripted(tokenizer, "x", 30), costs, 5)
     event = found.events[2]
     context, n = 5 + found.events[1].n_tokens, len(event.drafts)
     assert event.seconds["verify"] == costs.verify_seconds(n + 1, context)
     assert event.seconds["draft"] == costs.draft_seconds(n, context)
     assert found.events[-1].end == pytest.approx(sum(sum(e.seconds.values()) for e in found.events[1:]))
     assert found.baseline[1][1] == costs.step_seconds(6)
-    assert "No clock ran" in trace_page.page(found)
 
 
-def test_the_committed_files_are_small_and_of_todays_templates():
-    page, picture = (path.read_text("utf-8") for path in (example.PAGE, example.ANIMATION))
-    assert max(len(page.encode()), len(picture.encode())) < MOST
-    for kind in ("css", "js"):
-        current = (trace_page.TEMPLATES / f"trace.{kind}").read_text("utf-8")
-        assert current in page, "run python -m speclab.extensions.trace.example"
-    assert trace_svg.STYLE in picture, "run python -m speclab.extensions.trace.example"
+@pytest.fixture(scope="module")
+def committed() -> dict:
+    return Tags(build.PAGE.read_text("utf-8")).data
+
+
+def test_the_committed_page_is_small_and_of_todays_templates_and_records(committed):
+    text = build.PAGE.read_text("utf-8")
+    assert len(text.encode()) < MOST
+    assert text == page.render(committed), "run python -m speclab.extensions.trace.build"
+    assert committed["presets"] == presets.committed()
+    picture = build.ANIMATION.read_text("utf-8")
+    assert trace_svg.STYLE in picture
     ElementTree.fromstring(picture)
-    assert "http" not in picture.replace("http://www.w3.org/2000/svg", "")
+    for one in (picture, text):
+        assert "http" not in one.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")
+
+
+def test_the_committed_page_has_a_text_of_each_kind(committed):
+    lab, real = committed["targets"]
+    assert [text["kind"] for text in lab["texts"]] == ["code", "prose", "copy"]
+    assert len({text["kind"] for text in real["texts"]}) == 7
+    for target, drafts in ((lab, ("model", "feature", "block", "ngram", "suffix")), (real, ("ngram", "suffix"))):
+        for text in target["texts"]:
+            assert tuple(text["drafts"]) == drafts
+            assert text["limit"] == build.N_POSITIONS
+            assert all(len(draft["sizes"]) == len(text["pieces"]) - 1 for draft in text["drafts"].values())
+    assert [len(one["lanes"]) for one in committed["lanes"]] == [3, 3, 3]
+
+
+def test_the_committed_page_is_what_the_models_say(committed):
+    """One text, every draft; the texts in between are the same in `make test-full`."""
+    setup = build.load_setup(loading.LAB_TARGET, engine="eager")
+    given = build.first_of_each_kind(build.prompts.encode(build.prompts.standard(), setup.tokenizer))
+    found = build.dialled(setup, given[:1], build.DRAFTS[loading.LAB_TARGET], "the lab's pair")
+    [text], expected = found["texts"], committed["targets"][0]["texts"][0]
+    assert text == expected
+    assert found["pictures"] == committed["targets"][0]["pictures"][: len(found["pictures"])]
 
 
 @pytest.mark.full
-def test_the_committed_files_are_what_the_command_makes():
-    trace = example.example()
-    assert trace.same_text
-    assert example.PAGE.read_text("utf-8") == trace_page.page(trace)
-    assert example.ANIMATION.read_text("utf-8") == trace_svg.draw(trace)
+def test_the_committed_files_are_what_the_command_makes(committed):
+    assert committed == build.page_data()
+    assert build.ANIMATION.read_text("utf-8") == trace_svg.draw(build.animated())
