@@ -35,7 +35,7 @@ def render(data: dict[str, Any], template: str = "page.html", **more: Any) -> st
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
     script = "\n".join((TEMPLATES / name).read_text("utf-8") for name in SCRIPTS)
     return environment.get_template(template).render(
-        data=data,
+        data=harmless_data(data),
         lines=data.get("lines", []),
         style=markupsafe.Markup((TEMPLATES / "page.css").read_text("utf-8")),
         script=markupsafe.Markup(script),
@@ -44,10 +44,19 @@ def render(data: dict[str, Any], template: str = "page.html", **more: Any) -> st
     )
 
 
+def harmless_data(data: Any) -> Any:
+    """Return plain JSON in which every text has pictures of its control characters."""
+    if isinstance(data, dict):
+        return {harmless(key): harmless_data(value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [harmless_data(value) for value in data]
+    return harmless(data) if isinstance(data, str) else data
+
+
 def shown_prompt(prompt: str) -> str:
     """Return the end of a prompt, which a page shows before a text."""
-    end = harmless(prompt)[-PROMPT_CHARACTERS:]
-    return end if len(end) == len(prompt) else f"... {end}"
+    end = prompt[-PROMPT_CHARACTERS:]
+    return end if end == prompt else f"... {end}"
 
 
 def settings_line(trace: Trace) -> str:
@@ -76,8 +85,7 @@ def laid(prompt: str, traces: dict[str, Trace], about: str, kind: str = "this te
 def sampled(trace: Trace) -> dict[str, Any]:
     """Return a decoding above temperature 0, with what the rule knew of each tested token."""
     rounds = [
-        round_data(event, numbers=True) | {"texts": [harmless(token.text) for token in event.tokens]}
-        for event in trace.events
+        round_data(event, numbers=True) | {"texts": [token.text for token in event.tokens]} for event in trace.events
     ]
     return {"about": settings_line(trace), "prompt": shown_prompt(trace.prompt), "rounds": rounds}
 
