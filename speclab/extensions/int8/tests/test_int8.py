@@ -6,6 +6,7 @@ from torch import nn
 
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import Sampling
+from speclab.extensions.int8 import __main__ as command
 from speclab.extensions.int8 import rounded
 from speclab.extensions.int8.kinds import Int8Drafter
 from speclab.models.backends.exported import ExportedModel
@@ -102,3 +103,17 @@ def test_another_device_is_refused():
 @pytest.mark.parametrize("row", [Row(f"{S} --draft int8:4", 2, ("takes no argument", "--draft int8"))], ids=str)
 def test_bad_input_is_one_line(folder, capfd, monkeypatch, row):  # noqa: F811
     check_row(folder, capfd, monkeypatch, row)
+
+
+def test_texts_are_compared_up_to_their_first_difference():
+    pairs = [
+        command.compared("a", ([1, 2, 3, 4], 2.0), ([1, 2, 9, 4], 1.0)),
+        command.compared("a", ([1, 2], 4.0), ([1, 2], 1.0)),
+    ]
+    assert command.total(pairs, "all") == ("all", 2, 6, 4, 1, (6.0, 2.0))
+
+
+def test_the_command_decodes_with_both(pair_folder, capsys):
+    words = ["--target", str(pair_folder / "target"), "--prompt", "def f(x):", "--max-new-tokens", "8", "--no-chat"]
+    assert command.main(words) == 0
+    assert capsys.readouterr().out.splitlines()[-1].split()[:4:3] == ["all", "8"]
