@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import experts, peers_page, roofline, rules, scaling_page, verdicts
+from benchmarks import experts, peers_page, roofline, rules, same_text, scaling_page, verdicts
 from benchmarks.families import __main__ as families
 from benchmarks.gpu import findings
 from speclab.core.rounds import tokens_of
@@ -39,6 +39,7 @@ BENCHMARKS = {
     **dict.fromkeys(("plain", "preflight", "profile"), (findings.FindingsRun, findings.page)),
     "roofline": (roofline.RooflineRun, roofline.page),
     "rules": (rules.RulesRun, rules.page),
+    "text": (same_text.SameTextRun, same_text.page),  # the last word of the names of its records
     "scaling": (scaling_page.ScalingRun, scaling_page.page),
     "experts": (experts.ExpertsRun, experts.page),
     "verdicts": (verdicts.VerdictsRun, verdicts.page),

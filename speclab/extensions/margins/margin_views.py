@@ -6,7 +6,7 @@ from speclab.extensions.margins.margin_record import EDGES, SURE, Group, MarginR
 from speclab.present.pictures import figures
 from speclab.present.pictures.figures import Panel, Series, plain
 from speclab.present.run_lines import circumstances
-from speclab.present.tables import Block, Cell, Heading, Lines, Table, number, show
+from speclab.present.tables import Block, Cell, Heading, Lines, Markdown, Table, number, show
 
 LEGEND = [
     "The margin is the target's highest logit minus its second one, in an uncached pass along its own greedy text. α "
@@ -87,7 +87,7 @@ def page(run: MarginRun, picture_path: str | None = None) -> str:
         f"{circumstances(run)}. Target {settings['target']}; {settings['n_prompts']} prompts, "
         f"{settings['max_new_tokens']} new tokens each, greedy, k = {settings['draft_length']}."
     )
-    shown: list[Block] = [f"![Margins]({picture_path})"] if picture_path else []
+    shown: list[Block] = [Markdown(f"![Margins]({picture_path})")] if picture_path else []
     return show([Heading("What no draft can be sure of", 1), about, *shown, *blocks(run)], markdown=True)
 
 
@@ -110,7 +110,7 @@ def picture(run: MarginRun, folder: Path, name: str) -> Path:
         Series(row.draft, plain((i, alpha([group])) for i, group in enumerate(row.groups)), look)
         for look, row in enumerate(sums)
     ]
-    bars = [Series("places of the text", of(sums[0].groups, "n_places"), 5)]
+    bars = [Series("places of the text", of(sums[0].groups, "n_places"), len(sums))]
     bars += [Series(f"rejections of {row.draft}", of(row.groups, "n_ends"), look) for look, row in enumerate(sums)]
     panels = [
         Panel(curves, x_label, "α, share of right tokens", "how often a draft is right", ticks),
