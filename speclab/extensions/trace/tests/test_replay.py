@@ -16,8 +16,8 @@ from optimized_speculative import speculative_decode
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import Decided, DecodeSettings, Draft
 from speclab.drafts import registry
-from speclab.extensions.trace import build, page, presets
-from speclab.extensions.trace.proposals import LONGEST, PieceTable, asked, on_dial
+from speclab.extensions.trace import build, page, presets, proposals
+from speclab.extensions.trace.proposals import LONGEST, PieceTable, asked
 from speclab.extensions.trace.tests.test_trace import Tags
 from speclab.models import loading, prompts
 from speclab.models.pieces import pieces
@@ -186,8 +186,8 @@ def test_a_page_holds_the_ids_and_proposals(lab):
     [shown] = in_node(UNPACK, [text])
     numbers = {place: id_ for id_, place in table._places.items()}
     assert [numbers[place] for place in shown["ids"]] == found.ids
-    for draft, proposals in found.proposals.items():
-        assert [[numbers[place] for place in one] for one in shown["proposals"][draft]] == proposals
+    for draft, proposed in found.proposals.items():
+        assert [[numbers[place] for place in one] for one in shown["proposals"][draft]] == proposed
     assert "".join(text["pieces"]) == setup.tokenizer.decode(found.ids)
 
 
@@ -213,7 +213,7 @@ def test_two_ids_of_one_picture_stay_two():
 )
 def test_dials_turn_only_drafts_whose_proposals_follow_from_the_text(lab, draft, can):
     choice = registry.read(draft)
-    assert on_dial(choice, choice.make(lab[0])) == can
+    assert proposals.on_dial(choice, choice.make(lab[0])) == can
 
 
 # --- its arithmetic ---
