@@ -36,6 +36,7 @@ CURVES = [
     made(29, 0, 0),
     made(30, 0, 0),
     made(30, 27, 27),
+    made(200, 190, 100, 90),
     made(100, 96, 90, 84),  # f is 0.9
     made(100, 89, 85),
     made(200, 29, 14),
@@ -46,7 +47,13 @@ CURVES = [
     made(300, 150, 100, 45, 20),
     made(300, 150, 120, 60, 40),
     made(300, 150, 90, 50, 20),
+    made(100, 90, 54, 27),  # below two thirds of the first, not of the second
+    made(100, 80, 48, 14),
     made(100, 70),
+    made(400, 360, 350, 60, 20, 5),  # k = 5
+    made(500, 400, 250, 200, 100, 40, 10),  # the second half brings just 0.15
+    made(99, 54),
+    made(100, 55),
     made(100, 50),
     made(100, 10),
     made(400, 300, 225, 169, 127, 95, 10),
