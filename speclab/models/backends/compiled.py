@@ -24,6 +24,7 @@ from speclab.models.family import NoFastBackend
 from speclab.system.errors import first_line
 
 aten = torch.ops.aten
+LANES = {"AVX512": 16, "AVX2": 8}  # numbers of 32 bits in a register
 WIDEST = 9  # tokens of a compiled pass: every row of a product is one more sum in its loop
 _VIEWS = (
     aten.reshape.default,
@@ -321,7 +322,9 @@ def _write_out(graph: fx.GraphModule) -> None:
             inputs = (query, _not_repeated(key, query), _not_repeated(value, query), arguments["attn_mask"], scale)
             _replace(node, attention, inputs)
         elif node.target is aten.linear.default and all(a is None or a.op == "get_attr" for a in node.args[1:]):
-            _replace(node, product, node.args)
+            source, weight, *bias = node.args
+            size = node.meta["val"].shape[-1]
+            _replace(node, product, (source, _in_blocks(graph, weight), size, *bias))
     graph.graph.eliminate_dead_code(
         lambda n: n.op in ("placeholder", "output") or (n.op == "call_function" and n.is_impure())
     )
@@ -361,17 +364,40 @@ def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: fl
     return torch.bmm(weights, value[0]).view(1, n_heads, m, -1)
 
 
-def product(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def product(states: Tensor, blocks: Tensor, size: int, bias: Tensor | None = None) -> Tensor:
     """Multiply states with the rows of a matrix, as one sum for each row of the states.
 
-    (..., n) states, (size, n) weight, (size,) bias -> (..., size)
+    (..., n) states, (ceil(size / lanes), n, lanes) matrix in blocks of rows, (size,) bias -> (..., size)
     """
     n = states.shape[-1]
     m = states.numel() // n
     # The input of the sums is written down once; otherwise it would be computed again for every row of the matrix.
     rows = torch.as_strided(states.contiguous(), (m, n), (n, 1))
-    sums = torch.stack([(weight * rows[i]).sum(-1) for i in range(m)]).view(*states.shape[:-1], -1)
+    sums = torch.stack([(blocks * rows[i, :, None]).sum(1).view(-1)[:size] for i in range(m)])
+    sums = sums.view(*states.shape[:-1], -1)
     return sums if bias is None else sums + bias
+
+
+def in_blocks(weight: Tensor) -> Tensor:
+    """Return a matrix, (size, n), in blocks of as many rows as a register holds: (ceil(size / lanes), n, lanes).
+
+    A register then reads one column of a block, and every row of the states adds to it with one instruction.
+    """
+    lanes = LANES.get(torch.backends.cpu.get_cpu_capability(), 4)
+    size, n = weight.shape
+    padded = nn.functional.pad(weight, (0, 0, 0, -size % lanes))
+    return padded.view(-1, lanes, n).transpose(1, 2).contiguous()
+
+
+def _in_blocks(graph: fx.GraphModule, weight: fx.Node) -> fx.Node:
+    """Return a new constant of the graph: this one in blocks. It stands where the old one stands."""
+    name = f"{weight.target.replace('.', '_')}_in_blocks"
+    if not hasattr(graph, name):
+        setattr(graph, name, in_blocks(rewrites.constant(graph, weight)))
+    with graph.graph.inserting_before(next(iter(graph.graph.nodes))):
+        node = graph.graph.create_node("get_attr", name)
+    node.meta["val"] = getattr(graph, name)
+    return node
 
 
 fx.wrap("attention")
