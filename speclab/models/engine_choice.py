@@ -3,7 +3,8 @@
 The fast one is the exported model on a CPU and CUDA graphs on a GPU. No backend wins everywhere, so `auto` builds it,
 checks it against the model's own logits, and times both for a moment at the widths that decoding uses. Where the fast
 one does not win at both widths, they race again: other work on the machine may be the reason. A model that has no fast
-one runs eagerly, and the reason is printed. `compiled` asks for compiled passes of the exported model.
+one runs eagerly, and the reason is printed. `compiled` asks for compiled passes of the exported model. Once they are in
+the cache folder, `auto` takes them, too.
 """
 
 import copy
@@ -11,7 +12,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import torch
 from transformers import PreTrainedModel
@@ -31,6 +32,8 @@ from speclab.system.terminal import note
 
 ENGINES = ("auto", "fast", "compiled", "eager")
 ASKED_FOR = "asked for"
+FOUND = "found"  # the engine of a draft beside `auto`: fast, with the compiled passes that are there already
+COMPILE = "--engine compiled compiles it once, which may be faster"
 NARROW, WIDE = 1, 5  # a decode step, and the verification of four drafted tokens
 PADDED = 4  # oneDNN reads packed weights fastest for four rows and more
 WIDER = (3, 5, 9, 33)  # tokens of passes that are tried on the model's own weights, too
@@ -80,10 +83,16 @@ def choose(model: PreTrainedModel, wish: str, widths: Iterable[int] = PASSES_OF_
     if wish == "eager":
         return None, ASKED_FOR
     fast, why = build(model)
-    if fast is not None and wish == "compiled":
-        return fast, compile_passes(CachedModel(model, fast=fast), widths)
-    if fast is None or wish in ("fast", "compiled"):
+    if fast is None or wish == "fast":
         return fast, why or ASKED_FOR
+    if wish == "compiled":
+        return fast, f"{ASKED_FOR}; {compile_passes(CachedModel(model, fast=fast), widths)}"
+    if can_compile(fast):
+        done = packages.is_done(fast.name_when_compiled(widths))
+        words = compile_passes(CachedModel(model, fast=fast), widths) if done else COMPILE * bool(packages.compiler())
+        why = "; ".join(filter(None, (why, words)))
+    if wish == FOUND:
+        return fast, ASKED_FOR
     eager, other = CachedModel(model), CachedModel(model, fast=fast)
     result = race(lambda: fastest([(eager, NARROW), (other, NARROW), (eager, WIDE), (other, WIDE)]))
     _forget(fast)
@@ -179,16 +188,22 @@ def compile_passes(cached: CachedModel, widths: Iterable[int]) -> str:
     kept, and the words say why.
     """
     fast = cached.fast
-    if not isinstance(fast, ExportedModel) or fast.model.dtype != torch.float32 or fast.model.device.type != "cpu":
-        return f"{ASKED_FOR}, but not compiled: that is made for float32 on a CPU"
+    if not can_compile(fast):
+        return "not compiled: that is made for float32 on a CPU"
     try:
         fast.programs = _programs(fast, sorted(width for width in widths if width <= compiled.WIDEST))
+        packages.note_done(fast.name_when_compiled(widths))
     except Exception as error:  # a compiler, or a model's own code, may raise any exception
         text = str(error) if isinstance(error, NoFastBackend) else f"{type(error).__name__}: {first_line(error)}"
-        return f"{ASKED_FOR}, but not compiled: {text}"
+        return f"not compiled: {text}"
     if not (faster := [width for width, program in fast.programs.items() if program]):
-        return f"{ASKED_FOR}, but not compiled: the kernels one by one are as fast"
-    return f"{ASKED_FOR}: compiled for passes over {', '.join(map(str, faster))} tokens"
+        return "not compiled: the kernels one by one are as fast"
+    return f"compiled for passes over {', '.join(map(str, faster))} tokens"
+
+
+def can_compile(fast: FastModel | None) -> TypeGuard[ExportedModel]:
+    """Tell whether passes of this fast form can be compiled: they are made for float32 on a CPU."""
+    return isinstance(fast, ExportedModel) and fast.model.dtype == torch.float32 and fast.model.device.type == "cpu"
 
 
 def _programs(fast: ExportedModel, widths: list[int]) -> dict[int, Program | None]:

@@ -88,7 +88,7 @@ class Setup:
         """
         fast, why = None, "its passes have any width, and CUDA graphs are recorded for few"
         if self.target.fast and (graphs or not engine_choice.runs_on_graphs(model)):
-            wish = "compiled" if self.wish == "compiled" else "fast"
+            wish = {"auto": engine_choice.FOUND}.get(self.wish, self.wish)
             fast, why = engine_choice.choose(model, wish, engine_choice.PASSES_OF_DRAFT)
         if self.target.fast and (fast is None or why != engine_choice.ASKED_FOR):
             note(f"this draft runs on the {'fast' if fast else 'eager'} engine: {why}")

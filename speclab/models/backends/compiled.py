@@ -46,12 +46,7 @@ class GraphPart(NamedTuple):
     @property
     def form(self) -> str:
         """Return a text that says what the part computes. Layers that are alike have the same text."""
-        number = {node: i for i, node in enumerate(self.module.graph.nodes)}
-        lines = []
-        for node in self.module.graph.nodes:
-            arguments = fx.node.map_arg((node.args, node.kwargs), lambda other: f"%{number[other]}")
-            lines.append(f"{node.op} {_name(node.target) if node.op == 'call_function' else ''} {arguments}")
-        return "\n".join([*lines, *(str(node.meta["val"].shape) for node in self.inputs)])
+        return "\n".join([_steps_of(self.module), *(str(node.meta["val"].shape) for node in self.inputs)])
 
 
 class Step(NamedTuple):
@@ -211,6 +206,25 @@ class CutPass:
             if _part(self._graph, body | sizes, (hidden[0],)).form == second:
                 return {node}
         return set(able[:1])
+
+
+def _steps_of(module: fx.GraphModule) -> str:
+    """Return what a graph calls, a line for each step, without the names of its nodes."""
+    number = {node: i for i, node in enumerate(module.graph.nodes)}
+    lines = []
+    for node in module.graph.nodes:
+        arguments = fx.node.map_arg((node.args, node.kwargs), lambda other: f"%{number[other]}")
+        lines.append(f"{node.op} {_name(node.target) if node.op == 'call_function' else ''} {arguments}")
+    return "\n".join(lines)
+
+
+def name_of_pass(graph: fx.GraphModule, widths: Iterable[int], threads: int) -> str:
+    """Return the name under which the folder knows that an exported pass was compiled for these widths.
+
+    graph: the pass as it was exported. Passes of the same steps over weights of the same sizes have one name.
+    """
+    sizes = [tuple(rewrites.constant(graph, n).shape) for n in graph.graph.nodes if n.op == "get_attr"]
+    return packages.name_of(_steps_of(graph), [tuple(sorted(widths)), *sizes], threads)
 
 
 def _part(graph: fx.GraphModule, body: set[fx.Node], outputs: tuple[fx.Node, ...]) -> GraphPart:

@@ -25,7 +25,7 @@ from speclab.models.backends.buffers import (
     kv_shapes,
     padded_mask,
 )
-from speclab.models.backends.compiled import CutPass, Program, cut
+from speclab.models.backends.compiled import CutPass, Program, cut, name_of_pass
 from speclab.models.backends.eager import decoder_layers, layer_outputs
 from speclab.models.backends.exporting import export
 from speclab.models.backends.windows import masks, window_of
@@ -124,7 +124,11 @@ class ExportedModel:
     @functools.cached_property
     def cut(self) -> CutPass:
         """Return the pass in the parts that are compiled. Raises NoFastBackend where it cannot be cut."""
-        return cut(self._written_down)
+        return cut(rewrites.copied(self._written_down))
+
+    def name_when_compiled(self, widths: Iterable[int]) -> str:
+        """Return the name under which the cache folder knows that passes of these widths were compiled."""
+        return name_of_pass(self._written_down, widths, torch.get_num_threads())
 
     def pass_over(self, n_tokens: int, masked: bool = False) -> "Program | Replayed":
         """Return the pass for so many tokens: the compiled one of that width or the next wider one, else the replayed

@@ -77,6 +77,19 @@ def name_of(form: str, inputs: list[tuple], threads: int) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:40]
 
 
+def is_done(name: str) -> bool:
+    """Tell whether all functions of what has this name were compiled before."""
+    try:
+        return cache.is_own(cache.folder() / f"{name}.done")
+    except (OSError, RuntimeError):  # there is no such file, or no home
+        return False
+
+
+def note_done(name: str) -> None:
+    """Note that all functions of what has this name are in the folder."""
+    (make_folder() / f"{name}.done").touch(mode=0o600)
+
+
 def load(name: str) -> Run | None:
     """Return the function of that name; None where the folder does not hold it, or holds something that is not one."""
     try:
