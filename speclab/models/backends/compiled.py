@@ -223,7 +223,8 @@ def name_of_pass(graph: fx.GraphModule, widths: Iterable[int], threads: int) -> 
 
     graph: the pass as it was exported. Passes of the same steps over weights of the same sizes have one name.
     """
-    sizes = [tuple(rewrites.constant(graph, n).shape) for n in graph.graph.nodes if n.op == "get_attr"]
+    constants = (rewrites.constant(graph, node) for node in graph.graph.nodes if node.op == "get_attr")
+    sizes = [tuple(tensor.shape) for tensor in constants if tensor is not None]
     return packages.name_of(_steps_of(graph), [tuple(sorted(widths)), *sizes], threads)
 
 
@@ -405,9 +406,9 @@ def in_blocks(weight: Tensor) -> Tensor:
 
 def _in_blocks(graph: fx.GraphModule, weight: fx.Node) -> fx.Node:
     """Return a new constant of the graph: this one in blocks. It stands where the old one stands."""
-    name = f"{weight.target.replace('.', '_')}_in_blocks"
-    if not hasattr(graph, name):
-        setattr(graph, name, in_blocks(rewrites.constant(graph, weight)))
+    name, tensor = f"{str(weight.target).replace('.', '_')}_in_blocks", rewrites.constant(graph, weight)
+    if tensor is not None and not hasattr(graph, name):
+        setattr(graph, name, in_blocks(tensor))
     with graph.graph.inserting_before(next(iter(graph.graph.nodes))):
         node = graph.graph.create_node("get_attr", name)
     node.meta["val"] = getattr(graph, name)
