@@ -4,6 +4,7 @@
     python -m speclab.extensions.servers --url http://127.0.0.1:8000 --plain-url http://127.0.0.1:8001
     python -m speclab.extensions.servers --before a.txt --after b.txt --plain-ms 21.0 --spec-ms 13.3
     python -m speclab.extensions.servers --acceptance 0.35 -k 4 --plain-ms 21.0 --spec-ms 19.5
+    python -m speclab.extensions.servers --acceptance speculation_profile.json --plain-ms 21.0 --spec-ms 19.5
 
 The first form asks the server a dozen prompts, the second one asks the same server without speculation, too, in turns.
 The others use what you have written down: two /metrics pages of vLLM or llama-server, or the rate that the server
@@ -58,7 +59,12 @@ def make_parser() -> argparse.ArgumentParser:
     known = parser.add_argument_group("what is written down")
     known.add_argument("--before", type=Path, metavar="FILE", help="a /metrics page, and")
     known.add_argument("--after", type=Path, metavar="FILE", help="a later one of the same server")
-    known.add_argument("--acceptance", type=_share, metavar="F", help="accepted / drafted, as servers print it")
+    known.add_argument(
+        "--acceptance",
+        type=_acceptance,
+        metavar="F|FILE",
+        help="accepted / drafted, as servers print it, or a speculation_profile.json",
+    )
     known.add_argument(
         "-k", "--draft-length", type=parsing.at_least(1, 256), metavar="K", help="drafted tokens of a round"
     )
@@ -81,6 +87,11 @@ def _share(text: str) -> float:
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no share, give a number from 0 to 1")
     return value
+
+
+def _acceptance(text: str) -> float | Path:
+    """Parse a share, or the file of a profile: what is no number is a file."""
+    return Path(text) if math.isnan(_number(text)) and text.casefold() != "nan" else _share(text)
 
 
 def _number(text: str) -> float:

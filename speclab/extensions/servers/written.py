@@ -1,6 +1,8 @@
 """The answer from what somebody has written down: two /metrics pages, or an acceptance, and milliseconds per token."""
 
 import argparse
+from dataclasses import replace
+from pathlib import Path
 
 from speclab.extensions.servers import counters, profile, screen
 from speclab.extensions.servers.ask.client import PAGE_BYTES
@@ -8,6 +10,7 @@ from speclab.extensions.servers.ask.inputs import text_of
 from speclab.extensions.servers.diagnosis import diagnose
 from speclab.extensions.servers.measured import Measured, of_pages
 from speclab.system.errors import EnvironmentProblem, UsageProblem
+from speclab.system.files import shown
 from speclab.system.terminal import say
 
 
@@ -16,6 +19,9 @@ def show(args: argparse.Namespace) -> int:
     plain, seconds = (value and value / 1e3 for value in (args.plain_ms, args.spec_ms))
     if args.before and args.after:
         label, found = _from_pages(args, plain, seconds)
+    elif isinstance(args.acceptance, Path):
+        label = screen.labelled("written", f"the profile {shown(args.acceptance)}")
+        found = replace(profile.read(args.acceptance), plain_seconds=plain, seconds=seconds)
     elif args.acceptance is not None and args.draft_length:
         label = screen.labelled("written", f"acceptance {args.acceptance:g} of drafts of {args.draft_length} tokens")
         found = Measured(fraction=args.acceptance, draft_length=args.draft_length, plain_seconds=plain, seconds=seconds)
