@@ -13,6 +13,8 @@ from speclab.extensions.servers.vllm.server_record import EngineCounts
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.files import shown, write_whole
 
+NAME = "speculation_profile.json"  # beside the weights of a draft
+
 
 def profile(found: Measured, conditions: dict[str, Any]) -> dict[str, Any]:
     """Return the profile. EnvironmentProblem where the server counts nothing by position.
@@ -60,6 +62,6 @@ def read(path: Path) -> Measured:
     return Measured(counts=counts, n_rounds=n_rounds, n_tokens=n_rounds + sum(kept), draft_length=k)
 
 
-def write(path: Path, found: Measured, conditions: dict[str, Any]) -> None:
+def write(path: Path, found: Measured, conditions: dict[str, Any]) -> Path:
     """Write the profile, whole or not at all."""
-    write_whole(path, json.dumps(profile(found, conditions), indent=2, allow_nan=False) + "\n")
+    return write_whole(path, json.dumps(profile(found, conditions), indent=2, allow_nan=False) + "\n")

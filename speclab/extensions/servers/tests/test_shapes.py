@@ -5,12 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speclab import load
-from speclab.extensions.servers import screen, shapes
+from speclab.extensions.servers import profile, screen, shapes
 from speclab.extensions.servers.curves import faults, measuring
+from speclab.extensions.servers.curves.__main__ import HEADS, write_profile
 from speclab.extensions.servers.curves.curve_record import CurvesRun
 from speclab.extensions.servers.curves.curve_views import by_name
 from speclab.extensions.servers.vllm.server_record import EngineCounts
 from speclab.models import prompts
+from speclab.models.loading import LAB_PAIR
 from speclab.records.files import read
 from speclab.system.paths import ROOT
 
@@ -104,3 +106,11 @@ def test_what_is_kept_unseen_is_everything(tiny_lab):
     case = measuring.Case("all", "", "ngram", 3, lambda lab: lab.draft("ngram"), rule=faults.keeps_everything)
     [entry] = measuring.curves_of(tiny_lab, case)
     assert entry.counts.n_accepted == entry.counts.n_drafted > 0
+
+
+@pytest.mark.parametrize(("folder", "name"), HEADS.items())
+def test_the_profile_beside_a_head_is_its_measured_curve(folder, name, tmp_path):
+    committed = LAB_PAIR / folder / profile.NAME
+    assert profile.read(committed).counts == RECORD[name].counts
+    write_profile(read(ROOT / "results" / "cpu-curves.json", CurvesRun), folder, tmp_path)
+    assert (tmp_path / profile.NAME).read_text() == committed.read_text()
