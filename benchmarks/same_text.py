@@ -114,8 +114,10 @@ def difference(setup: Setup, prompt: Prompt, baseline: list[int], text: list[int
         return None
     same, pair = baseline[: found.position], [found.baseline_token, found.speculative_token]
     rows = setup.reference.logits(prompt.ids, torch.tensor([same], dtype=torch.long), size, n_last=1)
-    own, right = ([rows[i][-1, token].item() for token in pair] for i in range(2))
-    words = [setup.token_text(prompt, same, token) for token in pair]
+    # A text that ended early has no token here, so the difference has no logits.
+    whole = min(pair) >= 0
+    own, right = ([rows[i][-1, token].item() for token in pair] if whole else [] for i in range(2))
+    words = [setup.token_text(prompt, same, token) if token >= 0 else "no token" for token in pair]
     return Difference(
         position=found.position,
         tokens=words,

@@ -74,7 +74,7 @@ def _make_head(name: str, place: str, setup: Setup) -> Drafter:
     head, ids = read_head(place or LAB_HEADS[name], target.model, name, own_width)
     target.hidden_layers = tuple(sorted({*target.hidden_layers, *head.config.layers}))
     drafter = BlockDrafter(head, ids) if isinstance(head, BlockHead) else FeatureDrafter(head, ids)
-    if target.fast and (setup.wish == "compiled" or (setup.wish == "auto" and drafter.was_compiled)):
+    if target.fast and setup.compiles:
         drafter.compile()
     return drafter
 

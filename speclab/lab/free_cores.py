@@ -30,7 +30,7 @@ def look(setup: Setup, drafters: Collection[Drafter]) -> tuple[CoreProbe | None,
     if shares.threads > 1 and setup.reasons.get("threads") != "asked for":
         torch.set_num_threads(1)
         setup.reasons["threads"] = "the cores are not free"
-        if engine_choice.can_compile(setup.target.fast) and setup.target.fast.programs:
+        if engine_choice.is_compiled(setup.target.fast):
             setup.reasons["engine"] = "not compiled: its functions are for more threads; --threads 1 compiles for one"
         for model in (setup.target, *(model for drafter in drafters for model in drafter.models)):
             if model.fast:

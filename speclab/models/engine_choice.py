@@ -3,10 +3,11 @@
 The fast one is the exported model on a CPU and CUDA graphs on a GPU. No backend wins everywhere, so `auto` builds it,
 checks it against the model's own logits, and times both for a moment at the widths that decoding uses. Where the fast
 one does not win at both widths, they race again: other work on the machine may be the reason. A model that has no fast
-one runs eagerly, and the reason is printed. `compiled` asks for compiled passes of the exported model. Once they are in
-the cache folder, `auto` takes them, too.
+one runs eagerly, and the reason is printed. `compiled` asks for compiled passes of the exported model. Once a target's
+are in the cache folder, `auto` takes them, too, and compiles what its drafts need.
 """
 
+import contextlib
 import copy
 import functools
 import math
@@ -32,7 +33,6 @@ from speclab.system.terminal import note
 
 ENGINES = ("auto", "fast", "compiled", "eager")
 ASKED_FOR = "asked for"
-FOUND = "found"  # the engine of a draft beside `auto`: fast, with the compiled passes that are there already
 COMPILE = "--engine compiled compiles it once, which may be faster"
 NARROW, WIDE = 1, 5  # a decode step, and the verification of four drafted tokens
 PADDED = 4  # oneDNN reads packed weights fastest for four rows and more
@@ -91,8 +91,6 @@ def choose(model: PreTrainedModel, wish: str, widths: Iterable[int] = PASSES_OF_
         done = packages.is_done(fast.name_when_compiled(widths))
         words = compile_passes(CachedModel(model, fast=fast), widths) if done else COMPILE * bool(packages.compiler())
         why = "; ".join(filter(None, (why, words)))
-    if wish == FOUND:
-        return fast, ASKED_FOR
     eager, other = CachedModel(model), CachedModel(model, fast=fast)
     result = race(lambda: fastest([(eager, NARROW), (other, NARROW), (eager, WIDE), (other, WIDE)]))
     _forget(fast)
@@ -192,13 +190,20 @@ def compile_passes(cached: CachedModel, widths: Iterable[int]) -> str:
         return "not compiled: that is made for float32 on a CPU"
     try:
         fast.programs = _programs(fast, sorted(width for width in widths if width <= compiled.WIDEST))
-        packages.note_done(fast.name_when_compiled(widths))
     except Exception as error:  # a compiler, or a model's own code, may raise any exception
         text = str(error) if isinstance(error, NoFastBackend) else f"{type(error).__name__}: {first_line(error)}"
         return f"not compiled: {text}"
+    with contextlib.suppress(OSError, NoFastBackend):  # without the note, `auto` does not look for them
+        packages.note_done(fast.name_when_compiled(widths))
     if not (faster := [width for width, program in fast.programs.items() if program]):
         return "not compiled: the kernels one by one are as fast"
     return f"compiled for passes over {', '.join(map(str, faster))} tokens"
+
+
+def is_compiled(fast: FastModel | None) -> bool:
+    """Tell whether some of its passes are compiled functions. Then those of its drafts are, too: what a drafted token
+    costs is counted in steps of the target."""
+    return can_compile(fast) and any(fast.programs.values())
 
 
 def can_compile(fast: FastModel | None) -> TypeGuard[ExportedModel]:

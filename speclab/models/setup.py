@@ -81,6 +81,11 @@ class Setup:
         """Return the text that a token adds after a prompt and the new ids `text`."""
         return added(self.tokenizer, self.ids_before(prompt) + text, [token])
 
+    @property
+    def compiles(self) -> bool:
+        """Tell whether the passes of drafts are compiled: where that was asked for, or the target's are."""
+        return self.wish == "compiled" or engine_choice.is_compiled(self.target.fast)
+
     def cached(self, model: PreTrainedModel, vocab_size: int, graphs: bool = True) -> CachedModel:
         """Put another model on the target's backend, so that both arms run on the same engine.
 
@@ -88,7 +93,7 @@ class Setup:
         """
         fast, why = None, "its passes have any width, and CUDA graphs are recorded for few"
         if self.target.fast and (graphs or not engine_choice.runs_on_graphs(model)):
-            wish = {"auto": engine_choice.FOUND}.get(self.wish, self.wish)
+            wish = "compiled" if self.compiles else "fast"
             fast, why = engine_choice.choose(model, wish, engine_choice.PASSES_OF_DRAFT)
         if self.target.fast and (fast is None or why != engine_choice.ASKED_FOR):
             note(f"this draft runs on the {'fast' if fast else 'eager'} engine: {why}")

@@ -45,6 +45,13 @@ def test_the_logits_are_those_of_both_tokens_at_the_first_difference(setup, prom
     assert not found.near_tie
 
 
+def test_a_text_that_ends_early_is_a_bug_without_logits(setup, prompt):
+    """A loop that drops its last tokens is named; there is no token to show logits of."""
+    text = [5, 6, 7, 8]
+    found = same_text.difference(setup, prompt, text, text[:3])
+    assert (found.position, found.logits, found.right, found.near_tie) == (3, [], [], False)
+
+
 def test_a_wrong_loop_is_noticed_and_the_record_says_so(pair_folder, tmp_path, monkeypatch, capsys):
     words = ["--target", str(pair_folder / "target"), "--prompt", "def f(x):", "--max-new-tokens", str(BUDGET)]
     words += ["--no-chat", "-k", "2", "--out-dir", str(tmp_path)]

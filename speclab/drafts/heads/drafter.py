@@ -12,9 +12,8 @@ from speclab.core.law import ChainLaw, Law
 from speclab.core.rounds import Target
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.heads.parts import choose_packing, freeze, rotations
-from speclab.drafts.heads.passes import HeadPass, head_pass, name_when_compiled, use_compiled
+from speclab.drafts.heads.passes import HeadPass, head_pass, use_compiled
 from speclab.drafts.heads.rollout import target_pass
-from speclab.models.backends import packages
 from speclab.models.backends.compile_functions import BLOCK
 from speclab.models.cached import CachedModel
 from speclab.system.terminal import note
@@ -52,11 +51,6 @@ class HeadDrafter(Drafter):
     def n_rows(self) -> int:
         """Return how many rows the input of most of its products has, in a draft."""
         return 1
-
-    @property
-    def was_compiled(self) -> bool:
-        """Tell whether the cache folder has the compiled functions of such a head."""
-        return packages.is_done(name_when_compiled(self.head, self.compiled_widths))
 
     def compile(self) -> None:
         """Let compiled functions make its passes, where they are faster."""

@@ -88,12 +88,6 @@ def compile_steps(head: Any, widths: dict[str, tuple[int, ...]], find: packages.
     return made if all(made.values()) else None
 
 
-def name_when_compiled(head: Any, widths: dict[str, tuple[int, ...]]) -> str:
-    """Return the name under which the cache folder knows that these functions of such a head were compiled."""
-    sizes = [(name, *tensor.shape) for name, tensor in head.state_dict().items()]
-    return packages.name_of(f"{type(head).__name__} {head.config} {widths}", sizes, torch.get_num_threads())
-
-
 def use_compiled(head: Any, widths: dict[str, tuple[int, ...]]) -> str:
     """Compile functions of a frozen head, check each against the head's own, and keep those that are faster.
 
@@ -109,7 +103,6 @@ def use_compiled(head: Any, widths: dict[str, tuple[int, ...]]) -> str:
             made = compile_steps(head, widths, packages.in_folder)
         if made is None:
             return "a compiled function cannot be loaded"
-        packages.note_done(name_when_compiled(head, widths))
         own = {key: getattr(head, key[0]) for key in made}
         head.compiled = {key: run for key, run in made.items() if _is_right_and_faster(head, key, run, own[key])}
     except Exception as error:  # a compiler may raise any exception

@@ -48,6 +48,8 @@ def main(argv: list[str] | None = None) -> int:
     rounded = rounded_target(setup)
     note(setup.describe())
     pairs = []
+    for model in (setup.target, rounded):  # the first passes of a process are slow
+        _decoded(model, prompts[0], min(args.max_new_tokens, 8))
     with progress(len(prompts), "prompt", "decoding") as bar:
         for turn, prompt in enumerate(prompts):
             models = (setup.target, rounded)

@@ -1,1 +1,1 @@
-"""What no draft can be sure of: acceptance against the margin between the target's first two choices."""
+"""Where drafts are wrong: acceptance against the margin between the target's first two choices."""

@@ -13,7 +13,8 @@ LEGEND = [
     "is the share of right tokens among the first ones that a draft proposes at such places.",
     "places is the share of the text, and ends the share of the rejections, that fall on such places.",
     f"under {SURE:g} is the share of places with a smaller margin. tok/rnd is what a replay of the rounds gives, and "
-    f"sure what it would give with a draft that is right wherever the margin is {SURE:g} or more. An oracle has k + 1.",
+    f"sure what it would give with a draft that is right wherever the margin is {SURE:g} or more. An oracle has k + 1 "
+    "in all rounds but the last.",
 ]
 
 
@@ -58,8 +59,8 @@ def blocks(run: MarginRun) -> list[Block]:
         "α there": lambda row: number(alpha(unsure(row))),
         "α elsewhere": lambda row: number(alpha([group for group in row.groups if group.low >= SURE])),
         "ends there": lambda row: number(share(sum(g.n_ends for g in unsure(row)), of(row, "n_ends"))),
-        "tok/rnd": lambda row: number(row.n_tokens / row.n_rounds),
-        "sure": lambda row: number(row.n_tokens / row.n_sure_rounds),
+        "tok/rnd": lambda row: number(share(row.n_tokens, row.n_rounds)),
+        "sure": lambda row: number(share(row.n_tokens, row.n_sure_rounds)),
     }
     return [Table(by_margin, margins, n_words=2), Table(kinds, by_kind, n_words=2), Lines(LEGEND)]
 
@@ -88,7 +89,7 @@ def page(run: MarginRun, picture_path: str | None = None) -> str:
         f"{settings['max_new_tokens']} new tokens each, greedy, k = {settings['draft_length']}."
     )
     shown: list[Block] = [Markdown(f"![Margins]({picture_path})")] if picture_path else []
-    return show([Heading("What no draft can be sure of", 1), about, *shown, *blocks(run)], markdown=True)
+    return show([Heading("Where drafts are wrong", 1), about, *shown, *blocks(run)], markdown=True)
 
 
 def text(run: MarginRun) -> str:

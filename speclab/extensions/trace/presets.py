@@ -132,7 +132,8 @@ def nearly_free() -> dict[str, Any]:
     return _rounded(
         "width nearly free, as on a GPU (assumed)",
         "Assumed, not measured: a token more in the pass costs 0.005 steps, a token of the draft model 0.1, of the "
-        "feature head 0.04, a block 0.05, the rest of a round 0.03.",
+        "feature head 0.04, a block 0.05, the rest of a round 0.03. Any other draft is taken to cost what the draft "
+        "model costs.",
         None,
         {"lookup": [0.0] * len(LENGTHS), "model": model, "feature": feature, LIKE["block"]: one_pass},
         [1 + 0.005 * n for n in LENGTHS],

@@ -51,7 +51,7 @@ const replay = (() => {
   // Costs after a turn of the three dials. A preset has, for 0 to 12 drafted tokens, in decode steps of the target:
   // draft, the whole draft; pass, the target's pass over one token more; rest, what else a round takes.
   const turned = (preset, draft, dials) => {
-    const own = preset.draft[draft] || preset.draft[preset.like[draft]];
+    const own = preset.draft[draft] || preset.draft[preset.like[draft]] || preset.draft.model;
     return {
       draft: Array.from({length: LENGTHS + 1}, (_, n) => (own ? own[n] * dials.draft : 0)),
       pass: preset.pass.map((steps) => preset.pass[0] + (steps - preset.pass[0]) * dials.pass),
