@@ -210,7 +210,7 @@ def test_a_lookups_rounds_are_priced_apart(target, monkeypatch):
                 timed.append((round_._replace(n_drafted=n, seconds=phases), own))
         return timed
 
-    monkeypatch.setattr("speclab.lab.round_costs._rounds", rounds)
+    monkeypatch.setattr("speclab.lab.round_costs.timed_rounds", rounds)
     settings = DecodeSettings(20)
     for inner in (ExitDrafter(tiny_adapter(target, 2)), AutoLength(ExitDrafter(tiny_adapter(target, 2)))):
         hybrid = HybridDrafter(SuffixDrafter(), inner)

@@ -110,14 +110,14 @@ def blames_the_load_for_everything() -> None:
     diagnosis.diagnose = diagnose
 
 
-@mutant(42, "few_counts_are_never_named", file="test_shapes")
+@mutant(42, "few_counts_are_never_named", file="test_curve_shapes")
 def names_a_shape_from_any_count() -> None:
     """names the shape of a curve however few its counts are"""
     shapes.FEWEST = 1
     shapes.ERRORS = 0.0
 
 
-@mutant(42, "short_drafts_hide_what_stands_behind_the_first_position", file="test_shapes")
+@mutant(42, "short_drafts_hide_what_stands_behind_the_first_position", file="test_curve_shapes")
 def takes_shorter_drafts_for_whole_ones() -> None:
     """takes a position that was not drafted for one that was rejected"""
     shapes.WHOLE_DRAFTS = 0.0

@@ -29,14 +29,14 @@ def shows_the_targets_own_row() -> None:
     branches.walked = walked
 
 
-@mutant(49, "what_drafters_are_asked_is_what_they_propose_in_the_loop", file="test_replay")
+@mutant(49, "what_drafters_are_asked_is_what_they_propose_in_the_loop", file="test_dials_replay")
 def asks_for_one_token_less() -> None:
     """asks each draft for one token less than the loop would, which shows where the text's end caps drafts"""
     right = proposals.AskedDrafters.propose
     proposals.AskedDrafters.propose = lambda self, k, uniforms: right(self, max(0, k - 1), uniforms)
 
 
-@mutant(49, "two_ids_of_one_picture_stay_two", file="test_replay")
+@mutant(49, "two_ids_of_one_picture_stay_two", file="test_dials_replay")
 def takes_a_token_for_its_picture() -> None:
     """numbers pictures in place of ids, so that tokens that look alike are taken for the same"""
     right = proposals.PieceTable.place
@@ -48,7 +48,7 @@ def takes_a_token_for_its_picture() -> None:
     proposals.PieceTable.place = place
 
 
-@mutant(49, "dials_turn_only_drafts_whose_proposals_follow_from_the_text", file="test_replay")
+@mutant(49, "dials_turn_only_drafts_whose_proposals_follow_from_the_text", file="test_dials_replay")
 def puts_a_hybrid_on_a_dial() -> None:
     """replays a hybrid, which chooses by what earlier rounds showed, from what it would do in other rounds"""
     proposals.on_dial = lambda choice, drafter: not choice.branches

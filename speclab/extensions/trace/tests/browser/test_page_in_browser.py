@@ -7,7 +7,7 @@ import pytest
 
 from speclab.extensions.trace import build, own_page, page
 from speclab.extensions.trace.tests.browser.looks import CONTRAST, DESK, PHONE, WIDTHS
-from speclab.extensions.trace.tests.test_replay import rounds_of_the_loop
+from speclab.extensions.trace.tests.test_dials_replay import rounds_of_the_loop
 from speclab.extensions.trace.tests.test_trace import Tags
 from speclab.extensions.trace.tests.trace_streams import scripted, with_texts
 
