@@ -19,7 +19,8 @@ import argparse
 import sys
 
 from speclab.cli import flags, no_effect, parsing
-from speclab.extensions.trace import decoding, follow, own_page, page, profile, report, shape_views, trace_terminal
+from speclab.extensions.trace import decoding, follow, profile, report, shape_views, trace_terminal
+from speclab.extensions.trace.dials import own_page, page
 from speclab.lab.instruments import LoopFunctions
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.files import shown, write_whole

@@ -23,9 +23,10 @@ from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
 from speclab.drafts.lengths import RoundCosts
-from speclab.extensions.trace import follow, page, presets, trace_svg
-from speclab.extensions.trace.presets import LENGTHS, RESULTS
-from speclab.extensions.trace.proposals import PieceTable, asked
+from speclab.extensions.trace import follow, trace_svg
+from speclab.extensions.trace.dials import page, presets
+from speclab.extensions.trace.dials.presets import LENGTHS, RESULTS
+from speclab.extensions.trace.dials.proposals import PieceTable, asked
 from speclab.extensions.trace.trace import Event, Trace
 from speclab.lab.instruments import LoopFunctions
 from speclab.models import loading, prompts, texts

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from speclab.extensions.trace import page as dials
+from speclab.extensions.trace.dials import page as dials
 
 CAPTIONS = {  # end of a picture's file name -> what it shows
     "speedup": "Speedup against the draft length, measured and predicted",

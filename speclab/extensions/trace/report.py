@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from speclab.cli import flags, parsing
-from speclab.extensions.trace import decoding, follow, html_report, own_page, presets
+from speclab.extensions.trace import decoding, follow, html_report
+from speclab.extensions.trace.dials import own_page, presets
 from speclab.extensions.trace.trace import Trace
 from speclab.models import loading
 from speclab.models.padded import sizes

@@ -3,8 +3,9 @@
 from torch import Tensor
 
 from speclab.core.rounds import Draft
-from speclab.extensions.trace import branches, proposals
+from speclab.extensions.trace import branches
 from speclab.extensions.trace.branches import Tried
+from speclab.extensions.trace.dials import proposals
 from tests.mutants.bugs import mutant
 
 BUGS = {

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from speclab.extensions.trace import build, page, presets, trace_svg
+from speclab.extensions.trace import build, trace_svg
+from speclab.extensions.trace.dials import page, presets
 from speclab.extensions.trace.tests.test_trace import Tags
 from speclab.extensions.trace.tests.trace_streams import scripted, with_texts
 from speclab.models import loading

@@ -16,8 +16,9 @@ from optimized_speculative import speculative_decode
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import Decided, DecodeSettings, Draft
 from speclab.drafts import registry
-from speclab.extensions.trace import build, page, presets, proposals
-from speclab.extensions.trace.proposals import LONGEST, PieceTable, asked
+from speclab.extensions.trace import build
+from speclab.extensions.trace.dials import page, presets, proposals
+from speclab.extensions.trace.dials.proposals import LONGEST, PieceTable, asked
 from speclab.extensions.trace.tests.test_trace import Tags
 from speclab.models import loading, prompts
 from speclab.models.pieces import pieces

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from speclab.extensions.trace import html_report, own_page
+from speclab.extensions.trace import html_report
+from speclab.extensions.trace.dials import own_page
 from speclab.extensions.trace.tests.trace_streams import scripted, with_texts
 from speclab.models import loading
 from speclab.present import first_screen, tables

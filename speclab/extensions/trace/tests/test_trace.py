@@ -21,7 +21,8 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Draft, Round
 from speclab.core.sampling import Sampling
 from speclab.drafts.oracle import FreeOracleDrafter
-from speclab.extensions.trace import follow, own_page, page, trace, trace_terminal
+from speclab.extensions.trace import follow, trace, trace_terminal
+from speclab.extensions.trace.dials import own_page, page
 from speclab.extensions.trace.tests.trace_streams import clock, count_all, rounds, scripted, settings, with_texts
 from speclab.extensions.trace.trace import Position
 from speclab.lab.instruments import LoopFunctions, with_phases

@@ -12,9 +12,10 @@ from speclab.core import clock as clock_module
 from speclab.core.rounds import DecodeSettings, Draft, Round
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
-from speclab.extensions.trace import follow, page, trace, trace_terminal
+from speclab.extensions.trace import follow, trace, trace_terminal
 from speclab.extensions.trace.__main__ import main
 from speclab.extensions.trace.branches import walked
+from speclab.extensions.trace.dials import page
 from speclab.extensions.trace.tests.test_trace import NASTY, Tags, page_of
 from speclab.extensions.trace.tests.trace_streams import clock, settings, with_texts
 from speclab.extensions.trace.trace import Position

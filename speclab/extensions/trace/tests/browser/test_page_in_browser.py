@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from speclab.extensions.trace import build, own_page, page
+from speclab.extensions.trace import build
+from speclab.extensions.trace.dials import own_page, page
 from speclab.extensions.trace.tests.browser.looks import CONTRAST, DESK, PHONE, WIDTHS
 from speclab.extensions.trace.tests.test_dials_replay import rounds_of_the_loop
 from speclab.extensions.trace.tests.test_trace import Tags

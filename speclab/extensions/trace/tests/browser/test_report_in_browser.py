@@ -2,7 +2,8 @@
 
 import pytest
 
-from speclab.extensions.trace import html_report, own_page
+from speclab.extensions.trace import html_report
+from speclab.extensions.trace.dials import own_page
 from speclab.extensions.trace.tests.browser.looks import CONTRAST, WIDTHS
 from speclab.extensions.trace.tests.trace_streams import scripted
 from speclab.present import first_screen

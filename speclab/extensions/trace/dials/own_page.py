@@ -4,9 +4,9 @@ from typing import Any
 
 from speclab.core.drafter import Drafter
 from speclab.drafts import registry
-from speclab.extensions.trace import page, presets
 from speclab.extensions.trace.decoding import Loaded
-from speclab.extensions.trace.proposals import LONGEST, PieceTable, asked, on_dial
+from speclab.extensions.trace.dials import page, presets
+from speclab.extensions.trace.dials.proposals import LONGEST, PieceTable, asked, on_dial
 from speclab.extensions.trace.trace import Trace
 from speclab.extensions.trace.trace_terminal import agreement, summary, times
 from speclab.models.pieces import pieces

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, Round
-from speclab.extensions.trace.proposals import LONGEST
+from speclab.extensions.trace.dials.proposals import LONGEST
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.round_costs import timed_rounds
 from speclab.models.cached import CachedModel
