@@ -196,6 +196,8 @@ def compile_passes(cached: CachedModel, widths: Iterable[int]) -> str:
     with contextlib.suppress(OSError, NoFastBackend):  # without the note, `auto` does not look for them
         packages.note_done(fast.name_when_compiled(widths))
     if not (faster := [width for width, program in fast.programs.items() if program]):
+        fast.programs = {}
+        fast.forget_cut()
         return "not compiled: the kernels one by one are as fast"
     return f"compiled for passes over {', '.join(map(str, faster))} tokens"
 

@@ -162,6 +162,7 @@ def load_setup(
         torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for every shape, and a text has many
     tokenizer = tokenizer or loading.load_tokenizer(target)
     copies = 2 if engine != "eager" and can_prepack(where, precision) else 1  # the fast engine packs a second one
+    copies += engine == "compiled"  # and compiled passes have one in blocks
     model = loading.load_model(target, where, precision, "target", copies, device_map)
     reasons = {"device": why_device, "dtype": why_dtype, "threads": why_threads(threads)}
     return setup_of(model, tokenizer, loading.short_name(target), sampling, engine, reasons)

@@ -120,6 +120,11 @@ def test_the_curves_of_the_chapter_are_measured_and_not_those_of_the_checks():
     whole = [curve for curves in measured(whole=True).values() for curve in curves]
     assert len(shown) == 12
     assert all(curve in whole and curve not in CURVES for curve in shown.values())
+    entries = json.loads((ROOT / "results" / "cpu-curves.json").read_text("utf-8"))["curves"]
+    faults = dict(re.findall(r"^\| ([A-L]) \| [a-z ]+ \| ([^\d|][^|]+) \|$", chapter(STEM), re.MULTILINE))
+    for name, curve in shown.items():
+        same = [one["fault"] for one in entries if measured(whole=True).get(one["name"]) == [curve]]
+        assert faults[name] in [fault or "nothing is wrong" for fault in same]
     causes = dict(re.findall(r"^\| ([A-L]) \| ([a-z ]+) \| [^\d|]", chapter(STEM), re.MULTILINE))
     assert causes == {name: right.diagnose(right.Curve(*curve)) for name, curve in shown.items()}
 

@@ -4,7 +4,8 @@
 
 The target and the rounded target decode every prompt greedily, in turns. What comes out: by kind of text, the tokens
 before the first difference, and the speed of the rounded target as a factor. It is the baseline that a draft of rounded
-weights has beside it: faster than any draft of its own, and another text. `compare.py --draft int8` keeps the text.
+weights has beside it: it may be faster than that draft, and it writes another text. `compare.py --draft int8` keeps the
+target's text.
 """
 
 if __name__ == "__main__":

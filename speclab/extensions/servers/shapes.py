@@ -1,8 +1,9 @@
 """Shapes of acceptance curves, each with its usual cause, how to tell, and the next step. Pure: counts in, no torch.
 
-A curve is the counts of a server's rounds. A shape is named only where the counts leave little doubt: shares are
-compared with the spread that so many rounds have, two standard errors. docs/acceptance-curves.md shows every shape as
-it was measured, by `python -m speclab.extensions.servers.curves`.
+A curve is the counts of a server's rounds. A shape is named only where a share of rounds is beyond a line by two
+standard errors, the spread that so many independent rounds have. Some shapes ask for a second thing, which is compared
+as it is. docs/acceptance-curves.md shows every shape as it was measured, by
+`python -m speclab.extensions.servers.curves`.
 """
 
 import math
@@ -12,7 +13,7 @@ from speclab.extensions.servers.vllm.server_record import EngineCounts
 
 FEWEST = 30  # rounds, below which nothing is named
 ERRORS = 2.0  # standard errors by which a share must be on one side
-NONE_KEPT, GOOD_START, LOW_RATE, ALL_KEPT = 0.15, 0.3, 0.55, 0.9
+NONE_KEPT, GOOD_START, LOW_RATE, ALL_KEPT = 0.15, 0.3, 0.55, 0.8  # of rounds; LOW_RATE of tested tokens
 CLIFF_SHARE, FALL_SHARE = 0.5, 2 / 3  # of what the other share is
 FEWER, AS_MANY = 0.8, 0.95  # f that falls, and accepted tokens of a round that do not
 WHOLE_DRAFTS = 0.8  # of k: where drafts are shorter than that, positions behind the first say little
@@ -71,12 +72,12 @@ TOO_LONG = Shape(
 )
 ALL = Shape(
     "everything is kept",
-    "the text is in a loop, the draft is the target itself, or nothing is verified",
+    "the text is in a loop, the draft is the target itself or nearly as good, or nothing is verified",
     "read the texts, and compare them with those of the server without speculation",
     "prompts that do not repeat themselves; where texts differ, do not use this server",
 )
 LOW = Shape(
-    "level and low",
+    "low, and neither zero nor a cliff",
     "a draft of another model or another kind of text, one that is damaged or quantised, or sampling at a temperature",
     "ask greedily and by kind of text; try the draft's own published prompts",
     "a draft that was trained on texts of this very target",
@@ -114,13 +115,13 @@ def shape_of(counts: EngineCounts) -> Shape | None:
     if not kept or n < FEWEST:
         return None
     first = Share(kept[0], n)
-    if _above(Share(counts.n_accepted, counts.n_drafted), ALL_KEPT):
+    if _above(Share(kept[-1], n), ALL_KEPT):  # rounds that kept all: their tokens do not depend on each other
         return ALL
     if _under(first, NONE_KEPT):
         return ZERO
     if counts.n_drafted < WHOLE_DRAFTS * n * len(kept):
         return None  # what the later positions were asked for is not known
-    if _above(first, GOOD_START) and len(kept) > 1 and _less(Share(kept[1], kept[0]), first, CLIFF_SHARE):
+    if len(kept) > 1 and _less(Share(kept[1], kept[0]), first, CLIFF_SHARE):
         return CLIFF
     if len(kept) > 2 and kept[0] * kept[0] > kept[1] * n and _less(Share(kept[2], kept[1]), first, FALL_SHARE):
         return FALLING

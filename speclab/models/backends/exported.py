@@ -126,6 +126,10 @@ class ExportedModel:
         """Return the pass in the parts that are compiled. Raises NoFastBackend where it cannot be cut."""
         return cut(rewrites.copied(self._written_down))
 
+    def forget_cut(self) -> None:
+        """Free the weights in blocks where no compiled pass reads them."""
+        self.__dict__.pop("cut", None)
+
     def name_when_compiled(self, widths: Iterable[int]) -> str:
         """Return the name under which the cache folder knows that passes of these widths were compiled."""
         return name_of_pass(self._written_down, widths, torch.get_num_threads())

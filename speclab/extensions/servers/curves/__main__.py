@@ -23,13 +23,14 @@ from speclab.cli import flags, parsing
 from speclab.cli.output import Output
 from speclab.extensions.servers import profile
 from speclab.extensions.servers.curves import curve_views, measuring
-from speclab.extensions.servers.curves.curve_record import CurvesRun
+from speclab.extensions.servers.curves.curve_record import CurveEntry, CurvesRun
 from speclab.extensions.servers.measured import Measured
+from speclab.lab.harness import kept_when_stopped
 from speclab.models import loading, prompts
 from speclab.models.setup import Setup, load_setup
 from speclab.records import files
-from speclab.system.errors import reports_problems
-from speclab.system.files import do_all
+from speclab.system.errors import UsageProblem, reports_problems
+from speclab.system.files import do_all, shown
 from speclab.system.terminal import say
 
 HEADS = {"feature": "feature", "block": "block", "draft": "model"}  # folder of models/lab-pair -> its curve
@@ -41,17 +42,27 @@ def main(argv: list[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     if args.profiles:
         run = files.read(args.profiles, CurvesRun)
+        if missing := [name for name in HEADS.values() if name not in curve_views.by_name(run)]:
+            raise UsageProblem(
+                f"--profiles {shown(args.profiles)} has no curve of {missing[0]}; give results/cpu-curves.json"
+            )
         return do_all([functools.partial(write_profile, run, name, loading.LAB_PAIR / name) for name in HEADS])
     output = Output(args, f"{args.name}-curves")
     output.check()
     setup = load_setup(loading.LAB_TARGET, threads=args.threads, engine="eager")
     found = prompts.first_of_each_kind(prompts.encode(prompts.standard(), setup.tokenizer), args.limit)
     lab = measuring.Lab(setup, found, args.max_new_tokens, args.seed)
-    run = record(args, setup, lab)
+    curves: list[CurveEntry] = []
+    with kept_when_stopped(lambda: "what is measured is kept" if curves else "") as stops:
+        curves.extend(measuring.measure(lab))
+    run = record(args, setup, lab, curves, bool(stops))
     picture = functools.partial(curve_views.picture, run, output.plots, output.name)
     page = functools.partial(curve_views.page, run, f"../plots/{output.name}.png")
     say(curve_views.text(run))
-    return do_all([*output.writes(run, page), picture])
+    code = do_all([*output.writes(run, page), *[picture] * (not stops)])  # the picture shows all curves
+    if stops and not isinstance(stops[0], KeyboardInterrupt):
+        raise stops[0]
+    return code
 
 
 def write_profile(run: CurvesRun, name: str, folder: Path) -> Path:
@@ -63,8 +74,10 @@ def write_profile(run: CurvesRun, name: str, folder: Path) -> Path:
     return profile.write(folder / profile.NAME, Measured(counts=counts), conditions)
 
 
-def record(args: argparse.Namespace, setup: Setup, lab: measuring.Lab) -> CurvesRun:
-    """Measure all curves.  -> their record"""
+def record(
+    args: argparse.Namespace, setup: Setup, lab: measuring.Lab, curves: list[CurveEntry], interrupted: bool
+) -> CurvesRun:
+    """Return the record of these curves."""
     settings = {
         "target": setup.target_name,
         "device": setup.device.type,
@@ -80,11 +93,11 @@ def record(args: argparse.Namespace, setup: Setup, lab: measuring.Lab) -> Curves
     return CurvesRun(
         schema_version=2,
         created=files.today(),
-        interrupted=False,
+        interrupted=interrupted,
         machine=files.machine(setup.device),
         versions=files.versions(),
         settings=settings,
-        curves=list(measuring.measure(lab)),
+        curves=curves,
     )
 
 

@@ -26,7 +26,7 @@ PANELS = {
     "each position less often than the one before": ("independent",),
     "the last positions bring next to nothing": ("k = 16",),
     "everything is kept": ("target", "unverified", "loop"),
-    "level and low": ("noise 0.4", "T = 1, certain"),
+    "low, and neither zero nor a cliff": ("noise 0.4", "T = 1, certain"),
     "fine, then nothing: by the place in the text": ("buffer: before", "buffer: behind"),
     "the same prompt again": ("cached: first", "cached: second"),
     "f falls, tokens of a round do not": ("threshold", "no threshold"),

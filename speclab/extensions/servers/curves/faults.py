@@ -42,13 +42,11 @@ class OneOff(FeatureDrafter):
         super().observe(n_accepted, tokens)
 
 
-def overwritten(head: FeatureHead, seed: int) -> FeatureHead:
-    """Put random numbers into a head's output layer, as where a checkpoint's own were not found under their name."""
-    weight = head.lm_head.weight
+def overwrite(weight: Tensor, seed: int) -> None:
+    """Put random numbers of the same spread into a matrix."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         weight.copy_(torch.randn(weight.shape, generator=generator) * weight.std())
-    return head
 
 
 class StaleToken(FeatureDrafter):

@@ -11,9 +11,8 @@ from speclab.core.drafter import Drafter
 from speclab.core.rounds import AcceptRule, DecodeSettings, Round
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
-from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
-from speclab.drafts.heads.feature import FeatureHead
+from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.heads.files import read_head
 from speclab.extensions.servers.counters import total
 from speclab.extensions.servers.curves import faults
@@ -67,26 +66,17 @@ class Lab:
             self._made[name] = registry.make(name, self.setup, self.seed)
         return self._made[name]
 
-    def feature(self, kind: type[FeatureDrafter]) -> Drafter:
-        """Return the feature head with a fault."""
-        right = self.draft("feature")
-        assert isinstance(right, FeatureDrafter)
-        target = self.setup.target
-        target.hidden_layers = tuple(sorted({*target.hidden_layers, *faults.LOW_LAYERS}))
-        return kind(right.head, right.ids)
+    def head(self, kind: type[HeadDrafter], name: str = "feature", overwritten: bool = False) -> Drafter:
+        """Return one of the lab's heads as a draft of this class.
 
-    def no_markov(self) -> Drafter:
-        """Return the block head without its Markov bias."""
-        right = self.draft("block")
-        assert isinstance(right, BlockDrafter)
-        return faults.NoMarkov(right.head, right.ids)
-
-    def overwritten(self) -> Drafter:
-        """Return the feature head with random numbers in its output layer."""
-        self.draft("feature")  # the target keeps the states of its layers from then on
-        head, ids = read_head(str(loading.LAB_PAIR / "feature"), self.setup.target.model)
-        assert isinstance(head, FeatureHead)
-        return FeatureDrafter(faults.overwritten(head, self.seed), ids)
+        overwritten: with random numbers in its output layer, as where a checkpoint's own were not found.
+        """
+        head, ids = read_head(str(loading.LAB_PAIR / name), self.setup.target.model, name)
+        if overwritten:
+            faults.overwrite(head.get_parameter("lm_head.weight"), self.seed)
+        target = self.setup.target  # it keeps the states of these layers from now on
+        target.hidden_layers = tuple(sorted({*target.hidden_layers, *head.config.layers, *faults.LOW_LAYERS}))
+        return kind(head, ids)
 
     def model(self, kind: type[ModelDrafter] = ModelDrafter, noise: float = 0.0, threshold: float = 0.0) -> Drafter:
         """Return the draft model: another class of it, with noise in its weights, or with a stop threshold."""
@@ -106,19 +96,21 @@ CASES = (
     Case("block", "", "block", 7, lambda lab: lab.draft("block")),
     Case("model", "", "model", 4, lambda lab: lab.model()),
     Case("other layers", "the states after layers 0, 1 and 2 in the place of 3, 7 and 10", "feature", 4,
-         lambda lab: lab.feature(faults.WrongLayers)),
+         lambda lab: lab.head(faults.WrongLayers)),
     Case("order of layers", "the states of the right layers in another order", "feature", 4,
-         lambda lab: lab.feature(faults.Rotated)),
+         lambda lab: lab.head(faults.Rotated)),
     Case("one off", "every state with the token at its own place, not the one after it", "feature", 4,
-         lambda lab: lab.feature(faults.OneOff)),
-    Case("not loaded", "random numbers in the head's output layer", "feature", 4, lambda lab: lab.overwritten()),
+         lambda lab: lab.head(faults.OneOff)),
+    Case("not loaded", "random numbers in the head's output layer", "feature", 4,
+         lambda lab: lab.head(FeatureDrafter, overwritten=True)),
     Case("stale token", "every pass but the first reads the token before the right one", "feature", 4,
-         lambda lab: lab.feature(faults.StaleToken)),
+         lambda lab: lab.head(faults.StaleToken)),
     Case("row off, feature", "the target's rows behind the first are one off", "feature", 4,
          lambda lab: lab.draft("feature"), rule=faults.one_row_off),
     Case("row off, model", "the target's rows behind the first are one off", "model", 4,
          lambda lab: lab.model(), rule=faults.one_row_off),
-    Case("independent", "no place of the block knows the token before it", "block", 7, lambda lab: lab.no_markov()),
+    Case("independent", "no place of the block knows the token before it", "block", 7,
+         lambda lab: lab.head(faults.NoMarkov, "block")),
     Case("k = 16", "k is too long", "model", 16, lambda lab: lab.model()),
     Case("target", "the draft is the target itself", "model", 4, lambda lab: lab.target_as_draft()),
     Case("unverified", "every drafted token is kept", "model", 4, lambda lab: lab.model(),
@@ -137,9 +129,9 @@ CASES = (
     Case("word lists", "prompts of words in no order: another kind of text than the draft has seen", "model", 4,
          lambda lab: lab.model(), texts=LISTS),
     Case("buffer", f"behind position {faults.WINDOW} the states of the text's beginning are read again", "feature", 4,
-         lambda lab: lab.feature(faults.Window), cut=faults.WINDOW),
+         lambda lab: lab.head(faults.Window), cut=faults.WINDOW),
     Case("cached", "the states of a prompt that was asked before are missing", "feature", 4,
-         lambda lab: lab.feature(faults.ForgetsCached), twice=True),
+         lambda lab: lab.head(faults.ForgetsCached), twice=True),
 )  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """Shapes: every measured curve gets the name of what was wrong with it, and few counts get none."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,11 +12,15 @@ from speclab.extensions.servers.curves import faults, measuring
 from speclab.extensions.servers.curves.__main__ import HEADS, write_profile
 from speclab.extensions.servers.curves.curve_record import CurvesRun
 from speclab.extensions.servers.curves.curve_views import by_name
+from speclab.extensions.servers.measured import Measured
 from speclab.extensions.servers.vllm.server_record import EngineCounts
 from speclab.models import prompts
-from speclab.models.loading import LAB_PAIR
+from speclab.models.loading import LAB_PAIR, LAB_TARGET
+from speclab.models.setup import load_setup
 from speclab.records.files import read
+from speclab.system.errors import EnvironmentProblem
 from speclab.system.paths import ROOT
+from tests.decoding import plain_text
 
 RECORD = by_name(read(ROOT / "results" / "cpu-curves.json", CurvesRun))
 NAMED = {
@@ -43,6 +49,13 @@ def tiny_lab(pair_folder, monkeypatch):
     setup = load(target, target, engine="eager").setup
     texts = prompts.encode([("text", "a b a b a b a b"), ("text", "def f(x):" * 3)], setup.tokenizer)
     return measuring.Lab(setup, texts, 24, 0)
+
+
+@pytest.fixture(scope="module")
+def pair_lab():
+    """The lab's own pair, with one prompt."""
+    setup = load_setup(LAB_TARGET, engine="eager", threads=1)
+    return measuring.Lab(setup, prompts.encode([("text", "def area(self):")], setup.tokenizer), 12, 0)
 
 
 def curve(n, kept, drafted=None):
@@ -81,6 +94,17 @@ def test_a_level_curve_is_fine(n, rate, k):
     assert shapes.shape_of(curve(n, [round(n * rate**place) for place in range(1, k + 1)])) is None
 
 
+def test_a_start_below_a_third_can_end_in_a_cliff():
+    """speculators 613 has .34, then nothing; and a rate that rises is neither a cliff nor level."""
+    assert shapes.shape_of(curve(144, [49, 0, 0, 0])) == shapes.CLIFF
+    assert shapes.shape_of(curve(400, [100, 60, 50, 40])) == shapes.LOW
+
+
+def test_a_very_good_draft_of_long_drafts_is_not_called_unverified():
+    """α = .985 at k = 16: f is near .9, and its tokens are not independent."""
+    assert shapes.shape_of(curve(60, [round(60 * 0.985**place) for place in range(1, 17)])) is None
+
+
 def test_short_drafts_hide_what_stands_behind_the_first_position():
     assert shapes.shape_of(curve(400, [300, 10, 5, 0])) == shapes.CLIFF
     assert shapes.shape_of(curve(400, [300, 10, 5, 0], drafted=500)) is None
@@ -96,16 +120,53 @@ def test_a_curve_is_cut_into_halves_and_parts(tiny_lab):
     case = measuring.Case("cut", "", "ngram", 3, lambda lab: lab.draft("ngram"), cut=30)
     before, behind = measuring.curves_of(tiny_lab, case)
     whole = [measuring.rounds_of(tiny_lab, case, case.make(tiny_lab), prompt) for prompt in tiny_lab.prompts]
-    rounds = [round_ for text in whole for _, round_ in text if round_.n_drafted]
-    assert before.counts.n_drafts + behind.counts.n_drafts == len(rounds)
-    assert before.counts.n_accepted + behind.counts.n_accepted == sum(one.n_accepted for one in rounds)
-    assert all(place < 30 for text in whole for place, _ in text[:1])
+    for entry, part in ((before, lambda place: place < 30), (behind, lambda place: place >= 30)):
+        texts = [[round_ for place, round_ in text if part(place) and round_.n_drafted] for text in whole]
+        rounds = [round_ for text in texts for round_ in text]
+        assert entry.counts.n_drafts == len(rounds) > 0
+        assert entry.counts.n_accepted == sum(one.n_accepted for one in rounds)
+        assert [half.n_drafts for half in entry.halves] == [len(text) for text in texts]
+
+
+LOSSLESS = [case for case in measuring.CASES if case.rule is measuring.accept_from_logits and not case.temperature]
+
+
+@pytest.mark.parametrize("name", [case.name for case in LOSSLESS])
+def test_what_is_wrong_with_a_draft_changes_no_text(name, pair_lab):
+    """Each fault shows in acceptance alone: the text is the baseline's, also where a prompt is asked twice."""
+    [case] = [case for case in LOSSLESS if case.name == name]
+    drafter, prompt = case.make(pair_lab), pair_lab.prompts[0]
+    expected = plain_text(pair_lab.setup.target, prompt.ids, 12)
+    for _ in range(1 + case.twice):
+        rounds = measuring.rounds_of(pair_lab, case, drafter, prompt)
+        found = [token for _, round_ in rounds for token in round_.tokens]
+        assert found[:11] == expected[1:12]
 
 
 def test_what_is_kept_unseen_is_everything(tiny_lab):
     case = measuring.Case("all", "", "ngram", 3, lambda lab: lab.draft("ngram"), rule=faults.keeps_everything)
     [entry] = measuring.curves_of(tiny_lab, case)
     assert entry.counts.n_accepted == entry.counts.n_drafted > 0
+
+
+@pytest.mark.parametrize("name", RECORD)
+def test_a_written_profile_reads_as_the_counts_that_it_was_made_of(name, tmp_path):
+    """Drafts that ended early, and rounds without a draft, included."""
+    counts = RECORD[name].counts
+    found = Measured(counts=counts, n_rounds=counts.n_drafts + 7)
+    again = profile.read(profile.write(tmp_path / "p.json", found, {}))
+    assert (again.counts, again.n_rounds) == (counts, found.n_rounds)
+    assert shapes.shape_of(again.counts) == shapes.shape_of(counts)
+
+
+@pytest.mark.parametrize("damage", [{"n_drafted_tokens": 1}, {"n_rounds": 1.5}, {"n_rounds": 0}])
+def test_counts_that_do_not_fit_together_are_no_profile(damage, tmp_path):
+    path = profile.write(tmp_path / "p.json", Measured(counts=RECORD["feature"].counts), {})
+    whole = json.loads(path.read_text())
+    whole["measurement_conditions"] |= damage
+    path.write_text(json.dumps(whole))
+    with pytest.raises(EnvironmentProblem, match="fit together"):
+        profile.read(path)
 
 
 @pytest.mark.parametrize(("folder", "name"), HEADS.items())
