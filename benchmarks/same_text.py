@@ -5,7 +5,7 @@ that is right four times out of five, so that rounds end everywhere, and by the 
 baseline's, the first difference is judged by uncached passes in the run's dtype and in the next higher precision: a tie
 within rounding, or a bug (`judge_divergence` in speclab/theory/losslessness.py). No clock is looked at.
 
-    python -m benchmarks.same_text                                                       # the lab's target
+    python -m benchmarks.same_text --limit 4                                             # the lab's target
     python -m benchmarks.same_text --target smollm2 --texts served --limit 1
 
 Files: results/NAME-same-text.json and .md. Exit code 1 where a difference is a bug.
