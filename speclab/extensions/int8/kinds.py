@@ -4,7 +4,6 @@ from draft_models import ModelDrafter
 from speclab.core.drafter import Drafter
 from speclab.drafts.registry import OTHER_FAMILY, Choice, check_no_argument
 from speclab.extensions.int8 import rounded
-from speclab.models import engine_choice
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
 from speclab.models.family import NoFastBackend, check_family
@@ -40,8 +39,9 @@ def rounded_target(setup: Setup) -> CachedModel:
     fast = None
     if setup.target.fast:
         try:
+            # It is not held against uncached logits: states are rounded to steps, so the last bit of a sum can move a
+            # logit by much. A wrong draft costs acceptance, and never a text.
             fast = ExportedModel(model, layers=())
-            engine_choice.check(model, fast)
         except NoFastBackend as why:
             note(f"the rounded target runs on the eager engine: {why}")
     return CachedModel(model, setup.target.vocab_size, fast)
