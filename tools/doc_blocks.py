@@ -17,6 +17,8 @@ DEFAULT_RUN = RESULTS / "cpu-2-cores-intel.json"  # python compare.py
 # The same command on an older commit and another processor, and a run half a day before that one, which had
 # --draft model,ngram -k 2,4,8.
 TWO_RUNS = RESULTS / "cpu-2-cores.json", RESULTS / "cpu-2-cores-again.json"
+# compare.py --target smollm2 --draft ngram,suffix,int8 -k 2,4 --temperature 0 --texts served --limit 2 --engine compiled
+REAL_RUN = RESULTS / "cpu-2-cores-smollm2.json"
 FULL_RUN = RESULTS / "cpu-2-cores-full.json"  # --full --draft model,ngram -k 2,4,8 --max-new-tokens 96 --repeats 2
 # --target lab:200m --temperature 0 --limit 2 -k 4,6,8,12,auto
 # --draft model,feature,hybrid,tree:best:feature, without the rows of drafts that the lab no longer has
@@ -24,7 +26,7 @@ TREES_RUN = RESULTS / "cpu-2-cores-200m-trees.json"
 PAIR = ROOT / "models" / "lab-pair"
 TRAINING = PAIR / "training.json"
 STANDS_FOR = {
-    "lab pair": "The rest is computing, and what PyTorch does in between, so this row says little about large models.",
+    "lab pair": "So this row says little about large models.",
     "padded": "This is nearer to a large model, whose step is mostly reading.",
 }
 BOOK_TABLE = ((0.7, 4, "2.1"), (0.8, 4, "2.5"), (0.7, 8, "2.5"), (0.8, 8, "3.3"))  # alpha, k, what the book prints
@@ -64,7 +66,23 @@ def headline() -> str:
         if best is not None and best is not row:
             highest = f"{best.method} at k = {best.draft_length}: {tables.speedup(best.speedup)}"
             lines[-1] += f" The highest row is {highest}."
-    return "\n".join(lines)
+    return "\n".join([*lines, _real_model()])
+
+
+def _real_model() -> str:
+    """Return the fastest and the slowest row of a real model. Raises ValueError as `headline`."""
+    run = comparison(REAL_RUN)
+    best, rows = first_screen.best_row(run), [row for row in run.rows if row.draft and row.prompt_kind == "all"]
+    if best is None or run_lines.rough_line(run) or not all(row.same_as_baseline for row in rows):
+        raise ValueError(f"{REAL_RUN.name} has no headline")
+    lowest = min(rows, key=lambda row: row.speedup)
+    between = tables.interval(best.speedup_low, best.speedup_high)
+    return (
+        f"- **{first_screen.target_name(run)}, a real model, draft {best.draft}: {tables.speedup(best.speedup)}** "
+        f"(95 %: {between}, {best.n_prompts} prompts) at k = {best.draft_length}, untrained, on "
+        f"{run_lines.hardware(run)}. Its lowest row is {lowest.method} at k = {lowest.draft_length}: "
+        f"{tables.speedup(lowest.speedup)} ([all](results/{REAL_RUN.stem}.md))."
+    )
 
 
 def first_run() -> str:
