@@ -17,7 +17,7 @@ DEFAULT_RUN = RESULTS / "cpu-2-cores-intel.json"  # python compare.py
 # The same command on an older commit and another processor, and a run half a day before that one, which had
 # --draft model,ngram -k 2,4,8.
 TWO_RUNS = RESULTS / "cpu-2-cores.json", RESULTS / "cpu-2-cores-again.json"
-# compare.py --target smollm2 --draft ngram,suffix,int8 -k 2,4 --temperature 0 --texts served --limit 2 --engine compiled
+# --target smollm2 --draft ngram,suffix,int8 -k 2,4 --temperature 0 --texts served --limit 2 --engine compiled
 REAL_RUN = RESULTS / "cpu-2-cores-smollm2.json"
 FULL_RUN = RESULTS / "cpu-2-cores-full.json"  # --full --draft model,ngram -k 2,4,8 --max-new-tokens 96 --repeats 2
 # --target lab:200m --temperature 0 --limit 2 -k 4,6,8,12,auto
