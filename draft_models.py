@@ -85,7 +85,7 @@ class ModelDrafter(Drafter):
     def law(self, target: CachedModel, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> "Law":
         """One uncached pass says what the draft proposes at each place, wherever a round begins."""
         from speclab.core.law import PlaceLaw  # here: a loop alone needs nothing of it
-        from speclab.models.uncached import distributions
+        from speclab.models.checking.uncached import distributions
 
         n_ids = min(self.draft.vocab_size, target.vocab_size)
         rows = distributions(self.draft.model, prompt, text, sampling, n_ids)

@@ -38,9 +38,9 @@ from speclab.cli import flags, parsing
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.models import loading
+from speclab.models.checking.uncached import distributions
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.models.uncached import distributions
 from speclab.present.tables import Block, Cell, Lines, Table
 from speclab.records import files
 from speclab.records.rows import Amount, Count, RecordPart

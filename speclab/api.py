@@ -31,7 +31,7 @@ from speclab.drafts.registry import check_prompts
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.round_costs import measure_costs
 from speclab.models import loading
-from speclab.models.checks import check_model
+from speclab.models.checking.checks import check_model
 from speclab.models.outside import generation
 from speclab.models.outside.templates import Messages
 from speclab.models.pieces import with_text

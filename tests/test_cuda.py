@@ -11,9 +11,10 @@ from speclab.cli import flags, parsing
 from speclab.core import graphs
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import Sampling
-from speclab.models import engine_choice, loading, rounding
+from speclab.models import engine_choice, loading
 from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.cached import CachedModel
+from speclab.models.checking import rounding
 from speclab.models.padded import padding
 from speclab.theory import losslessness
 from tests.decoding import plain_text, speculative_rounds

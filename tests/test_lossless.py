@@ -29,10 +29,10 @@ from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength, RoundCosts
 from speclab.drafts.suffix import SuffixDrafter
 from speclab.lab.instruments import LoopFunctions, with_phases
-from speclab.models import wider
 from speclab.models.backends import eager
 from speclab.models.cached import CachedModel
-from speclab.models.rounding import Reference
+from speclab.models.checking import wider
+from speclab.models.checking.rounding import Reference
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.theory.losslessness import judge_divergence
 from tests.decoding import plain_text, speculative_rounds

@@ -27,10 +27,10 @@ from speclab.lab.training.degraded_drafts import noisy
 from speclab.models import engine_choice, loading, memory
 from speclab.models.backends.protocols import FastModel
 from speclab.models.cached import CachedModel
-from speclab.models.checks import OTHER_DRAFT, check_model
+from speclab.models.checking.checks import OTHER_DRAFT, check_model
+from speclab.models.checking.rounding import Reference
+from speclab.models.checking.uncached import logits_after
 from speclab.models.family import check_family, family_of
-from speclab.models.rounding import Reference
-from speclab.models.uncached import logits_after
 from speclab.records.rows import Count, RecordPart
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.theory.losslessness import judge_divergence

@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 from speclab.core.rules import TOKEN
 from speclab.drafts.lengths import LONGEST
-from speclab.lab.acceptance_probs import CostTable, calibrated, note_own_rates, probs_of_texts
 from speclab.lab.harness import Measurement, measure, mixed
+from speclab.lab.known_texts.acceptance_probs import CostTable, calibrated, note_own_rates, probs_of_texts
+from speclab.lab.known_texts.replay import rounds_of_texts
 from speclab.lab.output_checks import judge
-from speclab.lab.replay import rounds_of_texts
 from speclab.lab.rows import build_row, ended, groups_of, halves, rows_of, rows_of_group
 from speclab.lab.run_config import RunConfig
 from speclab.models.memory import is_mixture_of_experts, weights_read

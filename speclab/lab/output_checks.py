@@ -8,7 +8,7 @@ import torch
 from speclab.core.law import Place
 from speclab.core.rules import Rule
 from speclab.lab.harness import Measurement
-from speclab.models.uncached import distributions
+from speclab.models.checking.uncached import distributions
 from speclab.records.arms import BASELINE, Arm
 from speclab.records.log import RoundCounts
 from speclab.records.rows import as_written

@@ -18,13 +18,13 @@ from typing import NamedTuple, TypeGuard
 import torch
 from transformers import PreTrainedModel
 
-from speclab.models import checks
 from speclab.models.backends import compiled, cuda_graphs, packages
 from speclab.models.backends.compiled import Program
 from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.backends.protocols import FastModel
 from speclab.models.cached import CachedModel
+from speclab.models.checking import checks
 from speclab.models.family import NoFastBackend, family_of
 from speclab.models.outside import placement
 from speclab.models.timing import time_passes

@@ -3,7 +3,7 @@
 `Family` itself stands for the models that the lab decodes without any extension: a decoder alone, whose layers keep
 keys and values of each token, so that a rollback drops the last ones. An extension adds a family that has other passes,
 another cache or another room: a subclass, named in its register.py by `extensions.add_family`. What no family claims is
-treated as a decoder alone, and speclab/models/checks.py proves whether it is one.
+treated as a decoder alone, and speclab/models/checking/checks.py proves whether it is one.
 """
 
 import pkgutil
@@ -201,8 +201,8 @@ class Family:
         return None
 
     def logits_after(self, model: PreTrainedModel, prompt: Tensor, text: Tensor, n_last: int | None) -> Tensor:
-        """Return the logits of speclab/models/uncached.py, from one pass without a cache: (1, m + 1, ids of the output
-        layer)."""
+        """Return the logits of speclab/models/checking/uncached.py, from one pass without a cache: (1, m + 1, ids of
+        the output layer)."""
         options = {"logits_to_keep": n_last} if n_last else {}
         logits = model(input_ids=torch.cat([prompt, text], dim=1), use_cache=False, **options).logits
         return logits[:, -(text.shape[1] + 1) :]

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from speclab.models.cached import CachedModel
-from speclab.models.checks import WIDTHS, WRONG, cached_logits, check_passes, random_text
+from speclab.models.checking.checks import WIDTHS, WRONG, cached_logits, check_passes, random_text
 
 
 class FirstLayers:

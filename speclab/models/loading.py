@@ -1,7 +1,8 @@
 """From a folder or a hub name to a model that is safe to run and fit for cached decoding, or one line of refusal.
 
 Nothing that comes from outside is trusted: no code of a model folder is run, pickled weights may hold tensors only,
-and the library cannot ask anybody anything. A model must have all of its weights and pass speclab/models/checks.py.
+and the library cannot ask anybody anything. A model must have all of its weights and pass
+speclab/models/checking/checks.py.
 """
 
 import functools
@@ -33,7 +34,7 @@ from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
 from speclab.models import sources
-from speclab.models.checks import check_model
+from speclab.models.checking.checks import check_model
 from speclab.models.family import Family, family_for, family_of
 from speclab.models.outside.generation import eos_ids
 from speclab.models.outside.growth import PARTS, check_growth

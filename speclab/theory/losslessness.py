@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from speclab.core.sampling import Sampling
-from speclab.models import rounding
-from speclab.models.rounding import Reference
+from speclab.models.checking import rounding
+from speclab.models.checking.rounding import Reference
 from speclab.theory import filters
 
 Z_BOUND = 4.9  # two-sided false-alarm rate 1e-6 for one statistic
@@ -44,8 +44,8 @@ def judge_divergence(
 
     Numerical: both candidates lie within twice the rounding error of the reference's top logit on the common prefix.
     The error is what the run's dtype changes in the uncached logits there, at least two rounding units
-    (`row_errors` in speclab/models/rounding.py), and no cache has a part in it: a broken cache cannot widen its own
-    bound.
+    (`row_errors` in speclab/models/checking/rounding.py), and no cache has a part in it: a broken cache cannot widen
+    its own bound.
     `vocab_size`: ids above it are never emitted, so they do not count.
     """
     pairs = list(zip(baseline, speculative, strict=False))

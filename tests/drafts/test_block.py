@@ -13,8 +13,8 @@ from speclab.drafts.heads import parts
 from speclab.drafts.heads.block import BlockHead, blocks
 from speclab.drafts.heads.parts import rotations
 from speclab.drafts.heads.rollout import target_pass
-from speclab.lab.acceptance_probs import accept_probs
 from speclab.lab.bench import Bench
+from speclab.lab.known_texts.acceptance_probs import accept_probs
 from speclab.models.backends.rewrites import can_prepack
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt

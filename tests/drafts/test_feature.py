@@ -6,8 +6,8 @@ import torch
 from speclab.core.sampling import Sampling
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.feature import FeatureHead
-from speclab.lab.acceptance_probs import accept_probs
 from speclab.lab.bench import Bench
+from speclab.lab.known_texts.acceptance_probs import accept_probs
 from speclab.models.backends.eager import layer_outputs
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt

@@ -18,11 +18,11 @@ from speclab.core.accept import accept_from_logits
 from speclab.core.counts import Counts
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.oracle import OracleModelDrafter
-from speclab.lab.acceptance_probs import accept_probs, calibrated, probs_of_texts
 from speclab.lab.bench import Bench
 from speclab.lab.comparison import build_rows
 from speclab.lab.harness import Measurement, measure
 from speclab.lab.instruments import LoopFunctions
+from speclab.lab.known_texts.acceptance_probs import accept_probs, calibrated, probs_of_texts
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup

@@ -15,7 +15,7 @@ from speclab.drafts.suffix import SuffixDrafter
 from speclab.lab.bench import Bench
 from speclab.lab.harness import Measurement
 from speclab.lab.instruments import LoopFunctions, with_parts
-from speclab.lab.replay import replay_rounds, rounds_of_texts
+from speclab.lab.known_texts.replay import replay_rounds, rounds_of_texts
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup

@@ -17,20 +17,21 @@ from transformers import (
 )
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
-from speclab.models import checks, family, rounding
+from speclab.models import family
 from speclab.models.backends import eager
 from speclab.models.cached import CachedModel
-from speclab.models.checks import (
+from speclab.models.checking import checks, rounding
+from speclab.models.checking.checks import (
     cached_logits,
     check_model,
     gap,
     random_text,
     uncached_logits,
 )
+from speclab.models.checking.rounding import Reference
 from speclab.models.family import configured_room
 from speclab.models.first_layers import check_split
 from speclab.models.memory import is_mixture_of_experts
-from speclab.models.rounding import Reference
 from speclab.system.errors import EnvironmentProblem
 from tests.tiny_models import FAMILIES, VOCAB, tiny
 

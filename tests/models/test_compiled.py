@@ -11,10 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speclab.models import checks, engine_choice
+from speclab.models import engine_choice
 from speclab.models.backends import compiled, packages
 from speclab.models.backends.exported import ExportedModel, Replayed
 from speclab.models.cached import CachedModel
+from speclab.models.checking import checks
 from speclab.models.family import NoFastBackend
 from speclab.system import cache as user_cache
 from tests.decoding import plain_text

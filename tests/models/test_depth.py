@@ -21,11 +21,12 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from speclab.models import checks, engine_choice, rounding
+from speclab.models import engine_choice
 from speclab.models.backends import eager, exported
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
-from speclab.models.rounding import Reference
+from speclab.models.checking import checks, rounding
+from speclab.models.checking.rounding import Reference
 from speclab.system.errors import EnvironmentProblem
 
 SMOLLM2 = os.environ.get("SPECLAB_SMOLLM2", "")

@@ -10,7 +10,7 @@ from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.models.cached import CachedModel
-from speclab.models.checks import check_model
+from speclab.models.checking.checks import check_model
 from speclab.models.padded import padding, sizes
 from speclab.models.padded.experts import count_added, with_experts
 from speclab.models.padded.padding import check_memory

@@ -7,7 +7,7 @@ from transformers import AutoConfig
 from speclab.lab.decodings import library_generate
 from speclab.models import loading, memory, prompts
 from speclab.models.cached import CachedModel
-from speclab.models.checks import check_model
+from speclab.models.checking.checks import check_model
 from speclab.models.padded import padding, sizes
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from tests.decoding import plain_text

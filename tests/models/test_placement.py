@@ -13,8 +13,9 @@ import optimized_speculative
 from draft_models import ModelDrafter
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import Sampling
-from speclab.models import engine_choice, loading, rounding
+from speclab.models import engine_choice, loading
 from speclab.models.cached import CachedModel
+from speclab.models.checking import rounding
 from speclab.models.outside import placement
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from tests.decoding import plain_text, speculative_rounds

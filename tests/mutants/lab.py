@@ -17,9 +17,9 @@ from speclab.drafts import registry
 from speclab.lab import bench, harness, output_checks, turns
 from speclab.lab.harness import Decoding
 from speclab.models import engine_choice as engines
-from speclab.models import rounding, uncached
 from speclab.models.cached import CachedModel
-from speclab.models.rounding import Reference
+from speclab.models.checking import rounding, uncached
+from speclab.models.checking.rounding import Reference
 from speclab.present import tables
 from speclab.records.log import Line
 from speclab.records.runs import ComparisonRun

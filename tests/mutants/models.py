@@ -9,9 +9,10 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from speclab.lab import decodings, instruments, output_checks
-from speclab.models import cached, checks, engine_choice, family, loading, pieces, prompts, rounding, setup
+from speclab.models import cached, engine_choice, family, loading, pieces, prompts, setup
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
+from speclab.models.checking import checks, rounding
 from speclab.models.padded import padding
 from speclab.models.setup import Setup
 from tests.mutants.bugs import mutant

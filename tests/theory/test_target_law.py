@@ -10,10 +10,10 @@ from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
 from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
-from speclab.models import rounding
 from speclab.models.cached import CachedModel
-from speclab.models.rounding import Reference
-from speclab.models.uncached import distributions
+from speclab.models.checking import rounding
+from speclab.models.checking.rounding import Reference
+from speclab.models.checking.uncached import distributions
 from speclab.theory import filters
 from speclab.theory.losslessness import ZStatistics, ZSums, judge_text, known_law
 from tests.tiny_models import VOCAB, perturbed, tiny

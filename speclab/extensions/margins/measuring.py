@@ -10,9 +10,9 @@ from speclab.core.proposals import AcceptProbs
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import GREEDY
 from speclab.extensions.margins.margin_record import EDGES, SURE, Group, Margins
+from speclab.models.checking.uncached import logits_after
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.models.uncached import logits_after
 
 
 def measure(setup: Setup, drafters: dict[str, Drafter], prompt: Prompt, k: int, n_new: int) -> list[Margins]:

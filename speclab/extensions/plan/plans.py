@@ -27,9 +27,9 @@ from speclab.extensions.plan.plan_record import (
     Verified,
     VerifiedDraft,
 )
-from speclab.lab.acceptance_probs import CostTable, ProbsOfText, calibrated, probs_of_texts
 from speclab.lab.comparison import build_rows, measure_and_judge, noise_at, with_costs
 from speclab.lab.harness import Measurement
+from speclab.lab.known_texts.acceptance_probs import CostTable, ProbsOfText, calibrated, probs_of_texts
 from speclab.lab.rows import halves
 from speclab.lab.run_config import RunConfig
 from speclab.models.prompts import Prompt

@@ -14,9 +14,9 @@ from draft_models import ModelDrafter
 from speclab.core.drafter import Drafter
 from speclab.drafts.registry import check_prompts
 from speclab.extensions.sweeps.sweep_record import Point, SweepRun
-from speclab.lab.acceptance_probs import CostTable, calibrated
 from speclab.lab.comparison import build_rows, measure_and_judge, noise_at, with_costs
 from speclab.lab.harness import Measurement, kept_when_stopped
+from speclab.lab.known_texts.acceptance_probs import CostTable, calibrated
 from speclab.lab.run_config import RunConfig
 from speclab.lab.training import degraded_drafts
 from speclab.models import loading

@@ -24,9 +24,9 @@ from speclab.core.sampling import Sampling, to_device
 from speclab.extensions.tokenizers.shared_tokens import Reading, SharedTokens, shared_tokens, token_bytes
 from speclab.extensions.tokenizers.shares import DRAFT_OUT, TARGET_OUT
 from speclab.models.cached import CachedModel
+from speclab.models.checking.uncached import distributions
 from speclab.models.loading import eos_ids
 from speclab.models.setup import Setup
-from speclab.models.uncached import distributions
 from speclab.system.errors import UsageProblem
 
 LEAST_SHARED = 0.05  # of the tokens of the smaller vocabulary

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from speclab.extensions.trees.draft import reads
 from speclab.models.cached import CachedModel
-from speclab.models.checks import check_passes, check_rows, text_longer_than_windows
+from speclab.models.checking.checks import check_passes, check_rows, text_longer_than_windows
 
 
 def check_tree(target: CachedModel) -> None:

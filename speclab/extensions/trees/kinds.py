@@ -6,7 +6,7 @@ from speclab.extensions.trees.best import BestTreeDrafter
 from speclab.extensions.trees.checks import check_tree
 from speclab.extensions.trees.fixed import TreeDrafter, tokens_in
 from speclab.extensions.trees.merged import MergedDrafter
-from speclab.models.checks import OTHER_DRAFT
+from speclab.models.checking.checks import OTHER_DRAFT
 from speclab.models.family import check_family
 from speclab.models.setup import Setup
 from speclab.system.errors import UsageProblem

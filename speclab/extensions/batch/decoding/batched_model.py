@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from speclab.core.rounds import Decided, Draft
 from speclab.core.sampling import to_device
 from speclab.extensions.batch.decoding.row_buffers import GraphedRowBuffers, RowBuffers, RowsPass, over_rows
-from speclab.models import checks
 from speclab.models.backends.buffers import kv_shapes
 from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.backends.eager import decoder_layers
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
+from speclab.models.checking import checks
 from speclab.models.family import check_family
 
 NO_BATCH = "choose another --target or --draft"

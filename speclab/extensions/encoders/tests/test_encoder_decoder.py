@@ -24,12 +24,13 @@ from speclab.extensions.encoders.backend import EncoderDecoderBackend, start_id
 from speclab.extensions.encoders.family import ENCODER_DECODER, EncoderRoom
 from speclab.extensions.encoders.tests.tiny_encoders import BOS, FAMILIES, START, VOCAB, tiny, tiny_of
 from speclab.lab.decodings import LibraryDecoding, library_generate
-from speclab.models import checks, engine_choice, memory, rounding
+from speclab.models import engine_choice, memory
 from speclab.models.cached import CachedModel, check_prompt
+from speclab.models.checking import checks, rounding
+from speclab.models.checking.uncached import distributions, logits_after
 from speclab.models.outside import generation
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.models.uncached import distributions, logits_after
 from speclab.records.arms import BEAM, Arm
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.theory.losslessness import judge_divergence

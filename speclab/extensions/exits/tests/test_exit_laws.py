@@ -15,7 +15,7 @@ from speclab.drafts.lengths import AutoLength
 from speclab.extensions.exits.drafter import ExitDrafter
 from speclab.extensions.exits.tests.adapters import tiny_adapter, trained_exit
 from speclab.lab.instruments import LoopFunctions, with_parts
-from speclab.lab.replay import replay_rounds
+from speclab.lab.known_texts.replay import replay_rounds
 from speclab.models.cached import CachedModel
 from speclab.records.log import RoundCounts
 from tests import contract

@@ -13,8 +13,9 @@ from speclab.drafts.heads.files import write_head
 from speclab.extensions.plan import intervals, plan_views, plans
 from speclab.extensions.plan.__main__ import main
 from speclab.extensions.plan.plan_record import DraftFacts, LengthSpeedup, PlanEntry, PlanRun, Verified, VerifiedDraft
-from speclab.lab import acceptance_probs, comparison, output_checks
+from speclab.lab import comparison, output_checks
 from speclab.lab.bench import Bench
+from speclab.lab.known_texts import acceptance_probs
 from speclab.models import prompts
 from speclab.present.tables import show
 from speclab.records import log_files

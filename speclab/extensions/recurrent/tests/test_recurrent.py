@@ -34,8 +34,9 @@ from speclab.extensions.recurrent.backend import RecurrentBackend, pass_options
 from speclab.extensions.recurrent.family import RECURRENT, is_recurrent, reads_several
 from speclab.lab.decodings import LibraryDecoding
 from speclab.lab.instruments import LoopFunctions, with_phases
-from speclab.models import checks, engine_choice, family, memory
+from speclab.models import engine_choice, family, memory
 from speclab.models.cached import CachedModel
+from speclab.models.checking import checks
 from speclab.models.setup import Setup
 from speclab.records.arms import Arm
 from speclab.system import extensions

@@ -7,7 +7,8 @@ import pytest
 from speclab.extensions.sweeps import sweeps
 from speclab.extensions.sweeps.__main__ import main, make_parser
 from speclab.extensions.sweeps.sweep_record import SweepRun
-from speclab.lab import acceptance_probs, comparison, output_checks
+from speclab.lab import comparison, output_checks
+from speclab.lab.known_texts import acceptance_probs
 from speclab.models import prompts
 from speclab.records import log_files
 from speclab.records.files import read

@@ -12,9 +12,9 @@ from speclab.drafts.hybrid import HybridDrafter
 from speclab.extensions.tokenizers.intersect import IntersectDrafter
 from speclab.extensions.tokenizers.shares import COLUMNS, DRAFT_OUT, TARGET_OUT
 from speclab.extensions.tokenizers.tests.vocabularies import OVERLAP, Pairs, cousin
-from speclab.lab.acceptance_probs import note_own_rates
 from speclab.lab.bench import Bench
 from speclab.lab.harness import Measurement
+from speclab.lab.known_texts.acceptance_probs import note_own_rates
 from speclab.lab.rows import build_row
 from speclab.models import prompts
 from speclab.models.cached import CachedModel

@@ -14,7 +14,7 @@ from speclab.drafts.suffix import SuffixDrafter
 from speclab.extensions.trees.draft import TreeDraft, parents_of
 from speclab.extensions.trees.merged import MergedDrafter, merged
 from speclab.lab.bench import SPECULATIVE
-from speclab.lab.replay import replay_rounds
+from speclab.lab.known_texts.replay import replay_rounds
 from speclab.models.cached import CachedModel
 from speclab.records.log import RoundCounts
 from tests.decoding import plain_text, speculative_rounds

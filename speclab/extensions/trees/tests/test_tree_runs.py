@@ -12,7 +12,7 @@ from speclab.extensions.trees.best import BestTreeDrafter
 from speclab.extensions.trees.fixed import TreeDrafter
 from speclab.extensions.trees.merged import MergedDrafter
 from speclab.lab.instruments import LoopFunctions
-from speclab.lab.replay import replay_rounds
+from speclab.lab.known_texts.replay import replay_rounds
 from speclab.models.cached import CachedModel
 from speclab.records.log import RoundCounts
 from tests.cli.test_cli import run  # noqa: F401 - a fixture

@@ -7,9 +7,9 @@ Four properties of the logits, with the library's own forward and cache (the eag
 3. cached passes of several widths, and the steps of plain decoding, give the logits of one uncached pass;
 4. the same logits come after rejected tokens have been fed and rolled back.
 
-Two computations of the same logits may differ by the bound of models/rounding.py. Where they differ by more, the bound
-of each position follows from the model: a few times what rounding moves there, in uncached passes that are held against
-higher precision. So small models pay nothing for it, and deep ones are judged by what they are.
+Two computations of the same logits may differ by the bound of models/checking/rounding.py. Where they differ by more,
+the bound of each position follows from the model: a few times what rounding moves there, in uncached passes that are
+held against higher precision. So small models pay nothing for it, and deep ones are judged by what they are.
 
 A mixture of experts is compared at its median position: where two experts are nearly tied, rounding may route a token
 to the other one.
@@ -24,15 +24,16 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from speclab.models import memory, rounding
+from speclab.models import memory
 from speclab.models.backends.buffers import kv_shapes
 from speclab.models.backends.windows import window_of
 from speclab.models.cached import CachedModel
+from speclab.models.checking import rounding
+from speclab.models.checking.rounding import MARGIN, SAMPLES, Reference
+from speclab.models.checking.uncached import logits_after
 from speclab.models.family import NoFastBackend, family_of
 from speclab.models.memory import is_mixture_of_experts
 from speclab.models.outside.placement import is_quantised
-from speclab.models.rounding import MARGIN, SAMPLES, Reference
-from speclab.models.uncached import logits_after
 from speclab.system.errors import EnvironmentProblem, first_line
 
 N_TOKENS = 24  # tokens of the random text; fewer where the model's context is shorter

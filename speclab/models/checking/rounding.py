@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from speclab.models.uncached import logits_after
-from speclab.models.wider import in_higher_precision
+from speclab.models.checking.uncached import logits_after
+from speclab.models.checking.wider import in_higher_precision
 
 UNITS = {torch.float64: 64, torch.float32: 64}  # rounding units that are allowed between two right computations
 HALF_WIDTH_UNITS = 8  # the same for bfloat16 and float16
@@ -96,7 +96,8 @@ class Reference:
     """A model's uncached logits, in its own dtype and in the next higher precision.
 
     The copy in higher precision is made once, when it is first asked for, and kept; it shares the model's weights
-    (speclab/models/wider.py). Where the device has no float64, or memory no room, the model's own logits stand for it.
+    (speclab/models/checking/wider.py). Where the device has no float64, or memory no room, the model's own logits
+    stand for it.
     """
 
     def __init__(self, model: PreTrainedModel):

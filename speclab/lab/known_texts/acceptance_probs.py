@@ -7,8 +7,8 @@ from speclab.core.proposals import AcceptProbs
 from speclab.core.sampling import Sampling
 from speclab.lab.bench import Bench
 from speclab.lab.harness import Measurement
+from speclab.models.checking.uncached import distributions
 from speclab.models.prompts import Prompt
-from speclab.models.uncached import distributions
 from speclab.records.rows import as_written
 from speclab.theory.costs import Costs
 from speclab.theory.fitting import fit
