@@ -11,7 +11,10 @@ Read this file, then `diff` it with optimized_speculative.py: what differs is sp
 """
 
 if __name__ == "__main__":
+    from speclab.cli import decoding_flags
     from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+
+    decoding_flags.check_words(__doc__, speculative=False)  # a mistyped flag is answered before these imports
 
 import sys
 from collections.abc import Iterator

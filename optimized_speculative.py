@@ -13,7 +13,10 @@ and how the rounds went: drafted, accepted, tokens per round, and a histogram of
 """
 
 if __name__ == "__main__":
+    from speclab.cli import decoding_flags
     from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+
+    decoding_flags.check_words(__doc__, speculative=True)  # a mistyped flag is answered before these imports
 
 import sys
 from collections.abc import Iterator

@@ -30,10 +30,11 @@ def _rooms() -> Iterator[str]:
 
 
 ROOMS = tuple(_rooms())
-# The one lazy import: a loop's main() hands itself to the command line.
+# A loop that runs as a script asks the command line whether its words are right; then its main() hands itself to it.
 ALLOWED = {
-    ("baseline_autoregressive.py", "speclab/cli/decoding.py"),
-    ("optimized_speculative.py", "speclab/cli/decoding.py"),
+    (script, f"speclab/cli/{name}.py")
+    for script in ("baseline_autoregressive.py", "optimized_speculative.py")
+    for name in ("decoding_flags", "decoding")
 }
 
 

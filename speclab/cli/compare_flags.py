@@ -1,10 +1,9 @@
-"""The flags of compare.py, and the values of those that are left out."""
+"""The flags of compare.py, and the values of those that are left out. Reading them loads nothing heavy."""
 
 import argparse
 
 from speclab.cli import flags, parsing
-from speclab.lab import padded_pair
-from speclab.models.loading import LAB_TARGET
+from speclab.models.names import LAB_TARGET
 from speclab.models.padded import sizes
 
 # The defaults of what the command line leaves open, by the size of the run. limit 0 means all prompts.
@@ -70,6 +69,8 @@ def filled(args: argparse.Namespace, size: str) -> argparse.Namespace:
 
 def wants_padded(args: argparse.Namespace, size: str) -> bool:
     """Tell whether the lab's pair is measured at a larger size as well. size: the size of the run, as in SIZES."""
+    from speclab.lab import padded_pair  # here: it needs torch
+
     is_lab = args.target == LAB_TARGET
     usable = is_lab and size in ("default", "full") and padded_pair.padded_kinds(args.draft.split(","), "lab:50m")
     return bool(usable) and not args.no_padded

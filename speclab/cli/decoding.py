@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from speclab.cli import flags, no_effect, parsing
+from speclab.cli import flags, no_effect, parsing, streaming
+from speclab.cli.decoding_flags import DRAFT_LENGTH, make_parser
 from speclab.cli.output import LOSSY, how_many, prompt_heading
 from speclab.core.clock import old_objects_frozen
 from speclab.core.counts import Counts
@@ -29,8 +30,6 @@ from speclab.present import report
 from speclab.system.errors import reports_problems
 from speclab.system.terminal import harmless, note
 
-DRAFT_LENGTH = 4
-
 
 @reports_problems
 def run(
@@ -49,20 +48,7 @@ def run(
 
 def parse(docstring: str, argv: list[str] | None, speculative: bool) -> argparse.Namespace:
     """Return the flags of either script. Raises UsageProblem for words that it does not know."""
-    parser = parsing.make_parser(docstring)
-    flags.add_shared_flags(parser)
-    flags.add_decoding_flags(parser)
-    if speculative:
-        group = flags.add_draft_flag(parser)
-        group.add_argument(
-            "-k",
-            "--draft-length",
-            type=parsing.length_or_auto,
-            metavar="K",
-            help=f"tokens per draft, or auto: chosen in every round (default: {DRAFT_LENGTH})",
-        )
-        flags.add_rule_flag(group)
-    args = parser.parse_args(argv)
+    args = make_parser(docstring, speculative).parse_args(argv)
     if speculative:
         args.typed_length = args.draft_length  # None where -k is left out
         args.draft_length = DRAFT_LENGTH if args.draft_length is None else args.draft_length
@@ -86,21 +72,14 @@ class _Decoded:
     @old_objects_frozen()
     def show(self, prompt: Prompt, rounds: Iterator[Round]) -> list[int]:
         """Print a prompt and its text.  -> new tokens"""
-        tokens, texts, pieces = [], [], self.setup.pieces(prompt)
+        tokens, text = [], streaming.Text(self.setup.pieces(prompt), self.args.stream)
         print(harmless(prompt_heading(prompt)), flush=self.args.stream)
-
-        def show(text: str) -> None:
-            texts.append(text)
-            if self.args.stream:
-                print(harmless(text), end="", flush=True)
-
         try:
             for round_ in self._timed(rounds):
                 tokens += round_.tokens
-                show(pieces.add(round_.tokens))
+                text.add(round_)
         finally:  # also before an error is printed
-            show(pieces.rest())
-            print("" if self.args.stream else harmless("".join(texts)), flush=True)
+            text.end()
         return tokens
 
     def _timed(self, rounds: Iterator[Round]) -> Iterator[Round]:
@@ -187,6 +166,8 @@ def _in_turn(
         measure_costs(functions, setup.target, drafter, [prompts[0].ids.to(setup.device)], settings)
         if args.verbose and (costs := drafter.costs.get(setup.sampling.temperature)):
             note(costs.describe())
+    if args.stream and (legend := streaming.legend()):
+        print(legend)
     for prompt in prompts:
         ids = prompt.ids.to(setup.device)
         if drafter.needs_text:
@@ -201,4 +182,5 @@ def _in_turn(
     if args.verbose:
         draft = drafter.models[-1].model if drafter.models else None
         print(memory.describe(setup.target.model, draft, k, setup.target.length))
+    print("\n" + streaming.passes_line(decoded.n_tokens, decoded.counts))
     return n_wrong

@@ -1,28 +1,33 @@
 """The flags that all scripts share, and what they become: a target, sampling settings, prompts.
 
-Bad input gets one line.
+Bad input gets one line. Functions import what needs torch, so that a mistyped flag is answered before it is loaded.
 """
+
+from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from speclab.cli.parsing import DASH, at_least, plain_name, seed, some_name, some_path
-from speclab.core.rules import TOKEN, all_rules, rule_of
-from speclab.core.sampling import Sampling
-from speclab.drafts import registry
-from speclab.models import engine_choice, loading, prompts, sources, texts
-from speclab.models.outside.placement import PLANS, read_device_map
+from speclab.models.names import ENGINES, LAB_TARGET, LAB_TEXTS
+from speclab.models.outside.device_maps import PLANS, read_device_map
 from speclab.models.padded import sizes
-from speclab.models.setup import Setup, load_setup
 from speclab.system.errors import UsageProblem
 from speclab.system.files import check_writable, shown
 from speclab.system.paths import OUTPUT
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from speclab.core.sampling import Sampling
+    from speclab.drafts import registry
+    from speclab.models.prompts import Prompt
+    from speclab.models.setup import Setup
+
 MOST_THREADS = 1024
+TOKEN = "token"  # the accept rule where --rule is left out
 
 
 def add_shared_flags(parser: argparse.ArgumentParser) -> None:
@@ -43,10 +48,10 @@ def add_model_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group = parser.add_argument_group("models and machine")
     group.add_argument(
         "--target",
+        action=TargetName,
         type=some_name,
-        default=loading.LAB_TARGET,
+        default=LAB_TARGET,
         metavar="NAME",
-        help=f"{', '.join(sources.usages())} or lab:SIZE, the lab's target padded, as in lab:200m",
     )
     devices, dtypes = ("auto", "cpu", "cuda", "mps"), ("auto", "float32", "bfloat16")
     group.add_argument(
@@ -72,7 +77,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     return group
 
 
-def add_engine_flag(group: argparse._ArgumentGroup, engines: Sequence[str] = engine_choice.ENGINES) -> None:
+def add_engine_flag(group: argparse._ArgumentGroup, engines: Sequence[str] = ENGINES) -> None:
     """Add --engine. engines: those that the command can use."""
     group.add_argument(
         "--engine",
@@ -100,7 +105,7 @@ def add_text_flags(parser: argparse.ArgumentParser) -> None:
         "--texts",
         type=some_name,
         metavar="FILE",
-        help=f"JSONL with prompts or chats, or the lab's own: {', '.join(texts.LAB_TEXTS)}",
+        help=f"JSONL with prompts or chats, or the lab's own: {', '.join(LAB_TEXTS)}",
     )
     group.add_argument(
         "--limit", type=at_least(0), metavar="N", help="at most N of each kind of the lab's own prompts; 0: all"
@@ -152,12 +157,30 @@ def add_rule_flag(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--rule",
         action=Listed,
-        table=lambda: "\n".join(f"{kind.usage:<49} {kind.line}" for kind in all_rules().values()),
-        read=lambda name: rule_of(name).name,
-        default=TOKEN.name,
+        table=_table_of_rules,
+        read=_rule_name,
+        default=TOKEN,
         metavar="RULE",
         help="how drafted tokens are judged (default: %(default)s); --rule help lists all rules",
     )
+
+
+def _table_of_rules() -> str:
+    from speclab.core.rules import all_rules
+
+    return "\n".join(f"{kind.usage:<49} {kind.line}" for kind in all_rules().values())
+
+
+def _rule_name(name: str) -> str:
+    from speclab.core.rules import rule_of
+
+    return rule_of(name).name
+
+
+def _table_of_drafts() -> str:
+    from speclab.drafts import registry
+
+    return registry.table()
 
 
 def check_rule(args: argparse.Namespace, temperatures: list[float], choices: list[registry.Choice]) -> None:
@@ -166,8 +189,11 @@ def check_rule(args: argparse.Namespace, temperatures: list[float], choices: lis
     A lossy rule decides nothing at temperature 0: against a one-hot target it keeps what every rule keeps, and a greedy
     row would be called lossy that is not.
     """
-    if args.rule == TOKEN.name:
+    if args.rule == TOKEN:
         return
+    from speclab.core.rules import rule_of
+    from speclab.drafts import registry
+
     rule = rule_of(args.rule)
     if rule.chains_only:
         registry.check_chains(f"--rule {args.rule}", choices)
@@ -206,6 +232,27 @@ class Listed(argparse.Action):
         setattr(args, self.dest, self.read(str(values)))
 
 
+class TargetName(argparse.Action):
+    """Keeps the name of the target. Its help names the forms that extensions add, so only a help loads these."""
+
+    @property
+    def help(self) -> str:
+        """Return the line of the help."""
+        from speclab.models import sources
+
+        return f"{', '.join(sources.usages())} or lab:SIZE, the lab's target padded, as in lab:200m"
+
+    @help.setter
+    def help(self, text: str | None) -> None:
+        """Take nothing: argparse itself sets a help."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, args: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        """Store the value."""
+        setattr(args, self.dest, values)
+
+
 def add_draft_flag(
     parser: argparse.ArgumentParser, default: str | None = "model", title: str = "draft"
 ) -> argparse._ArgumentGroup:  # for further flags beside it
@@ -216,7 +263,7 @@ def add_draft_flag(
         default=default,
         metavar="KIND",
         action=Listed,
-        table=registry.table,
+        table=_table_of_drafts,
         help="what drafts (default: %(default)s); --draft help lists all kinds"
         if default
         else "what drafts, several with commas; --draft help lists all kinds",
@@ -237,8 +284,10 @@ def check_file(path: Path | None, flag: str) -> None:
         check_writable(path, flag)
 
 
-def load(args: argparse.Namespace, temperature: float | None = None) -> tuple[Setup, list[prompts.Prompt]]:
+def load(args: argparse.Namespace, temperature: float | None = None) -> tuple[Setup, list[Prompt]]:
     """Load the target and the prompts. Whatever can be refused without the weights is refused before they are read."""
+    from speclab.models import loading
+
     sampling_from(args, temperature)
     loading.choose_device(args.device)
     tokenizer = loading.load_tokenizer(args.target)
@@ -261,6 +310,8 @@ def _check_device_map(args: argparse.Namespace) -> None:
 
 def sampling_from(args: argparse.Namespace, temperature: float | None = None) -> Sampling:
     """Return the settings of sampling. `temperature` stands for --temperature."""
+    from speclab.core.sampling import Sampling
+
     try:
         given = getattr(args, "temperature", 0.0) if temperature is None else temperature
         return Sampling(given, args.top_k, args.top_p)
@@ -272,6 +323,8 @@ def setup_from(
     args: argparse.Namespace, temperature: float | None = None, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> Setup:
     """Load target, tokenizer and machine from the shared flags. tokenizer: the target's, where it is loaded already."""
+    from speclab.models.setup import load_setup
+
     _check_device_map(args)
     sampling = sampling_from(args, temperature)
     return load_setup(
@@ -279,11 +332,13 @@ def setup_from(
     )
 
 
-def read_prompts(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list[prompts.Prompt]:
+def read_prompts(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
     """Tokenise --prompt, --prompts, or the standard set; with --chat they are put into the chat template."""
+    from speclab.models import prompts, texts
+
     if getattr(args, "texts", None):
         given = texts.encode(texts.read(args.texts), tokenizer)
-        return prompts.first_of_each_kind(given, args.limit or 0 if args.texts in texts.LAB_TEXTS else 0)
+        return prompts.first_of_each_kind(given, args.limit or 0 if args.texts in LAB_TEXTS else 0)
     typed = bool(args.prompt) or args.prompts == "-"
     chat = typed and bool(tokenizer.chat_template) if args.chat is None else args.chat
     if args.prompt:

@@ -3,10 +3,11 @@
 import argparse
 import difflib
 import math
+import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from speclab.system.errors import UsageProblem
+from speclab.system.errors import UsageProblem, reports_problems
 
 DASH = Path("-")  # in place of a file: the terminal
 AUTO = "auto"  # of -k: the length is chosen in every round
@@ -53,6 +54,19 @@ def make_parser(docstring: str, prog: str | None = None) -> Parser:
     parser = Parser(prog=prog, description=docstring, formatter_class=Help, add_help=False)
     parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)  # who reads the help knows it
     return parser
+
+
+def check_words(parser: argparse.ArgumentParser) -> None:
+    """End the program with one line and exit code 2 where the command line is mistyped.
+
+    A script calls this before it imports anything that takes seconds. `--help` is answered here, too.
+    """
+
+    def parse() -> None:
+        parser.parse_args()
+
+    if code := reports_problems(parse)():
+        sys.exit(code)
 
 
 def first_given(args: argparse.Namespace, *names: str) -> str | None:

@@ -31,7 +31,6 @@ from speclab.models.timing import time_passes
 from speclab.system.errors import first_line, is_out_of_memory
 from speclab.system.terminal import note
 
-ENGINES = ("auto", "fast", "compiled", "eager")
 ASKED_FOR = "asked for"
 COMPILE = "--engine compiled compiles it once, which may be faster"
 NARROW, WIDE = 1, 5  # a decode step, and the verification of four drafted tokens

@@ -33,12 +33,13 @@ from transformers.tokenization_utils_base import get_fast_tokenizer_file
 from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
-from speclab.models import sources
+from speclab.models import names, sources
 from speclab.models.checking.checks import check_model
 from speclab.models.family import Family, family_for, family_of
+from speclab.models.outside.device_maps import DeviceMap
 from speclab.models.outside.generation import eos_ids
 from speclab.models.outside.growth import PARTS, check_growth
-from speclab.models.outside.placement import DeviceMap, describe, load_placed, map_options
+from speclab.models.outside.placement import describe, load_placed, map_options
 from speclab.models.padded import padding, sizes
 from speclab.models.padded.experts import with_experts
 from speclab.system import extensions
@@ -46,9 +47,8 @@ from speclab.system.errors import EnvironmentProblem, Problem, UsageProblem, is_
 from speclab.system.paths import DATA
 from speclab.system.terminal import harmless, note
 
-LAB_PAIR = DATA / "models" / "lab-pair"
-LAB = {role: str(LAB_PAIR / role) for role in ("target", "draft")}
-LAB_TARGET, LAB_DRAFT = LAB["target"], LAB["draft"]
+LAB_PAIR, LAB_TARGET, LAB_DRAFT = names.LAB_PAIR, names.LAB_TARGET, names.LAB_DRAFT
+LAB = {"target": LAB_TARGET, "draft": LAB_DRAFT}
 transformers_logging.disable_progress_bar()
 transformers_logging.set_verbosity_error()  # what matters of its warnings is checked here and refused
 NO_CODE = {"trust_remote_code": False}

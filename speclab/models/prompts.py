@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from speclab.models.names import PROMPTS
 from speclab.models.outside.templates import Messages, rendered
 from speclab.system import files
 from speclab.system.errors import EnvironmentProblem, Panic, UsageProblem, panics_as_errors
-from speclab.system.paths import DATA
 from speclab.system.terminal import harmless
 
-STANDARD = DATA / "prompts"
 KINDS = ("code", "prose", "copy")
 SEPARATOR = "%%"
 EMPTY = "a prompt is empty; give at least one word, for example --prompt 'def main():'"
@@ -58,7 +57,7 @@ def split(text: str) -> list[str]:
 
 def standard() -> list[tuple[str, str]]:
     """Return (kind, text) of each of the lab's own prompts."""
-    return [(kind, text) for kind in KINDS for text in split((STANDARD / f"{kind}.txt").read_text("utf-8"))]
+    return [(kind, text) for kind in KINDS for text in split((PROMPTS / f"{kind}.txt").read_text("utf-8"))]
 
 
 def from_file(name: str) -> list[tuple[str, str]]:

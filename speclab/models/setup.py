@@ -14,7 +14,7 @@ from speclab.models.backends.rewrites import can_prepack
 from speclab.models.cached import CachedModel
 from speclab.models.checking.rounding import Reference
 from speclab.models.outside import generation
-from speclab.models.outside.placement import DeviceMap
+from speclab.models.outside.device_maps import DeviceMap
 from speclab.models.pieces import Pieces, added, pieces
 from speclab.models.prompts import Prompt
 from speclab.system.terminal import note

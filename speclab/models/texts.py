@@ -15,13 +15,13 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from speclab.models import prompts
+from speclab.models.names import LAB_TEXTS, PROMPTS
 from speclab.models.outside.templates import Messages
 from speclab.models.prompts import Prompt
 from speclab.system import files
 from speclab.system.errors import UsageProblem
 from speclab.system.terminal import harmless
 
-LAB_TEXTS = tuple(sorted(path.stem for path in prompts.STANDARD.glob("*.jsonl")))
 ROLES = ("system", "user", "assistant")
 RESERVED = ("all", "not looping")  # names of groups of rows
 MOST_TEXTS, MOST_MESSAGES, LONGEST_KIND = 4096, 256, 24
@@ -34,7 +34,7 @@ def read(name: str) -> list[Text]:
     """Return the texts of a file, or of the lab's own of that name. Raises UsageProblem, with the line that is
     wrong."""
     is_own = name in LAB_TEXTS and not os.path.isfile(name)
-    path = prompts.STANDARD / f"{name}.jsonl" if is_own else Path(name)
+    path = PROMPTS / f"{name}.jsonl" if is_own else Path(name)
     try:
         lines = files.read_bytes(path, prompts.LARGEST_FILE).decode("utf-8-sig").splitlines()
     except (OSError, ValueError) as error:

@@ -16,7 +16,7 @@ from speclab.core.sampling import Sampling
 from speclab.models import engine_choice, loading
 from speclab.models.cached import CachedModel
 from speclab.models.checking import rounding
-from speclab.models.outside import placement
+from speclab.models.outside import device_maps, placement
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from tests.decoding import plain_text, speculative_rounds
 from tests.llamas import VOCAB, tiny_llama
@@ -123,7 +123,7 @@ def test_files_that_are_no_device_map(tmp_path, content, said):
     if content is not None:
         file.write_text(content)
     with pytest.raises(UsageProblem, match=said) as problem:
-        placement.read_device_map(str(file))
+        device_maps.read_device_map(str(file))
     assert "\n" not in str(problem.value)
 
 

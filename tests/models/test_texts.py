@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speclab.models import prompts, texts
+from speclab.models import names, prompts, texts
 from speclab.system.errors import UsageProblem
 from speclab.system.files import parse_json
 
@@ -94,7 +94,7 @@ def test_what_is_measured_is_known_wherever_it_stands(data):
 def test_every_kind_of_prompt_is_among_what_is_measured():
     measured = set(texts.measured_texts())
     assert {text for _, text in prompts.standard()} < measured
-    for path in prompts.STANDARD.glob("*.jsonl"):
+    for path in names.PROMPTS.glob("*.jsonl"):
         for line in path.read_text("utf-8").splitlines():
             entry = parse_json(line)
             said = entry.get("messages", [{"content": entry.get("prompt")}])

@@ -1,0 +1,85 @@
+"""Shows the text of a decoding: each token in the colour of its origin where the terminal has colours.
+
+An accepted token was drafted; a corrected one is the target's own, in place of a rejected one; a bonus is the target's
+own after a draft that was kept whole. All other tokens are the target's own, too, and have no colour.
+"""
+
+import sys
+from collections.abc import Iterator
+
+from speclab.core.counts import Counts
+from speclab.core.rounds import Round
+from speclab.models.pieces import Pieces
+from speclab.system.terminal import harmless, wants_colour
+
+ACCEPTED, CORRECTED, BONUS, PLAIN = "accepted", "corrected", "bonus", "plain"
+ANSI = {ACCEPTED: "32", CORRECTED: "35", BONUS: "36"}
+MEANINGS = {
+    ACCEPTED: "drafted and kept",
+    CORRECTED: "the target's own, in place of a rejected token",
+    BONUS: "the target's own, after a draft that was kept whole",
+}
+
+
+def parts(round_: Round) -> Iterator[tuple[str, list[int]]]:
+    """Yield the origins of a round's tokens, each with its tokens, in the order of the text."""
+    accepted, own = round_.tokens[: round_.n_accepted], round_.tokens[round_.n_accepted :]
+    if accepted:
+        yield ACCEPTED, accepted
+    if own:
+        yield PLAIN if not round_.n_drafted else CORRECTED if round_.n_rejected else BONUS, own
+
+
+class Text:
+    """Prints the text of one decoding.
+
+    pieces: hold back what may still change, as half a character does. at_once: print each piece as soon as it is
+    known; else the whole text at the end. It then has no colours.
+    """
+
+    def __init__(self, pieces: Pieces, at_once: bool):
+        self._pieces, self._at_once = pieces, at_once
+        self._colours = at_once and wants_colour(sys.stdout)
+        self._held: list[str] = []
+
+    def add(self, round_: Round) -> None:
+        """Show the tokens of a round."""
+        for kind, tokens in parts(round_):
+            self._show(self._pieces.add(tokens), kind)
+
+    def end(self) -> None:
+        """Show what was held back, and end the line."""
+        self._show(self._pieces.rest(), PLAIN)
+        print(harmless("".join(self._held)), flush=True)
+
+    def _show(self, text: str, kind: str) -> None:
+        if not self._at_once:
+            self._held.append(text)
+        elif text:
+            print(self._painted(harmless(text), kind), end="", flush=True)
+
+    def _painted(self, text: str, kind: str) -> str:
+        return painted(text, kind) if self._colours else text
+
+
+def painted(text: str, kind: str) -> str:
+    """Return a text in the colour of its origin."""
+    return f"\x1b[{ANSI[kind]}m{text}\x1b[0m" if kind in ANSI else text
+
+
+def legend() -> str | None:
+    """Return the line that explains the colours; None where standard output shows none."""
+    if not wants_colour(sys.stdout):
+        return None
+    return "colours " + "; ".join(f"{painted(kind, kind)}: {meaning}" for kind, meaning in MEANINGS.items())
+
+
+def passes_line(n_tokens: int, counts: Counts) -> str:
+    """Say how many passes of the target the tokens took, and how many the baseline takes for them.
+
+    n_tokens: all of them, those included that the passes over the prompts gave, which both need.
+    """
+    n_passes = counts.n_rounds + counts.n_replays
+    passes = f"{n_passes} pass{'es' * (n_passes != 1)}"
+    tokens = f"{n_tokens} token{'s' * (n_tokens != 1)}"
+    return f"{tokens} in {passes} of the target; one by one it takes {counts.n_emitted}"

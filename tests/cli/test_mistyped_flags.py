@@ -1,0 +1,37 @@
+"""A mistyped flag is answered in one line, before anything is loaded that takes seconds."""
+
+import subprocess
+import sys
+
+import pytest
+
+from speclab.system.paths import ROOT
+
+SCRIPT = """
+import runpy, sys
+name, *sys.argv[1:] = sys.argv[1:]
+try:
+    runpy.run_path(name, run_name="__main__")
+except SystemExit as end:
+    print(end.code, *sorted({"torch", "transformers"} & set(sys.modules)))
+"""
+SCRIPTS = ("baseline_autoregressive.py", "optimized_speculative.py", "compare.py", "check.py")
+
+
+def run(*words: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-c", SCRIPT, *words], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("words", [("--tempreature", "1"), ("--seed", "-1")], ids=["flag", "value"])
+def test_torch_is_not_loaded(script, words):
+    done = run(script, *words)
+    assert done.stdout == "2\n", done
+    assert done.stderr.startswith("error: "), done
+    assert done.stderr.count("\n") == 1
+
+
+def test_flags_without_a_mistake_go_on_to_the_run():
+    """Loading is what notices that there is no such folder."""
+    done = run("baseline_autoregressive.py", "--target", "./no-such-folder")
+    assert done.stdout == "3 torch transformers\n", done
