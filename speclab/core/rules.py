@@ -1,4 +1,4 @@
-"""The list of all accept rules that --rule names. Extensions add to it, each from its register.py.
+"""The list of all accept rules that can be chosen by name. Extensions add to it, each from its register.py.
 
 A rule that does not leave the target's own distribution states the one that it leaves, as `Rule.law`.
 """
@@ -18,7 +18,7 @@ from speclab.system.errors import UsageProblem
 class Rule(NamedTuple):
     """A way to judge drafted tokens."""
 
-    name: str  # as --rule writes it
+    name: str  # as it is typed, with its argument
     accept: AcceptRule
     line: str  # says what it does
     law: Callable[[Tensor, Tensor], Tensor] | None = None
@@ -28,7 +28,7 @@ class Rule(NamedTuple):
 
 
 class RuleKind(NamedTuple):
-    """The form of a rule that may be typed behind --rule, and what the rule is made from."""
+    """The form of a rule as it may be typed, and what the rule is made from."""
 
     usage: str  # NAME, or NAME:ARGUMENT and which arguments there are
     made_from: Rule | Callable[[str], Rule] | str
@@ -50,7 +50,7 @@ RULES: dict[str, RuleKind] = {}
 
 
 def add_rule(name: str, made_from: Rule | Callable[[str], Rule] | str, line: str, arguments: str = "") -> None:
-    """Let --rule know a further rule, which `line` describes. The register.py of an extension calls this."""
+    """Add a further rule to the list; `line` describes it. The register.py of an extension calls this."""
     if name in RULES:
         raise ValueError(f"two rules are called {name}")
     RULES[name] = RuleKind(name + arguments, made_from, line)

@@ -51,11 +51,11 @@ def _head(name: str) -> Callable[[str, str], Choice]:
 
     def read_choice(argument: str, text: str) -> Choice:
         if argument and is_mistyped(argument):
-            raise UsageProblem(f"--draft {text}: give a head's folder or hub name, for example {name}:build/{name}/out")
+            raise UsageProblem(f"{text}: give a head's folder or hub name, for example {name}:build/{name}/out")
         if argument:
             loading.check_place(argument)
         elif not loading.exists(LAB_HEADS[name]):
-            raise UsageProblem(f"--draft {name}: the lab has no such head yet; type: python -m training.heads {name}")
+            raise UsageProblem(f"{name}: the lab has no such head yet; type: python -m training.heads {name}")
         label = f"{name}:{loading.short_name(argument)}" if argument else name
 
         def build(setup: Setup, seed: int) -> Drafter:
@@ -68,7 +68,7 @@ def _head(name: str) -> Callable[[str, str], Choice]:
 
 def _make_head(name: str, place: str, setup: Setup) -> Drafter:
     target = setup.target
-    check_family(target.model, f"--draft {name}", OTHER_FAMILY)
+    check_family(target.model, f"the draft {name}", OTHER_FAMILY)
     # A padded target's states are the lab's, followed by zeros.
     own_width = loading.lab_width() if sizes.is_lab_size(setup.target_name) else None
     head, ids = read_head(place or LAB_HEADS[name], target.model, name, own_width)
@@ -88,7 +88,7 @@ def _hybrid(argument: str, text: str) -> Choice:
     parts = [read(first), read(second)] if first in lookups() and second else []
     if not parts or not parts[1].in_hybrid:
         raise UsageProblem(
-            f"--draft {text}: give a lookup ({' or '.join(lookups())}) and a draft with a model, for example "
+            f"{text}: give a lookup ({' or '.join(lookups())}) and a draft with a model, for example "
             f"hybrid:{USUAL_HYBRID}"
         )
     name = f"hybrid:{parts[0].name}+{parts[1].name}" if argument else text
@@ -107,13 +107,13 @@ def _dial(argument: str, text: str) -> Choice:
     try:
         accuracy = OracleDraft(float(number)).accuracy
     except ValueError:
-        raise UsageProblem(f"--draft {text}: give the dial a number from 0 to 1, for example dial:0.8") from None
+        raise UsageProblem(f"{text}: give the dial a number from 0 to 1, for example dial:0.8") from None
     name = f"dial:{number}" + (f":{loading.short_name(cost)}" if cost else "")
     model = None
     if cost != "free":
         model = read(cost or "model")
         if not model.is_model:
-            raise UsageProblem(f"--draft {text}: give the model whose cost the dial takes, for example dial:0.8:model")
+            raise UsageProblem(f"{text}: give the model whose cost the dial takes, for example dial:0.8:model")
 
     def build(setup: Setup, seed: int) -> Drafter:
         if model is None:
@@ -121,7 +121,7 @@ def _dial(argument: str, text: str) -> Choice:
         [draft] = model.make(setup, seed).models
         return OracleModelDrafter(draft, accuracy, seed)
 
-    no_auto = f"it chooses by what was accepted, and --draft {text} replays the text"
+    no_auto = f"it chooses by what was accepted, and {text} replays the text"
     return Choice(text, name, build, draws_when_greedy=True, no_auto=no_auto, only_greedy=NEEDS_GREEDY)
 
 

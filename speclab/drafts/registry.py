@@ -24,7 +24,7 @@ from speclab.system import extensions
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.terminal import note
 
-OTHER_FAMILY = "use --draft FOLDER with a model of its family, --draft ngram, or --draft hybrid:ngram+FOLDER"
+OTHER_FAMILY = "use as draft a FOLDER with a model of its family, ngram, or hybrid:ngram+FOLDER"
 LIST = "type --draft help to see all kinds"
 TRAINED = (
     "What is called trained comes with the lab for its own target; python -m training.heads trains a head or an\n"
@@ -94,7 +94,7 @@ class Choice:
         """
         self.check_greedy(setup.sampling.greedy)
         if not self.any_family:
-            check_family(setup.target.model, f"--draft {self.text}", OTHER_FAMILY, crops=False)
+            check_family(setup.target.model, f"the draft {self.text}", OTHER_FAMILY, crops=False)
         return self.build(setup, seed)
 
 
@@ -149,7 +149,7 @@ def add_lookup(name: str, make_lookup: Callable[..., Lookup], help: str, words: 
 def check_no_argument(argument: str, text: str) -> None:
     """Raise UsageProblem where something follows the name of a kind that takes nothing."""
     if argument:
-        raise UsageProblem(f"--draft {text}: this kind takes no argument; give --draft {text.partition(':')[0]}")
+        raise UsageProblem(f"{text}: this kind of draft takes no argument; give {text.partition(':')[0]}")
 
 
 def lookups() -> list[str]:
@@ -189,7 +189,7 @@ def read(text: str) -> Choice:
         return kind.read(text.partition(":")[2], text)
     name, colon, _ = text.partition(":")
     if "," in text and not loading.exists(text):
-        raise UsageProblem(f"--draft {text}: this takes one draft; compare.py takes several")
+        raise UsageProblem(f"{text}: this takes one draft; compare.py takes several")
     is_no_name = bool(colon) and not loading.exists(text) and not sizes.is_lab_size(text)  # no hub name has a colon
     if name in kinds() or is_no_name or is_mistyped(text):
         near = kinds().get(_nearest(name) or name)
@@ -208,10 +208,10 @@ def read_all(texts: Iterable[str]) -> list[Choice]:
     """Return the drafts of one run. Raises UsageProblem where there are none, or two have one name."""
     choices = [read(text) for text in texts]
     if not choices:
-        raise UsageProblem("--draft is empty; give at least one kind, for example --draft model,ngram")
+        raise UsageProblem("no draft is named; give at least one kind, for example model,ngram")
     names = [choice.name for choice in choices]
     if len(set(names)) < len(names):
-        raise UsageProblem(f"--draft names the same draft twice ({', '.join(names)}); leave one out or rename it")
+        raise UsageProblem(f"the same draft is named twice ({', '.join(names)}); leave one out or rename it")
     return choices
 
 

@@ -91,7 +91,7 @@ class RunConfig:
 
     @property
     def rule(self) -> str:
-        """Return the rule by which drafted tokens are judged, as --rule names it."""
+        """Return the rule by which drafted tokens are judged, by its name."""
         return self.functions.rule.name
 
     def rule_lines(self) -> list[str]:

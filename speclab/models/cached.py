@@ -233,11 +233,11 @@ def check_prompt(model: CachedModel, prompt: Tensor, max_new_tokens: int) -> Non
     """Raise UsageProblem or EnvironmentProblem for a prompt (1, length) that is empty, has ids that the model lacks, or
     leaves no room for the output."""
     if prompt.shape[1] == 0:
-        raise UsageProblem("the prompt is empty; give at least one token, for example --prompt 'def main():'")
+        raise UsageProblem("the prompt is empty; give at least one token, for example 'def main():'")
     if (largest := int(prompt.max())) >= model.n_ids:
         raise EnvironmentProblem(
             f"the prompt has token {largest} and the model knows {model.n_ids} ids: tokenizer and model do not belong "
-            "together; give another --target"
+            "together; give another target"
         )
     model.room.check(prompt.shape[1], max_new_tokens)
 

@@ -71,7 +71,7 @@ class Room:
         left = self.text - n_prompt
         raise UsageProblem(
             f"prompt of {n_prompt} tokens and {max_new_tokens} new ones do not fit the model's context of "
-            f"{self.text}{self.reason}; shorten the prompt" + f" or use --max-new-tokens {left}" * (left > 0)
+            f"{self.text}{self.reason}; shorten the prompt" + f" or ask for at most {left} new tokens" * (left > 0)
         )
 
 
@@ -91,7 +91,7 @@ def check_draft_prompts(
     if most is not None and longest > most:
         raise UsageProblem(
             f"a prompt has {longest}{whose} and the draft model's context only {most}{room.reason}; shorten the prompt "
-            "or use --draft ngram"
+            "or use the draft ngram"
         )
     # The new ones in its own tokens, where it cuts them as it cuts the prompt.
     end = room.length_after(longest) + max_new_tokens * longest / n

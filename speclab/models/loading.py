@@ -54,7 +54,7 @@ transformers_logging.set_verbosity_error()  # what matters of its warnings is ch
 NO_CODE = {"trust_remote_code": False}
 PROBE = "def f(x):\n    return {'a': [1, 2.5]}  # naïve Straße 東京\n"  # a text that tokenizers split differently
 NAMED, LONGEST_WORD = 3, 24  # ids that an error names, and characters of their words
-WITH_OTHER_TOKENIZERS: list[str] = []  # kinds of --draft whose model may have another one; extensions add theirs
+WITH_OTHER_TOKENIZERS: list[str] = []  # kinds of drafts whose model may have another one; extensions add theirs
 # Words in the library's errors -> what they mean here, and what to do. The library's own advice is to trust.
 PICKLED = ("its pickled weights hold more than tensors, so they are not read", "give weights in safetensors files")
 KNOWN_ERRORS = {
@@ -68,7 +68,7 @@ KNOWN_ERRORS = {
     "ignore_mismatched_sizes": ("their tensors differ in shape", "download it again, or correct its config.json"),
     "kind of AutoModel": ("it is no language model that makes a text", "choose one"),
     "does not give any device": (
-        "the file of --device-map leaves out some of its weights",
+        "the file of the device map leaves out some of its weights",
         "name the modules of all of them",
     ),
     "backend tokenizer": ("tokenizer.json is missing", "add it, or choose another model"),
@@ -258,7 +258,7 @@ def choose_device(name: str) -> tuple[torch.device, str]:
     if name == "auto":
         return (torch.device("cuda"), "a GPU is there") if there["cuda"] else (torch.device("cpu"), "no CUDA GPU found")
     if not there[name]:
-        raise EnvironmentProblem(f"--device {name}: PyTorch {torch.__version__} finds no such device; use --device cpu")
+        raise EnvironmentProblem(f"PyTorch {torch.__version__} finds no device {name} here; use the device cpu")
     return torch.device(name), "asked for"
 
 
@@ -312,10 +312,8 @@ def check_same_tokenizer(
     else:
         return n
     extensions.load()
-    kinds = "".join(f"--draft {usage}, " for usage in WITH_OTHER_TOKENIZERS)
-    raise UsageProblem(
-        f"{draft_name} and {target_name} {what}; choose a --draft of the target's family, {kinds}or --draft ngram"
-    )
+    kinds = "".join(f"{usage}, " for usage in WITH_OTHER_TOKENIZERS)
+    raise UsageProblem(f"{draft_name} and {target_name} {what}; choose a draft of the target's family, {kinds}or ngram")
 
 
 def words_by_id(tokenizer: PreTrainedTokenizerBase) -> dict[int, list[str]]:

@@ -22,7 +22,7 @@ from speclab.system.terminal import harmless
 
 KINDS = ("code", "prose", "copy")
 SEPARATOR = "%%"
-EMPTY = "a prompt is empty; give at least one word, for example --prompt 'def main():'"
+EMPTY = "a prompt is empty; give at least one word, for example 'def main():'"
 LARGEST_FILE = 16 * 2**20  # bytes; no model here reads a text of that length
 
 

@@ -1,4 +1,4 @@
-"""compare.py prints the answer of a comparison on one screen. The rest is in report.py, behind --verbose.
+"""compare.py prints the answer of a comparison on one screen. The rest is in report.py.
 
 Views of the record; every line is a fixed template filled with its numbers.
 """

@@ -50,9 +50,7 @@ class Line(ArmCounts):
     loops: bool | None = None  # whether a greedy text of the baseline ends in repetition; absent: it does not
     lossy_rule: str | None = None  # that judged its drafted tokens; absent: a lossless one did, or there were none
     distance: Amount | None = None  # with a lossy rule, the sum of speclab/lab/output_checks.py; absent: not measured
-    own_rates: dict[str, float] | None = (
-        None  # the sums of `note_own_rates`, speclab/lab/known_texts/
-    )
+    own_rates: dict[str, float] | None = None  # the sums of `note_own_rates`, speclab/lab/known_texts/
     ends: list[End] = field(default_factory=list)  # of an answer in a chat; absent: not looked for
     texts: list[list[int]] = field(default_factory=list)  # new tokens; no record holds them
 

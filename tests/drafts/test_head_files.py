@@ -182,7 +182,7 @@ def test_other_rotary_positions_are_read(target, tmp_path, rotary):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"speculators_model_type": "medusa"}, "speculators_model_type is 'medusa'; --draft feature reads eagle3"),
+        ({"speculators_model_type": "medusa"}, "speculators_model_type is 'medusa'; the draft feature reads eagle3"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 3]}, r"it reads states \[1, 3\] of a target with 2 layers"),
         ({"draft_vocab_size": 12}, "lm_head.weight has the shape"),
         ({"transformer_layer_config": block(hidden=1 << 20).to_dict()}, "embed_tokens.weight has the shape"),
@@ -295,8 +295,8 @@ def test_a_published_block_with_fewer_ids_and_parts_of_its_training(target, tmp_
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"speculators_model_type": "eagle3"}, "'eagle3'; --draft block reads dflash and dspark"),
-        ({"speculators_model_type": "dflash2"}, "'dflash2'; --draft block reads dflash and dspark"),
+        ({"speculators_model_type": "eagle3"}, "'eagle3'; the draft block reads dflash and dspark"),
+        ({"speculators_model_type": "dflash2"}, "'dflash2'; the draft block reads dflash and dspark"),
         ({"speculators_model_type": "dflash"}, "markov_head.markov_w1.weight is a weight that"),
         ({"markov_head_type": "gated"}, "markov_head_type is 'gated'; it should be 'vanilla'"),
         ({"projector_type": "domino"}, "projector_type is 'domino'"),

@@ -68,7 +68,7 @@ def test_it_proposes_the_same(small, wide, folder, how):
 
 def test_a_head_that_normalises_the_states_does_not_read_a_padded_target(wide, tmp_path):
     write_head(tmp_path / "head", tiny_head(fc_norm=True), "tiny", ["LlamaForCausalLM"], 4)
-    with pytest.raises(UsageProblem, match="a head like the lab's own; give --draft feature"):
+    with pytest.raises(UsageProblem, match="a head like the lab's own; give feature"):
         read_head(str(tmp_path / "head"), wide, own_width=32)
 
 

@@ -60,7 +60,7 @@ def test_a_comparison_sets_it_beside_the_best_fixed_length(pair_folder, tmp_path
 def test_a_dial_is_refused(script, pair_folder, capsys):
     words = ["--target", str(pair_folder / "target"), "--prompt", "x", "--draft", "dial:0.8:free", "-k", "auto"]
     assert script.main([*words, *TINY]) == 2
-    assert "--draft dial:0.8:free replays the text; give -k a number" in capsys.readouterr().err
+    assert "and dial:0.8:free replays the text; give -k a number" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("value", ["autos", "2,auto,x", "auto,-1", ""])

@@ -57,7 +57,7 @@ def test_no_name_is_given_away_twice(table):
         add(Kind("model", "model", "another one", read))
     with pytest.raises(UsageProblem, match="twice"):
         read_all(["ngram", "ngram"])
-    with pytest.raises(UsageProblem, match="empty"):
+    with pytest.raises(UsageProblem, match="no draft is named"):
         read_all([])
 
 

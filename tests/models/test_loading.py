@@ -263,7 +263,7 @@ def test_a_prompt_longer_than_the_drafts_context_is_refused(copied, short_draft,
     words += ["--out-dir", str(copied)] if script is compare else []
     line = refused(capsys, copied / "target", *words, script=script, code=2)
     assert "draft model's context only 30" in line
-    assert "--draft ngram" in line
+    assert "draft ngram" in line
 
 
 def test_a_hub_kernel_in_a_config_is_refused_by_name(copied):

@@ -65,10 +65,10 @@ def read_head(name: str, target: PreTrainedModel, kind: str = "feature", own_wid
     config = loading.loaded(name, f"its {CONFIG}", lambda: config_from(found, target, kind), CORRECT)
     if own_width is not None and (not isinstance(config, HeadConfig) or config.norm_before_fc or config.fc_norm):
         raise UsageProblem(
-            f"--draft {kind}:{loading.short_name(name)}: a padded target is read only by a head like the lab's own; "
-            "give --draft feature"
+            f"{kind}:{loading.short_name(name)}: a padded target is read only by a head like the lab's own; "
+            "give feature"
         )
-    _check_fits(f"--draft {kind}:{loading.short_name(name)}", config, target, own_width)
+    _check_fits(f"{kind}:{loading.short_name(name)}", config, target, own_width)
     name_unknown(name, found, schema().KINDS[kind])
     saved = loading.loaded(name, "its weights", lambda: _built(config, weights, target))
     if own_width is not None:
@@ -128,7 +128,7 @@ def config_from(found: dict[str, Any], target: PreTrainedModel, kind: str) -> He
     """This reads what config.json says. Raises ValueError where it is no head of this kind."""
     saved = found.get("speculators_model_type")
     if saved not in FORMATS[kind]:
-        raise ValueError(f"speculators_model_type is {saved!r}; --draft {kind} reads {' and '.join(FORMATS[kind])}")
+        raise ValueError(f"speculators_model_type is {saved!r}; the draft {kind} reads {' and '.join(FORMATS[kind])}")
     entries = schema().checked(found, schema().KINDS[kind])
     return (_feature_config if kind == "feature" else _block_config)(entries, len(decoder_layers(target)))
 

@@ -68,7 +68,7 @@ def trained_on_the_spot(
     if largest >= room:
         raise UsageProblem(
             f"cannot train a draft here: the tokenizer has ids up to {largest}, the draft only room for {room}; "
-            "give --draft a model that belongs to the target's tokenizer"
+            "give a draft model that belongs to the target's tokenizer"
         )
     model = random_like(source, seed).float()
     batches = _batches(_documents(seed), tokenizer, seed, getattr(source.config, "max_position_embeddings", None))

@@ -42,7 +42,7 @@ FEW_SAMPLES = 2  # uncached passes that measure rounding where the usual number 
 WRONG = (3, 0, 4, 1)  # rejected tokens that are fed after the pass of each width, and rolled back
 # Most operations of a pass over a text longer than a window, in a check: half a minute on two cores, seconds on a GPU.
 MOST_OPERATIONS, MOST_ON_CUDA = 2e12, 1e15
-OTHER_DRAFT = "choose another --draft"
+OTHER_DRAFT = "choose another draft"
 ADVICE = "choose a causal language model with plain attention layers"
 _known: weakref.WeakKeyDictionary[nn.Module, dict[tuple, Tensor]] = weakref.WeakKeyDictionary()  # see `_moved`
 ADVICE_QUANTISED = "its quantised weights take other kernels in other passes; choose another quantisation of the model"

@@ -21,12 +21,14 @@ def read_device_map(text: str) -> DeviceMap:
     try:
         found = json.loads(files.read_bytes(Path(text), MOST).decode())
     except (OSError, ValueError, RecursionError):
-        raise UsageProblem(f"--device-map {text} is no plan and no JSON file; {advice}") from None
+        raise UsageProblem(f"the device map {text} is no plan and no JSON file; {advice}") from None
     if not isinstance(found, dict) or not found:
-        raise UsageProblem(f"--device-map {text} holds no devices of modules; {advice}")
+        raise UsageProblem(f"the device map {text} holds no devices of modules; {advice}")
     for module, device in found.items():
         if not _is_device(device):
-            raise UsageProblem(f"--device-map {text}: {module} is put on {device!r}; a device is 0, 1 …, cpu or disk")
+            raise UsageProblem(
+                f"in the device map {text}, {module} is put on {device!r}; a device is 0, 1 …, cpu or disk"
+            )
     return found
 
 

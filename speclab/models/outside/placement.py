@@ -27,11 +27,13 @@ def map_options(device_map: DeviceMap | None) -> dict[str, Any]:
     if device_map is None:
         return {}
     if importlib.util.find_spec("accelerate") is None:
-        raise EnvironmentProblem("--device-map needs the package accelerate; pip install accelerate")
+        raise EnvironmentProblem("a device map needs the package accelerate; pip install accelerate")
     if isinstance(device_map, dict):
         for device in device_map.values():
             if isinstance(device, int) and device >= torch.cuda.device_count():
-                raise EnvironmentProblem(f"--device-map: there is no GPU {device} here; correct the file, or give auto")
+                raise EnvironmentProblem(
+                    f"there is no GPU {device} here, which the device map names; correct the file, or give auto"
+                )
     return {"device_map": device_map}
 
 
@@ -51,8 +53,8 @@ def load_placed(load: Callable[..., Loaded], options: dict[str, Any]) -> Loaded:
         model, report = load(**options, offload_folder=folder)
         if model.device.type == "meta":
             raise EnvironmentProblem(
-                "--device-map: the embeddings must lie where passes run, on a GPU or, where there is none, on cpu; "
-                "correct the file"
+                "the embeddings must lie where passes run, on a GPU or, where there is none, on cpu; correct the "
+                "device map"
             )
     except BaseException:
         delete()
