@@ -5,7 +5,7 @@ Views of the record; every line is a fixed template filled with its numbers.
 
 import math
 from collections.abc import Callable
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from speclab.drafts import registry
@@ -32,6 +32,7 @@ from speclab.records.runs import ComparisonRun, LabRun
 from speclab.theory.ladder import factors, prediction_rows
 
 LAB = "lab pair"
+NO_LOSS = 0.995  # a factor that rounds to x1.00 loses nothing
 CHAINS_ONLY = "the formula and the ladder know chains only: no values for drafts with branches"
 
 
@@ -48,8 +49,8 @@ class Line(NamedTuple):
 
 
 def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = None, markdown: bool = False) -> str:
-    """Show whether the text is the same; the table; the formula, what it misses most, and where there is no gain; and
-    `where` the rest is.
+    """Show whether the text is the same; the result and the table; what lies between the formula and the measurement,
+    and where there is no gain; and `where` the rest is.
 
     brief: only the tables, below the lines that say that texts are wrong, or speeds rough.
     """
@@ -57,7 +58,9 @@ def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = No
     rough = Lines(f"{target_name(shown)}: {rough_line(shown)}" for shown in runs if rough_line(shown))
     speeds: list[Block] = []
     for shown in runs:
-        speeds += [Heading(target_name(shown), 3) if len(runs) > 1 else None, marked(shown, speed_table(shown))]
+        speeds.append(Heading(target_name(shown), 3) if len(runs) > 1 else None)
+        speeds += [Lines([result_line(shown)])] * (not brief)
+        speeds.append(marked(shown, speed_table(shown)))
     if brief:
         return tables.show([Lines(filter(None, map(wrong_line, runs))), rough, *speeds], markdown)
     agreement = Lines(line for shown in runs for line in (*same_text_lines(shown, shown.correctness), *remarks(shown)))
@@ -137,6 +140,35 @@ def same_text_lines(run: LabRun, judged: list[Facts]) -> list[str]:
     return lines
 
 
+def text_verdict(run: ComparisonRun) -> str:
+    """Say in one sentence whether the texts at the run's first temperature are right."""
+    judged = [entry for entry in run.correctness if run.rows and entry["temperature"] == run.rows[0].temperature]
+    if not all(entry["passed"] for entry in judged):
+        return "Some texts are WRONG."
+    if not judged or run.unchecked:
+        return "Texts not checked."
+    if judged[0]["temperature"] == 0:
+        return "Same text, but for rounding." if any(entry["differences"] for entry in judged) else "Same text."
+    return "LOSSY texts." if any(entry.get("lossy_rule") for entry in judged) else "Same distribution."
+
+
+def result_line(run: ComparisonRun) -> str | None:
+    """Say in one sentence what the table shows; None for a run without drafts."""
+    best, rows = best_row(run), [row for row in _first_rows(run) if row.draft]
+    if not rows:
+        return None
+    row = best or max(rows, key=lambda row: row.speedup)
+    ends = interval(row.speedup_low, row.speedup_high)
+    length = "auto" if row.auto else row.draft_length
+    said = f"{text_verdict(run)} Highest: {row.method.removesuffix(AUTO)}, k = {length}, {speedup_of(row)}"
+    said += f" ({ends})" * (ends != "-") + ", not shown to be faster" * (best is None)
+    if not factors(row):  # a hybrid's rounds are of two kinds, which no ladder describes
+        row = best_model_row(run) or row
+        said += f"; {row.method}, k = {row.draft_length}" * bool(factors(row))
+    name, factor = min(factors(row).items(), key=itemgetter(1), default=("", 1.0))
+    return f"{said}: most is lost to {name} (x{factor:.2f})." if factor < NO_LOSS else f"{said}."
+
+
 # --- how fast? --------------------------------------------------------------------------------------------------------
 
 
@@ -192,7 +224,8 @@ def _speedup_at(place: int) -> Callable[[Line], str]:
 
 
 def facts_lines(run: ComparisonRun) -> list[str | None]:
-    """Say how a target's step is spent, and what the formula misses most for its fastest model draft."""
+    """Say how a target's step is spent, and what lies between the formula and the speedup of its fastest model
+    draft."""
     row = best_model_row(run)
     if row is None:
         return []
@@ -202,14 +235,9 @@ def facts_lines(run: ComparisonRun) -> list[str | None]:
         forecast = f", forecast {speedup(row.forecast)}" if row.forecast is not None else ""
         lines.append(
             f"{prefix} 1/(1-α+α/k) with α = {number(row.acceptance_rate)} says {speedup(row.book_formula)}; "
-            f"measured {speedup_of(row)}{forecast}"
+            f"measured {speedup_of(row)}{forecast}{between(row)}"
         )
-    lines += [missed_line(row, prefix), best_plain_line(run)]
-    best = best_row(run)
-    if best is not None and best is not row:
-        prefix = f"{target_name(run)}, {best.method} k = {best.draft_length}:"
-        lines.append(missed_line(best, prefix))
-    return lines
+    return [*lines, best_plain_line(run)]
 
 
 def chains_only_line(runs: list[ComparisonRun]) -> str | None:
@@ -247,8 +275,8 @@ def best_model_row(run: ComparisonRun) -> Row | None:
     rows = [row for row in _first_rows(run) if row.draft]
     lookups = registry.lookups()
     models = [row for row in rows if (row.draft or "").removesuffix(AUTO) not in lookups]
-    explained = [row for row in models if row.ladder]
-    return max(explained or models or rows, key=lambda row: row.speedup, default=None)
+    with_ladder = [row for row in models if row.ladder]
+    return max(with_ladder or models or rows, key=lambda row: row.speedup, default=None)
 
 
 def rows_of(run: ComparisonRun, draft: str) -> list[Row]:
@@ -274,11 +302,11 @@ def reading_line(run: ComparisonRun) -> str | None:
     )
 
 
-def missed_line(row: Row, prefix: str) -> str | None:
-    """Return the two factors of the row's ladder that the formula misses most."""
+def between(row: Row) -> str:
+    """Name the two largest factors between the formula and the row's speedup, as the end of a line about both."""
     largest = sorted(factors(row).items(), key=lambda item: -abs(math.log(max(item[1], 1e-9))))[:2]
-    misses = ", ".join(f"x{factor:.2f} {name}" for name, factor in largest)
-    return f"{prefix} the formula misses most: {misses}" if misses else None
+    named = ", ".join(f"x{factor:.2f} {name}" for name, factor in largest)
+    return f"; between them: {named}" * bool(named)
 
 
 def noise_line(runs: list[ComparisonRun]) -> str | None:

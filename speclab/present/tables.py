@@ -159,7 +159,7 @@ def number(value: float | None, digits: int = 2) -> str:
 
 
 def cost(value: float | None, digits: int = 2, error: float = 0.0) -> str:
-    """Return a cost, which is never negative: 318; `< 12` where it cannot be told apart from 0: it lies within two
+    """Return a cost, which is never negative: 318; `< 12` where it may be 0: it lies within two
     standard errors of it, or below one unit of the last digit.
     """
     if value is None:

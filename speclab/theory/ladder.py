@@ -28,10 +28,10 @@ EFFECTS = (
     Effect("last round", "last", "the last round is cut where the text ends"),
     Effect("longer context", "context", "passes get slower while the text grows"),
     Effect("sampling noise", "noise", "the draws of this run against the expected ones"),
-    Effect("unexplained", "rest", "what none of these explains"),
+    Effect("everything else", "rest", "what the effects before it do not account for"),
 )
 # A rung of a row's ladder has the name of its effect, except two, which have other names in records.
-RECORDED = {"sampling noise": "chance", "unexplained": "measured"}
+RECORDED = {"sampling noise": "chance", "everything else": "measured"}
 RUNGS = ("book formula", *(RECORDED.get(effect.name, effect.name) for effect in EFFECTS), "prompt")
 # Columns of a row that predict its speedup, best informed first -> what tables and pictures call them.
 PREDICTORS = {

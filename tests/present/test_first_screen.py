@@ -136,7 +136,7 @@ def test_a_sampled_arm_that_fails_is_named():
     assert "model k=2: z_S" in " ".join(text.split())
 
 
-def test_the_formula_and_what_it_misses_most():
+def test_the_formula_and_what_lies_between_it_and_the_measurement():
     run = make_run(temperatures=(0.0,))
     models = [row for row in run.rows if row.draft == "model" and row.prompt_kind == "all"]
     row = max(models, key=lambda row: row.speedup)
@@ -145,7 +145,29 @@ def test_the_formula_and_what_it_misses_most():
     assert said in text
     found = factors(row)
     first = max(found, key=lambda name: max(found[name], 1 / found[name]))
-    assert f"misses most: x{found[first]:.2f} {first}," in text
+    assert f"; between them: x{found[first]:.2f} {first}, " in " ".join(text.split())
+
+
+def test_the_result_stands_in_one_sentence_above_the_table():
+    """The highest row with its interval and the factor that costs most; a wrong text, or no gain, is said there."""
+    run = make_run(temperatures=(0.0,))
+    row, said = first_screen.best_row(run), first_screen.result_line(run)
+    name, factor = min(factors(row).items(), key=lambda item: item[1])
+    assert factor < first_screen.NO_LOSS
+    ends = f"({row.speedup_low:.2f} to {row.speedup_high:.2f})"
+    assert said == (
+        f"Same text. Highest: {row.method}, k = {row.draft_length}, {row.speedup:.2f}x {ends}: "
+        f"most is lost to {name} (x{factor:.2f})."
+    )
+    text = first_screen.screen(run)
+    assert text.index("same text?") < text.index("Same text.") < text.index("tok/rnd")
+    for entry in run.correctness:
+        entry["passed"] = False
+    assert first_screen.result_line(run).startswith("Some texts are WRONG.")
+    run.rows = [replace(row, speedup=0.9 * row.speedup / max(r.speedup for r in run.rows)) for row in run.rows]
+    assert "not shown to be faster" in first_screen.result_line(run)
+    run.rows = [row for row in run.rows if not row.draft]
+    assert first_screen.result_line(run) is None
 
 
 def test_the_formula_is_shown_for_no_lookup(monkeypatch):

@@ -167,7 +167,7 @@ def test_factors_belong_to_their_rungs():
     assert found["last round"] == pytest.approx(0.9)
     assert found["longer context"] == pytest.approx(1.1)
     assert found["sampling noise"] == pytest.approx(1.2)
-    assert found["unexplained"] == pytest.approx(1.3)
+    assert found["everything else"] == pytest.approx(1.3)
     bonus = expected_tokens_per_round(0.7, 4) / book_formula(0.7, 4)
     assert found["bonus and partial drafts"] == pytest.approx(bonus)
 

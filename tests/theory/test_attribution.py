@@ -176,7 +176,7 @@ def test_accounting_is_exact_where_the_costs_are(seed):
     row = replace(row, **predictions(row, total))
     assert row.accounting == pytest.approx(row.speedup, rel=1e-12)
     if row.ladder:
-        assert ladder.factors(row)["unexplained"] == pytest.approx(1.0, rel=1e-12)
+        assert ladder.factors(row)["everything else"] == pytest.approx(1.0, rel=1e-12)
 
 
 # --- forecast ---------------------------------------------------------------------------------------------------------

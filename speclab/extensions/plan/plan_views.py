@@ -28,11 +28,11 @@ from speclab.records.rows import Row
 METHOD = (
     "The first 95 % is the interval of the expectation over prompts, each with its text and its calibration. time / "
     "best is the expected time over that of the best k, with its own 95 % interval. same means that this interval "
-    "includes 1, so the two cannot be told apart."
+    "includes 1, so either of the two may be faster."
 )
 OLD_METHOD = (
-    "This plan is of an older version. It smoothed its costs over k and took the shortest k that it could not tell "
-    "apart from the best; its 95 % interval of the expectation comes from leaving out one prompt at a time."
+    "This plan is of an older version. It smoothed its costs over k and took the shortest k that might "
+    "be as fast as the best; its 95 % interval of the expectation comes from leaving out one prompt at a time."
 )
 BREAKS_EVEN = 0.005  # a gain that rounds to 0.00
 
@@ -65,9 +65,9 @@ def advice(fact: DraftFacts, entries: list[PlanEntry]) -> str:
         band = no_interval(fact.n_prompts) if fact.n_prompts is not None else "no interval"
     taken = f"take k = {fact.best_draft_length}, expected {speedup(fact.speedup)} ({band})"
     if not _pays(fact, entries):
-        taken += ", but its gain cannot be told apart from none"
+        taken += ", which may be no gain: its interval includes 1"
     same = [str(entry.draft_length) for entry in entries if _is_same(entry) and entry.draft_length]
-    return taken + f"; cannot be told apart from it: k = {', '.join(same)}" * bool(same)
+    return taken + f"; these may be as fast: k = {', '.join(same)}" * bool(same)
 
 
 def _entry(entries: list[PlanEntry], draft_length: int) -> PlanEntry:
@@ -93,7 +93,7 @@ def _pays(fact: DraftFacts, entries: list[PlanEntry]) -> bool:
 
 
 def _is_same(entry: PlanEntry) -> bool:
-    """Tell whether a length cannot be told apart from the best one."""
+    """Tell whether a length may be as fast as the best one: the interval of the ratio of their times includes 1."""
     return entry.time_low is not None and entry.time_high is not None and entry.time_low <= 1 <= entry.time_high
 
 
@@ -125,7 +125,7 @@ def plan_table(run: PlanRun, fact: DraftFacts) -> Table:
 
 
 def _mark(fact: DraftFacts, entries: list[PlanEntry], row: PlanEntry) -> str:
-    """Return the mark of a length: it is taken, it is the best one, or it cannot be told apart from the best one."""
+    """Return the mark of a length: it is taken, it is the best one, or it may be as fast as the best one."""
     if row.draft_length == fact.best_draft_length:
         return "take" if _pays(fact, entries) else "best"
     return "same" if _is_same(row) else "-"

@@ -5,7 +5,7 @@ length (theory/forecast.py). The instrumented decodings that calibrate the costs
 costs what it costs only in that rhythm; what they accept is used only to know how many tokens a draft had to catch up.
 
 The length with the highest expected speedup is taken. Every expectation gets an interval, and so does every length's
-time over that of the best, so that the plan says which lengths cannot be told apart from it (intervals.py).
+time over that of the best, so that the plan says which lengths may be as fast (intervals.py).
 
 `--verify` makes the plan on half of the prompts and then measures on the other half.
 """

@@ -22,5 +22,5 @@ def takes_calibrated_costs_as_known() -> None:
 
 @mutant(30, "a_gain_that_may_be_none_is_called_that", file="test_plan")
 def recommends_a_gain_within_noise() -> None:
-    """recommends a gain that cannot be told apart from none"""
+    """recommends a gain whose interval includes 1"""
     plan_views._pays = lambda fact, entries: fact.speedup > 1

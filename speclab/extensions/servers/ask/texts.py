@@ -14,7 +14,7 @@ from speclab.system.errors import EnvironmentProblem
 TIE = 0.25  # nats between two tokens, up to which rounding alone may decide
 TOP = 5
 Verdict = str
-SAME, TIED, UNEXPLAINED, UNJUDGED = "same", "tie within rounding", "not explained", "not judged"
+SAME, TIED, UNEXPLAINED, UNJUDGED = "same", "tie within rounding", "different", "not judged"
 
 
 class Step(NamedTuple):
