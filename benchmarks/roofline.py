@@ -112,6 +112,7 @@ def raise_ceilings(ceilings: Ceilings, setup: Setup, block: int) -> None:
 def measure_model(args: argparse.Namespace, role: Role, name: str, cached: CachedModel, block: int) -> ModelPasses:
     """Measure passes of one model, and the bandwidth over a block as large as its weights, `block` bytes at most."""
     model, (n_weights, weight_bytes) = cached.model, weights_read(cached.model)
+    weight_bytes -= cached.bytes_spared
     runs = time_passes([(cached, width) for width in args.widths], args.context, args.repeats + 1, args.seed)
     passes = [
         Pass(

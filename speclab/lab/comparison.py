@@ -39,7 +39,7 @@ def explain(config: RunConfig, measured: Measurement) -> ComparisonRun:
         if not measured.interrupted:
             device, dtype = config.setup.device, config.setup.dtype
             if not is_mixture_of_experts(model := config.setup.target.model):  # whose passes read more or fewer experts
-                run.weight_bytes = weights_read(model)[1]
+                run.weight_bytes = weights_read(model)[1] - config.setup.target.bytes_spared
             run.bandwidth = max(bandwidth(block_bytes(device), device, dtype, repeats=3).values())
     add_best_plain(run, measured)
     run.interrupted = measured.interrupted

@@ -91,6 +91,11 @@ class CachedModel:
         return "eager" if self.fast is None else "fast"
 
     @property
+    def bytes_spared(self) -> int:
+        """Return the bytes of the weights that a pass reads in less than their dtype takes."""
+        return 0 if self.fast is None else self.fast.bytes_spared
+
+    @property
     def length(self) -> int:
         """Return the number of tokens in the cache."""
         return self._length

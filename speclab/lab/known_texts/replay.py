@@ -37,6 +37,7 @@ class KnownText:
 
     graphed, splits = False, True
     window: Window | None = None
+    bytes_spared = 0
     one_token_gain: float | None = None
     n_replays = n_single = 0
     hidden: Mapping[int, Tensor]

@@ -61,6 +61,7 @@ class GraphedModel:
     graphed = True
     splits = False
     one_token_gain: float | None = None
+    bytes_spared = 0
 
     def __init__(self, model: PreTrainedModel, compile_parts: bool = True):
         self.model, self.shapes, self.window = model, kv_shapes(model), window_of(model)

@@ -126,6 +126,11 @@ class ExportedModel:
         """Return the pass in the parts that are compiled. Raises NoFastBackend where it cannot be cut."""
         return cut(rewrites.copied(self._written_down))
 
+    @property
+    def bytes_spared(self) -> int:
+        """Return the bytes of the weights that compiled passes do not read, because they read them in bfloat16."""
+        return self.cut.bytes_spared if any(self.programs.values()) else 0
+
     def forget_cut(self) -> None:
         """Free the weights in blocks where no compiled pass reads them."""
         self.__dict__.pop("cut", None)
