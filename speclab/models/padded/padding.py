@@ -193,19 +193,25 @@ def pad_to(small: PreTrainedModel, shape: dict[str, int], device: torch.device, 
     generator = torch.Generator(device).manual_seed(0)
     embedding, head = model.model.embed_tokens.weight, model.lm_head.weight
     if head is not embedding:
-        head.normal_(0.0, SPREAD, generator=generator)
+        _fill_random(head, generator)
         head[: lab.vocab_size, : lab.hidden_size].copy_(small.lm_head.weight)
     embedding.zero_()  # here the stream starts: zero in the added dimensions
     embedding[: lab.vocab_size, : lab.hidden_size].copy_(small.model.embed_tokens.weight)
     added = head[lab.vocab_size :]  # ids that no text has
-    added.normal_(0.0, SPREAD, generator=generator)
-    added[:, : lab.hidden_size].copy_(small.lm_head.weight.double().mean(0))
+    _fill_random(added, generator)
+    added[:, : lab.hidden_size].copy_(small.lm_head.weight.double().mean(0).bfloat16())
     fill_norm(model.model.norm.weight, small.model.norm.weight)
     for i, layer in enumerate(model.model.layers):
         _fill_layer(layer, generator)
         if i < lab.num_hidden_layers:
             _place_layer(layer, small.model.layers[i], config, lab)
     return model.eval()
+
+
+def _fill_random(weight: Tensor, generator: torch.Generator) -> None:
+    """Fill a weight with random numbers that bfloat16 holds exactly, as it does those of most published models."""
+    weight.normal_(0.0, SPREAD, generator=generator)
+    weight.copy_(weight.bfloat16())
 
 
 def _fill_layer(layer: torch.nn.Module, generator: torch.Generator) -> None:
@@ -216,7 +222,7 @@ def _fill_layer(layer: torch.nn.Module, generator: torch.Generator) -> None:
     """
     attention, mlp = layer.self_attn, layer.mlp
     for into in (attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj):
-        into.weight.normal_(0.0, SPREAD, generator=generator)
+        _fill_random(into.weight, generator)
     for out in (attention.o_proj, mlp.down_proj):
         out.weight.zero_()
     for norm in (layer.input_layernorm, layer.post_attention_layernorm):
