@@ -140,11 +140,34 @@ def test_a_product_in_blocks_is_the_product(size, n, m, has_bias):
     torch.testing.assert_close(found, torch.nn.functional.linear(states, weight, bias))
 
 
+@given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 5))
+def test_weights_that_bfloat16_holds_are_stored_so_and_give_the_same_sums(size, n, m):
+    """Each number is the same, so each sum is, to the last bit; one number that would be rounded keeps all as they are."""
+    states, weight = torch.randn(1, m, n), torch.randn(size, n).bfloat16().float()
+    short = compiled.in_blocks(weight)
+    assert short.dtype == torch.bfloat16
+    assert torch.equal(compiled.product(states, short, size), compiled.product(states, short.float(), size))
+    weight[size - 1, n - 1] = 1 + 2**-9
+    assert compiled.in_blocks(weight).dtype == torch.float32
+    weight[size - 1, n - 1] = torch.nan
+    assert compiled.in_blocks(weight).dtype == torch.float32
+
+
 def test_names_of_functions_are_the_same_in_every_process():
     """An address in a name would make every run compile again."""
     parts = exported().fast.cut.parts
     assert any("product" in part.form for part in parts)
     assert not any("0x" in part.form for part in parts)
+
+
+def test_a_pass_has_another_name_where_its_weights_are_stored_otherwise():
+    """The functions of one are not those of the other, so a note that one is compiled says nothing of the other."""
+    engine = exported()
+    before = engine.fast.name_when_compiled((1, 3))
+    with torch.no_grad():
+        for weight in engine.model.parameters():
+            weight.copy_(weight.bfloat16())
+    assert engine.fast.name_when_compiled((1, 3)) != before
 
 
 def test_a_folder_that_others_can_write_to_is_refused_first(cache, monkeypatch):

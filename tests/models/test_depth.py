@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from speclab.models import engine_choice
-from speclab.models.backends import eager, exported
+from speclab.models.backends import eager, exported, windows
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
 from speclab.models.checking import checks, rounding
@@ -86,17 +86,77 @@ def test_broken_rollbacks_are_refused_however_deep_the_model_is(name, broken: Ca
         checks.check_model(model)
 
 
+def other_arguments(change: Callable[..., tuple]) -> Callable[[pytest.MonkeyPatch], None]:
+    """Return what makes the passes of the fast engine take other positions, masks and places."""
+
+    def broken(monkeypatch) -> None:
+        right = ExportedModel.forward
+
+        def forward(fast: ExportedModel, ids: Tensor, *given, **kernels) -> Tensor:
+            return right(fast, ids, *change(*given[:3]), *given[3:], **kernels)
+
+        monkeypatch.setattr(exported.ExportedModel, "forward", forward)
+
+    return broken
+
+
+def one_more_in_the_window(monkeypatch) -> None:
+    right = windows.with_window
+    monkeypatch.setattr(windows, "with_window", lambda mask, size: right(mask, size + 1))
+
+
+def reads_the_next(positions: Tensor, mask: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Each token reads what the token after it reads."""
+    return positions, torch.cat([mask[:, :, 1:], mask[:, :, -1:]], dim=2), places
+
+
+BROKEN = {
+    "positions": other_arguments(lambda positions, mask, places: ((positions - 1).clamp(min=0), mask, places)),
+    "mask": other_arguments(reads_the_next),
+    "places": other_arguments(lambda positions, mask, places: (positions, mask, (places - 1).clamp(min=0))),
+    "window": one_more_in_the_window,
+}
+
+
+@pytest.mark.parametrize("broken", ["positions", *(pytest.param(b, marks=pytest.mark.full) for b in list(BROKEN)[1:])])
 @pytest.mark.parametrize("name", SLOW)
-def test_wrong_positions_are_no_fast_engine_however_deep_the_model_is(name, monkeypatch):
-    model, right = deep(name), ExportedModel.forward
-
-    def forward(fast: ExportedModel, ids: Tensor, positions: Tensor, *more, **kernels) -> Tensor:
-        return right(fast, ids, (positions - 1).clamp(min=0), *more, **kernels)
-
-    monkeypatch.setattr(exported.ExportedModel, "forward", forward)
+def test_broken_passes_are_no_fast_engine_however_deep_the_model_is(name, broken, monkeypatch):
+    model = deep(name)
+    if broken == "window" and windows.window_of(model) is None:
+        pytest.skip("this model has no sliding window")
+    BROKEN[broken](monkeypatch)
     fast, why = engine_choice.build(model)
     assert fast is None
     assert "off by" in why
+
+
+LONG = 400  # tokens; the sums of attention are as long
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_behind_a_long_text_rounding_is_told_from_what_is_broken(name, monkeypatch):
+    """Rolled back passes behind hundreds of tokens give the logits that they should, and broken ones are noticed."""
+    model = deep(name)
+    text = torch.randint(10, 250, (1, LONG), generator=torch.Generator().manual_seed(1))
+    right, parts = checks.uncached_logits(model, text), [checks.in_two(model, text)]
+    right = right[:, -sum(checks.WIDTHS) :]
+
+    def difference(fast: ExportedModel | None) -> str | None:
+        logits = checks.cached_logits(CachedModel(model, fast=fast), text, wrong=checks.WRONG)
+        return checks.unexplained(model, parts, logits, right)
+
+    fast, why = engine_choice.build(model)
+    assert fast is not None, why
+    assert difference(None) is None
+    assert difference(fast) is None
+    for broken in (no_rollback, too_short_a_rollback):
+        with monkeypatch.context() as patch:
+            broken(patch)
+            assert difference(None) is not None, broken.__name__
+    for name_of_bug in ("positions", "places"):
+        with monkeypatch.context() as patch:
+            BROKEN[name_of_bug](patch)
+            assert difference(fast) is not None, name_of_bug
 
 
 @pytest.mark.parametrize("name", KINDS)
