@@ -199,7 +199,7 @@ def pad_to(small: PreTrainedModel, shape: dict[str, int], device: torch.device, 
     embedding[: lab.vocab_size, : lab.hidden_size].copy_(small.model.embed_tokens.weight)
     added = head[lab.vocab_size :]  # ids that no text has
     _fill_random(added, generator)
-    added[:, : lab.hidden_size].copy_(small.lm_head.weight.double().mean(0).bfloat16())
+    added[:, : lab.hidden_size].copy_(small.lm_head.weight.double().mean(0))
     fill_norm(model.model.norm.weight, small.model.norm.weight)
     for i, layer in enumerate(model.model.layers):
         _fill_layer(layer, generator)
