@@ -56,6 +56,7 @@ class CachedModel:
 
     def __init__(self, model: PreTrainedModel, vocab_size: int | None = None, fast: "FastModel | None" = None):
         self.model, self.fast = model.eval(), fast
+        self.device: torch.device = model.device  # that holds the weights; the library looks through all of them for it
         n_rows = model.config.get_text_config().vocab_size
         self.n_ids = embedded_ids(model)
         self.vocab_size = min(vocab_size or n_rows, n_rows, self.n_ids)
@@ -79,11 +80,6 @@ class CachedModel:
     def __deepcopy__(self, memo: dict) -> "CachedModel":
         """A drafter is copied with its model; the weights are shared."""
         return self.with_own_cache()
-
-    @property
-    def device(self) -> torch.device:
-        """Return the device that holds the weights."""
-        return self.model.device
 
     @property
     def engine(self) -> str:

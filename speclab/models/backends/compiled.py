@@ -103,8 +103,8 @@ class Program:
 
     def _values(self, ids: Tensor, positions: Tensor, mask: Tensor, places: Tensor, *rows: list[Tensor]) -> dict:
         """Return the arguments of the pass by their nodes. Compiled functions take the strides of inputs as given."""
-        tensors = (ids, positions, mask, places, *itertools.chain(*rows))
-        return dict(zip(self._cut.arguments, (tensor.contiguous() for tensor in tensors), strict=True))
+        copied = (tensor.contiguous() for tensor in (ids, positions, mask, places))  # the first rows of buffers are
+        return dict(zip(self._cut.arguments, itertools.chain(copied, *rows), strict=True))
 
     @staticmethod
     def _run(values: dict[fx.Node, Tensor], steps: list[Step]) -> None:

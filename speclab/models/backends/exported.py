@@ -279,8 +279,8 @@ class ExportedBackend(BufferedBackend):
             positions, mask = places, buffers.mask(width, length, n_rows)
         else:
             positions, mask = padded_mask(*masked, width, n_rows)
-        outputs = part(run)(inputs, positions, mask, places[0], *buffers.rows(n_rows))
-        return [output[:, :n_tokens] for output in outputs]
+        outputs = list(part(run)(inputs, positions, mask, places[0], *buffers.rows(n_rows)))
+        return outputs if width == n_tokens else [output[:, :n_tokens] for output in outputs]
 
     def _new_buffers(self, capacity: int) -> Buffers:
         return Buffers(self._model, self._exported.shapes, capacity)

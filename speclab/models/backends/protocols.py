@@ -56,15 +56,17 @@ class FastModel(Protocol):
     graphed: whether passes run as CUDA graphs, which have to be recorded before anything is timed.
     splits: whether its passes can be run in two parts, the first layers and the others.
     window: the window of its layers with sliding windows, None where there are none; buffers hold the whole text.
-    bytes_spared: of the weights that a pass reads, as it reads them in fewer bytes than their dtype has.
     one_token_gain: how many times as fast as the eager backend a pass over one token is, where that was measured.
     """
 
     graphed: bool
     splits: bool
     window: Window | None
-    bytes_spared: int
     one_token_gain: float | None
+
+    @property
+    def bytes_spared(self) -> int:
+        """The bytes of the weights that a pass does not read, as it reads them in fewer bytes than their dtype has."""
 
     def start(self, hidden_layers: Iterable[int] = ()) -> Backend:
         """A backend for one decoding; its passes keep the outputs of these layers."""

@@ -15,7 +15,7 @@ UNKNOWN = "{} does not know encoder-decoder models, and {} is one"
 ROWS = [
     Row(f"{B} --prompt x --target no-start", 3, ("t5 is an encoder-decoder", "names no decoder_start_token_id")),
     *(
-        Row(f"{S} --target encoder-decoder --draft {kind}", 2, (UNKNOWN.format(f"--draft {name}", "t5"),))
+        Row(f"{S} --target encoder-decoder --draft {kind}", 2, (UNKNOWN.format(f"the draft {name}", "t5"),))
         for kind, name in {
             "feature": "feature",
             "block": "block",
