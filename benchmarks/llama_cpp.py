@@ -143,7 +143,7 @@ class Programs:
     """The programs of llama.cpp with one pair. `folder` is for the prompts' files."""
 
     target: Path
-    draft: Path
+    draft: Path | None  # None: plain decoding alone
     folder: Path
     threads: int
 
@@ -198,7 +198,7 @@ class Programs:
 
 @contextlib.contextmanager
 def programs(
-    setup: Setup, draft: ModelDrafter, files: tuple[Path | None, Path | None], threads: int
+    setup: Setup, draft: ModelDrafter | None, files: tuple[Path | None, Path | None], threads: int
 ) -> Iterator[Programs]:
     """The programs of llama.cpp with this pair, as files that are given, or that exist only while this is open.
 
@@ -210,12 +210,13 @@ def programs(
         raise UsageProblem("llama.cpp is compared on the CPU in float32; use --device cpu, or --no-llama-cpp")
     with tempfile.TemporaryDirectory(prefix="speclab-") as name:
         folder = Path(name)
-        made = [folder / "target.gguf", folder / "draft.gguf"]
-        for path, given, model in zip(made, files, (setup.target.model, draft.draft.model), strict=True):
-            if given is None:
-                path.write_bytes(gguf(model, setup.tokenizer))
-        target, drafting = (given or path for given, path in zip(files, made, strict=True))
-        yield Programs(target, drafting, folder, threads)
+        models = {"target": setup.target.model} | ({"draft": draft.draft.model} if draft else {})
+        paths = {role: given for role, given in zip(("target", "draft"), files, strict=True) if given}
+        for role, model in models.items():
+            if role not in paths:
+                paths[role] = folder / f"{role}.gguf"
+                paths[role].write_bytes(gguf(model, setup.tokenizer))
+        yield Programs(paths["target"], paths.get("draft"), folder, threads)
 
 
 # --- among the other arms ---------------------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ the texts agree, and what was asked for beside what was measured, missed numbers
     python -m benchmarks.peers                               # the lab's pair, about three minutes on two cores
     python -m benchmarks.peers -k 4 --limit 2 --repeats 1    # half a minute
     python -m benchmarks.peers --target lab:200m --draft lab:20m -k 4 --limit 2
+    python -m benchmarks.peers --engine compiled --also feature,hybrid -k 4
+    python -m benchmarks.peers --target smollm2 --draft ngram --texts served    # no draft model: lookups alone
     python -m benchmarks.peers --target Qwen/Qwen2.5-1.5B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct --device cuda
 
 Seconds are end to end, from the prompt's ids to the last token: the library does not tell prefill and decoding apart.
@@ -33,6 +35,7 @@ if __name__ == "__main__":
 import argparse
 import contextlib
 import sys
+from collections.abc import Iterable
 
 import torch
 from transformers.utils import logging as transformers_logging
@@ -58,20 +61,27 @@ from speclab.records.log import Line
 from speclab.system.errors import Problem, UsageProblem, reports_problems
 from speclab.system.terminal import note
 
-AUTO, EXIT = "model auto", "exit"
+AUTO, EXIT, LOOKUP = "model auto", "exit", "ngram"
 BEAMS = [Arm(BEAM, "", n) for n in (2, 4)]
 
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def arms_for(draft_lengths: list[int], llama: bool = False, exits: bool = False) -> list[Arm]:
-    """Each of the lab's arms, followed by its peer; then beam search and the arms of llama.cpp. exits: with early
-    exit"""
-    drafted = [(name, k) for name in ("model", "ngram", *([EXIT] if exits else [])) for k in draft_lengths]
+def arms_for(draft_lengths: list[int], names: Iterable[str] = ("model", "ngram"), llama: bool = False) -> list[Arm]:
+    """Each of the lab's arms, followed by its peer where it has one; then beam search and the arms of llama.cpp.
+
+    names: of the drafts. Without "model" among them no arm has a draft model.
+    """
+    names = list(names)
+    drafted = [(name, k) for name in names if name in PEER and name != AUTO for k in draft_lengths]
     own = [BASELINE, GENERATE, *(Arm(method, name, k) for name, k in drafted for method in (name, PEER[name]))]
-    own += [Arm(AUTO, AUTO, LONGEST, auto=True), Arm(PEER[AUTO], "model", LONGEST), *BEAMS]
-    others = [Arm(llama_cpp.METHOD), *(Arm(llama_cpp.METHOD, "model", k) for k in draft_lengths)]
-    return [*own, *(others if llama else [])]
+    has_model = "model" in names
+    if has_model:
+        own += [Arm(AUTO, AUTO, LONGEST, auto=True), Arm(PEER[AUTO], "model", LONGEST)]
+    # Two by two, as they take turns: an odd one would part the neighbours that follow it.
+    also = [Arm(name, name, k) for name in names if name not in PEER for k in draft_lengths]
+    others = [Arm(llama_cpp.METHOD), *(Arm(llama_cpp.METHOD, "model", k) for k in draft_lengths if has_model)]
+    return [*own, *BEAMS, *also, *(others if llama else [])]
 
 
 def one_after_another(decodings: list[Decoding], turn: int) -> None:
@@ -133,6 +143,7 @@ def make_parser() -> parsing.Parser:
     flags.add_shared_flags(parser)
     flags.add_draft_flag(parser)
     group = parser.add_argument_group("benchmark")
+    group.add_argument("--also", default="", metavar="KIND,KIND", help="further drafts of the lab, which have no peer")
     group.add_argument("-k", "--draft-length", default="2,4,6", metavar="K,K", help="(default: %(default)s)")
     group.add_argument("--repeats", type=parsing.at_least(1), default=2, help="(default: %(default)s)")
     group.add_argument(
@@ -155,7 +166,7 @@ def make_parser() -> parsing.Parser:
 def llama(
     args: argparse.Namespace,
     setup: Setup,
-    drafter: ModelDrafter,
+    drafter: ModelDrafter | None,
     prompts: list[Prompt],
     stack: contextlib.ExitStack,
 ) -> llama_cpp.Programs | None:
@@ -186,36 +197,49 @@ def main(argv: list[str] | None = None) -> int:
         if path and not path.is_file():
             raise UsageProblem(f"{flag} {path}: there is no such file; give a GGUF file, or leave it out")
     common.check_result_flags(args)
+    also = registry.read_all(args.also.split(",")) if args.also else []
+    if taken := {choice.name for choice in also} & {"model", "ngram", AUTO, EXIT}:
+        raise UsageProblem(f"--also {taken.pop()}: that one is measured anyway; leave it out")
     registry.read(args.draft)
     setup, prompts = flags.load(args)
-    drafter = common.model_drafter(args.draft, setup, args.seed, "the library's assistant must be a model")
+    drafter = None
+    if args.draft != LOOKUP:
+        drafter = common.model_drafter(args.draft, setup, args.seed, "the library's assistant must be a model")
     for prompt in prompts:
-        for model in (setup.target, drafter.draft):  # the library drafts to the end of the text
+        for model in (setup.target, *([drafter.draft] if drafter else [])):  # the library drafts to the text's end
             check_prompt(model, prompt.ids, args.max_new_tokens)
     note("\n".join([setup.describe(), *describe_chat(prompts, setup.tokenizer)]))
     transformers_logging.set_verbosity_error()  # its advice on `generate` would break the progress bar
 
-    drafters: dict[str, Drafter] = {"model": drafter, "ngram": NgramDrafter(), AUTO: AutoLength(drafter)}
-    if exits := EXIT in registry.kinds() and args.target == loading.LAB_TARGET and setup.device.type == "cpu":
+    drafters: dict[str, Drafter] = {LOOKUP: NgramDrafter()}
+    if drafter:
+        drafters = {"model": drafter, **drafters, AUTO: AutoLength(drafter)}
+    if EXIT in registry.kinds() and args.target == loading.LAB_TARGET and setup.device.type == "cpu":
         drafters[EXIT] = registry.make(EXIT, setup)
+    drafters |= registry.make_all(also, setup, args.seed)
     bench = llama_cpp.PeersBench(setup, drafters, args.max_new_tokens, args.seed)
     models = {
         "target": loading.describe_model(setup.target_name, setup.target.model),
-        "draft": loading.describe_model(loading.short_name(args.draft), drafter.draft.model, "draft"),
     }
+    if drafter:
+        models["draft"] = loading.describe_model(loading.short_name(args.draft), drafter.draft.model, "draft")
     ceiling = None
     with contextlib.ExitStack() as stack:
         bench.llama = llama(args, setup, drafter, prompts, stack)
         if bench.llama:
             models[llama_cpp.METHOD] = f"{bench.llama.version()}, weights in float32, attention in float16"
             ceiling = bench.llama.ceiling(args.max_new_tokens)
-        arms = arms_for(lengths, bench.llama is not None, exits)
+        arms = arms_for(lengths, drafters, bench.llama is not None)
         measured = measure(bench, arms, [0.0], prompts, args.repeats, {}, schedule=one_after_another)
     checked = [arm for arm in arms[1:] if arm not in BEAMS]  # all arms but beam search, whose text is another one
     checks = [judge_greedy(measured, arm) for arm in checked]
     run = record(args, measured, args.repeats, lengths, models, checks, ceiling)
     code = common.finish(args, run, page, measured.stop)
-    wrong = [arm for arm, entry in zip(checked, checks, strict=True) if arm.method in PEER and not entry["passed"]]
+    wrong = [
+        arm
+        for arm, entry in zip(checked, checks, strict=True)
+        if arm.method in (*PEER, *drafters) and not entry["passed"]
+    ]
     return code or int(bool(wrong))
 
 

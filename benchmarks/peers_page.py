@@ -186,6 +186,8 @@ def speed_tables(run: PeersRun) -> list[Block]:
     by_kind = Table(list(to_peer), keys | kinds)
     measured = {method for method, _ in arms}
     methods = [f"{method}: {meaning}" for method, meaning in METHODS.items() if method in measured]
+    more = [name for name in measured if name not in METHODS and name != llama_cpp.METHOD]
+    methods += [f"{name}: our speculative loop with --draft {name}, which has no peer" for name in more]
     return [
         Table(list(arms), keys | speeds),
         Lines(methods + LEGEND),
@@ -227,9 +229,29 @@ def llama_table(run: PeersRun) -> list[Block]:
         "a process and the reading of the weights.",
         "faster is unclear where the 95 % interval covers 1. A speedup is over plain decoding of the same program.",
     ]
+    decoding = {
+        key: ratio(arms["baseline", 0], timings, "decode_seconds").value
+        for key, timings in arms.items()
+        if timings[0].decode_seconds[0] is not None
+    }
+    (best, k), (its, its_k) = (
+        max((key for key in decoding if (key[0] == llama_cpp.METHOD) == other), key=decoding.__getitem__)
+        for other in (False, True)
+    )
+    over = ratio(arms[its, its_k], arms[best, k], "decode_seconds")
+    legend.append(
+        f"Our fastest arm is {_named(best, k)}, with {speed(arms[best, k])} tok/s; that of llama.cpp is "
+        f"{_named('plain', 0) if not its_k else _named('the draft model', its_k)}, with {speed(arms[its, its_k])}: "
+        f"ours is {over} as fast."
+    )
     if run.ceiling is not None:
         legend.append(f"llama-bench, plain and without a prompt, decodes {run.ceiling:.1f} tok/s, its ceiling.")
     return [Heading("Against llama.cpp"), Table(list(theirs), cells), Lines(legend)]
+
+
+def _named(method: str, draft_length: int) -> str:
+    """The name of an arm in a sentence."""
+    return f"{method}, k = {draft_length}" if draft_length else method
 
 
 def faster(measured: Ratio) -> str:

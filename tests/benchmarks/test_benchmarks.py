@@ -244,6 +244,18 @@ def test_asked_and_measured_says_what_was_missed():
     assert verdicts["model ÷ baseline", "4"] == ("all", "2.40x", "MISSED by 17%"), "0.8 x 3 tokens per round"
 
 
+def test_without_a_draft_model_only_lookups_have_peers_and_further_drafts_have_none():
+    arms = peers.arms_for([2, 4], ["ngram", "feature"], llama=True)
+    methods = [(arm.method, arm.draft_length) for arm in arms]
+    assert len(set(methods)) == len(methods)
+    for k in (2, 4):
+        assert methods.index(("lookup", k)) == methods.index(("ngram", k)) + 1
+        assert ("feature", k) in methods
+    assert methods.count(("llama.cpp", 0)) == 1
+    assert not {method for method, _ in methods} & {"model", "assisted", "model auto", "dynamic"}
+    assert ("llama.cpp", 2) not in methods
+
+
 @pytest.mark.full
 def test_peers_end_to_end(call, pair_folder, tmp_path):
     code, out, _ = call(
