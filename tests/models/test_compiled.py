@@ -107,6 +107,39 @@ def test_a_pass_that_is_wrong_or_slow_is_not_used(cache, monkeypatch):
     assert not list(cache.glob("*.pt2")), "nothing of this reached the folder"
 
 
+def test_branches_and_halves_run_on_compiled_passes(monkeypatch):
+    """Tokens that do not all follow each other, and the first layers without the others, give the model's logits."""
+    model, missing = exported(), packages.Missing()
+    pretend_to_compile(monkeypatch, lambda module, inputs: lambda given: module(*given))
+    assert model.fast.cut.program(5, 1, missing) is None
+    packages.build(missing)
+    model.fast.programs[5] = model.fast.cut.program(5, 1)
+    alone = CachedModel(model.model)
+    text = checks.random_text(model.model, 30)
+    branches = torch.tensor([[[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]]], dtype=torch.bool)
+    tokens = text[:, :4]
+    ran = []
+    right_call = compiled.Program._run
+    monkeypatch.setattr(compiled.Program, "_run", staticmethod(lambda *given: ran.append(1) or right_call(*given)))
+    logits = []
+    for cached in (model, alone):
+        cached.prefill(text)
+        logits.append([cached.forward(tokens, branches)])
+        cached.keep([1, 2])  # the second branch
+        cached.crop(cached.length)
+        logits[-1].append(cached.forward(tokens[:, :2]))
+    assert len(ran) == 2, "both passes over the compiled model ran its functions"
+    for found, right in zip(*logits, strict=True):
+        torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5)
+    halves = []
+    for cached in (model, alone):
+        cached.prefill(text)
+        states = cached.run(0, lambda backend, length: backend.forward_first(tokens, length, 1))
+        halves.append(cached.run(4, lambda backend, length, states=states: backend.forward_rest(states, length, 1)))
+    assert len(ran) > 3
+    torch.testing.assert_close(*halves, rtol=1e-4, atol=1e-5)
+
+
 def test_auto_takes_compiled_passes_once_they_are_in_the_folder(cache, monkeypatch):
     """It compiles no target; a model of other sizes, other widths and threads have functions of their own."""
     wish = "auto"
