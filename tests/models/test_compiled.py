@@ -175,7 +175,7 @@ def test_a_product_in_blocks_is_the_product(size, n, m, has_bias):
 
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 5))
 def test_weights_that_bfloat16_holds_are_stored_so_and_give_the_same_sums(size, n, m):
-    """Each number is the same, so each sum is, to the last bit; one number that would be rounded keeps all as they are."""
+    """The sums are equal to the last bit; one number that would be rounded keeps the matrix as it is."""
     states, weight = torch.randn(1, m, n), torch.randn(size, n).bfloat16().float()
     short = compiled.in_blocks(weight)
     assert short.dtype == torch.bfloat16
