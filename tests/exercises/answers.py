@@ -17,7 +17,7 @@ import pytest
 from exercises import Todo
 from exercises.guard import NeverEnds, at_most
 from speclab.system.paths import ROOT
-from tests.exercises.conftest import in_words
+from tests.exercises.conftest import in_words, returning_something
 
 
 def whole(answer: Any) -> int | None:
@@ -38,7 +38,7 @@ def named_by(stem: str, explains: Callable[[ModuleType], bool]) -> str:
     for name, mistake in wrong_answers(stem).items():
         with contextlib.suppress(Exception, pytest.fail.Exception):  # one that does not fit has no answer everywhere
             if explains(with_wrong_answer(stem, *mistake)):
-                return f": {name}"
+                return f". It looks as if yours has this mistake: {name}"
     return ""
 
 
@@ -105,7 +105,11 @@ def cases(check: Callable) -> list[dict]:
 
 
 def failures(learner: ModuleType, stem: str, seconds: float = 3) -> Iterator[tuple[str, str]]:
-    """Every case that fails of every check: the check's name, and what it says. Raises Todo as a check does."""
+    """Every case that fails of every check: the check's name, and what it says. Raises Todo as a check does.
+
+    learner: a module of its own, whose functions are watched from here on.
+    """
+    returning_something(learner)
     for name, check in checks_of(stem).items():
         for case in cases(check):
             try:

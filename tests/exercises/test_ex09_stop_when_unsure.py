@@ -11,11 +11,20 @@ from tests.exercises.answers import with_wrong_answer, wrong, wrong_answers
 from tests.exercises.test_ex04_rejection import draw, furthest, rows_along
 from tests.test_exact import Law, Tables, boxes, cdf_corners, completed, floats, inside, random_tables, target_law
 
-NEAR = 1e-9
+NEAR = 1e-5  # a right answer may compute in float32
 
 # --- what a longer draft is worth -------------------------------------------------------------------------------------
 
+
+def tokens_by_length(drawn: list[float], later: list[float]) -> list[float]:
+    """1 and the sum of the products, for a draft that ends now and for longer ones."""
+    products = itertools.accumulate([*drawn, *later], lambda a, b: a * b)
+    return list(itertools.accumulate([1.0, *products]))[len(drawn) :]
+
+
+LONG = [0.9, 0.85, 0.95, 0.75, 0.9, 0.85, 0.8], [0.95, 0.9, 0.85, 0.75, 0.9, 0.95, 0.8]
 EXPECTED = [
+    (*LONG, tokens_by_length(*LONG)),
     ([], [], [1.0]),
     ([], [0.5], [1.0, 1.5]),
     ([0.5], [], [1.5]),
@@ -36,7 +45,7 @@ def test_a_token_counts_if_all_before_it_are_accepted(learner):
         if [float(x) for x in given] == pytest.approx(right, abs=NEAR):
             continue
         if [float(x) + 1 for x in given] == pytest.approx(right, abs=NEAR):
-            wrong(f"{about}; the target's own token comes too, whatever is rejected")
+            wrong(f"{about}; remember: the target's own token comes too, whatever is rejected")
         wrong(about)
 
 
@@ -55,6 +64,12 @@ DECISIONS = [
     ([0.5], [0.5, 0.0, 0.0], [1.0, 1.0, 1.1, 1.4, 1.7], 2.0, True),  # one more pays, three more do not
     ([0.9], [0.2], [9.0, 10.0, 10.1], 2.0, False),
     ([0.3], [0.6], [0.01, 0.2, 0.25], 4.0, False),
+    ([], [0.99] * 7, [1.0, *[4.2] * 7], 2.0, True),  # only the seventh token pays
+    ([0.9] * 6, [0.99] * 7, [*[1.0] * 7, *[4.2] * 7], 1.0, True),
+    ([], [0.9] * 3, [0.5, 4.0, 4.0, 4.0], 1.0, False),  # worth more with every further token, never as much as now
+    ([0.96], [0.84], [1.0, 1.0, 1.4], 2.0, True),  # 0.8064 of a token for 0.8
+    ([0.96], [0.83], [1.0, 1.0, 1.4], 2.0, False),  # 0.7968 of it
+    ([0.5], [0.84], [1.0, 1.0, 1.19], 2.25, False),
 ]
 
 
@@ -64,8 +79,8 @@ def test_every_longer_draft_is_compared(learner):
         given = learner.keep_drafting(list(drawn), list(later), list(costs), rate)
         if bool(given) == right:
             continue
-        tokens = list(itertools.accumulate([1.0, *itertools.accumulate([*drawn, *later], lambda a, b: a * b)]))
-        worth = [round(t - rate * c, 3) for t, c in zip(tokens, costs, strict=True)][len(drawn) :]
+        tokens = tokens_by_length(drawn, later)
+        worth = [round(t - rate * c, 3) for t, c in zip(tokens, costs[len(drawn) :], strict=True)]
         wrong(
             f"drawn {drawn}, later {later}, costs {costs}, rate {rate}: a draft that ends now is worth {worth[0]}, "
             f"longer ones {worth[1:]}, so the answer is {right}, yours says {given}"
@@ -75,9 +90,21 @@ def test_every_longer_draft_is_compared(learner):
 # --- the draft --------------------------------------------------------------------------------------------------------
 
 
+FEW = {(): [0.75, 0.25], (0,): [0.625, 0.375], (1,): [0.5, 0.5], (0, 1): [0.25, 0.75]}
+LONG_DRAFT = [1, 0, 1, 1, 0, 1, 0, 1]
+
+
+def row_after(drafted: list[int]) -> list[float]:
+    """The draft's row after these tokens; after a long draft it depends on how long it is."""
+    n = len(drafted)
+    return FEW.get(tuple(map(int, drafted)), [0.5 - n / 32, 0.5 + n / 32])
+
+
+LONG_ASKED = [[row_after(LONG_DRAFT[:j])[LONG_DRAFT[j]] for j in range(i + 1)] for i in range(len(LONG_DRAFT) - 1)]
+
+
 def test_the_draft_ends_where_keep_says_no(learner):
     """draft_until_unsure: what keep is asked, how often, and what is returned."""
-    rows = {(): [0.75, 0.25], (0,): [0.625, 0.375], (1,): [0.5, 0.5], (0, 1): [0.25, 0.75]}
     for uniforms, answers, tokens, asked in [
         ([0.5, 0.7, 0.9], [True, True], [0, 1, 1], [[0.75], [0.75, 0.375]]),
         ([0.5, 0.7, 0.9], [False], [0], [[0.75]]),
@@ -85,15 +112,18 @@ def test_the_draft_ends_where_keep_says_no(learner):
         ([0.5, 0.7, 0.9], [True, False], [0, 1], [[0.75], [0.75, 0.375]]),
         ([0.5], [], [0], []),
         ([], [], [], []),
+        ([0.9, 0.1, 0.9, 0.9, 0.1, 0.9, 0.1, 0.9], [True] * 7, LONG_DRAFT, LONG_ASKED),
+        ([0.9, 0.1, 0.9, 0.9, 0.1, 0.9, 0.1, 0.9], [True] * 5 + [False], LONG_DRAFT[:6], LONG_ASKED[:6]),
     ]:
-        seen, left = [], list(answers)
+        seen, left, passes = [], list(answers), []
 
         def keep(probabilities, seen=seen, left=left):
             seen.append([round(float(x), 9) for x in probabilities])
             return left.pop(0) if left else False
 
-        def next_row(drafted):
-            return torch.tensor(rows.get(tuple(drafted), [0.5, 0.5]), dtype=torch.float64)
+        def next_row(drafted, passes=passes):
+            passes.append([int(token) for token in drafted])
+            return torch.tensor(row_after(drafted), dtype=torch.float64)
 
         given = learner.draft_until_unsure(next_row, draw, list(uniforms), keep)
         about = f"uniforms {uniforms}, keep says {answers}"
@@ -102,11 +132,16 @@ def test_the_draft_ends_where_keep_says_no(learner):
         found, its_rows = [int(t) for t in given[0]], [[float(x) for x in row] for row in given[1]]
         if found != tokens:
             dropped = len(found) == len(tokens) - 1 and found == tokens[:-1] and answers[-1:] == [False]
-            why = "; the last one was drawn, so it is handed over, however unlikely it is" if dropped else ""
+            why = "; remember: the last one was drawn, so it is handed over, however unlikely it is" if dropped else ""
             wrong(f"{about}: {tokens} are drafted, yours returns {found}{why}")
-        right = [rows[tuple(tokens[:i])] for i in range(len(tokens))]
+        right = [row_after(tokens[:i]) for i in range(len(tokens))]
         if its_rows != right:
             wrong(f"{about}: {tokens} were drawn from the rows {right}, yours returns {its_rows}")
+        if passes != [tokens[:i] for i in range(len(tokens))]:
+            wrong(
+                f"{about}: {tokens} take {len(tokens)} passes of the draft, one for each; it looks as if yours asks "
+                f"for rows after {passes}"
+            )
         if seen != asked:
             wrong(f"{about}: keep is asked with the probability of each token so far, {asked}, yours asks {seen}")
 

@@ -1,6 +1,7 @@
 """Checks of exercise 10: the running ratio, the threshold, the round, and its joint law, exactly."""
 
 import itertools
+import random
 from collections.abc import Callable
 from fractions import Fraction
 from types import ModuleType
@@ -8,6 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from solutions import ex10_block_rule as right_rule
 from solutions.ex04_rejection import verify_draft
 from tests.exercises.answers import named_by, wrong
 from tests.exercises.test_ex04_rejection import (
@@ -65,15 +67,24 @@ def test_the_ratio_runs_along_the_draft_and_never_passes_1(learner):
             uncapped = [1.0, *itertools.accumulate(odds, lambda a, b: a * b)]
             why = ""
             if found == pytest.approx(uncapped, abs=NEAR):
-                why = "; cap it at 1 after every token"
+                why = "; remember: it is capped at 1 after every token"
             elif found == pytest.approx([min(1.0, b) for b in uncapped], abs=NEAR):
-                why = "; cap the running ratio itself: what is above 1 after one token may not pay for a later one"
+                why = "; remember: the running ratio itself is capped; what is above 1 may not pay for a later token"
             elif found == pytest.approx(alone, abs=NEAR):
-                why = "; multiply with the ratio of the tokens before"
+                why = "; remember: it is multiplied with the ratio of the tokens before"
             wrong(about + why)
     forbidden = [float(b) for b in learner.running_ratios([0], rows([0.5, 0.5]), rows([0.0, 1.0], [0.5, 0.5]))]
     if forbidden != [1.0, 0.0]:
         wrong(f"a token that the target rules out makes the ratio 0: b is [1.0, 0.0], yours is {forbidden}")
+    p, q, drafted = [0.3, 0.7], [0.6, 0.4], [0, 1, 1, 0, 1, 1, 1, 0]
+    right = list(itertools.accumulate([p[t] / q[t] for t in drafted], lambda b, odd: min(1.0, b * odd), initial=1.0))
+    found = [float(b) for b in learner.running_ratios(list(drafted), rows(*[q] * 8), rows(*[p] * 9))]
+    if found != pytest.approx(right, abs=NEAR):
+        wrong(f"drafted {drafted}, p = {p} and q = {q} everywhere: b is {_short(right)}, yours is {_short(found)}")
+
+
+def _short(numbers: list[float]) -> list[float]:
+    return [round(number, 4) for number in numbers]
 
 
 THRESHOLDS = [
@@ -84,6 +95,7 @@ THRESHOLDS = [
     (0.5, [0.5, 0.25, 0.25], [0.0, 0.5, 0.5], 0.25 / 0.75),
     (0.0, [0.25, 0.75], [0.5, 0.5], 0.0),
     (0.75, [0.5, 0.5, 0.0], [0.25, 0.25, 0.5], 0.25 / 0.5),
+    (0.85, [0.3, 0.05, 0.2, 0.1, 0.15, 0.1, 0.1], [0.1, 0.2, 0.1, 0.05, 0.25, 0.1, 0.2], 0.26 / 0.41),
 ]
 
 
@@ -98,12 +110,12 @@ def test_the_threshold_weighs_what_the_target_has_left(learner):
         left = float((ratio * target - draft).clamp(min=0).sum())
         plain = float((target - draft).clamp(min=0).sum())
         for guess, why in [
-            (left, "divide z by z + 1 - b"),
-            (left / (left + 1), "divide by z + 1 - b; the 1 - b is the share that the ratio has taken away"),
+            (left, "z is divided by z + 1 - b"),
+            (left / (left + 1), "z is divided by z + 1 - b; the 1 - b is the share that the ratio has taken away"),
             (plain / (plain + 1 - ratio) if plain + 1 - ratio else 1.0, "the target's row is multiplied with b first"),
         ]:
             if given == pytest.approx(guess, abs=NEAR):
-                wrong(f"{about}; {why}")
+                wrong(f"{about}; remember: {why}")
         wrong(about)
 
 
@@ -178,6 +190,39 @@ def test_the_longest_length_that_may_be_kept_is_kept(learner):
             row = [round(x, 4) for x in seen[0][0].tolist()]
             name = named_rounds(found)
             wrong(f"{about}: the next token is drawn from {what}, {right.tolist()}, yours draws from {row}{name}")
+
+
+def long_rounds(verify_block: Callable) -> list[tuple[object, list[tuple[torch.Tensor, float]]]]:
+    """What it returns for drafts of seven tokens of five, and what it calls draw with."""
+    found = []
+    for seed in range(40):
+        dice, noted = random.Random(seed), []
+        p, q = (rows(*([dice.random() + 0.05 for _ in range(5)] for _ in range(n))) for n in (8, 7))
+        p, q = p / p.sum(1, keepdim=True), q / q.sum(1, keepdim=True)
+        drafted, uniforms = [dice.randrange(5) for _ in range(7)], [dice.random() for _ in range(8)]
+        given = verify_block(
+            drafted, q, p, uniforms, lambda row, uniform, noted=noted: noted.append((row, uniform)) or 3
+        )
+        found.append((given, noted))
+    return found
+
+
+def test_a_draft_of_seven_tokens(learner):
+    """verify_block: any length from 0 to 7 may be the longest one that may be kept."""
+    right = long_rounds(right_rule.verify_block)
+    assert {kept for (kept, _), _ in right} == set(range(8))
+    for seed, ((given, seen), (expected, rightly)) in enumerate(
+        zip(long_rounds(learner.verify_block), right, strict=True)
+    ):
+        about = f"seven tokens of five, case {seed}"
+        if pair(given, about) != expected:
+            wrong(f"{about}: {expected[0]} are kept and draw's {expected[1]} follows, yours returns {given}")
+        (row, uniform), *more = seen or [(rows([0.0])[0], None)]
+        if more or uniform != rightly[0][1]:
+            wrong(f"{about}: draw is called once, with the last uniform")
+        if row.shape != rightly[0][0].shape or not torch.allclose(row.double(), rightly[0][0], atol=NEAR):
+            two = [_short(one.flatten().tolist()) for one in (rightly[0][0], row)]
+            wrong(f"{about}, {expected[0]} are kept: draw gets {two[0]}, with yours {two[1]}")
 
 
 LAST = 1 - 2**-53  # the largest number below 1

@@ -4,6 +4,7 @@ The world of the last two checks: the target adds its last two digits, and at ev
 of a position is its digit. The draft adds the state and the token of its last pair, and its own state is that token.
 """
 
+import itertools
 import re
 from types import ModuleType
 
@@ -30,6 +31,7 @@ STEM = "ex11_feature_draft"
 
 # --- the pairs --------------------------------------------------------------------------------------------------------
 
+LATER = [61, 62, 63, 64, 65, 66, 67, 68, 69]
 # What happened, the text after it, n_read, and the digits whose states the pass has computed.
 PASSES = [
     ("the prompt was read", [1, 2, 3, 5], 0, [1, 2, 3]),
@@ -40,19 +42,32 @@ PASSES = [
     ("all 3 drafts were accepted", [1, 2, 3, 5, 8, 4], 1, [2, 3, 5, 8]),
     ("nothing was drafted", [1, 2, 3, 5, 8], 3, [5]),
     ("0 of 5 drafts were accepted", [7, 4, 9], 1, [4, 5, 6, 8, 3, 2]),
+    ("7 of 9 drafts were accepted after a long text", [*range(40), *LATER[:8]], 39, [39, *LATER[:7], 5, 6]),
+    ("a prompt of 40 tokens was read", list(range(40)), 0, list(range(39))),
 ]
 
 
 def pairs_of(learner: ModuleType, text: list[int], n_read: int, digits: list[int]) -> tuple[list[int], list[int]]:
     """The digits of the states that it answers, and the ids beside them."""
     about = f"text {text}, n_read {n_read}, a pass over {digits}"
-    states = torch.tensor([[float(digit), -float(digit)] for digit in digits])
+    states = torch.stack([row_of(digit) for digit in digits])
     given = learner.new_pairs(list(text), n_read, states.clone())
     if not isinstance(given, tuple | list) or len(given) != 2 or not isinstance(given[0], Tensor):
         wrong(f"{about}: return a pair, a tensor of states and a list of ids; yours returns {given!r}")
-    if given[0].ndim != 2 or given[0].shape[1] != 2:
+    if given[0].ndim != 2 or given[0].shape[1] != 3:
         wrong(f"{about}: the states are of shape (n, width), yours of shape {tuple(given[0].shape)}")
-    return [int(state) for state in given[0][:, 0]], [int(token) for token in given[1]]
+    return [digit_of(state) for state in given[0]], [int(token) for token in given[1]]
+
+
+def row_of(digit: int) -> Tensor:
+    """A state of three numbers, two of them with fractions."""
+    return torch.tensor([float(digit), -float(digit) / 4, digit / 7], dtype=torch.float64)
+
+
+def digit_of(state: Tensor) -> int:
+    """The digit whose state this is, to the last bit; -1 where it is the state of none."""
+    digit = int(state.reshape(-1)[0])
+    return digit if torch.equal(state.reshape(-1).double(), row_of(digit)) else -1
 
 
 def all_pairs(learner: ModuleType) -> list[tuple[list[int], list[int]]]:
@@ -80,6 +95,7 @@ CHAINS = [
     ([8], [4], 4, [2, 6, 8, 9]),
     ([1, 2], [2, 3], 0, [5]),
     ([1, 2], [2, 3], 0, []),
+    ([3, 1, 4, 1, 5, 9, 2], [1, 4, 1, 5, 9, 2, 6], 200, [2, 7, 1, 8, 2, 8, 1]),
 ]
 OWN = 100  # the digit of the draft's own state after the first pass, 101 after the second, ...
 
@@ -91,14 +107,14 @@ def passes_of(learner: ModuleType, digits: list[int], tokens: list[int], positio
     def forward(states: Tensor, tokens: list[int], position: int) -> Tensor:
         if not isinstance(states, Tensor) or states.ndim != 2 or len(states) != len(tokens):
             wrong(f"forward gets m states, (m, width), and m ids; yours hands it {states!r} and {tokens!r}")
-        read.append(([int(state) for state in states[:, 0]], [int(token) for token in tokens], whole(position)))
-        return torch.full((1, 2), float(OWN + len(read) - 1))
+        read.append(([digit_of(state) for state in states], [int(token) for token in tokens], whole(position)))
+        return row_of(OWN + len(read) - 1)[None]
 
     def draw(state: Tensor) -> int:
-        drawn_from.append(int(state.reshape(-1)[0]))
+        drawn_from.append(digit_of(state))
         return left.pop(0) if left else 0
 
-    states = torch.tensor([[float(digit), 0.0] for digit in digits])
+    states = torch.stack([row_of(digit) for digit in digits])
     given = learner.draft_chain(forward, draw, states, list(tokens), position, len(ids))
     if not isinstance(given, tuple | list):
         wrong(f"return the drafted ids, a list; yours returns {given!r}")
@@ -153,6 +169,9 @@ RECORDS = [  # what is wrong, the text, the pairs, the first wrong position
     ("the first pair is missing", TEXT, RIGHT[1:], 0),
     ("a rejected token's pair too many", TEXT, [*RIGHT, (4, 9)], 5),
     ("a pair of a text that has none", [7], [(7, 4)], 0),
+    ("a long text, all right", [*range(40)], [(i, i + 1) for i in range(39)], None),
+    ("a long text, its state 30 is wrong", [*range(40)], [(i + (i == 30), i + 1) for i in range(39)], 30),
+    ("a long text, a pair too many", [*range(40)], [(i, i + 1) for i in range(40)], 39),
 ]
 
 
@@ -160,16 +179,18 @@ def state_after(ids: list[int]) -> Tensor:
     """Of the last one, whose position counts, too."""
     if not ids:
         wrong("state_after is called without an id: ask for the state of a position with all ids up to this one")
-    return torch.tensor([float(ids[-1]), 1 / len(ids)], dtype=torch.float64)
+    return record_of(ids[-1], len(ids))
+
+
+def record_of(digit: float, n: int) -> Tensor:
+    """The state of the n-th token."""
+    return torch.tensor([float(digit), 1 / n, digit / 7], dtype=torch.float64)
 
 
 def judged(learner: ModuleType, what: str, text: list[int], pairs: list[tuple[int, int]]) -> object:
     """What it says of these pairs. All but one record's states are rounded as those of another pass may be."""
     rounding = 0.0 if what == TO_THE_BIT else 1e-7
-    read = [
-        (torch.tensor([digit * (1 + rounding), 1 / (position + 1)], dtype=torch.float64), token)
-        for position, (digit, token) in enumerate(pairs)
-    ]
+    read = [(record_of(digit * (1 + rounding), position + 1), token) for position, (digit, token) in enumerate(pairs)]
     given = learner.first_wrong_pair(read, list(text), state_after)
     return given if given is None else whole(given) if not isinstance(given, bool) else str(given)
 
@@ -186,6 +207,15 @@ def test_your_check_sees_what_a_text_cannot_show(learner):
             wrong(
                 f"text {text}; read were, as (digit of the state, id), {pairs} ({what}): the first wrong position is "
                 f"{right}, yours says {given}{named(STEM, all_judged, found)}"
+            )
+    for position, (more, less) in itertools.product(range(len(RIGHT)), itertools.permutations(range(3), 2)):
+        read = [(record_of(digit, i + 1), token) for i, (digit, token) in enumerate(RIGHT)]
+        read[position][0][more] += 0.25
+        read[position][0][less] -= 0.25
+        if whole(given := learner.first_wrong_pair(read, list(TEXT), state_after)) != position:
+            wrong(
+                f"text {TEXT}; of the state of position {position} number {more} is 0.25 too large, and number {less} "
+                f"is 0.25 too small: {position} is the first wrong position, yours says {given}"
             )
 
 

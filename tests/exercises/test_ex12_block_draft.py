@@ -46,6 +46,13 @@ PRICES = [  # acceptance, draft costs, verify costs, overhead, the best length
     ([0.9], [0.0, 0.3], [1.0, 1.5], 0.0, 1),
     ([0.3, 0.9, 0.9], [0.0, 0.3, 0.3, 0.3], [1.0] * 4, 0.1, 3),  # a bad first slot, and better ones behind it
     ([], [0.0], [1.0], 0.1, 0),
+    ([0.95] * 12, [0.0, *[0.3] * 12], [1.0] * 13, 0.1, 12),
+    ([0.95] * 12, [0.0, *[0.3] * 12], [*[1.0] * 10, *[1.5] * 3], 0.1, 9),
+    ([0.86, 0.84], [0.0, 0.38, 0.44], [1.0, 1.04, 1.13], 0.14, 2),
+    ([0.34], [0.0, 0.16], [1.0, 1.04], 0.13, 1),
+    ([0.34], [0.0, 0.16], [1.0, 1.04], 0.15, 0),
+    ([0.34], [0.0, 0.16], [1.0, 1.14], 0.05, 0),
+    ([0.26], [0.0, 0.14], [1.0, 1.04], 0.1, 0),
 ]
 
 
@@ -78,6 +85,7 @@ def test_the_best_length_for_prices_as_they_are(learner):
 
 HALF = Fraction(1, 2)
 COIN = [HALF, HALF]
+SEVEN = [Fraction(n, 28) for n in range(1, 8)]
 OF_COURSE = [[Fraction(1), Fraction(0)], [Fraction(0), Fraction(1)]]  # "of course", "no problem"
 
 
@@ -109,6 +117,7 @@ def two_slots() -> list[tuple[str, Row, list[Row], Row, list[Row]]]:
         ("the same rows", quarters, [COIN, quarters], quarters, [COIN, quarters]),
         *(("three tokens", *first, second) for first, second in zip(firsts, seconds, strict=True)),
         *(("three tokens, slots that do not see each other", *first, [first[2]] * 3) for first in firsts),
+        ("seven tokens", SEVEN, [SEVEN[i:] + SEVEN[:i] for i in range(7)], SEVEN[::-1], [SEVEN] * 7),
     ]
 
 
@@ -151,7 +160,7 @@ def fractions(logits: list[int]) -> Row:
     return [weight / sum(weights) for weight in weights]
 
 
-SLOTS = [[0, 1, 3], [2, 0, 0], [1, 1, 0]]
+SLOTS = [[0, 1, 3], [2, 0, 0], [1, 1, 0], [0, 2, 1], [3, 0, 1], [1, 2, 2], [0, 0, 1], [2, 1, 0]]
 BIAS = [[0, 2, -1], [1, 0, 0], [-2, 0, 1]]  # row x: what is added after token x
 WALKS = [  # the last committed token, what is drawn
     (0, [2, 0, 1]),
@@ -159,6 +168,7 @@ WALKS = [  # the last committed token, what is drawn
     (2, [1, 2, 1]),
     (2, [1]),
     (0, []),
+    (1, [2, 0, 1, 1, 2, 0, 0, 2]),
 ]
 
 
@@ -226,6 +236,30 @@ def test_each_row_depends_on_the_token_before(learner):
                 f"{about}: q are the rows {in_fractions(right)}, yours hands over {in_fractions(handed)}"
                 f"{named(STEM, all_walks, found)}"
             )
+
+
+def certain(logits: Tensor) -> Tensor:
+    """The distribution at temperature 0: the largest has all."""
+    return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).double()
+
+
+def test_a_walk_at_temperature_0(learner):
+    """walk: slot and bias are added before a distribution is made of them, so that it stays one that is certain."""
+    logits = torch.tensor(SLOTS, dtype=torch.float64) + torch.arange(3) * 1e-4  # no two are equal, some nearly
+    bias = torch.tensor(BIAS, dtype=torch.float64)
+    for last in range(3):
+        right, before = [], last
+        for slot in logits:
+            before = int((slot + bias[before]).argmax())
+            right.append(before)
+        tokens, handed = learner.walk(
+            logits.clone(), lambda token: bias[int(token)].clone(), last, certain, lambda row: int(row.argmax())
+        )
+        about = f"temperature 0, slots {SLOTS} + (0, 0.0001, 0.0002), bias {BIAS}, last {last}"
+        if [int(token) for token in tokens] != right:
+            wrong(f"{about}: {right} are drawn, yours returns {[int(token) for token in tokens]}")
+        if [row.tolist() for row in handed] != [[float(i == token) for i in range(3)] for token in right]:
+            wrong(f"{about}: each row is certain of its token, yours hands over {[row.tolist() for row in handed]}")
 
 
 def as_fractions(row: list[float], about: str) -> Row:

@@ -30,6 +30,9 @@ TREES = [
     [-1, -1, 1, 1, 0, 2, 4],
     [],
     [-1, 0, -1, 2, 3, 1],
+    list(range(-1, 7)),  # eight deep
+    [-1] * 7,
+    [-1, 0, 1, 2, 3, 4, 5, 5, 5, 5, 5, 5, 0, 0, 0, 0, 2, 11, 17, -1],  # seven deep, then six children
 ]
 
 
@@ -84,6 +87,11 @@ def walks() -> list[tuple[list[int], list[int], list[int]]]:
         n = drawn.randrange(2, 8)
         parents = [drawn.randrange(-1, i) for i in range(n)]
         cases.append((parents, [drawn.randrange(3) for _ in range(n)], [drawn.randrange(3) for _ in range(n + 1)]))
+    deep = list(range(-1, 7))
+    cases += [(deep, [4] * 8, [4] * n + [0] * (9 - n)) for n in range(9)]  # 0 to 8 tokens of a path are right
+    wide = [*([-1] * 7), *([6] * 7), *([13] * 7)]
+    cases.append((wide, list(range(7)) * 3, [6] * 22))  # always the last of seven children
+    cases.append((wide, [*range(7), *range(7), *range(1, 8)], [6] * 22))
     return cases
 
 
@@ -100,7 +108,7 @@ def test_the_path_that_the_target_agrees_with(learner):
         )
 
 
-PATHS = [([1, 3], 10), ([0], 4), ([], 6), ([2, 3, 6], 3), ([0, 1, 2], 5)]
+PATHS = [([0, 1, 2, 3, 9, 10, 30], 200), ([1, 3], 10), ([0], 4), ([], 6), ([2, 3, 6], 3), ([0, 1, 2], 5)]
 
 
 def all_places(learner: ModuleType) -> list[object]:
@@ -111,14 +119,16 @@ def cause_of_places(path: list[int], length: int, given: list[int | None]) -> st
     """Why these are not the places that stay, in words."""
     rows = [length + 1 + i for i in path]
     if missing := [place for place in range(length) if place not in given]:
-        return f"the text before is missing, places {missing}"
+        return f"it looks as if the text before is missing, places {missing}"
     if length not in given:
-        return f"the last committed token is missing: it is row 0 and lies at place {length}"
+        return f"it looks as if the last committed token is missing: it is row 0 and lies at place {length}"
     if missing := [i for i in path if length + 1 + i not in given]:
-        return f"token {missing[0]} of the path is missing: it is row {missing[0] + 1}, and row r lies at length + r"
+        it = f"token {missing[0]} of the path"
+        return f"it looks as if {it} is missing: it is row {missing[0] + 1}, and row r lies at length + r"
     if more := [place for place in given if place not in (*range(length + 1), *rows)]:
-        return f"place {more[0]} holds no token of the path: row r lies at length + r, token i is row i + 1"
-    return "every place stays once, in the order of the text"
+        it = f"place {more[0]}, which holds no token of the path"
+        return f"it looks as if yours keeps {it}: row r lies at length + r, token i is row i + 1"
+    return "remember: every place stays once, in the order of the text"
 
 
 def test_the_branch_moves_to_the_front(learner):
@@ -126,7 +136,7 @@ def test_the_branch_moves_to_the_front(learner):
     for (path, length), given, expected, name in unlike(STEM, all_places, learner, right, PATHS):
         wrong(
             f"{length} tokens in the cache, path {path}: places {expected} stay, yours are {given}"
-            f"{name or ': ' + cause_of_places(path, length, given)}"
+            f"{name or '; ' + cause_of_places(path, length, given)}"
         )
 
 

@@ -51,6 +51,9 @@ DRAWN = [  # the draft's row, how many, what is drawn
     (shares(0, 1), 2, [1]),
     (shares(4, 3, 2, 1), 1, [1]),
     (shares(1, 1), 0, []),
+    (shares(5, 7, 3, 2, 9, 4, 6, 1), 7, [4, 0, 7, 2, 6, 1, 3]),
+    (shares(5, 7, 3, 2, 9, 4, 6, 1), 8, [1, 0, 2, 3, 4, 5, 6, 7]),
+    (shares(0, 0, 1, 0), 6, [2]),  # temperature 0
 ]
 
 
@@ -79,7 +82,7 @@ def test_children_differ_and_say_what_they_were_drawn_from(learner):
 
 # --- at one node, by hand ---------------------------------------------------------------------------------------------
 
-HALF = shares(1, 1)
+HALF, HALVES, LAST = shares(1, 1), shares(64, 32, 16, 8, 4, 2, 1, 1), 1 - 2**-40
 TESTS = [  # the target's row, the children, uniforms, what draw gives
     (shares(1, 3), [(0, HALF), (1, shares(0, 1))], [0.4, 0.9], 7),
     (shares(1, 3), [(0, HALF), (1, shares(0, 1))], [0.6, 0.9], 7),
@@ -88,6 +91,13 @@ TESTS = [  # the target's row, the children, uniforms, what draw gives
     (shares(0, 1, 1), [(0, shares(2, 1, 1))], [0.0], 1),  # a token that the target forbids is never kept
     (shares(4, 3, 2, 1), [(3, shares(1, 1, 1, 1)), (0, shares(1, 1, 1, 0))], [0.5, 0.99], 1),
     (shares(4, 3, 2, 1), [], [], 2),
+    (shares(0, 1), [(0, shares(1, 0))], [0.5], 1),  # temperature 0
+    (shares(0, 1), [(1, shares(0, 1))], [0.99], 0),
+    *(  # all but the last child are rejected, and the last one can be kept
+        (shares(*[1] * 8), right.children(HALVES, len(ids), Script(*ids)), [LAST] * (len(ids) - 1) + [uniform], 7)
+        for ids in ((0, 6), (0, 1, 6), (0, 1, 2, 6), (0, 1, 2, 3, 6), (0, 1, 2, 3, 4, 6), (0, 1, 2, 3, 4, 5, 6))
+        for uniform in (0.0, LAST)
+    ),
 ]
 
 
@@ -95,7 +105,14 @@ def all_tests(learner: ModuleType) -> list[object]:
     found = []
     for target, drawn, uniforms, gives in TESTS:
         script = Script(gives)
-        kept, token = learner.accept_children(list(target), [(t, list(q)) for t, q in drawn], list(uniforms), script)
+        children = [(t, list(q)) for t, q in drawn]
+        try:
+            kept, token = learner.accept_children(list(target), children, list(uniforms), script)
+        except ZeroDivisionError:
+            wrong(
+                f"target {shown(target)}, uniforms {uniforms}: it looks as if yours divides by a sum of 0. Remember: a "
+                "child is tested against what the rejected ones have left, and after a rejection something is left"
+            )
         found.append(
             (None if kept is None else whole(kept), whole(token), [list(map(Fraction, r)) for r in script.rows])
         )
@@ -113,7 +130,11 @@ def test_children_are_tested_one_after_the_other(learner):
         wrong(f"target {shown(target)}, children {about or 'none'}, uniforms {uniforms}: {want}; yours {own}{name}")
 
 
-FOLLOWED = [(shares(1, 1, 2), tokens, own) for tokens in ([0], [2, 1], [1, 1], []) for own in (0, 1, 2)]
+FOLLOWED = [
+    (shares(1, 1, 2), tokens, own)
+    for tokens in ([0], [2, 1], [1, 1], [], [7, 6, 5, 4, 3, 0, 2, 1, 2])
+    for own in (0, 1, 2)
+]
 
 
 def all_followed(learner: ModuleType) -> list[object]:
@@ -151,6 +172,10 @@ def sequences(learner: ModuleType, row: Row, m: int) -> Iterator[tuple[Fraction,
     """Every way in which the children can be drawn, with its probability."""
 
     def go_on(ids: list[int]) -> Iterator[tuple[Fraction, list[tuple[int, Row]]]]:
+        if len(ids) > m:
+            wrong(
+                f"row {shown(row)}, {m} children: it looks as if yours draws more than {m} times; one draw for a child"
+            )
         script = Script(*ids, *[-1] * m)  # -1: the next one, which is not decided yet
 
         class NextError(Exception):

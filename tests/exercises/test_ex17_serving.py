@@ -96,7 +96,29 @@ n_total{engine="0",model_name="my model, a {small} one",why="{}"} 1.0
 n_total{engine="0",model_name="m}",why="x"} 4.0
 n_total{engine="0",engine_kind="a",model_name="m",model_names="b",why=""} 5.0
 """
+REMARKS = """# TYPE hits counter
+# HELP hits How often, without _total in its name.
+# a remark
+hits{zone="b",engine="0",area="a"} 3.0
+# another one
+hits{zone="b",engine="1",area="a"} 4.0
+# TYPE waiting gauge
+# a remark
+waiting 5.0
+# TYPE n_total counter
+n_total 1.0
+"""
+LONG = "".join(
+    f"# TYPE kept_{i}_total counter\n"
+    + "".join(
+        f'kept_{i}_total{{engine="{e}",a="{i}",b="x y",c="",d="{e % 2}",e="5",f="6",model_name="m"}} {e + i / 8}\n'
+        for e in range(8)
+    )
+    for i in range(8)
+)
 PAGES = {
+    "remarks between the lines, and labels in an order of their own": REMARKS,
+    "eight counters of eight engines": LONG,
     "two engines": TWO_ENGINES,
     "places of a draft": PLACES,
     "a histogram": A_HISTOGRAM,
@@ -138,6 +160,8 @@ LOOKS = [
     ({"n": 5.0, "m": 0.0}, {"n": 6.0}),
     ({"n": 5.0}, {}),
     ({}, {}),
+    ({f"n{i}": i / 8 for i in range(12)}, {f"n{i}": i / 4 for i in range(14)}),
+    ({f"n{i}": 5.0 for i in range(12)}, {f"n{i}": 6.0 - 2 * (i == 11) for i in range(12)}),
 ]
 
 
@@ -179,6 +203,8 @@ ROUNDS = [
     ([(4, 2), (3, 3), (4, 1)], 4),
     ([(3, 3), (3, 1), (3, 3), (3, 2), (3, 0)], 3),
     ([(4, 3), (1, 0)], 4),
+    ([(7, n) for n in (7, 0, 6, 6, 1, 5, 7, 7, 3, 2)], 7),
+    ([(12, n) for n in (12, 0, 11, 9)], 12),
 ]
 
 
@@ -207,6 +233,7 @@ COSTS = [  # plain, k, draft_cost, verify_cost, overhead, tokens_per_round
     (0.02, 1, 0.3, 1.0, 0.1, 1.6),
     (1.0, 0, 0.5, 1.0, 0.05, 1.0),
     (0.25, 8, 0.0, 1.5, 0.0, 9.0),
+    (0.01234, 7, 0.0567, 1.2345, 0.0678, 3.4567),
 ]
 
 
@@ -234,6 +261,8 @@ STREAMS = [
     [(0.5, 1), (0.75, 0)],
     [],
     [(0.5, 0), (0.75, 0)],
+    [(0.5, 3), (0.5, 1), (1.0, 1)],  # two chunks came at one time, in this order
+    [(0.03 * i, 1 + i % 3) for i in range(1, 20)],
 ]
 
 
@@ -257,6 +286,7 @@ def case(served: list[tuple[int, int]], own: list[tuple[int, int]], k: int = 4) 
 
 
 A_FEW = [(4, 2), (4, 4), (4, 0)]
+MANY = [(7, n) for n in (5, 0, 6, 7, 1, 7, 2, 3)]
 FITS = [
     case(A_FEW, A_FEW),
     case([(4, 4), (4, 0), (4, 2)], A_FEW),
@@ -287,6 +317,14 @@ FITS = [
     case([], []),
     case([], [(0, 0)]),
     case([(4, 1)], []),
+    case(MANY, MANY, 7),
+    case([*MANY[:-1], (7, 7)], MANY, 7),
+    case([(7, 6), *MANY[1:3], (7, 6), *MANY[4:]], MANY, 7),  # two places differ, their sum does not
+    case([*MANY[:-1], (6, 6)], MANY, 7),
+    case([(7, 6), *MANY[1:]], MANY, 7),
+    case([*MANY[:4], (7, 4), *MANY[5:]], MANY, 7),
+    case([*MANY[:-2], MANY[-1]], MANY, 7),
+    case([(6, 5), *MANY[1:]], MANY, 7),
     (counts_of([(4, 2), (4, 4), (2, 2)], 4) | {right.kept_at(2): 2.0, right.ACCEPTED: 9.0}, A_FEW, 4),
 ]
 

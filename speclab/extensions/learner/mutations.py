@@ -1,8 +1,9 @@
 """Wrong answers made by program: small changes in the syntax tree of a solution, one at a time.
 
 What is changed follows what learners get wrong: comparisons, off-by-one in numbers, slices and indices, plus and minus,
-names of the same kind, axes, dropped statements and calls, negated conditions, the order of arguments. A change that
-compiles to the same code as the solution, or as another change, is left out.
+names of the same kind, axes, dropped statements and calls, negated conditions, the order of arguments, loops that stop
+early, arguments that are changed where the caller has them, numbers that hold less, one component in the place of all.
+A change that compiles to the same code as the solution, or as another change, is left out.
 """
 
 import ast
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from types import CodeType
 from typing import NamedTuple
 
-from speclab.extensions.learner.replacements import kinds_of, replacements
+from speclab.extensions.learner.replacements import insertions, kinds_of, replacements
 
 
 class Mutant(NamedTuple):
@@ -35,21 +36,41 @@ def mutants(source: str) -> list[Mutant]:
     tree = ast.parse(source)
     parts = [ast.unparse(node) for node in tree.body]
     seen, found = {_code(part) for part in parts}, []
+
+    def add(at: int, name: str, kind: str) -> None:
+        """Book the tree as it is now, where it is another program."""
+        mutated = ast.unparse(ast.fix_missing_locations(tree.body[at]))
+        code = _code(mutated)
+        if code is not None and code not in seen:
+            seen.add(code)
+            whole = "\n".join([*parts[:at], mutated, *parts[at + 1 :]])
+            found.append(Mutant(name, kind, _change(parts[at], mutated), whole))
+
     for at, name, function in _functions(tree):
-        kinds = kinds_of(function)
+        kinds, first = kinds_of(function), int(_is_docstring(function.body[0]))
+        for kind, statements in insertions(function, _aliases(tree)):
+            function.body[first:first] = statements
+            add(at, name, kind)
+            del function.body[first : first + len(statements)]
         for parent, field, index in list(_places(function)):
             here = getattr(parent, field)
             child = here if index is None else here[index]
             for kind, new in replacements(child, parent, field, kinds):
                 _put(parent, field, index, new)
-                mutated = ast.unparse(ast.fix_missing_locations(tree.body[at]))
+                add(at, name, kind)
                 _put(parent, field, index, child)
-                code = _code(mutated)
-                if code is not None and code not in seen:
-                    seen.add(code)
-                    whole = "\n".join([*parts[:at], mutated, *parts[at + 1 :]])
-                    found.append(Mutant(name, kind, _change(parts[at], mutated), whole))
     return found
+
+
+def _aliases(tree: ast.Module) -> dict[str, str]:
+    """The types that a file gives a name of its own: name -> what it stands for."""
+    return {
+        target.id: ast.unparse(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
 
 
 def _put(parent: ast.AST, field: str, index: int | None, node: ast.AST) -> None:

@@ -21,10 +21,17 @@ ARITHMETIC: dict[type[ast.operator], tuple[type[ast.operator], ...]] = {
 }
 OTHER_NAME = {"min": "max", "max": "min", "sum": "max", "cumprod": "cumsum", "argmax": "argmin"}
 AXIS_METHODS = ("gather", "sum", "cumprod", "softmax", "argmax")
+CAPS = (1, 2, 3, 4, 5)  # a loop that stops after so many: fine on small examples alone
+FIRST: ast.expr = ast.parse("x[..., :1]", mode="eval").body.slice  # type: ignore[attr-defined]
 
 
 def replacements(node: ast.AST, parent: ast.AST, field: str, kinds: dict[str, str]) -> Changes:
     """All changes of one node. `kinds`: of the variables of its function, as kinds_of gives them."""
+    if field == "iter" and isinstance(node, ast.expr):
+        for n in CAPS:
+            yield "cap a loop", ast.Subscript(_call("list", node), ast.Slice(upper=ast.Constant(n)), ast.Load())
+    if isinstance(node, ast.Return):
+        yield from _of_return(node, kinds)
     if isinstance(node, ast.stmt):
         yield from _of_statement(node)
     elif isinstance(node, ast.Constant):
@@ -38,9 +45,52 @@ def replacements(node: ast.AST, parent: ast.AST, field: str, kinds: dict[str, st
         yield from BY_TYPE[type(node)](node)
 
 
+def insertions(function: ast.FunctionDef, aliases: dict[str, str]) -> Iterator[tuple[str, list[ast.stmt]]]:
+    """What may be done to an argument before anything else: it is changed where the caller has it, or rounded.
+
+    aliases: names of types that the file gives, as `Row` in `Row = list[Fraction]`, with what they stand for.
+    """
+    for arg in function.args.args:
+        written = ast.unparse(arg.annotation) if arg.annotation else ""
+        kind, name = aliases.get(written, written), arg.arg
+        if kind.startswith(("list", "dict")):
+            copied = f"given, {name} = ({name}, {kind[:4]}({name}))"
+            yield "mutate in place", ast.parse(f"{copied}\ngiven.clear()").body
+        if kind.startswith(("list[int", "list[float", "list[Fraction")):
+            yield "mutate in place", ast.parse(f"given, {name} = ({name}, list({name}))\ngiven.append(0)").body
+        if kind == "Tensor":
+            yield "mutate in place", ast.parse(f"given, {name} = ({name}, {name}.clone())\ngiven.zero_()").body
+            yield "cast", ast.parse(f"{name} = {name}.half().to({name}.dtype)").body
+        if kind in ("list[float]", "list[Fraction]"):
+            yield "cast", ast.parse(f"{name} = [round(float(x), 1) for x in {name}]").body
+        if kind == "float":
+            yield "cast", ast.parse(f"{name} = round({name}, 1)").body
+
+
+def _of_return(node: ast.Return, kinds: dict[str, str]) -> Changes:
+    """The answer as numbers that hold less."""
+    kind, value = kinds.get("return"), node.value
+    if value is None:
+        return
+    if kind == "Tensor":
+        for method in ("half", "char", "float"):
+            yield "cast", _with(node, value=ast.Call(ast.Attribute(value, method, ast.Load()), [], []))
+    elif kind == "float":
+        yield "cast", _with(node, value=_call("round", value, ast.Constant(2)))
+    elif kind == "list[float]":
+        rounded = ast.parse("[round(float(x), 2) for x in y]", mode="eval").body
+        rounded.generators[0].iter = value  # type: ignore[attr-defined]
+        yield "cast", _with(node, value=rounded)
+
+
 def kinds_of(function: ast.FunctionDef) -> dict[str, str]:
-    """Variable -> its kind: an argument's annotation; of others how they are made, as far as that is plain."""
+    """Variable -> its kind: an argument's annotation; of others how they are made, as far as that is plain.
+
+    "return" is the kind of what the function returns.
+    """
     kinds = {arg.arg: ast.unparse(arg.annotation) for arg in function.args.args if arg.annotation}
+    if function.returns:
+        kinds["return"] = ast.unparse(function.returns)
     for node in ast.walk(function):
         if isinstance(node, ast.Assign):
             for target in node.targets:
@@ -150,6 +200,7 @@ def _of_call(node: ast.Call) -> Changes:
         yield "other function", _with(node, func=func)
     for i in range(len(node.args) - 1 if name not in ("min", "max") else 0):  # of those the order does not matter
         yield "order", _with(node, args=_swapped(node.args, i))
+    yield from _of_many(node, name)
     if name in ("min", "max") and len(node.args) == 2:
         yield "part dropped", node.args[0]
         yield "part dropped", node.args[1]
@@ -159,6 +210,30 @@ def _of_call(node: ast.Call) -> Changes:
         yield "call dropped", node.func.value
     for keyword in node.keywords:
         yield "part dropped", _with(node, keywords=[other for other in node.keywords if other is not keyword])
+
+
+def _of_many(node: ast.Call, name: str) -> Changes:
+    """One component in the place of all of them."""
+    if name in ("allclose", "equal") and isinstance(node.func, ast.Attribute):
+        args = [ast.Subscript(arg, FIRST, ast.Load()) for arg in node.args]
+        func = _with(node.func, value=ast.Subscript(node.func.value, FIRST, ast.Load()))
+        yield "read one component", _with(node, func=func if len(args) == 1 else node.func, args=args)
+    elif name == "sum" and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.expr):
+        yield "read one component", _with(node, func=_with(node.func, value=_first(node.func.value)))
+    elif name in ("sum", "any", "all") and len(node.args) == 1:
+        yield "read one component", _with(node, args=[_first(_call("list", node.args[0]), ast.Slice(None, _one()))])
+
+
+def _one() -> ast.Constant:
+    return ast.Constant(1)
+
+
+def _first(value: ast.expr, of: ast.expr = FIRST) -> ast.Subscript:
+    return ast.Subscript(value, of, ast.Load())
+
+
+def _call(name: str, *args: ast.expr) -> ast.Call:
+    return ast.Call(ast.Name(name, ast.Load()), list(args), [])
 
 
 def _of_name(node: ast.Name, kinds: dict[str, str]) -> Changes:

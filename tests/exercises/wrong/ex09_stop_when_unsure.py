@@ -83,4 +83,12 @@ WRONG = {
         "any(longer > worth[0] for longer in worth[1:])", costs="costs[:len(later) + 1]"
     ),
     "the last one decides": _keep("worth[-1] > worth[0]"),
+    "each length is compared with the one before it, not with a draft that ends now": _keep(
+        "any(longer > shorter for shorter, longer in zip(worth, worth[1:]))"
+    ),
+    "looks two tokens ahead": _keep("any(longer > worth[0] for longer in worth[1:3])"),
+    "looks six tokens ahead": _keep("any(longer > worth[0] for longer in worth[1:7])"),
+    "asks the draft twice for each token": _draft(before="row = next_row(list(tokens))"),
+    "takes the uniforms away from the caller": _draft(end="uniforms.clear(); return tokens, rows"),
+    "takes the costs away from the caller": _keep("[costs.clear()] and any(longer > worth[0] for longer in worth[1:])"),
 }

@@ -131,4 +131,12 @@ def running_ratios(drafted, draft_probs, target_probs):
         "rest = left + 1 - ratio",
         "return left / rest if rest > 0 else 1.0",
     ),
+    "only k and k - 1 tokens can be kept": ("verify_block", _round(test="i >= k - 1 and uniforms[i - 1] < bound")),
+    "the products are capped after the first three tokens alone": _ratios(
+        "min(1.0, ratios[-1] * p / q) if i < 3 else ratios[-1] * p / q"
+    ),
+    "the residual is written into the target's rows": (
+        "verify_block",
+        _round(left="target_probs[kept].mul_(ratios[kept]).sub_(draft_probs[kept]).clamp_(min=0)"),
+    ),
 }

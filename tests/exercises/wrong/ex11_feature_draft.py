@@ -116,4 +116,17 @@ WRONG = {
     ),
     "the check says whether there is a wrong pair, not where": _check(found="return True"),
     "the check counts positions from 1": _check(found="return i + 1"),
+    "the check compares the first number of a state": _check("not state[:1].allclose(state_after(text[: i + 1])[:1])"),
+    "the check compares the last number of a state": _check("not state[-1:].allclose(state_after(text[: i + 1])[-1:])"),
+    "the check compares the sums of the states": _check("not state.sum().allclose(state_after(text[: i + 1]).sum())"),
+    "the check compares the means of the states": _check(
+        "not state.mean().allclose(state_after(text[: i + 1]).mean())"
+    ),
+    "the check lets states differ by 0.5": _check("not state.allclose(state_after(text[: i + 1]), atol=0.5)"),
+    "the states are rounded to 16 bits": _pairs(states="states[:n].half()"),
+    "the ids are taken out of the caller's text": _pairs(tokens="[text.pop(n_read + 1) for _ in range(n)]"),
+    "the ids that wait are taken away from the caller": _chain(
+        before="waiting, tokens = tokens, list(tokens); waiting.clear()"
+    ),
+    "the check takes the pairs away from the caller": _check(end="read.clear(); return None"),
 }

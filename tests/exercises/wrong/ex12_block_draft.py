@@ -133,4 +133,10 @@ WRONG = {
         "float((target_first * draft_first).sum() + (kept * (target_second * draft_second).sum(-1)).sum())"
     ),
     "the target's own token is counted as accepted": _expected("1 + float(kept.sum() + (kept * overlap).sum())"),
+    "the bias stays that of the second token": _walk(after="before = token if len(tokens) < 2 else before"),
+    "slot and bias are made distributions of their own, which are multiplied": _walk(
+        row="probs(slot) * probs(bias(before)) / (probs(slot) * probs(bias(before))).sum()"
+    ),
+    "no draft is longer than eight tokens": _best(test="k <= 8 and speed > highest"),
+    "the bias is written into the slots": _walk(row="probs(slot.add_(bias(before)))"),
 }

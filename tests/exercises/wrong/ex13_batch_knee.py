@@ -139,4 +139,9 @@ def knee(batches, speedups):
     return found
 """,
     ),
+    "a speedup of 1 at the last batch is no knee": _knee(test="speedups[i] < 1"),
+    "the line begins at the lowest speedup so far": _knee(
+        share="(min(speedups[:i]) - 1) / (min(speedups[:i]) - speedups[i])"
+    ),
+    "no draft is longer than six tokens": _best(test="k <= 6 and speedup > highest"),
 }

@@ -115,4 +115,12 @@ def admit(rows, waiting):
         "    n = len(rows)\n    rows = [text for text in rows if text is not None]\n"
         "    while len(rows) < n:\n        rows.append(waiting.pop(0) if waiting else None)"
     ),
+    "a token reads the last 16 places alone": _visible("(places <= ends[..., None]) & (places > ends[..., None] - 16)"),
+    "positions are no whole numbers": _positions("starts[:, None].float()"),
+    "positions are of 8 bits": _positions("starts[:, None].char()", "torch.arange(m).char()"),
+    "no position is above 63": _positions("starts[:, None].clamp(max=63)"),
+    "four rows are looked at": _admit(
+        "    for place, text in enumerate(rows[:4]):\n        if text is None and waiting:\n"
+        "            rows[place] = waiting.pop(0)"
+    ),
 }

@@ -113,4 +113,12 @@ WRONG = {
     "the whole tree is kept up to the last accepted token": _gather("list(range(length + 2 + max(path, default=-1)))"),
     "the path is counted from the text's begin": _gather("[*range(length + 1), *path]"),
     "the path is kept in the wrong order": _gather("[*range(length + 1), *(length + 1 + i for i in reversed(path))]"),
+    "a branch is at most three deep": _path(stop="return path[:3]"),
+    "a branch is at most four deep": _path(stop="return path[:4]"),
+    "a token has at most three children": _path(
+        test="parent + 1 == row and tokens[i] == own[row] and parents[:i].count(parent) < 3"
+    ),
+    "the path is taken away from the caller": _gather(
+        "[*range(length + 1), *(length + 1 + path.pop(0) for _ in path[:])]"
+    ),
 }

@@ -134,4 +134,12 @@ def children(row, m, draw):
     "the first child is kept whatever is drawn": _follow(
         "    own = draw(target_row)\n    return (0 if tokens else None), own"
     ),
+    "two children are drawn at most": _children(go_on="len(found) < min(m, 2) and sum(left) > 0"),
+    "three children are drawn at most": _children(go_on="len(found) < min(m, 3) and sum(left) > 0"),
+    "two children are tested at most": _accept(order="list(enumerate(drawn))[:2]"),
+    "three children are tested at most": _accept(order="list(enumerate(drawn))[:3]"),
+    "the children are taken away from the caller": _accept(order="[(i, drawn.pop(0)) for i in range(len(drawn))]"),
+    "the children's ids are sorted where the caller has them": _follow(
+        "    tokens.sort()\n    own = draw(target_row)\n    return (tokens.index(own) if own in tokens else None), own"
+    ),
 }

@@ -260,4 +260,14 @@ WRONG = {
     "accepted tokens are looked at before drafted ones": _reconcile(
         names='{"drafts": DRAFTS, "accepted": ACCEPTED, "drafted": DRAFTED}'
     ),
+    "any line that begins with # ends the kind": _read(
+        kind='counts = line.split()[-1] in ("counter", "histogram")\n'
+        '        elif line.startswith("#"):\n            counts = False'
+    ),
+    "a counter's name ends in _total": _read(
+        skip='not counts or not line or line.startswith("#") '
+        'or not line.split("{")[0].split()[0].endswith(("_total", "_bucket", "_count", "_sum"))'
+    ),
+    "the labels are sorted": _read(labels="""sorted(re.findall(r'\\w+="[^"]*"', series))"""),
+    "the chunks are sorted": _stream(chunks="sorted((seconds, n) for seconds, n in chunks if n)"),
 }

@@ -41,18 +41,18 @@ def verify_draft(drafted, draft_probs, target_probs, uniforms, draw):
         kept += 1
     return [kept, numpy.int64(draw(target_probs[int(kept)], last))]
 """
-USED_UP_PAIRS = """
+STACKED_PAIRS = """
 def new_pairs(text, n_read, states):
     import torch
 
-    del text[: n_read + 1]
+    text = text[n_read + 1 :]
     return [torch.stack(list(states)[: len(text)]), torch.tensor(text)]
 """
 COUNTED_DOWN = """
 def draft_chain(forward, draw, states, tokens, position, k):
     import numpy
 
-    drafted, end = [], numpy.int64(position)
+    drafted, end, tokens = [], numpy.int64(position), list(tokens)
     while len(drafted) < k:
         state = forward(states, list(tokens), end)
         end, states = end + len(tokens), state.clone()
@@ -99,17 +99,37 @@ def walk(logits, bias, last, probs, draw):
 """
 
 
+IN_FLOAT32 = """
+def expected_tokens(drawn, later):
+    import torch
+
+    sums = 1 + torch.tensor([*drawn, *later]).cumprod(0).cumsum(0)
+    return [1.0, *sums.tolist()][len(drawn) :]
+"""
+FIRST_FALL = """
+def knee(batches, speedups):
+    import numpy
+
+    below = [i for i, speedup in enumerate(speedups) if speedup <= 1]
+    if not below or below[0] == 0:
+        return batches[0] if below else None
+    ends = slice(below[0] - 1, below[0] + 1)
+    return float(numpy.exp(numpy.interp(-1, [-s for s in speedups[ends]], numpy.log(batches[ends]))))
+"""
+
 RIGHT = {
     "shapes": ("ex01_shapes", NUMPYS_SHAPES),
     "count_accepted": ("ex02_greedy", NUMPYS_COUNT),
     "next_token": ("ex02_greedy", "def next_token(own, n_accepted):\n    return torch.tensor(own)[n_accepted]"),
     "verify_draft": ("ex04_rejection", USED_UP),
-    "new_pairs": ("ex11_feature_draft", USED_UP_PAIRS),
+    "new_pairs": ("ex11_feature_draft", STACKED_PAIRS),
     "draft_chain": ("ex11_feature_draft", COUNTED_DOWN),
     "first_wrong_pair": ("ex11_feature_draft", ZIPPED),
     "best_length": ("ex12_block_draft", BY_PRODUCTS),
     "expected_accepted": ("ex12_block_draft", BY_PAIRS),
     "walk": ("ex12_block_draft", STACKED),
+    "expected_tokens": ("ex09_stop_when_unsure", IN_FLOAT32),
+    "knee": ("ex13_batch_knee", FIRST_FALL),
 }
 
 
