@@ -227,7 +227,9 @@ def main(argv: list[str] | None = None) -> int:
     with contextlib.ExitStack() as stack:
         bench.llama = llama(args, setup, drafter, prompts, stack)
         if bench.llama:
-            models[llama_cpp.METHOD] = f"{bench.llama.version()}, weights in float32, attention in float16"
+            given = args.llama_target and f"the weights of {args.llama_target.name} as they are"
+            weights = given or "weights in float32, attention in float16"
+            models[llama_cpp.METHOD] = f"{bench.llama.version()}, {weights}"
             ceiling = bench.llama.ceiling(args.max_new_tokens)
         arms = arms_for(lengths, drafters, bench.llama is not None)
         measured = measure(bench, arms, [0.0], prompts, args.repeats, {}, schedule=one_after_another)
