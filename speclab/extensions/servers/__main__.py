@@ -2,6 +2,7 @@
 
     python -m speclab.extensions.servers --url http://127.0.0.1:8000
     python -m speclab.extensions.servers --url http://127.0.0.1:8000 --plain-url http://127.0.0.1:8001
+    python -m speclab.extensions.servers --url http://127.0.0.1:8000 --plain-url http://127.0.0.1:8001 --load 1,2,4,8
     python -m speclab.extensions.servers --before a.txt --after b.txt --plain-ms 21.0 --spec-ms 13.3
     python -m speclab.extensions.servers --acceptance 0.35 -k 4 --plain-ms 21.0 --spec-ms 19.5
     python -m speclab.extensions.servers --acceptance speculation_profile.json --plain-ms 21.0 --spec-ms 19.5
@@ -19,9 +20,11 @@ import sys
 from pathlib import Path
 
 from speclab.cli import parsing
-from speclab.system.errors import EnvironmentProblem, reports_problems
+from speclab.system.errors import EnvironmentProblem, UsageProblem, reports_problems
 
 NEEDS = {"httpx2": "httpx2", "prometheus_client": "prometheus-client", "tabulate": "tabulate", "numpy": "numpy"}
+
+MOST_USERS = 256  # at a time
 
 
 @reports_problems
@@ -34,6 +37,10 @@ def main(argv: list[str] | None = None) -> int:
         )
     from speclab.extensions.servers import running, written  # here: what they import may be missing
 
+    if (args.load or args.chart) and not (args.url and args.load):
+        raise UsageProblem(
+            "--load asks a server, and --chart shows what --load has found; give --url and --load 1,2,4,8"
+        )
     return running.show(args) if args.url else written.show(args)
 
 
@@ -55,6 +62,14 @@ def make_parser() -> argparse.ArgumentParser:
     )
     ask.add_argument(
         "--acceptance-profile", type=Path, metavar="FILE", help="write rates by position as JSON, in any form"
+    )
+    load = parser.add_argument_group("a server under load")
+    load.add_argument(
+        "--load", type=_loads, metavar="N,N", help="users at a time, such as 1,2,4,8: where does it stop paying?"
+    )
+    load.add_argument("--load-seconds", type=_amount, default=15.0, metavar="S", help="of each window (default: 15)")
+    load.add_argument(
+        "--chart", type=Path, metavar="FILE", help="tokens a second of all against those of one; .json beside it"
     )
     known = parser.add_argument_group("what is written down")
     known.add_argument("--before", type=Path, metavar="FILE", help="a /metrics page, and")
@@ -79,6 +94,17 @@ def _amount(text: str) -> float:
     if not 0 < value < 1e9:
         raise argparse.ArgumentTypeError(f"{text!r} is no amount, give a number above 0")
     return value
+
+
+def _loads(text: str) -> list[int]:
+    """Parse numbers of users at a time, in rising order."""
+    try:
+        found = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        found = []
+    if not found or not 0 < found[0] <= found[-1] <= MOST_USERS:
+        raise argparse.ArgumentTypeError(f"{text!r}: give numbers from 1 to {MOST_USERS}, such as 1,2,4,8")
+    return found
 
 
 def _share(text: str) -> float:

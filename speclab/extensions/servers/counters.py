@@ -25,6 +25,7 @@ from speclab.system.errors import EnvironmentProblem
 GENERATED = {"vllm:": "generation_tokens", "llamacpp:": "tokens_predicted", "sglang:": "generation_tokens"}
 NAMES = {"vllm:": "vLLM", "llamacpp:": "llama-server", "sglang:": "SGLang"}
 RUNNING = {"vllm:": "num_requests_running", "llamacpp:": "requests_processing", "sglang:": "num_running_reqs"}
+WAITING = {"vllm:": "num_requests_waiting", "llamacpp:": "requests_deferred", "sglang:": "num_queue_reqs"}
 SPECULATION = "spec_decode_num_"
 LATENCY = "inter_token_latency_seconds"  # vLLM observes it once for each output, so once for each round
 MOST_POSITIONS = 256
@@ -41,6 +42,7 @@ class Look(NamedTuple):
     n_outputs: float = 0.0  # vLLM alone: outputs after the first one of each request, and the seconds before them
     output_seconds: float = 0.0
     accept_length: float | None = None  # SGLang alone: tokens of a round, of all that it has ever done
+    n_waiting: float | None = None  # requests in the server's queue
 
 
 def read(page: str) -> Look:
@@ -77,6 +79,7 @@ def read(page: str) -> Look:
         n_outputs=sums.get(f"{LATENCY}_count", 0.0),
         output_seconds=sums.get(f"{LATENCY}_sum", 0.0),
         accept_length=length if length >= 1 else None,
+        n_waiting=sums.get(WAITING[prefix]),
     )
 
 
@@ -86,6 +89,7 @@ def _samples(page: str, prefix: str) -> Iterable[Sample]:
         SPECULATION,
         GENERATED[prefix],
         RUNNING[prefix],
+        WAITING[prefix],
         f"{LATENCY}_sum",
         f"{LATENCY}_count",
         "spec_accept_length",

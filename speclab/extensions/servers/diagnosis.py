@@ -3,7 +3,8 @@
 A round brings tau tokens and costs r plain tokens, and the speedup is tau / r. Where it is no gain, the answer names
 the side that is farther from what is usual: a draft whose tested tokens are accepted seven times in ten, and a round
 that costs a tenth of a plain token more for each drafted one. Where a shorter draft is expected to pay, and its first
-token is kept at least every other time, the draft is good enough, and the round costs too much. A lookup that finds
+token is kept at least every other time, the draft is good enough, and the round costs too much. Where not one first
+token in ten is kept, the draft is what is wrong, whatever the round costs. A lookup that finds
 nothing to draft in most rounds is neither rejected nor dear: nothing is wrong with it, it only does little.
 """
 
@@ -20,7 +21,8 @@ REJECTED, COST, LOAD, NOTHING = (
     "nothing is wrong",
 )
 UNKNOWN = "not known yet"
-# Chosen by hand on the servers of docs/serving.md; SELDOM was added when two of them had got a wrong answer.
+# Chosen by hand on the servers of docs/serving.md. SELDOM was added when two of them had got a wrong answer, and so was
+# the rule for a draft that predicts nothing. Frozen before the second half of the servers that are wrong on purpose.
 FASTER = 1.05  # a speedup from here on is a gain
 USUAL_ACCEPTANCE, USUAL_TOKEN_COST = 0.7, 0.1  # alpha, and what a drafted token adds to a round in plain tokens
 LOADED = 4  # requests of others at a time, from which on a batch may be what pays
@@ -78,6 +80,8 @@ def diagnose(found: Measured) -> Diagnosis:
     shorter = best if best and 0 < best.draft_length < k and best.speedup >= FASTER else None
     if shorter and found.marginal[0] >= GOOD_ENOUGH:
         return Diagnosis(COST, numbers[::-1], f"k = {shorter.draft_length}, {expected(shorter)}")
+    if _predicts_nothing(found):  # at no cost would such a draft pay
+        return Diagnosis(REJECTED, numbers, _what_rejects(found))
     usual_tokens = 1 + share * (formulas.expected_tokens_per_round(USUAL_ACCEPTANCE, k) - 1)
     if math.log(usual_tokens / tau) >= math.log(cost / usual):
         also = f", or k = {shorter.draft_length}, {expected(shorter)}" if shorter else ""
@@ -107,9 +111,13 @@ def _more(k: int, cost: float) -> str:
     )
 
 
-def _what_rejects(found: Measured) -> str:
+def _predicts_nothing(found: Measured) -> bool:
     first = found.conditional[0] if found.conditional else None
-    if first is not None and first < PREDICTS_NOTHING:
+    return first is not None and first < PREDICTS_NOTHING
+
+
+def _what_rejects(found: Measured) -> str:
+    if _predicts_nothing(found):
         return (
             "the draft predicts nothing from its first token on: see that it was made for this very target, with the "
             "same tokenizer, template and layers, and that its weights are loaded"

@@ -1,7 +1,7 @@
 """What was measured of a server, or written down by somebody: counts and seconds, and the ratios that follow."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from speclab.extensions.servers import counters
@@ -11,6 +11,7 @@ from speclab.extensions.servers.vllm.server_record import EngineCounts
 from speclab.theory import formulas, positions
 
 Interval = tuple[float, float] | None
+FEWEST_TO_JUDGE = 4  # prompts, below which none of them is an exception
 
 
 class Pair(NamedTuple):
@@ -40,6 +41,7 @@ class Measured:
     speedup_interval: Interval = None
     tokens_interval: Interval = None
     n_running: int = 0  # requests of others that were being answered
+    n_disturbed: int = 0  # prompts whose times are left out
     accept_length: float | None = None  # the server's own word for tokens per round, where it counts nothing else
 
     @property
@@ -94,8 +96,48 @@ class Measured:
         return seconds / self.plain_seconds if seconds and self.plain_seconds else None
 
 
+DISTURBED = 3.0  # times the median: what a round, or a plain token, of one prompt may take
+
+
+def undisturbed(pairs: Sequence[Pair]) -> list[Pair]:
+    """Return the pairs whose times may be believed: neither server took much longer for a round than it usually does.
+
+    A round costs about the same in any text, so a prompt that took three times the median was held up by something
+    else: another program, a pause, a cold start. Of fewer than four pairs all are taken.
+    """
+    if len(pairs) < FEWEST_TO_JUDGE:
+        return list(pairs)
+    own = [_round_seconds(pair.speculative) for pair in pairs]
+    plain = [pair.plain.answer.seconds_per_token if pair.plain else 0.0 for pair in pairs]
+    ours, theirs = (DISTURBED * sorted(times)[len(times) // 2] for times in (own, plain))
+    return [pair for pair, one, two in zip(pairs, own, plain, strict=True) if one <= ours and two <= theirs]
+
+
+def _round_seconds(one: Asked) -> float:
+    """Return the seconds of a round; of a token where no rounds are counted."""
+    n_tokens = float(one.answer.n_tokens - 1)
+    n_rounds = _n_rounds(one, n_tokens) if one.counted and one.counted.speculation else n_tokens
+    return one.answer.seconds_per_token * n_tokens / max(1.0, n_rounds)
+
+
 def of_pairs(pairs: Sequence[Pair], n_running: int = 0, plain_seconds: float | None = None) -> Measured:
-    """Return what the answers to some prompts say together. plain_seconds: given where no plain server was asked."""
+    """Return what the answers to some prompts say together. plain_seconds: given where no plain server was asked.
+
+    Counts are of all prompts, and times of those that nothing disturbed.
+    """
+    timed = undisturbed(pairs)
+    whole, times = _of_pairs(pairs, n_running, plain_seconds), _of_pairs(timed, n_running, plain_seconds)
+    return replace(
+        whole,
+        plain_seconds=times.plain_seconds,
+        seconds=times.seconds,
+        round_seconds=times.round_seconds,
+        speedup_interval=times.speedup_interval,
+        n_disturbed=len(pairs) - len(timed),
+    )
+
+
+def _of_pairs(pairs: Sequence[Pair], n_running: int, plain_seconds: float | None) -> Measured:
     found = [pair.speculative for pair in pairs]
     counts = [one.counted.speculation for one in found if one.counted and one.counted.speculation]
     counted = counters.total(counts) if len(counts) == len(found) else None

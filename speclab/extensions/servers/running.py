@@ -1,26 +1,62 @@
 """The answer from servers that run: who they are, what they write, and how fast."""
 
 import argparse
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from speclab.extensions.servers import profile, screen
+from speclab.extensions.servers import counters, profile, screen
 from speclab.extensions.servers.ask import inputs, texts
-from speclab.extensions.servers.ask.asking import ask_all
+from speclab.extensions.servers.ask.asking import Prompt, ask_all
 from speclab.extensions.servers.ask.client import check_url
-from speclab.extensions.servers.ask.engines import OTHER, Server, find
-from speclab.extensions.servers.diagnosis import diagnose
+from speclab.extensions.servers.ask.engines import OTHER, Asked, Server, find
+from speclab.extensions.servers.diagnosis import Diagnosis, diagnose
+from speclab.extensions.servers.load import showing as load
 from speclab.extensions.servers.measured import Measured, Pair, of_pairs
+from speclab.extensions.servers.shapes import (
+    ENDS,
+    FORGETS,
+    Shape,
+    fell_by_threshold,
+    same_with_both,
+    shape_of,
+    shape_of_two,
+)
+from speclab.extensions.servers.vllm.server_record import EngineCounts
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.files import check_writable
 from speclab.system.terminal import note, say
+
+TWICE = 2  # times as long as short texts are long ones
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What was asked and found. again: some prompts a second time, beside their first."""
+
+    pairs: list[Pair]
+    again: list[Asked]
+    verdicts: list[str]
+    kinds: dict[str, Measured]
+    whole: Measured
+    shapes: list[Shape]
+    diagnosis: Diagnosis
+
+    @property
+    def code(self) -> int:
+        """Return the exit code: 1 where a text differs, and no tie explains it."""
+        return int(not set(self.verdicts) <= {texts.SAME, texts.TIED})
 
 
 def show(args: argparse.Namespace) -> int:
     """Ask, and print the first screen.  -> exit code"""
     if args.acceptance_profile:
         check_writable(args.acceptance_profile, "--acceptance-profile")
+    if args.load:
+        load.check(args)
     prompts, key, plain = inputs.prompts_of(args.texts), inputs.key(), None
+    other = profile.read(args.acceptance) if isinstance(args.acceptance, Path) else None
     urls = [check_url(url) for url in (args.url, args.plain_url) if url]
     speculative = find(urls[0], key)
     look = speculative.look()
@@ -28,31 +64,91 @@ def show(args: argparse.Namespace) -> int:
         plain = find(urls[1], key)
         _check_same(speculative, plain)
     say("\n".join(screen.server_lines(speculative, plain)))
-    pairs = ask_all(speculative, plain, prompts, args.max_new_tokens, not args.raw, args.seconds)
+    if args.load:
+        return load.show(args, speculative, plain, prompts)
+    found = find_out(args, speculative, plain, prompts, look.n_running if look else 0, other)
+    say(first_screen(found))
+    if args.acceptance_profile:
+        engine = f"{speculative.engine} {speculative.version}".strip()
+        conditions: dict[str, Any] = {"engine": engine, "model": speculative.model}
+        conditions |= {"temperature": 0, "n_prompts": len(found.pairs), "max_new_tokens": args.max_new_tokens}
+        profile.write(args.acceptance_profile, found.whole, conditions)
+    return found.code
+
+
+def find_out(
+    args: argparse.Namespace,
+    speculative: Server,
+    plain: Server | None,
+    prompts: Sequence[Prompt],
+    n_running: int = 0,
+    other: Measured | None = None,
+) -> Findings:
+    """Ask, and return what the answers say. n_running: requests of others. other: another draft on the same target."""
+    chat, given = not args.raw, args.plain_ms and args.plain_ms / 1e3
+    pairs, again = ask_all(speculative, plain, prompts, args.max_new_tokens, chat, args.seconds)
     _check_roles(speculative, plain, pairs)
-    verdicts = texts.judge(pairs, plain, not args.raw) if plain else []
-    n_running, given = look.n_running if look else 0, args.plain_ms and args.plain_ms / 1e3
     whole = of_pairs(pairs, n_running, given)
     if whole.draft_length is None:
         whole = replace(whole, draft_length=speculative.draft_length)
     kinds = {kind: of_pairs([one for one in pairs if one.kind == kind], 0, given) for kind in _kinds(pairs)}
-    say(_screen(pairs, verdicts, kinds, whole))
-    if args.acceptance_profile:
-        engine = f"{speculative.engine} {speculative.version}".strip()
-        conditions: dict[str, Any] = {"engine": engine, "model": speculative.model}
-        conditions |= {"temperature": 0, "n_prompts": len(pairs), "max_new_tokens": args.max_new_tokens}
-        profile.write(args.acceptance_profile, whole, conditions)
-    return int(not set(verdicts) <= {texts.SAME, texts.TIED})
+    return Findings(
+        pairs=pairs,
+        again=again,
+        verdicts=texts.judge(pairs, plain, chat) if plain else [],
+        kinds=kinds,
+        whole=whole,
+        shapes=_shapes(pairs, again, whole, other),
+        diagnosis=diagnose(whole),
+    )
 
 
-def _screen(pairs: list[Pair], verdicts: list[str], kinds: dict[str, Measured], whole: Measured) -> str:
-    lines = [screen.text_line(verdicts)] if verdicts else []
-    if any(one.speculative.shared for one in pairs):
+def _shapes(pairs: list[Pair], again: list[Asked], whole: Measured, other: Measured | None) -> list[Shape]:
+    """Return the shapes of the curve: of two curves where there are two, and of the one otherwise."""
+    counts = whole.counts
+    first, second = (_counts([pair.speculative for pair in pairs[: len(again)]]), _counts(again))
+    found = [shape_of_two(first, second, FORGETS) if first and second else None]
+    short, long = by_length(pairs)
+    one, other_length = _counts([pair.speculative for pair in short]), _counts([pair.speculative for pair in long])
+    found.append(shape_of_two(one, other_length, ENDS) if one and other_length else None)
+    if counts and other and other.counts:
+        found += [same_with_both(counts, other.counts), fell_by_threshold(other.counts, counts)]
+    named = [shape for shape in found if shape]
+    single = shape_of(counts) if counts and not named else None
+    return named or ([single] if single else [])
+
+
+def by_length(pairs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
+    """Return the third of the prompts with the shortest texts, and that with the longest; none where these are not
+    TWICE as long. A text is the prompt, as the server counts it, and its answer."""
+
+    def length(pair: Pair) -> int:
+        return pair.speculative.answer.n_prompt + pair.speculative.answer.n_tokens
+
+    ordered, n = sorted(pairs, key=length), len(pairs) // 3
+    short, long = ordered[:n], ordered[len(ordered) - n :]
+    apart = n and short[0].speculative.answer.n_prompt and length(long[0]) >= TWICE * length(short[-1])
+    return (short, long) if apart else ([], [])
+
+
+def _counts(asked: Sequence[Asked]) -> EngineCounts | None:
+    """Return the counts of some answers together; None where one of them has none, or others asked meanwhile."""
+    found = [one.counted.speculation for one in asked if one.counted and one.counted.speculation and not one.shared]
+    return counters.total(found) if found and len(found) == len(asked) else None
+
+
+def first_screen(found: Findings) -> str:
+    """Return what stands below the names of the servers."""
+    lines = [screen.text_line(found.verdicts)] if found.verdicts else []
+    if any(one.speculative.shared for one in found.pairs):
         lines.append(screen.labelled("note", "others asked the server meanwhile: its counters hold their tokens, too"))
-    n_prompts = {kind: sum(one.kind == kind for one in pairs) for kind in kinds}
-    by_position = [*screen.position_lines(whole), *screen.shape_lines(whole.counts)]
-    blocks = [lines, [screen.table(kinds, whole, n_prompts)], by_position, screen.answer_lines(diagnose(whole))]
-    return screen.joined(blocks)
+    if found.whole.n_disturbed:
+        said = f"the times of {found.whole.n_disturbed} of {len(found.pairs)} prompts are left out: something else held"
+        lines.append(screen.labelled("note", f"{said} them up"))
+    n_prompts = {kind: sum(one.kind == kind for one in found.pairs) for kind in found.kinds}
+    by_position = [*screen.position_lines(found.whole), *screen.shape_lines(found.shapes[:1])]
+    table = [screen.table(found.kinds, found.whole, n_prompts)]
+    return screen.joined([lines, table, by_position, screen.answer_lines(found.diagnosis)])
 
 
 def _kinds(pairs: list[Pair]) -> list[str]:
@@ -76,8 +172,9 @@ def _check_roles(speculative: Server, plain: Server | None, pairs: list[Pair]) -
         raise EnvironmentProblem(f"{plain.client.url} speculates; give the server without speculation with --plain-url")
     if speculative.engine != OTHER and speculative.has_page and not any(drafted) and not _gauge(pairs):
         raise EnvironmentProblem(
-            f"{speculative.client.url} has drafted nothing: it does not speculate, or found nothing to draft; start it "
-            "with a draft, and give the server without one with --plain-url"
+            f"{speculative.client.url} has drafted nothing: it does not speculate, found nothing to draft, or has "
+            "dropped its draft (of another vocabulary, say; its log tells); start it with a draft, and give the server "
+            "without one with --plain-url"
         )
 
 

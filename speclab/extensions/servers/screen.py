@@ -9,8 +9,7 @@ from speclab.extensions.servers.ask import texts
 from speclab.extensions.servers.ask.engines import Server
 from speclab.extensions.servers.diagnosis import Diagnosis
 from speclab.extensions.servers.measured import Interval, Measured
-from speclab.extensions.servers.shapes import shape_of
-from speclab.extensions.servers.vllm.server_record import EngineCounts
+from speclab.extensions.servers.shapes import Shape
 
 WIDTH, LABEL = 100, 10
 MOST_POSITIONS, MOST_KINDS, MOST_REMARKS = 8, 4, 2
@@ -57,9 +56,14 @@ def table(kinds: dict[str, Measured], whole: Measured, n_prompts: dict[str, int]
     shown = {
         head: [cell for _, cell in cells] for head, cells in columns.items() if any(cell != "-" for _, cell in cells)
     }
-    lines = {"": [name[:12] for name, _ in both], **shown}
+    return compact({"": [name[:12] for name, _ in both], **shown}, n_words=1)
+
+
+def compact(columns: dict[str, list[str]], n_words: int) -> str:
+    """Return a table whose first columns are words, to the left, and whose others are numbers."""
     tabulate.MIN_PADDING = 0
-    return tabulate.tabulate(lines, headers="keys", disable_numparse=True, colalign=("left", *["right"] * len(shown)))
+    sides = ["left"] * n_words + ["right"] * (len(columns) - n_words)
+    return tabulate.tabulate(columns, headers="keys", disable_numparse=True, colalign=sides)
 
 
 def position_lines(found: Measured) -> list[str]:
@@ -77,12 +81,10 @@ def position_lines(found: Measured) -> list[str]:
     ]
 
 
-def shape_lines(counts: EngineCounts | None) -> list[str]:
-    """Return the shape of the curve and its usual cause; nothing where it is fine, or where the counts are too few."""
-    shape = shape_of(counts) if counts else None
-    if shape is None:
-        return []
-    return [labelled("shape", f"{shape.name}; usually {shape.cause}"), labelled("tell", shape.tell)]
+def shape_lines(shapes: Sequence[Shape]) -> list[str]:
+    """Return what each shape is, its usual cause, and how to tell."""
+    lines = ((labelled("shape", f"{one.name}; usually {one.cause}"), labelled("tell", one.tell)) for one in shapes)
+    return [line for both in lines for line in both]
 
 
 def answer_lines(found: Diagnosis) -> list[str]:

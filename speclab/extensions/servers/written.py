@@ -9,6 +9,7 @@ from speclab.extensions.servers.ask.client import PAGE_BYTES
 from speclab.extensions.servers.ask.inputs import text_of
 from speclab.extensions.servers.diagnosis import diagnose
 from speclab.extensions.servers.measured import Measured, of_pages
+from speclab.extensions.servers.shapes import shape_of
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.files import shown
 from speclab.system.terminal import say
@@ -30,10 +31,12 @@ def show(args: argparse.Namespace) -> int:
             "give --url of a server, or --before and --after with two /metrics pages, or --acceptance and -k; see "
             "python -m speclab.extensions.servers --help"
         )
+    shape = shape_of(found.counts) if found.counts else None
+    shapes = [shape] if shape else []
     blocks = [
         [label],
         [screen.table({}, found, {})],
-        [*screen.position_lines(found), *screen.shape_lines(found.counts)],
+        [*screen.position_lines(found), *screen.shape_lines(shapes)],
         screen.answer_lines(diagnose(found)),
     ]
     say(screen.joined(blocks))

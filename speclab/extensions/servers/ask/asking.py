@@ -11,7 +11,9 @@ from speclab.system.errors import EnvironmentProblem
 from speclab.system.terminal import note, progress
 
 WARM_UP_TOKENS = 8
+WARM_UP_HEAD = "First of all:"  # before a prompt: no prompt's first answer finds it in a cache
 LEAST = 3  # prompts that are asked however long they take: an interval needs as many
+AGAIN = 3  # prompts that the server that speculates is asked a second time, when its cache knows them
 
 
 class Prompt(NamedTuple):
@@ -23,14 +25,15 @@ class Prompt(NamedTuple):
 
 def ask_all(
     speculative: Server, plain: Server | None, prompts: Sequence[Prompt], n_tokens: int, chat: bool, seconds: float
-) -> list[Pair]:
+) -> tuple[list[Pair], list[Asked]]:
     """Ask both servers every prompt, in an order that changes from prompt to prompt. seconds: no new prompt after them.
 
-    What fails after LEAST prompts ends the list and is noted: what was measured before it stays.
+    What fails after LEAST prompts ends the list and is noted: what was measured before it stays. Also returned: the
+    answers of the server that speculates to the first AGAIN prompts, asked once more; none where the time was over.
     """
     servers = [server for server in (speculative, plain) if server]
     for server in servers:
-        server.client.ask(Order(prompts[0].text, WARM_UP_TOKENS, chat))
+        server.client.ask(Order(f"{WARM_UP_HEAD} {prompts[0].text}", WARM_UP_TOKENS, chat))
     end, pairs = time.monotonic() + seconds, list[Pair]()
     with progress(len(prompts), "prompt", "asking") as bar:
         for number, prompt in enumerate(prompts):
@@ -47,7 +50,17 @@ def ask_all(
                 break
             pairs.append(Pair(prompt.kind, prompt.text, found[id(speculative)], _of(found, plain)))
             bar.update()
-    return pairs
+    asked = prompts[:AGAIN] if len(pairs) == len(prompts) else []
+    return pairs, _asked_again(speculative, [Order(one.text, n_tokens, chat) for one in asked], end)
+
+
+def _asked_again(server: Server, orders: Sequence[Order], end: float) -> list[Asked]:
+    """Return the answers to orders that the server has had before; none where one of them fails."""
+    try:
+        return [server.ask(order) for order in orders if time.monotonic() < end]
+    except EnvironmentProblem as problem:
+        note(f"  a prompt that was asked before is not answered again: {problem}")
+        return []
 
 
 def _of(found: dict[int, Asked], plain: Server | None) -> Asked | None:

@@ -5,23 +5,21 @@ EnvironmentProblem of one line, a ConnectionProblem where the server cannot be r
 """
 
 import contextlib
-import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx2
 
+from speclab.extensions.servers.ask.stream import Answer, Stream, message, parsed
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 
 CONNECT_SECONDS, PAGE_SECONDS = 5.0, 30.0  # of a page: from the request to its last byte
 ANSWER_SECONDS, TOKEN_SECONDS = 120.0, 5.0  # of an answer, and for each of its tokens more
-PART_BYTES, LINE_BYTES, PAGE_BYTES, ANSWER_BYTES = 2**16, 2**20, 2**23, 2**26
-OK, MOST_TOKENS = 200, 2**20
-DATA, DONE = b"data:", b"[DONE]"
+PAGE_BYTES, ANSWER_BYTES = 2**23, 2**26
+OK = 200
 
 
 class ConnectionProblem(EnvironmentProblem):
@@ -41,23 +39,8 @@ class Order(NamedTuple):
     ids: bool = False  # whether all n_tokens are wanted, with their ids, as vLLM sends them
 
 
-class Answer(NamedTuple):
-    """The text that a server sent, and its times by the client's clock."""
-
-    text: str
-    n_tokens: int  # as the server counts them
-    n_first: int  # those of the first chunk with text: 1 where the server sends no ids
-    first_seconds: float  # from the request to the first chunk with text
-    decode_seconds: float  # from there to the last one
-    ids: list[int]  # empty where none were asked for
-    timings: dict[str, Any]  # llama-server's own counts of this request; empty elsewhere
-
-    @property
-    def seconds_per_token(self) -> float:
-        """Return the seconds of a token after the first chunk; 0 where nothing came after it."""
-        return self.decode_seconds / max(1, self.n_tokens - self.n_first)
-
-
+# What a request may end in, whatever comes back.
+BROKEN = (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, OSError, ValueError)
 # Requests go to the address that the user named, and nowhere else.
 ONE_HOST: dict[str, Any] = {"trust_env": False, "follow_redirects": False}
 
@@ -71,7 +54,8 @@ class Client:
     def __init__(self, url: str, key: str | None = None):
         self.url, self.model, self.sends_ids = url, "", False
         headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        self._http = httpx2.Client(headers=headers, limits=httpx2.Limits(max_keepalive_connections=0), **ONE_HOST)
+        self.settings: dict[str, Any] = {"headers": headers, **ONE_HOST}
+        self._http = httpx2.Client(limits=httpx2.Limits(max_keepalive_connections=0), **self.settings)
 
     def page(self, path: str) -> bytes:
         """Return a page as a whole. Refused where the server has none such."""
@@ -83,7 +67,7 @@ class Client:
 
     def json(self, path: str) -> Any:
         """Return a page that is JSON."""
-        return _parsed(self.page(path), self.url)
+        return parsed(self.page(path), self.url)
 
     def post(self, path: str, body: dict[str, Any], seconds: float) -> Any:
         """Send JSON, and return the JSON that comes back."""
@@ -91,37 +75,22 @@ class Client:
             data = b"".join(parts)
         if status != OK:
             raise Refused(f"{self.url} refuses the request: {message(data)}")
-        return _parsed(data, self.url)
+        return parsed(data, self.url)
 
     def ask(self, order: Order) -> Answer:
         """Send one streamed request, and time what comes back."""
-        begin = first = last = time.perf_counter()
-        pieces: list[str] = []
-        ids: list[int] = []
-        n_counted, n_first, timings = 0, 1, {}
-        for chunk in self._chunks(order):
-            now = time.perf_counter()
-            text, new_ids = _content(chunk)
-            if text or new_ids:
-                if not pieces:
-                    first, n_first = now, max(1, len(new_ids))
-                last = now
-                pieces.append(text)
-                ids += new_ids
-            n_counted = _usage(chunk) or n_counted
-            if isinstance(chunk.get("timings"), dict):
-                timings = chunk["timings"]
-            if max(len(pieces), len(ids)) > order.n_tokens + 1:
-                raise EnvironmentProblem(f"{self.url} sends more than the {order.n_tokens} tokens that were asked for")
-        n_tokens = n_counted or len(ids) or len(pieces)
-        if not pieces or not 0 < n_tokens <= order.n_tokens:
-            raise EnvironmentProblem(f"{self.url} sent {n_tokens} tokens where 1 to {order.n_tokens} were asked for")
-        if n_tokens > 1 and last <= first:
-            raise EnvironmentProblem(
-                f"{self.url} sent all {n_tokens} tokens at one moment, so that decoding cannot be timed; have no proxy "
-                "in between that collects chunks"
-            )
-        return Answer("".join(pieces), n_tokens, n_first, first - begin, last - first, ids, timings)
+        seconds, stream = seconds_of(order), Stream(self.url, order.n_tokens)
+        with self._parts("POST", path_of(order), self.stream_body(order), seconds, ANSWER_BYTES) as (status, parts):
+            if status != OK:
+                raise Refused(f"{self.url} refuses the request: {message(b''.join(parts))}")
+            for part in parts:
+                stream.take(part)
+                if stream.ended:
+                    return stream.answer()
+            stream.close()
+        if not stream.ended:
+            raise ConnectionProblem(f"{self.url} ended its answer in the middle")
+        return stream.answer()
 
     def body(self, order: Order) -> dict[str, Any]:
         """Return what a request says, its form of the prompt included."""
@@ -130,26 +99,24 @@ class Client:
         ids = {"return_token_ids": True} if order.ids or self.sends_ids else {}
         return {**what, **greedy, **ids, **({"ignore_eos": True} if order.ids else {})}
 
-    def _chunks(self, order: Order) -> Iterator[dict[str, Any]]:
-        """Yield the events of a stream, until it says that it has ended."""
-        body = self.body(order) | {"stream": True, "stream_options": {"include_usage": True}}
-        seconds = ANSWER_SECONDS + TOKEN_SECONDS * order.n_tokens
-        with self._parts("POST", path_of(order), body, seconds, ANSWER_BYTES) as (status, parts):
-            if status != OK:
-                raise Refused(f"{self.url} refuses the request: {message(b''.join(parts))}")
-            for line in _lines(parts, self.url):
-                if not line.startswith(DATA):
-                    continue
-                data = line[len(DATA) :].strip()
-                if data == DONE:
-                    return
-                chunk = _parsed(data, self.url)
-                if not isinstance(chunk, dict):
-                    raise EnvironmentProblem(f"{self.url} sends an event that is no object: {data[:60]!r}")
-                if "error" in chunk:
-                    raise EnvironmentProblem(f"{self.url} ends its answer: {message(data)}")
-                yield chunk
-        raise ConnectionProblem(f"{self.url} ended its answer in the middle")
+    def stream_body(self, order: Order) -> dict[str, Any]:
+        """Return what a streamed request says."""
+        return self.body(order) | {"stream": True, "stream_options": {"include_usage": True}}
+
+    def check_head(self, response: httpx2.Response, path: str) -> None:
+        """Raise EnvironmentProblem where an answer points elsewhere, or is compressed."""
+        if response.is_redirect:
+            raise EnvironmentProblem(f"{self.url}{path} points to another address; give the server's own one")
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise EnvironmentProblem(f"{self.url} compresses its answer although it was asked not to")
+
+    def problem(self, error: Exception, seconds: float) -> ConnectionProblem:
+        """Return one line for what went wrong on the way. seconds: the time that the request had."""
+        if isinstance(error, httpx2.ReadTimeout | TimeoutError):
+            return ConnectionProblem(f"{self.url} did not end its answer within {seconds:g} s")
+        if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
+            return ConnectionProblem(f"{self.url} does not answer: {_why(error)}; start the server, or check --url")
+        return ConnectionProblem(f"{self.url} went away in the middle of an answer: {_why(error)}")
 
     @contextlib.contextmanager
     def _parts(
@@ -166,21 +133,12 @@ class Client:
                     method, self.url + path, json=body, timeout=timeout, extensions=extensions
                 ) as response,
             ):
-                if response.is_redirect:
-                    raise EnvironmentProblem(f"{self.url}{path} points to another address; give the server's own one")
-                if response.headers.get("content-encoding", "identity") != "identity":
-                    raise EnvironmentProblem(f"{self.url} compresses its answer although it was asked not to")
+                self.check_head(response, path)
                 yield response.status_code, _bounded(response, self.url, most)
                 if watch.late:  # what was cut off may look whole
                     raise TimeoutError
-        except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, OSError, ValueError) as error:
-            if watch.late or isinstance(error, httpx2.ReadTimeout | TimeoutError):
-                raise ConnectionProblem(f"{self.url} did not end its answer within {seconds:g} s") from None
-            if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
-                raise ConnectionProblem(
-                    f"{self.url} does not answer: {_why(error)}; start the server, or check --url"
-                ) from None
-            raise ConnectionProblem(f"{self.url} went away in the middle of an answer: {_why(error)}") from None
+        except BROKEN as error:
+            raise self.problem(TimeoutError() if watch.late else error, seconds) from None
 
 
 class _Watch:
@@ -217,20 +175,14 @@ def _bounded(response: httpx2.Response, url: str, most: int) -> Iterator[bytes]:
     n_bytes = 0
     for part in response.iter_raw():
         n_bytes += len(part)
-        if n_bytes > most:
-            raise EnvironmentProblem(f"{url} sends more than {most // 2**20} MiB")
+        check_size(n_bytes, url, most)
         yield part
 
 
-def _lines(parts: Iterator[bytes], url: str) -> Iterator[bytes]:
-    rest = b""
-    for part in parts:
-        *lines, rest = (rest + part).split(b"\n")
-        if max(map(len, (*lines, rest))) > LINE_BYTES:
-            raise EnvironmentProblem(f"{url} sends a line of more than {LINE_BYTES // 2**20} MiB")
-        yield from lines
-    if rest:
-        yield rest
+def check_size(n_bytes: int, url: str, most: int) -> None:
+    """Raise EnvironmentProblem where an answer has more than `most` bytes."""
+    if n_bytes > most:
+        raise EnvironmentProblem(f"{url} sends more than {most // 2**20} MiB")
 
 
 def path_of(order: Order) -> str:
@@ -238,43 +190,9 @@ def path_of(order: Order) -> str:
     return "/v1/chat/completions" if order.chat else "/v1/completions"
 
 
-def _content(chunk: dict[str, Any]) -> tuple[str, list[int]]:
-    """Return the text of an event, thoughts included, and its token ids; nothing where it has none."""
-    try:
-        choice = chunk["choices"][0]
-        said = choice.get("delta", choice)
-        text = "".join(said.get(name) or "" for name in ("reasoning_content", "reasoning", "content", "text"))
-        ids = choice.get("token_ids") or []
-    except (LookupError, TypeError, AttributeError):
-        return "", []
-    if not isinstance(ids, list) or not all(type(one) is int and 0 <= one < 2**31 for one in ids):
-        raise EnvironmentProblem("the server sends token ids that are no ids")
-    return text, ids
-
-
-def _usage(chunk: dict[str, Any]) -> int:
-    """Return how many tokens the server says that it has made; 0 where the event does not say it."""
-    usage = chunk.get("usage")
-    count = usage.get("completion_tokens") if isinstance(usage, dict) else 0
-    return count if type(count) is int and 0 < count < MOST_TOKENS else 0
-
-
-def _parsed(data: bytes, url: str) -> Any:
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError):
-        raise EnvironmentProblem(f"{url} sends what is no JSON: {data[:60]!r}") from None
-
-
-def message(data: bytes) -> str:
-    """Return what a server's error says, in at most 200 characters."""
-    try:
-        error = json.loads(data)
-        error = error.get("error", error)
-        text = str(error.get("message", error) if isinstance(error, dict) else error)
-    except (ValueError, AttributeError, RecursionError):
-        text = data[:2000].decode(errors="replace")
-    return " ".join(text[:2000].split())[:200] or "no reason given"
+def seconds_of(order: Order) -> float:
+    """Return the longest time that an answer may take."""
+    return ANSWER_SECONDS + TOKEN_SECONDS * order.n_tokens
 
 
 def check_url(url: str) -> str:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from speclab.extensions.servers.ask.client import ANSWER_SECONDS, TOKEN_SECONDS, Order, path_of
+from speclab.extensions.servers.ask.client import Order, path_of, seconds_of
 from speclab.extensions.servers.ask.engines import Server
 from speclab.extensions.servers.measured import Pair
 from speclab.system.errors import EnvironmentProblem
@@ -64,9 +64,10 @@ def verdict(steps: Sequence[Step], ours: str, other: str) -> Verdict:
 def asked_again(server: Server, order: Order) -> list[Step]:
     """Return the steps of a greedy answer; none where the server sends no log-probabilities."""
     wish = {"logprobs": True, "top_logprobs": TOP} if order.chat else {"logprobs": TOP}
-    seconds = ANSWER_SECONDS + TOKEN_SECONDS * order.n_tokens
     with contextlib.suppress(EnvironmentProblem, LookupError, TypeError, AttributeError, ValueError):
-        said = server.client.post(path_of(order), server.client.body(order) | wish, seconds)["choices"][0]["logprobs"]
+        said = server.client.post(path_of(order), server.client.body(order) | wish, seconds_of(order))["choices"][0][
+            "logprobs"
+        ]
         if "content" in said:
             return [Step(one["token"], {**_tops(one["top_logprobs"]), **_tops([one])}) for one in said["content"]]
         chosen = zip(said["tokens"], said["token_logprobs"], said["top_logprobs"], strict=True)

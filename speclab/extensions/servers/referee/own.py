@@ -55,6 +55,14 @@ def own_rounds(setup: Setup, drafter: Drafter | None, prompt: Prompt, draft_leng
     return counted(rounds, n_tokens, draft_length)
 
 
+def ended_rounds(setup: Setup, drafter: Drafter, prompt: Prompt, draft_length: int, n_tokens: int) -> OwnRounds:
+    """Decode a prompt greedily to its end as the lab does, and as llama-server does: no draft is longer than what is
+    left of the text."""
+    settings = DecodeSettings(n_tokens)
+    rounds = speculative_decode(setup.target.with_own_cache(), drafter, prompt.ids, draft_length, settings)
+    return counted(list(rounds), n_tokens, draft_length)
+
+
 def counted(rounds: Sequence[Round], n_tokens: int, draft_length: int) -> OwnRounds:
     """Return the counts of a text's rounds."""
     drafting = [round_ for round_ in rounds if round_.n_drafted]

@@ -168,7 +168,8 @@ class Handler(BaseHTTPRequestHandler):
             if body.get("return_token_ids"):
                 said["token_ids"] = [int(word) for word in part]
             self.event({"choices": [{"index": 0, **said}]})
-        end = {"choices": [], "usage": {"completion_tokens": len(words)}}
+        n_prompt = len(json.dumps(body.get("messages", body.get("prompt")))) // 4
+        end = {"choices": [], "usage": {"completion_tokens": len(words), "prompt_tokens": n_prompt}}
         if fake.engine == "llama":
             drafted, kept = sum(n for n, _ in rounds), sum(kept for _, kept in rounds)
             end["timings"] = {"predicted_n": len(words)} | (

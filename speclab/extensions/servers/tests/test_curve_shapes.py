@@ -111,8 +111,9 @@ def test_short_drafts_hide_what_stands_behind_the_first_position():
 
 
 def test_the_screen_names_the_shape_and_its_cause():
-    assert "a cliff" in screen.shape_lines(RECORD["stale token"].counts)[0]
-    assert screen.shape_lines(RECORD["feature"].counts) == screen.shape_lines(None) == []
+    assert "a cliff" in screen.shape_lines([shapes.shape_of(RECORD["stale token"].counts)])[0]
+    assert shapes.shape_of(RECORD["feature"].counts) is None
+    assert screen.shape_lines([]) == []
 
 
 def test_a_curve_is_cut_into_halves_and_parts(tiny_lab):

@@ -38,6 +38,7 @@ def of(rates, cost, plain=0.02, n_running=0):
     [
         (of((0.8, 0.8, 0.8, 0.8), 1.5), NOTHING),
         (of((0.02, 0, 0, 0), 1.4), REJECTED),  # states of the wrong layers
+        (of((0.02, 0, 0, 0), 4.5), REJECTED),  # the same on an engine whose rounds are dear, too
         (of((0.3, 0.25, 0.25, 0.25), 1.5), REJECTED),  # a draft of another model
         (of((0.8, 0.75, 0.7, 0.7), 4.5), COST),  # a draft as large as its target
         (of((0.75, 0.7, 0.65, 0.6, 0.55, 0.5, *[0.4] * 6), 3.1), COST),  # k = 12

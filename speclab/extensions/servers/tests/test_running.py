@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from speclab.extensions.servers import counters, measured, profile
+from speclab.extensions.servers import counters, measured, profile, shapes
 from speclab.extensions.servers.ask import asking, engines, inputs
 from speclab.extensions.servers.ask.client import Order
 from speclab.extensions.servers.tests.simulated import Simulated
@@ -21,8 +21,11 @@ PROMPTS = [asking.Prompt(("code", "prose")[i % 2], f"prompt {i}") for i in range
 def asked(fake, plain=None, n=40):
     """Every prompt once; the rounds of the warm-up are forgotten."""
     servers = [engines.find(one.url, None) if one else None for one in (fake, plain)]
-    pairs = asking.ask_all(*servers, PROMPTS, n, True, math.inf)
-    return pairs, fake.rounds[-sum(pair.speculative.counted.speculation.n_drafts for pair in pairs) :]
+    pairs, again = asking.ask_all(*servers, PROMPTS, n, True, math.inf)
+    rounds = iter(fake.rounds[::-1])  # what is asked a second time came last
+    for _ in range(sum(one.counted.speculation.n_drafts for one in again)):
+        next(rounds)
+    return pairs, [next(rounds) for _ in range(sum(pair.speculative.counted.speculation.n_drafts for pair in pairs))]
 
 
 @pytest.mark.parametrize("engine", ["vllm", "llama"])
@@ -38,12 +41,13 @@ def test_what_is_measured_is_what_was_drawn(engine):
     assert low < found.tokens_per_round < high
     by_kind = [measured.of_pairs([pair for pair in pairs if pair.kind == kind]) for kind in ("code", "prose")]
     assert sum(one.counts.n_accepted for one in by_kind) == found.counts.n_accepted
-    answers = [pair.speculative.answer for pair in pairs]
-    assert found.seconds == pytest.approx(sum(one.decode_seconds for one in answers) / (39 * 8))
+    answers = [pair.speculative.answer for pair in measured.undisturbed(pairs)]
+    assert found.seconds == pytest.approx(sum(one.decode_seconds for one in answers) / (39 * len(answers)))
 
 
-def test_rounds_that_draft_nothing_are_rounds():
+def test_rounds_that_draft_nothing_are_rounds(monkeypatch):
     """What is kept behind the end of a text hides at most as many of them."""
+    monkeypatch.setattr(asking, "AGAIN", 0)
     with Simulated("vllm", RATES, seed=1, idle=0.5) as fake:
         pairs, _ = asked(fake)
         made, warm_up = 1, 0
@@ -83,7 +87,8 @@ def test_llama_server_without_its_page_says_f_and_tokens_of_a_round():
     assert counts.n_drafts == 39 - kept
 
 
-def test_sglang_is_read_as_documented_and_that_is_said(command):
+def test_sglang_is_read_as_documented_and_that_is_said(command, monkeypatch):
+    monkeypatch.setattr(asking, "AGAIN", 0)
     with Simulated("sglang", RATES, seed=3) as fake:
         code, out, _ = command("--url", fake.url, "--max-new-tokens", 16)
         mean = sum(kept + 1 for _, kept in fake.rounds) / len(fake.rounds)
@@ -98,6 +103,73 @@ def test_another_server_has_times_and_texts_only(command, plain):
     assert code == 0
     assert "times and texts only" in out
     assert "12 of 12" in out
+
+
+def forgetful(fake, rates):
+    """Answers to a prompt that the server has had before are drafted with other rates."""
+    usual, fresh, seen = fake.text_of, fake.rates, set()
+
+    def text_of(prompt, n):
+        fake.rates = rates if prompt in seen else fresh
+        seen.add(prompt)
+        return usual(prompt, n)
+
+    fake.text_of = text_of
+
+
+def test_long_texts_that_are_kept_less_are_named(fake, command, tmp_path):
+    """The draft's window ends: the same prompt, and a long one."""
+    usual = fake.text_of
+
+    def text_of(prompt, n):
+        fake.rates = (0.1, 0.1, 0.1) if len(prompt) > 300 else (0.8, 0.6, 0.5)
+        return usual(prompt, n)
+
+    fake.text_of = text_of
+    for length, named in ((2000, True), (10, False)):
+        prompts = [f"%% text\n{number} {'x' * (length if number % 2 else 10)}" for number in range(9)]
+        (tmp_path / "texts").write_text("\n".join(prompts))
+        _, out, _ = command("--url", fake.url, "--texts", tmp_path / "texts")
+        assert (shapes.ENDS.name[:30] in out) == named
+
+
+def test_a_prompt_that_something_held_up_gives_no_time(fake, plain, monkeypatch):
+    """Its counts stay; its times, of either server, are left out of the speedup."""
+    pairs, _ = asked(fake, plain)
+    clean = measured.of_pairs(pairs)
+
+    def held_up(one):
+        return one._replace(answer=one.answer._replace(decode_seconds=100 * one.answer.decode_seconds))
+
+    def evened(pair):
+        answers = [one._replace(answer=one.answer._replace(decode_seconds=0.5)) for one in pair[2:]]
+        return pair._replace(speculative=answers[0], plain=answers[1])
+
+    even = [evened(pair) for pair in pairs]
+    for side in ("speculative", "plain"):
+        bad = [even[0]._replace(**{side: held_up(getattr(even[0], side))}), *even[1:]]
+        found = measured.of_pairs(bad)
+        assert found.counts == clean.counts
+        assert found.n_disturbed == 1
+        assert found.speedup == pytest.approx(measured.of_pairs(even[1:]).speedup)
+    assert measured.of_pairs(even).n_disturbed == 0
+
+
+@pytest.mark.parametrize("rates", [(0.02, 0.6, 0.5, 0.4), (0.8, 0.6, 0.5, 0.4)])
+def test_a_second_request_that_is_kept_less_is_named(fake, command, rates):
+    forgetful(fake, rates)
+    _, out, _ = command("--url", fake.url, "--max-new-tokens", 96)
+    assert (shapes.FORGETS.name[:40] in out) == (rates[0] < 0.1)
+    assert len(out.splitlines()) <= 25
+
+
+def test_another_draft_with_the_same_fault_is_the_targets(command, tmp_path):
+    """The profile of one draft, and a server with another one: both lose everything behind the first position."""
+    for rates, named in (((0.7, 0.02, 0.0), True), ((0.7, 0.7, 0.7), False)):
+        with Simulated(rates=(0.8, 0.02, 0.0), seed=1) as one, Simulated(rates=rates, seed=2) as other:
+            command("--url", other.url, "--acceptance-profile", tmp_path / "p.json")
+            _, out, _ = command("--url", one.url, "--acceptance", tmp_path / "p.json")
+        assert (shapes.SAME_WITH_BOTH.name in out) == named
 
 
 @pytest.mark.parametrize("rates", [(0.9,) * 12, (0.02, 0.0), (1.0,)])
@@ -148,7 +220,8 @@ def test_what_was_measured_before_a_failure_stays(fake, command):
     assert "ANSWER" in out
 
 
-def test_a_profile_has_the_rates_and_the_rounds_that_were_drawn(fake, command, tmp_path):
+def test_a_profile_has_the_rates_and_the_rounds_that_were_drawn(fake, command, tmp_path, monkeypatch):
+    monkeypatch.setattr(asking, "AGAIN", 0)
     code, _, err = command("--url", fake.url, "--max-new-tokens", 16, "--acceptance-profile", tmp_path / "p.json")
     assert code == 0, err
     found = json.loads((tmp_path / "p.json").read_text())

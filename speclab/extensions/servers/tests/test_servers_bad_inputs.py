@@ -43,6 +43,12 @@ ROWS = [
     ("--acceptance {folder}/lies.json", 3, "speculation_profile.json"),
     ("--acceptance 0.35 -k 0", 2, "give 1 or more"),
     ("--acceptance 0.35 -k 4 --plain-ms nan", 2, "above 0"),
+    ("--url {fake} --load 0", 2, "numbers from 1 to"),
+    ("--url {fake} --load 1,many", 2, "numbers from 1 to"),
+    ("--url {fake} --load 999999", 2, "numbers from 1 to"),
+    ("--acceptance 0.35 -k 4 --load 1", 2, "give --url and --load"),
+    ("--url {fake} --chart {folder}/c.png", 2, "give --url and --load"),
+    ("--url {fake} --load 1 --chart {folder}/c.txt", 2, "give a name that ends in"),
 ]
 
 

@@ -1,0 +1,59 @@
+"""`--load`: asks one server, or two in turns, with more and more users, and shows where speculation stops paying."""
+
+import argparse
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from speclab.extensions.servers import screen
+from speclab.extensions.servers.ask.asking import Prompt
+from speclab.extensions.servers.ask.engines import Server
+from speclab.extensions.servers.load import load_screen
+from speclab.extensions.servers.load.levels import Level
+from speclab.extensions.servers.load.work import PASSES, measure, work
+from speclab.system.errors import UsageProblem
+from speclab.system.files import check_writable, shown, write_whole
+from speclab.system.terminal import note, say
+
+FORMATS = (".png", ".svg", ".pdf")
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raise a Problem where the chart cannot be drawn or written."""
+    if args.chart:
+        if args.chart.suffix not in FORMATS:
+            raise UsageProblem(f"--chart {shown(args.chart)}: give a name that ends in {', '.join(FORMATS)}")
+        from speclab.extensions.servers.load import load_chart  # here: it imports matplotlib, which is slow
+
+        load_chart.check(args.chart)
+        check_writable(args.chart, "--chart")
+
+
+def show(args: argparse.Namespace, speculative: Server, plain: Server | None, prompts: Sequence[Prompt]) -> int:
+    """Measure, print, and write the chart with its numbers beside it.  -> exit code: 1 where a check fails"""
+    windows = len(args.load) * PASSES * (2 if plain else 1)
+    note(f"  {windows} windows of {args.load_seconds:g} s, and a warm-up before each")
+
+    def orders(first: int) -> Iterator[tuple[str, int]]:
+        return work(prompts, args.max_new_tokens, itertools.count(first), alter=args.texts is None)
+
+    levels = measure(speculative, plain, args.load, args.load_seconds, orders, not args.raw)
+    say("\n" + screen.joined(load_screen.lines(levels)))
+    if args.acceptance_profile:
+        note("  --load writes no --acceptance-profile: ask once more without --load")
+    if args.chart:
+        from speclab.extensions.servers.load import load_chart
+
+        load_chart.draw(levels, speculative.model, args.chart)
+        write_whole(args.chart.with_suffix(".json"), _record(args, speculative, plain, levels))
+    return int(not all(one.good for level in levels for one in level.checks))
+
+
+def _record(args: argparse.Namespace, speculative: Server, plain: Server | None, levels: Sequence[Level]) -> str:
+    engine = f"{speculative.engine} {speculative.version}".strip()
+    conditions: dict[str, Any] = {"engine": engine, "model": speculative.model}
+    conditions |= {"has_plain_server": plain is not None, "max_new_tokens": args.max_new_tokens, "temperature": 0}
+    conditions |= {"window_seconds": args.load_seconds, "own_prompts": args.texts is None}
+    found = {"conditions": conditions, "loads": load_screen.numbers(levels)}
+    return json.dumps(found, indent=2, allow_nan=False) + "\n"

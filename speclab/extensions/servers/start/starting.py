@@ -1,0 +1,72 @@
+"""Servers as processes of this machine: what starts them, and that they end."""
+
+import contextlib
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from speclab.extensions.servers.ask.client import Client
+from speclab.system.errors import EnvironmentProblem
+from speclab.system.paths import ROOT
+
+START_SECONDS, POLL_SECONDS, END_SECONDS = 300.0, 0.2, 10.0
+VLLM_PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
+
+
+def llama(program: str, target: Path, slots: int = 1) -> list[str]:
+    """Return the command of a plain llama-server. slots: requests that it answers at a time, 2,048 positions each."""
+    words = [program, "-m", str(target), "--metrics", "--host", "127.0.0.1", "-c", str(2048 * slots), "-np", str(slots)]
+    return [*words, "--no-webui", "-t", str(max(1, len(os.sched_getaffinity(0)) // 2))]
+
+
+def drafted(draft: Path, draft_length: int) -> list[str]:
+    """Return the flags with which llama-server drafts with a second model, always k tokens."""
+    words = ["-md", str(draft), "--spec-type", "draft-simple", "--spec-draft-n-max", str(draft_length)]
+    return [*words, "--spec-draft-p-min", "0"]
+
+
+def vllm(program: str | None, target: Path, draft: Path, draft_length: int) -> tuple[list[str], list[str]]:
+    """Return the command of a plain vLLM server, and the flags with which it speculates."""
+    words = [program or str(VLLM_PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(target)]
+    words += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "1024", "--generation-config", "vllm"]
+    settings = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": draft_length}
+    return [*words, "--no-enable-prefix-caching"], ["--speculative-config", json.dumps(settings)]
+
+
+@contextlib.contextmanager
+def started(command: Sequence[str], port: int) -> Iterator[str]:
+    """Run a server for as long as the block, and give its address once it answers. EnvironmentProblem where it does not
+    start, with the last line that it has written."""
+    url, environment = f"http://127.0.0.1:{port}", {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
+    with tempfile.TemporaryFile() as log:
+        try:
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+        except OSError as error:
+            raise EnvironmentProblem(f"{command[0]} cannot be run: {error.strerror}; give --program") from None
+        try:
+            _wait(process, url, log)
+            yield url
+        finally:
+            process.terminate()
+            try:
+                process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _wait(process: subprocess.Popen, url: str, log) -> None:
+    end, client = time.monotonic() + START_SECONDS, Client(url)
+    while process.poll() is None and time.monotonic() < end:
+        with contextlib.suppress(EnvironmentProblem):
+            if client.json("/v1/models")["data"] and client.page("/health") is not None:
+                return
+        time.sleep(POLL_SECONDS)
+    log.seek(0)
+    lines = log.read(2**20).decode(errors="replace").split("\n")
+    last = next((line for line in reversed(lines) if line.strip()), "nothing")
+    raise EnvironmentProblem(f"the server at {url} does not start; it wrote last: {' '.join(last.split())[:200]}")

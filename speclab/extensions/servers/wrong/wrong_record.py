@@ -1,0 +1,63 @@
+"""The record of `python -m speclab.extensions.servers.wrong`: servers that are wrong on purpose, and what the command
+said of each."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from speclab.records.facts import RunSettings
+from speclab.records.rows import Amount, Count, RecordPart
+from speclab.records.runs import Head
+
+
+@dataclass(kw_only=True)
+class WrongServer(RecordPart):
+    """One server. half: whether it was made before the command's thresholds were frozen, or after."""
+
+    name: str
+    half: Literal["before", "after"]
+    engine: str
+    model: str
+    fault: str  # what is wrong in truth
+    flags: str
+    expected: str  # the answer that is right for this fault
+    answer: str
+    right: bool
+    cause: str  # words of the screen that name this very fault; empty: the answer itself does
+    named: bool  # whether they stand there
+    shapes: list[str]
+    advice: str
+    n_same: Count  # greedy texts that are the plain server's
+    n_tied: Count
+    n_texts: Count
+    tokens_per_round: float | None
+    round_cost: float | None
+    speedup: float | None
+    n_drafts: Count
+    n_drafted: Count
+    n_accepted: Count
+    equal_rounds: str  # against the lab's own loop, prompt by prompt; empty where the lab was not asked
+    screen: list[str]
+
+
+@dataclass(kw_only=True)
+class LoadTry(RecordPart):
+    """One measurement under load. checks: the names of those that failed."""
+
+    name: str
+    engine: str
+    model: str
+    flags: str
+    window_seconds: Amount
+    checks: list[str]
+    screen: list[str]
+
+
+@dataclass(kw_only=True)
+class WrongRun(Head):
+    """All servers of one run. thresholds: of `diagnosis.py` and `shapes.py`, as they were."""
+
+    schema_version: Literal[2]
+    settings: RunSettings
+    thresholds: dict[str, float]
+    wrong: list[WrongServer]
+    loads: list[LoadTry]
