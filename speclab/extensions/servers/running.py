@@ -148,7 +148,10 @@ def first_screen(found: Findings) -> str:
     n_prompts = {kind: sum(one.kind == kind for one in found.pairs) for kind in found.kinds}
     by_position = [*screen.position_lines(found.whole), *screen.shape_lines(found.shapes[:1])]
     table = [screen.table(found.kinds, found.whole, n_prompts)]
-    return screen.joined([lines, table, by_position, screen.answer_lines(found.diagnosis)])
+    answer = found.diagnosis
+    if texts.UNEXPLAINED in found.verdicts:  # it comes first: no speed is worth it
+        answer = answer._replace(answer=f"the text is wrong, and of its speed: {answer.answer}")
+    return screen.joined([lines, table, by_position, screen.answer_lines(answer)])
 
 
 def _kinds(pairs: list[Pair]) -> list[str]:

@@ -45,6 +45,7 @@ def test_a_server_that_writes_another_text(fake, plain, command, step, top, expe
     plain.top = lambda place, token: {token: -0.1, f"{int(token) + 1} ": top}
     code, out, _ = command("--url", fake.url, "--plain-url", plain.url, "--max-new-tokens", 16)
     assert code == (expected == UNEXPLAINED)
+    assert ("the text is wrong" in out) == (expected == UNEXPLAINED)
     assert f"0 of 12 greedy texts, 12 {expected}" in out
 
 

@@ -20,7 +20,7 @@ from speclab.extensions.servers.wrong.cases import LAB_PAIR_NAME, SMOLLM2, Place
 from speclab.extensions.servers.wrong.wrong_record import LoadTry, WrongServer
 from speclab.system.errors import EnvironmentProblem
 
-LONG_TOKENS, SECONDS = 192, 25.0
+SHORT_CHARACTERS, SECONDS = 80, 25.0
 LOADS = (("users of the lab's pair", False), ("users of SmolLM2", True))
 USERS, SLOTS = [1, 2, 4, 8], 8
 
@@ -29,8 +29,8 @@ def asked(case: Wrong, place: Place, n_tokens: int) -> WrongServer:
     """Start the servers of one case, ask them, and end them."""
     chat = case.model != LAB_PAIR_NAME
     prompts = prompts_of(None) if chat else [Prompt(one.kind, one.text) for one in place.lab.prompts]
-    if case.long:
-        n_tokens = LONG_TOKENS
+    if case.lengths:
+        prompts = short_and_long(prompts)
     words = ["--url", "http://127.0.0.1:1", "--max-new-tokens", str(n_tokens), "--seconds", str(SECONDS)]
     args = make_parser().parse_args([*words, *([] if chat else ["--raw"])])
     with case.start(place) as urls:
@@ -108,6 +108,14 @@ def refused(case: Wrong, engine: str, flags: str, said: str) -> WrongServer:
         equal_rounds="",
         screen=textwrap.wrap(f"error: {said}", screen.WIDTH),
     )
+
+
+def short_and_long(prompts: list[Prompt]) -> list[Prompt]:
+    """Return the ends of the prompts, and in turns with them two prompts as one."""
+    pairs = zip(prompts, prompts[1:] + prompts[:1], strict=True)
+    long = [Prompt(one.kind, f"{other.text}\n\n{one.text}") for one, other in pairs]
+    short = [Prompt(one.kind, one.text[-SHORT_CHARACTERS:]) for one in prompts]
+    return [one for both in zip(short, long, strict=True) for one in both]
 
 
 @contextlib.contextmanager

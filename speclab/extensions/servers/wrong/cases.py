@@ -10,9 +10,11 @@ from speclab.core.accept import accept_from_logits
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import AcceptRule
 from speclab.drafts.feature import FeatureDrafter
+from speclab.extensions.servers.ask.texts import UNEXPLAINED
+from speclab.extensions.servers.curves import faults
 from speclab.extensions.servers.curves.measuring import Lab
 from speclab.extensions.servers.diagnosis import COST, LOAD, NOTHING, REJECTED
-from speclab.extensions.servers.shapes import ZERO
+from speclab.extensions.servers.shapes import CLIFF, ENDS, FORGETS, ZERO
 from speclab.extensions.servers.start import lab_gguf, starting
 from speclab.extensions.servers.wrong.lab_server import LabServer
 from speclab.lab.training import degraded_drafts
@@ -57,8 +59,7 @@ Start = Callable[[Place], contextlib.AbstractContextManager[Urls]]
 class Wrong:
     """One server. cause: words that the screen must have to name this fault; empty where the answer itself names it.
 
-    others: users who ask the server at the same time. long: every other text of the prompts is cut short, and
-    answers are long.
+    others: users who ask the server at the same time. lengths: every other prompt is cut short, and the rest are long.
     """
 
     name: str
@@ -70,7 +71,7 @@ class Wrong:
     start: Start
     k: int = 4
     others: int = 0
-    long: bool = False
+    lengths: bool = False
     referee: bool = False
 
 
@@ -123,6 +124,16 @@ def noisy_draft(place: Place) -> Path:
     return place.file("noisy", "draft", lambda model: degraded_drafts.noisy(model, 1.0, place.lab.seed))
 
 
+def turned_draft(place: Place) -> Path:
+    """Return the lab's draft with another rotary base than it was trained with."""
+
+    def turned(model: Any) -> Any:
+        model.config.rope_parameters["rope_theta"] *= 100
+        return model
+
+    return place.file("turned", "draft", turned)
+
+
 BEFORE = (
     Wrong("as it is", "before", LAB_PAIR_NAME, "nothing in the draft: a pass over five tokens is dear on this engine",
           COST, "", llama(lab_draft), referee=True),
@@ -140,4 +151,26 @@ BEFORE = (
     Wrong("weights not loaded", "before", LAB_PAIR_NAME, "random numbers in the head's output layer", REJECTED,
           ZERO.cause[-24:], loop(lambda lab: lab.head(FeatureDrafter, overwritten=True), FEATURE)),
 )  # fmt: skip
-CASES = BEFORE
+# Chosen when the thresholds were frozen; not one of them was tried before.
+AFTER = (
+    Wrong("wrong layers", "after", LAB_PAIR_NAME, "the head reads the states after layers 0, 1 and 2", REJECTED,
+          "layers",
+          loop(lambda lab: lab.head(faults.WrongLayers), FEATURE)),
+    Wrong("one off", "after", LAB_PAIR_NAME, "every state with the token at its own place", REJECTED,
+          "one position off", loop(lambda lab: lab.head(faults.OneOff), FEATURE)),
+    Wrong("stale token", "after", LAB_PAIR_NAME, "every pass but the first reads the token before", REJECTED,
+          CLIFF.name, loop(lambda lab: lab.head(faults.StaleToken), FEATURE)),
+    Wrong("wide pass", "after", LAB_PAIR_NAME, "the target's rows behind the first are one off", REJECTED,
+          UNEXPLAINED, loop(lambda lab: lab.draft("feature"), FEATURE, rule=faults.one_row_off)),
+    Wrong("sampler", "after", LAB_PAIR_NAME, "the server samples at T = 1 where it is asked greedily", REJECTED,
+          UNEXPLAINED, loop(lambda lab: lab.draft("feature"), FEATURE, temperature=1.0)),
+    Wrong("nothing verified", "after", LAB_PAIR_NAME, "every drafted token is kept", NOTHING, UNEXPLAINED,
+          loop(lambda lab: lab.draft("feature"), FEATURE, rule=faults.keeps_everything)),
+    Wrong("window", "after", LAB_PAIR_NAME, "behind position 240 the head reads states of the beginning", REJECTED,
+          ENDS.name, loop(lambda lab: lab.head(faults.Window), FEATURE), lengths=True),
+    Wrong("cached", "after", LAB_PAIR_NAME, "the states of a prompt that was asked before are missing", NOTHING,
+          FORGETS.name, loop(lambda lab: lab.head(faults.ForgetsCached), FEATURE)),
+    Wrong("other positions", "after", LAB_PAIR_NAME, "the draft's rotary base is a hundred times too large", REJECTED,
+          "trained for this target", llama(turned_draft)),
+)  # fmt: skip
+CASES = BEFORE + AFTER

@@ -1,0 +1,139 @@
+"""The lab's pair on servers of other engines: files that say what the folder says, processes that end, equal rounds."""
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from speclab.extensions.servers.ask import engines
+from speclab.extensions.servers.ask.client import Order
+from speclab.extensions.servers.referee.own import ended_rounds
+from speclab.extensions.servers.start import lab_gguf, starting
+from speclab.extensions.servers.start.__main__ import commands
+from speclab.extensions.servers.wrong import asking_wrong
+from speclab.extensions.servers.wrong.lab_server import LabServer
+from speclab.models import loading, prompts
+from speclab.models.setup import load_setup
+from speclab.system.errors import EnvironmentProblem
+
+LLAMA_SERVER = os.environ.get("SPECLAB_LLAMA_SERVER", "")  # the program, where it is there
+K, N_TOKENS, PORT = 4, 40, 18090
+
+
+@pytest.fixture(scope="module")
+def setup():
+    return load_setup(loading.LAB_TARGET, threads=1, engine="eager")
+
+
+@pytest.fixture(scope="module")
+def some(setup):
+    return prompts.first_of_each_kind(prompts.encode(prompts.standard(), setup.tokenizer), 1)
+
+
+@pytest.fixture(scope="module")
+def draft(setup):
+    from speclab.drafts import registry
+
+    return registry.make("model", setup, 0)
+
+
+def test_a_file_has_the_numbers_of_the_folder(setup, tmp_path):
+    """The rows of queries and keys stand in another order, and so do all rows of one head in the same one."""
+    from gguf import GGUFReader
+
+    path = lab_gguf.write(loading.LAB_PAIR / "target", tmp_path / "target.gguf")
+    found = {tensor.name: tensor.data for tensor in GGUFReader(path).tensors}
+    weights = dict(setup.target.model.named_parameters())
+    assert len(found) == len(weights)
+    attention = "model.layers.3.self_attn."
+    for name, other in (
+        ("blk.3.ffn_down.weight", "model.layers.3.mlp.down_proj.weight"),
+        ("blk.3.attn_v.weight", f"{attention}v_proj.weight"),
+        ("token_embd.weight", "model.embed_tokens.weight"),
+    ):
+        assert np.array_equal(found[name], weights[other].detach().numpy())
+    query = weights[f"{attention}q_proj.weight"].detach().numpy()
+    width = setup.target.model.config.head_dim
+    rows = [row % width // 2 + row % 2 * (width // 2) + row // width * width for row in range(len(query))]
+    assert np.array_equal(found["blk.3.attn_q.weight"], query[rows])
+
+
+def test_a_server_that_does_not_start_is_one_line_and_leaves_nothing():
+    command = [sys.executable, "-c", "print('one'); print('no such model')"]
+    with pytest.raises(EnvironmentProblem, match="no such model"), starting.started(command, PORT):
+        pass
+    with pytest.raises(EnvironmentProblem, match="cannot be run"), starting.started(["/no/such/program"], PORT):
+        pass
+
+
+def test_a_server_ends_with_its_block(tmp_path):
+    program = "import http.server as h, sys, json\nclass H(h.BaseHTTPRequestHandler):\n def do_GET(self):\n"
+    program += "  d=json.dumps({'data': [1]}).encode(); self.send_response(200)\n"
+    program += "  self.send_header('Content-Length', str(len(d))); self.end_headers(); self.wfile.write(d)\n"
+    program += f"open(r'{tmp_path}/pid', 'w').write(str(__import__('os').getpid()))\n"
+    program += f"h.HTTPServer(('127.0.0.1', {PORT}), H).serve_forever()"
+    with starting.started([sys.executable, "-c", program], PORT):
+        number = int((tmp_path / "pid").read_text())
+        os.kill(number, 0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(number, 0)
+
+
+def test_both_commands_serve_one_target_and_one_of_them_drafts(tmp_path, monkeypatch):
+    import argparse
+
+    monkeypatch.setattr(lab_gguf, "write", lambda folder, path: path)
+    for engine in ("llama", "vllm"):
+        args = argparse.Namespace(engine=engine, program=None, draft_length=3, port=8000)
+        first, second = commands(args, tmp_path)
+        assert first[: len(second) - 2] == second[:-2], "the draft is the one thing that differs"
+        assert "3" in " ".join(first[len(second) - 2 :])
+        assert (first[-1], second[-1]) == ("8000", "8001")
+
+
+def counts_of(server, prompt):
+    found = server.ask(Order(prompt.text, N_TOKENS, chat=False))
+    return found.answer.text, found.counted.speculation
+
+
+def test_the_labs_own_server_counts_the_labs_own_rounds(setup, some, draft):
+    """Past the end it drafts k tokens as vLLM does, so all rounds but the last are those of the lab's loop."""
+    with LabServer(setup, draft, K) as one, LabServer(setup, None, 0) as other:
+        server, plain = engines.find(one.url, None), engines.find(other.url, None)
+        for prompt in some:
+            text, counts = counts_of(server, prompt)
+            own = ended_rounds(setup, draft, prompt, K, N_TOKENS)
+            assert text == counts_of(plain, prompt)[0] == setup.tokenizer.decode(own.tokens)
+            assert counts.n_drafted == K * counts.n_drafts
+            assert own.counts.n_drafts <= counts.n_drafts <= own.counts.n_drafts + 1
+            assert own.counts.n_accepted <= counts.n_accepted <= own.counts.n_accepted + K
+        steps = plain.client.post("/v1/completions", {"prompt": some[0].text, "max_tokens": 5, "logprobs": 5}, 60)
+        found = steps["choices"][0]["logprobs"]
+        assert all(
+            max(top.values()) == own for top, own in zip(found["top_logprobs"], found["token_logprobs"], strict=False)
+        )
+
+
+def test_short_and_long_prompts_take_turns(some):
+    from speclab.extensions.servers.ask.asking import Prompt
+
+    found = asking_wrong.short_and_long([Prompt(one.kind, one.text) for one in some])
+    assert len(found) == 2 * len(some)
+    assert all(
+        len(one.text) <= asking_wrong.SHORT_CHARACTERS < len(two.text)
+        for one, two in zip(found[::2], found[1::2], strict=False)
+    )
+
+
+@pytest.mark.skipif(not Path(LLAMA_SERVER).is_file(), reason="SPECLAB_LLAMA_SERVER names no llama-server")
+def test_llama_server_makes_the_rounds_of_the_labs_loop(setup, some, draft, tmp_path):
+    """Text, rounds, drafted and accepted tokens by position, prompt by prompt, in two engines that share no code."""
+    files = [lab_gguf.write(loading.LAB_PAIR / name, tmp_path / f"{name}.gguf") for name in ("target", "draft")]
+    command = [*starting.llama(LLAMA_SERVER, files[0]), *starting.drafted(files[1], K), "--port", str(PORT)]
+    with starting.started(command, PORT) as url:
+        server = engines.find(url, None)
+        for prompt in some:
+            own = ended_rounds(setup, draft, prompt, K, N_TOKENS)
+            assert counts_of(server, prompt) == (setup.tokenizer.decode(own.tokens), own.counts)
