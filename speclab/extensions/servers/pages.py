@@ -10,6 +10,8 @@ from speclab.extensions.servers.curves import curve_views
 from speclab.extensions.servers.curves.curve_record import CurvesRun
 from speclab.extensions.servers.vllm import serving_load, serving_views
 from speclab.extensions.servers.vllm.server_record import ServingRun
+from speclab.extensions.servers.wrong import wrong_views
+from speclab.extensions.servers.wrong.wrong_record import WrongRun
 from speclab.system.paths import ROOT
 
 RESULTS = ROOT / "results"
@@ -45,5 +47,19 @@ def curves_pictures(run: CurvesRun, folder: Path, name: str) -> list[functools.p
     return [functools.partial(curve_views.picture, run, folder, name)]
 
 
+def wrong_page(run: WrongRun, name: str) -> str:
+    """The page of the servers that are wrong on purpose."""
+    return wrong_views.page(run)
+
+
+def no_pictures(run: WrongRun, folder: Path, name: str) -> list[functools.partial[Any]]:
+    """A record of answers has no picture."""
+    return []
+
+
 BLOCKS: dict[str, Callable[[], str]] = {"serving": serving}
-RECORDS = {"served": (ServingRun, page, pictures), "curves": (CurvesRun, curves_page, curves_pictures)}
+RECORDS: dict[str, tuple[Any, Any, Any]] = {
+    "served": (ServingRun, page, pictures),
+    "curves": (CurvesRun, curves_page, curves_pictures),
+}
+RECORDS |= {"wrong": (WrongRun, wrong_page, no_pictures)}

@@ -14,7 +14,7 @@ def table(run: WrongRun) -> Table:
     """Return one line for each server."""
     columns = {
         "server": lambda one: one.name,
-        "fault": lambda one: one.fault,
+        "what is wrong": lambda one: one.fault,
         "answer": lambda one: one.answer,
         "half": lambda one: one.half,
         "tok/rnd": lambda one: number(one.tokens_per_round),
