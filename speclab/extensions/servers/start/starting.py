@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import tempfile
 import time
@@ -44,19 +45,25 @@ def started(command: Sequence[str], port: int) -> Iterator[str]:
     url, environment = f"http://127.0.0.1:{port}", {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
     with tempfile.TemporaryFile() as log:
         try:
-            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+            process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+            )
         except OSError as error:
             raise EnvironmentProblem(f"{command[0]} cannot be run: {error.strerror}; give --program") from None
         try:
             _wait(process, url, log)
             yield url
         finally:
-            process.terminate()
-            try:
-                process.wait(END_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            _end(process)
+
+
+def _end(process: subprocess.Popen) -> None:
+    """End a server and what it has started: vLLM's engine outlives its server otherwise."""
+    for signal_, seconds in ((signal.SIGTERM, END_SECONDS), (signal.SIGKILL, None)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal_)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
 
 
 def _wait(process: subprocess.Popen, url: str, log) -> None:

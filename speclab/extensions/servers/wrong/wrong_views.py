@@ -5,18 +5,20 @@ from speclab.present.run_lines import circumstances
 from speclab.present.tables import Block, Heading, Lines, Markdown, Table, number, show
 
 COLUMNS = (
-    "right: the answer is the one that this fault should get; named: the screen also names this very fault; half: "
-    "whether the server was made before the thresholds were frozen, or after"
+    "right: the answer is the one that this fault should get; named: the screen also names this very fault; round: its "
+    "cost in plain tokens"
 )
 
 
-def table(run: WrongRun) -> Table:
-    """Return one line for each server."""
+HALVES = ("before", "after")
+
+
+def table(run: WrongRun, half: str) -> Table:
+    """Return one line for each server of one half."""
     columns = {
         "server": lambda one: one.name,
         "what is wrong": lambda one: one.fault,
         "answer": lambda one: one.answer,
-        "half": lambda one: one.half,
         "tok/rnd": lambda one: number(one.tokens_per_round),
         "round": lambda one: number(one.round_cost),
         "speedup": lambda one: f"{one.speedup:.2f}x" if one.speedup else "-",
@@ -24,18 +26,14 @@ def table(run: WrongRun) -> Table:
         "right": lambda one: "yes" if one.right else f"NO: {one.expected}",
         "named": lambda one: "yes" if one.named else "NO",
     }
-    return Table(run.wrong, columns, n_words=3)
+    return Table([one for one in run.wrong if one.half == half], columns, n_words=3)
 
 
-def score(run: WrongRun) -> list[str]:
-    """Return how many answers are right, for each half."""
-    lines = []
-    for half in ("before", "after"):
-        found = [one for one in run.wrong if one.half == half]
-        if found:
-            right, named = (sum(getattr(one, name) for one in found) for name in ("right", "named"))
-            lines.append(f"made {half} the thresholds were frozen: {right} of {len(found)} right, {named} named")
-    return lines
+def score(run: WrongRun, half: str) -> list[str]:
+    """Return how many answers of one half are right."""
+    found = [one for one in run.wrong if one.half == half]
+    right, named = (sum(getattr(one, name) for one in found) for name in ("right", "named"))
+    return [f"{right} of {len(found)} answers are right, and {named} of {len(found)} screens name the fault"]
 
 
 def rounds(run: WrongRun) -> list[str]:
@@ -46,7 +44,9 @@ def rounds(run: WrongRun) -> list[str]:
 def page(run: WrongRun) -> str:
     """Return results/NAME.md."""
     blocks: list[Block] = [Markdown("# Servers that are wrong on purpose"), Lines([f"{circumstances(run)}."])]
-    blocks += [Heading("Answers"), table(run), Lines([*score(run), COLUMNS])]
+    for half in HALVES:
+        blocks += [Heading(f"Made {half} the thresholds were frozen"), table(run, half), Lines(score(run, half))]
+    blocks.append(Lines([COLUMNS]))
     blocks += [Heading("Counts beside the lab's own rounds"), Lines(rounds(run))]
     for one in run.loads:
         blocks += [Heading(f"Under load: {one.name}"), Lines([f"{one.engine}, {one.flags}"]), _screen(one.screen)]
@@ -57,7 +57,10 @@ def page(run: WrongRun) -> str:
 
 def text(run: WrongRun) -> str:
     """Return what the terminal shows."""
-    return show([table(run), Lines([*score(run), *rounds(run)])])
+    blocks: list[Block] = []
+    for half in HALVES:
+        blocks += [table(run, half), Lines(score(run, half))]
+    return show([*blocks, Lines(rounds(run))])
 
 
 def _about(one: WrongServer) -> str:
