@@ -10,7 +10,6 @@ from speclab.core.accept import accept_from_logits
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import AcceptRule
 from speclab.drafts.feature import FeatureDrafter
-from speclab.extensions.servers.ask.texts import UNEXPLAINED
 from speclab.extensions.servers.curves import faults
 from speclab.extensions.servers.curves.measuring import Lab
 from speclab.extensions.servers.diagnosis import COST, LOAD, NOTHING, REJECTED
@@ -21,6 +20,7 @@ from speclab.lab.training import degraded_drafts
 from speclab.models.loading import LAB_PAIR
 
 FEATURE = "feature head, k = 4"
+TEXT_WRONG = "the text is wrong"  # with which the answer begins then
 DROPPED = "has drafted nothing"  # no answer, but the one line with which the command ends
 PORT = 18080  # of the server that speculates; the plain one has the next one
 LAB_PAIR_NAME, SMOLLM2 = "the lab's pair", "SmolLM2-135M-Instruct, Q4_1"
@@ -161,10 +161,10 @@ AFTER = (
     Wrong("stale token", "after", LAB_PAIR_NAME, "every pass but the first reads the token before", REJECTED,
           CLIFF.name, loop(lambda lab: lab.head(faults.StaleToken), FEATURE)),
     Wrong("wide pass", "after", LAB_PAIR_NAME, "the target's rows behind the first are one off", REJECTED,
-          UNEXPLAINED, loop(lambda lab: lab.draft("feature"), FEATURE, rule=faults.one_row_off)),
+          TEXT_WRONG, loop(lambda lab: lab.draft("feature"), FEATURE, rule=faults.one_row_off)),
     Wrong("sampler", "after", LAB_PAIR_NAME, "the server samples at T = 1 where it is asked greedily", REJECTED,
-          UNEXPLAINED, loop(lambda lab: lab.draft("feature"), FEATURE, temperature=1.0)),
-    Wrong("nothing verified", "after", LAB_PAIR_NAME, "every drafted token is kept", NOTHING, UNEXPLAINED,
+          TEXT_WRONG, loop(lambda lab: lab.draft("feature"), FEATURE, temperature=1.0)),
+    Wrong("nothing verified", "after", LAB_PAIR_NAME, "every drafted token is kept", NOTHING, TEXT_WRONG,
           loop(lambda lab: lab.draft("feature"), FEATURE, rule=faults.keeps_everything)),
     Wrong("window", "after", LAB_PAIR_NAME, "behind position 240 the head reads states of the beginning", REJECTED,
           ENDS.name, loop(lambda lab: lab.head(faults.Window), FEATURE), lengths=True),
