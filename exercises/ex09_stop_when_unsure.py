@@ -55,7 +55,7 @@ def draft_until_unsure(
     token but the last possible one.
 
     Every token that is drawn is returned. Whether there is a further one may depend on all that is known; whether this
-    one counts may not depend on what it is. Huang et al., SpecDec++, arXiv 2405.19715.
+    one counts is for the target's test alone to decide. Huang et al., SpecDec++, arXiv 2405.19715.
 
     >>> row = torch.tensor([0.75, 0.25])
     >>> likeliest = lambda probs, uniform: int(uniform >= probs[0])

@@ -55,11 +55,11 @@ def best_k(
 
 
 def knee(batches: list[int], speedups: list[float]) -> float | None:
-    """The batch at which the best speedup falls to 1; None where it does not up to the last one.
+    """The batch at which the best speedup falls to 1 for the first time; None where it does not up to the last one.
 
     batches: ascending. speedups: of each the best over all draft lengths, drafts of no token left out, so that they go
-    below 1. Between the last batch above 1 and the next one the speedup is taken as a straight line over the logarithm
-    of the batch. Where the first one gains nothing, the answer is the first batch.
+    below 1. Between the first batch that is not above 1 and the one before it the speedup is taken as a straight line
+    over the logarithm of the batch; later ones do not matter. Where the first batch gains nothing, it is the answer.
 
     >>> round(knee([1, 4, 16], [2.0, 1.5, 0.5]), 6), knee([1, 2], [2.0, 1.5]), knee([2, 4], [0.9, 0.8])
     (8.0, None, 2)
