@@ -6,12 +6,13 @@ A round's tokens are 1 + a1 + a1 a2 + ..., with the acceptance of each place. Th
 - dpace: the same distances, each weighted by what its acceptance adds to the expected tokens now (D-PACE, arXiv
   2605.18810; there a cross-entropy, here today's distance)
 - warm: minus the logarithm of the acceptance for the first fifth of the steps, then today's
-- rounds: today's, and for the last tenth of the steps minus the expected tokens of a round themselves (EDR, arXiv
+- rounds: today's, and for the last --tail of the steps minus the expected tokens of a round themselves (EDR, arXiv
   2610.10411; here rounds begin at all places alike)
 
     python -m benchmarks.losses --steps 400                        # a block and a feature head, hours on one thread
-    python -m benchmarks.losses --heads block --losses today,dpace --steps 50
+    python -m benchmarks.losses --init --losses today,dpace,rounds --tail 1 --rate 0.001 --steps 60    # the lab's heads
 
+With --init the lab's own heads go on, whose training was the first part.
 All arms take a step in turn, on the same rows. No clock is looked at. Files: results/NAME-losses.json and .md.
 """
 
@@ -49,15 +50,15 @@ from speclab.system.terminal import note
 from speclab.theory.formulas import ratio_interval
 from training import heads
 from training.course import rounded
-from training.kinds import CHAIN_DECAY, DEPTH, KINDS, SLOT_DECAY
+from training.kinds import CHAIN_DECAY, DEPTH, KINDS, SLOT_DECAY, head_to_train
 from training.passes import reading
 from training.scoring import NEW, Known, agreement, greedy_texts, known_texts
 from training.texts import PLAIN, Prompts, Texts, batch, encode, packed, row_lengths
 
 LENGTHS = (2, 4, 6)  # drafted tokens of a replayed round
 SMOOTHING = 0.5  # of an acceptance that weights a place (D-PACE's alpha)
-WARM, TAIL = 0.2, 0.1  # shares of the steps
-ROUNDS, TODAY = "rounds", "today"
+WARM = 0.2  # share of the steps
+ROUNDS, TODAY, BEFORE = "rounds", "today", "before"
 
 # --- losses -----------------------------------------------------------------------------------------------------------
 
@@ -157,7 +158,7 @@ LOSSES: dict[str, Callable[[float], Loss]] = {  # by share of the steps
     TODAY: lambda share: today,
     "dpace": lambda share: dpace,
     "warm": lambda share: warm if share < WARM else today,
-    ROUNDS: lambda share: today if share < 1 - TAIL else rounds,
+    ROUNDS: lambda share: rounds,  # it branches off from today's
 }
 
 # --- the record -------------------------------------------------------------------------------------------------------
@@ -196,10 +197,9 @@ class Learner:
     steppers: list[torch.optim.Optimizer]
 
     @classmethod
-    def fresh(cls, kind: str, loss: str, target: Any, tokenizer: Any, rate: float, seed: int) -> "Learner":
-        """A head before its first step; it is the same for all losses."""
-        args = heads.parse([kind, "--seed", str(seed)])
-        head = KINDS[kind].fresh(target, tokenizer, args)
+    def fresh(cls, kind: str, loss: str, target: Any, tokenizer: Any, rate: float, words: list[str]) -> "Learner":
+        """A head before its first step; it is the same for all losses. words: flags of its training."""
+        head, _ = head_to_train(target, tokenizer, heads.parse([kind, *words]))
         return cls(kind, loss, head, optimizers(head, rate, heads.OF_TABLES))
 
     def branch(self, loss: str) -> "Learner":
@@ -235,12 +235,13 @@ def rate_at(share: float) -> float:
 
 def train(args: argparse.Namespace, kind: str, losses: list[str], world: "World") -> list[Learner]:
     """Train a head of this kind with each loss, step by step in turn."""
-    first = Learner.fresh(kind, TODAY, world.target, world.tokenizer, args.rate, args.seed)
+    words = ["--seed", str(args.seed), *(["--init", str(loading.LAB_PAIR / kind)] if args.init else [])]
+    first = Learner.fresh(kind, TODAY, world.target, world.tokenizer, args.rate, words)
     learners = [first.branch(name) for name in losses if name != ROUNDS]
     last: dict[str, float] = {}
     for step in range(args.steps):
         share = step / args.steps
-        if ROUNDS in losses and share >= 1 - TAIL and not any(one.loss == ROUNDS for one in learners):
+        if ROUNDS in losses and share >= 1 - args.tail and not any(one.loss == ROUNDS for one in learners):
             learners.append(next(one for one in learners if one.loss == TODAY).branch(ROUNDS))
         rows = world.rows(kind, step)
         seen = functools.cache(lambda: world.read(first.head.config.layers)(rows[0]))  # noqa: B023 - called at once
@@ -252,7 +253,9 @@ def train(args: argparse.Namespace, kind: str, losses: list[str], world: "World"
                 for one in learners:
                     found = replayed(one, world.held_out(first.head.config.layers), "held-out texts")
                     note(f"  {one.loss}: {tokens_per_round(found, 1):.3f} tokens a round at k = {LENGTHS[1]}")
-    return learners
+    if args.init:
+        first.loss = BEFORE
+    return [first, *learners] if args.init else learners
 
 
 class World:
@@ -380,19 +383,21 @@ def page(run: LossesRun) -> list[Block]:
     def ends(case: tuple[str, str]) -> str:
         return interval(*(ratio_interval(all_rounds((case[0], TODAY)), all_rounds(case)) or (None, None)))
 
+    def at(length: int, held_out: bool) -> Cell:
+        return lambda case: number(tokens_per_round(of(case, held_out), length))
+
     cells: dict[str, Cell] = {"head": lambda case: case[0], "loss": lambda case: case[1]}
-    for i, k in enumerate(LENGTHS):
-        cells[f"held-out k={k}"] = lambda case, i=i: number(tokens_per_round(of(case, True), i))
-    for i, k in enumerate(LENGTHS):
-        cells[f"prompts k={k}"] = lambda case, i=i: number(tokens_per_round(of(case, False), i))
+    cells |= {f"held-out k={k}": at(i, True) for i, k in enumerate(LENGTHS)}
+    cells |= {f"prompts k={k}": at(i, False) for i, k in enumerate(LENGTHS)}
     if any(case[1] == TODAY for case in cases):
         cells |= {
             "÷ today": lambda case: "-" if case[1] == TODAY else speedup(gain(case)),
             "95 %": lambda case: "-" if case[1] == TODAY else ends(case),
         }
     said = run.settings
+    start = "the lab's trained heads" if said["init"] else "the same random weights"
     about = (
-        f"{said['steps']} steps of {said['step_tokens']:,} tokens from the same start, on the same rows; "
+        f"{said['steps']} steps of {said['step_tokens']:,} tokens from {start}, on the same rows; "
         f"{said['own_tokens']:,} tokens of the target's own texts"
     )
     return [*common.begin("Losses that aim at rounds", run), about, Table(cases, cells), Lines(LEGEND)]
@@ -413,6 +418,10 @@ def make_parser() -> parsing.Parser:
         "--own-tokens", type=parsing.at_least(1), default=200_000, help="of the target's texts (default: %(default)s)"
     )
     parser.add_argument("--rate", type=parsing.positive, default=4e-3, help="peak learning rate (default: 0.004)")
+    parser.add_argument("--init", action="store_true", help="go on from the lab's heads")
+    parser.add_argument(
+        "--tail", type=parsing.positive, default=0.1, metavar="SHARE", help=f"of {ROUNDS} (default: %(default)s)"
+    )
     parser.add_argument("--threads", type=parsing.at_least(1), help="(default: all cores)")
     parser.add_argument("--seed", type=parsing.seed, default=0, help="(default: 0)")
     parser.add_argument("--report", type=parsing.at_least(1), default=50, help="steps from line to line (default: 50)")
@@ -457,6 +466,8 @@ def main(argv: list[str] | None = None) -> int:
         "step_tokens": args.step_tokens,
         "own_tokens": sum(len(text.answer) for text in world.texts.answers),
         "rate": args.rate,
+        "init": args.init,
+        "tail": args.tail,
         "texts_sha256": files.fingerprint(["".join(map(chr, text.ids)) for text in world.texts.answers]),
     }
     stop = measure(args, world, raw)
