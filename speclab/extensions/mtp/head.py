@@ -1,0 +1,96 @@
+"""An MTP head: one decoder layer of the target's own kind, which reads the target's last state and the next token.
+
+At position t it gets what the target has computed there (its last state, after its last norm) and the embedding of
+token t + 1, and predicts token t + 2:
+
+    x = projection(norm of the embedding, norm of the state);  state = norm(layer(x));  logits = output layer(state)
+
+Deeper positions, for which the target has computed nothing yet, get the head's own state at the position before: the
+one layer is applied again. Embedding and output layer are the target's. DeepSeek-V3 (arXiv 2412.19437), FastMTP
+(2509.18362); the layer and its weights are the library's (`MtpModel`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache
+
+
+@dataclass(frozen=True)
+class MtpConfig:
+    """The settings of a head. block: the library's config of its layer, with the target's vocabulary.
+    layers: the target's layer, from 0, whose output it reads: the last one.
+    """
+
+    block: Any
+    layers: tuple[int]
+
+
+class MtpHead(nn.Module):
+    """The library's layer, and the steps of a pass. norm: the target's last norm."""
+
+    def __init__(self, model: Any, norm: nn.Module, n_layers: int):
+        """model: an MtpModel. n_layers: of the target."""
+        super().__init__()
+        self.config = MtpConfig(model.config, (n_layers - 1,))
+        self.model, self.norm = model, norm
+        self.compiled: dict[tuple[str, int], Any] = {}
+
+    def read(self, hidden: Tensor) -> Tensor:
+        """Turn the outputs of the target's last layer (batch, n, hidden) into the states that the head reads."""
+        return self.norm(hidden)
+
+    def run(self, states: Tensor, tokens: Tensor, positions: Tensor, cache: DynamicCache, seen: Tensor) -> Tensor:
+        """Run the layer: states (batch, n, hidden) and the token after each, (batch, n).  -> states of the next
+        positions, the same shape
+
+        positions: (batch, n), of the tokens. cache: takes the keys and values. seen: (batch, n, rows of the cache with
+        these) bool, which of them each state reads.
+        """
+        model = self.model
+        embedded = model.embed_tokens(tokens)
+        kinds = {"layer_type": model.config.layer_types[0]} if model.has_per_layer_rope else {}
+        rotation = model.rotary_emb and model.rotary_emb(embedded, position_ids=positions, **kinds)
+        mask = torch.zeros(seen.shape, dtype=states.dtype, device=states.device).masked_fill(~seen, float("-inf"))
+        return model.layers[0](
+            embedded,
+            states,
+            position_embeddings=rotation,
+            attention_mask=mask[:, None],
+            position_ids=positions,
+            past_key_values=cache,
+        )
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Return the logits, (..., hidden) -> (..., vocabulary)."""
+        return self.model.shared_head(states)
+
+    def rollout(
+        self, hidden: Tensor, tokens: Tensor, depth: int, starts: Tensor | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Give the positions t of all chains, and the logits of token t + 2 + j, for each depth j.
+
+        hidden: (batch, n, hidden), outputs of the target's last layer. tokens: (batch, n), a known text, whose own
+        tokens a chain reads. starts: (batch, chains) positions (default: all that have a token for every depth).
+        """
+        batch, n = tokens.shape[0], tokens.shape[1] - 1 - depth
+        text = torch.arange(n, device=tokens.device)
+        cache, causal = DynamicCache(), (text <= text[:, None]).expand(batch, -1, -1)
+        states = self.run(self.read(hidden[:, :n]), tokens[:, 1 : n + 1], (text + 1).expand(batch, -1), cache, causal)
+        at = text.expand(batch, -1) if starts is None else starts
+        states = states.gather(1, at[..., None].expand(-1, -1, states.shape[-1]))
+        seen = text <= at[..., None]  # (batch, chains, n)
+        own = torch.eye(at.shape[1], dtype=torch.bool, device=tokens.device).expand(batch, -1, -1)
+        yield at, self.logits(states)
+        for j in range(1, depth):
+            seen = torch.cat([seen, own], dim=2)
+            states = self.run(states, tokens.gather(1, at + j + 1), at + j + 1, cache, seen)
+            yield at, self.logits(states)
+
+    def chains(self, hidden: Tensor, tokens: Tensor, depth: int) -> Iterator[Tensor]:
+        """Return the logits by depth j, as a feature head's `chains` does: row t predicts token t + 2 + j in a round
+        whose last committed token is t + 1."""
+        yield from (logits for _, logits in self.rollout(hidden, tokens, depth))

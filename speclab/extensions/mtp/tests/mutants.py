@@ -1,0 +1,38 @@
+"""Bugs of MTP heads. The text stays right: only what is proposed tells."""
+
+from torch import Tensor
+
+from speclab.extensions.mtp import head_weights
+from speclab.extensions.mtp.drafter import MtpDrafter
+from speclab.extensions.mtp.head import MtpHead
+from tests.mutants.bugs import mutant
+
+FILE = "test_mtp"
+BUGS = {56: "an MTP head that reads other states, tokens or rows than it was trained with"}
+DEFINITION = "proposals_are_an_independent_computation"
+
+
+@mutant(56, DEFINITION, file=FILE)
+def reads_the_states_before_the_last_norm() -> None:
+    """leaves out the target's last norm"""
+    MtpHead.read = lambda head, hidden: hidden
+
+
+@mutant(56, DEFINITION, "a_draft_keeps_the_contract", file=FILE)
+def keeps_what_it_read_of_its_own_chain() -> None:
+    """drops one row less of the cache than it should, so that states of a drafted token stay"""
+    right = MtpDrafter._forward
+
+    def forward(drafter: MtpDrafter, states: Tensor, tokens: Tensor, length: int, step: str = "step") -> tuple:
+        if step == "first_step" and 0 < length < drafter._cache.get_seq_length():
+            length += 1
+            drafter._length += 1
+        return right(drafter, states, tokens, length, step)
+
+    MtpDrafter._forward = forward
+
+
+@mutant(56, DEFINITION, file=FILE)
+def takes_the_embedding_first_everywhere() -> None:
+    """does not know that MiMo's projection takes the state first"""
+    head_weights.STATE_FIRST = "nothing is named so"

@@ -1,0 +1,217 @@
+"""MTP heads: what they propose, computed anew from the text alone, for published shapes; and the contract of drafts."""
+
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from speclab.core.rounds import tokens_of
+from speclab.core.sampling import GREEDY, Sampling
+from speclab.drafts import registry
+from speclab.drafts.heads.rollout import target_pass
+from speclab.extensions.mtp.drafter import MtpDrafter
+from speclab.extensions.mtp.head import MtpHead
+from speclab.extensions.mtp.head_weights import empty_model, of_head, read_mtp_head
+from speclab.extensions.mtp.tests.tiny_checkpoints import N_LAYERS, SHAPES, write
+from speclab.lab.training.recipes import likely
+from speclab.models import loading
+from speclab.models.cached import CachedModel
+from speclab.models.setup import Setup
+from speclab.system.errors import EnvironmentProblem, UsageProblem
+from tests.cli.bad_inputs import Row, S
+from tests.cli.test_bad_inputs import check_row, folder  # noqa: F401 - a fixture
+from tests.contract import WAYS, check
+from tests.decoding import plain_text, speculative_rounds
+from tests.heads import N_LEARNT, distance, learnt_texts
+from tests.tiny_models import tiny
+
+CPU, N_NEW, K = torch.device("cpu"), 24, 3
+PROMPT = torch.arange(3, 12)[None]
+
+
+@functools.cache
+def trained() -> MtpHead:
+    """A head for the tiny llama that has learnt three of its texts by heart."""
+    target = tiny("llama").requires_grad_(False)
+    texts = learnt_texts(target)[:N_LEARNT]
+    hidden, logits = target_pass(target, texts, (1,))
+    model = empty_model(target)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model.layers.to_empty(device=CPU)
+        for weight in model.layers.parameters():
+            torch.nn.init.normal_(weight, mean=float(weight.ndim == 1), std=0.1)
+    model.tie_with_main_model(target)
+    head = MtpHead(model.double(), target.model.norm, 2)
+    stepper = torch.optim.Adam(model.layers.parameters())
+    with torch.enable_grad():
+        for step in range(200):
+            stepper.param_groups[0]["lr"] = 0.01 * (1 - step / 200)
+            stepper.zero_grad()
+            chains = enumerate(head.rollout(hidden, texts, K))
+            sum(distance(likely(logits[:, at[0] + j + 1]), drafted) for j, (at, drafted) in chains).backward()
+            torch.nn.utils.clip_grad_norm_(model.layers.parameters(), 1.0)
+            stepper.step()
+    return head.requires_grad_(False)
+
+
+@pytest.mark.parametrize(("engine", "sampling"), WAYS, ids=str)
+def test_a_draft_keeps_the_contract(engine, sampling):
+    check(lambda model, on_engine: MtpDrafter(trained()), engine, sampling, layers=(1,))
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def shaped(request, tmp_path_factory):
+    """A checkpoint of each shape, its target, and the drafter that `--draft mtp` makes."""
+    place = tmp_path_factory.mktemp(request.param)
+    checkpoint = write(place, request.param)
+    target = loading.load_model(str(place), CPU, torch.float32)
+    return checkpoint, target
+
+
+def drafter_of(target, text="mtp"):
+    cached = CachedModel(target)
+    return cached, registry.read(text).make(Setup(cached, None, "tiny", GREEDY, CPU, torch.float32))
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.9)], ids=str)
+def test_proposals_are_an_independent_computation(shaped, sampling):
+    """Every drafted token comes from what the definition gives for the whole text, without a cache."""
+    checkpoint, target = shaped
+    cached, drafter = drafter_of(target)
+    drafts, propose = [], drafter.propose
+    drafter.propose = lambda k, uniforms: drafts.append(propose(k, uniforms)) or drafts[-1]
+    rounds = list(speculative_rounds(cached, drafter, PROMPT, K, N_NEW, sampling))
+    text = [*PROMPT[0].tolist(), *rounds[0].tokens]
+    for draft, round_ in zip(drafts, rounds[1:], strict=True):
+        if draft.tokens.shape[1]:
+            drafted = draft.tokens[0].tolist()
+            logits = checkpoint.following(text, drafted)
+            if sampling.greedy:
+                near = logits.max(-1).values - logits.gather(-1, draft.tokens[0][:, None])[:, 0]
+                assert (near < 1e-3).all()
+            else:
+                assert torch.allclose(draft.probs[0], sampling.probs(logits), atol=1e-3)
+        text += round_.tokens
+    assert len(drafts) > N_NEW / (K + 1)
+    if sampling.greedy:
+        assert tokens_of(rounds) == plain_text(cached, PROMPT, N_NEW)
+
+
+def test_its_law_is_what_it_draws_from(shaped):
+    _, target = shaped
+    cached, drafter = drafter_of(target)
+    drafts, propose = [], drafter.propose
+    drafter.propose = lambda k, uniforms: drafts.append(propose(k, uniforms)) or drafts[-1]
+    sampling = Sampling(0.9)
+    rounds = list(speculative_rounds(cached, drafter, PROMPT, K, N_NEW, sampling))
+    law = drafter.law(cached, PROMPT[0].tolist(), tokens_of(rounds), sampling, K)
+    start, n_compared = 1, 0
+    for draft, round_ in zip(drafts, rounds[1:], strict=True):
+        n_known = min(round_.n_accepted + 1, draft.tokens.shape[1])  # behind them, the text is another one
+        if n_known:
+            rows = law.drawn_from([(start, depth, K) for depth in range(n_known)])
+            assert torch.allclose(draft.probs[0][:n_known], rows, atol=1e-3)
+        n_compared, start = n_compared + n_known, start + len(round_.tokens)
+    assert n_compared > 12
+
+
+def test_the_target_and_its_config_stay_as_they_are(shaped):
+    checkpoint, target = shaped
+    before, said = {name: tensor.clone() for name, tensor in target.state_dict().items()}, target.config.to_dict()
+    head = read_mtp_head(str(checkpoint.folder), target, "mtp")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in target.state_dict().items())
+    assert target.config.to_dict() == said
+    assert head.model.shared_head is target.lm_head
+    assert head.model.embed_tokens is target.get_input_embeddings()
+    assert not any(tensor.is_meta for tensor in head.state_dict().values())
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_every_tensor_of_the_head_has_a_place_and_no_other_one(kind, tmp_path):
+    """Those of the target's own layers, and copies of its embedding and output layer, are passed over."""
+    checkpoint = write(tmp_path, kind)
+    names = load_file(tmp_path / "model.safetensors").keys()
+    of_layer = {name for name in names if name.startswith(checkpoint.shape.layer)} | checkpoint.extra.keys()
+    assert {name for name in names if of_head(name, N_LAYERS)} == of_layer
+    for name in ("embed_tokens", "shared_head.head"):
+        assert of_head(f"{checkpoint.shape.layer}{name}.weight", N_LAYERS) is None
+
+
+def broken(place: Path, kind: str, change) -> Path:
+    """A checkpoint whose weights were changed."""
+    checkpoint = write(place, kind)
+    weights = load_file(place / "model.safetensors")
+    change(weights, checkpoint.shape.names)
+    save_file(weights, place / "model.safetensors", {"format": "pt"})
+    return place
+
+
+def lacks_a_norm(weights, names):
+    del weights[names[1] + ".weight"]
+
+
+def lacks_a_part_of_the_layer(weights, names):
+    del weights[next(name for name in weights if name.startswith("model.mtp_layers.0.self_attn"))]
+
+
+def has_another_width(weights, names):
+    weights[names[0] + ".weight"] = weights[names[0] + ".weight"][:, :-2].clone()
+
+
+def has_a_nan(weights, names):
+    weights[names[2] + ".weight"][3] = float("nan")
+
+
+def has_whole_numbers(weights, names):
+    weights[names[2] + ".weight"] = weights[names[2] + ".weight"].int()
+
+
+def has_a_part_more(weights, names):
+    weights["model.mtp_layers.0.gate.weight"] = torch.zeros(3)
+
+
+WRONG = {
+    lacks_a_norm: "missing",
+    lacks_a_part_of_the_layer: "missing",
+    has_another_width: "shape",
+    has_a_nan: "finite",
+    has_whole_numbers: "type",
+    has_a_part_more: "place",
+}
+
+
+@pytest.mark.parametrize("change", WRONG, ids=lambda change: change.__name__)
+def test_a_damaged_head_is_one_line(change, tmp_path):
+    place = broken(tmp_path, "mimo", change)
+    target = loading.load_model(str(place), CPU, torch.float32)
+    with pytest.raises(EnvironmentProblem, match=WRONG[change]) as found:
+        drafter_of(target)
+    assert "\n" not in str(found.value)
+
+
+def test_a_head_of_another_target_is_one_line(tmp_path):
+    write(tmp_path, "mimo")
+    with pytest.raises(EnvironmentProblem) as found:
+        drafter_of(tiny("llama", dtype=torch.float32, hidden_size=16), f"mtp:{tmp_path}")
+    assert "\n" not in str(found.value)
+
+
+def test_a_checkpoint_without_a_head_says_what_to_type():
+    with pytest.raises(UsageProblem, match="--draft mtp:FOLDER"):
+        drafter_of(tiny("llama", dtype=torch.float32))
+
+
+ROWS = [
+    Row(f"{S} --draft mtp", 2, ("has no MTP head", "--draft feature")),
+    Row(f"{S} --draft mtp:./missing", 3, ("there is no model folder ./missing",)),
+    Row(f"{S} --draft mtp:", 2, ("'mtp:'",)),
+    Row(f"{S} --draft mtp:ngrm", 2, ("folder or hub name",)),
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.command[-20:])
+def test_bad_input_is_one_line(folder, capfd, monkeypatch, row):  # noqa: F811
+    check_row(folder, capfd, monkeypatch, row)
