@@ -252,9 +252,9 @@ def measure(setup: Setup, prompts: list[Prompt], budget: int, seed: int) -> tupl
 # --- views of the record ----------------------------------------------------------------------------------------------
 
 LEGEND = [
-    "rounds ÷ is the number of rounds of the chain with a dash over this one's, with its interval over texts. speed ÷ is "
-    "tokens per round over 1 + nodes / 15, the price of verification in steps, over that chain's, which has the highest "
-    "one of all chains; drafting costs the same pass.",
+    "rounds ÷ is the number of rounds of the chain with a dash over this one's, with its interval over texts. speed ÷ "
+    "is tokens per round over 1 + nodes / 15, the price of verification in steps, over that chain's, which is the "
+    "highest of all chains; drafting costs the same pass.",
 ]
 
 

@@ -66,7 +66,7 @@ def test_states_are_carried_after_a_rejection_alone(mine, plain):
     head, differs = MAKES[mine]().head, False
     for prompt in prompts(4)[:, None]:
         own, other = rounds_of(MAKES[mine](), prompt, 8), rounds_of(plain(head), prompt, 8)
-        until = next(i for i, r in enumerate(own) if r.n_rejected)
+        until = next((i for i, r in enumerate(own) if r.n_rejected), len(own))
         assert own[: until + 1] == other[: until + 1]
         differs |= own != other
     assert differs
