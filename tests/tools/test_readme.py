@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import experts, peers_page, roofline, rules, same_text, scaling_page, verdicts
+from benchmarks import experts, losses, peers_page, roofline, rules, same_text, scaling_page, verdicts
 from benchmarks.families import __main__ as families
 from benchmarks.gpu import findings
+from benchmarks.tried import __main__ as tried
+from benchmarks.tried import sure
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import GREEDY
 from speclab.drafts import registry
@@ -42,6 +44,9 @@ BENCHMARKS = {
     "text": (same_text.SameTextRun, same_text.page),  # the last word of the names of its records
     "scaling": (scaling_page.ScalingRun, scaling_page.page),
     "experts": (experts.ExpertsRun, experts.page),
+    "losses": (losses.LossesRun, losses.page),
+    "tried": (tried.TriedRun, tried.page),
+    "sure": (sure.SureRun, sure.page),
     "verdicts": (verdicts.VerdictsRun, verdicts.page),
 }
 
