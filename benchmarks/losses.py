@@ -356,8 +356,7 @@ LEGEND = [
     "Each number of tokens per round is that of greedy rounds, replayed on texts that the target wrote: on held-out "
     "answers, and on the lab's prompts.",
     "÷ today is the number of rounds with today's loss over that with this one, at k = 4, all texts together, with its "
-    "interval over texts. The weights of one training each are compared: another seed moves a row by about as much as "
-    "a small difference here.",
+    "interval over texts. Each row is one training; how much another seed moves it was not measured.",
 ]
 HELD_OUT = "held-out texts"
 
