@@ -35,6 +35,15 @@ def run(pair_folder, tmp_path, capsys, monkeypatch):
     return call
 
 
+@pytest.fixture
+def threads(monkeypatch) -> list[int]:
+    """The numbers of threads that PyTorch was told, the last of which it names; it starts none of them."""
+    told = [1]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: told[-1])
+    monkeypatch.setattr(torch, "set_num_threads", told.append)
+    return told
+
+
 def saved(folder, name="local"):
     return json.loads((folder / "results" / f"{name}.json").read_text("utf-8"))
 
@@ -52,12 +61,10 @@ def test_a_busy_machine_is_said_before_and_after_and_marked(run, tmp_path, monke
 
 
 @pytest.mark.parametrize(("asked", "expected"), [("one per core", 1), ("asked for", 4)])
-def test_a_run_on_busy_cores_takes_one_thread_unless_told_otherwise(monkeypatch, asked, expected):
+def test_a_run_on_busy_cores_takes_one_thread_unless_told_otherwise(monkeypatch, threads, asked, expected):
     """Several wait for each other; what the user typed stands."""
     monkeypatch.setattr(cores, "together", lambda threads: HALF)
-    taken = [4]
-    monkeypatch.setattr(torch, "get_num_threads", lambda: taken[-1])
-    monkeypatch.setattr(torch, "set_num_threads", taken.append)
+    threads.append(4)
     target = SimpleNamespace(fast=SimpleNamespace())
     chosen: list = []
     monkeypatch.setattr(engine_choice, "choose_kernels", chosen.append)
@@ -66,7 +73,7 @@ def test_a_run_on_busy_cores_takes_one_thread_unless_told_otherwise(monkeypatch,
     monkeypatch.setattr(head, "choose_packing", lambda: chosen.append(head))
     config = RunConfig(setup, {"block": head}, [], [4], [0.0], 8, 1, 0)
     complaint = config.look_at_cores()
-    assert taken[-1] == expected
+    assert threads[-1] == expected
     assert chosen == [target.fast, head] * (expected == 1), "kernels are chosen for the threads that run them"
     assert ("this run takes one thread" in complaint) == (expected == 1)
     assert config.probe.threads == 4, "the probe says what it looked at"
@@ -75,18 +82,14 @@ def test_a_run_on_busy_cores_takes_one_thread_unless_told_otherwise(monkeypatch,
 
 @pytest.mark.parametrize("typed", [[], ["--threads", "2"]])
 @pytest.mark.parametrize("script", [baseline_autoregressive, optimized_speculative])
-def test_a_script_on_busy_cores_takes_one_thread_and_says_so(script, typed, pair_folder, monkeypatch, capsys):
+def test_a_script_on_busy_cores_takes_one_thread_and_says_so(script, typed, pair_folder, monkeypatch, capsys, threads):
     """It decodes once and measures nothing, but several threads would wait for each other all the same."""
     monkeypatch.setattr(cores, "together", lambda threads: HALF)
-    before = torch.get_num_threads()
     draft = ["--draft", str(pair_folder / "draft")] * (script is optimized_speculative)
-    try:
-        torch.set_num_threads(2)
-        words = ["--target", str(pair_folder / "target"), *draft, "--prompt", "def f(x):", "--max-new-tokens", "4"]
-        assert script.main([*words, "--engine", "eager", *typed]) == 0
-        assert torch.get_num_threads() == (2 if typed else 1)
-    finally:
-        torch.set_num_threads(before)
+    threads.append(2)
+    words = ["--target", str(pair_folder / "target"), *draft, "--prompt", "def f(x):", "--max-new-tokens", "4"]
+    assert script.main([*words, "--engine", "eager", *typed]) == 0
+    assert threads[-1] == (2 if typed else 1)
     err = capsys.readouterr().err
     assert [("takes one thread" in line) for line in err.splitlines() if line.startswith("busy")] == [not typed]
     assert ("1 thread (the cores are not free)" in err) == (not typed), "the head says what runs"
@@ -124,11 +127,12 @@ def test_rough_speeds_hide_nothing(run, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_threads_are_advised_about_once(run, monkeypatch, busy):
+def test_threads_are_advised_about_once(run, monkeypatch, threads, busy):
     """Before the run where the probe finds work on the cores, else where the speeds turn out to be rough."""
     monkeypatch.setattr(noise, "FURTHEST", 1.0)
     monkeypatch.setattr(cores, "together", lambda threads: HALF._replace(got=0.5 if busy else 1.0))
     out, err = run("--threads", "2")
+    assert threads[-1] == 2
     assert "ROUGH" in out
     assert " ".join(err.split()).count("use --threads 1") == busy
     assert " ".join(out.split()).count("use --threads 1") == (not busy)
