@@ -5,6 +5,7 @@ tests/test_filtered_laws.py, for `assert_lossless`.
 """
 
 import copy
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ def check(
     def on_engine(model: nn.Module) -> CachedModel:
         return CachedModel(model, fast=ENGINES[engine](model))
 
-    model = tiny("llama")
+    model = _model()
     targets = [on_engine(model) for _ in range(2)]
     for target in targets:
         target.hidden_layers = layers
@@ -75,6 +76,12 @@ def check(
 
     list(itertools.islice(texts[1].decoded(targets[0], drafter), 3))
     assert list(texts[0].decoded(targets[0], drafter)) == alone[0], "a new prompt drops what came before"
+
+
+@functools.cache
+def _model() -> nn.Module:
+    """One model for all drafts: an engine of its own is made of it once."""
+    return tiny("llama")
 
 
 @dataclass(frozen=True)

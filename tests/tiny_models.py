@@ -117,16 +117,18 @@ def perturbed(model: nn.Module, noise: float, seed: int = 1) -> nn.Module:
 
 
 _FLAT: weakref.WeakKeyDictionary[PreTrainedModel, ExportedModel] = weakref.WeakKeyDictionary()
+_IN_PARTS: weakref.WeakKeyDictionary[PreTrainedModel, ExportedModel] = weakref.WeakKeyDictionary()
 _KERNELS: dict[tuple, fx.GraphModule] = {}  # as exported, by all that they depend on
 _export = exported.export
 
 
 def in_parts(model: PreTrainedModel) -> ExportedModel:
     """The same with its passes cut into layers, as they are compiled, of 1, 3, 5 and 9 tokens; nothing is compiled."""
-    exported = flattened(model)
-    parts = copy.copy(exported)
-    parts.programs = {width: exported.cut.program(width, 1, uncompiled) for width in (1, 3, 5, 9)}
-    return parts
+    if model not in _IN_PARTS:
+        exported = flattened(model)
+        parts = _IN_PARTS[model] = copy.copy(exported)
+        parts.programs = {width: exported.cut.program(width, 1, uncompiled) for width in (1, 3, 5, 9)}
+    return _IN_PARTS[model]
 
 
 def uncompiled(name: str, source: Callable[[], packages.Source]) -> packages.Run:
