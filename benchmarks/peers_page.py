@@ -242,7 +242,7 @@ def llama_table(run: PeersRun) -> list[Block]:
     legend.append(
         f"Our fastest arm is {_named(best, k)}, with {speed(arms[best, k])} tok/s; that of llama.cpp is "
         f"{_named('plain', 0) if not its_k else _named('the draft model', its_k)}, with {speed(arms[its, its_k])}: "
-        f"ours is {over} as fast."
+        f"ours ÷ llama.cpp is {over}."
     )
     if run.ceiling is not None:
         legend.append(f"llama-bench, plain and without a prompt, decodes {run.ceiling:.1f} tok/s, its ceiling.")
