@@ -1,8 +1,10 @@
 """Both decoders on the same prompts, in turns: the measurements that compare.py and its plans are made of.
 
 The arms of one prompt decode side by side, each with caches of its own over the same weights. The arm with the fewest
-tokens goes next, one step or one round at a time. A shared machine changes its speed within a tenth of a second; arms
-that take turns this often run on the same machine state and are always at the same position of the text.
+tokens goes next, for STRIDE tokens. A shared machine changes its speed within a tenth of a second; arms that take turns
+this often run on the same machine state and are always near the same position of the text. They do not change after
+every round: the first pass behind another arm finds the processor's caches full of what that one read, and so the
+baseline, whose rounds give one token each, would pay for that more often than the others.
 
 Beside the timed arms run two kinds of instrument, which give the costs that explain the timed arms' speedups: the
 baseline once more (its distance from the first one is the noise floor), and for every draft one decoding with a clock
@@ -37,6 +39,7 @@ from speclab.theory.attribution import noise_floor
 from speclab.theory.costs import RoundTime, StepTime, catch_ups
 
 WARM_UP_TOKENS = 24
+STRIDE = 16  # tokens that an arm decodes before the next one goes on
 COST_PROMPTS = 2  # on which the costs of rounds are measured for -k auto and hybrid
 
 
@@ -132,7 +135,7 @@ class Measurement:
 
 def interleaved(decodings: list[Decoding], turn: int) -> None:
     """Finish the decodings of one turn side by side; who is first among equals changes from turn to turn."""
-    take_turns(decodings if turn % 2 == 0 else decodings[::-1])
+    take_turns(decodings if turn % 2 == 0 else decodings[::-1], stride=STRIDE)
 
 
 def measure(

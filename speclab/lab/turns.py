@@ -35,16 +35,21 @@ Work = TypeVar("Work", bound=AtWork)
 Turn = TypeVar("Turn")
 
 
-def take_turns(arms: Sequence[Work], after_step: Callable[[Work], None] | None = None) -> None:
+def take_turns(arms: Sequence[Work], after_step: Callable[[Work], None] | None = None, stride: float = 0.0) -> None:
     """Finish them all; the one that is least far goes next, the first of the sequence among equals.
 
-    after_step: what is called between two steps, with the arm that has advanced.
+    after_step: what is called between two steps, with the arm that has advanced. stride: how far an arm goes, at least
+    one step, before the next one is chosen.
     """
     while waiting := [arm for arm in arms if not arm.done]:
         moved = min(waiting, key=lambda arm: arm.progress)
-        moved.advance()
-        if after_step:
-            after_step(moved)
+        goal = moved.progress + stride
+        while True:
+            moved.advance()
+            if after_step:
+                after_step(moved)
+            if moved.done or moved.progress >= goal:
+                break
 
 
 def once_or_twice(

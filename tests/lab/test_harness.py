@@ -139,8 +139,10 @@ class Script:
         self.tokens += [0] * self.steps.pop(0)
 
 
+@pytest.mark.parametrize("stride", [0, 7])
 @pytest.mark.parametrize("seed", range(8))
-def test_the_decoding_that_is_furthest_behind_goes_next(seed):
+def test_the_decoding_that_is_furthest_behind_goes_next(seed, stride):
+    """It goes on until it is `stride` tokens further, or done."""
     dice, log = random.Random(seed), []
     budget = dice.randint(1, 30)
     queue = []
@@ -150,14 +152,19 @@ def test_the_decoding_that_is_furthest_behind_goes_next(seed):
             steps.append(min(dice.randint(1, 5), budget - sum(steps)))
         queue.append(Script(steps, budget, log))
     planned = {id(d): list(d.steps) for d in queue}
-    take_turns(queue)
+    take_turns(queue, stride=stride)
     assert all(d.done and not d.steps and len(d.tokens) == budget for d in queue)
     reached = dict.fromkeys(map(id, queue), 0)
+    going, goal = None, 0
     for moved in log:
-        waiting = [id(d) for d in queue if reached[id(d)] < budget]
-        least = min(reached[i] for i in waiting)
-        assert id(moved) == next(i for i in waiting if reached[i] == least), "not the first of those furthest behind"
-        reached[id(moved)] += planned[id(moved)].pop(0)
+        if going is None:
+            waiting = [id(d) for d in queue if reached[id(d)] < budget]
+            least = min(reached[i] for i in waiting)
+            going, goal = next(i for i in waiting if reached[i] == least), least + stride
+        assert id(moved) == going, "neither the first of those furthest behind, nor the one that has not gone its way"
+        reached[going] += planned[going].pop(0)
+        if reached[going] >= min(goal, budget):
+            going = None
 
 
 # --- side by side -----------------------------------------------------------------------------------------------------
@@ -383,9 +390,9 @@ def test_order_turns_round_between_prompts_and_repeats(pair, monkeypatch):
     those on which a length is chosen and those that are held out, has one in each order."""
     orders, honest = [], harness.take_turns
 
-    def watched(queue):
+    def watched(queue, **how):
         orders.append([(d.arm.label, d.arm.draft) for d in queue])
-        honest(queue)
+        honest(queue, **how)
 
     monkeypatch.setattr(harness, "take_turns", watched)
     prompts = [make_prompt(i) for i in range(4)]
