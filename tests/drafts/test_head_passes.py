@@ -24,8 +24,7 @@ DRAFTS = {
 
 
 @pytest.mark.parametrize("kind", DRAFTS)
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_they_serve_every_length_of_a_text(kind, temperature):
+def test_they_serve_every_length_of_a_text(kind):
     """Also one that ends where a block of rows ends, and a text that outgrows the first buffers."""
     model = tiny("llama")
     drafter_class, make = DRAFTS[kind]
@@ -36,10 +35,11 @@ def test_they_serve_every_length_of_a_text(kind, temperature):
             in_fixed_widths(drafter)
         target = CachedModel(model)
         target.hidden_layers = drafter.head.config.layers
-        how = (Sampling(temperature, top_k=20), torch.Generator().manual_seed(1))
-        rounds = speculative_rounds(target, drafter, prompts(1), 4, 5 * BLOCK // 2, *how)
-        found.append([(r.tokens, r.n_accepted) for r in rounds])
-    assert found[0] == found[1]
+        for temperature in (0.0, 0.8):  # one drafter: its passes take a second to be exported
+            how = (Sampling(temperature, top_k=20), torch.Generator().manual_seed(1))
+            rounds = speculative_rounds(target, drafter, prompts(1), 4, 5 * BLOCK // 2, *how)
+            found.append([(r.tokens, r.n_accepted) for r in rounds])
+    assert found[:2] == found[2:]
 
 
 def test_a_head_whose_compiled_function_is_wrong_keeps_its_own(monkeypatch):
