@@ -103,21 +103,22 @@ def undisturbed(pairs: Sequence[Pair]) -> list[Pair]:
     """Return the pairs whose times may be believed: neither server took much longer for a round than it usually does.
 
     A round costs about the same in any text, so a prompt that took three times the median was held up by something
-    else: another program, a pause, a cold start. Of fewer than four pairs all are taken.
+    else: another program, a pause, a cold start. Of fewer than four pairs all are taken. Where no rounds are counted,
+    the plain server alone is judged: a token with speculation takes longer wherever fewer are accepted.
     """
     if len(pairs) < FEWEST_TO_JUDGE:
         return list(pairs)
-    own = [_round_seconds(pair.speculative) for pair in pairs]
+    counted = all(pair.speculative.counted and pair.speculative.counted.speculation for pair in pairs)
+    own = [_round_seconds(pair.speculative) if counted else 0.0 for pair in pairs]
     plain = [pair.plain.answer.seconds_per_token if pair.plain else 0.0 for pair in pairs]
     ours, theirs = (DISTURBED * sorted(times)[len(times) // 2] for times in (own, plain))
     return [pair for pair, one, two in zip(pairs, own, plain, strict=True) if one <= ours and two <= theirs]
 
 
 def _round_seconds(one: Asked) -> float:
-    """Return the seconds of a round; of a token where no rounds are counted."""
+    """Return the seconds of a round of an answer whose rounds are counted."""
     n_tokens = float(one.answer.n_tokens - 1)
-    n_rounds = _n_rounds(one, n_tokens) if one.counted and one.counted.speculation else n_tokens
-    return one.answer.seconds_per_token * n_tokens / max(1.0, n_rounds)
+    return one.answer.seconds_per_token * n_tokens / max(1.0, _n_rounds(one, n_tokens))
 
 
 def of_pairs(pairs: Sequence[Pair], n_running: int = 0, plain_seconds: float | None = None) -> Measured:

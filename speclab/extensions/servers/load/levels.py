@@ -14,7 +14,7 @@ from speclab.extensions.servers.load.users import Request, Window
 from speclab.extensions.servers.measured import of_pages
 from speclab.system.errors import EnvironmentProblem
 
-# What makes a measurement under load worthless, each with its limit. They were chosen before any server was measured.
+# What makes a measurement under load worthless, each with its limit.
 LEAST_ACHIEVED = 0.95  # requests in flight, as a share of the users
 LEAST_ANSWERS = 3  # whole answers of a window, for each user
 FARTHEST_APART = 1.1  # the larger of two passes over the smaller one
@@ -150,13 +150,18 @@ class Level:
         return sum(one.tokens_per_second for one in self.speculative) / sum(one.tokens_per_second for one in self.plain)
 
     @property
+    def apart(self) -> float:
+        """Return how far two passes of one server are apart: the larger over the smaller, of the worse server."""
+        return max(_apart(sides) for sides in (self.speculative, self.plain))
+
+    @property
     def checks(self) -> list[Check]:
         """Return one check of each name: its worst in any window, and whether passes agree."""
         found: dict[str, Check] = {}
         for one in (check for each in (*self.speculative, *self.plain) for check in each.checks):
             if one.name not in found or found[one.name].good:
                 found[one.name] = one
-        apart = max(_apart(sides) for sides in (self.speculative, self.plain))
+        apart = self.apart
         says = f"two passes of one server are {apart:.2f} apart (the larger over the smaller): a quieter machine"
         return [*found.values(), Check("repeats", apart, apart <= FARTHEST_APART, says)]
 
@@ -170,11 +175,14 @@ PAYS, LOSES, UNCLEAR = "pays", "does not pay", "unclear"
 
 
 def verdict(level: Level) -> str | None:
-    """Return whether speculation pays at this load; unclear where its passes do not agree."""
+    """Return whether speculation pays at this load; unclear where its passes do not agree, or where the gain is no
+    larger than the distance between two passes of one server."""
     speedups = level.speedups
     if not speedups:
         return None
-    return PAYS if min(speedups) > 1 else LOSES if max(speedups) < 1 else UNCLEAR
+    if min(speedups) > 1:
+        return PAYS if (level.speedup or 0) > level.apart else UNCLEAR
+    return LOSES if max(speedups) < 1 else UNCLEAR
 
 
 def stops_paying(levels: Sequence[Level]) -> tuple[Level | None, Level | None]:

@@ -1,9 +1,14 @@
 """`--load`: asks one server, or two in turns, with more and more users, and shows where speculation stops paying."""
 
 import argparse
+import datetime
 import itertools
 import json
+import os
+import platform
 from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from speclab.extensions.servers import screen
@@ -28,6 +33,19 @@ def check(args: argparse.Namespace) -> None:
 
         load_chart.check(args.chart)
         check_writable(args.chart, "--chart")
+        _check_numbers(args.chart.with_suffix(".json"))
+
+
+def _check_numbers(path: Path) -> None:
+    """Raise UsageProblem where another kind of file has the name of the file of numbers: it would be lost."""
+    if not path.exists():
+        return
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        found = None
+    if not (isinstance(found, dict) and {"conditions", "loads"} <= set(found)):
+        raise UsageProblem(f"--chart: {shown(path)} is another kind of file, and would be replaced; give another name")
 
 
 def show(args: argparse.Namespace, speculative: Server, plain: Server | None, prompts: Sequence[Prompt]) -> int:
@@ -55,5 +73,14 @@ def _record(args: argparse.Namespace, speculative: Server, plain: Server | None,
     conditions: dict[str, Any] = {"engine": engine, "model": speculative.model}
     conditions |= {"has_plain_server": plain is not None, "max_new_tokens": args.max_new_tokens, "temperature": 0}
     conditions |= {"window_seconds": args.load_seconds, "own_prompts": args.texts is None}
-    found = {"conditions": conditions, "loads": load_screen.numbers(levels)}
+    found = _head() | {"conditions": conditions, "loads": load_screen.numbers(levels)}
     return json.dumps(found, indent=2, allow_nan=False) + "\n"
+
+
+def _head() -> dict[str, Any]:
+    """Return when, where and with what the client ran. It knows nothing of the server's machine."""
+    return {
+        "created": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%MZ"),
+        "machine": {"of": "the client", "cores": os.cpu_count(), "system": platform.system()},
+        "versions": {"python": platform.python_version(), "httpx2": metadata.version("httpx2")},
+    }

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -41,7 +42,8 @@ def vllm(program: str | None, target: Path, draft: Path, draft_length: int) -> t
 @contextlib.contextmanager
 def started(command: Sequence[str], port: int) -> Iterator[str]:
     """Run a server for as long as the block, and give its address once it answers. EnvironmentProblem where it does not
-    start, with the last line that it has written."""
+    start, with the last line that it has written, or where the port is taken: another server would answer there."""
+    _check_free(port)
     url, environment = f"http://127.0.0.1:{port}", {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
     with tempfile.TemporaryFile() as log:
         try:
@@ -55,6 +57,17 @@ def started(command: Sequence[str], port: int) -> Iterator[str]:
             yield url
         finally:
             _end(process)
+
+
+def _check_free(port: int) -> None:
+    with socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port whose server has just ended is free
+        try:
+            one.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise EnvironmentProblem(
+                f"port {port} cannot be taken: {error.strerror}; end what listens there, or choose another port"
+            ) from None
 
 
 def _end(process: subprocess.Popen) -> None:

@@ -101,6 +101,7 @@ def test_a_check_that_fails_in_one_window_is_not_hidden_by_the_others():
         (((1.5, 1.4), (1.1, 1.05), (1.1, 0.9)), (PAYS, PAYS, UNCLEAR), 2, None),
         (((0.9, 0.9), (0.8, 0.8)), (LOSES, LOSES), None, 1),
         (((0.9, 0.9), (1.2, 1.2)), (LOSES, PAYS), 2, None),
+        (((1.2, 1.2), (1.02, 1.3), (0.9, 0.9)), (PAYS, UNCLEAR, LOSES), 1, 4),
     ],
 )
 def test_where_it_stops_paying(speedups, verdicts, last, behind):
@@ -249,3 +250,10 @@ def test_a_page_says_how_many_wait():
         fake.metrics = lambda: usual() + "llamacpp:requests_deferred 3\n"
         assert engines.find(fake.url, None).look().n_waiting == 3
     assert levels.MOST_WAITING < 1
+
+
+def test_a_chart_replaces_no_file_of_another_kind(fake, command, tmp_path):
+    (tmp_path / "x.json").write_text('{"loads": []}')
+    code, _, err = command("--url", fake.url, "--load", 1, "--chart", tmp_path / "x.png")
+    assert (code, err.count("\n")) == (2, 1)
+    assert (tmp_path / "x.json").read_text() == '{"loads": []}'

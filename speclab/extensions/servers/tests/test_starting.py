@@ -69,6 +69,12 @@ def test_a_server_that_does_not_start_is_one_line_and_leaves_nothing():
         pass
 
 
+def test_no_server_is_started_on_a_port_where_another_one_listens(fake):
+    port = int(fake.url.rpartition(":")[2])
+    with pytest.raises(EnvironmentProblem, match=str(port)), starting.started(["/no/such/program"], port):
+        pass
+
+
 def test_a_server_ends_with_its_block(tmp_path):
     program = "import http.server as h, sys, json\nclass H(h.BaseHTTPRequestHandler):\n def do_GET(self):\n"
     program += "  d=json.dumps({'data': [1]}).encode(); self.send_response(200)\n"
