@@ -170,7 +170,7 @@ def counts_bonus_tokens_as_tested() -> None:
 def lets_one_arm_finish_first() -> None:
     """lets one arm finish, cold, before the next begins, warm"""
 
-    def one_by_one(queue: list[Decoding]) -> None:
+    def one_by_one(queue: list[Decoding], **how) -> None:
         for decoding in queue:
             while not decoding.done:
                 decoding.advance()

@@ -28,4 +28,4 @@ def read_mtp(argument: str, text: str) -> Choice:
         return MtpDrafter(head)
 
     label = f"mtp:{loading.short_name(argument)}" if argument else "mtp"
-    return Choice(text, label, build, can_branch=True, in_hybrid=True)
+    return Choice(text, label, build, can_branch=False, in_hybrid=True)
