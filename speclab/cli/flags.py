@@ -238,13 +238,16 @@ class TargetName(argparse.Action):
     @property
     def help(self) -> str:
         """Return the line of the help."""
+        if self._set:
+            return self._set
         from speclab.models import sources
 
         return f"{', '.join(sources.usages())} or lab:SIZE, the lab's target padded, as in lab:200m"
 
     @help.setter
     def help(self, text: str | None) -> None:
-        """Take nothing: argparse itself sets a help."""
+        """Take another line; argparse itself begins with none."""
+        self._set = text
 
     def __call__(
         self, parser: argparse.ArgumentParser, args: argparse.Namespace, values: Any, option_string: str | None = None
