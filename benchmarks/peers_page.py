@@ -184,7 +184,7 @@ def speed_tables(run: PeersRun) -> list[Block]:
     }
     kinds = {kind: ratio_cell(over_peers(run, kind)) for kind in dict.fromkeys(t.prompt_kind for t in run.raw)}
     by_kind = Table(list(to_peer), keys | kinds)
-    measured = {method for method, _ in arms}
+    measured = list(dict.fromkeys(method for method, _ in arms))
     methods = [f"{method}: {meaning}" for method, meaning in METHODS.items() if method in measured]
     more = [name for name in measured if name not in METHODS and name != llama_cpp.METHOD]
     methods += [f"{name}: our speculative loop with --draft {name}, which has no peer" for name in more]
