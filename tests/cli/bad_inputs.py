@@ -454,7 +454,7 @@ ROWS = [
     Row(f"{TRAIN} --out file", 3, ("file/training.json", "--out")),
     # --- benchmarks ---
     Row(f"{PEERS} -k 0", 2, ("-k 0", "1 or more")),
-    Row(f"{PEERS} --draft ngram --prompt x", 2, ("--draft ngram", "must be a model")),
+    Row(f"{PEERS} --draft suffix --prompt x", 2, ("--draft suffix", "must be a model")),
     Row(f"{PEERS} --draft short-draft --prompt x", 2, ("context of 30", "at most 29 new tokens")),
     Row(f"{PEERS} --max-new-tokens 1", 2, ("--max-new-tokens 2",)),
     Row(f"{ROOFLINE} --widths 1,0", 2, ("--widths 1,0", "1 or more")),

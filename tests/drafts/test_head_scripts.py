@@ -57,9 +57,9 @@ def test_a_comparison_proves_it_forecasts_it_and_names_it(pair_folder, heads, tm
         ("feature:./nowhere", 3, "nowhere"),
         ("block:", 2, "unknown draft kind 'block:'"),
         ("dspark", 2, "unknown draft kind 'dspark'"),
-        ("block:{draft}", 3, "speculators_model_type is None; --draft block reads dflash and dspark"),
+        ("block:{draft}", 3, "speculators_model_type is None; the draft block reads dflash and dspark"),
         ("featur", 2, "unknown draft kind 'featur'"),
-        ("feature:{draft}", 3, "speculators_model_type is None; --draft feature reads eagle3"),
+        ("feature:{draft}", 3, "speculators_model_type is None; the draft feature reads eagle3"),
     ],
 )
 def test_what_is_no_head_is_one_line(pair_folder, capsys, kind, code, message):

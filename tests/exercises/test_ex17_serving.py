@@ -125,6 +125,7 @@ PAGES = {
     "gauges": A_GAUGE_FIRST,
     "few labels": NO_LABELS,
     "odd values of labels": ODD_VALUES,
+    "a counter whose name has no ending": "# TYPE kept counter\nkept 3.0\n",
     "an empty page": "",
 }
 

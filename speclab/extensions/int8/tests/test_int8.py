@@ -100,7 +100,7 @@ def test_another_device_is_refused():
         rounded.rounded(tiny("llama").to("meta"))
 
 
-@pytest.mark.parametrize("row", [Row(f"{S} --draft int8:4", 2, ("takes no argument", "--draft int8"))], ids=str)
+@pytest.mark.parametrize("row", [Row(f"{S} --draft int8:4", 2, ("takes no argument", "give int8"))], ids=str)
 def test_bad_input_is_one_line(folder, capfd, monkeypatch, row):  # noqa: F811
     check_row(folder, capfd, monkeypatch, row)
 

@@ -467,7 +467,7 @@ def test_a_wrong_text_of_a_plan_is_said_before_any_number(run, tmp_path):
         (["--draft", "branching"], ("branching has branches", "leave it out")),
         (["--draft", "hybrid:ngram+{draft}"], ("hybrid:ngram+draft", "no plan knows it")),
         (["--max-new-tokens", "1"], ("--max-new-tokens 2",)),
-        (["--max-new-tokens", "999", "--prompt", "x"], ("512", "--max-new-tokens 511")),
+        (["--max-new-tokens", "999", "--prompt", "x"], ("512", "at most 511 new tokens")),
     ],
 )
 def test_a_bad_input_is_one_line_before_anything_is_measured(run, pair_folder, monkeypatch, words, said):

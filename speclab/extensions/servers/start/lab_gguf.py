@@ -6,6 +6,9 @@ For models of this lab's form alone (Llama, byte-level BPE with the splitting ru
 is llama.cpp's own convert_hf_to_gguf.py.
 """
 
+if __name__ == "__main__":
+    from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+
 import json
 import sys
 from collections.abc import Callable

@@ -147,7 +147,7 @@ def test_every_known_mistake_has_answers_of_its_own(hole):
     assert len(names) >= 9
     for number, given in enumerate(answers):
         assert given not in [ask(right), *answers[:number]], names[number]
-    assert named(checks.STEM, ask, answers[-1]) == f": {names[-1]}"
+    assert named(checks.STEM, ask, answers[-1]) == f". It looks as if yours has this mistake: {names[-1]}"
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
