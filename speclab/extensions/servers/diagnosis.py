@@ -20,6 +20,7 @@ REJECTED, COST, LOAD, NOTHING = (
     "load: the batch pays already",
     "nothing is wrong",
 )
+TEXT_WRONG = "the text is wrong"  # with which the shown answer begins then
 UNKNOWN = "not known yet"
 # Chosen by hand on the servers of docs/serving.md: the first set of those that are wrong on purpose is right by these
 # numbers, so it does not test them. The second set does.

@@ -11,7 +11,7 @@ from speclab.extensions.servers.ask import inputs, texts
 from speclab.extensions.servers.ask.asking import Prompt, ask_all
 from speclab.extensions.servers.ask.client import check_url
 from speclab.extensions.servers.ask.engines import OTHER, Asked, Server, find
-from speclab.extensions.servers.diagnosis import Diagnosis, diagnose
+from speclab.extensions.servers.diagnosis import TEXT_WRONG, Diagnosis, diagnose
 from speclab.extensions.servers.load import showing as load
 from speclab.extensions.servers.measured import Measured, Pair, of_pairs
 from speclab.extensions.servers.shapes import (
@@ -148,10 +148,14 @@ def first_screen(found: Findings) -> str:
     n_prompts = {kind: sum(one.kind == kind for one in found.pairs) for kind in found.kinds}
     by_position = [*screen.position_lines(found.whole), *screen.shape_lines(found.shapes[:1])]
     table = [screen.table(found.kinds, found.whole, n_prompts)]
-    answer = found.diagnosis
-    if texts.UNEXPLAINED in found.verdicts:  # it comes first: no speed is worth it
-        answer = answer._replace(answer=f"the text is wrong, and of its speed: {answer.answer}")
-    return screen.joined([lines, table, by_position, screen.answer_lines(answer)])
+    return screen.joined([lines, table, by_position, screen.answer_lines(answer_of(found))])
+
+
+def answer_of(found: Findings) -> Diagnosis:
+    """Return the answer as it is shown: that a text is wrong comes first, because no speed is worth it."""
+    if texts.UNEXPLAINED not in found.verdicts:
+        return found.diagnosis
+    return found.diagnosis._replace(answer=f"{TEXT_WRONG}, and of its speed: {found.diagnosis.answer}")
 
 
 def _kinds(pairs: list[Pair]) -> list[str]:

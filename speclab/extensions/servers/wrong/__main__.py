@@ -21,8 +21,10 @@ import torch
 from speclab.cli import parsing
 from speclab.cli.flags import add_output_flags
 from speclab.cli.output import Output
-from speclab.extensions.servers import diagnosis, shapes
+from speclab.extensions.servers import diagnosis, measured, running, shapes
+from speclab.extensions.servers.ask import texts
 from speclab.extensions.servers.curves.measuring import Lab
+from speclab.extensions.servers.load import levels
 from speclab.extensions.servers.wrong import asking_wrong, wrong_views
 from speclab.extensions.servers.wrong.cases import CASES, Place
 from speclab.extensions.servers.wrong.wrong_record import WrongRun
@@ -30,8 +32,9 @@ from speclab.lab.harness import kept_when_stopped
 from speclab.models import loading, prompts
 from speclab.models.setup import load_setup
 from speclab.records import files
+from speclab.records.rows import as_written
 from speclab.system.errors import UsageProblem, reports_problems
-from speclab.system.files import do_all
+from speclab.system.files import do_all, shown
 from speclab.system.terminal import note, say
 
 
@@ -45,7 +48,6 @@ def main(argv: list[str] | None = None) -> int:
     known = [case.name for case in CASES] + [name for name, _ in asking_wrong.LOADS]
     if args.only and not set(args.only.split(",")) <= set(known):
         raise UsageProblem(f"--only {args.only}: give some of: {', '.join(known)}")
-    old = files.read(args.add, WrongRun) if args.add else None
     setup = load_setup(loading.LAB_TARGET, threads=args.threads, engine="eager")
     found = prompts.first_of_each_kind(prompts.encode(prompts.standard(), setup.tokenizer), args.limit)
     run = WrongRun(
@@ -67,9 +69,12 @@ def main(argv: list[str] | None = None) -> int:
             "threads": torch.get_num_threads(),
         },
         thresholds=thresholds(),
-        wrong=[one for one in old.wrong if one.name not in {case.name for case in chosen}] if old else [],
-        loads=list(old.loads) if old else [],
+        wrong=[],
+        loads=[],
     )
+    if args.add:
+        add(run, files.read(args.add, WrongRun), shown(args.add))
+        run.wrong[:] = [one for one in run.wrong if one.name not in {case.name for case in chosen}]
     lab = Lab(setup, found, args.max_new_tokens, 0)
     with tempfile.TemporaryDirectory() as folder, kept_when_stopped(lambda: "what is measured is kept") as stops:
         place = Place(lab, args.program, args.smollm2, Path(folder))
@@ -91,13 +96,28 @@ def main(argv: list[str] | None = None) -> int:
     return code
 
 
+def add(run: WrongRun, old: WrongRun, name: str) -> None:
+    """Take over the servers of another record. UsageProblem where it was not measured as this run is, or has servers
+    that are not known here: one table shows one machine, commit and set of thresholds."""
+    parts = ("machine", "versions", "settings", "thresholds")
+    here, there = files.as_dict(run), files.as_dict(old)
+    for part in parts:
+        if other := sorted(key for key in {*here[part], *there[part]} if here[part].get(key) != there[part].get(key)):
+            raise UsageProblem(f"--add {name}: it has other {part} ({', '.join(other)}); leave --add out, and ask all")
+    unknown = {one.name for one in old.wrong} - {case.name for case in CASES}
+    unknown |= {one.name for one in old.loads} - {load for load, _ in asking_wrong.LOADS}
+    if unknown:
+        raise UsageProblem(f"--add {name}: it has unknown servers ({', '.join(sorted(unknown))}); leave --add out")
+    run.wrong += old.wrong
+    run.loads += old.loads
+
+
 def thresholds() -> dict[str, float]:
-    """Return the numbers by which the command decides."""
-    names = {
-        diagnosis: ("FASTER", "USUAL_ACCEPTANCE", "USUAL_TOKEN_COST", "LOADED", "GOOD_ENOUGH", "SELDOM"),
-        shapes: ("NONE_KEPT", "GOOD_START", "LOW_RATE", "ALL_KEPT", "CLIFF_SHARE", "FALL_SHARE", "ERRORS", "FEWEST"),
-    }
-    return {name: float(getattr(module, name)) for module, those in names.items() for name in those}
+    """Return all numbers by which the command decides: the constants of the modules that decide."""
+    modules = (diagnosis, shapes, measured, levels)
+    found = {name: value for module in modules for name, value in vars(module).items() if name.isupper()}
+    numbers = {name: as_written(value) for name, value in found.items() if isinstance(value, int | float)}
+    return {**numbers, "TIE": texts.TIE, "TWICE": float(running.TWICE)}
 
 
 def make_parser() -> argparse.ArgumentParser:

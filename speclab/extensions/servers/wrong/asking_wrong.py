@@ -12,10 +12,12 @@ from speclab.extensions.servers.ask import engines, texts
 from speclab.extensions.servers.ask.asking import Prompt
 from speclab.extensions.servers.ask.client import Order
 from speclab.extensions.servers.ask.inputs import prompts_of
+from speclab.extensions.servers.diagnosis import TEXT_WRONG
 from speclab.extensions.servers.load import load_screen
 from speclab.extensions.servers.load.work import measure, work
 from speclab.extensions.servers.referee.own import ended_rounds
 from speclab.extensions.servers.vllm.server_record import EngineCounts
+from speclab.extensions.servers.wrong import wrong_views
 from speclab.extensions.servers.wrong.cases import LAB_PAIR_NAME, SMOLLM2, Place, Wrong, lab_draft, llama
 from speclab.extensions.servers.wrong.wrong_record import LoadTry, WrongServer
 from speclab.system.errors import EnvironmentProblem
@@ -35,6 +37,8 @@ def asked(case: Wrong, place: Place, n_tokens: int) -> WrongServer:
     args = make_parser().parse_args([*words, *([] if chat else ["--raw"])])
     with case.start(place) as urls:
         speculative, plain = engines.find(urls.url, None), engines.find(urls.plain, None)
+        if urls.engine:
+            speculative.engine, speculative.version = plain.engine, plain.version = urls.engine, ""
         engine = f"{speculative.engine} {speculative.version}".strip()
         with others(speculative, case.others, prompts, chat, n_tokens):
             look = speculative.look()
@@ -46,7 +50,8 @@ def asked(case: Wrong, place: Place, n_tokens: int) -> WrongServer:
         equal = referee(case, place, speculative, n_tokens) if case.referee else ""
         lines = "\n".join([*screen.server_lines(speculative, plain), running.first_screen(found)]).split("\n")
     counts = found.whole.counts or EngineCounts(n_drafts=0, n_drafted=0, n_accepted=0, accepted_at=[])
-    shown = " ".join(" ".join(lines).split())
+    said = running.answer_of(found).answer
+    right = said.startswith(TEXT_WRONG) if case.answer == TEXT_WRONG else found.diagnosis.answer == case.answer
     return WrongServer(
         name=case.name,
         half=case.half,
@@ -55,10 +60,10 @@ def asked(case: Wrong, place: Place, n_tokens: int) -> WrongServer:
         fault=case.fault,
         flags=urls.flags,
         expected=case.answer,
-        answer=found.diagnosis.answer,
-        right=case.answer == found.diagnosis.answer,
+        answer=said,
+        right=right,
         cause=case.cause,
-        named=case.cause in shown,
+        named=wrong_views.holds(lines, case.cause) if case.cause else right,
         shapes=[shape.name for shape in found.shapes],
         advice=found.diagnosis.then,
         n_same=found.verdicts.count(texts.SAME),
@@ -77,6 +82,7 @@ def asked(case: Wrong, place: Place, n_tokens: int) -> WrongServer:
             )
             for line in lines
         ],
+        expected_changed=case.expected_changed,
     )
 
 
@@ -93,7 +99,7 @@ def refused(case: Wrong, engine: str, flags: str, said: str) -> WrongServer:
         answer=case.answer if case.answer in said else said,
         right=case.answer in said,
         cause=case.cause,
-        named=case.cause in said,
+        named=case.cause in said if case.cause else case.answer in said,
         shapes=[],
         advice="",
         n_same=0,
@@ -107,6 +113,7 @@ def refused(case: Wrong, engine: str, flags: str, said: str) -> WrongServer:
         n_accepted=0,
         equal_rounds="",
         screen=textwrap.wrap(f"error: {said}", screen.WIDTH),
+        expected_changed=case.expected_changed,
     )
 
 

@@ -12,7 +12,7 @@ from speclab.core.rounds import AcceptRule
 from speclab.drafts.feature import FeatureDrafter
 from speclab.extensions.servers.curves import faults
 from speclab.extensions.servers.curves.measuring import Lab
-from speclab.extensions.servers.diagnosis import COST, LOAD, NOTHING, REJECTED
+from speclab.extensions.servers.diagnosis import COST, LOAD, NOTHING, REJECTED, TEXT_WRONG
 from speclab.extensions.servers.shapes import CLIFF, ENDS, FORGETS, ZERO
 from speclab.extensions.servers.start import lab_gguf, starting
 from speclab.extensions.servers.wrong.lab_server import LabServer
@@ -20,9 +20,10 @@ from speclab.lab.training import degraded_drafts
 from speclab.models.loading import LAB_PAIR
 
 FEATURE = "feature head, k = 4"
-TEXT_WRONG = "the text is wrong"  # with which the answer begins then
 DROPPED = "has drafted nothing"  # no answer, but the one line with which the command ends
+WORDS = "the words that name the fault were 'not explained'"
 PORT = 18080  # of the server that speculates; the plain one has the next one
+LOOP = "the lab's loop"
 LAB_PAIR_NAME, SMOLLM2 = "the lab's pair", "SmolLM2-135M-Instruct, Q4_1"
 
 
@@ -45,11 +46,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Urls:
-    """Both servers. flags: what makes the first one speculate, in words."""
+    """Both servers. flags: what makes the first one speculate, in words. engine: a name for a server that counts as
+    another engine does; empty where the server says its own."""
 
     url: str
     plain: str
     flags: str
+    engine: str = ""
 
 
 Start = Callable[[Place], contextlib.AbstractContextManager[Urls]]
@@ -57,7 +60,10 @@ Start = Callable[[Place], contextlib.AbstractContextManager[Urls]]
 
 @dataclass(frozen=True)
 class Wrong:
-    """One server. cause: words that the screen must have to name this fault; empty where the answer itself names it.
+    """One server. answer: what the command should say of its speed; TEXT_WRONG or DROPPED where none of those is right;
+    empty where any answer about speed is, and the cause alone counts. cause: words that the screen must have to name
+    this fault; empty where the answer itself names it. expected_changed: how answer or cause were changed when the
+    server had been run.
 
     others: users who ask the server at the same time. lengths: every other prompt is cut short, and the rest are long.
     """
@@ -73,6 +79,7 @@ class Wrong:
     others: int = 0
     lengths: bool = False
     referee: bool = False
+    expected_changed: str = ""
 
 
 def llama(draft: Callable[[Place], Path], k: int = 4, slots: int = 1, smollm2: bool = False, *more: str) -> Start:
@@ -109,7 +116,7 @@ def loop(
             LabServer(setup, make(place.lab), k, rule, temperature) as one,
             LabServer(setup, None, 0) as other,
         ):
-            yield Urls(one.url, other.url, flags)
+            yield Urls(one.url, other.url, flags, LOOP)
 
     return start
 
@@ -136,14 +143,15 @@ def turned_draft(place: Place) -> Path:
 
 BEFORE = (
     Wrong("as it is", "before", LAB_PAIR_NAME, "nothing in the draft: a pass over five tokens is dear on this engine",
-          COST, "", llama(lab_draft), referee=True),
+          COST, "", llama(lab_draft), referee=True, expected_changed=f"the answer was {NOTHING!r}"),
     Wrong("nothing wrong", "before", LAB_PAIR_NAME, "nothing: the lab's feature head", NOTHING, "",
-          loop(lambda lab: lab.draft("feature"), FEATURE)),
+          loop(lambda lab: lab.draft("feature"), FEATURE), expected_changed="the server was added"),
     Wrong("k = 12", "before", LAB_PAIR_NAME, "twelve drafted tokens a round", COST, "k = ", llama(lab_draft, 12), k=12),
     Wrong("damaged draft", "before", LAB_PAIR_NAME, "noise of the weights' own spread in the draft", REJECTED,
-          "predicts nothing", llama(noisy_draft)),
+          "predicts nothing", llama(noisy_draft), expected_changed="the words that name the fault"),
     Wrong("another model's draft", "before", SMOLLM2, "the lab's draft, of another vocabulary: llama-server drops it",
-          DROPPED, "of another vocabulary", llama(lab_draft, 4, 1, True)),
+          DROPPED, "of another vocabulary", llama(lab_draft, 4, 1, True),
+          expected_changed=f"the answer was {REJECTED!r}"),
     Wrong("a draft as large as its target", "before", SMOLLM2, "the target as its own draft", COST, "cheaper round",
           llama(lambda place: place.smollm2, 4, 1, True)),
     Wrong("load", "before", LAB_PAIR_NAME, "seven users of others ask at the same time", LOAD, "",
@@ -151,7 +159,7 @@ BEFORE = (
     Wrong("weights not loaded", "before", LAB_PAIR_NAME, "random numbers in the head's output layer", REJECTED,
           ZERO.cause[-24:], loop(lambda lab: lab.head(FeatureDrafter, overwritten=True), FEATURE)),
 )  # fmt: skip
-# Chosen when the thresholds were frozen; not one of them was tried before.
+# By the first set the thresholds were changed, by the second one they were not.
 AFTER = (
     Wrong("wrong layers", "after", LAB_PAIR_NAME, "the head reads the states after layers 0, 1 and 2", REJECTED,
           "layers",
@@ -161,15 +169,18 @@ AFTER = (
     Wrong("stale token", "after", LAB_PAIR_NAME, "every pass but the first reads the token before", REJECTED,
           CLIFF.name, loop(lambda lab: lab.head(faults.StaleToken), FEATURE)),
     Wrong("wide pass", "after", LAB_PAIR_NAME, "the target's rows behind the first are one off", REJECTED,
-          TEXT_WRONG, loop(lambda lab: lab.draft("feature"), FEATURE, rule=faults.one_row_off)),
+          TEXT_WRONG, loop(lambda lab: lab.draft("feature"), FEATURE, rule=faults.one_row_off),
+          expected_changed=WORDS),
     Wrong("sampler", "after", LAB_PAIR_NAME, "the server samples at T = 1 where it is asked greedily", REJECTED,
-          TEXT_WRONG, loop(lambda lab: lab.draft("feature"), FEATURE, temperature=1.0)),
-    Wrong("nothing verified", "after", LAB_PAIR_NAME, "every drafted token is kept", NOTHING, TEXT_WRONG,
-          loop(lambda lab: lab.draft("feature"), FEATURE, rule=faults.keeps_everything)),
+          TEXT_WRONG, loop(lambda lab: lab.draft("feature"), FEATURE, temperature=1.0), expected_changed=WORDS),
+    Wrong("nothing verified", "after", LAB_PAIR_NAME, "every drafted token is kept", TEXT_WRONG, TEXT_WRONG,
+          loop(lambda lab: lab.draft("feature"), FEATURE, rule=faults.keeps_everything),
+          expected_changed=f"the answer was {NOTHING!r}; {WORDS}"),
     Wrong("window", "after", LAB_PAIR_NAME, "behind position 240 the head reads states of the beginning", REJECTED,
           ENDS.name, loop(lambda lab: lab.head(faults.Window), FEATURE), lengths=True),
-    Wrong("cached", "after", LAB_PAIR_NAME, "the states of a prompt that was asked before are missing", NOTHING,
-          FORGETS.name, loop(lambda lab: lab.head(faults.ForgetsCached), FEATURE)),
+    Wrong("cached", "after", LAB_PAIR_NAME, "the states of a prompt that was asked before are missing", "",
+          FORGETS.name, loop(lambda lab: lab.head(faults.ForgetsCached), FEATURE),
+          expected_changed=f"the answer was {NOTHING!r}"),
     Wrong("other positions", "after", LAB_PAIR_NAME, "the draft's rotary base is a hundred times too large", REJECTED,
           "trained for this target", llama(turned_draft)),
 )  # fmt: skip

@@ -21,7 +21,7 @@ from speclab.core.rounds import AcceptRule, DecodeSettings, Round
 from speclab.core.sampling import Sampling
 from speclab.models.setup import Setup
 
-VERSION, LABEL = "of speclab's own loop", '{engine="0"}'
+VERSION, LABEL = "the lab's loop", '{engine="0"}'
 MOST_BYTES, TOP = 2**20, 5
 
 

@@ -11,7 +11,8 @@ from speclab.records.runs import Head
 
 @dataclass(kw_only=True)
 class WrongServer(RecordPart):
-    """One server. half: whether it was made before the command's thresholds were frozen, or after."""
+    """One server. half: before where it is of the first set, by which the thresholds were changed; after where it is of
+    the second set, by which they were not."""
 
     name: str
     half: Literal["before", "after"]
@@ -19,11 +20,11 @@ class WrongServer(RecordPart):
     model: str
     fault: str  # what is wrong in truth
     flags: str
-    expected: str  # the answer that is right for this fault
-    answer: str
+    expected: str  # the answer that is right for this fault; empty where its cause alone counts
+    answer: str  # about its speed
     right: bool
     cause: str  # words of the screen that name this very fault; empty: the answer itself does
-    named: bool  # whether they stand there
+    named: bool  # whether they stand there; where there are none, whether the answer is right
     shapes: list[str]
     advice: str
     n_same: Count  # greedy texts that are the plain server's
@@ -37,6 +38,7 @@ class WrongServer(RecordPart):
     n_accepted: Count
     equal_rounds: str  # against the lab's own loop, prompt by prompt; empty where the lab was not asked
     screen: list[str]
+    expected_changed: str = ""  # how expected or cause were changed when the server had been run
 
 
 @dataclass(kw_only=True)

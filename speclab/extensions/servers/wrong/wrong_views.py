@@ -1,16 +1,32 @@
 """The servers that are wrong on purpose as a table and a page: views of their record."""
 
+from collections.abc import Sequence
+
 from speclab.extensions.servers.wrong.wrong_record import WrongRun, WrongServer
 from speclab.present.run_lines import circumstances
 from speclab.present.tables import Block, Heading, Lines, Markdown, Table, number, show
 
 COLUMNS = (
-    "right: the answer is the one that this fault should get; named: the screen also names this very fault; round: its "
-    "cost in plain tokens"
+    "answer: what is said of the speed; right: it is the one that this fault should get, and - is where its words "
+    "alone count; named: the screen has words for this very fault, which no other server's screen has; round: its cost "
+    "in plain tokens"
 )
 
 
-HALVES = ("before", "after")
+HALVES = {"before": "First set", "after": "Second set"}
+
+
+def holds(screen: Sequence[str], words: str) -> bool:
+    """Return whether a screen has these words, wherever its lines end."""
+    return words in " ".join(" ".join(screen).split())
+
+
+def names(run: WrongRun, one: WrongServer) -> bool:
+    """Return whether its screen names its fault: with words that no other screen of the record has, or, where it has
+    none, with the right answer."""
+    if not one.cause:
+        return one.right
+    return [other.name for other in run.wrong if holds(other.screen, one.cause)] == [one.name]
 
 
 def table(run: WrongRun, half: str) -> Table:
@@ -23,8 +39,8 @@ def table(run: WrongRun, half: str) -> Table:
         "round": lambda one: number(one.round_cost),
         "speedup": lambda one: f"{one.speedup:.2f}x" if one.speedup else "-",
         "same text": lambda one: f"{one.n_same}/{one.n_texts}" + f" + {one.n_tied} ties" * bool(one.n_tied),
-        "right": lambda one: "yes" if one.right else f"NO: {one.expected}",
-        "named": lambda one: "yes" if one.named else "NO",
+        "right": lambda one: ("yes" if one.right else f"NO: {one.expected}") if one.expected else "-",
+        "named": lambda one: "yes" if names(run, one) else "NO",
     }
     return Table([one for one in run.wrong if one.half == half], columns, n_words=3)
 
@@ -32,8 +48,18 @@ def table(run: WrongRun, half: str) -> Table:
 def score(run: WrongRun, half: str) -> list[str]:
     """Return how many answers of one half are right."""
     found = [one for one in run.wrong if one.half == half]
-    right, named = (sum(getattr(one, name) for one in found) for name in ("right", "named"))
-    return [f"{right} of {len(found)} answers are right, and {named} of {len(found)} screens name the fault"]
+    judged = [one for one in found if one.expected]
+    right, named = sum(one.right for one in judged), sum(names(run, one) for one in found)
+    return [f"{right} of {len(judged)} answers are right, and {named} of {len(found)} screens name the fault"]
+
+
+def changes(run: WrongRun) -> list[str]:
+    """Return what was changed of the expectations when their servers had been run."""
+    return [
+        f"expected otherwise before the first run: {one.name}: {one.expected_changed}"
+        for one in run.wrong
+        if one.expected_changed
+    ]
 
 
 def rounds(run: WrongRun) -> list[str]:
@@ -44,9 +70,9 @@ def rounds(run: WrongRun) -> list[str]:
 def page(run: WrongRun) -> str:
     """Return results/NAME.md."""
     blocks: list[Block] = [Markdown("# Servers that are wrong on purpose"), Lines([f"{circumstances(run)}."])]
-    for half in HALVES:
-        blocks += [Heading(f"Made {half} the thresholds were frozen"), table(run, half), Lines(score(run, half))]
-    blocks.append(Lines([COLUMNS]))
+    for half, name in HALVES.items():
+        blocks += [Heading(name), table(run, half), Lines(score(run, half))]
+    blocks += [Lines([COLUMNS]), Heading("Expectations that were changed after the first run"), Lines(changes(run))]
     blocks += [Heading("Counts beside the lab's own rounds"), Lines(rounds(run))]
     for one in run.loads:
         blocks += [Heading(f"Under load: {one.name}"), Lines([f"{one.engine}, {one.flags}"]), _screen(one.screen)]
@@ -60,7 +86,7 @@ def text(run: WrongRun) -> str:
     blocks: list[Block] = []
     for half in HALVES:
         blocks += [table(run, half), Lines(score(run, half))]
-    return show([*blocks, Lines(rounds(run))])
+    return show([*blocks, Lines([COLUMNS, *changes(run), *rounds(run)])])
 
 
 def _about(one: WrongServer) -> str:
