@@ -6,7 +6,8 @@ token t + 1, and predicts token t + 2:
     x = projection(norm of the embedding, norm of the state);  state = norm(layer(x));  logits = output layer(state)
 
 Deeper positions, for which the target has computed nothing yet, get the head's own state at the position before: the
-one layer is applied again. Embedding and output layer are the target's. DeepSeek-V3 (arXiv 2412.19437), FastMTP
+one layer is applied again, to its state after the last norm; these positions are held against no other implementation.
+Embedding and output layer are the target's. DeepSeek-V3 (arXiv 2412.19437), FastMTP
 (2509.18362); the layer and its weights are the library's (`MtpModel`).
 """
 

@@ -72,8 +72,8 @@ def read_mtp_head(name: str, target: PreTrainedModel, draft: str) -> MtpHead:
     """
     n_layers = target.config.get_text_config().num_hidden_layers
     short = loading.short_name(name) if name else "the target"
-    files = loading.loaded(name, "its list of weights", lambda: _files_of(name)) if name else {}
-    found = {tensor: own for tensor in files if (own := of_head(tensor, n_layers))}
+    files = loading.loaded(name, "its list of weights", lambda: _files_of(name, n_layers)) if name else {}
+    found = {tensor: of_head(tensor, n_layers) or "" for tensor in files}
     if not found:
         raise UsageProblem(
             f"--draft {draft}: {short} has no MTP head (no tensors mtp.*, model.layers.{n_layers}.* or "
@@ -82,17 +82,19 @@ def read_mtp_head(name: str, target: PreTrainedModel, draft: str) -> MtpHead:
     return loading.loaded(name, "its MTP head", lambda: _built(target, n_layers, files, found), ADVICE)
 
 
-def _files_of(name: str) -> dict[str, Path]:
-    """Return the file of each tensor of a checkpoint."""
+def _files_of(name: str, n_layers: int) -> dict[str, Path]:
+    """Return the file of each tensor of a checkpoint that belongs to its head. No other file is fetched."""
     index = cached_file(name, INDEX, _raise_exceptions_for_missing_entries=False)
     if not index:
         file = Path(str(cached_file(name, WEIGHTS)))
         with safe_open(file, "pt") as weights:
-            return dict.fromkeys(weights.keys(), file)
+            return dict.fromkeys(filter(lambda tensor: of_head(tensor, n_layers), weights.keys()), file)
     said = json.loads(read_bytes(Path(index), LARGEST_INDEX))["weight_map"]
     if not isinstance(said, dict) or not all(isinstance(file, str) and "/" not in file for file in said.values()):
         raise ValueError(f"{INDEX} does not say in which file a tensor is")
-    return {tensor: Path(index).parent / file for tensor, file in said.items()}
+    needed = {tensor: file for tensor, file in said.items() if of_head(tensor, n_layers)}
+    paths = {file: Path(str(cached_file(name, file))) for file in sorted(set(needed.values()))}
+    return {tensor: paths[file] for tensor, file in needed.items()}
 
 
 @contextlib.contextmanager
@@ -133,6 +135,10 @@ def _built(target: PreTrainedModel, n_layers: int, files: dict[str, Path], found
     """Make the head with these tensors: name in the file -> the library's."""
     base: Any = target.get_decoder()
     tensors: dict[str, Tensor] = {}
+    if twice := sorted(tensor for tensor, own in found.items() if list(found.values()).count(own) > 1):
+        raise ValueError(f"{twice[0]} and {twice[1]} are the same weight of a head under two names")
+    if len({name.startswith(STATE_FIRST) for name in found}) > 1:
+        raise ValueError(f"some of its tensors begin with {STATE_FIRST} and others do not")
     for file in sorted({files[tensor] for tensor in found}):
         with safe_open(file, "pt") as weights:
             for tensor in (one for one in found if files[one] == file):

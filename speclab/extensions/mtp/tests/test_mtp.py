@@ -173,7 +173,17 @@ def has_a_part_more(weights, names):
     weights["model.mtp_layers.0.gate.weight"] = torch.zeros(3)
 
 
+def has_a_weight_twice(weights, names):
+    weights["mtp.fc.weight"] = weights[names[0] + ".weight"] + 1
+
+
+def has_tensors_of_another_family(weights, names):
+    weights["mtp.layers.0.gate.weight"] = torch.zeros(3)
+
+
 WRONG = {
+    has_a_weight_twice: "two names",
+    has_tensors_of_another_family: "others do not",
     lacks_a_norm: "missing",
     lacks_a_part_of_the_layer: "missing",
     has_another_width: "shape",
@@ -209,6 +219,7 @@ ROWS = [
     Row(f"{S} --draft mtp:./missing", 3, ("there is no model folder ./missing",)),
     Row(f"{S} --draft mtp:", 2, ("'mtp:'",)),
     Row(f"{S} --draft mtp:ngrm", 2, ("folder or hub name",)),
+    Row(f"{S} --draft tree:2x2x1:mtp", 2, ("a tree needs a draft",)),
 ]
 
 
