@@ -30,11 +30,10 @@ STEPS, DECAYS = 200, (1e-3, 1e-2, 1e-1, 1.0)  # of the fit; the decay is chosen 
 @dataclass(frozen=True)
 class Tested:
     """Tokens of lookups along texts. states: (n, width), the last state before each lookup. matched: (n,) tokens of the
-    match, at most 6. depth: (n,) the number of the token in its draft. right: (n,)."""
+    match, at most 6. right: (n,)."""
 
     states: Tensor
     matched: Tensor
-    depth: Tensor
     right: Tensor
 
     @classmethod
@@ -43,17 +42,17 @@ class Tested:
         ids = torch.tensor([[*prompt, *text]])
         hidden, _ = target_pass(setup.target.model, ids, layers)
         lookup = SuffixDrafter(n_ids=setup.target.vocab_size)
-        rows: list[tuple[int, int, int, bool]] = []
+        rows: list[tuple[int, int, bool]] = []
         lookup.prefill(setup.target, torch.tensor([prompt]), GREEDY)
         for i, token in enumerate(text):
             found = lookup.lookup(k) if i else []
-            for n, (one, own) in enumerate(zip(found, text[i:], strict=False)):
-                rows.append((len(prompt) + i - 2, lookup.matched, n, one == own))
+            for one, own in zip(found, text[i:], strict=False):
+                rows.append((len(prompt) + i - 2, lookup.matched, one == own))
                 if one != own:
                     break
             lookup.observe(0, [token])
-        places, matches, depth, right = torch.tensor(rows).unbind(1)
-        return cls(hidden[0, places], matches.clamp(max=6), depth, right.float())
+        places, matches, right = torch.tensor(rows, dtype=torch.long).reshape(-1, 3).unbind(1)
+        return cls(hidden[0, places], matches.clamp(max=6), right.float())
 
     @classmethod
     def together(cls, parts: "list[Tested]") -> "Tested":

@@ -2,8 +2,8 @@
 
 A block head with a Markov table says what may follow each token, so one pass gives a whole tree (TreeSpark, arXiv
 2609.22098). Nodes are admitted by their chance to be reached, best first: the product of the head's own probabilities,
-or of calibrated ones, sigmoid(a logit q + b), where a and b are fitted on the first half of the texts, on edges whose
-ancestors were right. Rounds are replayed on the other half.
+or of calibrated ones, sigmoid(a logit q + b), where a and b are fitted on every second text, on edges whose ancestors
+were right. Rounds are replayed on the others.
 
     python -m benchmarks.tried.sure                 # minutes
 
@@ -295,7 +295,7 @@ def page(run: SureRun) -> list[Block]:
     fit = f"Calibrated is sigmoid({run.slope:.2f} logit q + {run.shift:.2f})."
     return [
         *common.begin("Trees that know their worth", run),
-        f"{run.settings['n_prompts']} texts; the first half fits, the other half is replayed.",
+        f"{run.settings['n_prompts']} texts; every second one fits, the others are replayed.",
         Heading("How often a token of each probability was right", 2),
         Table([one for one in run.ranges if one.n_edges], reliability),
         fit,

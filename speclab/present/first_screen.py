@@ -141,15 +141,19 @@ def same_text_lines(run: LabRun, judged: list[Facts]) -> list[str]:
 
 
 def text_verdict(run: ComparisonRun) -> str:
-    """Say in one sentence whether the texts at the run's first temperature are right."""
-    judged = [entry for entry in run.correctness if run.rows and entry["temperature"] == run.rows[0].temperature]
-    if not all(entry["passed"] for entry in judged):
+    """Say in one sentence whether the texts are right: at the run's first temperature, and that none is wrong at the
+    others."""
+    if not all(entry["passed"] for entry in run.correctness):
         return "Some texts are WRONG."
+    judged = [entry for entry in run.correctness if run.rows and entry["temperature"] == run.rows[0].temperature]
     if not judged or run.unchecked:
         return "Texts not checked."
     if judged[0]["temperature"] == 0:
         return "Same text, but for rounding." if any(entry["differences"] for entry in judged) else "Same text."
-    return "LOSSY texts." if any(entry.get("lossy_rule") for entry in judged) else "Same distribution."
+    if any(entry.get("lossy_rule") for entry in judged):
+        return "LOSSY texts."
+    tested = any(entry["n_tokens"] > entry.get("n_uncertain", 0) for entry in judged)
+    return "No difference of the texts found." if tested else "Texts NOT TESTED."
 
 
 def result_line(run: ComparisonRun) -> str | None:

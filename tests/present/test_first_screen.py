@@ -52,6 +52,20 @@ def test_no_row_is_best_where_none_is_faster():
     assert len(lines_with(text, "0.90x slower")) == 8
 
 
+def test_the_verdict_on_texts_looks_at_every_temperature():
+    run = two_regimes()
+    right = first_screen.text_verdict(run)
+    sampled = next(i for i, entry in enumerate(run.correctness) if entry["temperature"] > 0)
+    assert run.rows[0].temperature == 0
+    run.correctness[sampled] = run.correctness[sampled] | {"passed": False}
+    assert first_screen.text_verdict(run) != right
+    run.correctness = [entry for entry in two_regimes().correctness if entry["temperature"] > 0]
+    run.rows = [row for row in run.rows if row.temperature > 0]
+    found = first_screen.text_verdict(run)
+    run.correctness = [entry | {"n_uncertain": entry["n_tokens"]} for entry in run.correctness]
+    assert first_screen.text_verdict(run) != found, "nothing was tested"
+
+
 def test_a_wrong_text_stands_above_the_table():
     run = two_regimes()
     run.padded.correctness = [run.padded.correctness[0] | {"passed": False}]
