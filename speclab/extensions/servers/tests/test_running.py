@@ -22,10 +22,9 @@ def asked(fake, plain=None, n=40):
     """Every prompt once; the rounds of the warm-up are forgotten."""
     servers = [engines.find(one.url, None) if one else None for one in (fake, plain)]
     pairs, again = asking.ask_all(*servers, PROMPTS, n, True, math.inf)
-    rounds = iter(fake.rounds[::-1])  # what is asked a second time came last
-    for _ in range(sum(one.counted.speculation.n_drafts for one in again)):
-        next(rounds)
-    return pairs, [next(rounds) for _ in range(sum(pair.speculative.counted.speculation.n_drafts for pair in pairs))]
+    n_again = sum(one.counted.speculation.n_drafts for one in again)  # What is asked a second time came last.
+    n_asked = sum(pair.speculative.counted.speculation.n_drafts for pair in pairs)
+    return pairs, fake.rounds[::-1][n_again:][:n_asked]
 
 
 @pytest.mark.parametrize("engine", ["vllm", "llama"])
