@@ -301,15 +301,20 @@ def _scale(work: Path, texts: list[Known]) -> Tensor:
     A few dimensions of a language model's states are hundreds of times larger than most, and would be all that a fresh
     head sees. The factors end in the weights that are written.
     """
-    file, states = work / "scale.pt", torch.cat([text.hidden[0] for text in texts])
+    file = work / "scale.pt"
     if not file.exists():
-        sizes = states.abs().median(dim=0).values
-        save_tensors(file, 1 / sizes.clamp(min=1e-3 * sizes.max().item()))
+        save_tensors(file, scale_of(texts))
     with readable(file):
         scale = torch.load(file, weights_only=True)
-        if scale.shape != states.shape[1:] or not (scale.isfinite() & (scale > 0)).all():
+        if scale.shape != texts[0].hidden.shape[2:] or not (scale.isfinite() & (scale > 0)).all():
             raise ValueError("it does not hold a factor for each dimension of the states")
-    return scale.to(states)
+    return scale.to(texts[0].hidden)
+
+
+def scale_of(texts: list[Known]) -> Tensor:
+    """That factor for each dimension of the states of these texts, (layers * hidden,)."""
+    sizes = torch.cat([text.hidden[0] for text in texts]).abs().median(dim=0).values
+    return 1 / sizes.clamp(min=1e-3 * sizes.max().item())
 
 
 def check_target(target: PreTrainedModel) -> None:

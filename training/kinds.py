@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase, Qwen3Config
 
+from speclab.cli import parsing
 from speclab.drafts.heads.block import BlockConfig, BlockHead, blocks
 from speclab.drafts.heads.feature import FeatureHead, HeadConfig
 from speclab.drafts.heads.files import SavedHead, read_head, weights_of, write_head
 from speclab.drafts.heads.rollout import rollout
-from speclab.lab.training.recipes import Distance, Reading, Recipe, distance, sizes_like
+from speclab.lab.training.recipes import DEPTH, Distance, Reading, Recipe, chain_loss, distance, sizes_like
 from speclab.system import extensions
 from speclab.system.errors import UsageProblem
 
@@ -26,9 +27,6 @@ USUAL_INTERMEDIATE = 1024
 MOST_WEIGHTS = 2_900_000  # of a head for a target of many ids: a file of less than 6 MB
 
 # --- feature ----------------------------------------------------------------------------------------------------------
-
-DEPTH = 4  # tokens of a chain in training
-CHAIN_DECAY = 0.9  # the weight of each depth in the loss, relative to the depth before
 
 
 def fresh_feature(
@@ -42,8 +40,10 @@ def fresh_feature(
     hidden = table.shape[1]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(args.seed)
-        block: Any = LlamaConfig(**sizes_of(target, 1, args.intermediate, 3 * hidden**2, 2 * hidden, ids is not None))
-        config = HeadConfig(block, _read_layers(target), hidden, len(table) if ids is None else len(ids))
+        layers = _read_layers(target, args.layers)
+        fused = len(layers) * hidden**2
+        block: Any = LlamaConfig(**sizes_of(target, 1, args.intermediate, fused, 2 * hidden, ids is not None))
+        config = HeadConfig(block, layers, hidden, len(table) if ids is None else len(ids))
         with torch.device("meta"):
             head = FeatureHead(config)
         for module, weight in ((head.embed_tokens, table), (head.lm_head, output if ids is None else output[ids])):
@@ -67,10 +67,7 @@ def rollout_loss(
     read: gives what the target computes. tokens: (batch, n). starts: (batch, chains). distance: maybe compiled.
     """
     hidden, target = read(tokens)
-    total = torch.zeros((), device=tokens.device)
-    for step, (positions, drafted) in enumerate(rollout(head, hidden, tokens, DEPTH, starts)):
-        total = total + CHAIN_DECAY**step * distance(target.at(positions + step + 1), drafted)
-    return total / sum(CHAIN_DECAY**step for step in range(DEPTH))
+    return chain_loss(rollout(head, hidden, tokens, DEPTH, starts), target, distance)
 
 
 # --- block ------------------------------------------------------------------------------------------------------------
@@ -132,9 +129,23 @@ def block_loss(head: BlockHead, read: Reading, tokens: Tensor, starts: Tensor, d
 # --- all of them ------------------------------------------------------------------------------------------------------
 
 
-def _read_layers(target: PreTrainedModel) -> tuple[int, int, int]:
-    """The layers that a fresh head reads: a third, two thirds and almost all the way up."""
+def _add_layers(parser: parsing.Parser) -> None:
+    """Add the flag for the layers that a fresh feature head reads."""
+    parser.add_argument(
+        "--layers",
+        metavar="N,N",
+        help="the target's layers, from 0, that it reads (default: a low, a middle, a high one)",
+    )
+
+
+def _read_layers(target: PreTrainedModel, given: str | None = None) -> tuple[int, ...]:
+    """The layers that a fresh head reads: a third, two thirds and almost all the way up, or those that were given.
+
+    Raises UsageProblem for numbers that are none of the target's layers.
+    """
     n = target.config.get_text_config().num_hidden_layers
+    if given is not None:
+        return tuple(parsing.numbers(given, int, 0, "--layers", n - 1))
     return max(0, n // 3 - 1), max(0, 2 * n // 3 - 1), max(0, n - 2)
 
 
@@ -192,6 +203,7 @@ KINDS: dict[str, Recipe] = {
         folder="build/feature",
         chains=1 / 3,
         narrows=True,
+        add_flags=_add_layers,
     ),
     "block": Recipe(
         help="one pass for all tokens of a round (DSpark)",
@@ -221,7 +233,10 @@ def head_to_train(
         return SavedHead(kind.fresh(target, tokenizer, args, ids), ids)
     head, ids = kind.trained(target, args)
     lent = () if ids is None else ("embed_tokens", "lm_head")
+    theirs = {id(module) for module in target.modules()}
     for path, module in head.named_modules():  # what is not in the file is the target's own memory
+        if id(module) in theirs:
+            continue
         for name, weight in list(module.named_parameters(recurse=False)):
             learns = path not in lent
             setattr(module, name, nn.Parameter(weight.clone() if learns else weight, requires_grad=learns))

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from benchmarks import losses
+from benchmarks import learning, losses
 from benchmarks.tried import again, carried, copies, sure
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import GREEDY
@@ -125,7 +125,7 @@ def test_todays_loss_is_the_mean_of_each_draft():
 def test_replayed_counts_are_those_of_a_loop():
     match = torch.rand(30, 6, generator=torch.Generator().manual_seed(3)) < 0.7
     for k in (1, 3, 6):
-        n_rounds, n_accepted, n_tested = losses.counts(match, k)
+        n_rounds, n_accepted, n_tested = learning.counts(match, k)
         place, found = 0, []
         while place < len(match):
             found.append(len(list(itertools.takewhile(bool, match[place, :k].tolist()))))

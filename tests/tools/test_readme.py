@@ -14,7 +14,18 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import experts, losses, peers_page, roofline, rules, same_text, scaling_page, verdicts
+from benchmarks import (
+    ahead,
+    experts,
+    losses,
+    peers_page,
+    roofline,
+    rules,
+    same_text,
+    scaling_page,
+    states,
+    verdicts,
+)
 from benchmarks.families import __main__ as families
 from benchmarks.gpu import findings
 from benchmarks.tried import __main__ as tried
@@ -44,7 +55,9 @@ BENCHMARKS = {
     "text": (same_text.SameTextRun, same_text.page),  # the last word of the names of its records
     "scaling": (scaling_page.ScalingRun, scaling_page.page),
     "experts": (experts.ExpertsRun, experts.page),
+    "ahead": (ahead.AheadRun, ahead.page),
     "losses": (losses.LossesRun, losses.page),
+    "states": (states.StatesRun, states.page),
     "tried": (tried.TriedRun, tried.page),
     "sure": (sure.SureRun, sure.page),
     "verdicts": (verdicts.VerdictsRun, verdicts.page),

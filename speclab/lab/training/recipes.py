@@ -1,6 +1,6 @@
 """Describes how a draft that reads its target's states is trained, and holds what all kinds share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
@@ -10,6 +10,8 @@ from transformers import PreTrainedModel
 
 MOST_LIKELY = 64  # tokens of each distribution of the target that a draft learns from
 CROSS_ENTROPY_WEIGHT = 0.2  # in the loss
+DEPTH = 4  # tokens of a chain in training
+CHAIN_DECAY = 0.9  # the weight of each depth in the loss, relative to the depth before
 LOW_TEMPERATURE = 0.25  # stands for greedy decoding: most of the weight is on the argmax, and gradients are not 0 yet
 
 
@@ -59,6 +61,19 @@ def distance(target: Likely, draft_logits: Tensor) -> Tensor:
     draft_low = (cold * found - (cold * logits).logsumexp(-1, keepdim=True)).exp()
     kept_at_low = (torch.minimum(low, draft_low) * is_known).sum(-1).mean()
     return CROSS_ENTROPY_WEIGHT * cross_entropy + (1 - kept) + (1 - kept_at_low)
+
+
+def chain_loss(chains: Iterable[tuple[Tensor, Tensor]], target: Likely, distance: Distance) -> Tensor:
+    """Return the loss of a draft that goes on from its own states: the mean over depths, weighted by CHAIN_DECAY.
+
+    chains: by depth j the positions t of the chains (batch, chains), and the logits of token t + 2 + j, (batch, chains,
+    draft vocabulary). distance: maybe compiled.
+    """
+    total, weights = torch.zeros((), device=target.ids.device), 0.0
+    for step, (positions, drafted) in enumerate(chains):
+        total = total + CHAIN_DECAY**step * distance(target.at(positions + step + 1), drafted)
+        weights += CHAIN_DECAY**step
+    return total / weights
 
 
 def sizes_like(target: PreTrainedModel, n_layers: int, intermediate: int) -> dict[str, Any]:
