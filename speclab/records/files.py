@@ -32,7 +32,7 @@ OPTIONAL = (
     *("lossy_rule", "total_variation", "n_replays", "own_rates"),
     *("best_plain", "speedup_best_plain", "best_plain_low", "best_plain_high", "oracle"),
     *("branches", "loops", "distance", "again", "ended"),
-    *("choice", "band_low", "band_high", "time_low", "time_high", "noise"),
+    *("choice", "band_low", "band_high", "time_low", "time_high", "noise", "acceptance_profile"),
     *("chosen", "raw", "n_distinct", "row_by_row"),
 )
 LISTS = ("rounds", "texts", "ends")  # and these where they are empty

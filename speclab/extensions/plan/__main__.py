@@ -4,6 +4,7 @@
     python -m speclab.extensions.plan --quick       # k up to 8, two prompts of a kind
     python -m speclab.extensions.plan --verify      # planned on half of the prompts, measured on the other half
     python -m speclab.extensions.plan --target FOLDER --draft FOLDER,ngram
+    python -m speclab.extensions.plan --draft model --acceptance-profile FILE     # acceptance as a server counted it
 
 What comes out: verdicts and tables, a run record (JSON), a page in Markdown, and a picture. See docs/why-not-faster.md.
 Exit code 1 if --verify decodes a greedy difference that is not a near-tie, or a sampled row fails its statistics.
@@ -23,8 +24,12 @@ from speclab.drafts import registry
 from speclab.extensions.plan import plan_views, plans
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
-from speclab.system.errors import reports_problems
-from speclab.system.terminal import say
+from speclab.records import profiles
+from speclab.records.profiles import Profile
+from speclab.system.errors import UsageProblem, reports_problems
+from speclab.system.terminal import note, say
+
+PROFILE = "--acceptance-profile"
 
 # The defaults of what the command line leaves open. limit 0 means all prompts.
 SIZES = {
@@ -40,12 +45,12 @@ SIZES = {
 def main(argv: list[str] | None = None) -> int:
     """Make a plan, show and write it.  -> exit code"""
     args = filled(make_parser().parse_args(argv))
-    config, output = _prepare(args)
+    config, output, given = _prepare(args)
     config.log = output.begin_log()
     with output.redirected():
         look_at_cores(config)
         say(compare_config.head(config))
-        record, measured = plans.make(config, args.verify)
+        record, measured = plans.make(config, args.verify, given)
         text = functools.partial(plan_views.text, record)
         page = functools.partial(plan_views.page, record)
         picture = functools.partial(plan_views.picture, record, output.plots, output.name)
@@ -66,6 +71,12 @@ def make_parser() -> argparse.ArgumentParser:
         default="model,ngram",
         metavar="KIND",
         help="as of compare.py, but no drafts with branches and no hybrids (default: model,ngram)",
+    )
+    group.add_argument(
+        "--acceptance-profile",
+        type=parsing.some_path,
+        metavar="FILE",
+        help="acceptance by position from a speculation_profile.json, not from the draft",
     )
     group.add_argument("-k", "--draft-length", metavar="K,K", help="lengths to try (default: 0 to 16; --quick 0 to 8)")
     group.add_argument("--temperature", default="0", metavar="T,T", help="0 is greedy (default: 0)")
@@ -91,7 +102,7 @@ def filled(args: argparse.Namespace) -> argparse.Namespace:
     return asked
 
 
-def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
+def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output, Profile | None]:
     """Load and check everything; a Problem with the flags is raised before anything is timed."""
     lengths = parsing.numbers(args.draft_length, int, 0, "-k")
     temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
@@ -99,12 +110,21 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     output = Output(args, f"{args.name}-plan")
     output.check()
     kinds = [kind for kind in args.draft.split(",") if kind]
+    given = profiles.read(args.acceptance_profile, PROFILE) if args.acceptance_profile else None
+    if given and len(kinds) != 1:
+        raise UsageProblem(
+            f"{PROFILE}: it is of one draft, and --draft names {len(kinds)}; give one, such as --draft model"
+        )
     choices = compare_config.read_drafts(kinds, temperatures)
     registry.check_chains("a plan", choices)
     config = compare_config.load(args, choices, lengths, temperatures)
     plans.check(config, args.verify)
     no_effect.note_flags(args, temperatures, config.setup.device)
-    return config, output
+    if given and min(lengths) > given.draft_length:
+        raise UsageProblem(f"{PROFILE}: it knows drafts of {given.draft_length} tokens; give -k {given.draft_length}")
+    if given and max(lengths) > given.draft_length:
+        note(f"  the profile knows drafts of {given.draft_length} tokens: no longer ones are planned")
+    return config, output, given
 
 
 if __name__ == "__main__":

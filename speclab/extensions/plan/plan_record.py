@@ -65,6 +65,7 @@ class PlanFacts(RecordPart):
     """A plan's drafts."""
 
     drafts: list[DraftFacts]
+    acceptance_profile: Facts | None = None  # the counts of a profile whose acceptance was taken; None: the draft's own
 
 
 @dataclass(kw_only=True)

@@ -34,6 +34,10 @@ OLD_METHOD = (
     "This plan is of an older version. It smoothed its costs over k and took the shortest k that might "
     "be as fast as the best; its 95 % interval of the expectation comes from leaving out one prompt at a time."
 )
+GIVEN = (
+    "α and tok/rnd are those of a speculation profile of {n_rounds} rounds of at most {k} tokens, the same at every "
+    "place of a text. The intervals hold the spread of the costs here, and nothing of the profile's own."
+)
 BREAKS_EVEN = 0.005  # a gain that rounds to 0.00
 
 
@@ -167,6 +171,8 @@ def _blocks(run: PlanRun) -> list[Block]:
     for fact in run.facts.drafts:
         blocks += [Lines([verdict(run, fact)]), marked(run, plan_table(run, fact))]
     blocks.append(COSTS)
+    if given := run.facts.acceptance_profile:
+        blocks.append(GIVEN.format(n_rounds=given["n_rounds"], k=len(given["accepted_at"])))
     if any(fact.choice for fact in run.facts.drafts):
         blocks.append(OLD_METHOD)
     elif any(entry.time_low is not None for entry in run.plan):

@@ -18,6 +18,7 @@ import numpy as np
 
 from speclab.extensions.plan import intervals
 from speclab.extensions.plan.break_even import break_even_acceptance
+from speclab.extensions.plan.given import probs_of_profile
 from speclab.extensions.plan.plan_record import (
     DraftFacts,
     LengthSpeedup,
@@ -35,6 +36,7 @@ from speclab.lab.run_config import RunConfig
 from speclab.models.prompts import Prompt
 from speclab.records.arms import BASELINE, Arm
 from speclab.records.log import Line
+from speclab.records.profiles import Profile
 from speclab.system.errors import UsageProblem
 from speclab.theory import attribution
 from speclab.theory.costs import Costs
@@ -59,10 +61,10 @@ def _held_out(config: RunConfig) -> set[int]:
     return halves((prompt.kind, index) for index, prompt in enumerate(config.prompts))
 
 
-def make(config: RunConfig, verify: bool = False) -> tuple[PlanRun, Measurement]:
+def make(config: RunConfig, verify: bool = False, given: Profile | None = None) -> tuple[PlanRun, Measurement]:
     """Return the plan and, with `verify`, how it did on prompts that it had not seen.
 
-    -> the record, what it is made from
+    given: a profile whose acceptance is taken in the place of the draft's own.  -> the record, what it is made from
     """
     held_out = _held_out(config) if verify else set()
     planned_on = [prompt for i, prompt in enumerate(config.prompts) if i not in held_out]
@@ -71,7 +73,7 @@ def make(config: RunConfig, verify: bool = False) -> tuple[PlanRun, Measurement]
     costs: CostTable = {}
     with measured.kept("the measurements are complete, their costs are not"):
         costs = calibrated(measured)
-    entries, facts = make_plan(config, measured, costs)
+    entries, facts = make_plan(config, measured, costs, given)
     noise = [floor for temperature in config.temperatures if (floor := noise_at(measured, temperature))]
     verified = None
     if verify and not measured.interrupted:
@@ -80,19 +82,26 @@ def make(config: RunConfig, verify: bool = False) -> tuple[PlanRun, Measurement]
             verified, checked = _verify(config, facts, reported_on, costs)
             measured.extend(checked)
     record = PlanRun(
-        **config.head(measured), facts=PlanFacts(drafts=facts), verified=verified, noise=noise, plan=entries
+        **config.head(measured),
+        facts=PlanFacts(drafts=facts, acceptance_profile=given and given._asdict()),
+        verified=verified,
+        noise=noise,
+        plan=entries,
     )
     return record, measured
 
 
 def make_plan(
-    config: RunConfig, measured: Measurement, cost_table: CostTable
+    config: RunConfig, measured: Measurement, cost_table: CostTable, given: Profile | None = None
 ) -> tuple[list[PlanEntry], list[DraftFacts]]:
-    """Return expected speedup of every draft at every length, and for every draft what its best length promises."""
+    """Return expected speedup of every draft at every length, and for every draft what its best length promises.
+
+    given: a profile; no draft is asked then what it would have proposed, and no length is beyond the profile's.
+    """
     entries, facts = [], []
     if not cost_table:
         raise measured.stop or UsageProblem("too few tokens to calibrate with; use a larger --max-new-tokens")
-    probs = probs_of_texts(measured, max(config.draft_lengths))
+    probs = _probs_of(given) if given else probs_of_texts(measured, max(config.draft_lengths))
     others: dict[int, CostTable] = {}
     with measured.kept("the measurements are complete, the plan's intervals are not"):
         others = without_each_prompt(measured)
@@ -103,7 +112,7 @@ def make_plan(
             left_out = {prompt: table[key] for prompt, table in others.items() if key in table}
             name: dict[str, Any] = {"method": config.method(draft), "draft": draft, "temperature": temperature}
             drafter = config.drafters[draft]
-            most = min(drafter.longest_draft, max(config.draft_lengths))
+            most = min(drafter.longest_draft, max(config.draft_lengths), *([given.draft_length] if given else []))
             # Beyond the tokens of a block nothing changes; of lengths that are all beyond it the first one stays.
             lengths = sorted(k for k in config.draft_lengths if k <= most) or [min(config.draft_lengths)]
             by_length = [PlanEntry(**name, **draft_plan.expected(k)) for k in lengths]
@@ -117,6 +126,10 @@ def make_plan(
     if not facts:
         raise measured.stop or AssertionError("nothing stopped it")
     return entries, facts
+
+
+def _probs_of(given: Profile) -> ProbsOfText:
+    return lambda draft, temperature, prompt_index, text: probs_of_profile(given, len(text))
 
 
 def without_each_prompt(measured: Measurement) -> dict[int, CostTable]:

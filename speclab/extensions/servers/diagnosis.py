@@ -1,17 +1,24 @@
-"""Why is it not faster? One of four answers, the two numbers behind it, and the next thing to try. Pure: numbers in.
+"""Why is it not faster? One of four answers, the two numbers behind it, the next thing to try, and the causes that are
+left. Pure: numbers in.
 
 A round brings tau tokens and costs r plain tokens, and the speedup is tau / r. Where it is no gain, the answer names
 the side that is farther from what is usual: a draft whose tested tokens are accepted seven times in ten, and a round
-that costs a tenth of a plain token more for each drafted one. Where a shorter draft is expected to pay, and its first
-token is kept at least every other time, the draft is good enough, and the round costs too much. Where not one first
-token in ten is kept, the draft is what is wrong, whatever the round costs. A lookup that finds
+that costs a tenth of a plain token more for each drafted one. So it is the side that brings more when it is mended.
+Where a shorter draft is expected to pay, and its first token is kept at least every other time, the draft is good
+enough, and the round costs too much. Where not one first token in ten is kept, the draft is what is wrong, whatever the
+round costs. A curve of a shape that no sound draft has says that the draft is wrong, too, however fast the server is
+and whatever shorter drafts would bring: "nothing is wrong" is never said beside such a shape. A lookup that finds
 nothing to draft in most rounds is neither rejected nor dear: nothing is wrong with it, it only does little.
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from speclab.extensions.servers import causes, shapes
+from speclab.extensions.servers.causes import Named, Texts
 from speclab.extensions.servers.measured import Measured
+from speclab.extensions.servers.shapes import Shape
 from speclab.theory import formulas, positions
 
 REJECTED, COST, LOAD, NOTHING = (
@@ -22,8 +29,8 @@ REJECTED, COST, LOAD, NOTHING = (
 )
 TEXT_WRONG = "the text is wrong"  # with which the shown answer begins then
 UNKNOWN = "not known yet"
-# Chosen by hand on the servers of docs/serving.md: the first set of those that are wrong on purpose is right by these
-# numbers, so it does not test them. The second set does.
+# Chosen by hand on the servers of docs/serving.md: the first two sets of those that are wrong on purpose were known
+# when these numbers and rules were made, so they do not test them. The third set does.
 FASTER = 1.05  # a speedup from here on is a gain
 USUAL_ACCEPTANCE, USUAL_TOKEN_COST = 0.7, 0.1  # alpha, and what a drafted token adds to a round in plain tokens
 LOADED = 4  # requests of others at a time, from which on a batch may be what pays
@@ -33,11 +40,15 @@ PREDICTS_NOTHING = 0.1  # acceptance at the first position
 
 
 class Diagnosis(NamedTuple):
-    """numbers: the two behind the answer, each with its break-even. then: what to try."""
+    """numbers: the two behind the answer, each with its break-even. then: what to try. causes: at most two, the
+    likelier first. tell: what tells them apart. length: the shorter draft that is advised."""
 
     answer: str
     numbers: list[str]
     then: str
+    causes: tuple[str, ...] = ()
+    tell: str = ""
+    length: int | None = None
 
 
 def usual_cost(draft_length: float) -> float:
@@ -49,13 +60,20 @@ def usual_cost(draft_length: float) -> float:
     return 1 + USUAL_TOKEN_COST * draft_length
 
 
-def diagnose(found: Measured) -> Diagnosis:
-    """Return the answer for what was measured."""
+def diagnose(found: Measured, seen: Sequence[Shape] = (), texts: Texts | None = None) -> Diagnosis:
+    """Return the answer for what was measured. seen: the shapes of its curve. texts: what both servers wrote."""
+    said, texts = _answer(found, seen), texts or Texts()
+    named = _causes(found, said, seen, texts)
+    return said._replace(causes=named.causes, tell=named.tell) if named else said
+
+
+def _answer(found: Measured, seen: Sequence[Shape]) -> Diagnosis:
     tau, cost, length = found.tokens_per_round, found.round_cost, found.draft_length
+    fault = next((shape for shape in seen if shape.faulty), None)
     if tau is None or not length:
         return _without_counts(found)
     if cost is None:
-        return _without_plain(found, tau, length)
+        return _without_plain(found, tau, length, fault)
     speedup, k, share = tau / cost, max(1, round(length)), found.drafting_share
     drafting = (
         1 + (cost - 1) / share if share else cost
@@ -69,18 +87,23 @@ def diagnose(found: Measured) -> Diagnosis:
         numbers[0] = f"{1 - share:.0%} of the rounds drafted nothing; all together bring {tau:.2f} tokens a round"
     kept = [share * rate for rate in found.marginal]  # of all rounds
     best = positions.best_length(kept, positions.linear_cost(k, cost)) if cost > 1 else None
+    shorter = best if best and 0 < best.draft_length < k and best.speedup >= FASTER else None
+    if fault:
+        if speedup >= FASTER:
+            numbers[0] = f"it makes {speedup:.2f}x all the same, and a sound draft would make more: see the shape"
+        return Diagnosis(REJECTED, numbers, fault.then + _until_then(shorter, speedup))
     if speedup >= FASTER:
-        better = best and best.draft_length < k and best.speedup >= FASTER * speedup
-        then = f"k = {best.draft_length}, {expected(best)}" if best and better else _more(k, drafting)
+        better = shorter and shorter.speedup >= FASTER * speedup
+        then = f"k = {shorter.draft_length}, {expected(shorter)}" if shorter and better else _more(k, drafting)
         return Diagnosis(NOTHING, numbers, then)
     if share < SELDOM and speedup >= 1 / FASTER:
         return Diagnosis(NOTHING, numbers, _seldom())
     if found.n_running >= LOADED and cost > usual:
         numbers[0] = f"{found.n_running} other requests were being answered at the same time"
-        return Diagnosis(LOAD, numbers[::-1], "ask it when nobody else does, and see up to which load it pays")
-    shorter = best if best and 0 < best.draft_length < k and best.speedup >= FASTER else None
+        return Diagnosis(LOAD, numbers[::-1], "ask it when nobody else does, and see up to which load it pays: --load")
     if shorter and found.marginal[0] >= GOOD_ENOUGH:
-        return Diagnosis(COST, numbers[::-1], f"k = {shorter.draft_length}, {expected(shorter)}")
+        then = f"k = {shorter.draft_length}, {expected(shorter)}"
+        return Diagnosis(COST, numbers[::-1], then, length=shorter.draft_length)
     if _predicts_nothing(found):  # at no cost would such a draft pay
         return Diagnosis(REJECTED, numbers, _what_rejects(found))
     usual_tokens = 1 + share * (formulas.expected_tokens_per_round(USUAL_ACCEPTANCE, k) - 1)
@@ -88,6 +111,31 @@ def diagnose(found: Measured) -> Diagnosis:
         also = f", or k = {shorter.draft_length}, {expected(shorter)}" if shorter else ""
         return Diagnosis(REJECTED, numbers, _what_rejects(found) + also)
     return Diagnosis(COST, numbers[::-1], _what_costs(k, drafting))
+
+
+def _causes(found: Measured, said: Diagnosis, seen: Sequence[Shape], texts: Texts) -> Named | None:
+    """Return the causes that are left for this answer; None where there is nothing to explain."""
+    shape = seen[0] if seen else None
+    if texts.wrong:
+        return causes.of_texts(texts, shapes.ALL in seen, shapes.breaks_off(seen))
+    if said.answer == LOAD:
+        return Named((causes.BUSY,), "")
+    if said.answer == COST:
+        if shape is shapes.FALLING:
+            return shapes.named(shape, found.counts, texts)
+        low = shape.causes[0] if shape is shapes.LOW else None
+        return causes.of_cost(found, said.length is not None or shape is shapes.TOO_LONG, low)
+    if shape:
+        return shapes.named(shape, found.counts, texts)
+    if said.answer == REJECTED:
+        return shapes.named(shapes.ZERO if _predicts_nothing(found) else shapes.LOW, found.counts, texts)
+    return None
+
+
+def _until_then(shorter: positions.Choice | None, speedup: float) -> str:
+    if shorter is None or shorter.speedup < FASTER * speedup:
+        return ""
+    return f"; until then k = {shorter.draft_length}, {expected(shorter)}"
 
 
 def _seldom() -> str:
@@ -141,15 +189,15 @@ def _without_counts(found: Measured) -> Diagnosis:
     return Diagnosis(UNKNOWN, gain, "a server that counts its rounds: vLLM, llama-server with --metrics, or SGLang")
 
 
-def _without_plain(found: Measured, tau: float, length: float) -> Diagnosis:
+def _without_plain(found: Measured, tau: float, length: float, fault: Shape | None) -> Diagnosis:
     usual, k = usual_cost(length), max(1, round(length))
-    if tau < usual:
+    if tau < usual or fault:
         numbers = [
             f"a round brings {tau:.2f} tokens",
             f"a round usually costs {usual:.2f} plain tokens at k = {k}, and {_alpha(k, usual)} break even there; here "
             "its cost was not measured",
         ]
-        return Diagnosis(REJECTED, numbers, _what_rejects(found))
+        return Diagnosis(REJECTED, numbers, fault.then if fault else _what_rejects(found))
     seconds = found.round_seconds or (found.seconds * tau if found.seconds else None)
     numbers = [f"a round brings {tau:.2f} tokens, so it may cost up to {tau:.2f} plain tokens"]
     if seconds:

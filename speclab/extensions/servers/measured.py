@@ -1,17 +1,20 @@
 """What was measured of a server, or written down by somebody: counts and seconds, and the ratios that follow."""
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from speclab.extensions.servers import counters
 from speclab.extensions.servers.ask.engines import Asked
+from speclab.extensions.servers.ask.stream import Answer
 from speclab.extensions.servers.counters import Between
 from speclab.extensions.servers.vllm.server_record import EngineCounts
 from speclab.theory import formulas, positions
 
 Interval = tuple[float, float] | None
 FEWEST_TO_JUDGE = 4  # prompts, below which none of them is an exception
+UNLIKE = 1.5  # times as long as the shortest prompt: the longest of those that show what reading costs
 
 
 class Pair(NamedTuple):
@@ -43,6 +46,7 @@ class Measured:
     n_running: int = 0  # requests of others that were being answered
     n_disturbed: int = 0  # prompts whose times are left out
     accept_length: float | None = None  # the server's own word for tokens per round, where it counts nothing else
+    reading_seconds: float | None = None  # of a token of a prompt on the plain server, beyond what every request costs
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -95,6 +99,11 @@ class Measured:
             seconds = self.seconds * self.tokens_per_round
         return seconds / self.plain_seconds if seconds and self.plain_seconds else None
 
+    @property
+    def reading_cost(self) -> float | None:
+        """Return what reading one token more of a prompt costs, in plain tokens."""
+        return self.reading_seconds / self.plain_seconds if self.reading_seconds and self.plain_seconds else None
+
 
 DISTURBED = 3.0  # times the median: what a round, or a plain token, of one prompt may take
 
@@ -133,6 +142,7 @@ def of_pairs(pairs: Sequence[Pair], n_running: int = 0, plain_seconds: float | N
         plain_seconds=times.plain_seconds,
         seconds=times.seconds,
         round_seconds=times.round_seconds,
+        reading_seconds=times.reading_seconds,
         speedup_interval=times.speedup_interval,
         n_disturbed=len(pairs) - len(timed),
     )
@@ -164,7 +174,20 @@ def _of_pairs(pairs: Sequence[Pair], n_running: int, plain_seconds: float | None
         tokens_interval=formulas.ratio_interval(tokens, rounds) if has_interval else None,
         n_running=n_running,
         accept_length=lengths[-1] if lengths else None,
+        reading_seconds=reading_seconds([pair.plain.answer for pair in pairs if pair.plain]),
     )
+
+
+def reading_seconds(answers: Sequence[Answer]) -> float | None:
+    """Return by how much the first token comes later for one token more of a prompt: the slope of a straight line.
+    None where prompts are too few or too much alike, or where longer ones did not take longer.
+    """
+    lengths = [one.n_prompt - one.n_cached for one in answers if one.n_prompt]
+    times = [one.first_seconds for one in answers if one.n_prompt]
+    if len(lengths) < FEWEST_TO_JUDGE or max(lengths) < UNLIKE * max(1, min(lengths)):
+        return None
+    slope = statistics.linear_regression(lengths, times).slope
+    return slope if slope > 0 else None
 
 
 def _n_rounds(one: Asked, n_tokens: float) -> float:

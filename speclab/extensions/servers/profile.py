@@ -5,16 +5,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from speclab.extensions.servers.ask.client import PAGE_BYTES
-from speclab.extensions.servers.ask.inputs import text_of
-from speclab.extensions.servers.counters import MOST_POSITIONS
 from speclab.extensions.servers.measured import Measured
 from speclab.extensions.servers.vllm.server_record import EngineCounts
+from speclab.records import profiles
+from speclab.records.profiles import DRAFTED, NAME, ROUNDS
 from speclab.system.errors import EnvironmentProblem
-from speclab.system.files import shown, write_whole
+from speclab.system.files import write_whole
 
-NAME = "speculation_profile.json"  # beside the weights of a draft
-ROUNDS, DRAFTED = "n_rounds", "n_drafted_tokens"
+__all__ = ["NAME", "profile", "read", "write"]
 
 
 def profile(found: Measured, conditions: dict[str, Any]) -> dict[str, Any]:
@@ -41,32 +39,20 @@ def profile(found: Measured, conditions: dict[str, Any]) -> dict[str, Any]:
 
 
 def read(path: Path) -> Measured:
-    """Return the counts of a profile: those of its histogram, and of its conditions where it is the lab's own.
-    EnvironmentProblem where it is none.
-
-    Elsewhere every round is taken to have drafted as many tokens as the longest one.
-    """
-    try:
-        whole = json.loads(text_of(path, PAGE_BYTES, "--acceptance"))
-        rounds = {int(length): n for length, n in whole["acceptance_length_histogram"].items()}
-        k, n_drafts = max(rounds) - 1, sum(rounds.values())
-        good = min(rounds) >= 1 and 1 <= k <= MOST_POSITIONS
-        good = good and all(type(n) is int and 0 <= n < 2**53 for n in rounds.values()) and n_drafts > 0
-        n_accepted = sum((length - 1) * n for length, n in rounds.items())
-        about = whole.get("measurement_conditions", {})
-        n_rounds, n_drafted = about.get(ROUNDS, n_drafts), about.get(DRAFTED, n_drafts * k)
-        good = good and type(n_rounds) is type(n_drafted) is int and n_drafts <= n_rounds < 2**53
-        good = good and max(n_accepted, n_drafts) <= n_drafted <= n_drafts * k
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        good = False
-    if not good:
-        raise EnvironmentProblem(
-            f"--acceptance {shown(path)} has no acceptance_length_histogram of whole numbers that fit together; give a "
-            "speculation_profile.json, or f as a number from 0 to 1"
-        )
-    kept = [sum(n for length, n in rounds.items() if length > place + 1) for place in range(k)]
-    counts = EngineCounts(n_drafts=n_drafts, n_drafted=n_drafted, n_accepted=n_accepted, accepted_at=kept)
-    return Measured(counts=counts, n_rounds=n_rounds, n_tokens=n_rounds + n_accepted, draft_length=n_drafted / n_drafts)
+    """Return what a profile says. EnvironmentProblem where it is none."""
+    found = profiles.read(path, "--acceptance")
+    counts = EngineCounts(
+        n_drafts=found.n_drafts,
+        n_drafted=found.n_drafted,
+        n_accepted=found.n_accepted,
+        accepted_at=found.accepted_at,
+    )
+    return Measured(
+        counts=counts,
+        n_rounds=found.n_rounds,
+        n_tokens=found.n_rounds + found.n_accepted,
+        draft_length=found.n_drafted / found.n_drafts,
+    )
 
 
 def write(path: Path, found: Measured, conditions: dict[str, Any]) -> Path:

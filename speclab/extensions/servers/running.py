@@ -11,6 +11,7 @@ from speclab.extensions.servers.ask import inputs, texts
 from speclab.extensions.servers.ask.asking import Prompt, ask_all
 from speclab.extensions.servers.ask.client import check_url
 from speclab.extensions.servers.ask.engines import OTHER, Asked, Server, find
+from speclab.extensions.servers.causes import Texts
 from speclab.extensions.servers.diagnosis import TEXT_WRONG, Diagnosis, diagnose
 from speclab.extensions.servers.load import showing as load
 from speclab.extensions.servers.measured import Measured, Pair, of_pairs
@@ -28,7 +29,9 @@ from speclab.system.errors import EnvironmentProblem
 from speclab.system.files import check_writable
 from speclab.system.terminal import note, say
 
+MEND_TEXT = "use this server for nothing before its texts are right; report it with one prompt"
 TWICE = 2  # times as long as short texts are long ones
+FEWEST_AGAIN = 2  # texts that were asked for again, from which on it is said that none of them came again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,7 @@ class Findings:
     kinds: dict[str, Measured]
     whole: Measured
     shapes: list[Shape]
+    texts: Texts
     diagnosis: Diagnosis
 
     @property
@@ -92,14 +96,36 @@ def find_out(
     if whole.draft_length is None:
         whole = replace(whole, draft_length=speculative.draft_length)
     kinds = {kind: of_pairs([one for one in pairs if one.kind == kind], 0, given) for kind in _kinds(pairs)}
+    verdicts = texts.judge(pairs, plain, chat) if plain else []
+    seen, written = _shapes(pairs, again, whole, other), _texts(pairs, again, verdicts, speculative, plain, chat)
     return Findings(
         pairs=pairs,
         again=again,
-        verdicts=texts.judge(pairs, plain, chat) if plain else [],
+        verdicts=verdicts,
         kinds=kinds,
         whole=whole,
-        shapes=_shapes(pairs, again, whole, other),
-        diagnosis=diagnose(whole),
+        shapes=seen,
+        texts=written,
+        diagnosis=diagnose(whole, seen, written),
+    )
+
+
+def _texts(
+    pairs: list[Pair],
+    again: list[Asked],
+    verdicts: Sequence[str],
+    speculative: Server,
+    plain: Server | None,
+    chat: bool,
+) -> Texts:
+    """Return what the texts say. Only where one is wrong are both servers asked for single tokens."""
+    same = [pair.speculative.answer.text == one.answer.text for pair, one in zip(pairs, again, strict=False)]
+    wrong = texts.UNEXPLAINED in verdicts
+    return Texts(
+        compared=bool(verdicts) and set(verdicts) <= {texts.SAME, texts.TIED},
+        wrong=wrong,
+        repeats=any(same) if len(same) >= FEWEST_AGAIN else None,
+        alone=texts.agree_alone(pairs, verdicts, speculative, plain, chat) if wrong and plain else None,
     )
 
 
@@ -114,7 +140,7 @@ def _shapes(pairs: list[Pair], again: list[Asked], whole: Measured, other: Measu
     if counts and other and other.counts:
         found += [same_with_both(counts, other.counts), fell_by_threshold(other.counts, counts)]
     named = [shape for shape in found if shape]
-    single = shape_of(counts) if counts and not named else None
+    single = shape_of(counts, whole.n_rounds) if counts and not named else None
     return named or ([single] if single else [])
 
 
@@ -155,7 +181,8 @@ def answer_of(found: Findings) -> Diagnosis:
     """Return the answer as it is shown: that a text is wrong comes first, because no speed is worth it."""
     if texts.UNEXPLAINED not in found.verdicts:
         return found.diagnosis
-    return found.diagnosis._replace(answer=f"{TEXT_WRONG}, and of its speed: {found.diagnosis.answer}")
+    said = f"{TEXT_WRONG}, and of its speed: {found.diagnosis.answer}"
+    return found.diagnosis._replace(answer=said, then=MEND_TEXT)
 
 
 def _kinds(pairs: list[Pair]) -> list[str]:

@@ -82,18 +82,18 @@ def position_lines(found: Measured) -> list[str]:
 
 
 def shape_lines(shapes: Sequence[Shape]) -> list[str]:
-    """Return what each shape is, its usual cause, and how to tell."""
-    lines = ((labelled("shape", f"{one.name}; usually {one.cause}"), labelled("tell", one.tell)) for one in shapes)
-    return [line for both in lines for line in both]
+    """Return the names of shapes, a line for each."""
+    return [labelled("shape", one.name) for one in shapes]
 
 
 def answer_lines(found: Diagnosis) -> list[str]:
-    """Return the answer, its numbers, and what to try."""
-    return [
-        labelled("ANSWER", found.answer),
-        *(labelled("", line) for line in found.numbers),
-        labelled("try", found.then),
-    ]
+    """Return the answer, its numbers, the causes that are left with what tells them apart, and what to try."""
+    lines = [labelled("ANSWER", found.answer), *(labelled("", line) for line in found.numbers)]
+    if found.causes:
+        lines += [labelled("cause", found.causes[0]), *(labelled("or", one) for one in found.causes[1:])]
+    if found.tell:
+        lines.append(labelled("tell", found.tell))
+    return [*lines, labelled("try", found.then)]
 
 
 def joined(blocks: Sequence[Sequence[str]]) -> str:

@@ -1,4 +1,5 @@
-"""Shapes of acceptance curves, each with its usual cause, how to tell, and the next step. Pure: counts in, no torch.
+"""Shapes of acceptance curves, each with its usual causes, how to tell them apart, and the next step. Pure: counts in,
+no torch.
 
 A curve is the counts of a server's rounds. A shape is named only where a share of rounds is beyond a line by two
 standard errors, the spread that so many independent rounds have. Some shapes ask for a second thing, which is compared
@@ -7,26 +8,34 @@ as it is. docs/acceptance-curves.md shows every shape as it was measured, by
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from speclab.extensions.servers import causes
+from speclab.extensions.servers.causes import Named, Texts
 from speclab.extensions.servers.vllm.server_record import EngineCounts
 
 FEWEST = 30  # rounds, below which nothing is named
 ERRORS = 2.0  # standard errors by which a share must be on one side
 NONE_KEPT, GOOD_START, LOW_RATE, ALL_KEPT = 0.15, 0.3, 0.55, 0.8  # of rounds; LOW_RATE of tested tokens
+AT_ALL = 0.01  # of rounds: a draft that keeps fewer knows nothing of the language
 CLIFF_SHARE, FALL_SHARE = 0.5, 2 / 3  # of what the other share is
+OFTENER = 1.5  # times as often rejected at the first position as at the later ones
+ALWAYS = 0.9  # of the rounds: a model or a head drafts in all of them, a lookup does not
 FEWER, AS_MANY = 0.8, 0.95  # f that falls, and accepted tokens of a round that do not
 WHOLE_DRAFTS = 0.8  # of k: where drafts are shorter than that, positions behind the first say little
 LONG, LONG_TAIL, RARELY = 6, 0.15, 0.1  # k; what its second half brings of all accepted tokens; its last position
 
 
 class Shape(NamedTuple):
-    """A shape in words. tell: how to tell its causes apart. then: the next step."""
+    """A shape in words. causes: at most two. tell: how to tell them apart. then: the next step. faulty: a sound draft
+    does not have it, so that something is wrong however fast the server is."""
 
     name: str
-    cause: str
+    causes: tuple[str, ...]
     tell: str
     then: str
+    faulty: bool = False
 
 
 class Share(NamedTuple):
@@ -48,69 +57,83 @@ class Share(NamedTuple):
 
 ZERO = Shape(
     "nothing is kept from the first position on",
-    "the draft reads other states than it was trained with, or states one position off, or its weights are not loaded",
-    "other drafts on the same server are fine, and the draft's own validation is fine",
-    "check the layers, their order, the offset of the token, the vocabulary's table, and the log of the loader",
+    (causes.STATES, causes.DAMAGED),
+    "the loader's log names missing weights; the draft's configuration names the layers",
+    "check the layers, their order, the token's offset, the vocabulary's table, the loader's log",
+    faulty=True,
 )
 CLIFF = Shape(
     "a cliff after the first position",
-    "what the draft feeds back into its second pass is the wrong state or token; or the target's wide pass is wrong",
-    "try another draft: the same cliff with both is the target's pass, and then greedy texts differ from plain ones",
-    "feed k = 1 meanwhile, and compare the draft's second pass with its training code on one text",
+    (causes.FEEDBACK, causes.WIDE_PASS),
+    "greedy texts differ from those without speculation where it is the target's pass",
+    "compare the draft's second pass with its training code on one text",
+    faulty=True,
+)
+RISING = Shape(
+    "the first position is rejected more often than those behind it",
+    (causes.STATES, causes.PARTIAL),
+    "by the kinds in the table: a draft that knows a part of them is level in those",
+    "check the layers that the draft reads, and their order, against its configuration",
+    faulty=True,
 )
 FALLING = Shape(
     "each position is kept less often than the one before",
-    "the positions of a block do not know of each other, or the deeper ones were not trained",
+    (causes.SHALLOW, causes.TOO_LONG),
     "a draft that goes token by token keeps its rate in the same texts",
     "a shorter k; a head whose tokens follow each other (Markov, causal), or training on its own outputs",
 )
 TOO_LONG = Shape(
     "the last positions bring next to nothing",
-    "k is too long for this acceptance, which is level",
+    (causes.TOO_LONG,),
     "the rate of the rounds that reach a position stays, and few rounds reach the last ones",
     "a shorter k",
 )
 ALL = Shape(
     "everything is kept",
-    "the text is in a loop, the draft is the target itself or nearly as good, or nothing is verified",
+    (causes.SAME_TEXT, causes.LENIENT),
     "read the texts, and compare them with those of the server without speculation",
     "prompts that do not repeat themselves; where texts differ, do not use this server",
 )
 LOW = Shape(
     "low, and neither zero nor a cliff",
-    "a draft of another model or another kind of text, one that is damaged or quantised, or sampling at a temperature",
-    "ask greedily and by kind of text; try the draft's own published prompts",
+    (causes.FOREIGN, causes.DAMAGED),
+    "the prompts that the draft was published with: a foreign draft is fine there",
     "a draft that was trained on texts of this very target",
 )
 FORGETS = Shape(
     "the second request for a prompt is kept far less often than the first",
-    "the draft's states are not stored with the target's cached prompt",
+    (causes.UNCACHED,),
     "the same prompt after a new start, or with the prefix cache switched off, is fine",
     "switch the prefix cache off",
+    faulty=True,
 )
 ENDS = Shape(
     "fine in short texts, and less than half of that in long ones",
-    "the draft's context, its window or a buffer of its states ends there",
+    (causes.SHORT,),
     "cut the same texts shorter: acceptance comes back",
     "a draft with a longer context, or no speculation for longer texts",
+    faulty=True,
 )
 THRESHOLD = Shape(
     "f has fallen, and accepted tokens per round have not",
-    "drafts no longer stop early: a threshold has another default. f counts every token that was drafted",
-    "drafted tokens per round have grown",
+    (causes.STOPS,),
+    "drafted tokens per round have grown; f counts every token that was drafted",
     "compare tokens per round and seconds, not f; set the threshold by hand",
 )
 SAME_WITH_BOTH = Shape(
     "equal and wrong with two drafts",
-    "the target's pass over several tokens is wrong: its mask, its positions, or rows that are one off",
+    (causes.WIDE_PASS,),
     "greedy texts differ from those without speculation",
     "report it with both texts, and do not use this server",
+    faulty=True,
 )
-SINGLE = (ZERO, CLIFF, FALLING, TOO_LONG, ALL, LOW)
 
 
-def shape_of(counts: EngineCounts) -> Shape | None:
-    """Return the shape of one curve; None where it is fine, or where its counts are too few to say."""
+def shape_of(counts: EngineCounts, n_rounds: float = 0) -> Shape | None:
+    """Return the shape of one curve; None where it is fine, or where its counts are too few to say.
+
+    n_rounds: all rounds, those without a draft included; 0 where only those that draft are known.
+    """
     kept, n = counts.accepted_at, counts.n_drafts
     if not kept or n < FEWEST:
         return None
@@ -125,12 +148,19 @@ def shape_of(counts: EngineCounts) -> Shape | None:
         return CLIFF
     if len(kept) > 2 and kept[0] * kept[0] > kept[1] * n and _less(Share(kept[2], kept[1]), first, FALL_SHARE):
         return FALLING
+    if n >= ALWAYS * n_rounds and _less(_rejected(later_positions(counts)), _rejected(first), 1 / OFTENER):
+        return RISING
     if _under(Share(counts.n_accepted, n + sum(kept[:-1])), LOW_RATE):
         return LOW
     tail = sum(kept[len(kept) // 2 :])
     if len(kept) >= LONG and tail < LONG_TAIL * counts.n_accepted and _under(Share(kept[-1], n), RARELY):
         return TOO_LONG
     return None
+
+
+def later_positions(counts: EngineCounts) -> Share:
+    """Return what was kept behind the first position, of what was tested there."""
+    return Share(sum(counts.accepted_at[1:]), sum(counts.accepted_at[:-1]))
 
 
 def shape_of_two(earlier: EngineCounts, later: EngineCounts, what: Shape) -> Shape | None:
@@ -155,8 +185,29 @@ def same_with_both(one: EngineCounts, other: EngineCounts) -> Shape | None:
     return SAME_WITH_BOTH if found in (ZERO, CLIFF) and shape_of(other) == found else None
 
 
+def named(shape: Shape, counts: EngineCounts | None, texts: Texts) -> Named:
+    """Return a shape's causes, as far as the counts and the texts leave them open."""
+    found, tell = shape.causes, shape.tell
+    if shape is ZERO and counts and _under(_first(counts), AT_ALL):
+        found = found[::-1]
+    if shape is CLIFF and texts.compared:  # the text is right, so the target's pass is
+        found, tell = (causes.FEEDBACK, causes.SHALLOW), "the draft's training code on one text, pass by pass"
+    if shape is ALL and texts.compared:
+        found = (causes.SAME_TEXT,)
+    return Named(found, tell)
+
+
+def breaks_off(shapes: Sequence[Shape]) -> bool:
+    """Tell whether a curve ends at its first position, or before it."""
+    return any(shape in (ZERO, CLIFF, SAME_WITH_BOTH) for shape in shapes)
+
+
 def _first(counts: EngineCounts) -> Share:
     return Share(counts.accepted_at[0], counts.n_drafts)
+
+
+def _rejected(share: Share) -> Share:
+    return Share(share.whole - share.part, share.whole)
 
 
 def _under(share: Share, limit: float) -> bool:

@@ -31,13 +31,13 @@ def show(args: argparse.Namespace) -> int:
             "give --url of a server, or --before and --after with two /metrics pages, or --acceptance and -k; see "
             "python -m speclab.extensions.servers --help"
         )
-    shape = shape_of(found.counts) if found.counts else None
+    shape = shape_of(found.counts, found.n_rounds) if found.counts else None
     shapes = [shape] if shape else []
     blocks = [
         [label],
         [screen.table({}, found, {})],
         [*screen.position_lines(found), *screen.shape_lines(shapes)],
-        screen.answer_lines(diagnose(found)),
+        screen.answer_lines(diagnose(found, shapes)),
     ]
     say(screen.joined(blocks))
     if args.acceptance_profile:

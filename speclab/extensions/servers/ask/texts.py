@@ -13,6 +13,8 @@ from speclab.system.errors import EnvironmentProblem
 # A logit of 16 to 32 in bfloat16 is rounded to an eighth, and two of them may be off by one step each.
 TIE = 0.25  # nats between two tokens, up to which rounding alone may decide
 TOP = 5
+PLACES, MOST_PAIRS = 6, 3  # where single tokens are asked for: places of a text, and texts
+FEWEST_ALONE, FEWEST_APART = 6, 2  # single tokens that show anything; those that differ: one may be a tie
 Verdict = str
 SAME, TIED, UNEXPLAINED, UNJUDGED = "same", "tie within rounding", "different", "not judged"
 
@@ -59,6 +61,27 @@ def verdict(steps: Sequence[Step], ours: str, other: str) -> Verdict:
     if not rivals:
         return UNEXPLAINED
     return TIED if step.top[step.token] - step.top[max(rivals, key=len)] <= TIE else UNEXPLAINED
+
+
+def agree_alone(
+    pairs: Sequence[Pair], verdicts: Sequence[Verdict], speculative: Server, plain: Server, chat: bool
+) -> bool | None:
+    """Return whether both servers say the same where each is asked for one token, which no draft makes; None where too
+    few of these requests are answered.
+
+    Both continue prompts whose texts differ, with a part of the plain text behind them, as they are: without a template
+    a chat gets another text than before, and both servers the same one.
+    """
+    wrong = [pair for pair, one in zip(pairs, verdicts, strict=True) if one == UNEXPLAINED]
+    n_asked = n_apart = 0
+    for pair in wrong[:MOST_PAIRS]:
+        text = pair.plain.answer.text if pair.plain else ""
+        for place in range(PLACES):
+            order = Order(pair.prompt + "\n" * chat + text[: len(text) * place // PLACES], 1, chat=False)
+            with contextlib.suppress(EnvironmentProblem):
+                one, other = (server.client.ask(order).text for server in (speculative, plain))
+                n_asked, n_apart = n_asked + 1, n_apart + (one != other)
+    return n_apart < FEWEST_APART if n_asked >= FEWEST_ALONE else None
 
 
 def asked_again(server: Server, order: Order) -> list[Step]:

@@ -30,7 +30,7 @@ PANELS = {
     "fine, then nothing: by the place in the text": ("buffer: before", "buffer: behind"),
     "the same prompt again": ("cached: first", "cached: second"),
     "f falls, tokens of a round do not": ("threshold", "no threshold"),
-    "wrong layers: no shape of their own": ("feature", "other layers", "order of layers"),
+    "wrong layers: the first position is low": ("feature", "other layers", "order of layers"),
     "too little to be named": ("model", "noise 0.2", "T = 1", "word lists"),
 }
 

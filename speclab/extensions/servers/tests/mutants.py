@@ -1,5 +1,7 @@
 """Bugs in the extension for servers: what another engine counts, sends and writes."""
 
+from typing import Any
+
 from speclab.extensions.servers import counters, diagnosis, measured, shapes
 from speclab.extensions.servers.ask import client, engines, texts
 from speclab.extensions.servers.referee import own
@@ -102,8 +104,8 @@ def blames_the_load_for_everything() -> None:
     """blames a busy server also where a round costs no more than usual"""
     right = diagnosis.diagnose
 
-    def diagnose(found: measured.Measured) -> diagnosis.Diagnosis:
-        said = right(found)
+    def diagnose(found: measured.Measured, *seen: Any) -> diagnosis.Diagnosis:
+        said = right(found, *seen)
         busy = found.n_running >= diagnosis.LOADED and said.answer != diagnosis.NOTHING
         return said._replace(answer=diagnosis.LOAD) if busy else said
 

@@ -31,13 +31,14 @@ NAMED = {
     "row off, feature": shapes.CLIFF,
     "row off, model": shapes.CLIFF,
     "independent": shapes.FALLING,
+    "other layers": shapes.RISING,
     "k = 16": shapes.TOO_LONG,
     "target": shapes.ALL,
     "unverified": shapes.ALL,
     "loop": shapes.ALL,
     "noise 0.4": shapes.LOW,
     "T = 1, certain": shapes.LOW,
-    "buffer: behind": shapes.LOW,
+    "buffer: behind": shapes.RISING,
 }
 
 
@@ -95,9 +96,18 @@ def test_a_level_curve_is_fine(n, rate, k):
 
 
 def test_a_start_below_a_third_can_end_in_a_cliff():
-    """speculators 613 has .34, then nothing; and a rate that rises is neither a cliff nor level."""
+    """speculators 613 has .34, then nothing; and a rate that rises is no cliff."""
     assert shapes.shape_of(curve(144, [49, 0, 0, 0])) == shapes.CLIFF
-    assert shapes.shape_of(curve(400, [100, 60, 50, 40])) == shapes.LOW
+    assert shapes.shape_of(curve(400, [100, 60, 50, 40])) == shapes.RISING
+
+
+@given(st.integers(300, 3000), st.floats(0.3, 0.6), st.floats(0.85, 0.95), st.floats(0, 3))
+def test_a_first_position_that_is_low_is_a_fault_of_what_drafts_in_every_round(n, first, later, idle):
+    """A lookup finds a copy in some rounds only, and then keeps much of it: that is sound."""
+    found = curve(n, [round(n * first * later**place) for place in range(4)])
+    assert shapes.shape_of(found) == shapes.shape_of(found, n) == shapes.RISING
+    if shapes.ALWAYS * (1 + idle) > 1:
+        assert shapes.shape_of(found, n * (1 + idle)) != shapes.RISING
 
 
 def test_a_very_good_draft_of_long_drafts_is_not_called_unverified():
@@ -112,6 +122,9 @@ def test_short_drafts_hide_what_stands_behind_the_first_position():
 
 def test_the_screen_names_the_shape_and_its_cause():
     assert "a cliff" in screen.shape_lines([shapes.shape_of(RECORD["stale token"].counts)])[0]
+    for shape in vars(shapes).values():
+        if isinstance(shape, shapes.Shape):
+            assert 1 <= len(shape.causes) <= 2
     assert shapes.shape_of(RECORD["feature"].counts) is None
     assert screen.shape_lines([]) == []
 

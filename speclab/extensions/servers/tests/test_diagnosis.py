@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speclab.extensions.servers import diagnosis
+from speclab.extensions.servers import causes, diagnosis, screen, shapes
+from speclab.extensions.servers.ask.stream import Answer
+from speclab.extensions.servers.causes import Texts
 from speclab.extensions.servers.diagnosis import COST, LOAD, NOTHING, REJECTED, UNKNOWN, diagnose
-from speclab.extensions.servers.measured import Measured
+from speclab.extensions.servers.measured import Measured, reading_seconds
 from speclab.extensions.servers.vllm.server_record import EngineCounts
 
 N = 10_000  # rounds
@@ -108,3 +110,87 @@ def test_the_numbers_are_the_measured_ones():
     assert found.round_cost == pytest.approx(2.0)
     assert "1.75" in "".join(diagnose(found).numbers)
     assert "2.00" in "".join(diagnose(found).numbers)
+
+
+# --- shapes, texts and causes -----------------------------------------------------------------------------------------
+
+SHAPES = [shape for shape in vars(shapes).values() if isinstance(shape, shapes.Shape)]
+MAYBE = st.sampled_from([None, True, False])
+TEXTS = st.builds(Texts, st.booleans(), st.booleans(), MAYBE, MAYBE)
+
+
+@given(RATES, st.floats(0.5, 20), st.sampled_from([None, 0.02]), st.lists(st.sampled_from(SHAPES), max_size=2), TEXTS)
+def test_nothing_is_never_wrong_beside_a_shape_that_no_sound_draft_has(rates, cost, plain, seen, texts):
+    found = diagnose(of(rates, cost, plain=plain), seen, texts)
+    assert len(found.causes) == len(set(found.causes)) <= 2
+    assert set(found.causes) <= CLOSED
+    if any(shape.faulty for shape in seen):
+        assert found.answer == REJECTED
+    if texts.wrong or (seen and seen[0].faulty) or found.answer in (REJECTED, COST, LOAD):
+        assert found.causes, "what is wrong has a cause"
+
+
+CLOSED = {value for name, value in vars(causes).items() if name.isupper() and isinstance(value, str)} - {
+    causes.TELL_DEAR
+}
+
+
+def test_a_cause_is_one_line_of_the_screen():
+    assert max(map(len, CLOSED)) <= screen.WIDTH - screen.LABEL
+
+
+def test_a_cliff_outranks_a_shorter_draft():
+    """As a head was measured whose second pass reads the wrong token: k = 1 would pay, and the draft is at fault."""
+    found = of((0.78, 0.05, 0.23, 0.0), 1.81)
+    assert diagnose(found).answer == COST
+    said = diagnose(found, [shapes.CLIFF])
+    assert (said.answer, said.causes[0]) == (REJECTED, causes.FEEDBACK)
+    assert "k = 1" in said.then
+
+
+def test_a_right_text_says_that_the_targets_pass_is_right():
+    found = of((0.8, 0.04, 0.0), 1.5)
+    assert causes.WIDE_PASS in diagnose(found, [shapes.CLIFF]).causes
+    assert causes.WIDE_PASS not in diagnose(found, [shapes.CLIFF], Texts(compared=True)).causes
+
+
+@pytest.mark.parametrize(
+    ("seen", "texts", "first"),
+    [
+        ([], Texts(wrong=True, repeats=False), causes.SAMPLES),
+        ([], Texts(wrong=True, repeats=True, alone=False), causes.OTHER_TARGET),
+        ([], Texts(wrong=True, repeats=True, alone=True), causes.LENIENT),
+        ([shapes.ALL], Texts(wrong=True, repeats=True, alone=True), causes.LENIENT),
+        ([shapes.CLIFF], Texts(wrong=True, repeats=True, alone=True), causes.WIDE_PASS),
+        ([shapes.ZERO], Texts(wrong=True), causes.WIDE_PASS),
+        ([shapes.CLIFF], Texts(wrong=True, repeats=True, alone=False), causes.OTHER_TARGET),
+    ],
+)
+def test_a_wrong_text_has_a_cause_of_its_own(seen, texts, first):
+    assert diagnose(of((0.6, 0.6), 1.4), seen, texts).causes[0] == first
+
+
+@given(st.floats(2.0, 20), st.floats(0.0, 3.0))
+def test_reading_that_is_slow_explains_a_dear_pass(cost, reading):
+    found = replace(of((0.5, 0.5, 0.5, 0.5), cost), reading_seconds=reading * 0.02)
+    slow = 4 * reading >= causes.EXPLAINS * (cost - 1)
+    assert causes.dear(found)[0] == (causes.DEAR_PASS if slow and reading else causes.DEAR_DRAFT)
+    assert set(causes.dear(found)) == {causes.DEAR_PASS, causes.DEAR_DRAFT}
+
+
+def test_a_draft_that_keeps_nothing_at_all_is_more_likely_damaged_than_one_off():
+    for rate, first in ((0.0, causes.DAMAGED), (0.04, causes.STATES)):
+        assert diagnose(of((rate, 0.2), 1.4), [shapes.ZERO]).causes[0] == first
+
+
+def answers(lengths, slope, fixed=0.05):
+    return [Answer("x", 2, 1, fixed + slope * n, 0.1, [], {}, n_prompt=n) for n in lengths]
+
+
+@given(st.lists(st.integers(10, 40), min_size=4, max_size=9), st.floats(1e-4, 1e-1))
+def test_what_reading_costs_is_the_slope_of_the_first_token(lengths, slope):
+    """Whatever every request costs besides is left out."""
+    found = reading_seconds(answers([*lengths, 80], slope))
+    assert found == pytest.approx(slope, rel=1e-6)
+    assert reading_seconds(answers([20] * 6, slope)) is None, "prompts of one length say nothing"
+    assert reading_seconds(answers([10, 80], slope)) is None, "two prompts are too few"

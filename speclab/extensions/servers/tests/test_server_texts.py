@@ -1,7 +1,10 @@
 """Two servers' texts: a difference is a tie where the plain server's own log-probabilities say so, and nowhere else."""
 
+import random
+
 import pytest
 
+from speclab.extensions.servers import causes
 from speclab.extensions.servers.ask import texts
 from speclab.extensions.servers.ask.texts import SAME, TIED, UNEXPLAINED, UNJUDGED, Step, verdict
 
@@ -54,3 +57,34 @@ def test_equal_texts_are_not_asked_for_again(fake, plain, command):
     assert code == 0
     assert "12 of 12 greedy texts" in out
     assert all(body.get("stream") for body in plain.asked), SAME
+
+
+def drawn_anew(prompt, n):
+    """Return other words every time, as a server does that samples."""
+    return [f"{random.randrange(10**6)} " for _ in range(n)]
+
+
+@pytest.mark.parametrize(
+    ("text_of", "cause"),
+    [
+        (altered(4, 5), causes.LENIENT),  # alone, the first tokens are the same: drafts are at fault
+        (altered(0, 5), causes.OTHER_TARGET),
+        (drawn_anew, causes.SAMPLES),
+    ],
+)
+def test_single_tokens_and_second_requests_say_why_a_text_is_wrong(fake, plain, command, text_of, cause):
+    fake.text_of = text_of
+    code, out, _ = command("--url", fake.url, "--plain-url", plain.url, "--max-new-tokens", 16)
+    assert code == 1
+    assert cause in " ".join(out[out.index("ANSWER") :].split())
+    assert len(out.splitlines()) <= 25
+    single = [body for body in plain.asked if body["max_tokens"] == 1]
+    assert 0 < len(single) <= texts.PLACES * texts.MOST_PAIRS
+
+
+def test_a_server_that_answers_no_single_token_leaves_that_open(fake, plain, command, monkeypatch):
+    fake.text_of = altered(4, 5)
+    monkeypatch.setattr(texts, "FEWEST_ALONE", 1000)
+    code, out, _ = command("--url", fake.url, "--plain-url", plain.url, "--max-new-tokens", 16)
+    assert code == 1
+    assert causes.OTHER_TARGET in " ".join(out[out.index("ANSWER") :].split())

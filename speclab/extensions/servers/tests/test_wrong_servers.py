@@ -4,16 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from speclab.extensions.servers.diagnosis import NOTHING, TEXT_WRONG
+from speclab.extensions.servers import causes
+from speclab.extensions.servers.diagnosis import COST, LOAD, NOTHING, REJECTED, TEXT_WRONG
 from speclab.extensions.servers.wrong import __main__ as command
 from speclab.extensions.servers.wrong import wrong_views
-from speclab.extensions.servers.wrong.cases import CASES
+from speclab.extensions.servers.wrong.cases import CASES, DROPPED
 from speclab.extensions.servers.wrong.wrong_record import WrongRun
 from speclab.records import files
 from speclab.system.errors import UsageProblem
 from speclab.system.paths import ROOT
 
 RECORD = ROOT / "results" / "cpu-2-cores-wrong-servers.json"
+CLOSED = {value for name, value in vars(causes).items() if name.isupper() and isinstance(value, str)}
 
 
 @pytest.fixture
@@ -21,14 +23,25 @@ def run() -> WrongRun:
     return files.read(RECORD, WrongRun)
 
 
-def test_words_that_another_screen_has_name_nothing(run):
-    one, other = run.wrong[:2]
-    one, other = replace(one, cause="a word", screen=["a", "word"]), replace(other, cause="", right=False)
-    run.wrong = [one, other]
-    assert wrong_views.names(run, one)
-    assert not wrong_views.names(run, other), "without words of its own, the answer must be right"
-    run.wrong = [one, replace(other, screen=["this is a word"])]
-    assert not wrong_views.names(run, one)
+def test_every_case_expects_an_answer_and_a_cause_that_the_command_can_give():
+    assert len({case.name for case in CASES}) == len(CASES)
+    for case in CASES:
+        assert case.answer in ("", REJECTED, COST, LOAD, NOTHING, TEXT_WRONG, DROPPED)
+        if case.answer not in (NOTHING, DROPPED):
+            assert case.cause in CLOSED
+
+
+def test_a_cause_counts_as_named_where_it_is_one_of_those_that_are_shown(run):
+    run.schema_version = 3
+    right, no_cause = run.wrong[0], run.wrong[1]
+    right = replace(right, half="third", cause="a", causes=["b", "a"], named=True, right=True)
+    missed = replace(right, name="missed", causes=["b", "c"], named=False)
+    fine = replace(no_cause, half="third", cause="", causes=[], named=True, right=True)
+    run.wrong = [right, missed, fine]
+    assert [wrong_views.place(run, one) for one in run.wrong] == ["2nd", "NO", "-"]
+    both, chance = wrong_views.score(run, "third")
+    assert both.startswith("3 of 3 answers are right, 2 of 3 true causes")
+    assert chance.endswith("one pair of causes for 2")
 
 
 def test_a_server_that_verifies_nothing_must_get_the_answer_about_its_text(run):

@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     setup = load_setup(loading.LAB_TARGET, threads=args.threads, engine="eager")
     found = prompts.first_of_each_kind(prompts.encode(prompts.standard(), setup.tokenizer), args.limit)
     run = WrongRun(
-        schema_version=2,
+        schema_version=3,
         created=files.today(),
         interrupted=False,
         machine=files.machine(setup.device),
@@ -67,6 +67,7 @@ def main(argv: list[str] | None = None) -> int:
             "n_prompts": len(found),
             "prompts_sha256": files.fingerprint([prompt.text for prompt in found]),
             "threads": torch.get_num_threads(),
+            **({"note": args.note} if args.note else {}),
         },
         thresholds=thresholds(),
         wrong=[],
@@ -135,7 +136,9 @@ def make_parser() -> argparse.ArgumentParser:
     text.add_argument("--limit", type=parsing.at_least(0), default=4, metavar="N", help="prompts of each kind")
     text.add_argument("--max-new-tokens", type=parsing.at_least(16), default=64, metavar="N", help="default: 64")
     text.add_argument("--load-seconds", type=parsing.at_least(1), default=20, metavar="S", help="of a window")
-    add_output_flags(parser.add_argument_group("results"))
+    results = parser.add_argument_group("results")
+    results.add_argument("--note", metavar="WORDS", help="what else ran on this machine; it stands on the page")
+    add_output_flags(results)
     return parser
 
 

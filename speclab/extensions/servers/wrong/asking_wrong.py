@@ -17,7 +17,6 @@ from speclab.extensions.servers.load import load_screen
 from speclab.extensions.servers.load.work import measure, work
 from speclab.extensions.servers.referee.own import ended_rounds
 from speclab.extensions.servers.vllm.server_record import EngineCounts
-from speclab.extensions.servers.wrong import wrong_views
 from speclab.extensions.servers.wrong.cases import LAB_PAIR_NAME, SMOLLM2, Place, Wrong, lab_draft, llama
 from speclab.extensions.servers.wrong.wrong_record import LoadTry, WrongServer
 from speclab.system.errors import EnvironmentProblem
@@ -52,6 +51,7 @@ def asked(case: Wrong, place: Place, n_tokens: int) -> WrongServer:
     counts = found.whole.counts or EngineCounts(n_drafts=0, n_drafted=0, n_accepted=0, accepted_at=[])
     said = running.answer_of(found).answer
     right = said.startswith(TEXT_WRONG) if case.answer == TEXT_WRONG else found.diagnosis.answer == case.answer
+    causes = list(found.diagnosis.causes)
     return WrongServer(
         name=case.name,
         half=case.half,
@@ -63,7 +63,8 @@ def asked(case: Wrong, place: Place, n_tokens: int) -> WrongServer:
         answer=said,
         right=right,
         cause=case.cause,
-        named=wrong_views.holds(lines, case.cause) if case.cause else right,
+        named=case.cause in causes if case.cause else right and not causes,
+        causes=causes,
         shapes=[shape.name for shape in found.shapes],
         advice=found.diagnosis.then,
         n_same=found.verdicts.count(texts.SAME),

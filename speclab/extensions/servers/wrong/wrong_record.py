@@ -1,7 +1,7 @@
 """The record of `python -m speclab.extensions.servers.wrong`: servers that are wrong on purpose, and what the command
 said of each."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from speclab.records.facts import RunSettings
@@ -11,11 +11,11 @@ from speclab.records.runs import Head
 
 @dataclass(kw_only=True)
 class WrongServer(RecordPart):
-    """One server. half: before where it is of the first set, by which the thresholds were changed; after where it is of
-    the second set, by which they were not."""
+    """One server. half: before where it is of the first set and after where it is of the second one, both of which
+    were known when rules and thresholds were made; third where it is of the set that was written down afterwards."""
 
     name: str
-    half: Literal["before", "after"]
+    half: Literal["before", "after", "third"]
     engine: str
     model: str
     fault: str  # what is wrong in truth
@@ -23,8 +23,8 @@ class WrongServer(RecordPart):
     expected: str  # the answer that is right for this fault; empty where its cause alone counts
     answer: str  # about its speed
     right: bool
-    cause: str  # words of the screen that name this very fault; empty: the answer itself does
-    named: bool  # whether they stand there; where there are none, whether the answer is right
+    cause: str  # the true one, in the words of causes.py; empty: nothing is wrong
+    named: bool  # whether it is among the causes that are shown; where nothing is wrong, whether none is
     shapes: list[str]
     advice: str
     n_same: Count  # greedy texts that are the plain server's
@@ -38,6 +38,7 @@ class WrongServer(RecordPart):
     n_accepted: Count
     equal_rounds: str  # against the lab's own loop, prompt by prompt; empty where the lab was not asked
     screen: list[str]
+    causes: list[str] = field(default_factory=list)  # those that are shown, at most two
     expected_changed: str = ""  # how expected or cause were changed when the server had been run
 
 
@@ -58,7 +59,7 @@ class LoadTry(RecordPart):
 class WrongRun(Head):
     """All servers of one run. thresholds: of `diagnosis.py` and `shapes.py`, as they were."""
 
-    schema_version: Literal[2]
+    schema_version: Literal[2, 3]
     settings: RunSettings
     thresholds: dict[str, float]
     wrong: list[WrongServer]

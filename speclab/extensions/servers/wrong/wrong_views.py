@@ -1,19 +1,22 @@
 """The servers that are wrong on purpose as a table and a page: views of their record."""
 
 from collections.abc import Sequence
+from itertools import combinations
 
 from speclab.extensions.servers.wrong.wrong_record import WrongRun, WrongServer
 from speclab.present.run_lines import circumstances
 from speclab.present.tables import Block, Heading, Lines, Markdown, Table, number, show
 
 COLUMNS = (
-    "answer: what is said of the speed; right: it is the one that this fault should get, and - is where its words "
-    "alone count; named: the screen has words for this very fault, which no other server's screen has; round: its cost "
-    "in plain tokens"
+    "answer: what is said of the speed; right: it is the one that this fault should get, and - is where its cause "
+    "alone counts; cause: the true one is the 1st or the 2nd of at most two that the screen names, yes where the line "
+    "that refuses the server says it, NO where none of these does, and - where nothing is wrong and nothing is named; "
+    "round: its cost in plain tokens"
 )
+OLD_NAMES = 2  # the schema whose faults had to be named by words that no other screen has
 
 
-HALVES = {"before": "First set", "after": "Second set"}
+HALVES = {"before": "First set", "after": "Second set", "third": "Third set"}
 
 
 def holds(screen: Sequence[str], words: str) -> bool:
@@ -22,11 +25,21 @@ def holds(screen: Sequence[str], words: str) -> bool:
 
 
 def names(run: WrongRun, one: WrongServer) -> bool:
-    """Return whether its screen names its fault: with words that no other screen of the record has, or, where it has
-    none, with the right answer."""
+    """Return whether its screen names its fault."""
+    if run.schema_version != OLD_NAMES:
+        return one.named
     if not one.cause:
         return one.right
     return [other.name for other in run.wrong if holds(other.screen, one.cause)] == [one.name]
+
+
+def place(run: WrongRun, one: WrongServer) -> str:
+    """Return where the true cause stands among those that are shown."""
+    if not names(run, one):
+        return "NO"
+    if one.cause in one.causes:
+        return ("1st", "2nd")[one.causes.index(one.cause)]
+    return "yes" if one.cause else "-"
 
 
 def table(run: WrongRun, half: str) -> Table:
@@ -40,17 +53,32 @@ def table(run: WrongRun, half: str) -> Table:
         "speedup": lambda one: f"{one.speedup:.2f}x" if one.speedup else "-",
         "same text": lambda one: f"{one.n_same}/{one.n_texts}" + f" + {one.n_tied} ties" * bool(one.n_tied),
         "right": lambda one: ("yes" if one.right else f"NO: {one.expected}") if one.expected else "-",
-        "named": lambda one: "yes" if names(run, one) else "NO",
+        "cause": lambda one: place(run, one),
     }
     return Table([one for one in run.wrong if one.half == half], columns, n_words=3)
 
 
 def score(run: WrongRun, half: str) -> list[str]:
-    """Return how many answers of one half are right."""
+    """Return how many answers of one half are right, and how many true causes are named, with what one answer and one
+    pair of causes for every server would reach."""
     found = [one for one in run.wrong if one.half == half]
     judged = [one for one in found if one.expected]
     right, named = sum(one.right for one in judged), sum(names(run, one) for one in found)
-    return [f"{right} of {len(judged)} answers are right, and {named} of {len(found)} screens name the fault"]
+    both = sum(names(run, one) and (one.right or not one.expected) for one in found)
+    answers = [one.expected for one in judged]
+    always = max((answers.count(answer) for answer in answers), default=0)
+    return [
+        f"{right} of {len(judged)} answers are right, {named} of {len(found)} true causes are named, and for {both} "
+        f"servers both hold",
+        f"by chance: one answer for every server would be right for {always}, one pair of causes for {_best(found)}",
+    ]
+
+
+def _best(found: Sequence[WrongServer]) -> int:
+    """Return for how many servers the true cause is in the pair of causes that has most of them."""
+    faults = [one.cause for one in found if one.cause]
+    counts = [faults.count(one) + faults.count(other) for one, other in combinations(sorted(set(faults)), 2)]
+    return max(counts, default=len(faults))
 
 
 def changes(run: WrongRun) -> list[str]:
@@ -70,7 +98,9 @@ def rounds(run: WrongRun) -> list[str]:
 def page(run: WrongRun) -> str:
     """Return results/NAME.md."""
     blocks: list[Block] = [Markdown("# Servers that are wrong on purpose"), Lines([f"{circumstances(run)}."])]
-    for half, name in HALVES.items():
+    if run.settings.get("note"):
+        blocks.append(Lines([run.settings["note"]]))
+    for half, name in halves(run).items():
         blocks += [Heading(name), table(run, half), Lines(score(run, half))]
     blocks += [Lines([COLUMNS]), Heading("Expectations that were changed after the first run"), Lines(changes(run))]
     blocks += [Heading("Counts beside the lab's own rounds"), Lines(rounds(run))]
@@ -81,10 +111,15 @@ def page(run: WrongRun) -> str:
     return show(blocks, markdown=True)
 
 
+def halves(run: WrongRun) -> dict[str, str]:
+    """Return the sets that the record has, each with its heading."""
+    return {half: name for half, name in HALVES.items() if any(one.half == half for one in run.wrong)}
+
+
 def text(run: WrongRun) -> str:
     """Return what the terminal shows."""
     blocks: list[Block] = []
-    for half in HALVES:
+    for half in halves(run):
         blocks += [table(run, half), Lines(score(run, half))]
     return show([*blocks, Lines([COLUMNS, *changes(run), *rounds(run)])])
 
