@@ -62,7 +62,7 @@ class FeatureDrafter(HeadDrafter):
 
     def _known(self, tokens: Tensor) -> Tensor:
         """Replace ids that the head lacks: a target may know more ids."""
-        return tokens.clamp(max=self.head.config.block.vocab_size - 1)
+        return tokens.clamp(max=self._n_ids - 1)
 
     def _forward(self, states: Tensor, tokens: Tensor, length: int, step: str = "step") -> tuple[Tensor, Tensor]:
         """Run a pass: states (1, m, hidden) from position `length` on and the token after each -> the last output,

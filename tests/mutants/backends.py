@@ -52,10 +52,10 @@ def writes_padding_over_the_text() -> None:
     """writes the rows of a compiled pass one place too early"""
     right = Program._values
 
-    def values(program: Program, ids: Tensor, positions: Tensor, mask: Tensor, places: Tensor, *rows) -> dict:
-        return right(program, ids, positions, mask, (places - 1).clamp(min=0), *rows)
+    def values(ids: Tensor, positions: Tensor, mask: Tensor, places: Tensor, *rows) -> list[Tensor]:
+        return right(ids, positions, mask, (places - 1).clamp(min=0), *rows)
 
-    Program._values = values
+    Program._values = staticmethod(values)
 
 
 @mutant(10, "logits_at_every_width_and_across_a_growing_buffer", file="models/test_exported")
@@ -63,11 +63,11 @@ def reads_the_rest_of_a_block() -> None:
     """lets a compiled pass read the rows behind the text, up to the end of the block"""
     right = Program._values
 
-    def values(program: Program, ids: Tensor, positions: Tensor, mask: Tensor, *rest) -> dict:
+    def values(ids: Tensor, positions: Tensor, mask: Tensor, *rest) -> list[Tensor]:
         last = mask[..., -1:, :] == 0
-        return right(program, ids, positions, mask.masked_fill(~last, 0.0), *rest)
+        return right(ids, positions, mask.masked_fill(~last, 0.0), *rest)
 
-    Program._values = values
+    Program._values = staticmethod(values)
 
 
 @mutant(10, "a_pass_that_is_wrong_or_slow_is_not_used", file="models/test_compiled")

@@ -37,6 +37,7 @@ class HeadDrafter(Drafter):
         if freeze(head):
             self.choose_packing()
         self._layers = head.config.layers
+        self._n_ids = head.config.block.vocab_size  # that it can read; a library's settings are slow to read
         self._sampling, self._vocab_size = GREEDY, 0  # the target's
         self._keys: list[Tensor] = []  # of each layer, (rows, key heads, head size)
         self._values: list[Tensor] = []
@@ -91,7 +92,7 @@ class HeadDrafter(Drafter):
     def as_target_logits(self, logits: Tensor, vocab_size: int) -> Tensor:
         """Return the head's logits (n, draft vocabulary) -> (n, vocab_size); ids that the head lacks have no
         probability"""
-        n_ids = max(vocab_size, self.head.config.block.vocab_size)
+        n_ids = max(vocab_size, self._n_ids)
         if self.ids is not None or logits.shape[1] < n_ids:
             ids = torch.arange(logits.shape[1], device=logits.device) if self.ids is None else self.ids
             logits = logits.new_full((len(logits), n_ids), float("-inf")).index_copy_(1, ids, logits)

@@ -9,7 +9,6 @@ compiled as fast as one with two. A function serves any length of the text: it r
 The functions are packages in the user's cache folder (speclab/models/backends/packages.py).
 """
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -52,21 +51,25 @@ class GraphPart(NamedTuple):
 class Step(NamedTuple):
     """A compiled function with its inputs.
 
+    A pass keeps its arguments, and then all results of its steps, in one list; a slot is a place in that list.
     run: it takes a list of tensors. inputs: the constants in that list, None elsewhere. holes: (place in the list,
-    node) of every other input. outputs: the nodes that the results stand for.
+    slot) of every other input.
     """
 
     run: Any
     inputs: list[Tensor | None]
-    holes: list[tuple[int, fx.Node]]
-    outputs: tuple[fx.Node, ...]
+    holes: list[tuple[int, int]]
 
 
 class Program:
-    """A compiled pass over `width` tokens. It is called like the replayed one (`Replayed` in exported.py)."""
+    """A compiled pass over `width` tokens. It is called like the replayed one (`Replayed` in exported.py).
 
-    def __init__(self, cut_pass: "CutPass", width: int, steps: list[Step]):
-        self.width, self._cut, self._steps = width, cut_pass, steps
+    steps: what comes before the layers, each layer, and what comes behind them. outputs: the slots of the logits and of
+    the outputs of the layers.
+    """
+
+    def __init__(self, width: int, steps: list[Step], outputs: list[int]):
+        self.width, self._steps, self._outputs = width, steps, outputs
 
     @staticmethod
     def n_rows(total: int) -> int:
@@ -81,13 +84,13 @@ class Program:
         """
         values = self._values(ids, *arguments)
         self._run(values, self._steps)
-        return [values[node] for node in self._cut.outputs]
+        return [values[slot] for slot in self._outputs]
 
     def first(self, n_layers: int, ids: Tensor, *arguments: Any) -> list[Tensor]:
         """Run the first layers alone.  -> their outputs"""
         values = self._values(ids, *arguments)
         self._run(values, self._steps[: 1 + n_layers])
-        return [values[node] for node in self._cut.outputs[1 : 1 + n_layers]]
+        return [values[slot] for slot in self._outputs[1 : 1 + n_layers]]
 
     def rest(self, n_layers: int, states: Tensor, *arguments: Any) -> list[Tensor]:
         """Run all layers but the first ones, whose last outputs are (1, width, hidden).
@@ -97,23 +100,26 @@ class Program:
         ids = torch.zeros(1, self.width, dtype=torch.long)  # the layers left read what is made before them, not the ids
         values = self._values(ids, *arguments)
         self._run(values, self._steps[:1])
-        values[self._cut.outputs[n_layers]] = states.contiguous()
+        values += [states.contiguous()] * n_layers  # in the slots of the outputs of these layers; the last one is read
         self._run(values, self._steps[1 + n_layers :])
-        return [values[node] for node in (self._cut.outputs[0], *self._cut.outputs[1 + n_layers :])]
-
-    def _values(self, ids: Tensor, positions: Tensor, mask: Tensor, places: Tensor, *rows: list[Tensor]) -> dict:
-        """Return the arguments of the pass by their nodes. Compiled functions take the strides of inputs as given."""
-        copied = (tensor.contiguous() for tensor in (ids, positions, mask, places))  # the first rows of buffers are
-        return dict(zip(self._cut.arguments, itertools.chain(copied, *rows), strict=True))
+        return [values[slot] for slot in (self._outputs[0], *self._outputs[1 + n_layers :])]
 
     @staticmethod
-    def _run(values: dict[fx.Node, Tensor], steps: list[Step]) -> None:
+    def _values(
+        ids: Tensor, positions: Tensor, mask: Tensor, places: Tensor, keys: list[Tensor], values: list[Tensor]
+    ) -> list[Tensor]:
+        """Return the arguments of the pass. Compiled functions take the strides of inputs as given."""
+        copied = (tensor.contiguous() for tensor in (ids, positions, mask, places))  # the first rows of buffers are
+        return [*copied, *keys, *values]
+
+    @staticmethod
+    def _run(values: list[Tensor], steps: list[Step]) -> None:
         """Run these steps, and add what they give to the values."""
         for step in steps:
             inputs = step.inputs.copy()
-            for place, node in step.holes:
-                inputs[place] = values[node]
-            values.update(zip(step.outputs, step.run(inputs), strict=True))
+            for place, slot in step.holes:
+                inputs[place] = values[slot]
+            values += step.run(inputs)
 
 
 class CutPass:
@@ -147,19 +153,19 @@ class CutPass:
         """
         example = self._example(width)
         n_rows = self.arguments[4].meta["val"].shape[0]
+        slots = {node: slot for slot, node in enumerate(example)}
         steps: list[Step] = []
         for part in self.parts:
             constants = [rewrites.constant(self._graph, n) if n.op == "get_attr" else None for n in part.inputs]
-            holes = [(i, node) for i, node in enumerate(part.inputs) if node.op != "get_attr"]
-            given: list[Any] = list(constants)
-            for place, node in holes:
-                given[place] = example[node]
+            given = [example.get(n, constant) for n, constant in zip(part.inputs, constants, strict=True)]
             # What comes before the layers is too little to be worth a compiled function.
             run = _function(part, given, n_rows, threads, find) if steps else _called(part.module)
             with torch.no_grad():
                 example.update(zip(part.outputs, part.module(*given), strict=True))
-            steps.append(Step(run, constants, holes, part.outputs))
-        return Program(self, width, steps) if all(step.run for step in steps) else None
+            steps.append(Step(run, constants, [(i, slots[n]) for i, n in enumerate(part.inputs) if n in slots]))
+            slots |= {node: len(slots) + i for i, node in enumerate(part.outputs)}
+        outputs = [slots[node] for node in self.outputs]
+        return Program(width, steps, outputs) if all(step.run for step in steps) else None
 
     def _example(self, width: int) -> dict[fx.Node, Tensor]:
         """Return the inputs of a pass over the first `width` tokens of a text."""
