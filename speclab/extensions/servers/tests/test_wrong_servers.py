@@ -8,7 +8,8 @@ from speclab.extensions.servers import causes
 from speclab.extensions.servers.diagnosis import COST, LOAD, NOTHING, REJECTED, TEXT_WRONG
 from speclab.extensions.servers.wrong import __main__ as command
 from speclab.extensions.servers.wrong import wrong_views
-from speclab.extensions.servers.wrong.cases import CASES, DROPPED
+from speclab.extensions.servers.wrong.__main__ import CASES
+from speclab.extensions.servers.wrong.cases import DROPPED
 from speclab.extensions.servers.wrong.wrong_record import WrongRun
 from speclab.records import files
 from speclab.system.errors import UsageProblem

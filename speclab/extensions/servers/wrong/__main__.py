@@ -26,7 +26,8 @@ from speclab.extensions.servers.ask import texts
 from speclab.extensions.servers.curves.measuring import Lab
 from speclab.extensions.servers.load import levels
 from speclab.extensions.servers.wrong import asking_wrong, wrong_views
-from speclab.extensions.servers.wrong.cases import CASES, Place
+from speclab.extensions.servers.wrong.cases import AFTER, BEFORE, Place
+from speclab.extensions.servers.wrong.third_set import THIRD
 from speclab.extensions.servers.wrong.wrong_record import WrongRun
 from speclab.lab.harness import kept_when_stopped
 from speclab.models import loading, prompts
@@ -36,6 +37,8 @@ from speclab.records.rows import as_written
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.files import do_all, shown
 from speclab.system.terminal import note, say
+
+CASES = BEFORE + AFTER + THIRD
 
 
 @reports_problems

@@ -31,6 +31,7 @@ from speclab.extensions.servers.start import lab_gguf, starting
 from speclab.extensions.servers.wrong.lab_server import LabServer
 from speclab.lab.training import degraded_drafts
 from speclab.models.loading import LAB_PAIR
+from speclab.models.setup import Setup
 
 FEATURE = "feature head, k = 4"
 DROPPED = "has drafted nothing"  # no answer, but the one line with which the command ends
@@ -119,14 +120,17 @@ def loop(
     k: int = 4,
     rule: AcceptRule = accept_from_logits,
     temperature: float | None = None,
+    served: Callable[[Setup], Setup] = lambda setup: setup,
+    one_seed: bool = False,
 ) -> Start:
-    """Return what starts two servers around the lab's own loop."""
+    """Return what starts two servers around the lab's own loop. served: what the server that speculates serves instead
+    of the lab's setup. temperature, one_seed: how it samples, whatever a request asks for."""
 
     @contextlib.contextmanager
     def start(place: Place) -> Iterator[Urls]:
         setup = place.lab.setup
         with (
-            LabServer(setup, make(place.lab), k, rule, temperature) as one,
+            LabServer(served(setup), make(place.lab), k, rule, temperature, one_seed) as one,
             LabServer(setup, None, 0) as other,
         ):
             yield Urls(one.url, other.url, flags, LOOP)
@@ -198,4 +202,3 @@ AFTER = (
     Wrong("other positions", "after", LAB_PAIR_NAME, "the draft's rotary base is a hundred times too large", REJECTED,
           DAMAGED, llama(turned_draft)),
 )  # fmt: skip
-CASES = BEFORE + AFTER

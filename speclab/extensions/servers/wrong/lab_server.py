@@ -26,7 +26,8 @@ MOST_BYTES, TOP = 2**20, 5
 
 
 class LabServer(ThreadingHTTPServer):
-    """One server. drafter: None for plain decoding. temperature: instead of the one that a request asks for."""
+    """One server. drafter: None for plain decoding. temperature: instead of the one that a request asks for. one_seed:
+    whether all requests are sampled with the same one."""
 
     daemon_threads = True
 
@@ -37,10 +38,11 @@ class LabServer(ThreadingHTTPServer):
         draft_length: int,
         rule: AcceptRule = accept_from_logits,
         temperature: float | None = None,
+        one_seed: bool = False,
     ):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.setup, self.drafter, self.draft_length, self.rule = setup, drafter, draft_length, rule
-        self.temperature, self._turn = temperature, threading.Lock()
+        self.temperature, self.one_seed, self._turn = temperature, one_seed, threading.Lock()
         self.n_waiting, self.n_generated, self._n_asked = 0, 0, 0
         self.drafted: list[tuple[int, int]] = []  # (drafted, kept) of every round that drafted
 
@@ -69,9 +71,8 @@ class LabServer(ThreadingHTTPServer):
             n_new, target = 0, self.setup.target.with_own_cache()
             if self.temperature is not None:
                 temperature = self.temperature
-            settings = DecodeSettings(
-                n_tokens + 2 * self.draft_length, Sampling(temperature), frozenset(), seed=self._n_asked
-            )
+            seed = 1 if self.one_seed else self._n_asked
+            settings = DecodeSettings(n_tokens + 2 * self.draft_length, Sampling(temperature), frozenset(), seed=seed)
             ids = self.setup.tokenizer(text, return_tensors="pt").input_ids
             rounds = (
                 speculative_decode(target, self.drafter, ids, self.draft_length, settings, self.rule)
