@@ -1,16 +1,24 @@
 """The table of servers that are wrong on purpose: what it counts as right and as named, and what it does not mix."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from speclab.extensions.servers import causes
+from speclab.extensions.servers.ask import engines
+from speclab.extensions.servers.ask.client import Order
+from speclab.extensions.servers.curves.measuring import Lab
 from speclab.extensions.servers.diagnosis import COST, LOAD, NOTHING, REJECTED, TEXT_WRONG
 from speclab.extensions.servers.wrong import __main__ as command
 from speclab.extensions.servers.wrong import wrong_views
 from speclab.extensions.servers.wrong.__main__ import CASES
-from speclab.extensions.servers.wrong.cases import DROPPED
+from speclab.extensions.servers.wrong.cases import DROPPED, Place
+from speclab.extensions.servers.wrong.third_set import THIRD
 from speclab.extensions.servers.wrong.wrong_record import WrongRun
+from speclab.models import prompts
+from speclab.models.loading import LAB_TARGET
+from speclab.models.setup import load_setup
 from speclab.records import files
 from speclab.system.errors import UsageProblem
 from speclab.system.paths import ROOT
@@ -68,3 +76,23 @@ def test_an_unknown_server_is_named(run):
     other.wrong[0] = replace(other.wrong[0], name="nobody")
     with pytest.raises(UsageProblem, match="nobody"):
         command.add(run, other, "other.json")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    setup = load_setup(LAB_TARGET, engine="eager", threads=1)
+    found = prompts.encode([("code", "def area(self):"), ("prose", "The old man")], setup.tokenizer)
+    return Place(Lab(setup, found, 12, 0), "no program", Path("no file"), tmp_path_factory.mktemp("place"))
+
+
+OWN = [case for case in THIRD if "others" not in case.name]
+
+
+@pytest.mark.parametrize("case", OWN, ids=[case.name for case in OWN])
+def test_a_fault_of_the_draft_changes_no_text_and_any_other_one_does(case, place):
+    with case.start(place) as urls:
+        texts = []
+        for url in (urls.url, urls.plain):
+            client = engines.find(url, None).client
+            texts.append([client.ask(Order(one.text, 40, chat=False)).text for one in place.lab.prompts])
+    assert (texts[0] == texts[1]) == (case.answer != TEXT_WRONG)
