@@ -6,12 +6,12 @@ token t + 1, and predicts token t + 2:
     x = projection(norm of the embedding, norm of the state);  state = norm(layer(x));  logits = output layer(state)
 
 Deeper positions, for which the target has computed nothing yet, get the head's own state at the position before: the
-one layer is applied again, to its state after the last norm; these positions are held against no other implementation.
-Embedding and output layer are the target's. DeepSeek-V3 (arXiv 2412.19437), FastMTP
-(2509.18362); the layer and its weights are the library's (`MtpModel`).
+one layer is applied again, to its state after the last norm. Embedding and output layer are the target's, with all that
+the target does to its logits. DeepSeek-V3 (arXiv 2412.19437), FastMTP (2509.18362); the layer and its weights are the
+library's (`MtpModel`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,9 +33,11 @@ class MtpConfig:
 class MtpHead(nn.Module):
     """The library's layer, and the steps of a pass. norm: the target's last norm."""
 
-    def __init__(self, model: Any, norm: nn.Module, n_layers: int):
-        """model: an MtpModel. n_layers: of the target."""
+    def __init__(self, model: Any, norm: nn.Module, n_layers: int, project: Callable[[Tensor], Tensor] | None = None):
+        """model: an MtpModel. n_layers: of the target. project: makes logits of last states as the target does, None
+        where that is its output layer and nothing else."""
         super().__init__()
+        self.project = project
         self.config = MtpConfig(model.config, (n_layers - 1,))
         self.model, self.norm = model, norm
         self.compiled: dict[tuple[str, int], Any] = {}
@@ -67,7 +69,7 @@ class MtpHead(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:
         """Return the logits, (..., hidden) -> (..., vocabulary)."""
-        return self.model.shared_head(states)
+        return self.project(states) if self.project else self.model.shared_head(states)
 
     def rollout(
         self, hidden: Tensor, tokens: Tensor, depth: int, starts: Tensor | None = None

@@ -13,10 +13,11 @@ made for one depth, the first is read and applied again. Nothing of a checkpoint
 import contextlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -131,9 +132,58 @@ def empty_model(target: PreTrainedModel, state_first: bool = False) -> Any:
     return model
 
 
+def head_of(model: Any, target: PreTrainedModel) -> MtpHead:
+    """Return the head with this MtpModel, whose logits are made as those of the target."""
+    n_layers = target.config.get_text_config().num_hidden_layers
+    norm: Any = target.get_decoder().norm
+    return MtpHead(model, norm, n_layers, target_logits(target))
+
+
+class _Given:
+    """What a base model would return: these last states, and nothing else."""
+
+    def __init__(self, states: Tensor):
+        self.last_hidden_state = states
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+    def __getitem__(self, index: int) -> Tensor:
+        return (self.last_hidden_state,)[index]
+
+
+def target_logits(target: Any) -> Callable[[Tensor], Tensor] | None:
+    """Return what makes logits of last states, (..., hidden) -> (..., vocabulary), as the target does; None where its
+    output layer alone gives them.
+
+    Some families scale their logits, cap them, or cut columns off that only fill the table up. Which ones do is not
+    listed here: the target's own pass runs, with these states in the place of its layers.
+    """
+    base: Any = target.base_model
+
+    def project(states: Tensor) -> Tensor:
+        before = vars(base).get("forward")
+        rows = states.flatten(0, -2)[None]  # (1, n, hidden)
+        base.forward = lambda *arguments, **options: _Given(rows)
+        try:
+            ids = torch.zeros(rows.shape[:2], dtype=torch.long, device=rows.device)
+            logits = target(input_ids=ids, use_cache=False).logits
+        finally:
+            del base.forward
+            if before is not None:
+                base.forward = before
+        return logits[0].unflatten(0, states.shape[:-1])
+
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(4, target.config.get_text_config().hidden_size, generator=generator)
+    states = states.to(target.device, target.dtype)
+    with torch.no_grad():
+        said, plain = project(states), target.lm_head(states)
+    return None if said.shape == plain.shape and torch.allclose(said.to(plain), plain) else project
+
+
 def _built(target: PreTrainedModel, n_layers: int, files: dict[str, Path], found: dict[str, str]) -> MtpHead:
     """Make the head with these tensors: name in the file -> the library's."""
-    base: Any = target.get_decoder()
     tensors: dict[str, Tensor] = {}
     if twice := sorted(tensor for tensor, own in found.items() if list(found.values()).count(own) > 1):
         raise ValueError(f"{twice[0]} and {twice[1]} are the same weight of a head under two names")
@@ -159,4 +209,4 @@ def _built(target: PreTrainedModel, n_layers: int, files: dict[str, Path], found
     if wrong := sorted(str(key[0]) for key in told.mismatched_keys):
         raise ValueError(f"{wrong[0]} has another shape than in a layer of the target")
     model.tie_with_main_model(target)
-    return MtpHead(model.eval().requires_grad_(False), base.norm, n_layers)
+    return head_of(model.eval().requires_grad_(False), target)

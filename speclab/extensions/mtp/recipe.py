@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from speclab.drafts.heads.files import CONFIG, WEIGHTS
 from speclab.extensions.mtp.head import MtpHead
-from speclab.extensions.mtp.head_weights import empty_model, read_mtp_head
+from speclab.extensions.mtp.head_weights import empty_model, head_of, read_mtp_head
 from speclab.lab.training.recipes import DEPTH, Distance, Reading, Recipe, chain_loss, distance
 from speclab.system.errors import UsageProblem, first_line
 from speclab.system.files import whole_folder, write_whole
@@ -45,7 +45,7 @@ def fresh_mtp(target: PreTrainedModel, tokenizer: Any, args: argparse.Namespace,
         model.layers.to_empty(device=torch.device("cpu"))
         model.layers.apply(target._init_weights)
     model.layers[0].post_norm.load_state_dict(norm.state_dict())
-    return MtpHead(model, norm, target.config.get_text_config().num_hidden_layers)
+    return head_of(model, target)
 
 
 def mtp_loss(head: MtpHead, read: Reading, tokens: Tensor, starts: Tensor, distance: Distance = distance) -> Tensor:

@@ -1,5 +1,7 @@
 """Bugs of MTP heads. The text stays right: only what is proposed tells."""
 
+from typing import Any
+
 from torch import Tensor
 
 from speclab.extensions.mtp import head_weights
@@ -36,3 +38,24 @@ def keeps_what_it_read_of_its_own_chain() -> None:
 def takes_the_embedding_first_everywhere() -> None:
     """does not know that MiMo's projection takes the state first"""
     head_weights.STATE_FIRST = "nothing is named so"
+
+
+@mutant(56, DEFINITION, file=FILE)
+def takes_the_output_layer_alone() -> None:
+    """does not scale or cap its logits as the target does"""
+    MtpHead.logits = lambda head, states: head.model.shared_head(states)
+
+
+POSITIONS = "every_position_is_what_the_librarys_model_gives"
+
+
+@mutant(56, POSITIONS, file=FILE)
+def counts_deeper_positions_from_one_place_on() -> None:
+    """gives all passes but the first the position of the first"""
+    right = MtpHead.run
+
+    def run(head: MtpHead, states: Tensor, tokens: Tensor, positions: Tensor, cache: Any, seen: Tensor) -> Tensor:
+        n = seen.shape[-1] if cache.get_seq_length() else 0
+        return right(head, states, tokens, positions.clamp(max=positions.min()) - 1 if n else positions, cache, seen)
+
+    MtpHead.run = run

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.cache_utils import MtpCache
 
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import GREEDY, Sampling
@@ -14,7 +15,7 @@ from speclab.drafts.heads.rollout import target_pass
 from speclab.extensions.mtp.drafter import MtpDrafter
 from speclab.extensions.mtp.head import MtpHead
 from speclab.extensions.mtp.head_weights import empty_model, of_head, read_mtp_head
-from speclab.extensions.mtp.tests.tiny_checkpoints import N_LAYERS, SHAPES, write
+from speclab.extensions.mtp.tests.tiny_checkpoints import N_LAYERS, SHAPES, VOCAB, write
 from speclab.lab.training.recipes import likely
 from speclab.models import loading
 from speclab.models.cached import CachedModel
@@ -98,6 +99,28 @@ def test_proposals_are_an_independent_computation(shaped, sampling):
     assert len(drafts) > N_NEW / (K + 1)
     if sampling.greedy:
         assert tokens_of(rounds) == plain_text(cached, PROMPT, N_NEW)
+
+
+def test_every_position_is_what_the_librarys_model_gives(shaped):
+    """The library's MtpModel makes the same chain, with masks, positions and a cache of its own.
+
+    Its own loop has a layer for each depth. Here its one layer runs again on its own last state, which the library
+    leaves to engines: vLLM 0.32 feeds back the state after the last norm, too (deepseek_mtp.py).
+    """
+    checkpoint, target = shaped
+    head = read_mtp_head(str(checkpoint.folder), target, "mtp")
+    text = torch.randint(0, VOCAB, (1, 18), generator=torch.Generator().manual_seed(5))
+    n, model, cache = text.shape[1] - 1 - K, head.model, MtpCache(config=head.model.config)
+    with torch.no_grad():
+        rows = [logits[0, -1] for logits in head.chains(target_pass(target, text, (N_LAYERS - 1,))[0], text, K)]
+        states = target.get_decoder()(input_ids=text, use_cache=False).last_hidden_state[:, :n]
+        ids, places = text[:, 1 : n + 1], torch.arange(1, n + 1)[None]
+        for depth, row in enumerate(rows):
+            states = model.forward_layer(0, states, places, cache, input_ids=ids)[:, -1:]
+            assert torch.allclose(row, checkpoint.shape.logits(model.shared_head(states))[0, 0], atol=1e-4)
+            ids, places = text[:, n + depth + 1 : n + depth + 2], places[:, -1:] + 1
+    assert len(rows) == K
+    assert len({int(row.argmax()) for row in rows}) > 1
 
 
 def test_its_law_is_what_it_draws_from(shaped):

@@ -6,6 +6,7 @@ with these weights, and what the head should say is computed with it from the wh
 
 import functools
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,15 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DeepseekV3Config, Glm4MoeConfig, Qwen2Config, Qwen3NextConfig
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    Gemma2Config,
+    Glm4MoeConfig,
+    GraniteConfig,
+    Qwen2Config,
+    Qwen3NextConfig,
+)
 
 VOCAB, HIDDEN, N_LAYERS = 48, 32, 2
 BASE: dict[str, Any] = {
@@ -41,12 +50,13 @@ KINDS = ["linear_attention", "full_attention", "full_attention"]
 class Shape:
     """A published shape. config: makes its config for a number of layers. names: of projection, norm of the embedding,
     norm of the state, last norm, and what stands before the layer's own names. state_first: the order of the
-    projection's input."""
+    projection's input. logits: what the target makes of the output layer's logits."""
 
     config: Any
     names: tuple[str, str, str, str]
     layer: str
     state_first: bool = False
+    logits: Callable[[Tensor], Tensor] = lambda logits: logits
 
 
 def _of_layers(kind: Any, n: int, **more: Any) -> Any:
@@ -86,6 +96,21 @@ SHAPES = {
         ),
         "model.mtp_layers.0.",
         state_first=True,
+    ),
+    # No checkpoint of these two is known to have such a head. They scale their logits, or cap them.
+    "granite": Shape(
+        functools.partial(_of_layers, GraniteConfig, logits_scaling=4.0, embedding_multiplier=2.0),
+        APPENDED,
+        LAST,
+        logits=lambda logits: logits / 4.0,
+    ),
+    "gemma2": Shape(
+        functools.partial(
+            _of_layers, Gemma2Config, final_logit_softcapping=2.0, head_dim=8, layer_types=["full_attention"] * 3
+        ),
+        APPENDED,
+        LAST,
+        logits=lambda logits: 2.0 * torch.tanh(logits / 2.0),
     ),
 }
 
@@ -127,7 +152,7 @@ class Checkpoint:
         states, ids, rows = self.whole.model.norm(self.target_states(text[:-1])), list(text), []
         for token in drafted:
             state = self.last(ids, states)
-            rows.append(state @ self.whole.lm_head.weight.T)
+            rows.append(self.shape.logits(state @ self.whole.lm_head.weight.T))
             ids.append(token)
             states = torch.cat([states, state[None]])
         return torch.stack(rows)
