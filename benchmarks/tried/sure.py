@@ -6,6 +6,7 @@ or of calibrated ones, sigmoid(a logit q + b), where a and b are fitted on every
 were right. Rounds are replayed on the others.
 
     python -m benchmarks.tried.sure                 # minutes
+    python -m benchmarks.tried.reliability results/NAME-sure.json        # the picture of the record
 
 What comes out: how often tokens of each probability were right, and tokens per round of trees and of the chain. Files:
 results/NAME-sure.json and .md.
@@ -258,20 +259,36 @@ LEGEND = [
 ]
 
 
+def total(run: SureRun, way: str, what: str) -> float:
+    """Return the sum of a count over the texts."""
+    return sum(getattr(row, what) for row in run.raw if row.way == way)
+
+
+def per_round(run: SureRun, way: str) -> float:
+    """Return the tokens per round."""
+    return 1 + total(run, way, "n_accepted") / total(run, way, "n_rounds")
+
+
+def speed(run: SureRun, way: str) -> float:
+    """Return the tokens per round over the price of a round's verification."""
+    return per_round(run, way) / (1 + PRICE * total(run, way, "n_nodes") / total(run, way, "n_rounds"))
+
+
+def best_chain(run: SureRun) -> str:
+    """Return the fastest chain."""
+    return max((row.way for row in run.raw if row.way.startswith(CHAIN)), key=lambda way: speed(run, way))
+
+
+def best_tree(run: SureRun) -> tuple[str, float]:
+    """Return the fastest tree, and its speed over that of the fastest chain."""
+    way = max((row.way for row in run.raw if not row.way.startswith(CHAIN)), key=lambda way: speed(run, way))
+    return way, speed(run, way) / speed(run, best_chain(run))
+
+
 def page(run: SureRun) -> list[Block]:
     """The whole page, from the record alone."""
     of = {name: [row for row in run.raw if row.way == name] for name in dict.fromkeys(row.way for row in run.raw)}
-
-    def total(name: str, what: str) -> float:
-        return sum(getattr(row, what) for row in of[name])
-
-    def per_round(name: str) -> float:
-        return 1 + total(name, "n_accepted") / total(name, "n_rounds")
-
-    def speed(name: str) -> float:
-        return per_round(name) / (1 + PRICE * total(name, "n_nodes") / total(name, "n_rounds"))
-
-    best = max([name for name in of if name.startswith(CHAIN)], key=speed)
+    best, (tree_name, gain) = best_chain(run), best_tree(run)
 
     def rounds(name: str) -> str:
         top, bottom = ([float(row.n_rounds) for row in of[one]] for one in (best, name))
@@ -280,10 +297,10 @@ def page(run: SureRun) -> list[Block]:
 
     trees: dict[str, Cell] = {
         "nodes by": lambda name: name,
-        "nodes": lambda name: number(total(name, "n_nodes") / total(name, "n_rounds")),
-        "tok/rnd": lambda name: number(per_round(name)),
+        "nodes": lambda name: number(total(run, name, "n_nodes") / total(run, name, "n_rounds")),
+        "tok/rnd": lambda name: number(per_round(run, name)),
         "rounds ÷": lambda name: "-" if name == best else rounds(name),
-        "speed ÷": lambda name: "-" if name == best else speedup(speed(name) / speed(best)),
+        "speed ÷": lambda name: "-" if name == best else speedup(speed(run, name) / speed(run, best)),
     }
     reliability: dict[str, Cell] = {
         "up to": lambda one: number(one.end),
@@ -301,6 +318,7 @@ def page(run: SureRun) -> list[Block]:
         fit,
         Heading("Trees and the chain of the same head", 2),
         Table(list(of), trees),
+        f"Best tree ÷ best chain: {speedup(gain)} ({tree_name} nodes, against {best}).",
         Lines(LEGEND),
     ]
 

@@ -29,7 +29,7 @@ from benchmarks import (
 from benchmarks.families import __main__ as families
 from benchmarks.gpu import findings
 from benchmarks.tried import __main__ as tried
-from benchmarks.tried import sure
+from benchmarks.tried import drawn, sure
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import GREEDY
 from speclab.drafts import registry
@@ -56,6 +56,7 @@ BENCHMARKS = {
     "scaling": (scaling_page.ScalingRun, scaling_page.page),
     "experts": (experts.ExpertsRun, experts.page),
     "ahead": (ahead.AheadRun, ahead.page),
+    "drawn": (drawn.DrawnRun, drawn.page),
     "losses": (losses.LossesRun, losses.page),
     "states": (states.StatesRun, states.page),
     "tried": (tried.TriedRun, tried.page),
