@@ -102,6 +102,11 @@ class CachedModel:
         return replace(self._room, text=self.max_length)
 
     @property
+    def n_last(self) -> int:
+        """Return the number of tokens of the last pass that are still in the cache, before `commit` crops it."""
+        return self._n_last
+
+    @property
     def n_replays(self) -> int:
         """Return the number of passes since `prefill` that read accepted tokens once more: some backends cannot crop
         all layers."""

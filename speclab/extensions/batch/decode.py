@@ -9,11 +9,12 @@ The texts are those that each prompt has alone, in the prompts' order. A row who
 
 import argparse
 
+from optimized_speculative import speculative_decode
 from speclab.cli import flags, no_effect, parsing
 from speclab.cli.output import how_many, prompt_heading
 from speclab.core.clock import old_objects_frozen
 from speclab.core.drafter import Drafter
-from speclab.core.rounds import DecodeSettings
+from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.drafts import registry
 from speclab.extensions.batch.decoding.batched_model import BatchedModel, check_batch
 from speclab.extensions.batch.decoding.decodings import BatchDecoding
@@ -21,6 +22,7 @@ from speclab.extensions.batch.decoding.drafters import batch_drafter, check_draf
 from speclab.extensions.batch.decoding.loops import autoregressive_decode_batch, speculative_decode_batch
 from speclab.extensions.batch.decoding.texts import Request
 from speclab.lab import free_cores
+from speclab.lab.instruments import LoopFunctions
 from speclab.models.pieces import with_text
 from speclab.models.prompts import KINDS, Prompt, describe_chat
 from speclab.models.setup import Setup
@@ -34,8 +36,12 @@ DRAFT_LENGTH = 4
 NO_DRAFT = "none"  # of --draft
 
 
-def run(prog: str, argv: list[str]) -> int:
-    """Decode, and print the texts.  -> exit code"""
+def run(prog: str, argv: list[str], functions: LoopFunctions | None = None) -> int:
+    """Decode, and print the texts.  -> exit code
+
+    functions: of them `rows` decides what keeps the texts apart, and `is_right` judges every text.
+    """
+    functions = functions or LoopFunctions(speculative_decode)  # of which the lab's own `rows` and `is_right` count
     args = _parsed(prog, argv)
     setup, prompts = flags.load(args)
     check_batch(setup.target)
@@ -46,17 +52,20 @@ def run(prog: str, argv: list[str]) -> int:
     free_cores.say(free_cores.look(setup, [drafter] if drafter else [])[1])
     if drafter is None and args.draft_length is not None:
         note("-k has no effect: nothing is drafted")
-    note("\n".join([setup.describe(), f"draft   {draft}", *describe_chat(prompts, setup.tokenizer)]))
+    head = [setup.describe(), f"draft   {draft}", *describe_chat(prompts, setup.tokenizer), *functions.head()]
+    note("\n".join(head))
     if len(prompts) < args.size:
         note(f"{len(prompts)} prompts for {args.size} rows: the others stay empty; give more prompts, or --limit 0")
-    decoding = _decoded(args, setup, prompts, drafter)
+    settings = _settings(args, setup)
+    decoding, n_wrong = _decoded(args, setup, prompts, drafter, settings, functions), 0
     for number, prompt in enumerate(prompts):
         text = "".join(round_.text for round_ in with_text(decoding.rounds[number], setup.pieces(prompt)))
         print(harmless(f"{prompt_heading(prompt)}\n{text}"))
+        n_wrong += not functions.is_right(setup, prompt, settings, tokens_of(decoding.rounds[number]))
     print(speed(decoding, min(args.size, len(prompts))))
     if drafter:
         print(report.counts_summary(decoding.counts, drafter.branches))
-    return 0
+    return int(n_wrong > 0)
 
 
 def make_parser(prog: str) -> argparse.ArgumentParser:
@@ -117,11 +126,22 @@ def _drafter(args: argparse.Namespace, setup: Setup) -> tuple[Drafter | None, st
     return drafter, "\n".join([said, *drafter.length_notes(name, typed)])
 
 
-def _decoded(args: argparse.Namespace, setup: Setup, prompts: list[Prompt], drafter: Drafter | None) -> BatchDecoding:
-    """Decode all prompts, each with the settings of the command line."""
+def _settings(args: argparse.Namespace, setup: Setup) -> DecodeSettings:
+    """The settings of every text."""
     eos = frozenset() if args.ignore_eos else setup.eos
-    settings = DecodeSettings(args.max_new_tokens, setup.sampling, eos, args.seed)
-    target = BatchedModel(setup.target, args.size)
+    return DecodeSettings(args.max_new_tokens, setup.sampling, eos, args.seed)
+
+
+def _decoded(
+    args: argparse.Namespace,
+    setup: Setup,
+    prompts: list[Prompt],
+    drafter: Drafter | None,
+    settings: DecodeSettings,
+    functions: LoopFunctions,
+) -> BatchDecoding:
+    """Decode all prompts, each with the same settings."""
+    target = BatchedModel(setup.target, args.size, functions.rows)
     requests = [Request(prompt.ids.to(setup.device), settings) for prompt in prompts]
     if drafter:
         rounds = speculative_decode_batch(target, batch_drafter(drafter, args.size), requests, args.draft_length)

@@ -63,6 +63,7 @@ FIELDS = {1: "shapes", 2: "accept", 3: "keeps", 4: "accept", 8: "decode", 10: "r
 WHOLE_LOOP = 8  # takes the place of all others
 BLOCK_RULE = 10  # takes the place of exercise 4
 BY_NUMBER = {WHOLE_LOOP, BLOCK_RULE}  # only where they are asked for
+OWN_RUNS = (14, 15, 16)  # they decode batches and trees: rows_and_trees/command.py
 # What a run says of BLOCK_RULE; a learner's function judges.
 TOGETHER = Rule("block", accept_from_logits, "drafted tokens are judged together (block verification)")
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from speclab.drafts import registry
 from speclab.extensions.learner import runner
 from speclab.extensions.learner.ask import ask
-from speclab.extensions.learner.checklist import check_command, exercises, report
-from speclab.extensions.learner.functions import BLOCK_RULE, BY_NUMBER, ROLES, WHOLE_LOOP, Modules
+from speclab.extensions.learner.checklist import Exercise, check_command, exercises, report
+from speclab.extensions.learner.functions import BLOCK_RULE, BY_NUMBER, OWN_RUNS, ROLES, WHOLE_LOOP, Modules
 from speclab.system.errors import Problem, UsageProblem
 from speclab.system.terminal import note
 
@@ -62,9 +62,14 @@ def load(package: str, numbers: list[int], usable: set[int]) -> Chosen:
     """
     known = {exercise.number: exercise for exercise in exercises()}
     for number in numbers:
+        if number in OWN_RUNS:
+            raise UsageProblem(
+                f"exercise {number} decodes by a command of its own; type: "
+                f"python -m speclab.extensions.learner run {number}"
+            )
         if number not in ROLES:
             raise UsageProblem(
-                f"exercise {number} has no part in a run: batches, trees and servers run on the lab's own functions; "
+                f"exercise {number} has no part in a run: the cost of a batch, servers and curves are the lab's own; "
                 f"leave it out, or try it: {check_command(str(number))}"
             )
         if number not in usable:
@@ -74,7 +79,15 @@ def load(package: str, numbers: list[int], usable: set[int]) -> Chosen:
         raise UsageProblem(f"exercise 8 is the whole loop and goes alone; type: {check_command('8', '--run', '...')}")
     if {4, BLOCK_RULE} <= set(numbers):
         raise UsageProblem(f"exercises 4 and {BLOCK_RULE} are both the rule for sampled tokens; leave one of them out")
-    chosen = [known[number] for number in numbers or sorted(usable & known.keys() - BY_NUMBER)]
+    return finished(package, [known[n] for n in numbers or sorted(usable & known.keys() - BY_NUMBER)], bool(numbers))
+
+
+def finished(package: str, chosen: list[Exercise], asked_for: bool) -> Chosen:
+    """Run the checks of these exercises.  -> those that are finished, of which there is one at least
+
+    asked_for: they were named, so that all of them must be finished. Raises UsageProblem where they are not, and
+    Problem where a check fails.
+    """
     runner.run_checks(package, chosen)
     failed = [exercise for exercise in chosen if exercise.failed]
     for exercise in failed:
@@ -85,11 +98,12 @@ def load(package: str, numbers: list[int], usable: set[int]) -> Chosen:
         what = f"{n_failed} check{'s fail' if n_failed > 1 else ' fails'}"
         raise Problem(f"{what}, so nothing was run; type: {check_command(*words)}")
     unfinished = {exercise.number: exercise.status for exercise in chosen if exercise.status != "done"}
-    if unfinished and (numbers or len(unfinished) == len(chosen)):
-        what = ", ".join(f"{n} ({ROLES[n]}: {status})" for n, status in unfinished.items())
-        words = [str(next(iter(unfinished)))] if numbers else []
+    if unfinished and (asked_for or len(unfinished) == len(chosen)):
+        titles = {exercise.number: exercise.title for exercise in chosen} | ROLES
+        what = ", ".join(f"{n} ({titles[n]}: {status})" for n, status in unfinished.items())
+        words = [str(next(iter(unfinished)))] if asked_for else []
         raise UsageProblem(f"not finished: {what}; type: {check_command(*words)}")
-    finished = {exercise.number: f"{package}.{exercise.stem}" for exercise in chosen if exercise.status == "done"}
+    names = {exercise.number: f"{package}.{exercise.stem}" for exercise in chosen if exercise.status == "done"}
     # The checks have imported the file in another process. Here it may still fail, so it is asked as a function is.
-    modules = {n: ask(n, importlib.import_module, name, lab_inside=True) for n, name in finished.items()}
+    modules = {n: ask(n, importlib.import_module, name, lab_inside=True) for n, name in names.items()}
     return Chosen(modules, unfinished)

@@ -55,7 +55,7 @@ class TreeDrafter(Branching):
                 else:
                     level = slice(n - sizes[depth - 1], n)
                     logits = self.growing.grow(tokens[-1], parents[level], seen[level, :n], depth)
-                children, law = self._children(logits, uniforms[0, n : n + size].reshape(len(logits), -1))
+                children, law = self.children(logits, uniforms[0, n : n + size].reshape(len(logits), -1))
                 tokens.append(children.flatten())
                 faults.append(faults_in(logits))
                 laws += [] if law is None else [law.flatten(0, 1)]
@@ -75,7 +75,7 @@ class TreeDrafter(Branching):
         seen = reads(parents[None])[0, 1:, 1:]  # without the root
         return sizes, parents.to(self._device), seen.to(self._device)
 
-    def _children(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor | None]:
+    def children(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor | None]:
         """Choose n children of each token, in order: ids (m, n), and the distributions that they were drawn from, (m,
         n, vocab), if they were drawn.
 

@@ -9,6 +9,7 @@ A row without a text takes part in every pass, with tokens that nobody reads.
 
 import functools
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,16 +28,36 @@ from speclab.models.family import check_family
 NO_BATCH = "choose another --target or --draft"
 
 
+class RowRules(Protocol):
+    """The four decisions that keep the texts of a batch apart, where the caller makes them and not the lab.
+
+    lengths: the number of tokens of each row that the cache holds before a pass, or before a round.
+    """
+
+    def positions(self, lengths: list[int], m: int) -> Tensor:
+        """Return the positions of the m tokens of each text in a pass, (rows, m)."""
+
+    def visible(self, lengths: list[int], m: int, total: int) -> Tensor:
+        """Tell which of its row's `total` places each token of a pass reads, (rows, m, total) bool."""
+
+    def rolled_back(self, lengths: list[int], cached: list[int], n_accepted: list[int], ended: list[bool]) -> list[int]:
+        """Return the number of tokens of each row that stay after a round, of those that are `cached` in it."""
+
+    def admit(self, rows: list[int | None], waiting: list[int]) -> tuple[list[int | None], list[int]]:
+        """Give the rows without a text, None, the numbers of texts that wait.  -> the rows, those that still wait"""
+
+
 class BatchedModel:
     """Runs passes of a causal language model over the rows of a batch.
 
     model: its weights, its vocabulary and its engine; its own cache is not used.
+    rules: who decides where the tokens of chains stand and what they read; None: the lab's own code.
     lengths: tokens in the cache, of each row; those of the last pass count, padding too, until it is cropped.
     n_passes: passes over the batch since `start`; a prompt's is not one of them.
     """
 
-    def __init__(self, model: CachedModel, n_rows: int):
-        self.model, self.n_rows = model, n_rows
+    def __init__(self, model: CachedModel, n_rows: int, rules: RowRules | None = None):
+        self.model, self.n_rows, self.rules = model, n_rows, rules
         self.lengths = [0] * n_rows
         self.n_passes = 0
         self._hidden: dict[int, Tensor] = {}
@@ -98,9 +119,13 @@ class BatchedModel:
             starts = to_device(self.lengths, self.device)[:, None]  # (rows, 1)
             places = starts + torch.arange(tokens.shape[1], device=self.device)  # (rows, m)
             positions = places if reads is None else starts + reads.sum(-1) - 1
+            visible = _visible(places, buffers.n_read(total), reads)
+            if reads is None and self.rules:
+                asked = self.lengths, tokens.shape[1]
+                positions = self.rules.positions(*asked).to(positions)
+                visible = self.rules.visible(*asked, visible.shape[-1]).to(visible)
             if self.model.max_length is not None:  # padding may stand behind the model's last position
                 positions = positions.clamp(max=self.model.max_length - 1)
-            visible = _visible(places, buffers.n_read(total), reads)
             logits, *hidden = buffers.forward(tokens, positions, places, visible)
         self._hidden, self._prefilled = {layer: hidden[layer][:, :m] for layer in self.model.hidden_layers}, None
         self._starts = self.lengths

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from speclab.core.rounds import DecodeSettings, Round
+from speclab.core.rounds import Decided, DecodeSettings, Round
 from speclab.core.sampling import Sampling, uniforms
 from speclab.extensions.batch.decoding.batched_model import BatchedModel
 from speclab.models.cached import check_prompt
@@ -77,17 +77,25 @@ class Rows:
         self.sampling = next(iter(samplings), Sampling())
         texts = (request.prompt.shape[1] + request.settings.max_new_tokens for request in requests)
         self.longest = max(texts, default=0) + widest
-        self._waiting = [(i, request) for i, request in enumerate(requests) if request.settings.max_new_tokens]
+        self._requests = requests
+        self._waiting = [i for i, request in enumerate(requests) if request.settings.max_new_tokens]
         self._rows: list[Row | None] = [None] * self.n_rows
+        self._rules = target.rules
         target.start(self.longest)
 
     def admitted(self) -> Iterator[Row]:
         """Put the next texts into rows that have none."""
-        for place in range(self.n_rows):
-            while self[place] is None and self._waiting:  # a text may end with its first token
-                number, request = self._waiting.pop(0)
-                row = self._rows[place] = Row(place, number, request, self.device)
+        while placed := self._placed():  # a text may end with its first token, and its row then takes another one
+            for place, number in placed:
+                row = self._rows[place] = Row(place, number, self._requests[number], self.device)
                 yield row
+
+    def _placed(self) -> list[tuple[int, int]]:
+        """Choose who of those that wait comes next.  -> places, and the numbers of their new texts"""
+        before = [row.number if (row := self[place]) else None for place in range(self.n_rows)]
+        rows, self._waiting = (self._rules.admit if self._rules else admit)(before, self._waiting)
+        new = zip(range(self.n_rows), before, rows, strict=True)
+        return [(place, number) for place, had, number in new if had is None and number is not None]
 
     def __getitem__(self, place: int) -> Row | None:
         """The row at a place, None where no text is being decoded."""
@@ -106,8 +114,28 @@ class Rows:
         rows = map(self.__getitem__, range(self.n_rows))
         return [row.n_committed - 1 if row else 0 for row in rows]
 
+    def kept(self, before: list[int], cached: list[int], decided: Sequence[Decided]) -> list[int]:
+        """The number of tokens that the cache shall hold for each place after a round.
+
+        before, cached: of each place before the round, and with those of its pass. decided: for each place.
+        """
+        if self._rules is None:
+            return self.lengths
+        ended = [self[place] is None for place in range(self.n_rows)]
+        return self._rules.rolled_back(before, cached, [one.n_accepted for one in decided], ended)
+
     def uniforms(self, n: int) -> Tensor:
         """Draw (rows, n) random numbers, of each text its own; zeros where there is no text."""
         drawn = {row.place: row.uniforms(n) for row in self.busy}
         none = torch.zeros_like(next(iter(drawn.values())))
         return torch.stack([drawn.get(place, none) for place in range(self.n_rows)])
+
+
+def admit(rows: list[int | None], waiting: list[int]) -> tuple[list[int | None], list[int]]:
+    """Give the rows that have no text, None, the next ones that wait, the first row first.
+
+    -> the number of each row's text, those that still wait
+    """
+    n_free = rows.count(None)
+    coming = iter(waiting[:n_free])
+    return [next(coming, None) if number is None else number for number in rows], waiting[n_free:]

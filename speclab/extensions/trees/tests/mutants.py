@@ -288,7 +288,7 @@ def judges_a_tree_without_top_p() -> None:
 def draws_children_before_the_filters() -> None:
     """draws the children of a sampled tree before the filters, and hands over the filtered laws"""
 
-    right = TreeDrafter._children
+    right = TreeDrafter.children
 
     def children(tree: TreeDrafter, logits: Tensor, points: Tensor) -> tuple[Tensor, Tensor | None]:
         if not tree.sampled or tree._sampling.greedy:
@@ -297,7 +297,7 @@ def draws_children_before_the_filters() -> None:
         _, laws, _ = right_children(tree._sampling.probs(logits), points)
         return tokens, laws
 
-    TreeDrafter._children = children
+    TreeDrafter.children = children
 
 
 @mutant(40, "the_most_probable_branches_are_drafted", file=LOOP)
