@@ -5,8 +5,10 @@ import functools
 import importlib
 import inspect
 import operator
+import re
 import runpy
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from textwrap import dedent
 from types import CodeType, ModuleType
@@ -15,9 +17,12 @@ from typing import Any, NoReturn
 import pytest
 
 from exercises import Todo
-from exercises.guard import NeverEnds, at_most
+from exercises.guard import LONGEST, NeverEnds, at_most
 from speclab.system.paths import ROOT
 from tests.exercises.conftest import in_words, returning_something
+
+VOICES = re.compile("it looks as if|remember:", re.IGNORECASE)
+OF_LATER_CHAPTERS = re.compile(r"test_ex(09|1\d)_")
 
 
 def whole(answer: Any) -> int | None:
@@ -29,8 +34,31 @@ def whole(answer: Any) -> int | None:
 
 
 def wrong(message: str) -> NoReturn:
-    """A check fails with this message."""
+    """A check fails with this message.
+
+    From chapter 9 on it says in which voice it speaks, and what a long message loses comes before that. Where it does
+    not describe the reader's code ("it looks as if yours ..."), it ends with the rule: the docstring of the check.
+    """
+    if rule := _rule_of_the_check():
+        voice = VOICES.search(message)
+        start = voice.start() if voice else len(message)
+        facts, said = message[:start], message[start:] or f"; remember: {rule}"
+        if len(facts) + len(said) > LONGEST:
+            facts = facts[: max(0, LONGEST - len(said) - 5)] + " ... "
+        message = facts + said
     pytest.fail(message, pytrace=False)
+
+
+def _rule_of_the_check() -> str:
+    """The docstring of the check that is running, without the name of the function; empty before chapter 9."""
+    frame = sys._getframe(1)
+    while frame and not frame.f_code.co_name.startswith("test_"):
+        frame = frame.f_back
+    if frame is None or not OF_LATER_CHAPTERS.search(frame.f_globals["__name__"]):
+        return ""
+    said = inspect.getdoc(frame.f_globals.get(frame.f_code.co_name)) or ""
+    first = " ".join(said.partition("\n\n")[0].split()).removesuffix(".")
+    return re.sub(r"^\w+(, \w+)*: ", "", first)
 
 
 def named_by(stem: str, explains: Callable[[ModuleType], bool]) -> str:

@@ -36,12 +36,12 @@ EXPECTED = [
 
 
 def test_a_token_counts_if_all_before_it_are_accepted(learner):
-    """expected_tokens: 1 and the sum of the products, for a draft that ends now and for longer ones."""
+    """expected_tokens: a round commits 1 and the sum of the products, for a draft that ends now and for longer ones."""
     for drawn, later, right in EXPECTED:
         given = learner.expected_tokens(list(drawn), list(later))
         about = f"drawn {drawn}, later {later}: {right} tokens are expected, yours says {given}"
         if not isinstance(given, list | tuple) or len(given) != len(right):
-            wrong(f"{about}; one number for a draft that ends now and one for every longer draft")
+            wrong(f"{about}; remember: there is one number for a draft that ends now, and one for every longer draft")
         if [float(x) for x in given] == pytest.approx(right, abs=NEAR):
             continue
         if [float(x) + 1 for x in given] == pytest.approx(right, abs=NEAR):
@@ -74,7 +74,7 @@ DECISIONS = [
 
 
 def test_every_longer_draft_is_compared(learner):
-    """keep_drafting: expected tokens less what the round costs, at the run's own rate; costs may have steps."""
+    """keep_drafting: a draft is worth its expected tokens less rate x cost; any longer one may be worth more."""
     for drawn, later, costs, rate, right in DECISIONS:
         given = learner.keep_drafting(list(drawn), list(later), list(costs), rate)
         if bool(given) == right:
@@ -104,7 +104,7 @@ LONG_ASKED = [[row_after(LONG_DRAFT[:j])[LONG_DRAFT[j]] for j in range(i + 1)] f
 
 
 def test_the_draft_ends_where_keep_says_no(learner):
-    """draft_until_unsure: what keep is asked, how often, and what is returned."""
+    """draft_until_unsure: keep is asked after each token but the last; what was drawn is returned in any case."""
     for uniforms, answers, tokens, asked in [
         ([0.5, 0.7, 0.9], [True, True], [0, 1, 1], [[0.75], [0.75, 0.375]]),
         ([0.5, 0.7, 0.9], [False], [0], [[0.75]]),
@@ -191,7 +191,7 @@ def of_the_chapter() -> Tables:
 
 @pytest.mark.whole
 def test_a_stop_leaves_the_targets_law_alone(learner):
-    """Every draft that ends after an unlikely token, summed in fractions over every outcome. No tolerance."""
+    """A draft may end after an unlikely token, and the law stays the target's: what was drawn is handed over."""
     families = ("dense", "zeros", "identical")
     many = [of_the_chapter(), *(random_tables(seed, 3, 2, 3, f) for f in families for seed in range(2))]
     for tables in many:

@@ -51,16 +51,16 @@ RATIOS = {
 
 
 def test_the_ratio_runs_along_the_draft_and_never_passes_1(learner):
-    """running_ratios: products of p / q, capped at 1 after every token."""
+    """running_ratios: each ratio is the one before it times p / q, capped at 1 after every token."""
     for drafted, right in RATIOS.items():
         k = len(drafted)
         given = learner.running_ratios(list(drafted), Q[:k].clone(), P[: k + 1].clone())
         about = f"drafted {list(drafted)}, p / q is 0.5 for token 0 and 1.5 for token 1: b is {right}, yours is {given}"
         if not isinstance(given, list | tuple) or not all(isinstance(float(b), float) for b in given):
-            wrong(f"{about}; return a list of numbers")
+            wrong(f"{about}; remember: a list of numbers is returned")
         found = [float(b) for b in given]
         if len(found) != k + 1:
-            wrong(f"{about}; k drafts have k + 1 ratios, b_0 = 1 first")
+            wrong(f"{about}; remember: k drafts have k + 1 ratios, b_0 = 1 first")
         if found != pytest.approx(right, abs=NEAR):
             odds = [0.5 if token == 0 else 1.5 for token in drafted]
             alone = [1.0, *(min(1.0, odd) for odd in odds)]
@@ -100,7 +100,7 @@ THRESHOLDS = [
 
 
 def test_the_threshold_weighs_what_the_target_has_left(learner):
-    """threshold: z / (z + 1 - b), z the sum of max(0, b p - q)."""
+    """threshold: it is z / (z + 1 - b), where z is the sum of max(0, b p - q)."""
     for ratio, p, q, right in THRESHOLDS:
         target, draft = rows(p)[0], rows(q)[0]
         given = float(learner.threshold(ratio, target.clone(), draft.clone()))
@@ -120,12 +120,12 @@ def test_the_threshold_weighs_what_the_target_has_left(learner):
 
 
 def test_where_the_two_agree_the_threshold_is_1(learner):
-    """threshold: 0 / 0 means that nothing is missing."""
+    """threshold: where nothing is missing it is 1, and nothing is divided."""
     for p in ([0.5, 0.5], [1.0, 0.0]):
         try:
             given = float(learner.threshold(1.0, rows(p)[0], rows(p)[0]))
         except ZeroDivisionError:
-            wrong("b = 1 and p = q: z is 0 and z + 1 - b is 0; return 1 then, and divide nothing")
+            wrong("b = 1 and p = q: it looks as if yours divides 0 by 0. Remember: z and z + 1 - b are 0; return 1")
         if given != 1.0:
             wrong(f"b = 1 and p = q = {p}: nothing is missing and nothing has to be ended; 1, yours is {given}")
 
@@ -172,7 +172,7 @@ def named_rounds(found: list) -> str:
 
 
 def test_the_longest_length_that_may_be_kept_is_kept(learner):
-    """verify_block: each length has its own test; which row the next token comes from, which uniform is for what."""
+    """verify_block: each length has its own test and uniform; the next token comes from what that length has left."""
     found = noted_rounds(learner.verify_block)
     for (drafted, tests, n), (given, seen) in zip(ROUNDS, found, strict=True):
         k, about = len(drafted), f"drafted {drafted}, uniforms {tests}"
@@ -208,7 +208,7 @@ def long_rounds(verify_block: Callable) -> list[tuple[object, list[tuple[torch.T
 
 
 def test_a_draft_of_seven_tokens(learner):
-    """verify_block: any length from 0 to 7 may be the longest one that may be kept."""
+    """verify_block: the longest length that passes its test is kept, be it any from 0 to k."""
     right = long_rounds(right_rule.verify_block)
     assert {kept for (kept, _), _ in right} == set(range(8))
     for seed, ((given, seen), (expected, rightly)) in enumerate(
@@ -233,7 +233,7 @@ RESIDUALS = [  # q, p, drafted, its uniform, the row that the next token is draw
 
 
 def test_what_is_left_is_divided_by_its_sum(learner):
-    """verify_block: and by nothing where rounding leaves nothing; the target's row is drawn from then."""
+    """verify_block: what is left is divided by its sum; where that is 0, the target's row is drawn from."""
     for q, p, drafted, uniform, right in RESIDUALS:
         seen = []
         rule, rows_of_p = learner.verify_block, rows(p, [0.25, 0.25, 0.5])
@@ -246,7 +246,7 @@ def test_what_is_left_is_divided_by_its_sum(learner):
 
 
 def test_nothing_drafted_is_plain_decoding(learner):
-    """verify_block: k = 0."""
+    """verify_block: k = 0 is plain decoding."""
     seen = []
     given = learner.verify_block([], Q[:0], P[:1].clone(), [0.77], lambda probs, uniform: seen.append(probs) or 1)
     if pair(given, "nothing drafted (k = 0)") != (0, 1) or len(seen) != 1 or not torch.equal(seen[0], P[0]):
@@ -254,7 +254,7 @@ def test_nothing_drafted_is_plain_decoding(learner):
 
 
 def test_a_text_that_the_target_rules_out_is_never_kept(learner):
-    """verify_block: strictly below, also at uniform 0."""
+    """verify_block: a uniform has to lie strictly below, also at 0."""
     p = rows([0.0, 1.0], [0.5, 0.5])
     kept, _ = pair(learner.verify_block([0], Q[:1].clone(), p, [0.0, 0.77], lambda *_: 1), "drafted [0], uniform 0")
     if kept:
@@ -302,7 +302,7 @@ def assert_exact(verify_block: Callable, many: list[Tables]) -> Fraction:
 
 @pytest.mark.whole
 def test_the_joint_law_is_exactly_the_targets(learner):
-    """k = 1 and 2: the joint law of the next k + 1 tokens, summed in fractions over every outcome. No tolerance."""
+    """Summed in fractions over every outcome, the next k + 1 tokens follow the target's law, for k = 1 and 2."""
     shapes = [(1, 3, 0), (2, 2, 0), (2, 3, 1), (2, 3, 5), (2, 3, 6)]  # k, vocabulary, seed
     assert_exact(learner.verify_block, [random_tables(seed, v, k, k + 1, f) for f in FAMILIES for k, v, seed in shapes])
 
@@ -317,7 +317,7 @@ def of_the_picture() -> Tables:
 
 @pytest.mark.whole
 def test_two_drafts_of_the_picture_keep_11_of_9(learner):
-    """Exactly 11/9 of the two drafts on average; the rule of exercise 4 keeps 10/9."""
+    """The rule keeps exactly 11/9 of the two drafts on average; the one of exercise 4 keeps 10/9."""
     kept = assert_exact(learner.verify_block, [of_the_picture()])
     if kept != Fraction(11, 9):
         tokens = " (that is the token rule)" if kept == Fraction(10, 9) else ""

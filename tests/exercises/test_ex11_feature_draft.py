@@ -75,7 +75,7 @@ def all_pairs(learner: ModuleType) -> list[tuple[list[int], list[int]]]:
 
 
 def test_a_state_goes_with_the_token_after_it(learner):
-    """new_pairs: after the prompt and after rounds of every kind; a rejected token's state never."""
+    """new_pairs: a state is read beside the token after its own; a rejected token's state never is."""
     found = all_pairs(learner)
     for (what, text, n_read, digits), given in zip(PASSES, found, strict=True):
         n = len(text) - 1 - n_read
@@ -132,7 +132,7 @@ def in_words(read: tuple[list[int], list[int], int]) -> str:
 
 
 def test_deeper_positions_read_the_drafts_own_state(learner):
-    """draft_chain: what each pass reads, and where; what each token is drawn from."""
+    """draft_chain: the first pass reads the pairs that wait, each later one its own state and the token just drawn."""
     found = all_passes(learner)
     for (digits, tokens, position, ids), (read, drawn_from, given) in zip(CHAINS, found, strict=True):
         k, end = len(ids), position + len(tokens)
@@ -200,7 +200,7 @@ def all_judged(learner: ModuleType) -> list:
 
 
 def test_your_check_sees_what_a_text_cannot_show(learner):
-    """first_wrong_pair: states and ids, missing pairs and those too many; rounding is no mistake."""
+    """first_wrong_pair: states and ids count, missing pairs and those too many; rounding is no mistake."""
     found = all_judged(learner)
     for (what, text, pairs, right), given in zip(RECORDS, found, strict=True):
         if given != right:
@@ -302,7 +302,7 @@ ACCEPTED = (23, 43, 16)
 
 @pytest.mark.whole
 def test_as_much_is_accepted_as_can_be(learner):
-    """A whole decoding by the lab's loop: its text is right in any case, so its drafts are counted."""
+    """The text of a decoding is right in any case, so the drafts that are accepted are counted."""
     found = counted(learner)
     if found != ACCEPTED:
         wrong(
@@ -318,7 +318,7 @@ FEEDS = [OWN_TOKEN, LAST_ROWS, NO_FIRST_ROW]
 @pytest.mark.whole
 @pytest.mark.parametrize("bug", [None, *FEEDS])
 def test_your_check_finds_the_bugs_of_a_decoding(learner, bug):
-    """first_wrong_pair on what a draft with a bug has read, whose text is right."""
+    """What a draft with a bug has read differs from the definition, though its text is right."""
     other = with_wrong_answer(STEM, *WRONG[bug]) if bug else with_wrong_answer(STEM, *right_chain())
     drafter, _ = decoded(other)
     right = next(

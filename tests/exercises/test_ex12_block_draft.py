@@ -68,7 +68,7 @@ def all_lengths(learner: ModuleType) -> list[int | None]:
 
 
 def test_the_best_length_for_prices_as_they_are(learner):
-    """best_length: tokens by position over measured costs; one pass for all, steps, and where nothing pays."""
+    """best_length: tokens of a round are divided by its measured costs, for each k; 0 where nothing pays."""
     found = all_lengths(learner)
     for (acceptance, draft, verify, overhead, right), given in zip(PRICES, found, strict=True):
         if given != right:
@@ -217,7 +217,7 @@ def all_walks(learner: ModuleType) -> list:
 
 
 def test_each_row_depends_on_the_token_before(learner):
-    """walk: what each token is drawn from, in which order, and what is returned."""
+    """walk: a token is drawn from its slot with the bias of the one before it, and handed over with that very row."""
     found = all_walks(learner)
     for (last, script), (seen, tokens, handed) in zip(WALKS, found, strict=True):
         right = [[round(float(x), 9) for x in fractions(r)] for r in right_rows(SLOTS, BIAS, last, script)][
@@ -317,7 +317,7 @@ def law_with(name: str) -> Law:
 
 @pytest.mark.whole
 def test_the_rows_that_are_handed_over_keep_the_targets_law(learner):
-    """The joint law of the next k + 1 tokens, summed in fractions over every path of the walk. No tolerance."""
+    """Summed in fractions over every path of the walk, the next k + 1 tokens follow the target's law."""
     for tables, slots, bias, last in [of_the_chapter(), *exact_cases()]:
         found, right = law_of(learner, tables, slots, bias, last), target_law(tables, (), tables.k + 1)
         if found != right:

@@ -85,7 +85,7 @@ def lengths_of(learner: ModuleType) -> list[object]:
 
 
 def test_the_best_length_of_a_batch(learner):
-    """best_k: tokens of a round over its seconds, against a baseline that is batched, too; 0 where nothing pays."""
+    """best_k: tokens of a round are divided by its seconds; the baseline is batched, too; 0 where nothing pays."""
     for one, given, expected, name in unlike(STEM, lengths_of, learner, right, BATCHES):
         machine, target, draft, n_texts, context, survival = one
         shares = [round(share, 3) for share in survival]
@@ -120,7 +120,7 @@ def knees_of(learner: ModuleType) -> list[object]:
 
 
 def test_the_knee(learner):
-    """knee: on the logarithm of the batch; the first batch where nothing is gained, None where it lies further on."""
+    """knee: it is the first batch without a gain, on the logarithm of the batch; None where it lies further on."""
     for (batches, speedups), given, expected, name in unlike(STEM, knees_of, learner, right, CURVES):
         wrong(f"batches {batches}, best speedups {speedups}: the knee is {expected}, yours says {given}{name}")
 

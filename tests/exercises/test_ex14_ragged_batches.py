@@ -39,7 +39,7 @@ def all_positions(learner: ModuleType) -> list[object]:
 
 
 def test_every_text_has_positions_of_its_own(learner):
-    """positions: right behind what the cache holds of the same text."""
+    """positions: a pass stands right behind what the cache holds of the same text."""
     for (lengths, m), given, expected, name in unlike(STEM, all_positions, learner, right, PASSES):
         wrong(f"lengths {lengths}, {m} tokens each: the positions are {expected}, yours are {given}{name}")
 
@@ -72,7 +72,7 @@ def first_difference(expected: list, given: object) -> str:
 
 
 def test_nobody_reads_behind_a_text(learner):
-    """visible: the text, and of the pass the tokens up to itself; never a place behind them."""
+    """visible: a token reads its text, and of the pass the tokens up to itself; never a place behind them."""
     for (lengths, m), given, expected, name in unlike(STEM, all_masks, learner, right, PASSES):
         places = f"lengths {lengths}, {m} tokens each, {max(lengths) + m + 2} places"
         if max(lengths) < 128:
@@ -101,7 +101,7 @@ def all_lengths(learner: ModuleType) -> list[object]:
 
 
 def test_every_text_rolls_back_to_its_own_length(learner):
-    """rolled_back: what is committed but the last, text by text; nothing of a text that has ended."""
+    """rolled_back: what is committed but the last stays, text by text; nothing of a text that has ended."""
     for (lengths, n_accepted, ended), given, expected, name in unlike(STEM, all_lengths, learner, right, ROUNDS):
         wrong(
             f"lengths {lengths} before the round, accepted {n_accepted}, ended {ended}: {expected} stay, yours "
@@ -126,7 +126,7 @@ def all_queues(learner: ModuleType) -> list[object]:
 
 
 def test_free_rows_take_the_next_texts(learner):
-    """admit: every free row at once, in order; nobody who is at work moves, and the lists that are given stay."""
+    """admit: every free row gets a text at once, in order; nobody at work moves, and the lists that are given stay."""
     for (rows, waiting), given, expected, name in unlike(STEM, all_queues, learner, right, QUEUES):
         wrong(f"rows {rows}, waiting {waiting}: {expected}, yours says {given}{name}")
     for rows, waiting in QUEUES:
@@ -223,7 +223,7 @@ def decoded(learner: ModuleType, model, expected: list[list[int]]) -> list[list[
 
 @pytest.mark.whole
 def test_every_text_is_what_it_is_alone(learner):
-    """All four functions in a batch of two rows that decodes four texts with a tiny model and a draft."""
+    """A text in a batch is what it is alone: four texts in two rows, with a tiny model and a draft."""
     model = tiny_llama(0)
     with torch.inference_mode():
         expected = [alone(model, *pair) for pair in zip(PROMPTS, N_NEW, strict=True)]

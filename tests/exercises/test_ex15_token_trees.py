@@ -41,7 +41,7 @@ def all_positions(learner: ModuleType) -> list[object]:
 
 
 def test_a_token_stands_where_its_depth_says(learner):
-    """positions: siblings at one position, the last committed token before all."""
+    """positions: siblings stand at one position, and the last committed token before all."""
     found = all_positions(learner)
     cases = [(parents, length) for parents in TREES for length in (10, 3)]
     for (parents, length), given, expected in zip(cases, found, all_positions(right), strict=True):
@@ -63,7 +63,7 @@ def all_masks(learner: ModuleType) -> list[object]:
 
 
 def test_a_row_reads_its_own_branch(learner):
-    """mask: itself and all that it follows, up to the last committed token; no sibling, no cousin."""
+    """mask: a row reads itself and all that it follows, up to the last committed token; no sibling, no cousin."""
     for parents, given, expected, name in unlike(STEM, all_masks, learner, right, TREES):
         wrong(f"parents {parents}: the mask is {expected}, yours is {given}{name}")
 
@@ -100,7 +100,7 @@ def all_paths(learner: ModuleType) -> list[object]:
 
 
 def test_the_path_that_the_target_agrees_with(learner):
-    """best_path: from the root, always to the child that carries the target's choice after this very row."""
+    """best_path: it goes from the root to the child that carries the target's choice after this very row."""
     for (parents, tokens, own), given, expected, name in unlike(STEM, all_paths, learner, right, walks()):
         wrong(
             f"parents {parents}, tokens {tokens}, the target's choice of each row {own}: the path is {expected}, "
@@ -132,7 +132,7 @@ def cause_of_places(path: list[int], length: int, given: list[int | None]) -> st
 
 
 def test_the_branch_moves_to_the_front(learner):
-    """gather: the text, the last committed token, and the tokens of the path from where the pass has written them."""
+    """gather: the text stays, the last committed token, and the path, from where the pass has written its tokens."""
     for (path, length), given, expected, name in unlike(STEM, all_places, learner, right, PATHS):
         wrong(
             f"{length} tokens in the cache, path {path}: places {expected} stay, yours are {given}"
@@ -201,7 +201,7 @@ def decoded(learner: ModuleType, model, expected: list[int]) -> tuple[list[int],
 
 @pytest.mark.whole
 def test_the_text_is_the_targets_own(learner):
-    """All four functions in a greedy decoding with trees that hold the right branch."""
+    """The text is the target's own, in as few rounds as trees that hold the right branch allow."""
     model = tiny_llama(0)
     with torch.inference_mode():
         expected = alone(model)

@@ -32,12 +32,15 @@ class Script:
     def __call__(self, row: Row) -> int:
         row = list(row)
         if any(isinstance(share, float) for share in row):
-            wrong(f"draw was called with floats, {shown(row)}: keep fractions. One 0.0 makes floats of them; write 0")
+            wrong(
+                f"it looks as if yours calls draw with floats, {shown(row)}: keep fractions. One 0.0 makes "
+                "floats of them; write 0"
+            )
         if abs(sum(row) - 1) > 1e-9 or min(row) < 0:
-            wrong(f"draw was called with {shown(row)}, which is no distribution")
+            wrong(f"it looks as if yours calls draw with {shown(row)}, which is no distribution")
         self.rows.append(row)
         if len(self.rows) > len(self._ids):
-            wrong(f"draw was called {len(self.rows)} times, where {len(self._ids)} are enough")
+            wrong(f"it looks as if yours calls draw {len(self.rows)} times, where {len(self._ids)} are enough")
         return self._ids[len(self.rows) - 1]
 
 
@@ -66,7 +69,7 @@ def all_children(learner: ModuleType) -> list[object]:
 
 
 def test_children_differ_and_say_what_they_were_drawn_from(learner):
-    """children: the row without what is drawn already, scaled to sum to 1; the row that is given stays as it is."""
+    """children: each is drawn from the row without those before it, scaled to sum to 1; the given row stays."""
     for (row, m, ids), given, expected, name in unlike(STEM, all_children, learner, right, DRAWN):
         text = ", ".join(f"{token} from {shown(law)}" for token, law in expected)
         own = ", ".join(f"{token} from {shown(law)}" for token, law in given)
@@ -120,7 +123,7 @@ def all_tests(learner: ModuleType) -> list[object]:
 
 
 def test_children_are_tested_one_after_the_other(learner):
-    """accept_children: in the order in which they were drawn, each against what the ones before have left."""
+    """accept_children: they are tested in the order in which they were drawn, each against what is left by then."""
     for (target, drawn, uniforms, _), given, expected, name in unlike(STEM, all_tests, learner, right, TESTS):
         about = ", ".join(f"{token} from {shown(law)}" for token, law in drawn)
         want, own = (
@@ -147,7 +150,7 @@ def all_followed(learner: ModuleType) -> list[object]:
 
 
 def test_the_targets_own_draw_is_followed(learner):
-    """follow: one draw, from the target's row, whatever the children are."""
+    """follow: there is one draw, from the target's row, whatever the children are."""
     for (target, tokens, own), given, expected, name in unlike(STEM, all_followed, learner, right, FOLLOWED):
         wrong(
             f"target {shown(target)}, children {tokens}, the target draws {own}: {expected[:2]}, yours says "
@@ -245,7 +248,7 @@ def law_at(learner: ModuleType, target: Row, draft: Row, m: int) -> tuple[list[f
 
 @pytest.mark.whole
 def test_the_targets_law_comes_out(learner):
-    """Children and their tests together: summed over all draws, the next token follows the target's row."""
+    """Summed over all draws of children and all their tests, the next token follows the target's row."""
     for target, draft in NODES:
         for m in (1, 2, 3):
             law, _ = law_at(learner, target, draft, m)

@@ -135,7 +135,7 @@ def read(learner: ModuleType) -> dict[str, object]:
 
 
 def test_a_page_is_read(learner):
-    """read_counters: counters and histograms, with the labels that say what is counted, summed over engines."""
+    """read_counters: counters and histograms are read, by the labels that say what is counted, summed over engines."""
     found = read(learner)
     for what, expected in read(right).items():
         given = found[what]
@@ -172,12 +172,12 @@ def differences(learner: ModuleType) -> list[object]:
         looks = dict(before), dict(after)
         found.append(series_or_error(lambda looks=looks: learner.between(*looks)))
         if looks != (before, after):
-            wrong("leave both looks as they are: the one after this answer is the one before the next")
+            wrong("it looks as if yours changes a look; remember: the one after this answer is the one before the next")
     return found
 
 
 def test_what_happened_between_two_looks(learner):
-    """between: a difference for every series; where one fell or is gone, another server has answered."""
+    """between: every series has a difference; where one fell or is gone, another server has answered."""
     for (before, after), given, expected, name in unlike(STEM, differences, learner, right, LOOKS):
         wrong(f"before {shown(before)}, after {shown(after)}: {expected}, yours says {given}{name}")
 
@@ -220,7 +220,7 @@ def acceptances(learner: ModuleType) -> list[object]:
 
 
 def test_three_numbers_that_are_called_acceptance(learner):
-    """acceptance: alpha of the tested tokens, f of the drafted ones, tokens of a round with the target's own."""
+    """acceptance: alpha is of the tested tokens, f of the drafted ones, and a round has the target's own token, too."""
     for (rounds, k), given, expected, name in unlike(STEM, acceptances, learner, right, ROUNDS):
         asked = ", ".join(f"{what} {number}" for what, number in zip(THREE, expected, strict=True))
         wrong(f"k = {k}, the counts of rounds with (drafted, accepted) {rounds}: {asked}; yours says {given}{name}")
@@ -243,7 +243,7 @@ def predictions(learner: ModuleType) -> list[object]:
 
 
 def test_the_time_per_token_is_predicted(learner):
-    """predict: the seconds of a round, over its tokens."""
+    """predict: a token takes the seconds of a round, over its tokens."""
     for one, given, expected, name in unlike(STEM, predictions, learner, right, COSTS):
         plain, k, draft, verify, overhead, length = one
         wrong(
@@ -335,7 +335,7 @@ def verdicts(learner: ModuleType) -> list[object]:
 
 
 def test_counters_are_held_against_own_rounds(learner):
-    """reconcile: every counter, the places among them; only the very last round may differ, and only as one round."""
+    """reconcile: every counter must fit, the places too; only the very last round may differ, and only as one round."""
     for (counts, own, k), given, expected, name in unlike(STEM, verdicts, learner, right, FITS):
         drafts, drafted, accepted, *kept = (int(n) for n in counts.values())
         wrong(
@@ -358,7 +358,7 @@ def from_record(learner: ModuleType) -> list[object]:
 
 @pytest.mark.whole
 def test_the_recorded_servers(learner):
-    """All functions on what real servers said."""
+    """All functions together read what real servers said."""
     found = from_record(learner)
     what = [f"prompt {number}: alpha, f, tokens of a round, verdict" for number in range(len(RECORD.prompts))]
     what.append("seconds per token: plain, predicted, measured, and of the server's page")

@@ -78,7 +78,7 @@ def rates_of(learner: ModuleType) -> list[object]:
 
 
 def test_conditional_rates(learner):
-    """conditional: of the rounds that kept the position before; None where there is no such round."""
+    """conditional: a rate is of the rounds that kept the position before; None where there is no such round."""
     for curve, given, expected, name in unlike(STEM, rates_of, learner, right, CURVES):
         wrong(f"{as_read(curve)}: the conditional rates are {expected}, yours says {given}{name}")
 
@@ -88,7 +88,7 @@ def shares_of(learner: ModuleType) -> list[object]:
 
 
 def test_the_accepted_share(learner):
-    """accepted_share: accepted over drafted tokens."""
+    """accepted_share: it is accepted over drafted tokens."""
     for curve, given, expected, name in unlike(STEM, shares_of, learner, right, CURVES):
         wrong(f"{as_read(curve)}: f is {expected}, yours says {given}{name}")
 
@@ -106,7 +106,7 @@ def causes_of(learner: ModuleType) -> list[object]:
 
 
 def test_the_cause(learner):
-    """diagnose: the first rule that is true, on curves that the chapter does not show."""
+    """diagnose: the first rule that is true gives the cause, on curves that the chapter does not show, too."""
     for curve, given, expected, name in unlike(STEM, causes_of, learner, right, CURVES):
         wrong(f"{as_read(curve)}: the cause is {expected!r}, yours says {given!r}{name}")
 

@@ -3,21 +3,26 @@
 import pytest
 
 from speclab.extensions.learner import checklist
-from tests.exercises.answers import failures, with_wrong_answer, wrong_answers
+from speclab.extensions.learner.wrong_answers import NO_WORDS
+from tests.exercises.answers import VOICES, failures, with_wrong_answer, wrong_answers
 from tests.exercises.ex08_bugs import module, seeded
 from tests.exercises.test_ex15_token_trees import cause_of_places
 
+FIRST_WITH_VOICES = 9  # from this exercise on a message says whether it describes the code or the rule
 STEMS = [exercise.stem for exercise in checklist.exercises() if exercise.number != 8]  # that one has its own table
 
 
 @pytest.mark.parametrize("stem", STEMS)
 def test_every_known_wrong_answer_fails_a_check(stem):
-    """And says why in words: no bare assertion, no exception from inside the check."""
+    """And says why in words: no bare assertion, no exception from inside the check. From exercise 9 on the words are
+    about the code, "it looks as if yours ...", or about the rule, "remember: ..."."""
     assert len(wrong_answers(stem)) >= 2
     for answer, wrong in wrong_answers(stem).items():
         _, said = next(failures(with_wrong_answer(stem, *wrong), stem), ("", ""))
         assert said, f"no check notices: {answer}"
         assert not said.startswith("assert "), answer
+        if int(stem[2:4]) >= FIRST_WITH_VOICES and not NO_WORDS.match(said):
+            assert VOICES.search(said), f"{answer}: {said}"
 
 
 @pytest.mark.parametrize("given", [[0, 1, 2, 4, 6], [3, 4, 6], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 6, 3]])
