@@ -1,0 +1,75 @@
+"""The pictures of the chapters: they show the chapters' own numbers, and each stands in its chapter."""
+
+import pytest
+
+from speclab.system.paths import ROOT
+from tools import chapter_pictures as pictures
+
+
+def chapter(stem: str) -> str:
+    return " ".join((ROOT / "docs" / "chapters" / f"{stem}.md").read_text("utf-8").split())
+
+
+@pytest.mark.parametrize("name", pictures.PICTURES)
+def test_a_picture_is_drawn_and_its_chapter_shows_it(name, tmp_path):
+    path = pictures.draw(tmp_path, name)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert f"(../../plots/{name}.png)" in chapter(pictures.PICTURES[name].chapter)
+    assert (ROOT / "plots" / f"{name}.png").is_file(), "run: python -m tools.chapter_pictures"
+
+
+def test_kept_and_missing_make_up_the_targets_row():
+    kept, missing = pictures.kept_and_missing(pictures.P, pictures.Q)
+    assert [a + b for a, b in zip(kept, missing, strict=True)] == pytest.approx(pictures.P)
+    assert all(a <= q for a, q in zip(kept, pictures.Q, strict=True))
+    assert sum(missing) == pytest.approx(0.4)
+    for token, numbers in enumerate(zip(pictures.P, pictures.Q, kept, strict=True)):
+        assert f"{token} {numbers[0]:g} {numbers[1]:g} {numbers[2]:.1f}" in chapter("04-rejection")
+
+
+def test_a_jump_in_costs_is_paid_once():
+    """One more token is worth less than to stop, and several are worth more; the chapter names these numbers."""
+    found = pictures.worths()
+    now, *longer = found.values()
+    assert longer[0] < now < max(longer)
+    said = chapter("09-stop-when-unsure")
+    first_better = next(n for n, value in found.items() if value > now)
+    names = {7: "Seven", 8: "eight", 11: "eleven"}
+    assert first_better in names
+    assert all(f"{found[n]:.2f}" in said for n in names)
+
+
+def test_no_slot_reads_what_another_one_drafts():
+    rows = pictures.slot_cells()
+    n_text, n_slots = len(pictures.TEXT), len(pictures.SLOTS)
+    for slot, row in enumerate(rows):
+        assert set(row[:n_text]) == {pictures.STATE}
+        assert pictures.NOT_READ not in row[n_text : n_text + n_slots]
+        drafted = row[n_text + n_slots :]
+        assert [i for i, kind in enumerate(drafted) if kind == pictures.BIAS] == [slot - 1] * (slot > 0)
+
+
+def test_the_roof_begins_at_the_knee():
+    knee = pictures.knee_tokens()
+    assert f"= {knee:g} tokens" in chapter("13-batch-knee")
+    assert pictures.attained(int(knee)) == pytest.approx(pictures.MACHINE.flops)
+    assert pictures.attained(int(knee) - 1) < pictures.MACHINE.flops
+    assert pictures.attained(4 * int(knee)) == pytest.approx(pictures.MACHINE.flops)
+
+
+def test_the_curves_are_those_of_the_table():
+    """The chapter's table has the best k, and `off` where the best speedup is not above 1."""
+    text = (ROOT / "docs" / "chapters" / "13-batch-knee.md").read_text("utf-8")
+    for context, title in zip(pictures.CONTEXTS, ("0 tokens", "1,000 tokens", "16,000 tokens"), strict=True):
+        line = next(line for line in text.splitlines() if line.startswith(f"| {title} |"))
+        found = dict(zip(pictures.BATCHES, pictures.best_speedups(context), strict=True))
+        for n, cell in zip((1, 16, 32, 64, 128, 256), line.split("|")[2:-1], strict=True):
+            assert cell.strip().startswith(f"{found[n]:.2f}x") if "off" not in cell else found[n] <= 1
+
+
+def test_the_cache_keeps_the_branch_and_the_mask_shows_it():
+    after_pass, after_round = pictures.cache_cells()
+    assert after_round == [pictures.CACHE] * pictures.LENGTH + [pictures.ANCESTOR] * (1 + len(pictures.PATH))
+    assert after_pass.count(pictures.REJECTED) == len(pictures.WORDS) - 1 - len(pictures.PATH)
+    last = pictures.mask_cells()[pictures.PATH[-1] + 1][pictures.LENGTH :]
+    assert [i for i, kind in enumerate(last) if kind] == [0, *(i + 1 for i in pictures.PATH)]
