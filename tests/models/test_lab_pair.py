@@ -10,6 +10,7 @@ from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.counts import Counts
 from speclab.models import loading, prompts
 from speclab.models.cached import CachedModel
+from speclab.system.paths import ROOT
 from tests.decoding import plain_text, speculative_rounds
 
 
@@ -66,3 +67,15 @@ def test_speculation_on_real_text_is_exact_and_accepts(pair, kind):
         if isinstance(drafter, ModelDrafter):
             assert counts.acceptance_rate > 0.3
             assert counts.n_rejected > 0
+
+
+@pytest.mark.parametrize("kind", ["feature", "block"])
+def test_the_page_of_curves_has_the_last_scores_of_each_head(kind):
+    about = json.loads((loading.LAB_PAIR / kind / "training.json").read_text())
+    scores = about["scores"]["all prompts"]
+    shares = [f"{share:.3f}".removeprefix("0") for share in scores["by_position"]]
+    row = [kind, f"{about['steps']:,} more", *shares, f"{scores['tokens_per_round']['7']:.2f}"]
+    assert f"| {' | '.join(row)} |" in (ROOT / "docs" / "acceptance-curves.md").read_text("utf-8")
+    assert f"| {kind} | {about['init']['steps']:,} steps |" in (ROOT / "docs" / "acceptance-curves.md").read_text(
+        "utf-8"
+    )
