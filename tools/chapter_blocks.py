@@ -9,7 +9,7 @@ from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
 from speclab.system.paths import ROOT
 
-RUN = ROOT / "results" / "cpu-2-cores-intel.json"  # python compare.py
+RUN = ROOT / "results" / "cpu-2-cores-default.json"  # python compare.py
 LENGTHS = (0, 2, 4)  # the lengths of --quick, and 0 for the baseline
 
 

@@ -9,7 +9,7 @@ from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
 from speclab.system.paths import ROOT
 
-FIRST, FULL, PADDED = "cpu-2-cores-intel", "cpu-2-cores-full", "cpu-2-cores-200m-trees"
+FIRST, FULL, PADDED = "cpu-2-cores-default", "cpu-2-cores-full", "cpu-2-cores-200m-trees"
 METHODS = ""  # docs/which-method.md says more
 
 
