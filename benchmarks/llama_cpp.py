@@ -114,6 +114,11 @@ def _number(pattern: str, text: str) -> float:
     return float(found[-1])
 
 
+def whole_text(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the text of a prompt as the target reads it, inside the chat template where there is one."""
+    return tokenizer.decode(prompt.id_list, clean_up_tokenization_spaces=False) if prompt.chat else prompt.text
+
+
 def ids_of(text: bytes, expected: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """As many ids as `expected` has, that make `text`: the expected ones as far as they agree, then the tokenizer's,
     then NO_TOKEN."""
@@ -171,12 +176,14 @@ class Programs:
         _, err = self.run(PLAIN, "--version")
         return harmless(_read(lambda: err.strip().splitlines()[0]).removeprefix("version: "))
 
-    def check(self, prompts: list[Prompt]) -> None:
+    def check(self, prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase) -> None:
         """Raise UsageProblem where its tokenizer makes other ids of a prompt."""
         for prompt in prompts:
-            out, _ = self.run(TOKENIZE, "-f", self.file(prompt.text), "--ids", "--log-disable", "--no-escape")
+            read = self.file(whole_text(prompt, tokenizer))
+            out, _ = self.run(TOKENIZE, "-f", read, "--ids", "--log-disable", "--no-escape")
             if read_ids(out) != prompt.id_list:
-                raise UsageProblem(f"llama.cpp makes other ids of a {prompt.kind} prompt; use --no-llama-cpp")
+                template = "; try --no-chat, or" if prompt.chat else ";"
+                raise UsageProblem(f"llama.cpp makes other ids of a {prompt.kind} prompt{template} use --no-llama-cpp")
 
     def generate(self, prompt: str, draft_length: int, budget: int) -> Generated:
         """Continue a prompt greedily; draft_length 0 is plain decoding."""
@@ -232,7 +239,8 @@ class LlamaDecoding(Decoding):
     def advance(self) -> None:
         """Decode the whole text."""
         assert self._peers.llama
-        made = self._peers.llama.generate(self._prompt.text, self.arm.draft_length, self.budget)
+        text = whole_text(self._prompt, self._peers.setup.tokenizer)
+        made = self._peers.llama.generate(text, self.arm.draft_length, self.budget)
         self.prefill_seconds, self.decode_seconds, self.counts = made.prefill, made.decode, made.counts
         expected = self._peers.expected(self._prompt.ids)[: self.budget]
         self.tokens = ids_of(made.text, expected, self._peers.setup.tokenizer)

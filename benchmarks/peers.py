@@ -177,7 +177,7 @@ def llama(
         return None
     try:
         programs = stack.enter_context(llama_cpp.programs(setup, drafter, given, torch.get_num_threads()))
-        programs.check(prompts)
+        programs.check(prompts, setup.tokenizer)
     except Problem as problem:
         if args.llama_cpp or any(given):
             raise
