@@ -8,6 +8,7 @@
     python -m speclab.extensions.servers --acceptance speculation_profile.json --plain-ms 21.0 --spec-ms 19.5
 
 The first form asks the server a dozen prompts, the second one asks the same server without speculation, too, in turns.
+Where there is no room for both, --plain-url alone says what to give as --plain-ms later.
 The others use what you have written down: two /metrics pages of vLLM or llama-server, or the rate that the server
 prints. A key for the servers stands in the variable SPECLAB_API_KEY. See docs/serving.md. Exit code 1 where two servers
 write different texts that no tie explains.
@@ -41,6 +42,8 @@ def main(argv: list[str] | None = None) -> int:
         raise UsageProblem(
             "--load asks a server, and --chart shows what --load has found; give --url and --load 1,2,4,8"
         )
+    if args.plain_url and not args.url:
+        return running.show_plain(args)
     return running.show(args) if args.url else written.show(args)
 
 
@@ -49,7 +52,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser = parsing.make_parser(__doc__, "python -m speclab.extensions.servers")
     ask = parser.add_argument_group("a server that runs")
     ask.add_argument("--url", metavar="URL", help="the server that speculates")
-    ask.add_argument("--plain-url", metavar="URL", help="the same model on a server that does not")
+    ask.add_argument(
+        "--plain-url", metavar="URL", help="the same model on a server that does not; alone: its time per token"
+    )
     ask.add_argument("--texts", type=Path, metavar="FILE", help='prompts of your own, each after a line "%%%% KIND"')
     ask.add_argument(
         "--raw", action="store_true", help="continue the prompts as they are, for a model without a chat template"

@@ -80,6 +80,27 @@ def show(args: argparse.Namespace) -> int:
     return found.code
 
 
+def show_plain(args: argparse.Namespace) -> int:
+    """Ask a server that does not speculate, alone, and print what its tokens take: where one machine has no room for
+    both servers, they are started one after the other.  -> exit code"""
+    prompts, key = inputs.prompts_of(args.texts), inputs.key()
+    plain = find(check_url(args.plain_url), key)
+    say("\n".join(screen.server_lines(plain, None)))
+    pairs, _ = ask_all(plain, None, prompts, args.max_new_tokens, not args.raw, args.seconds)
+    if any(_n_drafts(pair.speculative) for pair in pairs):
+        raise EnvironmentProblem(f"{plain.client.url} speculates; give it with --url, and the plain one as --plain-url")
+    found = of_pairs(pairs)
+    if not found.seconds:
+        raise EnvironmentProblem(f"{plain.client.url} sent too few tokens to time them; give --max-new-tokens 96")
+    kinds = {kind: of_pairs([one for one in pairs if one.kind == kind]) for kind in _kinds(pairs)}
+    n_prompts = {kind: sum(one.kind == kind for one in pairs) for kind in kinds}
+    said = f"a token takes {1e3 * found.seconds:.2f} ms without speculation"
+    then = f"start the server with its draft, and ask it with --url URL --plain-ms {1e3 * found.seconds:.2f}"
+    answer = [screen.labelled("ANSWER", said), screen.labelled("try", then)]
+    say(screen.joined([[""], [screen.table(kinds, found, n_prompts)], answer]))
+    return 0
+
+
 def find_out(
     args: argparse.Namespace,
     speculative: Server,

@@ -1,7 +1,8 @@
-"""Starts two servers with the lab's pair, one that speculates and one that does not, until Ctrl-C.
+"""Starts two servers, with the lab's pair or with your files: one speculates and one does not, until Ctrl-C.
 
 python -m speclab.extensions.servers.start llama --program llama-server     # llama.cpp's, from your PATH
 python -m speclab.extensions.servers.start vllm                             # after `make vllm`
+python -m speclab.extensions.servers.start llama --models TARGET.gguf DRAFT.gguf --slots 8
 python -m speclab.extensions.servers --url http://127.0.0.1:8000 --plain-url http://127.0.0.1:8001 --raw
 """
 
@@ -25,15 +26,17 @@ def main(argv: list[str] | None = None) -> int:
     parser = parsing.make_parser(__doc__, "python -m speclab.extensions.servers.start")
     parser.add_argument("engine", choices=("llama", "vllm"))
     parser.add_argument("--program", help="llama-server, or the Python that has vLLM (default: .venv-vllm/bin/python)")
+    parser.add_argument("--models", nargs=2, type=Path, metavar="PATH", help="target and draft (default: the lab's)")
     parser.add_argument("-k", "--draft-length", type=parsing.at_least(1, 64), default=4, metavar="K", help="default: 4")
+    parser.add_argument("--slots", type=parsing.at_least(1, 64), default=1, help="requests at a time of llama-server")
     parser.add_argument("--port", type=parsing.at_least(1024, 65534), default=8000, help="and the next one for plain")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         servers = commands(args, Path(folder))
         with starting.started(servers[0], args.port), starting.started(servers[1], args.port + 1):
             urls = f"--url http://127.0.0.1:{args.port} --plain-url http://127.0.0.1:{args.port + 1}"
-            say("\n".join(map(shlex.join, servers)))
-            say(f"both answer; ask them: python -m speclab.extensions.servers {urls} --raw")
+            urls += "" if args.models else " --raw"  # the lab's pair has no chat template
+            say("\n".join([*map(shlex.join, servers), f"ask them: python -m speclab.extensions.servers {urls}"]))
             while True:
                 time.sleep(3600)
 
@@ -41,13 +44,15 @@ def main(argv: list[str] | None = None) -> int:
 def commands(args: argparse.Namespace, folder: Path) -> list[list[str]]:
     """Return what starts the server that speculates, and the one that does not."""
     k, ports = args.draft_length, [["--port", str(args.port + place)] for place in (0, 1)]
+    target, drafter = args.models or (LAB_PAIR / "target", LAB_PAIR / "draft")
     if args.engine == "vllm":
-        plain, draft = starting.vllm(args.program, LAB_PAIR / "target", LAB_PAIR / "draft", k)
+        plain, draft = starting.vllm(args.program, target, drafter, k)
     else:
-        from speclab.extensions.servers.start import lab_gguf  # here: it imports the models' library, which is slow
+        if not args.models:
+            from speclab.extensions.servers.start import lab_gguf  # here: it imports the models' library, which is slow
 
-        files = [lab_gguf.write(LAB_PAIR / name, folder / f"{name}.gguf") for name in ("target", "draft")]
-        plain, draft = starting.llama(args.program or "llama-server", files[0]), starting.drafted(files[1], k)
+            target, drafter = (lab_gguf.write(one, folder / f"{one.name}.gguf") for one in (target, drafter))
+        plain, draft = starting.llama(args.program or "llama-server", target, args.slots), starting.drafted(drafter, k)
     return [[*plain, *draft, *ports[0]], [*plain, *ports[1]]]
 
 

@@ -1,12 +1,16 @@
 """Bugs in the extension for servers: what another engine counts, sends and writes."""
 
+from dataclasses import replace
 from typing import Any
 
-from speclab.extensions.servers import counters, diagnosis, measured, shapes
+from speclab.extensions.servers import counters, diagnosis, measured, running, shapes
 from speclab.extensions.servers.ask import client, engines, texts
+from speclab.extensions.servers.load import levels, load_chart, load_screen, showing
 from speclab.extensions.servers.referee import own
 from speclab.extensions.servers.referee.own import OwnRounds
+from speclab.extensions.servers.start import starting
 from speclab.extensions.servers.vllm.server_record import EngineCounts
+from speclab.extensions.servers.wrong import asking_wrong, wrong_views
 from tests.mutants.bugs import mutant
 
 BUGS = {42: "an engine's counters, servers or answers taken for what they are not"}
@@ -123,3 +127,140 @@ def names_a_shape_from_any_count() -> None:
 def takes_shorter_drafts_for_whole_ones() -> None:
     """takes a position that was not drafted for one that was rejected"""
     shapes.WHOLE_DRAFTS = 0.0
+
+
+# --- under load -------------------------------------------------------------------------------------------------------
+
+EACH_CHECK = "each_check_fails_for_what_it_is_about_and_for_nothing_else"
+
+
+@mutant(42, EACH_CHECK, file="test_load")
+def believes_that_every_user_has_a_request_in_flight() -> None:
+    """takes the users that were offered for the requests that were in flight"""
+    levels.LEAST_ACHIEVED = 0.0
+
+
+@mutant(42, EACH_CHECK, file="test_load")
+def believes_a_window_without_whole_answers() -> None:
+    """takes a window of any length for one that shows a steady load"""
+    levels.LEAST_ANSWERS = 0
+
+
+@mutant(42, EACH_CHECK, file="test_load")
+def counts_cached_prompts_as_read() -> None:
+    """takes prompts that a prefix cache has answered for prompts that were read"""
+    levels.MOST_CACHED = 1.0
+
+
+@mutant(42, EACH_CHECK, file="test_load")
+def forgets_the_queue() -> None:
+    """takes requests that wait in the server for requests that it answers"""
+    levels.MOST_WAITING = levels.LONGEST_WAIT = 1.0e9
+
+
+@mutant(42, "a_check_that_fails_in_one_window_is_not_hidden_by_the_others", file="test_load")
+def looks_at_the_first_window_alone() -> None:
+    """shows the checks of one window as those of all windows of a load"""
+    right = levels.Level.checks.fget
+    levels.Level.checks = property(lambda level: right(replace(level, plain=level.plain[:1])))
+
+
+@mutant(42, "where_it_stops_paying", file="test_load")
+def takes_noise_for_a_gain_under_load() -> None:
+    """calls a gain one that is smaller than the distance between two passes of one server"""
+    levels.Level.apart = property(lambda level: 1.0)
+
+
+@mutant(42, "a_chart_replaces_no_file_of_another_kind", file="test_load")
+def writes_over_a_foreign_file_beside_the_chart() -> None:
+    """replaces whatever has the name of the chart's numbers"""
+    showing._check_numbers = lambda path: None
+
+
+@mutant(42, "the_chart_has_a_point_for_each_load", file="test_load")
+def draws_both_servers_as_one() -> None:
+    """draws the numbers of the server that speculates under the name of the plain one"""
+    right = load_chart._curve
+    load_chart._curve = lambda axis, found, sides, look: right(axis, found, [one.speculative for one in found], look)
+
+
+@mutant(42, "the_numbers_beside_a_chart_are_those_of_their_server", file="test_load")
+def writes_a_mean_as_every_pass() -> None:
+    """writes the first pass of a server as each of its passes"""
+    right = load_screen.numbers
+
+    def numbers(found: list) -> list:
+        return right([replace(one, speculative=one.speculative[:1] * len(one.speculative)) for one in found])
+
+    load_screen.numbers = numbers
+
+
+# --- two curves, texts and answers ------------------------------------------------------------------------------------
+
+
+@mutant(42, "a_second_request_that_is_kept_less_is_named", file="test_running")
+def takes_the_second_request_for_the_first() -> None:
+    """holds the first requests against the second ones, and finds that they are kept more often"""
+    right = running.shape_of_two
+    running.shape_of_two = lambda earlier, later, what: right(later, earlier, what)
+
+
+@mutant(42, "long_texts_that_are_kept_less_are_named", file="test_running")
+def compares_no_lengths() -> None:
+    """takes the curve of all texts for that of the long ones"""
+    running.by_length = lambda pairs: ([], [])
+
+
+@mutant(42, "another_draft_with_the_same_fault_is_the_targets", file="test_running")
+def blames_one_draft_for_what_two_have() -> None:
+    """blames the draft where another one has the same cliff"""
+    running.same_with_both = lambda one, other: None
+
+
+@mutant(42, "single_tokens_and_second_requests_say_why_a_text_is_wrong", file="test_server_texts")
+def blames_speculation_for_another_target() -> None:
+    """blames drafts for a text that differs where no draft was made"""
+    texts.agree_alone = lambda *given: True
+
+
+@mutant(42, "nothing_is_never_wrong_beside_a_shape_that_no_sound_draft_has", file="test_diagnosis")
+def looks_at_the_speed_alone() -> None:
+    """calls a server fine that is faster, whatever its curve says"""
+    right = diagnosis._answer
+    diagnosis._answer = lambda found, seen: right(found, ())
+
+
+@mutant(42, "what_reading_costs_is_the_slope_of_the_first_token", file="test_diagnosis")
+def charges_every_request_to_its_prompt() -> None:
+    """takes what every request costs for what reading its prompt costs"""
+    measured.reading_seconds = lambda answers: sum(one.first_seconds / one.n_prompt for one in answers) / len(answers)
+
+
+@mutant(42, "no_server_is_started_on_a_port_where_another_one_listens", file="test_starting")
+def starts_where_another_server_listens() -> None:
+    """asks whatever listens at a port for the server that it has started there"""
+    starting._check_free = lambda port: None
+
+
+@mutant(42, "an_answer_is_right_where_it_is_the_expected_one", file="test_wrong_servers")
+def takes_an_answer_about_speed_for_one_about_the_text() -> None:
+    """counts any answer about a wrong text as right"""
+    right = asking_wrong.is_right
+    asking_wrong.is_right = lambda expected, of_speed, shown: (
+        expected == asking_wrong.TEXT_WRONG or right(expected, of_speed, shown)
+    )
+
+
+@mutant(42, "a_cause_is_named_by_name_alone", file="test_wrong_servers")
+def counts_any_cause_as_the_true_one() -> None:
+    """counts a cause as named wherever some cause is shown"""
+    asking_wrong.is_named = lambda cause, causes, right: bool(causes) or right
+
+
+@mutant(42, "a_cause_counts_as_named_where_it_is_one_of_those_that_are_shown", file="test_wrong_servers")
+def scores_what_is_shown_as_what_is_true() -> None:
+    """shows a server as named whose causes are others"""
+    right = wrong_views.score
+    wrong_views.score = lambda run, half: right(
+        replace(run, wrong=[replace(one, named=bool(one.causes) or one.named) for one in run.wrong]), half
+    )

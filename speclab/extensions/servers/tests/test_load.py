@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from speclab.extensions.servers.ask import asking, engines, inputs
 from speclab.extensions.servers.counters import Look
-from speclab.extensions.servers.load import levels, load_screen, users, work
+from speclab.extensions.servers.load import levels, load_chart, load_screen, users, work
 from speclab.extensions.servers.load.levels import LOSES, PAYS, UNCLEAR, Level, side, stops_paying, verdict
 from speclab.extensions.servers.load.users import Request, Users, Window
 from speclab.extensions.servers.tests.simulated import Simulated
@@ -239,6 +239,27 @@ def test_the_command_shows_one_screen_and_writes_every_number(fake, plain, soon,
     assert (tmp_path / "load.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_chart_has_a_point_for_each_load(tmp_path, monkeypatch):
+    """Tokens a second of one user to the right, of all users upwards, and each server with its own name."""
+    drawn = []
+    monkeypatch.setattr(load_chart.library.plt, "close", drawn.append)
+    found = [level(1, 1.5, 1.3), level(4, 0.9, 0.8, plain=300.0)]
+    for place, one in enumerate(found):
+        sides = [replace(side, user_tokens_per_second=40.0 - 10 * place) for side in one.speculative]
+        found[place] = replace(one, speculative=sides)
+    load_chart.draw(found, "a model", tmp_path / "x.png")
+    lines = {line.get_label(): line.get_xydata().tolist() for line in drawn[0].axes[0].get_lines()}
+    assert lines["with speculation"] == [[40.0, pytest.approx(140.0)], [30.0, pytest.approx(255.0)]]
+    assert lines["without speculation"] == [[pytest.approx(RATE), 100.0], [pytest.approx(RATE), 300.0]]
+
+
+def test_the_numbers_beside_a_chart_are_those_of_their_server():
+    [one] = load_screen.numbers([level(2, 1.5, 1.3)])
+    assert [each["tokens_per_second"] for each in one["speculative"]] == [150.0, 130.0]
+    assert [each["tokens_per_second"] for each in one["plain"]] == [100.0, 100.0]
+    assert (one["users"], one["speedup"]) == (2, pytest.approx(1.4))
+
+
 def test_one_server_alone_has_no_speedup_and_that_is_said(fake, soon, command):
     _, out, _ = command("--url", fake.url, "--load", 1, "--load-seconds", 0.2, "--max-new-tokens", 16)
     assert "--plain-url" in out[out.index("ANSWER") :]
@@ -254,6 +275,7 @@ def test_a_page_says_how_many_wait():
 
 def test_a_chart_replaces_no_file_of_another_kind(fake, command, tmp_path):
     (tmp_path / "x.json").write_text('{"loads": []}')
-    code, _, err = command("--url", fake.url, "--load", 1, "--chart", tmp_path / "x.png")
+    words = ["--load", 1, "--load-seconds", 0.2, "--max-new-tokens", 16]
+    code, _, err = command("--url", fake.url, *words, "--chart", tmp_path / "x.png")
     assert (code, err.count("\n")) == (2, 1)
     assert (tmp_path / "x.json").read_text() == '{"loads": []}'

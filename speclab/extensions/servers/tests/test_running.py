@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from speclab.extensions.servers import counters, measured, profile, shapes
+from speclab.extensions.servers import counters, measured, profile, running, shapes
 from speclab.extensions.servers.ask import asking, engines, inputs
 from speclab.extensions.servers.ask.client import Order
 from speclab.extensions.servers.tests.simulated import Simulated
@@ -258,3 +258,19 @@ def test_a_profile_that_was_written_reads_as_what_was_measured(fake, command, tm
     assert found.tokens_per_round == pytest.approx(written["mean_accept_length"])
     code, out, err = command("--acceptance", tmp_path / "p.json", "--plain-ms", 20, "--spec-ms", 15)
     assert (code, "ANSWER" in out) == (0, True), err
+
+
+def test_servers_that_are_asked_one_after_the_other_have_the_same_speedup(fake, plain, command, monkeypatch):
+    """What the plain server's own screen says to give is what it took."""
+    answers = []
+    usual = asking.ask_all
+    monkeypatch.setattr(running, "ask_all", lambda *given: answers.append(usual(*given)) or answers[-1])
+    code, out, _ = command("--plain-url", plain.url, "--max-new-tokens", 40)
+    assert code == 0
+    given_ms = float(out.rpartition("--plain-ms")[2])
+    assert given_ms == pytest.approx(1e3 * measured.of_pairs(answers[0][0]).seconds, abs=0.006)
+    assert len(plain.asked) >= 12
+    code, out, _ = command("--url", fake.url, "--plain-ms", 21.5, "--max-new-tokens", 40)
+    assert code == 0
+    assert "21.50" in out
+    assert "speedup" in out

@@ -23,6 +23,7 @@ ROWS = [
     ("--url {plain}", 3, "start it with a draft"),
     ("--url {fake} --plain-url {fake}", 3, "give the server without speculation with --plain-url"),
     ("--url {fake} --plain-url {another}", 3, "compare one model with itself"),
+    ("--plain-url {fake}", 3, "give it with --url"),
     ("--url {locked}", 3, "SPECLAB_API_KEY"),
     ("--url {off}", 3, "--disable-log-stats"),
     ("--url {fake} --texts {folder}/none.txt", 3, "give another file"),

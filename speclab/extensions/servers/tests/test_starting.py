@@ -105,11 +105,16 @@ def test_both_commands_serve_one_target_and_one_of_them_drafts(tmp_path, monkeyp
 
     monkeypatch.setattr(lab_gguf, "write", lambda folder, path: path)
     for engine in ("llama", "vllm"):
-        args = argparse.Namespace(engine=engine, program=None, draft_length=3, port=8000)
-        first, second = commands(args, tmp_path)
-        assert first[: len(second) - 2] == second[:-2], "the draft is the one thing that differs"
-        assert "3" in " ".join(first[len(second) - 2 :])
-        assert (first[-1], second[-1]) == ("8000", "8001")
+        args = argparse.Namespace(engine=engine, program=None, draft_length=3, port=8000, slots=5)
+        for args.models in (None, [Path("one.gguf"), Path("two.gguf")]):
+            first, second = commands(args, tmp_path)
+            assert first[: len(second) - 2] == second[:-2], "the draft is the one thing that differs"
+            assert "3" in " ".join(first[len(second) - 2 :])
+            assert (first[-1], second[-1]) == ("8000", "8001")
+            if args.models:
+                assert "one.gguf" in second
+                assert "two.gguf" in " ".join(first[len(second) - 2 :])
+                assert "two.gguf" not in " ".join(second)
 
 
 def counts_of(server, prompt):

@@ -11,7 +11,7 @@ from speclab.extensions.servers.ask.client import Order
 from speclab.extensions.servers.curves.measuring import Lab
 from speclab.extensions.servers.diagnosis import COST, LOAD, NOTHING, REJECTED, TEXT_WRONG
 from speclab.extensions.servers.wrong import __main__ as command
-from speclab.extensions.servers.wrong import wrong_views
+from speclab.extensions.servers.wrong import asking_wrong, wrong_views
 from speclab.extensions.servers.wrong.__main__ import CASES
 from speclab.extensions.servers.wrong.cases import DROPPED, Place
 from speclab.extensions.servers.wrong.third_set import THIRD
@@ -41,16 +41,37 @@ def test_every_case_expects_an_answer_and_a_cause_that_the_command_can_give():
 
 
 def test_a_cause_counts_as_named_where_it_is_one_of_those_that_are_shown(run):
-    run.schema_version = 3
     right, no_cause = run.wrong[0], run.wrong[1]
     right = replace(right, half="third", cause="a", causes=["b", "a"], named=True, right=True)
     missed = replace(right, name="missed", causes=["b", "c"], named=False)
     fine = replace(no_cause, half="third", cause="", causes=[], named=True, right=True)
     run.wrong = [right, missed, fine]
-    assert [wrong_views.place(run, one) for one in run.wrong] == ["2nd", "NO", "-"]
+    assert [wrong_views.place(one) for one in run.wrong] == ["2nd", "NO", "-"]
     both, chance = wrong_views.score(run, "third")
     assert both.startswith("3 of 3 answers are right, 2 of 3 true causes")
     assert chance.endswith("one pair of causes for 2")
+
+
+@pytest.mark.parametrize(
+    ("expected", "of_speed", "shown", "right"),
+    [
+        (COST, COST, COST, True),
+        (COST, REJECTED, REJECTED, False),
+        (REJECTED, REJECTED, f"{TEXT_WRONG}, and of its speed: {REJECTED}", True),
+        (TEXT_WRONG, NOTHING, f"{TEXT_WRONG}, and of its speed: {NOTHING}", True),
+        (TEXT_WRONG, NOTHING, NOTHING, False),
+    ],
+)
+def test_an_answer_is_right_where_it_is_the_expected_one(expected, of_speed, shown, right):
+    assert asking_wrong.is_right(expected, of_speed, shown) == right
+
+
+def test_a_cause_is_named_by_name_alone():
+    assert asking_wrong.is_named("a", ("b", "a"), right=False)
+    assert not asking_wrong.is_named("a", ("b", "c"), right=True)
+    assert asking_wrong.is_named("", (), right=True)
+    assert not asking_wrong.is_named("", ("a",), right=True), "a cause is shown where nothing is wrong"
+    assert not asking_wrong.is_named("", (), right=False)
 
 
 def test_a_server_that_verifies_nothing_must_get_the_answer_about_its_text(run):

@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from speclab.extensions.servers import running, screen
 from speclab.extensions.servers.__main__ import make_parser
@@ -50,8 +50,8 @@ def asked(case: Wrong, place: Place, n_tokens: int) -> WrongServer:
         lines = "\n".join([*screen.server_lines(speculative, plain), running.first_screen(found)]).split("\n")
     counts = found.whole.counts or EngineCounts(n_drafts=0, n_drafted=0, n_accepted=0, accepted_at=[])
     said = running.answer_of(found).answer
-    right = said.startswith(TEXT_WRONG) if case.answer == TEXT_WRONG else found.diagnosis.answer == case.answer
     causes = list(found.diagnosis.causes)
+    right = is_right(case.answer, found.diagnosis.answer, said)
     return WrongServer(
         name=case.name,
         half=case.half,
@@ -63,7 +63,7 @@ def asked(case: Wrong, place: Place, n_tokens: int) -> WrongServer:
         answer=said,
         right=right,
         cause=case.cause,
-        named=case.cause in causes if case.cause else right and not causes,
+        named=is_named(case.cause, causes, right),
         causes=causes,
         shapes=[shape.name for shape in found.shapes],
         advice=found.diagnosis.then,
@@ -85,6 +85,18 @@ def asked(case: Wrong, place: Place, n_tokens: int) -> WrongServer:
         ],
         expected_changed=case.expected_changed,
     )
+
+
+def is_right(expected: str, of_speed: str, shown: str) -> bool:
+    """Return whether an answer is the expected one. of_speed: the one of the four. shown: as it stands on the screen,
+    which begins with TEXT_WRONG where a text is wrong: that is expected where no speed is worth anything."""
+    return shown.startswith(TEXT_WRONG) if expected == TEXT_WRONG else of_speed == expected
+
+
+def is_named(cause: str, causes: Sequence[str], right: bool) -> bool:
+    """Return whether the true cause is among those that are shown. Where nothing is wrong, the answer must say so, and
+    no cause may be shown."""
+    return cause in causes if cause else right and not causes
 
 
 def refused(case: Wrong, engine: str, flags: str, said: str) -> WrongServer:

@@ -59,7 +59,7 @@ class LoadTry(RecordPart):
 class WrongRun(Head):
     """All servers of one run. thresholds: of `diagnosis.py` and `shapes.py`, as they were."""
 
-    schema_version: Literal[2, 3]
+    schema_version: Literal[3]
     settings: RunSettings
     thresholds: dict[str, float]
     wrong: list[WrongServer]

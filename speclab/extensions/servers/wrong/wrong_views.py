@@ -13,29 +13,13 @@ COLUMNS = (
     "that refuses the server says it, NO where none of these does, and - where nothing is wrong and nothing is named; "
     "round: its cost in plain tokens"
 )
-OLD_NAMES = 2  # the schema whose faults had to be named by words that no other screen has
-
 
 HALVES = {"before": "First set", "after": "Second set", "third": "Third set"}
 
 
-def holds(screen: Sequence[str], words: str) -> bool:
-    """Return whether a screen has these words, wherever its lines end."""
-    return words in " ".join(" ".join(screen).split())
-
-
-def names(run: WrongRun, one: WrongServer) -> bool:
-    """Return whether its screen names its fault."""
-    if run.schema_version != OLD_NAMES:
-        return one.named
-    if not one.cause:
-        return one.right
-    return [other.name for other in run.wrong if holds(other.screen, one.cause)] == [one.name]
-
-
-def place(run: WrongRun, one: WrongServer) -> str:
+def place(one: WrongServer) -> str:
     """Return where the true cause stands among those that are shown."""
-    if not names(run, one):
+    if not one.named:
         return "NO"
     if one.cause in one.causes:
         return ("1st", "2nd")[one.causes.index(one.cause)]
@@ -53,7 +37,7 @@ def table(run: WrongRun, half: str) -> Table:
         "speedup": lambda one: f"{one.speedup:.2f}x" if one.speedup else "-",
         "same text": lambda one: f"{one.n_same}/{one.n_texts}" + f" + {one.n_tied} ties" * bool(one.n_tied),
         "right": lambda one: ("yes" if one.right else f"NO: {one.expected}") if one.expected else "-",
-        "cause": lambda one: place(run, one),
+        "cause": place,
     }
     return Table([one for one in run.wrong if one.half == half], columns, n_words=3)
 
@@ -63,8 +47,8 @@ def score(run: WrongRun, half: str) -> list[str]:
     pair of causes for every server would reach."""
     found = [one for one in run.wrong if one.half == half]
     judged = [one for one in found if one.expected]
-    right, named = sum(one.right for one in judged), sum(names(run, one) for one in found)
-    both = sum(names(run, one) and (one.right or not one.expected) for one in found)
+    right, named = sum(one.right for one in judged), sum(one.named for one in found)
+    both = sum(one.named and (one.right or not one.expected) for one in found)
     answers = [one.expected for one in judged]
     always = max((answers.count(answer) for answer in answers), default=0)
     return [
