@@ -37,7 +37,7 @@ def table(run: WrongRun, half: str) -> Table:
         "speedup": lambda one: f"{one.speedup:.2f}x" if one.speedup else "-",
         "same text": lambda one: f"{one.n_same}/{one.n_texts}" + f" + {one.n_tied} ties" * bool(one.n_tied),
         "right": lambda one: ("yes" if one.right else f"NO: {one.expected}") if one.expected else "-",
-        "cause": place,
+        "cause": lambda one: place(one),
     }
     return Table([one for one in run.wrong if one.half == half], columns, n_words=3)
 
