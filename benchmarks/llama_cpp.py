@@ -116,7 +116,7 @@ def _number(pattern: str, text: str) -> float:
 
 def whole_text(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
     """Return the text of a prompt as the target reads it, inside the chat template where there is one."""
-    return tokenizer.decode(prompt.id_list, clean_up_tokenization_spaces=False) if prompt.chat else prompt.text
+    return str(tokenizer.decode(prompt.id_list, clean_up_tokenization_spaces=False)) if prompt.chat else prompt.text
 
 
 def ids_of(text: bytes, expected: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
