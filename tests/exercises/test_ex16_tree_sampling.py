@@ -1,5 +1,6 @@
 """Checks of exercise 16: children without replacement, the two rules for them, and the law that comes out, exactly."""
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -8,6 +9,7 @@ from types import ModuleType
 import pytest
 
 from solutions import ex16_tree_sampling as right
+from speclab.system.paths import ROOT
 from tests.exercises.answers import chapter, unlike, whole, wrong
 
 STEM = "ex16_tree_sampling"
@@ -276,3 +278,14 @@ def test_the_table_of_the_chapter():
         assert [float(cell.strip().strip("*")) for cell in cells.split("|")] == pytest.approx(
             [*tested, *followed], abs=5e-4
         )
+
+
+def test_the_counted_rows_of_the_chapter_are_those_of_the_record():
+    record = json.loads((ROOT / "results" / "cpu-2-cores-drawn.json").read_text("utf-8"))
+    said = re.findall(r"^\| ([\dx]+|chain), (certain|drawn) \| ([\d.]+) \| ([\d.]+) \|$", chapter(STEM), re.MULTILINE)
+    assert len(said) == 5
+    for shape, kind, *cells in said:
+        for temperature, cell in zip((0.8, 1.2), cells, strict=True):
+            rows = [r for r in record["raw"] if (r["arm"], r["temperature"]) == (f"{shape}, {kind}", temperature)]
+            accepted, rounds = (sum(row[name] for row in rows) for name in ("n_accepted", "n_rounds"))
+            assert cell == f"{1 + accepted / rounds:.2f}"
