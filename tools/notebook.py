@@ -11,6 +11,7 @@ if __name__ == "__main__":
 
 import contextlib
 import functools
+import importlib.util
 import io
 import json
 import sys
@@ -19,8 +20,9 @@ from typing import Any
 
 from speclab.cli import parsing
 from speclab.system.errors import reports_problems
-from speclab.system.files import do_all, write_whole
+from speclab.system.files import do_all, shown, write_whole
 from speclab.system.paths import ROOT
+from speclab.system.terminal import note
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
@@ -45,6 +47,16 @@ def executed(notebook: dict[str, Any]) -> dict[str, Any]:
     return notebook | {"cells": cells}
 
 
+def lacks(notebook: dict[str, Any]) -> str:
+    """Say in one line what a notebook needs that is not installed; empty where nothing is missing.
+
+    Its metadata name it: `needs`, modules that are not imported, and `type`, what installs them.
+    """
+    about = notebook.get("metadata", {}).get("speclab", {})
+    missing = [name for name in about.get("needs", []) if not importlib.util.find_spec(name)]
+    return f"it needs {missing[0]}, which is not installed; type: {about['type']}" if missing else ""
+
+
 def read(path: Path) -> dict[str, Any]:
     """The notebook in a file."""
     return json.loads(path.read_text("utf-8"))
@@ -59,7 +71,12 @@ def text_of(notebook: dict[str, Any]) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Run the command.  -> exit code"""
     parsing.make_parser(__doc__).parse_args(argv)
-    texts = {path: text_of(executed(read(path))) for path in NOTEBOOKS}  # all run before anything is written
+    notebooks = {path: read(path) for path in NOTEBOOKS}
+    for path, notebook in notebooks.items():
+        if why := lacks(notebook):
+            note(f"{shown(path)} stays as it is: {why}")
+    can_run = {path: notebook for path, notebook in notebooks.items() if not lacks(notebook)}
+    texts = {path: text_of(executed(notebook)) for path, notebook in can_run.items()}  # before anything is written
     return do_all([functools.partial(write_whole, path, text) for path, text in texts.items()])
 
 
