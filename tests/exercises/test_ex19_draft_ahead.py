@@ -70,6 +70,7 @@ FANS = [  # chances, budget
     ([[2.0**-n * share for share in LEVEL] for n in range(2, 14)], 20),
     ([[0.03125] * 24, [0.0625] * 3], 26),
     ([[0.25, 0.25], [0.125, 0.0625], [0.25]], 3),
+    ([[2.0 ** (n - 16)] for n in range(14)], 3),  # the last rows are the likeliest
 ]
 
 
