@@ -59,7 +59,7 @@ def holds_nothing_against_plain_decoding() -> None:
     command._said = lambda fine, verdict, asked: True
 
 
-@mutant(45, "wrong_function_of_a_batch_makes_a_wrong_text", file="test_rows_and_trees")
+@mutant(45, "a_wrong_function_of_a_batch_makes_a_wrong_text_and_is_named", file="test_rows_and_trees")
 def reads_as_the_lab_does() -> None:
     """asks a reader which places a token of a batch reads, and lets it read what the solution says"""
 
@@ -70,19 +70,19 @@ def reads_as_the_lab_does() -> None:
     rows.OwnRows.visible = visible
 
 
-@mutant(45, "wrong_function_of_a_tree_makes_a_wrong_text", file="test_rows_and_trees")
+@mutant(45, "a_wrong_function_of_a_tree_makes_a_wrong_text_and_is_named", file="test_rows_and_trees")
 def keeps_by_the_labs_rule() -> None:
     """lets the lab say which places of the cache stay after a tree"""
     command.with_branches = lambda asked, decode, *args, **further: decode(*args, **further)
 
 
-@mutant(45, "wrong_function_of_a_sampled_tree_is_named", file="test_rows_and_trees")
+@mutant(45, "a_wrong_function_of_a_sampled_tree_is_named", file="test_rows_and_trees")
 def names_nobody() -> None:
     """takes every answer for the solution's"""
     asked.difference = lambda given, expected: ""
 
 
-@mutant(45, "an_impossible_answer_names_the_function", file="test_rows_and_trees")
+@mutant(45, "an_impossible_answer_names_the_function_in_one_line", file="test_rows_and_trees")
 def follows_any_numbers() -> None:
     """takes any numbers of tokens for a path"""
     trees._path = lambda parents, answer: list(answer)
