@@ -76,11 +76,12 @@ def _compiled(usual: ComparisonRun) -> str:
     best = first_screen.best_row(run)
     if best is None or run_lines.rough_line(run) or run_lines.hardware(run) != run_lines.hardware(usual):
         raise ValueError(f"{COMPILED_RUN.name} has no headline")
+    between = tables.interval(best.speedup_low, best.speedup_high)
     plain = [next(row for row in one.rows if not row.draft).tokens_per_second for one in (usual, run)]
     return (
-        f"- **The lab pair with `--engine compiled`: {tables.speedup(best.speedup)}** ({best.method}, k = "
-        f"{best.draft_length}), since plain decoding is {plain[1] / plain[0]:.1f} times as fast there "
-        f"([all](results/{COMPILED_RUN.stem}.md))."
+        f"- **The lab pair with `--engine compiled`: {tables.speedup(best.speedup)}** ({between}) with "
+        f"{best.method} at k = {best.draft_length}, since plain decoding is "
+        f"{plain[1] / plain[0]:.1f} times as fast there ([all](results/{COMPILED_RUN.stem}.md))."
     )
 
 
@@ -91,11 +92,13 @@ def _real_model() -> str:
     if best is None or run_lines.rough_line(run) or not all(row.same_as_baseline for row in rows):
         raise ValueError(f"{REAL_RUN.name} has no headline")
     lowest = min(rows, key=lambda row: row.speedup)
+    hardware = run_lines.hardware(run)
+    where = "" if hardware == run_lines.hardware(comparison(DEFAULT_RUN)) else f", on {hardware}"
     between = tables.interval(best.speedup_low, best.speedup_high)
     return (
         f"- **{first_screen.target_name(run)}, a real model, draft {best.draft}: {tables.speedup(best.speedup)}** "
-        f"(95 %: {between}, {best.n_prompts} prompts) at k = {best.draft_length}, untrained, on "
-        f"{run_lines.hardware(run)}. Its lowest row is {lowest.method} at k = {lowest.draft_length}: "
+        f"(95 %: {between}, {best.n_prompts} prompts) at k = {best.draft_length}, untrained{where}. "
+        f"Its lowest row is {lowest.method} at k = {lowest.draft_length}: "
         f"{tables.speedup(lowest.speedup)} ([all](results/{REAL_RUN.stem}.md))."
     )
 
