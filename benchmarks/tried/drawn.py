@@ -29,7 +29,7 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.present.tables import Block, Cell, Lines, Table, number
 from speclab.records.rows import Amount, Count, RecordPart
-from speclab.system.errors import reports_problems
+from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import progress
 from speclab.theory.formulas import ratio_interval
 
@@ -115,6 +115,8 @@ def page(run: DrawnRun) -> list[Block]:
 
     def per_round(temperature: float, arm: str) -> str:
         rows = of(arm, temperature)
+        if not any(row.n_rounds for row in rows):
+            return "-"  # all texts ended with the token of the prompt's own pass
         return number(1 + sum(row.n_accepted for row in rows) / sum(row.n_rounds for row in rows))
 
     def gain(temperature: float, arm: str) -> str:
@@ -123,6 +125,8 @@ def page(run: DrawnRun) -> list[Block]:
         if kind != "drawn" or certain not in names:
             return "-"
         top, bottom = ([float(row.n_rounds) for row in of(one, temperature)] for one in (certain, arm))
+        if not sum(top) or not sum(bottom):
+            return "-"
         ends = ratio_interval(top, bottom) or (None, None)
         return f"{sum(top) / sum(bottom):.2f}x ({number(ends[0])} to {number(ends[1])})"
 
@@ -158,6 +162,8 @@ def main(argv: list[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     common.check_result_flags(args)
     temperatures = parsing.numbers(args.temperatures, float, 0.01, "--temperatures")
+    if args.max_new_tokens < 2:
+        raise UsageProblem("one new token comes from the prompt's own pass; use --max-new-tokens 2 or more")
     setup, prompts = flags.load(args, temperature=temperatures[0])
     raw: list[DrawnCounts] = []
     stop = measure(args, setup, prompts, temperatures, raw)

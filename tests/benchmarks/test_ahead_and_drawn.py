@@ -8,6 +8,7 @@ import torch
 from benchmarks import ahead, learning
 from benchmarks.tried import drawn, reliability, sure
 from solutions import ex19_draft_ahead as chapter
+from speclab.present.tables import Table
 from speclab.records import files
 from speclab.system.paths import ROOT
 from training.texts import Text
@@ -54,9 +55,42 @@ def test_hits_and_times_are_those_of_the_chapter():
     for budget in ahead.BUDGETS:
         prepared = chapter.fan_out(chances, budget)
         hit = sum(sum(row[:m]) for row, m in zip(chances, prepared, strict=True))
-        assert ahead.hit_rate(counts, budget) == pytest.approx(hit)
-        time = chapter.round_time(hit, costs.verify, costs.draft, costs.draft, 0.0)
+        assert ahead.hit_rate(counts, counts, budget) == pytest.approx(hit)
+        time = chapter.round_time(hit, costs.verify, costs.draft, costs.draft, ahead.SYNC)
         assert ahead.speed(costs, hit) == pytest.approx(costs.tokens_per_round / time)
+
+
+def test_outcomes_are_chosen_on_other_rounds_than_those_they_are_scored_on():
+    ours, theirs = (ahead.outcomes(*rows_and_text(seed), K) for seed in (1, 2))
+    nothing = [[0] * (ahead.GUESSES + 1) for _ in range(K + 1)]
+    for budget in ahead.BUDGETS:
+        cells = ahead.prepared(ours, budget)
+        assert len(set(cells)) == len(cells) <= budget
+        least = min(ours[n][guess] for n, guess in cells)
+        left = [ours[n][g] for n in range(K + 1) for g in range(ahead.GUESSES) if (n, g) not in cells]
+        assert max(left) <= least or len(cells) < budget
+        hits = sum(theirs[n][guess] for n, guess in cells)
+        assert ahead.hit_rate(ours, theirs, budget) == pytest.approx(hits / sum(map(sum, theirs)))
+        assert ahead.hit_rate(ours, nothing, budget) is None
+        assert ahead.hit_rate(nothing, ours, budget) is None
+    assert any(ahead.hit_rate(ours, theirs, b) != ahead.hit_rate(theirs, theirs, b) for b in ahead.BUDGETS)
+
+
+@pytest.mark.parametrize(("draft", "verify"), [(0.75, 2.0), (2.0, 0.75), (0.1, 1.0), (0.05, 1.0), (0.0, 1.0)])
+def test_the_needed_hit_rate_is_the_chapters(draft, verify):
+    costs = ahead.RoundCosts(name="x", tokens_per_round=2.5, draft=draft, verify=verify)
+    theirs = chapter.needed_hit_rate(2.5, verify, draft, draft, ahead.SYNC, ahead.speed(costs, None))
+    assert ahead.needed(costs) == (None if theirs is None else pytest.approx(theirs))
+
+
+def test_the_halves_of_a_record_are_its_prompts():
+    run = files.read(ROOT / "results" / "cpu-2-cores-ahead.json", ahead.AheadRun)
+    for name, both in ahead.halves(run).items():
+        for half, counts in enumerate(both):
+            of_half = [row.counts for row in run.raw if row.draft == name and row.prompt_index % 2 == half]
+            assert of_half
+            for n, guess in itertools.product(range(run.settings["k"] + 1), range(ahead.GUESSES + 1)):
+                assert counts[n][guess] == sum(one[n][guess] for one in of_half)
 
 
 def test_no_prompt_is_learned_from_and_replayed():
@@ -91,6 +125,17 @@ def test_all_tokens_of_a_tree_come_from_rounds(tmp_path, capsys):
     assert {row.arm for row in run.raw} == set(drawn.arms("model"))
     assert all(row.n_rounds + row.n_accepted == n - 1 for row in run.raw)
     assert any(row.n_accepted for row in run.raw)
+
+
+@pytest.mark.parametrize("n_rounds", [0, 3])
+def test_texts_that_end_at_once_have_no_tokens_per_round(n_rounds):
+    run = files.read(ROOT / "results" / "cpu-2-cores-drawn.json", drawn.DrawnRun)
+    for row in run.raw:
+        row.n_rounds, row.n_accepted = n_rounds, n_rounds
+    table = next(block for block in drawn.page(run) if isinstance(block, Table))
+    shown = {cell(arm) for name, cell in table.cells.items() if name != "tokens" for arm in table.rows}
+    assert ("2.00" in shown) == bool(n_rounds)
+    assert shown == {"-"} or n_rounds
 
 
 def test_the_picture_is_drawn_from_the_record(tmp_path):
