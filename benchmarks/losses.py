@@ -13,7 +13,7 @@ A round's tokens are 1 + a1 + a1 a2 + ..., with the acceptance of each place. Th
     python -m benchmarks.losses --fresh --tail 0.1 --rate 0.004 --steps 2000        # random heads, a day
 
 The lab's own heads have learned with today's loss for millions of tokens, so a few steps more with each loss are a
-fair and cheap test: they tell where a loss leads a trained head, not how fast it teaches a random one. All arms take a
+cheap test: they tell where a loss leads a trained head, not how fast it teaches a random one. All arms take a
 step in turn, on the same rows; each seed has other rows. Files: results/NAME-losses.json and .md.
 """
 
