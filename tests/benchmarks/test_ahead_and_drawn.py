@@ -83,6 +83,17 @@ def test_the_needed_hit_rate_is_the_chapters(draft, verify):
     assert ahead.needed(costs) == (None if theirs is None else pytest.approx(theirs))
 
 
+def test_the_record_has_the_costs_of_the_comparison_that_it_names():
+    """A comparison that is measured again asks for another simulation: python -m benchmarks.ahead."""
+    for path in sorted((ROOT / "results").glob("*-ahead.json")):
+        run = files.read(path, ahead.AheadRun)
+        theirs = {one.name: one for one in ahead.costs_of(ROOT / "results" / run.settings["costs"], run.settings["k"])}
+        assert {one.name for one in run.costs} == {row.draft for row in run.raw}
+        for one in run.costs:
+            for field in ("tokens_per_round", "draft", "verify"):
+                assert getattr(one, field) == pytest.approx(getattr(theirs[one.name], field), rel=1e-4), path
+
+
 def test_the_halves_of_a_record_are_its_prompts():
     run = files.read(ROOT / "results" / "cpu-2-cores-ahead.json", ahead.AheadRun)
     for name, both in ahead.halves(run).items():
