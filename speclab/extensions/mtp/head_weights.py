@@ -50,6 +50,7 @@ PARTS = {
 }
 SHARED = ("embed_tokens.", "shared_head.head.")  # the target's own
 STATE_FIRST = "model.mtp_layers."
+REACHED, TINY = 50.0, 1e-6  # the largest logit of the states that ask a target for its cap; published caps: 30 and more
 
 
 def of_head(name: str, n_layers: int) -> str | None:
@@ -178,6 +179,8 @@ def target_logits(target: Any) -> Callable[[Tensor], Tensor] | None:
     states = torch.randn(4, target.config.get_text_config().hidden_size, generator=generator)
     states = states.to(target.device, target.dtype)
     with torch.no_grad():
+        largest = target.lm_head(states).abs().max().clamp(min=TINY).item()
+        states = states * (REACHED / largest)  # small logits are hardly capped: bfloat16 would round the cap away
         said, plain = project(states), target.lm_head(states)
     return None if said.shape == plain.shape and torch.allclose(said.to(plain), plain) else project
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import Gemma2Config, Gemma2ForCausalLM
 from transformers.cache_utils import MtpCache
 
 from speclab.core.rounds import tokens_of
@@ -14,8 +15,8 @@ from speclab.drafts import registry
 from speclab.drafts.heads.rollout import target_pass
 from speclab.extensions.mtp.drafter import MtpDrafter
 from speclab.extensions.mtp.head import MtpHead
-from speclab.extensions.mtp.head_weights import empty_model, of_head, read_mtp_head
-from speclab.extensions.mtp.tests.tiny_checkpoints import N_LAYERS, SHAPES, VOCAB, write
+from speclab.extensions.mtp.head_weights import empty_model, of_head, read_mtp_head, target_logits
+from speclab.extensions.mtp.tests.tiny_checkpoints import BASE, HIDDEN, N_LAYERS, SHAPES, VOCAB, write
 from speclab.lab.training.recipes import likely
 from speclab.models import loading
 from speclab.models.cached import CachedModel
@@ -121,6 +122,24 @@ def test_every_position_is_what_the_librarys_model_gives(shaped):
             ids, places = text[:, n + depth + 1 : n + depth + 2], places[:, -1:] + 1
     assert len(rows) == K
     assert len({int(row.argmax()) for row in rows}) > 1
+
+
+@pytest.mark.parametrize("cap", [30.0, 32.0, None])
+def test_a_cap_is_seen_in_bfloat16_however_small_the_logits_are(cap):
+    """With small weights logits are far below the cap, and bfloat16 rounds away what it changes: of 32, to nothing."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = Gemma2Config(**BASE | {"initializer_range": 0.02}, num_hidden_layers=2, final_logit_softcapping=cap)
+        target = Gemma2ForCausalLM(config).to(torch.bfloat16).eval()
+    makes = target_logits(target)
+    assert (makes is None) == (cap is None)
+    if makes:
+        with torch.no_grad():
+            states = 50 * torch.randn(3, HIDDEN, generator=torch.Generator().manual_seed(1)).bfloat16()
+            plain = target.lm_head(states)
+            made = makes(states)
+        assert plain.abs().max() > 10
+        assert torch.allclose(made.float(), cap * torch.tanh(plain.float() / cap), rtol=0.02, atol=0.05)
 
 
 def test_its_law_is_what_it_draws_from(shaped):
