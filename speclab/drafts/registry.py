@@ -46,6 +46,7 @@ class Choice:
     is_lookup: it copies from the text, so that a hybrid can have it in front of a model.
     is_model: it is a draft model with the target's ids, and nothing else.
     branches: its drafts have several tokens for one place.
+    draws_children: its drafts are trees whose tokens are drawn by the drafter's function `children`.
     can_branch: it says what comes after each of several tokens, so that it can have branches.
     in_hybrid: a hybrid can have it behind a lookup.
     any_family: it works with a target of any family; else it needs a decoder-only one.
@@ -62,6 +63,7 @@ class Choice:
     is_lookup: bool = False
     is_model: bool = False
     branches: bool = False
+    draws_children: bool = False
     can_branch: bool = False
     in_hybrid: bool = False
     any_family: bool = True

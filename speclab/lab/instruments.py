@@ -71,7 +71,6 @@ class LoopFunctions:
     shapes: what the caller says of the shapes of one pass.
     is_right: (setup, prompt, settings, new tokens) is called after each text of the two scripts that print texts; it
     may print more about it. Where it returns False, the exit code is 1.
-    rows: what decides where several texts in one pass stand, what each reads, and what stays of it; None: the lab.
     look_at: (record, measurement) is called once a comparison is measured and judged.
     """
 
@@ -82,7 +81,6 @@ class LoopFunctions:
     rule: Rule = TOKEN  # what `accept` is
     shapes: Callable[..., dict] | None = None
     is_right: Callable[..., bool] = lambda setup, prompt, settings, tokens: True
-    rows: Any = None
     look_at: Callable[..., None] | None = None
     about: str = ""  # what the head of a run and its record say of these functions; empty for the lab as it is
 

@@ -25,6 +25,7 @@ from speclab.cli.output import Output
 from speclab.drafts import registry
 from speclab.extensions.batch import batch_plots, batch_views, decode
 from speclab.extensions.batch.batch_comparison import check, compare_batches
+from speclab.extensions.batch.decoding.batched_model import RowRules
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
@@ -40,15 +41,16 @@ SIZES = {"default": (0, 48, "2,4,6"), "quick": (2, 32, "2,4"), "full": (0, 128, 
 
 
 @reports_problems
-def main(argv: list[str] | None = None, functions: LoopFunctions | None = None) -> int:
+def main(argv: list[str] | None = None, functions: LoopFunctions | None = None, rules: RowRules | None = None) -> int:
     """Compare batches, or decode one.  -> exit code
 
-    functions: what takes the place of parts of the decoding of `decode`, its `rows` alone; None: nothing.
+    Both others are for `decode` alone. functions: `is_right` judges every text. rules: what keeps the texts apart.
+    None: the lab's own. Raises UsageProblem where a comparison is asked with them.
     """
     words = sys.argv[1:] if argv is None else argv
     if words[:1] == ["decode"]:
-        return decode.run(f"{PROG} decode", words[1:], functions)
-    if functions:
+        return decode.run(f"{PROG} decode", words[1:], functions, rules)
+    if functions or rules:
         raise UsageProblem("a comparison of batches runs the lab's own functions; the first word must be decode")
     args = filled(make_parser().parse_args(words))
     config, output, sizes = _prepare(args)

@@ -16,7 +16,7 @@ from speclab.core.clock import old_objects_frozen
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.drafts import registry
-from speclab.extensions.batch.decoding.batched_model import BatchedModel, check_batch
+from speclab.extensions.batch.decoding.batched_model import BatchedModel, RowRules, check_batch
 from speclab.extensions.batch.decoding.decodings import BatchDecoding
 from speclab.extensions.batch.decoding.drafters import batch_drafter, check_drafter
 from speclab.extensions.batch.decoding.loops import autoregressive_decode_batch, speculative_decode_batch
@@ -36,12 +36,12 @@ DRAFT_LENGTH = 4
 NO_DRAFT = "none"  # of --draft
 
 
-def run(prog: str, argv: list[str], functions: LoopFunctions | None = None) -> int:
+def run(prog: str, argv: list[str], functions: LoopFunctions | None = None, rules: RowRules | None = None) -> int:
     """Decode, and print the texts.  -> exit code
 
-    functions: of them `rows` decides what keeps the texts apart, and `is_right` judges every text.
+    functions: of them `is_right` judges every text. rules: what keeps the texts apart; None: the lab's own.
     """
-    functions = functions or LoopFunctions(speculative_decode)  # of which the lab's own `rows` and `is_right` count
+    functions = functions or LoopFunctions(speculative_decode)  # of which the lab's own `is_right` counts
     args = _parsed(prog, argv)
     setup, prompts = flags.load(args)
     check_batch(setup.target)
@@ -57,7 +57,7 @@ def run(prog: str, argv: list[str], functions: LoopFunctions | None = None) -> i
     if len(prompts) < args.size:
         note(f"{len(prompts)} prompts for {args.size} rows: the others stay empty; give more prompts, or --limit 0")
     settings = _settings(args, setup)
-    decoding, n_wrong = _decoded(args, setup, prompts, drafter, settings, functions), 0
+    decoding, n_wrong = _decoded(args, setup, prompts, drafter, settings, rules), 0
     for number, prompt in enumerate(prompts):
         text = "".join(round_.text for round_ in with_text(decoding.rounds[number], setup.pieces(prompt)))
         print(harmless(f"{prompt_heading(prompt)}\n{text}"))
@@ -138,10 +138,10 @@ def _decoded(
     prompts: list[Prompt],
     drafter: Drafter | None,
     settings: DecodeSettings,
-    functions: LoopFunctions,
+    rules: RowRules | None,
 ) -> BatchDecoding:
     """Decode all prompts, each with the same settings."""
-    target = BatchedModel(setup.target, args.size, functions.rows)
+    target = BatchedModel(setup.target, args.size, rules)
     requests = [Request(prompt.ids.to(setup.device), settings) for prompt in prompts]
     if drafter:
         rounds = speculative_decode_batch(target, batch_drafter(drafter, args.size), requests, args.draft_length)

@@ -43,6 +43,7 @@ def read_tree(argument: str, text: str) -> Choice:
         build,
         parts=(model,),
         branches=True,
+        draws_children=is_drawn,
         any_family=False,
         no_auto=f"it chooses the length of a chain, and {text} drafts trees",
     )

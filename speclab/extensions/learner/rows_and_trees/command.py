@@ -47,7 +47,7 @@ from speclab.system.errors import UsageProblem
 
 PROG = "python -m speclab.extensions.learner run"
 SHAPE = "tree:2x2x1:model"
-SAMPLED = "sampled-tree"  # the first word of the drafts whose children are drawn
+SAMPLED = "sampled-tree:2x2:model"
 FOLLOW = "follow"
 NOT_JUDGED = "a sampled text has no baseline to equal; leave out --temperature"
 
@@ -69,19 +69,19 @@ def run(words: list[str], packages: Iterable[str]) -> int:
     learner = loading.finished(args.impl, [exercise], asked_for=True).modules[args.exercise]
     asked = Asked(args.exercise, learner, importlib.import_module(f"solutions.{exercise.stem}"))
     about = f"from {args.impl}/: {args.exercise} ({exercise.title})"
-    return way.start(typed, replace(way.functions(asked, typed), about=about))
+    return way.start(asked, typed, replace(way.functions(asked, typed), about=about))
 
 
 # --- a batch ----------------------------------------------------------------------------------------------------------
 
 
 def rows_functions(asked: Asked, words: list[str] | None = None) -> LoopFunctions:
-    """Exercise 14: four functions keep the texts of a batch apart."""
-    return LoopFunctions(speculative_decode, rows=OwnRows(asked), is_right=functools.partial(_is_the_targets, asked))
+    """Exercise 14: every text is held against the target's own; what keeps the texts apart is `OwnRows`."""
+    return LoopFunctions(speculative_decode, is_right=functools.partial(_is_the_targets, asked))
 
 
-def _start_batch(words: list[str], functions: LoopFunctions) -> int:
-    return extensions.command("batch")(words, functions)
+def _start_batch(asked: Asked, words: list[str], functions: LoopFunctions) -> int:
+    return extensions.command("batch")(words, functions, OwnRows(asked))
 
 
 def _is_the_targets(asked: Asked, setup: Setup, prompt: Prompt, settings: DecodeSettings, tokens: list[int]) -> bool:
@@ -96,6 +96,10 @@ def _is_the_targets(asked: Asked, setup: Setup, prompt: Prompt, settings: Decode
 def _said(fine: bool, verdict: str, asked: Asked) -> bool:
     print(verdict if fine or not asked.first else f"{verdict}; {asked.first}")
     return fine
+
+
+def _start_loop(asked: Asked, words: list[str], functions: LoopFunctions) -> int:
+    return optimized_speculative.main(words, functions)
 
 
 # --- a tree -----------------------------------------------------------------------------------------------------------
@@ -184,10 +188,8 @@ def sampled_functions(asked: Asked, words: list[str] | None = None) -> LoopFunct
 def _check_sampled(words: list[str]) -> None:
     """Raise UsageProblem for a decoding in which exercise 16 has no part."""
     args = decoding.parse(optimized_speculative.__doc__ or "", words, True)
-    if args.draft.partition(":")[0] != SAMPLED:
-        raise UsageProblem(
-            f"--draft {args.draft}: exercise 16 draws the children of a tree; give --draft {SAMPLED}:2x2:model"
-        )
+    if not args.choice.draws_children:
+        raise UsageProblem(f"--draft {args.draft}: exercise 16 draws the children of a tree; give --draft {SAMPLED}")
     if args.rule not in (TOKEN.name, FOLLOW):
         raise UsageProblem(f"--rule {args.rule}: exercise 16 has two rules; leave it out, or give --rule {FOLLOW}")
 
@@ -201,18 +203,18 @@ class Way(NamedTuple):
     words: list[str]  # the command's, before those that are typed
     check: Callable[[list[str]], None]  # looks at all of them
     functions: Callable[[Asked, list[str]], LoopFunctions]
-    start: Callable[[list[str], LoopFunctions], int]  # the command
+    start: Callable[[Asked, list[str], LoopFunctions], int]  # the command
 
 
 SHORT = ["--max-new-tokens", "48"]
 WAYS = {
     # Two rows for three prompts: the row that is free first takes another text.
     14: Way(["decode", "-B", "2", "--limit", "1", *SHORT], lambda words: None, rows_functions, _start_batch),
-    15: Way(["--draft", SHAPE, *SHORT], _check_tree, tree_functions, optimized_speculative.main),
+    15: Way(["--draft", SHAPE, *SHORT], _check_tree, tree_functions, _start_loop),
     16: Way(
-        ["--draft", f"{SAMPLED}:2x2:model", "--temperature", "0.8", "--top-k", "8", *SHORT],
+        ["--draft", SAMPLED, "--temperature", "0.8", "--top-k", "8", *SHORT],
         _check_sampled,
         sampled_functions,
-        optimized_speculative.main,
+        _start_loop,
     ),
 }

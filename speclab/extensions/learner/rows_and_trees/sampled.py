@@ -17,7 +17,7 @@ from speclab.core.rounds import AcceptResult, Draft, Target
 from speclab.core.sampling import GREEDY, Sampling, faults_in, to_host
 from speclab.extensions.learner.ask import Impossible, each, short, whole
 from speclab.extensions.learner.rows_and_trees.asked import Asked, Drawing
-from speclab.extensions.learner.rows_and_trees.trees import Around, along, parents_of
+from speclab.extensions.learner.rows_and_trees.trees import Around, along, parents_of, replace_function
 
 Law = dict[int, Fraction]  # the probability of each id that has one
 NEAR_ONE = Fraction(1, 10**9)  # a row may be scaled in floats
@@ -41,7 +41,7 @@ class OwnSampledTrees(Around):
         super().__init__(drafter, asked)
         self.laws: list[Law] = []  # of each drafted token of this round; empty where none was drawn
         self._sampling = GREEDY
-        vars(drafter)["children"] = self.children
+        replace_function(drafter, "children", self.children)
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Let the drafter inside read the prompt."""

@@ -111,7 +111,7 @@ def with_branches(asked: Asked, decode: Loop, target: CachedModel, *args: Any, *
     keep = functools.partial(_keep, asked, target)
     rounds = decode(target, *args, **further)
     while True:
-        vars(target)["keep"] = keep
+        replace_function(target, "keep", keep)
         try:
             round_ = next(rounds, None)
         finally:
@@ -119,6 +119,17 @@ def with_branches(asked: Asked, decode: Loop, target: CachedModel, *args: Any, *
         if round_ is None:
             return
         yield round_
+
+
+def replace_function(whose: object, name: str, function: Callable[..., Any]) -> None:
+    """Let an object call a reader's function in the place of its own one of this name.
+
+    Raises AttributeError where it has none: under another name, the lab's own function would run as if it were the
+    reader's, and nobody would see it.
+    """
+    if not callable(getattr(type(whose), name, None)):
+        raise AttributeError(f"{type(whose).__name__} has no function {name}, whose place the reader's one could take")
+    vars(whose)[name] = function
 
 
 def _keep(asked: Asked, target: CachedModel, path: list[int]) -> None:

@@ -19,6 +19,9 @@ from speclab.extensions.learner import checklist, loading
 from speclab.extensions.learner.__main__ import main
 from speclab.extensions.learner.rows_and_trees import command
 from speclab.extensions.learner.rows_and_trees.asked import Asked
+from speclab.extensions.learner.rows_and_trees.rows import OwnRows
+from speclab.extensions.learner.rows_and_trees.sampled import OwnSampledTrees
+from speclab.extensions.learner.rows_and_trees.trees import with_branches
 from speclab.models.cached import CachedModel
 from speclab.system.errors import Problem
 from tests.tiny_models import VOCAB, perturbed, tiny
@@ -67,7 +70,7 @@ def batch(pair, asked: Asked | None, sampling: Sampling = GREEDY, n_rows: int = 
         for i, budget in enumerate(BUDGETS)
     ]
     model = decoding("decoding.batched_model").BatchedModel
-    rules = command.rows_functions(asked).rows if asked else None
+    rules = OwnRows(asked) if asked else None
     drafter = decoding("decoding.drafters").batch_drafter(ModelDrafter(pair[1]), n_rows)
     rounds = decoding("decoding.loops").speculative_decode_batch(model(pair[0], n_rows, rules), drafter, requests, 4)
     texts: list[list[Round]] = [[] for _ in requests]
@@ -146,6 +149,21 @@ def test_the_solutions_decode_with_trees_as_the_lab_does(pair, shape):
     assert any(r.n_accepted > 0 for r in found)
     assert tokens_of(found) == tokens_of(autoregressive_decode(pair[0], prompt_of(7), DecodeSettings(N_TOKENS)))
     assert "keep" not in vars(pair[0]), "the target keeps places by its own rule again"
+
+
+class Renamed:
+    """A drafter or a target whose functions have other names than those that a reader's ones take the place of."""
+
+    def kept(self, path):
+        return path
+
+
+def test_a_function_that_has_another_name_is_no_function_of_the_readers(pair):
+    """Else the lab's own one would run, and its text would be taken for the reader's."""
+    with pytest.raises(AttributeError, match="keep"):
+        next(with_branches(asked_of(15), lambda target: iter([]), Renamed()))
+    with pytest.raises(AttributeError, match="children"):
+        OwnSampledTrees(Renamed(), asked_of(16))
 
 
 def siblings_too(parents):
