@@ -4,6 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from speclab.extensions.servers import causes
 from speclab.extensions.servers.ask import engines
@@ -48,8 +50,24 @@ def test_a_cause_counts_as_named_where_it_is_one_of_those_that_are_shown(run):
     run.wrong = [right, missed, fine]
     assert [wrong_views.place(one) for one in run.wrong] == ["2nd", "NO", "-"]
     both, chance = wrong_views.score(run, "third")
-    assert both.startswith("3 of 3 answers are right, 2 of 3 true causes")
+    assert both.startswith("3 of 3 answers are right, 1 of 2 true causes")
+    assert "1 of 1 sound" in both
+    run.wrong = [right, missed, replace(fine, named=False)]
+    assert "1 of 2 true causes" in wrong_views.score(run, "third")[0], "a cause beside a sound server is none of them"
+    assert "0 of 1 sound" in wrong_views.score(run, "third")[0]
+    run.wrong = [right, missed]
+    assert "sound" not in wrong_views.score(run, "third")[0]
     assert chance.endswith("one pair of causes for 2")
+
+
+@given(st.integers(1, 200), st.floats(0, 1))
+def test_the_ends_of_the_interval_are_1_96_errors_from_what_was_seen(n, share):
+    """By the definition of Wilson: with the spread that the end itself would have."""
+    n_right = round(n * share)
+    low, high = wrong_views.interval(n_right, n)
+    assert -1e-9 <= low <= n_right / n <= high <= 1 + 1e-9
+    for end in (low, high):
+        assert abs(n_right / n - end) == pytest.approx(1.96 * (max(0, end * (1 - end)) / n) ** 0.5, rel=1e-3, abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The servers that are wrong on purpose as a table and a page: views of their record."""
 
+import statistics
 from collections.abc import Sequence
 from itertools import combinations
 
@@ -14,6 +15,7 @@ COLUMNS = (
     "round: its cost in plain tokens"
 )
 
+UNSEEN = "third"  # the set that no rule or threshold was made with
 HALVES = {"before": "First set", "after": "Second set", "third": "Third set"}
 
 
@@ -44,18 +46,34 @@ def table(run: WrongRun, half: str) -> Table:
 
 def score(run: WrongRun, half: str) -> list[str]:
     """Return how many answers of one half are right, and how many true causes are named, with what one answer and one
-    pair of causes for every server would reach."""
+    pair of causes for every server would reach. A server that has no cause counts for itself: nothing is to be named.
+    """
     found = [one for one in run.wrong if one.half == half]
     judged = [one for one in found if one.expected]
-    right, named = sum(one.right for one in judged), sum(one.named for one in found)
+    faulty, sound = ([one for one in found if bool(one.cause) == has] for has in (True, False))
+    right = sum(one.right for one in judged)
+    named, silent = (sum(one.named for one in part) for part in (faulty, sound))
     both = sum(one.named and (one.right or not one.expected) for one in found)
     answers = [one.expected for one in judged]
+    rest = f", and {silent} of {len(sound)} sound servers got no cause" if sound else ""
     always = max((answers.count(answer) for answer in answers), default=0)
     return [
-        f"{right} of {len(judged)} answers are right, {named} of {len(found)} true causes are named, and for {both} "
+        f"{right} of {len(judged)} answers are right, {named} of {len(faulty)} true causes are named{rest}; for {both} "
         f"servers both hold",
         f"by chance: one answer for every server would be right for {always}, one pair of causes for {_best(found)}",
     ]
+
+
+def interval(n_right: int, n: int) -> tuple[float, float]:
+    """Return the interval of Wilson (1927) that holds a share with 95 %, of which n_right of n were seen; n > 0.
+
+    >>> [round(end, 2) for end in interval(13, 14)]
+    [0.69, 0.99]
+    """
+    z = statistics.NormalDist().inv_cdf(0.975)
+    middle, size = n_right + z * z / 2, n + z * z
+    spread = z * (n_right * (n - n_right) / n + z * z / 4) ** 0.5
+    return (middle - spread) / size, (middle + spread) / size
 
 
 def _best(found: Sequence[WrongServer]) -> int:
@@ -63,6 +81,15 @@ def _best(found: Sequence[WrongServer]) -> int:
     faults = [one.cause for one in found if one.cause]
     counts = [faults.count(one) + faults.count(other) for one, other in combinations(sorted(set(faults)), 2)]
     return max(counts, default=len(faults))
+
+
+def _unseen(run: WrongRun, half: str) -> list[str]:
+    """Return what so few servers leave open, for the set that no rule was made with."""
+    judged = [one for one in run.wrong if one.half == half == UNSEEN and one.expected]
+    if not judged:
+        return []
+    low, high = interval(sum(one.right for one in judged), len(judged))
+    return [f"95 % interval of the share of right answers (Wilson): {low:.2f} to {high:.2f}"]
 
 
 def changes(run: WrongRun) -> list[str]:
@@ -85,7 +112,7 @@ def page(run: WrongRun) -> str:
     if run.settings.get("note"):
         blocks.append(Lines([run.settings["note"]]))
     for half, name in halves(run).items():
-        blocks += [Heading(name), table(run, half), Lines(score(run, half))]
+        blocks += [Heading(name), table(run, half), Lines([*score(run, half), *_unseen(run, half)])]
     blocks += [Lines([COLUMNS]), Heading("Expectations that were changed after the first run"), Lines(changes(run))]
     blocks += [Heading("Counts beside the lab's own rounds"), Lines(rounds(run))]
     for one in run.loads:
