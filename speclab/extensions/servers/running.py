@@ -16,12 +16,12 @@ from speclab.extensions.servers.diagnosis import TEXT_WRONG, Diagnosis, diagnose
 from speclab.extensions.servers.load import showing as load
 from speclab.extensions.servers.measured import Measured, Pair, of_pairs
 from speclab.extensions.servers.shapes import (
-    ENDS,
     FORGETS,
     Shape,
     fell_by_threshold,
     same_with_both,
     shape_of,
+    shape_of_lengths,
     shape_of_two,
 )
 from speclab.extensions.servers.vllm.server_record import EngineCounts
@@ -118,7 +118,7 @@ def find_out(
         whole = replace(whole, draft_length=speculative.draft_length)
     kinds = {kind: of_pairs([one for one in pairs if one.kind == kind], 0, given) for kind in _kinds(pairs)}
     verdicts = texts.judge(pairs, plain, chat) if plain else []
-    seen, written = _shapes(pairs, again, whole, other), _texts(pairs, again, verdicts, speculative, plain, chat)
+    seen, written = _shapes(pairs, again, whole, kinds, other), _texts(pairs, again, verdicts, speculative, plain, chat)
     return Findings(
         pairs=pairs,
         again=again,
@@ -150,19 +150,30 @@ def _texts(
     )
 
 
-def _shapes(pairs: list[Pair], again: list[Asked], whole: Measured, other: Measured | None) -> list[Shape]:
+def _shapes(
+    pairs: list[Pair], again: list[Asked], whole: Measured, kinds: dict[str, Measured], other: Measured | None
+) -> list[Shape]:
     """Return the shapes of the curve: of two curves where there are two, and of the one otherwise."""
     counts = whole.counts
     first, second = (_counts([pair.speculative for pair in pairs[: len(again)]]), _counts(again))
     found = [shape_of_two(first, second, FORGETS) if first and second else None]
-    short, long = by_length(pairs)
-    one, other_length = _counts([pair.speculative for pair in short]), _counts([pair.speculative for pair in long])
-    found.append(shape_of_two(one, other_length, ENDS) if one and other_length else None)
+    found.append(shape_of_lengths(_lengths(pairs)))
     if counts and other and other.counts:
         found += [same_with_both(counts, other.counts), fell_by_threshold(other.counts, counts)]
     named = [shape for shape in found if shape]
-    single = shape_of(counts, whole.n_rounds) if counts and not named else None
+    by_kind = [one.counts for one in kinds.values() if one.counts]
+    single = shape_of(counts, whole.n_rounds, by_kind) if counts and not named else None
     return named or ([single] if single else [])
+
+
+def _lengths(pairs: Sequence[Pair]) -> list[tuple[EngineCounts, EngineCounts]]:
+    """Return of each kind the counts in its short texts, and in its long ones, where both are known."""
+    found = []
+    for kind in dict.fromkeys(pair.kind for pair in pairs):
+        short, long = by_length([pair for pair in pairs if pair.kind == kind])
+        both = [_counts([pair.speculative for pair in part]) for part in (short, long)]
+        found += [(both[0], both[1])] if both[0] and both[1] else []
+    return found
 
 
 def by_length(pairs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:

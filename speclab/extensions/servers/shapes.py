@@ -28,8 +28,8 @@ LONG, LONG_TAIL, RARELY = 6, 0.15, 0.1  # k; what its second half brings of all 
 
 
 class Shape(NamedTuple):
-    """A shape in words. causes: at most two. tell: how to tell them apart. then: the next step. faulty: a sound draft
-    does not have it, so that something is wrong however fast the server is."""
+    """A shape in words. causes: at most two. tell: how to tell them apart. then: the next step. faulty: a draft with a
+    fault has it, and easy texts beside hard ones do not make it, so that it counts however fast the server is."""
 
     name: str
     causes: tuple[str, ...]
@@ -69,10 +69,16 @@ CLIFF = Shape(
     "compare the draft's second pass with its training code on one text",
     faulty=True,
 )
-RISING = Shape(
+RISING = Shape(  # of easy and hard rounds together, the easy ones reach the later positions: so of any sound draft
     "the first position is rejected more often than those behind it",
+    (causes.PARTIAL, causes.STATES),
+    "by the kinds in the table, or prompts of one kind alone: a draft that knows a part of them is level in those",
+    "a draft that was trained on all of these kinds; ask each kind by itself to see which one it lacks",
+)
+RISING_INSIDE = Shape(
+    "the first position is rejected more often than those behind it, inside the kinds, too",
     (causes.STATES, causes.PARTIAL),
-    "by the kinds in the table: a draft that knows a part of them is level in those",
+    "texts of one sort alone, with --texts: a draft that knows a part of them is level in those",
     "check the layers that the draft reads, and their order, against its configuration",
     faulty=True,
 )
@@ -129,10 +135,11 @@ SAME_WITH_BOTH = Shape(
 )
 
 
-def shape_of(counts: EngineCounts, n_rounds: float = 0) -> Shape | None:
+def shape_of(counts: EngineCounts, n_rounds: float = 0, kinds: Sequence[EngineCounts] = ()) -> Shape | None:
     """Return the shape of one curve; None where it is fine, or where its counts are too few to say.
 
-    n_rounds: all rounds, those without a draft included; 0 where only those that draft are known.
+    n_rounds: all rounds, those without a draft included; 0 where only those that draft are known. kinds: the same
+    counts by kind of prompt, where they are known.
     """
     kept, n = counts.accepted_at, counts.n_drafts
     if not kept or n < FEWEST:
@@ -149,7 +156,7 @@ def shape_of(counts: EngineCounts, n_rounds: float = 0) -> Shape | None:
     if len(kept) > 2 and kept[0] * kept[0] > kept[1] * n and _less(Share(kept[2], kept[1]), first, FALL_SHARE):
         return FALLING
     if n >= ALWAYS * n_rounds and _less(_rejected(later_positions(counts)), _rejected(first), 1 / OFTENER):
-        return RISING
+        return RISING_INSIDE if _rises_inside(kinds) else RISING
     if _under(Share(counts.n_accepted, n + sum(kept[:-1])), LOW_RATE):
         return LOW
     tail = sum(kept[len(kept) // 2 :])
@@ -158,17 +165,37 @@ def shape_of(counts: EngineCounts, n_rounds: float = 0) -> Shape | None:
     return None
 
 
+def _rises_inside(kinds: Sequence[EngineCounts]) -> bool:
+    """Tell whether the first position is rejected more often inside the kinds, all of them taken together. One kind is
+    no proof: nothing says that its texts are alike."""
+    enough = [one for one in kinds if one.n_drafts >= FEWEST and one.accepted_at]
+    pairs = [(_rejected(later_positions(one)), _rejected(_first(one))) for one in enough]
+    return len(enough) > 1 and _less_inside(pairs, 1 / OFTENER)
+
+
 def later_positions(counts: EngineCounts) -> Share:
     """Return what was kept behind the first position, of what was tested there."""
     return Share(sum(counts.accepted_at[1:]), sum(counts.accepted_at[:-1]))
 
 
 def shape_of_two(earlier: EngineCounts, later: EngineCounts, what: Shape) -> Shape | None:
-    """Return `what` where the first position is kept far less often later: FORGETS and ENDS are told by that."""
+    """Return `what` where the first position is kept far less often later: FORGETS and ENDS are told by that, where
+    both curves are of the same texts."""
     if not (earlier.n_drafts and later.n_drafts and earlier.accepted_at and later.accepted_at):
         return None
     good = _above(_first(earlier), GOOD_START)
     return what if good and _less(_first(later), _first(earlier), CLIFF_SHARE) else None
+
+
+def shape_of_lengths(kinds: Sequence[tuple[EngineCounts, EngineCounts]]) -> Shape | None:
+    """Return ENDS where the first position is kept far less often in long texts than in short ones of the same kind.
+
+    kinds: of each kind of prompt the counts in short texts, and in long ones.
+    """
+    known = [both for both in kinds if all(one.n_drafts and one.accepted_at for one in both)]
+    first = Share(sum(short.accepted_at[0] for short, _ in known), sum(short.n_drafts for short, _ in known))
+    shares = [(_first(long), _first(short)) for short, long in known]
+    return ENDS if known and _above(first, GOOD_START) and _less_inside(shares, CLIFF_SHARE) else None
 
 
 def fell_by_threshold(earlier: EngineCounts, later: EngineCounts) -> Shape | None:
@@ -222,3 +249,16 @@ def _less(share: Share, other: Share, factor: float) -> bool:
     """Tell whether a share is below `factor` times the other one."""
     spread = math.sqrt(share.variance + factor**2 * other.variance)
     return factor * other.rate - share.rate > ERRORS * spread
+
+
+def _less_inside(pairs: Sequence[tuple[Share, Share]], factor: float) -> bool:
+    """Tell whether the first share of the pairs is below `factor` times the second one, each pair compared in itself.
+
+    The differences are added with the weights of Mantel and Haenszel, n m / (n + m). Where no pair differs in truth,
+    the sum does not, however the pairs differ from each other.
+    """
+    weights = [share.whole * other.whole / max(1, share.whole + other.whole) for share, other in pairs]
+    found = list(zip(weights, pairs, strict=True))
+    difference = sum(weight * (factor * other.rate - share.rate) for weight, (share, other) in found)
+    variance = sum(weight**2 * (share.variance + factor**2 * other.variance) for weight, (share, other) in found)
+    return difference > ERRORS * math.sqrt(variance)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from speclab import load
 from speclab.extensions.servers import profile, screen, shapes
+from speclab.extensions.servers.counters import total
 from speclab.extensions.servers.curves import faults, measuring
 from speclab.extensions.servers.curves.__main__ import HEADS, write_profile
 from speclab.extensions.servers.curves.curve_record import CurvesRun
@@ -108,6 +109,48 @@ def test_a_first_position_that_is_low_is_a_fault_of_what_drafts_in_every_round(n
     assert shapes.shape_of(found) == shapes.shape_of(found, n) == shapes.RISING
     if shapes.ALWAYS * (1 + idle) > 1:
         assert shapes.shape_of(found, n * (1 + idle)) != shapes.RISING
+
+
+def rising(n, first=0.45, later=0.9):
+    return curve(n, [round(n * first * later**place) for place in range(4)])
+
+
+def level(n, rate):
+    return curve(n, [round(n * rate**place) for place in range(1, 5)])
+
+
+@given(st.lists(st.tuples(st.integers(40, 2000), st.floats(0.2, 0.99)), min_size=1, max_size=4))
+def test_level_kinds_together_never_have_the_shape_of_a_fault(sound):
+    """Easy texts reach the later positions, so together they rise: half of the rounds at .97 and half at .40 do."""
+    kinds = [level(n, rate) for n, rate in sound]
+    found = shapes.shape_of(total(kinds), 0, kinds)
+    assert found is None or not found.faulty
+    assert shapes.shape_of(total([level(500, 0.97), level(500, 0.4)])) == shapes.RISING
+
+
+@given(st.lists(st.integers(150, 2000), min_size=2, max_size=4), st.integers(0, 29))
+def test_what_rises_inside_the_kinds_is_a_fault(sizes, few):
+    kinds = [rising(n) for n in sizes]
+    assert shapes.shape_of(total(kinds), 0, kinds) == shapes.RISING_INSIDE
+    assert shapes.shape_of(kinds[0], 0, kinds[:1]) == shapes.RISING, "one kind is no proof"
+    assert shapes.shape_of(kinds[0], 0, [kinds[0], rising(few)]) == shapes.RISING, "nor are few rounds of a second"
+
+
+@given(st.lists(st.tuples(st.integers(30, 900), st.integers(30, 900), st.floats(0.02, 1)), min_size=1, max_size=4))
+def test_long_texts_of_another_kind_are_no_end_of_a_window(kinds):
+    """Of each kind the draft is as good in long texts as in short ones; how many rounds of each there are is free."""
+    pairs = [(level(n_short, rate), level(n_long, rate)) for n_short, n_long, rate in kinds]
+    assert shapes.shape_of_lengths(pairs) is None
+    apart = [(level(400, 0.9), level(9, 0.9)), (level(40, 0.1), level(400, 0.1))]
+    assert shapes.shape_of_lengths(apart) is None
+    together = [total(parts) for parts in zip(*apart, strict=True)]
+    assert shapes.shape_of_two(*together, shapes.ENDS) == shapes.ENDS, "that is what the kinds together say"
+
+
+@given(st.lists(st.floats(0.5, 1), min_size=1, max_size=4))
+def test_a_window_that_ends_shows_in_each_kind(rates):
+    pairs = [(level(150, rate), level(300, rate / 4)) for rate in rates]
+    assert shapes.shape_of_lengths(pairs) == shapes.ENDS
 
 
 def test_a_very_good_draft_of_long_drafts_is_not_called_unverified():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speclab.extensions.servers import causes, diagnosis, screen, shapes
+from speclab.extensions.servers import causes, counters, diagnosis, screen, shapes
 from speclab.extensions.servers.ask.stream import Answer
 from speclab.extensions.servers.causes import Texts
 from speclab.extensions.servers.diagnosis import COST, LOAD, NOTHING, REJECTED, UNKNOWN, diagnose
@@ -120,7 +120,7 @@ TEXTS = st.builds(Texts, st.booleans(), st.booleans(), MAYBE, MAYBE)
 
 
 @given(RATES, st.floats(0.5, 20), st.sampled_from([None, 0.02]), st.lists(st.sampled_from(SHAPES), max_size=2), TEXTS)
-def test_nothing_is_never_wrong_beside_a_shape_that_no_sound_draft_has(rates, cost, plain, seen, texts):
+def test_nothing_is_never_wrong_beside_the_shape_of_a_fault(rates, cost, plain, seen, texts):
     found = diagnose(of(rates, cost, plain=plain), seen, texts)
     assert len(found.causes) == len(set(found.causes)) <= 2
     assert set(found.causes) <= CLOSED
@@ -128,6 +128,37 @@ def test_nothing_is_never_wrong_beside_a_shape_that_no_sound_draft_has(rates, co
         assert found.answer == REJECTED
     if texts.wrong or (seen and seen[0].faulty) or found.answer in (REJECTED, COST, LOAD):
         assert found.causes, "what is wrong has a cause"
+
+
+@given(
+    st.lists(st.tuples(st.integers(40, 2000), st.floats(0.2, 0.99)), min_size=1, max_size=4),
+    st.integers(1, 8),
+    st.floats(0.5, 6),
+)
+def test_a_mixture_of_sound_kinds_that_pays_is_not_rejected(sound, k, cost):
+    """Each kind is level, and some are easier than others: that is a hybrid on copied text and on prose."""
+    kinds = []
+    for n, rate in sound:
+        at = [round(n * rate**place) for place in range(1, k + 1)]
+        kinds.append(EngineCounts(n_drafts=n, n_drafted=n * k, n_accepted=sum(at), accepted_at=at))
+    counts = counters.total(kinds)
+    n, made = counts.n_drafts, counts.n_drafts + counts.n_accepted
+    found = Measured(
+        counts=counts,
+        n_rounds=n,
+        n_tokens=made,
+        draft_length=k,
+        plain_seconds=0.02,
+        seconds=cost * 0.02 * n / made,
+    )
+    shape = shapes.shape_of(counts, n, kinds)
+    said = diagnose(found, [shape] if shape else [])
+    if found.speedup >= diagnosis.FASTER:
+        assert said.answer == NOTHING
+    if shape is shapes.RISING and said.answer == NOTHING:
+        assert not said.causes
+    alone = diagnose(found, [shapes.shape_of(counts)] if shapes.shape_of(counts) else [])
+    assert alone.answer == said.answer, "where kinds are not known, too"
 
 
 CLOSED = {value for name, value in vars(causes).items() if name.isupper() and isinstance(value, str)} - {
