@@ -291,7 +291,7 @@ def priced_of(choices: list[registry.Choice], costs: list[RoundCosts], path: Pat
         if choice.name not in by_name:
             raise UsageProblem(
                 f"--draft {choice.text}: {path.name} has no greedy costs of it at k = {k}, only of "
-                f"{', '.join(by_name)}; give one of these, or another --costs"
+                f"{', '.join(by_name)}; give a draft model of these, or another --costs"
             )
     return [by_name[choice.name] for choice in choices]
 
