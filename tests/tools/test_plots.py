@@ -8,10 +8,13 @@ def test_every_committed_picture_is_made_from_a_record_and_shown_by_a_page(tmp_p
     """By its name; drawing all of them takes too long for a test, and fonts differ between machines."""
     made = set()
     for path in sorted((ROOT / "results").glob("cpu-*.json")):
-        for step in plots.pictures(path, tmp_path):
+        steps = plots.pictures(path, tmp_path)
+        for step in steps:
             folder, name = step.args[-2:]
             assert folder == tmp_path
             made.add(name)
+        if not steps:
+            made.add(path.stem)  # a benchmark draws its own picture, where it has one, under its record's name
     committed = {path.stem for path in (ROOT / "plots").glob("cpu-*.png")}
     assert committed == made & plots.shown()
     drawn = {path.stem for path in (ROOT / "plots").iterdir()}
