@@ -109,7 +109,7 @@ def test_a_head_of_a_part_of_the_ids_comes_back(target, tmp_path, kind):
 def test_what_is_the_target_s_own_does_not_learn(target, tmp_path, kind):
     """In a fresh head of a part of the ids, and in one that is trained further."""
     ids, target = torch.tensor([1, 2, 5, 7]), target.float()
-    args = argparse.Namespace(kind=kind, init=None, intermediate=None, seed=0)
+    args = argparse.Namespace(kind=kind, init=None, intermediate=None, layers=None, seed=0)
     made = KINDS[kind].fresh(target, Fewer(), args, ids)
     table, output = weights_of(target)
     lent = {"embed_tokens.weight", "lm_head.weight"} if kind == "feature" else set()

@@ -132,7 +132,7 @@ def cases(check: Callable) -> list[dict]:
     return [{names: v} if isinstance(names, str) else dict(zip(names, v, strict=True)) for v in values]
 
 
-def failures(learner: ModuleType, stem: str, seconds: float = 3) -> Iterator[tuple[str, str]]:
+def failures(learner: ModuleType, stem: str, seconds: float = 10) -> Iterator[tuple[str, str]]:
     """Every case that fails of every check: the check's name, and what it says. Raises Todo as a check does.
 
     learner: a module of its own, whose functions are watched from here on.

@@ -22,7 +22,11 @@ def floor(low: float | None, high: float | None, ratio: float = 1.0, temperature
 
 
 def committed() -> list[Noise]:
-    records = [json.loads(path.read_text("utf-8")) for path in sorted((ROOT / "results").glob("cpu-*.json"))]
+    return committed_in("cpu-*")
+
+
+def committed_in(pattern: str) -> list[Noise]:
+    records = [json.loads(path.read_text("utf-8")) for path in sorted((ROOT / "results").glob(f"{pattern}.json"))]
     records += [record["padded"] for record in records if record.get("padded")]
     names = [field.name for field in dataclasses.fields(Noise)]  # those of batches and of servers have more
     return [Noise(**{name: entry[name] for name in names}) for record in records for entry in record.get("noise") or []]
@@ -60,6 +64,7 @@ def test_the_worst_temperature_decides():
 
 def test_no_committed_record_is_rough_with_room_to_spare():
     """The bound rests on them: of quiet machines, none reaches nine per cent."""
-    floors = committed()
+    noisy = committed_in("cpu-2-cores-compiled")  # its page calls one of its sizes rough
+    floors = [floor for floor in committed() if floor not in noisy]
     assert len(floors) >= 15
-    assert max(map(noise.reach, floors)) < 1.09
+    assert max(map(noise.reach, floors)) < 1.09 < noise.FURTHEST < max(map(noise.reach, noisy))
