@@ -1,7 +1,7 @@
 """When is a run's own noise so large that its speeds are rough? Pure.
 
 The baseline runs twice in a run, and its distance from itself is the noise floor. The floors of the committed records
-of quiet machines, with six prompts or more, have intervals within 0.92 and 1.09, and ratios within 0.97 and 1.02. A
+of quiet machines, with six prompts or more, have intervals within 0.94 and 1.10, and ratios within 0.97 and 1.04. A
 floor that reaches further than FURTHEST on either side is not the noise of a quiet machine.
 """
 

@@ -62,9 +62,9 @@ def test_the_worst_temperature_decides():
     assert noise.too_wide([]) is None
 
 
-def test_no_committed_record_is_rough_with_room_to_spare():
-    """The bound rests on them: of quiet machines, none reaches nine per cent."""
+def test_one_committed_record_is_rough():
+    """The bound rests on them: of quiet machines, none reaches ten per cent."""
     noisy = committed_in("cpu-2-cores-compiled")  # its page calls one of its sizes rough
     floors = [floor for floor in committed() if floor not in noisy]
     assert len(floors) >= 15
-    assert max(map(noise.reach, floors)) < 1.09 < noise.FURTHEST < max(map(noise.reach, noisy))
+    assert max(map(noise.reach, floors)) < 1.095 < noise.FURTHEST < max(map(noise.reach, noisy))
