@@ -223,7 +223,7 @@ def blames_speculation_for_another_target() -> None:
     texts.agree_alone = lambda *given: True
 
 
-@mutant(42, "nothing_is_never_wrong_beside_a_shape_that_no_sound_draft_has", file="test_diagnosis")
+@mutant(42, "nothing_is_never_wrong_beside_the_shape_of_a_fault", file="test_diagnosis")
 def looks_at_the_speed_alone() -> None:
     """calls a server fine that is faster, whatever its curve says"""
     right = diagnosis._answer
