@@ -82,6 +82,16 @@ def tokenizer(pair_folder):
     return AutoTokenizer.from_pretrained(pair_folder / "target")
 
 
+def test_a_chat_prompt_goes_over_with_its_template(tokenizer):
+    """Its whole text makes the ids that the target reads. What was typed alone does not."""
+    typed = "x  =  1\n☃"
+    bare = torch.tensor([tokenizer(typed).input_ids])
+    inside = torch.tensor([tokenizer(f"{tokenizer.eos_token}user\n{typed}{tokenizer.eos_token}").input_ids])
+    chat = prompts.Prompt("chat", typed, inside, chat=True)
+    assert tokenizer(llama_cpp.whole_text(chat, tokenizer)).input_ids == inside[0].tolist() != bare[0].tolist()
+    assert llama_cpp.whole_text(prompts.Prompt("code", typed, bare), tokenizer) == typed
+
+
 def test_ids_are_the_expected_ones_as_far_as_the_texts_agree(tokenizer):
     """Also where one ends inside a character, or the program went on, or stopped."""
     expected = tokenizer("return ☃ x + 1\n").input_ids
