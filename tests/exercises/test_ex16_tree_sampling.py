@@ -283,7 +283,7 @@ def test_the_table_of_the_chapter():
 def test_the_counted_rows_of_the_chapter_are_those_of_the_record():
     record = json.loads((ROOT / "results" / "cpu-2-cores-drawn.json").read_text("utf-8"))
     said = re.findall(r"^\| ([\dx]+|chain), (certain|drawn) \| ([\d.]+) \| ([\d.]+) \|$", chapter(STEM), re.MULTILINE)
-    assert len(said) == 5
+    assert len(said) == 7
     for shape, kind, *cells in said:
         for temperature, cell in zip((0.8, 1.2), cells, strict=True):
             rows = [r for r in record["raw"] if (r["arm"], r["temperature"]) == (f"{shape}, {kind}", temperature)]
