@@ -146,14 +146,35 @@ def _forget(fast: FastModel) -> None:
         fast.forget()
 
 
-def choose_kernels(exported: FastModel) -> None:
+def choose_kernels(fast: FastModel) -> None:
+    """Choose between kernels that do the same, by measuring."""
+    if isinstance(fast, ExportedModel):
+        choose_weights(fast)
+    elif isinstance(fast, GraphedModel):
+        choose_attention(fast)
+
+
+def choose_attention(graphed: GraphedModel) -> None:
+    """Choose between the library's kernel for attention and two products, which is right only if the check says so."""
+    if (other := graphed.with_two_products()) is None:
+        return
+    try:
+        check(graphed.model, other)
+    except Exception:  # a kernel library may raise any; the library's own kernel is still there
+        return
+    ours, theirs = (CachedModel(graphed.model, fast=fast) for fast in (other, graphed))
+    times = fastest([(model, width) for width in (NARROW, WIDE) for model in (ours, theirs)])
+    if times[0] * times[2] < times[1] * times[3]:
+        graphed.kernels = other.kernels
+    graphed.forget()
+
+
+def choose_weights(exported: ExportedModel) -> None:
     """Choose how passes run on packed weights, and up to how many tokens they read the model's own weights instead.
 
     On packed weights, passes over one to three tokens run as they are, or padded to four. The fastest way depends on
     the maker of the processor, the size of the weights and the number of threads.
     """
-    if not isinstance(exported, ExportedModel):
-        return
     exported.programs = {}  # they are compiled for a number of threads, too
     if not exported.packed:
         return

@@ -10,6 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core import graphs
@@ -21,8 +23,9 @@ from speclab.lab.harness import measure
 from speclab.lab.run_config import RunConfig
 from speclab.models import engine_choice
 from speclab.models.backends import buffers, cuda_graphs, windows
+from speclab.models.backends.attention import GroupedAttention, TwoProducts, fused
 from speclab.models.backends.cuda_graphs import GraphedModel
-from speclab.models.backends.kernels import GroupedAttention, compiled_parts, with_kernels
+from speclab.models.backends.kernels import Joined, Kernels
 from speclab.models.cached import CachedModel
 from speclab.models.family import NoFastBackend
 from speclab.models.prompts import Prompt
@@ -335,11 +338,82 @@ def test_grouped_queries_read_each_key_once():
     assert torch.allclose(found, right.transpose(1, 2), atol=1e-6)
 
 
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 9), st.booleans(), st.sampled_from([None, 0.3]))
+def test_two_products_are_the_same_attention(kv_heads, group, width, wide, scale):
+    """In float64, and in bfloat16 within its rounding, for masks in which rows of padding read nothing."""
+    generator = torch.Generator().manual_seed(kv_heads + 10 * group + 100 * width)
+    heads, dtype = kv_heads * group, torch.float64 if wide else torch.bfloat16
+    shapes = (heads, width), (kv_heads, 20), (kv_heads, 20)
+    query, key, value = (torch.randn(1, n, m, 8, generator=generator, dtype=torch.float64).to(dtype) for n, m in shapes)
+    mask = buffers.causal_mask(width, 20 - width, 20, dtype, query.device).clone()
+    mask[:, :, -1, 3:] = torch.finfo(dtype).min
+    exact = [part.double() for part in (query, key, value, mask)]
+    right = torch.nn.functional.scaled_dot_product_attention(*exact, enable_gqa=True, scale=scale).transpose(1, 2)
+    found, _ = GroupedAttention(TwoProducts())(None, query, key, value, mask, scaling=scale)
+    assert found.dtype == dtype
+    assert torch.allclose(found.double(), right, atol=1e-12 if wide else 0.03)
+
+
+def test_several_texts_keep_the_librarys_kernel():
+    """Their keys would have to be copied."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, n, m, 8, generator=generator) for n, m in ((4, 3), (2, 7), (2, 7)))
+    mask = buffers.causal_mask(3, 4, 7, query.dtype, query.device).repeat(2, 1, 1, 1)
+    mask[1, :, :, 0] = torch.finfo(query.dtype).min
+    results = [GroupedAttention(attend)(None, query, key, value, mask)[0] for attend in (TwoProducts(), fused)]
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma"])
+def test_joined_products_are_the_models_own(family):
+    """Logits stay, queries, keys and values are one product, an MLP's two are one, and the weights are no copies."""
+    model = tiny(family)
+    text = torch.randint(0, VOCAB, (1, 25), generator=torch.Generator().manual_seed(6))
+    mask = buffers.causal_mask(25, 0, 25, model.dtype, model.device)
+    with torch.inference_mode():
+        right = model(text, attention_mask=mask, use_cache=False).logits
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    kernels = Kernels(model)
+    layers = model.config.num_hidden_layers
+    assert (len(kernels.joins.attention), len(kernels.joins.mlps)) == (layers, layers)
+    made = []
+    product = torch.nn.functional.linear
+    with torch.inference_mode(), kernels.used(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.nn.functional, "linear", lambda x, *rest: made.append(rest) or product(x, *rest))
+        found = model(text, attention_mask=mask, use_cache=False).logits
+    assert torch.allclose(found, right, atol=1e-9)
+    assert len(made) == 4 * layers + 1, "queries to values, their output, gate and up, down; and the output layer"
+    after = dict(model.named_parameters())
+    assert all(torch.equal(after[name], weight) for name, weight in before.items())
+    joined = kernels.joins.attention[0]
+    assert all(one.weight.untyped_storage().data_ptr() == joined.weight.data_ptr() for one in joined.linears)
+
+
+def test_what_is_not_alike_is_not_joined():
+    """Weights of other types or of other inputs, biases of some alone, layers of other classes; and an MLP of another
+    form keeps its own forward."""
+    linear = torch.nn.Linear(4, 3)
+    assert Joined.of([linear, torch.nn.Linear(4, 5)]) is not None
+    for other in (
+        torch.nn.Linear(5, 3),
+        torch.nn.Linear(4, 3, bias=False),
+        torch.nn.Linear(4, 3, dtype=torch.float64),
+        type("Quantised", (torch.nn.Linear,), {})(4, 3),
+        None,
+    ):
+        assert Joined.of([linear, other]) is None
+    model = tiny("llama")
+    for layer in model.model.layers:
+        layer.mlp.act_fn = torch.nn.Identity()
+        layer.mlp.forward = lambda x, mlp=layer.mlp: mlp.down_proj(mlp.gate_proj(x) + mlp.up_proj(x))
+    assert Kernels(model).joins.mlps == []
+
+
 def test_the_model_is_left_as_it_was():
     model = tiny("llama")
     before = model.config._attn_implementation, dict(vars(model.model.layers[0].mlp))
-    parts = compiled_parts(model, lambda function: function)
-    with with_kernels(model, GroupedAttention.of(model), parts):
+    with Kernels(model, lambda function: function).used():
         assert model.config._attn_implementation == GroupedAttention.NAME
         assert "forward" in vars(model.model.layers[0].mlp)
     after = model.config._attn_implementation, dict(vars(model.model.layers[0].mlp))
@@ -357,7 +431,7 @@ def test_each_kind_of_part_is_compiled_for_one_token_and_for_more():
     torch._dynamo.reset()
     model = tiny("llama", num_hidden_layers=3)
     fast = GraphedModel(model, compile_parts=False)
-    fast.parts = compiled_parts(model, lambda function: torch.compile(function, backend=backend))
+    fast.kernels = Kernels(model, lambda function: torch.compile(function, backend=backend))
     cached = CachedModel(model, fast=fast)
     text = torch.randint(0, VOCAB, (1, 25), generator=torch.Generator().manual_seed(6))
     with torch.inference_mode():
@@ -379,6 +453,26 @@ def test_models_without_groups_keep_the_librarys_attention():
     assert GroupedAttention.of(tiny("llama")) is not None
 
 
+@pytest.mark.parametrize("faster", [False, True])
+def test_the_faster_attention_is_taken(faster, monkeypatch):
+    monkeypatch.setattr(
+        engine_choice, "fastest", lambda passes: [1.0, 2.0, 1.0, 2.0] if faster else [2.0, 1.0, 2.0, 1.0]
+    )
+    fast = GraphedModel(tiny("llama"), compile_parts=False)
+    engine_choice.choose_kernels(fast)
+    assert isinstance(fast.kernels.attention.attend, TwoProducts) == faster
+    assert fast.widths == {1}
+
+
+def test_wrong_attention_is_not_taken(monkeypatch):
+    """However fast it is."""
+    monkeypatch.setattr(engine_choice, "fastest", lambda passes: [1.0, 2.0, 1.0, 2.0])
+    monkeypatch.setattr(TwoProducts, "__call__", lambda self, queries, *rest: queries)
+    fast = GraphedModel(tiny("llama"), compile_parts=False)
+    engine_choice.choose_kernels(fast)
+    assert fast.kernels.attention.attend is fused
+
+
 # --- The choice -------------------------------------------------------------------------------------------------------
 
 
@@ -389,7 +483,7 @@ def on_cuda(monkeypatch):
 
 
 def test_a_gpu_gets_graphs(on_cuda, monkeypatch):
-    monkeypatch.setattr(cuda_graphs, "compiled_parts", lambda model: {})
+    monkeypatch.setattr(cuda_graphs, "usable_compiler", lambda device: None)
     chosen, why = engine_choice.choose(tiny("llama"), "fast")
     assert isinstance(chosen, GraphedModel)
     assert why == "asked for"
@@ -398,7 +492,7 @@ def test_a_gpu_gets_graphs(on_cuda, monkeypatch):
 
 def test_windows_get_graphs(on_cuda, monkeypatch):
     """After a check of a text that is longer than the window."""
-    monkeypatch.setattr(cuda_graphs, "compiled_parts", lambda model: {})
+    monkeypatch.setattr(cuda_graphs, "usable_compiler", lambda device: None)
     chosen, why = engine_choice.choose(tiny("gemma3_window"), "fast")
     assert isinstance(chosen, GraphedModel), why
     assert chosen.window == (8, False)
@@ -407,13 +501,10 @@ def test_windows_get_graphs(on_cuda, monkeypatch):
 def test_parts_that_cannot_be_compiled_are_left_out(on_cuda, monkeypatch):
     """Graphs without them are still better than none."""
 
-    def broken(model):
-        return compiled_parts(model, lambda function: lambda *args: 1 / 0)
-
-    monkeypatch.setattr(cuda_graphs, "compiled_parts", broken)
+    monkeypatch.setattr(cuda_graphs, "usable_compiler", lambda device: lambda function: lambda *args: 1 / 0)
     chosen, _ = engine_choice.choose(tiny("llama"), "fast")
     assert isinstance(chosen, GraphedModel)
-    assert chosen.parts == {}
+    assert chosen.kernels.parts == {}
 
 
 def test_wrong_logits_are_no_graphs(on_cuda, monkeypatch):

@@ -13,6 +13,7 @@ is recorded when it is met.
 Not measured on a GPU yet. Everything but the recording itself is tested without one (tests/models/test_cuda_graphs.py).
 """
 
+import copy
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +26,7 @@ from transformers.cache_utils import Cache
 from speclab.core import graphs
 from speclab.models.backends.buffers import BufferedBackend, Buffers, WrittenInPlace, kv_shapes, padded_mask
 from speclab.models.backends.eager import decoder_layers, layer_outputs
-from speclab.models.backends.kernels import GroupedAttention, compiled_parts, with_kernels
+from speclab.models.backends.kernels import Kernels, usable_compiler
 from speclab.models.backends.windows import masks, window_of
 from speclab.models.family import context_length
 
@@ -54,8 +55,7 @@ class GraphedModel:
     """A model whose passes run as CUDA graphs. Raises NoFastBackend where it does not keep plain keys and values.
 
     window: the window of the layers with a sliding window, None where there are none; buffers hold the whole text.
-    widths: the widths that passes are padded to. free: the graph caches that no decoding uses now. parts: the parts of
-    the model that are compiled.
+    widths: the widths that passes are padded to. free: the graph caches that no decoding uses now.
     """
 
     graphed = True
@@ -65,8 +65,7 @@ class GraphedModel:
 
     def __init__(self, model: PreTrainedModel, compile_parts: bool = True):
         self.model, self.shapes, self.window = model, kv_shapes(model), window_of(model)
-        self.parts = compiled_parts(model) if compile_parts else {}
-        self.attention = GroupedAttention.of(model)
+        self.kernels = Kernels(model, usable_compiler(model.device) if compile_parts else None)
         self.layers = range(len(decoder_layers(model)))
         self.widths: set[int] = {1}
         self.longest = 0  # tokens that a text of this run may reach
@@ -90,6 +89,15 @@ class GraphedModel:
         earlier one."""
         self.widths, self.longest, self.free = {1}, 0, []
 
+    def with_two_products(self) -> "GraphedModel | None":
+        """The same with attention as two products; None where the model's attention cannot be replaced."""
+        if (kernels := self.kernels.with_two_products()) is None:
+            return None
+        other = copy.copy(self)
+        other.kernels = kernels
+        other.forget()
+        return other
+
     def start(self, hidden_layers: Iterable[int] = ()) -> "GraphBackend":
         """A backend for one decoding."""
         return GraphBackend(self, hidden_layers)
@@ -112,7 +120,7 @@ class GraphedModel:
         pairs = zip(*buffers.first(mask.shape[-1]), strict=True)
         cache = Cache(layers=[WrittenInRows(keys, values, places[1]) for keys, values in pairs])
         mask = masks(mask, self.window)
-        with with_kernels(self.model, self.attention, self.parts):
+        with self.kernels.used():
             options = {"position_ids": places[:1], "attention_mask": mask, "past_key_values": cache, "use_cache": True}
             with layer_outputs(self.model, self.layers) as hidden:
                 logits = self.model(input_ids=ids, **options).logits

@@ -1,14 +1,15 @@
-"""Fewer and better kernels for a model's own forward pass on a GPU; the model itself stays as it is.
+"""Fewer and better kernels for a model's own forward pass on a GPU; what the model computes stays as it is.
 
 RMS norms, gated MLPs and rotary embeddings consist of many small kernels. `torch.compile` makes one or two of each. A
 compiled function serves all layers, since weights are arguments to it, and all widths but one: it is compiled for a
 single token, then for any number of them. (Compiled for each width it takes seconds a width.)
 
-Attention with grouped queries reads each key-value head once: the queries that share it become further rows of it. The
-library would write a copy of keys and values for each of them.
+Products of the same input are joined: queries, keys and values are one product, and so are an MLP's two. One large
+matrix is read faster than several small ones, for which a GPU has to start and to finish each time.
 """
 
 import contextlib
+import copy
 import functools
 import sys
 from collections.abc import Callable, Iterator
@@ -18,23 +19,28 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
+from speclab.models.backends.attention import GroupedAttention, TwoProducts, asks_library, shares
 from speclab.system.errors import first_line
 from speclab.system.terminal import note
 
 ROTARY = "apply_rotary_pos_emb"  # a function beside the model's classes
-UNKNOWN = ("softcap", "position_bias", "s_aux")  # that a model may ask of attention, beside what it gets here
 MLP_WEIGHTS = ("gate_proj", "up_proj", "down_proj")
+ATTENTION_WEIGHTS = ("q_proj", "k_proj", "v_proj")
 MOST_SHAPES = 64  # that one function may be compiled for; past torch's own limit of 8 it would be slow without a word
 Parts = dict[Any, Callable]  # a class, or ROTARY -> the compiled function
+Compiler = Callable[[Callable], Callable]
 
 
-def compiled_parts(model: PreTrainedModel, compiler: Callable[[Callable], Callable] | None = None) -> Parts:
-    """What of this model can be compiled; nothing, with a note, where there is no working compiler."""
-    if compiler is None:
-        if not _can_compile(model.device):
-            return {}
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_SHAPES)
-        compiler = torch.compile
+def usable_compiler(device: torch.device) -> Compiler | None:
+    """torch.compile, or None, with a note, where it does not work."""
+    if not _can_compile(device):
+        return None
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_SHAPES)
+    return torch.compile
+
+
+def compiled_parts(model: PreTrainedModel, compiler: Compiler) -> Parts:
+    """What of this model is compiled: each kind of norm and of gated MLP, and the rotary embedding."""
     parts: Parts = {type(m): compiler(type(m).forward) for m in model.modules() if _is_norm(m) or _is_mlp(m)}
     rotary = getattr(sys.modules[type(model).__module__], ROTARY, None)
     return parts | ({ROTARY: compiler(rotary)} if rotary else {})
@@ -51,6 +57,109 @@ def _can_compile(device: torch.device) -> bool:
     return True
 
 
+# --- joined products --------------------------------------------------------------------------------------------------
+
+
+class Joined:
+    """Products of one input with several matrices as one product with all their rows.
+
+    The weights become views of one matrix, so that they take no further memory, and the model's own passes read them
+    there. linears: of the same input width, type and device, all with a bias or all without.
+    """
+
+    def __init__(self, linears: list[nn.Linear]):
+        self.linears, self.sizes = linears, [linear.out_features for linear in linears]
+        self.weight = _as_views([linear.weight for linear in linears], self.sizes)
+        biases = [linear.bias for linear in linears if linear.bias is not None]
+        self.bias = _as_views(biases, self.sizes) if biases else None
+        self._given: Tensor | None = None
+        self._made: tuple[Tensor, ...] = ()
+
+    @classmethod
+    def of(cls, linears: list[Any]) -> "Joined | None":
+        """Of these modules; None where they cannot be joined, or are fewer than two."""
+        if len(linears) < 2 or any(type(one) is not nn.Linear for one in linears):
+            return None
+        kinds = {(one.in_features, one.weight.dtype, one.weight.device, one.bias is None) for one in linears}
+        return cls(linears) if len(kinds) == 1 else None
+
+    def all(self, x: Tensor) -> tuple[Tensor, ...]:
+        """(..., in) -> the products, (..., out) each, views of one tensor"""
+        return nn.functional.linear(x, self.weight, self.bias).split(self.sizes, dim=-1)
+
+    def one(self, index: int, x: Tensor) -> Tensor:
+        """The product with one of the matrices; those with the others are kept until they are asked for, of this
+        input."""
+        if x is not self._given:
+            self._given, self._made = x, self.all(x)
+        return self._made[index]
+
+    def forget(self) -> None:
+        """Give up the products, which a recording has in its own memory."""
+        self._given, self._made = None, ()
+
+
+def _as_views(parameters: list[Any], sizes: list[int]) -> Tensor:
+    whole = torch.cat([parameter.data for parameter in parameters])
+    for parameter, rows in zip(parameters, whole.split(sizes), strict=True):
+        parameter.data = rows
+    return whole
+
+
+def gated(module: Any, both: Tensor) -> Tensor:
+    """What an MLP makes of its first two products, (..., 2 x intermediate)."""
+    gate, up = both.chunk(2, dim=-1)
+    return module.down_proj(module.act_fn(gate) * up)
+
+
+class Joins:
+    """The joined products of a model: of its attention, and of those MLPs that are gated as usual."""
+
+    def __init__(self, model: PreTrainedModel, compiler: Compiler):
+        self.attention: list[Joined] = []
+        self.mlps: list[tuple[nn.Module, Callable]] = []
+        finish = compiler(gated)
+        for module in model.modules():
+            names = MLP_WEIGHTS[:2] if _is_mlp(module) and _is_usual(module) else ATTENTION_WEIGHTS
+            if (joined := Joined.of([getattr(module, name, None) for name in names])) is None:
+                continue
+            if names == ATTENTION_WEIGHTS:
+                self.attention.append(joined)
+            else:
+                self.mlps.append((module, functools.partial(_mlp_pass, finish, module, joined)))
+
+    def changes(self) -> Iterator[tuple[nn.Module, Callable]]:
+        """Each module that has another forward, and that."""
+        for joined in self.attention:
+            for i, linear in enumerate(joined.linears):
+                yield linear, functools.partial(joined.one, i)
+        yield from self.mlps
+
+    def forget(self) -> None:
+        """Give up what was kept of the last pass."""
+        for joined in self.attention:
+            joined.forget()
+
+
+def _mlp_pass(finish: Callable[..., Tensor], module: nn.Module, joined: Joined, x: Tensor) -> Tensor:
+    return finish(module, nn.functional.linear(x, joined.weight, joined.bias))
+
+
+@torch.inference_mode()
+def _is_usual(module: Any) -> bool:
+    """Tell whether an MLP's own forward is what `gated` says, by trying it."""
+    weight = module.gate_proj.weight
+    x = torch.randn(2, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight)
+    try:
+        both = torch.cat([module.gate_proj(x), module.up_proj(x)], dim=-1)
+        return torch.equal(module(x), gated(module, both))
+    except Exception:  # a model's own code may raise any exception
+        return False
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------
+
+
 def _is_norm(module: nn.Module) -> bool:
     return type(module).__name__.endswith("RMSNorm")
 
@@ -59,71 +168,53 @@ def _is_mlp(module: nn.Module) -> bool:
     return all(isinstance(getattr(module, name, None), nn.Linear) for name in MLP_WEIGHTS)
 
 
-class GroupedAttention:
-    """Scaled dot-product attention in which the queries of a group are rows of their key-value head."""
+class Kernels:
+    """What passes of a model use in the place of its own code.
 
-    NAME = "speclab_grouped"
+    compiler: gives the compiled form of a function; None: nothing is compiled.
+    """
 
-    def __init__(self) -> None:
-        # By a mask's id and the size of a group: that mask, kept so that its id stays its own, and what is made of it
-        # once for all layers of a pass, (1, 1, group x m, rows).
-        self.masks: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+    def __init__(self, model: PreTrainedModel, compiler: Compiler | None = None):
+        self.model, self._compiler = model, compiler
+        self.parts = compiled_parts(model, compiler) if compiler else {}
+        self.joins = Joins(model, compiler or _unchanged)
+        self.attention = GroupedAttention.of(model)
 
-    @classmethod
-    def of(cls, model: PreTrainedModel) -> "GroupedAttention | None":
-        """For a model whose own attention is the same function; None for others."""
-        config = model.config.get_text_config()
-        heads = getattr(config, "num_attention_heads", 0)
-        kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        if model.config._attn_implementation != "sdpa" or kv_heads == heads:
+    def with_two_products(self) -> "Kernels | None":
+        """The same with attention as two products; None where the model's attention cannot be replaced."""
+        if not asks_library(self.model):
             return None
-        return cls()
+        other = copy.copy(self)
+        other.attention = GroupedAttention(TwoProducts((self._compiler or _unchanged)(shares)))
+        return other
 
-    def __call__(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor,
-        dropout: float = 0.0,
-        scaling: float | None = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, None]:
-        """(1, heads, m, width) queries, (1, kv heads, rows, width) keys and values -> (1, m, heads, width), no weights
-
-        The library's interface; heads of a group follow one another.
-        """
-        batch, heads, m, width = query.shape
-        group = heads // key.shape[1]
-        if unknown := [name for name in UNKNOWN if kwargs.get(name) is not None]:
-            raise NotImplementedError(f"attention with {unknown[0]}")
-        if (key_of_mask := (id(attention_mask), group)) not in self.masks:
-            self.masks[key_of_mask] = attention_mask, attention_mask.repeat(1, 1, group, 1)
-        mask = self.masks[key_of_mask][1]
-        rows = query.reshape(batch, key.shape[1], group * m, width)
-        mixed = nn.functional.scaled_dot_product_attention(rows, key, value, mask, scale=scaling)
-        return mixed.reshape(batch, heads, m, -1).transpose(1, 2).contiguous(), None
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """Inside, passes of the model with a mask (1, 1, m, rows) use them."""
+        with contextlib.ExitStack() as stack:
+            for module, forward in self.joins.changes():
+                stack.enter_context(_changed(module, "forward", forward))
+            for module in self.model.modules():
+                if type(module) in self.parts and "forward" not in vars(module):
+                    bound = functools.partial(self.parts[type(module)], module)
+                    stack.enter_context(_changed(module, "forward", bound))
+            if ROTARY in self.parts:
+                owner = sys.modules[type(self.model).__module__]
+                stack.enter_context(_changed(owner, ROTARY, self.parts[ROTARY]))
+            if self.attention is not None:
+                AttentionInterface.register(self.attention.NAME, self.attention)
+                config = self.model.config.get_text_config()
+                stack.enter_context(_changed(config, "_attn_implementation", self.attention.NAME))
+            try:
+                yield
+            finally:  # what they keep lies in the memory of a recording
+                self.joins.forget()
+                if self.attention is not None:
+                    self.attention.masks.clear()
 
 
-@contextlib.contextmanager
-def with_kernels(model: PreTrainedModel, attention: GroupedAttention | None, parts: Parts) -> Iterator[None]:
-    """Inside, passes of `model` with a mask (1, 1, m, rows) use the kernels of this file."""
-    with contextlib.ExitStack() as stack:
-        for module in model.modules():
-            if type(module) in parts and "forward" not in vars(module):
-                bound = functools.partial(parts[type(module)], module)
-                stack.enter_context(_changed(module, "forward", bound))
-        if ROTARY in parts:
-            stack.enter_context(_changed(sys.modules[type(model).__module__], ROTARY, parts[ROTARY]))
-        if attention is not None:
-            AttentionInterface.register(attention.NAME, attention)
-            stack.enter_context(_changed(model.config.get_text_config(), "_attn_implementation", attention.NAME))
-        try:
-            yield
-        finally:
-            if attention is not None:
-                attention.masks.clear()  # those of a recording lie in the memory of the graphs
+def _unchanged(function: Callable) -> Callable:
+    return function
 
 
 @contextlib.contextmanager

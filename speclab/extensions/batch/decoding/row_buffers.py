@@ -22,7 +22,6 @@ from speclab.models.backends.buffers import WrittenInPlace
 from speclab.models.backends.cuda_graphs import GraphedModel, rows_read
 from speclab.models.backends.eager import decoder_layers, layer_outputs
 from speclab.models.backends.exported import EXAMPLE_ROWS, TOTALS, WIDTHS, ExportedModel, export, functions
-from speclab.models.backends.kernels import with_kernels
 from speclab.models.backends.windows import masks, window_of
 from speclab.models.family import context_length
 
@@ -146,7 +145,7 @@ class GraphedRowBuffers(RowBuffers):
         rows_pass = RowsPass(graphed.model, graphed.layers)
 
         def run(*inputs: Tensor | list[Tensor]) -> tuple[Tensor, ...]:
-            with with_kernels(graphed.model, graphed.attention, graphed.parts):
+            with graphed.kernels.used():
                 return rows_pass(*inputs)
 
         super().__init__(graphed.model, run, graphed.shapes, n_rows, capacity)
