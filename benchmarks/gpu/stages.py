@@ -6,6 +6,7 @@ Nothing here imports a slow library: the command itself must not pay for what ev
 import argparse
 import os
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,7 +67,8 @@ def of_run(args: argparse.Namespace, targets: list[Target], work: Path) -> list[
     first, *others = targets
     plain = f"-m benchmarks.gpu.plain {how} --engine eager --limit 1 --name gpu"
     exact = f"compare.py --quick --no-padded --temperature 0 {how} --dtype float32 --name gpu-float32"
-    pytest = "-m pytest -q -o addopts= -p no:cacheprovider -m cuda tests/test_cuda.py"
+    side_by_side = "-n 4 --dist worksteal" if find_spec("xdist") else ""
+    pytest = f"-m pytest -q -o addopts= -p no:cacheprovider {side_by_side} -m cuda tests/test_cuda.py"
     return [
         stage(PREFLIGHT, 60, f"-m benchmarks.gpu.preflight {how} --name gpu", "--sizes", sizes, *draft),
         size(first, 200),

@@ -103,11 +103,18 @@ def headline(size: Size) -> str:
     return f"{row['speedup']:.2f}x ({interval}) at k = {K}, greedy, {texts(size.comparison)}"
 
 
+def recorded(settings: Facts) -> str:
+    """A phrase with the number of graphs that were recorded, and whether a timed turn recorded any."""
+    if not (graphs := settings.get("graphs")):
+        return NOT_MEASURED
+    return f"{graphs['before']} recorded before the turns, {graphs['in_turns']} in them"
+
+
 def head(folder: Path, targets: list[Target], outcomes: dict[str, Outcome]) -> str:
     """The beginning of the page, before the pages of the records."""
     sizes = {target.name: read(folder, target.record) for target in targets}
     first, absent = sizes[targets[0].name], {"method": NOT_MEASURED}
-    graphs = first.comparison.get("settings", {}).get("graphs", NOT_MEASURED)
+    graphs = recorded(first.comparison.get("settings", {}))
     arms = [(name, row) for name, size in sizes.items() for row in size.rows.values() or [absent]]
     rows = [[name, *map(written, map(row.get, COLUMNS))] for name, row in arms]
     stages = [[name, outcome.what, f"{outcome.seconds:.0f}"] for name, outcome in outcomes.items()]

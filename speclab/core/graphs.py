@@ -11,8 +11,10 @@ turn recorded anything.
 Everything but the recording itself is tested without a GPU (tests/models/test_cuda_graphs.py).
 """
 
+import contextlib
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
@@ -62,12 +64,8 @@ def capture(step: Step) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
     with torch.cuda.stream(captures.side):
         for _ in range(WARM_UPS - 1):
             step()
-        mode = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with _waits_are_errors():
             step()
-        finally:
-            torch.cuda.set_sync_debug_mode(mode)
     current.wait_stream(captures.side)
     if captures.pool is None:
         captures.pool = torch.cuda.graph_pool_handle()
@@ -75,6 +73,19 @@ def capture(step: Step) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
     replay, outputs = _record(step)
     captures.n += 1
     return replay, outputs
+
+
+@contextlib.contextmanager
+def _waits_are_errors() -> Iterator[None]:
+    """Inside, PyTorch raises RuntimeError where the host waits for the device."""
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():  # it warns that it does not find every wait
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 def _record(step: Step) -> tuple[Callable[[], None], tuple[Tensor, ...]]:

@@ -43,7 +43,7 @@ def test_goals_are_ratios_of_the_records(tmp_path):
     assert "| a | done | 3 |" in text
     assert [line.rsplit("|", 2)[1].strip() for line in text.splitlines() if ">=" in line] == ["met"] * 4 + ["MISSED"]
     assert "| other | not measured |" in text
-    assert "{'before': 20, 'in_turns': 0}" in text
+    assert "20 recorded before the turns, 0 in them" in text
 
 
 def test_what_no_record_holds_is_not_measured(tmp_path):

@@ -12,6 +12,7 @@ import contextlib
 import copy
 import functools
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -35,6 +36,8 @@ def usable_compiler(device: torch.device) -> Compiler | None:
     """torch.compile, or None, with a note, where it does not work."""
     if not _can_compile(device):
         return None
+    # Products of float32 are meant to be exact here: advice to make them in TensorFloat32 is no help to a reader.
+    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_SHAPES)
     return torch.compile
 
