@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from speclab.core.accept import accept_from_logits
-from speclab.core.clock import mark, seconds_between
+from speclab.core.clock import give_back, mark, seconds_between
 from speclab.core.drafter import Drafter, Wrapper
 from speclab.core.rounds import AcceptRule, Draft, Round, Target
 from speclab.core.rules import TOKEN, Rule
@@ -47,6 +47,7 @@ class PhaseClock:
         seconds: dict[str, float] = {}
         for phase, start, end in self._spans:
             seconds[phase] = seconds.get(phase, 0.0) + seconds_between(start, end)
+        give_back(self._device, [moment for _, *moments in self._spans for moment in moments])
         self._spans = []
         return seconds
 
@@ -116,7 +117,9 @@ def with_phases(functions: LoopFunctions, target: CachedModel, drafter: Drafter,
         round_ = next(rounds, None)
         if round_ is None:
             return
-        whole, seconds = seconds_between(start, mark(target.device)), clock.take()
+        end = mark(target.device)
+        whole, seconds = seconds_between(start, end), clock.take()
+        give_back(target.device, [start, end])
         if round_.prefill:
             seconds = {"prefill": whole}
         else:

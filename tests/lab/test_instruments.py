@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from speclab.core import clock
 from speclab.core import clock as clock_module
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import Round
@@ -112,10 +113,12 @@ def test_a_rule_for_the_cache_stands_in_its_own_rounds_alone():
 class FakeEvent:
     """What torch.cuda.Event is to the clock: it is recorded in the queue, and whoever reads it waits."""
 
-    now, n_waits = 0.0, 0  # milliseconds of the device
+    now, n_waits, n_made = 0.0, 0, 0  # now: milliseconds of the device
+    at: float | None = None
 
     def __init__(self, enable_timing: bool):
         assert enable_timing
+        FakeEvent.n_made += 1
 
     def record(self) -> None:
         self.at = FakeEvent.now
@@ -128,9 +131,12 @@ class FakeEvent:
 
 
 def test_events_of_a_round_are_read_after_it(monkeypatch):
-    """Inside a round nothing waits; the times are the device's."""
+    """Inside a round nothing waits; the times are the device's. A later round makes no event anew, since that would
+    take time inside it."""
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(FakeEvent, "n_waits", 0)
+    monkeypatch.setattr(FakeEvent, "n_made", 0)
+    monkeypatch.setattr(clock, "_free_events", {})
 
     def work(milliseconds: float):
         def function(*_):
@@ -139,7 +145,7 @@ def test_events_of_a_round_are_read_after_it(monkeypatch):
         return function
 
     def decode(target, drafter, accept):
-        for _ in range(2):
+        for _ in range(3):
             drafter.propose()
             target.verify()
             accept()
@@ -149,9 +155,11 @@ def test_events_of_a_round_are_read_after_it(monkeypatch):
     functions = LoopFunctions(decode, accept=work(4))
     target = SimpleNamespace(n_replays=0, keeps=min, device=CUDA, verify=work(20))
     drafter = SimpleNamespace(propose=work(10), observe=work(2))
-    rounds = with_phases(functions, target, drafter)
-    for _ in range(2):
+    rounds, n_made = with_phases(functions, target, drafter), []
+    for _ in range(3):
         n_waits = FakeEvent.n_waits
         seconds = next(rounds).seconds
         assert seconds == pytest.approx({"draft": 0.01, "verify": 0.02, "accept": 0.004, "rollback": 0, "host": 0})
+        n_made.append(FakeEvent.n_made)
     assert FakeEvent.n_waits > 0
+    assert n_made[0] == n_made[-1] == 8, "the round's two, and two for each of three phases"
