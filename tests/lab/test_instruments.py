@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from speclab.core import clock
 from speclab.core import clock as clock_module
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import Round
@@ -136,7 +135,7 @@ def test_events_of_a_round_are_read_after_it(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(FakeEvent, "n_waits", 0)
     monkeypatch.setattr(FakeEvent, "n_made", 0)
-    monkeypatch.setattr(clock, "_free_events", {})
+    monkeypatch.setattr(clock_module, "_free_events", {})
 
     def work(milliseconds: float):
         def function(*_):
