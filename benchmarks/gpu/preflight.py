@@ -1,8 +1,9 @@
 """The first seconds of `python -m benchmarks.gpu`: can this GPU be used at all, and how fast is it?
 
 What is looked at: the names of the targets, the device, a CUDA graph that is recorded and replayed, memory bandwidth,
-and products of one weight matrix with 1 to 9 rows, which is what a decode step and a verification consist of. The
-record is written before each of them, so that also a process that crashes leaves its place.
+products of one weight matrix with 1 to 9 rows, which is what a decode step and a verification consist of, and attention
+of 1 and 5 tokens to 512 rows in two ways (speclab/models/backends/attention.py). The record is written before each of
+them, so that also a process that crashes leaves its place.
 
     python -m benchmarks.gpu.preflight --sizes lab --device cpu --dtype float32
 """
@@ -26,11 +27,15 @@ from speclab.cli import flags, parsing
 from speclab.core import graphs
 from speclab.drafts import registry
 from speclab.models import loading, timing
+from speclab.models.backends.attention import Attend, TwoProducts, fused, shares
+from speclab.models.backends.buffers import causal_mask
+from speclab.models.backends.kernels import usable_compiler
 from speclab.records import files
 from speclab.system.errors import EnvironmentProblem, reports_problems
 
 IMPORT_SECONDS = time.perf_counter() - START
 WIDTHS = range(1, 10)  # rows
+KV_HEADS, GROUP, HEAD_WIDTH, ROWS, LAYERS = 8, 4, 128, 512, 32
 WEIGHT, SMALL_WEIGHT = (14336, 4096), (2048, 1024)  # a matrix as lab:8b has them; a CPU reads a smaller one
 
 
@@ -69,6 +74,27 @@ def product(device: torch.device, dtype: torch.dtype, width: int) -> Numbers:
     return {"ms": seconds * 1e3, "GB/s": weight.nbytes / seconds / 1e9}
 
 
+@torch.inference_mode()
+def attention(device: torch.device, dtype: torch.dtype, attend: Attend, width: int) -> Numbers:
+    """The time of one of LAYERS attentions in a row of `width` tokens, with the sizes of a model of 8 B parameters."""
+    queries, keys, values = (
+        torch.randn(1, KV_HEADS, n, HEAD_WIDTH, device=device, dtype=dtype) for n in (GROUP * width, ROWS, ROWS)
+    )
+    mask = causal_mask(width, ROWS - width, ROWS, dtype, device).repeat(1, 1, GROUP, 1)
+
+    def step() -> tuple[torch.Tensor, ...]:
+        return tuple(attend(queries, keys, values, mask, None) for _ in range(LAYERS))
+
+    run = graphs.capture(step)[0] if device.type == "cuda" else step
+    return {"us": timing.best(run, device, repeats=20) / LAYERS * 1e6}
+
+
+def ways_of_attention(device: torch.device) -> dict[str, Attend]:
+    """The library's kernel, and two products with a compiled softmax between them where something is compiled."""
+    compiler = usable_compiler(device) if device.type == "cuda" else None
+    return {"fused": fused, "two products": TwoProducts(compiler(shares) if compiler else shares)}
+
+
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     """Run the command.  -> exit code"""
@@ -95,6 +121,9 @@ def main(argv: list[str] | None = None) -> int:
     for name, check in checks.items():
         if problem := add(args, run, name, check).problem:
             raise EnvironmentProblem(f"this {args.device} device cannot be used: {problem}; choose another one")
+    for name, attend in ways_of_attention(device).items():  # a way that does not work here is not taken elsewhere
+        for width in (1, 5):
+            add(args, run, f"attention x {width}, {name}", functools.partial(attention, device, dtype, attend, width))
     run.interrupted = False
     return common.finish(args, run, page)
 

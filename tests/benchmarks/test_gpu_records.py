@@ -139,8 +139,11 @@ def test_the_preflight_looks_at_products_of_every_width(small, tmp_path):
     assert look(tmp_path, "--device", "cpu") == 0
     run = read(tmp_path / "results" / "local-preflight.json", FindingsRun)
     assert [one.name for one in run.findings[:3]] == ["imports", "device", "bandwidth"]
-    assert len(run.findings) == 12
-    assert all(one.numbers["ms"] > 0 for one in run.findings[3:])
+    assert [one.name for one in run.findings[3:12]] == [f"matrix x {width}" for width in range(1, 10)]
+    assert all(one.numbers["ms"] > 0 for one in run.findings[3:12])
+    assert [(one.name, one.numbers["us"] > 0) for one in run.findings[12:]] == [
+        (f"attention x {width}, {way}", True) for way in ("fused", "two products") for width in (1, 5)
+    ]
     assert not any(one.problem for one in run.findings)
     assert not run.interrupted
 
