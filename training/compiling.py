@@ -15,9 +15,10 @@ def has_compiler() -> bool:
     return bool(shutil.which("g++") or shutil.which("clang++"))
 
 
-def compiled(function: Callable[..., Result]) -> Callable[..., Result]:
-    """The same function, compiled for each shape of its arguments where a compiler is at hand."""
-    return torch.compile(function, dynamic=False) if has_compiler() else function
+def compiled(function: Callable[..., Result], device: torch.device) -> Callable[..., Result]:
+    """The same function, compiled for each shape of its arguments where that pays: on a CPU with a compiler at hand. On
+    a GPU the compiler takes longer for all shapes than a training of a few minutes gains."""
+    return torch.compile(function, dynamic=False) if has_compiler() and device.type != "cuda" else function
 
 
 def compile_layers(model: LlamaForCausalLM) -> None:

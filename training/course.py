@@ -24,7 +24,7 @@ from training.work import readable
 
 K = 4  # drafted tokens of a replayed round
 FIRST_SCORE, SCORES = 0.08, 0.1  # shares of the time: the first score, which leaves a head, and all others
-WRITTEN_UNTIL = 0.6  # share of the time after which no texts are written
+WRITTEN_FROM, WRITTEN_UNTIL = 0.02, 0.6  # shares of the time between which texts are written; until then rates rise
 OF_WRITING = 0.03  # share of the time that the texts written side by side may take
 LINE_SECONDS = 60
 MOST_BYTES = 2**20  # of a progress.json
@@ -104,7 +104,7 @@ class Course:
         """The batch of a step; before it the target writes more texts where it is time for them."""
         share = self.facts.seconds / self.seconds
         due = self.own_seconds * min(1.0, share / WRITTEN_UNTIL)
-        if self.progress.own_seconds < due and share < WRITTEN_UNTIL:
+        if self.progress.own_seconds < due and WRITTEN_FROM <= share < WRITTEN_UNTIL:
             self.lines.phase = "writing texts"
             before = self.texts.seconds
             self.texts.write_more(OF_WRITING * self.seconds, self.lines)

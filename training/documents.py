@@ -31,11 +31,26 @@ def prose(source: str) -> Iterator[str]:
         if comments and len(block) > 2:
             yield textwrap.dedent("".join(block))
     with contextlib.suppress(SyntaxError, ValueError):
+        encoded = source.encode().split(b"\n")
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, DOCUMENTED) and ast.get_docstring(node):
-                text = ast.get_source_segment(source, node.body[0], padded=True) or ""
+                text = _segment(encoded, node.body[0])
                 if text.count("\n") > 1:
                     yield textwrap.dedent(text)
+
+
+def _segment(lines: list[bytes], node: ast.stmt) -> str:
+    """The text of a statement, with spaces for what is before it in its first line. `ast.get_source_segment` gives the
+    same, and splits the whole source for each: a minute for the standard library.
+
+    lines: those of the source in UTF-8, in whose bytes ast counts columns.
+    """
+    assert node.end_lineno is not None
+    part = lines[node.lineno - 1 : node.end_lineno]
+    part[-1] = part[-1][: node.end_col_offset]
+    before = part[0][: node.col_offset].decode()
+    part[0] = "".join(c if c in "\f\t" else " " for c in before).encode() + part[0][node.col_offset :]
+    return b"\n".join(part).decode()
 
 
 def permissive_packages() -> Iterator[Document]:

@@ -10,11 +10,11 @@
 A head learns from what the target itself writes, because that is where it will be asked to guess: a target with a chat
 template answers questions that it has asked itself, and every target continues pieces of the sources of Python's
 standard library, and the texts of --texts. A head for more than 8,192 ids proposes the most frequent ones, with the
-target's own embedding and output layer. --minutes is the whole time; after a tenth of it a head stands in --out, and
-then the one that has committed most tokens per round in replayed rounds on held-out answers. An interrupted run goes on
-where it stopped; with more --minutes a finished one goes on, too. The texts are in answers.jsonl in the work folder, a
-line {"prompt": ids, "answer": ids, "greedy": bool} each; those that are there are learned from. No network and no GPU
-is needed. `KIND --help` lists the flags of a kind.
+target's own embedding and output layer. --minutes is the whole time; after a tenth of it (on a GPU, a third) a head
+stands in --out, and then the one that has committed most tokens per round in replayed rounds on held-out answers. An
+interrupted run goes on where it stopped; with more --minutes a finished one goes on, too. The texts are in
+answers.jsonl in the work folder, a line {"prompt": ids, "answer": ids, "greedy": bool} each; those that are there are
+learned from. No network and no GPU is needed. `KIND --help` lists the flags of a kind.
 
 What comes out, in --out: config.json and model.safetensors in the `speculators` format, or in one of the lab's own
 where that has none. Of a pair: two folders that any program loads. training.json has the settings, and what the draft
@@ -55,10 +55,10 @@ from training.compiling import compiled
 from training.course import Course, K, Lines
 from training.kinds import KINDS, head_to_train
 from training.passes import reading
+from training.room import Room, room_on
 from training.scoring import DECODED, Known, decoded_alike, known_texts, scored
 from training.texts import (
     ANSWER,
-    FIRST_AT_ONCE,
     PLAIN,
     PLAIN_OF_CHATS,
     QUESTION,
@@ -75,11 +75,13 @@ from training.texts import (
 from training.work import Checkpoint, alone_in, check_settings, readable, save_tensors
 
 OF_TABLES = 0.5  # the rate of embeddings, norms and output layers, as a share of --rate
-BATCH_TOKENS = {"cuda": 65536}  # tokens of a step, by device
-FEW_TOKENS = 2048
+FEW_TOKENS = 2048  # of a step
+# The same on a GPU. A feature head for 8,192 ids takes about 7 GB for the larger number, half of it for float32 logits.
+MANY_TOKENS, BYTES_OF_TOKEN = 32768, 2**19
 DRAFT_IDS = 8192  # ids that a head proposes; of more it takes the most frequent ones
 OF_OWN = 0.4  # share of the time for the target's own texts: each is then learned from some five times on a CPU
-TENTH = 10  # a head is there after this part of the time
+FIRST_PART, FIRST_PART_WIDE = 10, 3  # a head is there after this part of the time; the second on a GPU
+OF_ENDING, ENDING = 0.05, 10.0  # share of the time, and seconds at most, for what comes after the last step
 FIRST_PASSES = 14  # passes over the longest row that the first tenth is worth, beside the texts
 MOST_BYTES = 2**20  # the largest size of a training.json, in bytes
 # What is kept of the training.json of the head that a training starts from.
@@ -122,7 +124,7 @@ def _add_head_flags(parser: argparse.ArgumentParser, intermediate: int | None) -
         type=parsing.at_least(0),
         metavar="GIB",
         help="disk space for what the target computes of rows that come again, rounded to bfloat16 (default: on a "
-        "CPU 8, or half of what is free; else 0)",
+        "CPU 8, or half of what is free; on CUDA a third of the GPU's memory in its place; else 0)",
     )
 
 
@@ -207,9 +209,10 @@ def train_head(
     def prompts_from(writer: PreTrainedModel) -> Prompts:
         return Prompts(tokenizer, writer, documents, given, args.seed)
 
-    texts = Texts(args.work_dir, target, tokenizer, prompts_from, args.seed)
+    room = room_on(device)
+    texts = Texts(args.work_dir, target, tokenizer, prompts_from, args.seed, room)
     if not texts.answers:
-        _check_minutes(target, args.minutes)
+        _check_minutes(target, args.minutes, texts.at_once, FIRST_PART_WIDE if room.is_wide else FIRST_PART)
     lines = Lines(lambda: f"{len(texts.answers):,} texts")
     lines.phase = "writing the first texts"
     lengths = row_lengths(context_length(target))
@@ -243,6 +246,10 @@ def train_head(
         tables = {} if ids is None else {"ids": ids}
         kind.write(args.out, made.to(torch.bfloat16), name, target.config.architectures or [], **tables)
         write_whole(args.out / "training.json", json.dumps(about(facts, course), indent=1) + "\n")
+        if len(course.progress.growth) == 1:
+            decode()
+
+    def decode() -> None:
         alike = decoded_alike(args.kind, args.out, target, tokenizer, list(texts.held_out[0].prompt), K)
         note(f"{args.out}: this head loads, and {alike} of {DECODED} tokens decoded with it are the target's own")
 
@@ -258,21 +265,23 @@ def train_head(
         texts,
         encode(tokenizer, [d.text for d in documents if not d.held_out]),
         held_out,
-        lambda stream, rows, step: batch(stream, rows, plain, kind.chains, step, args.seed, step_tokens(device)),
+        lambda stream, rows, step: batch(stream, rows, plain, kind.chains, step, args.seed, step_tokens(room)),
         lengths,
-        max(1e-9, 60 * args.minutes - (time.monotonic() - began)),  # one step at least
+        max(1e-9, 60 * args.minutes - ending(args.minutes) - (time.monotonic() - began)),  # one step at least
         60 * (OF_OWN * args.minutes if args.own_minutes is None else args.own_minutes),
         args.work_dir / "progress.json",
         write,
     )
-    read = reading(target, head.config.layers, ids, args.work_dir / "kept", args.keep, scale)
-    loss_of = functools.partial(kind.loss, head, read, distance=compiled(distance))
+    read = reading(target, head.config.layers, ids, args.work_dir / "kept", args.keep, scale, room)
+    loss_of = functools.partial(kind.loss, head, read, distance=compiled(distance, device))
     checkpoint = Checkpoint(args.work_dir / "head.pt")
     facts = train(
         head, course.batches, loss_of, course.seconds, args.rate, args.kind, checkpoint, OF_TABLES, course.after
     )
     course.facts = facts
     course.score()
+    if len(course.progress.growth) > 1:
+        decode()
     best, ids = head_in(args, target)
     scores = scored(best, target, tokenizer, course.held_out, ids)
     return about(facts, course) | {"scores": scores}, scores
@@ -327,28 +336,42 @@ def check_target(target: PreTrainedModel) -> None:
         )
 
 
-def _check_minutes(target: PreTrainedModel, minutes: float) -> None:
-    """Raise UsageProblem where a tenth of the time is too short for the first texts and steps, as timed here."""
-    rows, draws = [[0] * 16] * FIRST_AT_ONCE, torch.Generator(target.device)
+def _check_minutes(target: PreTrainedModel, minutes: float, at_once: int, part: int) -> None:
+    """Raise UsageProblem where a part of the time is too short for the first texts and steps, as timed here.
+
+    at_once: the number of the first texts. part: a head is to be there after the time divided by this.
+    """
+    rows, draws = [[0] * 16] * at_once, torch.Generator(target.device)
     seconds = []
     for n in (2, 6):  # the second time without what the first pass alone takes
         start = time.monotonic()
         written_after(target, rows, (1.0,) * len(rows), n, frozenset(), draws)
         seconds.append(time.monotonic() - start)
-    start = time.monotonic()
-    with torch.inference_mode():
-        target(input_ids=torch.zeros(1, min(ROWS), dtype=torch.long, device=target.device), use_cache=False)
-    a_pass = (time.monotonic() - start) * max(ROWS) / min(ROWS)
+    passes = []
+    for _ in range(2):  # the first one may load what a GPU needs for it
+        start = time.monotonic()
+        with torch.inference_mode():
+            row = torch.zeros(1, min(ROWS), dtype=torch.long, device=target.device)
+            target(input_ids=row, use_cache=False).logits[0, -1, 0].item()
+        passes.append(time.monotonic() - start)
+    a_pass = min(passes) * max(ROWS) / min(ROWS)
     step = max(0.0, (seconds[1] - seconds[0]) / 4)
-    least = math.ceil(TENTH * ((QUESTION + 2 * ANSWER) * step + FIRST_PASSES * a_pass) / 60)
-    note(f"the smallest --minutes that leaves a head of this target on this machine is about {least}")
-    if minutes < least:
-        raise UsageProblem(f"--minutes {minutes:g} is too short for this target on this machine; give at least {least}")
+    needed = part * ((QUESTION + 2 * ANSWER) * step + FIRST_PASSES * a_pass) / 60
+    note(f"the smallest --minutes that leaves a head of this target on this machine is about {math.ceil(needed)}")
+    if minutes < needed:
+        raise UsageProblem(
+            f"--minutes {minutes:g} is too short for this target on this machine; give at least {math.ceil(needed)}"
+        )
 
 
-def step_tokens(device: torch.device) -> int:
+def step_tokens(room: Room) -> int:
     """The number of tokens that a step learns from; of a long row it takes at least one."""
-    return BATCH_TOKENS.get(device.type, FEW_TOKENS)
+    return max(FEW_TOKENS, room.fitting(MANY_TOKENS, BYTES_OF_TOKEN)) if room.is_wide else FEW_TOKENS
+
+
+def ending(minutes: float) -> float:
+    """The seconds of the whole time that are left for the last scores."""
+    return min(ENDING, OF_ENDING * 60 * minutes)
 
 
 def _beginning(name: str) -> dict[str, Any]:

@@ -22,12 +22,14 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase, StaticCache
 
 from speclab.lab.training.corpus import Document
+from speclab.lab.training.recipes import sizes_like
 from speclab.lab.training.steps import product_dtype
 from speclab.models import prompts
 from speclab.models.texts import is_measured, measured_texts
 from speclab.system.files import read_bytes, write_whole
 from speclab.system.terminal import note
 from training.documents import prose
+from training.room import Room
 from training.work import readable
 
 ENCODED_AT_ONCE = 512  # texts
@@ -38,12 +40,11 @@ MARGIN = 8  # tokens at the end of a row from which no chain starts: the longest
 QUESTION, SHORTEST_QUESTION, QUESTION_TEMPERATURE = 64, 4, 0.9  # tokens of a question
 ANSWER = 192  # tokens of an answer at most
 PIECES = (16, 48, 128)  # tokens of a piece of text that the target continues
-FIRST_AT_ONCE, OWN_AT_ONCE = (
-    16,
-    128,
-)  # texts that the target writes side by side: few at first, to know how long it takes
+FIRST_AT_ONCE, OWN_AT_ONCE = 16, 128  # texts written side by side: few at first, to know how long it takes
+FIRST_WIDE, OWN_WIDE = 512, 4096  # the same on a GPU, where memory has room for them
+PARTS_OF_CHOICE = 5  # numbers of float32 for each id of a text while a token is drawn: logits, probabilities, noise
 ENOUGH = 7 / 8  # of the texts side by side have ended: the others are left as they are
-HELD_OUT = 24  # answers to be scored
+HELD_OUT, HELD_OUT_WIDE = 24, 48  # answers to be scored; the second on a GPU
 OF_QUESTIONS = 0.8  # share of the prompts that the target has asked itself, where it has a chat template
 PLAIN, PLAIN_OF_CHATS = 0.5, 0.1  # share of the rows that are training text, without and with a chat template
 MOST_BYTES = 2**30  # of a file of texts
@@ -151,7 +152,7 @@ def written_after(
         logits = target(input_ids=feed, past_key_values=cache, use_cache=True, logits_to_keep=1, **how).logits[:, -1]
         feed = (logits.float() / divisors).softmax(-1).multinomial(1, generator=draws)  # (rows, 1)
         columns.append(feed[:, 0])
-        ended |= torch.isin(feed[:, 0], stops)
+        ended |= (feed == stops).any(-1)
         tick()
         if ended.sum() >= ENOUGH * len(given):
             break
@@ -178,6 +179,34 @@ def in_fast_precision(target: PreTrainedModel) -> PreTrainedModel:
     for weight in writer.parameters():
         weight.data = weight.data.to(product_dtype(target.device))
     return writer
+
+
+def side_by_side(room: Room, target: PreTrainedModel, prompt: int) -> int:
+    """Return how many texts the target may write at once, at least one: on a GPU as many as a third of its memory
+    holds.
+
+    prompt: the tokens of the longest prompt. A text takes its keys and values in bfloat16, the numbers of one choice,
+    and states of one layer while its prompt is read.
+    """
+    if not room.is_wide:
+        return OWN_AT_ONCE
+    config = target.config.get_text_config()
+    sizes = sizes_like(target, config.num_hidden_layers, getattr(config, "intermediate_size", 4 * config.hidden_size))
+    n_numbers = 2 * sizes["num_key_value_heads"] * sizes["head_dim"]  # keys and values of a token in one layer
+    cache = sizes["num_hidden_layers"] * n_numbers * (prompt + ANSWER) * 2
+    choice = PARTS_OF_CHOICE * sizes["vocab_size"] * 4
+    reading = prompt * (8 * sizes["hidden_size"] + 4 * sizes["intermediate_size"]) * 2
+    return room.fitting(OWN_WIDE, cache + choice + reading)
+
+
+def next_at_once(room: Room, now: int, most: int, took: float, usual: float) -> int:
+    """Return how many texts are written side by side next. took: the seconds of those `now`. usual: what it may take.
+
+    On a GPU these are at once as many as there may be: a step takes about as long for few.
+    """
+    if room.is_wide:
+        return most
+    return 2 * now if 2 * took < usual and now < most else now
 
 
 def ends_of(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -219,12 +248,15 @@ class Prompts:
     def __init__(self, tokenizer: Any, writer: PreTrainedModel, documents: list[Document], given: list[str], seed: int):
         self.tokenizer, self.writer, self.frame = tokenizer, writer, frame_of(tokenizer)
         self.picks = random.Random(seed)
-        self.given = [self._as_prompt(text) for text in given if not is_measured(text)]
+        self.given = self._encoded([text for text in given if not is_measured(text)], bool(self.frame))
         self.picks.shuffle(self.given)
         used = [d.text for d in documents if not d.held_out]
         self.pieces = [text for source in used for text in prose(source)], used
+        asked = len(self.frame.before) + QUESTION + len(self.frame.after) if self.frame else 0
+        self.longest = max(asked, *PIECES, *map(len, self.given))  # tokens of a prompt
         measured = [*(text for _, text in prompts.standard()), *measured_texts()]
-        self.measured = {tuple(ids) for text in measured for ids in self._both_ways(text)}
+        ways = {False, bool(self.frame)}  # as they are, and in the template where there is one
+        self.measured = {tuple(ids) for chat in ways for ids in self._encoded(measured, chat)}
 
     def some(self, n: int, draws: torch.Generator, tick: Tick) -> list[list[int]]:
         """About n prompts, at least one."""
@@ -252,13 +284,10 @@ class Prompts:
         start = self.picks.randrange(max(1, len(text) - 8 * n)) if kind is self.pieces[1] else 0
         return self.tokenizer(text[start : start + 16 * n]).input_ids[:n] or self._piece()
 
-    def _as_prompt(self, text: str) -> list[int]:
-        return self._both_ways(text)[-1]
-
-    def _both_ways(self, text: str) -> list[list[int]]:
-        """The ids of a text as it is, and in the template where there is one."""
-        ways = [False, True] if self.frame else [False]
-        return [prompts.encode([("texts", text)], self.tokenizer, chat)[0].id_list for chat in ways]
+    def _encoded(self, texts: list[str], chat: bool) -> list[list[int]]:
+        """The ids of these texts. chat: in the template, which runs in one process for all of them."""
+        found = prompts.encode([("texts", text) for text in texts], self.tokenizer, chat) if texts else []
+        return [prompt.id_list for prompt in found]
 
 
 class Texts:
@@ -268,13 +297,19 @@ class Texts:
     """
 
     def __init__(
-        self, folder: Path, target: PreTrainedModel, tokenizer: Any, make: Callable[[Any], Prompts], seed: int
+        self,
+        folder: Path,
+        target: PreTrainedModel,
+        tokenizer: Any,
+        make: Callable[[Any], Prompts],
+        seed: int,
+        room: Room = Room(),
     ):
-        """make: gives the prompts, from the model that writes."""
+        """make: gives the prompts, from the model that writes. room: on the target's device."""
         self.folder, self.target, self.ends, self.make = folder, target, ends_of(target, tokenizer), make
         self.vocab, self.seed, self.seconds = target.config.get_text_config().vocab_size, seed, 0.0
         self.held_out = self._read(HELD_OUT_FILE)
-        self.at_once = FIRST_AT_ONCE
+        self.room, self.at_once = room, FIRST_WIDE if room.is_wide else FIRST_AT_ONCE
         self.answers = self._without_held_out(self._read(ANSWERS))
 
     def _without_held_out(self, texts: list[Text]) -> list[Text]:
@@ -284,7 +319,8 @@ class Texts:
     def prepare(self, lengths: list[int], tick: Tick) -> None:
         """Write what is held out and answers for one row, where they are not there. lengths: of rows."""
         if not self.held_out:
-            given = self._prompts.some(HELD_OUT, self._draws(1), tick)
+            n = min(self._most, HELD_OUT_WIDE if self.room.is_wide else HELD_OUT)
+            given = self._prompts.some(n, self._draws(1), tick)
             answers = written_after(self.target, given, (1e-4,) * len(given), ANSWER, self.ends, self._draws(2), tick)
             self.held_out = [Text(tuple(a), tuple(b), True) for a, b in zip(given, answers, strict=True)]
             self._write(HELD_OUT_FILE, self.held_out)
@@ -295,17 +331,17 @@ class Texts:
     def write_more(self, usual: float, tick: Tick) -> None:
         """Write answers to some more prompts. usual: the seconds that this should take."""
         start, numbers = time.monotonic(), self._draws(3 + len(self.answers))
-        given = self._prompts.some(self.at_once, numbers, tick)
+        given = self._prompts.some(min(self.at_once, self._most), numbers, tick)
         offset = len(self.answers)
         at = tuple(TEMPERATURES[(offset + i) % len(TEMPERATURES)] for i in range(len(given)))
         answers = written_after(self._writer, given, at, ANSWER, self.ends, numbers, tick)
         made = [Text(tuple(a), tuple(b), t == min(at)) for a, b, t in zip(given, answers, at, strict=True)]
         self.answers += self._without_held_out(made)
         self._write(ANSWERS, self.answers)
+        torch.cuda.empty_cache()  # the keys and values of these texts; without a GPU it does nothing
         took = time.monotonic() - start
         self.seconds += took
-        if 2 * took < usual and self.at_once < OWN_AT_ONCE:
-            self.at_once *= 2
+        self.at_once = next_at_once(self.room, self.at_once, self._most, took, usual)
 
     def _draws(self, number: int) -> torch.Generator:
         return torch.Generator(self.target.device).manual_seed(self.seed * 1_000_003 + number)
@@ -317,6 +353,10 @@ class Texts:
     @functools.cached_property
     def _prompts(self) -> Prompts:
         return self.make(self._writer)
+
+    @functools.cached_property
+    def _most(self) -> int:
+        return side_by_side(self.room, self.target, self._prompts.longest)
 
     def _write(self, name: str, texts: list[Text]) -> None:
         lines = [{"prompt": text.prompt, "answer": text.answer, "greedy": text.greedy} for text in texts]

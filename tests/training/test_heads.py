@@ -39,7 +39,7 @@ def target(monkeypatch):
     monkeypatch.setattr(loading, "load_tokenizer", lambda name: tokenizer)
     monkeypatch.setattr(loading, "load_model", lambda *_: model)
     monkeypatch.setattr(heads, "DRAFT_IDS", N_IDS)
-    monkeypatch.setattr(heads, "compiled", lambda function: function)
+    monkeypatch.setattr(heads, "compiled", lambda function, _: function)
     monkeypatch.setattr(heads, "_check_minutes", lambda *_: None)
     monkeypatch.setattr(training_texts, "ANSWER", 60)
     monkeypatch.setattr(heads, "scored", lambda *_: {})
@@ -141,7 +141,7 @@ def test_progress_that_is_damaged_is_one_line(tmp_path):
 def test_too_few_minutes_are_refused_before_anything_is_written(target, tmp_path, monkeypatch, capsys):
     monkeypatch.undo()
     with pytest.raises(Exception, match="is too short for this target on this machine; give at least"):
-        heads._check_minutes(tiny("llama", dtype=torch.float32), 1e-9)
+        heads._check_minutes(tiny("llama", dtype=torch.float32), 1e-9, 16, 10)
     assert "the smallest --minutes" in capsys.readouterr().err
 
 

@@ -111,15 +111,15 @@ def test_no_prompt_that_is_measured_is_learned_from(prompts_of):
     _, measured = prompts.standard()[0]
     source = prompts_of(given=[measured, "def other(x):"])
     found = [ids for _ in range(6) for ids in source.some(4, draws(), lambda: None)]
-    own = source._as_prompt(measured)
+    own, other = source._encoded([measured, "def other(x):"], chat=False)
     assert own not in found
-    assert source._as_prompt("def other(x):") in found
+    assert other in found
 
 
 def store(folder, target, given) -> Texts:
     """Texts after these prompts, in turn."""
     left = iter(given)
-    source = SimpleNamespace(some=lambda n, draws, tick: [next(left) for _ in range(n)])
+    source = SimpleNamespace(longest=2, some=lambda n, draws, tick: [next(left) for _ in range(n)])
     tokenizer = SimpleNamespace(eos_token_id=None)
     return Texts(folder, target, tokenizer, lambda writer: source, 0)
 

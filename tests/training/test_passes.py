@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from speclab.drafts.heads.rollout import target_pass
@@ -9,7 +11,10 @@ from speclab.lab.training.recipes import MOST_LIKELY
 from speclab.system.errors import EnvironmentProblem
 from tests.tiny_models import VOCAB, tiny
 from training import passes
-from training.passes import Kept, reading
+from training.heads import step_tokens
+from training.passes import InMemory, Kept, OnDisk, reading, rows_at_once
+from training.room import Room
+from training.texts import side_by_side
 from training.work import save_tensors
 
 LAYERS = (0, 1)
@@ -72,11 +77,58 @@ def test_no_more_than_the_limit_is_kept(counted, tmp_path):
     target = tiny("llama", dtype=torch.float32)
     some = rows(4)
     size = some.shape[1] * (2 * len(LAYERS) * target.config.hidden_size + 6 * VOCAB)  # bytes of a row
-    read = Kept(target, LAYERS, tmp_path, 2 * size + size // 2)
+    store = OnDisk(target, LAYERS, tmp_path, (2 * size + size // 2) / 2**30)
+    read = Kept(target, LAYERS, store)
     for _ in range(2):
         check(read, target, some)
     assert counted == [4, 2]
-    assert (len(list(tmp_path.iterdir())), read.room) == (2, size // 2)
+    assert (len(list(tmp_path.iterdir())), store.room) == (2, size // 2)
+
+
+@pytest.mark.parametrize("n_kept", [0, 2.5, 9])
+def test_memory_gives_what_the_disk_gives(n_kept, counted, tmp_path):
+    """Of rows that come twice in a batch and again, with room for none, some and all of them."""
+    target, some = tiny("llama", dtype=torch.float32), rows(5)[[0, 1, 2, 1, 3, 4, 0]]
+    size = some.shape[1] * (2 * len(LAYERS) * target.config.hidden_size + 6 * VOCAB)  # bytes of a row
+    stores = InMemory(target.device, int(n_kept * size)), OnDisk(target, LAYERS, tmp_path, n_kept * size / 2**30)
+    found = []
+    for store in stores:
+        read = Kept(target, LAYERS, store)
+        for batch in (some, some[:4]):
+            states, (probs, ids) = read(batch)
+            found.append((states, probs, ids))
+        found.append((torch.tensor(store.room),))
+    assert len(counted) % 2 == 0
+    assert counted[: len(counted) // 2] == counted[len(counted) // 2 :]
+    assert counted[0] == 5, "a row that comes twice is read once"
+    assert len(counted) == 2 * (1 if n_kept == 9 else 2)
+    for in_memory, on_disk in zip(found[:3], found[3:], strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(in_memory, on_disk, strict=True))
+    check(Kept(target, LAYERS, stores[0]), target, some)
+
+
+def test_rows_in_memory_stay_within_the_room():
+    target, size = tiny("llama", dtype=torch.float32), 20 * (2 * len(LAYERS) * 32 + 6 * VOCAB)
+    store = InMemory(target.device, 3 * size + 1)
+    Kept(target, LAYERS, store)(rows(7))
+    assert len(store.rows) == 3
+    assert store.room == 1
+
+
+@given(st.integers(0, 2**38), st.integers(0, 2**38), st.sampled_from([256, 512, 1024]), st.integers(10, 300_000))
+def test_more_memory_never_means_fewer_at_once(one, other, length, vocab):
+    """Rows of a pass, tokens of a step, texts side by side: at least one, within memory where it holds one."""
+    less, more = (Room("cuda", free) for free in sorted((one, other)))
+    target = tiny("llama")
+    for number in (
+        lambda room: rows_at_once(room, length, vocab),
+        step_tokens,
+        lambda room: side_by_side(room, target, length),
+    ):
+        assert 1 <= number(less) <= number(more)
+        assert number(Room("cpu", one)) == number(Room("cpu", other))
+    n = rows_at_once(more, length, vocab)
+    assert n == 1 or n * length * vocab * 4 <= more.share
 
 
 def test_a_draft_s_ids_take_the_place_of_the_targets(tmp_path):
