@@ -6,37 +6,35 @@
 What comes out: how many of the changed solutions a check notices, how many of those with words of the check's own, and
 the changes that nothing notices. Each of these is either no mistake at all, and its reason stands in
 equivalent_answers.toml, or a hole in the checks; then the exit code is 1. Every answer runs in a process of its own,
-under the limits of check.py. Needs a system that can fork (Linux, macOS).
+under limits of time and memory (trials.py). What has been measured is kept: a run that was stopped goes on where it
+was, as long as the code is the same. Needs a system that can fork (Linux, macOS).
 """
 
 import datetime
 import functools
 import importlib
-import multiprocessing
 import re
-import signal
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from speclab.cli import parsing
-from speclab.extensions.learner import checklist
+from speclab.extensions.learner import checklist, trials
 from speclab.extensions.learner.mutations import Mutant, mutants, sample
 from speclab.present.tables import table
 from speclab.system import paths
-from speclab.system.errors import EnvironmentProblem, reports_problems
+from speclab.system.errors import reports_problems
 from speclab.system.files import write_whole
+from speclab.system.terminal import note
 
 PAGE = paths.ROOT / "results" / "wrong-answers.md"
 EQUIVALENT = Path(__file__).with_name("equivalent_answers.toml")
 N_MUTANTS = 60  # of each exercise
 # The checks of the first chapters have small examples alone, and their functions may use up what they are given.
 LARGE_FROM, LARGE_KINDS = 9, ("cap a loop", "mutate in place", "cast", "read one component")
-SECONDS = 10  # by the clock for one case of a check; the slowest of a right answer takes one
-PATIENCE = 600  # seconds for all checks of one answer
+LIMITS = trials.Limits(case=10, answer=600)  # the slowest case of a right answer takes one second
 # An exception, a time limit and the end of Python say that something is wrong, and not what.
 NO_WORDS = re.compile(r"\w*(Error|Exception|Iteration|Exit|Interrupt)\b|still running|did not run|\w+\.py cannot")
 
@@ -60,33 +58,43 @@ class Outcome(NamedTuple):
     @property
     def hung(self) -> bool:
         """Was it stopped?"""
-        return any(message.startswith("still running") for message in self.messages)
+        return any(message.startswith(trials.STILL_RUNNING) for message in self.messages)
 
 
 # --- one answer in a copy of this process -----------------------------------------------------------------------------
 
 
-def try_out(exercise: checklist.Exercise, answer: Mutant) -> Outcome:
-    """Run the checks of an exercise on another source of its solution."""
+def failing_checks(stem: str, source: str, seconds: float) -> list[str]:
+    """What the checks of an exercise say that fail on another source of its solution.
+
+    seconds: by the clock, for one case of a check.
+    """
     names = ("conftest", "answers", "ex08_bugs")
     conftest, answers, ex08_bugs = (importlib.import_module(f"tests.exercises.{name}") for name in names)
     conftest.limit_memory()
-    learner = ex08_bugs.module(answer.source, f"solutions.{exercise.stem}")
-    return Outcome(answer, [message for _, message in answers.failures(learner, exercise.stem, SECONDS)])
+    learner = ex08_bugs.module(source, f"solutions.{stem}")
+    return [message for _, message in answers.failures(learner, stem, seconds)]
 
 
-def run_all(exercise: checklist.Exercise, mutants: list[Mutant], jobs: int) -> Iterator[Outcome]:
-    """What becomes of each answer, in their order, `jobs` of them at a time."""
-    if "fork" not in multiprocessing.get_all_start_methods():
-        raise EnvironmentProblem("every wrong answer runs in a copy of this process, and this system cannot fork")
-    ends_at_once = (signal.signal, (signal.SIGTERM, signal.SIG_DFL))  # the script's own handler would print
-    with multiprocessing.get_context("fork").Pool(jobs, *ends_at_once, maxtasksperchild=1) as copies:
-        outcomes = copies.imap(functools.partial(try_out, exercise), mutants)
-        for mutant in mutants:
-            try:
-                yield outcomes.next(PATIENCE)
-            except multiprocessing.TimeoutError:
-                raise EnvironmentProblem(f"the checks cannot be run on {mutant.name}") from None
+def run_all(
+    exercise: checklist.Exercise, mutants: list[Mutant], jobs: int, store: trials.Kept | None = None
+) -> list[Outcome]:
+    """What becomes of each answer, in their order, `jobs` of them at a time.
+
+    store: what has been measured before is taken from there, and what is measured is kept there.
+    """
+    found: dict[int, list[str]] = {}
+    for index, mutant in enumerate(mutants):
+        messages = store.get(exercise.stem, mutant.source) if store is not None else None
+        if messages is not None:
+            found[index] = messages
+    left = [index for index in range(len(mutants)) if index not in found]
+    test = functools.partial(failing_checks, exercise.stem)
+    for place, messages in trials.try_all(test, [mutants[index].source for index in left], LIMITS, jobs):
+        found[left[place]] = messages
+        if store is not None:
+            store.add(exercise.stem, mutants[left[place]].source, messages)
+    return [Outcome(mutant, found[index]) for index, mutant in enumerate(mutants)]
 
 
 def equivalents() -> dict[str, dict[str, str]]:
@@ -124,10 +132,10 @@ every check on each result.
 """
 LEGEND = """\
 Caught: at least one check fails. In words: at least one failed check says what is wrong. The others
-end in an exception of Python's own, such as a NameError, which is shown with its line. Stopped: a check ended it
-after {seconds} s; counted as caught. No mistake: no check fails, and the answer is as good as the
-solution; `speclab/extensions/learner/equivalent_answers.toml` has the reasons. Missed: no check fails, and the answer
-is wrong.
+end in an exception of Python's own, such as a NameError, which is shown with its line. Stopped: one case of a check ran
+for {seconds:g} s, and when it was tried again for three times as long; counted as caught. No mistake: no check fails,
+and the answer is as good as the solution; `speclab/extensions/learner/equivalent_answers.toml` has the reasons. Missed:
+no check fails, and the answer is wrong.
 """
 
 
@@ -152,7 +160,7 @@ def page(results: list[tuple[checklist.Exercise, list[Outcome], int]], seed: int
     rows.append(["all", *(str(total[name]) for name in headers[1:])])
     about = ABOUT.format(made=total["made"], possible=total["possible"], seed=seed, date=date)
     missed_ones = "\n## Missed\n\n" + "\n".join(listed) + "\n" if listed else ""
-    return f"{about}\n{table(rows, headers, markdown=True)}\n\n{LEGEND.format(seconds=SECONDS)}{missed_ones}"
+    return f"{about}\n{table(rows, headers, markdown=True)}\n\n{LEGEND.format(seconds=LIMITS.case)}{missed_ones}"
 
 
 @reports_problems
@@ -161,16 +169,20 @@ def main(argv: list[str] | None = None) -> int:
     known = checklist.exercises()
     parser = parsing.make_parser(__doc__)
     parser.add_argument("exercise", nargs="?", type=int, choices=[e.number for e in known], help="only print this one")
-    parser.add_argument("--mutants", type=int, default=N_MUTANTS, help="wrong answers per exercise (default: 60)")
+    parser.add_argument(
+        "--mutants", type=parsing.at_least(1), default=N_MUTANTS, help="wrong answers per exercise (default: 60)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="which ones are chosen")
-    parser.add_argument("--jobs", type=int, default=2, help="how many at a time")
+    parser.add_argument("--jobs", type=parsing.at_least(1), default=2, help="how many at a time")
     args = parser.parse_args(argv)
-    results, n_missed = [], 0
+    results, n_missed, store = [], 0, trials.kept(LIMITS)
+    if len(store):
+        note(f"{len(store)} answers were measured before, with the same code; they are not measured again")
     for exercise in known:
         if args.exercise not in (None, exercise.number):
             continue
         _warm(exercise)
-        outcomes = list(run_all(exercise, answers_of(exercise, args.mutants, args.seed), args.jobs))
+        outcomes = run_all(exercise, answers_of(exercise, args.mutants, args.seed), args.jobs, store)
         missed = survivors(exercise, outcomes)[1]
         n_missed += len(missed)
         results.append((exercise, outcomes, len(possible_answers(exercise))))
@@ -183,6 +195,7 @@ def main(argv: list[str] | None = None) -> int:
                 print(f"  missed: {outcome.mutant.name}")
     if args.exercise is None:
         write_whole(PAGE, page(results, args.seed, datetime.date.today().isoformat()))
+        store.drop()
     return int(n_missed > 0)
 
 
