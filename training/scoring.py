@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from baseline_autoregressive import autoregressive_decode
 from optimized_speculative import speculative_decode
+from speclab.core.graphs import unrecorded
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import GREEDY
 from speclab.drafts import registry
@@ -126,6 +127,7 @@ def decoded_alike(
     setup = Setup(cached, tokenizer, "target", GREEDY, target.device, target.dtype)
     drafter = registry.read(f"{kind}:{folder}").build(setup, 0)
     ids, how = torch.tensor([prompt], device=target.device), DecodeSettings(DECODED, GREEDY, frozenset(), 0)
-    plain = tokens_of(autoregressive_decode(cached, ids, how, 1))
-    drafted = tokens_of(speculative_decode(cached, drafter, ids, k, how))
+    with unrecorded():
+        plain = tokens_of(autoregressive_decode(cached, ids, how, 1))
+        drafted = tokens_of(speculative_decode(cached, drafter, ids, k, how))
     return next((i for i, (a, b) in enumerate(zip(plain, drafted, strict=True)) if a != b), len(plain))

@@ -101,6 +101,16 @@ def _record(step: Step) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
     return graph.replay, outputs
 
 
+@contextlib.contextmanager
+def unrecorded() -> Iterator[None]:
+    """While this is open, functions run as they are: for some tokens a recording takes longer than it saves."""
+    before, captures.failed = captures.failed, True
+    try:
+        yield
+    finally:
+        captures.failed = before
+
+
 def on_graphs(tensor: Tensor) -> bool:
     """Tell whether functions of this tensor are replayed as graphs."""
     return tensor.device.type == "cuda" and not captures.failed and not torch.cuda.is_current_stream_capturing()
