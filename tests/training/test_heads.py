@@ -24,9 +24,11 @@ from tests.tiny_models import VOCAB, tiny
 from training import course, heads
 from training import texts as training_texts
 from training.kinds import MOST_WEIGHTS, sizes_of
+from training.room import Room
 from training.texts import Text
 
 N_IDS = 24
+CPU, GPU = Room("cpu", 0), Room("cuda", 2**28)
 DRAFTERS = {"feature": FeatureDrafter, "block": BlockDrafter}
 
 
@@ -50,8 +52,10 @@ def words(kind: str, folder) -> list[str]:
     return [kind, "--target", "x", "--minutes", "0.0001", "--work-dir", str(folder), "--intermediate", "16"]
 
 
-@pytest.mark.parametrize("kind", ["feature", "block"])
-def test_a_head_is_written_and_goes_on(kind, target, tmp_path, capsys):
+@pytest.mark.parametrize(("kind", "room"), [("feature", CPU), ("block", CPU), ("feature", GPU), ("block", GPU)])
+def test_a_head_is_written_and_goes_on(kind, room, target, tmp_path, monkeypatch, capsys):
+    """Also with the numbers of rows, and the place of kept ones, that a GPU has."""
+    monkeypatch.setattr(heads, "room_on", lambda device: room)
     assert heads.main(words(kind, tmp_path)) == 0
     told = capsys.readouterr().err
     assert "32 of 32 tokens decoded with it are the target's own" in told
