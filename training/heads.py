@@ -31,6 +31,8 @@ import math
 import re
 import sys
 import time
+import timeit
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -342,26 +344,28 @@ def _check_minutes(target: PreTrainedModel, minutes: float, at_once: int, part: 
     at_once: the number of the first texts. part: a head is to be there after the time divided by this.
     """
     rows, draws = [[0] * 16] * at_once, torch.Generator(target.device)
-    seconds = []
-    for n in (2, 6):  # the second time without what the first pass alone takes
-        start = time.monotonic()
+
+    def write(n: int) -> None:
         written_after(target, rows, (1.0,) * len(rows), n, frozenset(), draws)
-        seconds.append(time.monotonic() - start)
-    passes = []
-    for _ in range(2):  # the first one may load what a GPU needs for it
-        start = time.monotonic()
+
+    def read() -> None:
+        row = torch.zeros(1, min(ROWS), dtype=torch.long, device=target.device)
         with torch.inference_mode():
-            row = torch.zeros(1, min(ROWS), dtype=torch.long, device=target.device)
             target(input_ids=row, use_cache=False).logits[0, -1, 0].item()
-        passes.append(time.monotonic() - start)
-    a_pass = min(passes) * max(ROWS) / min(ROWS)
-    step = max(0.0, (seconds[1] - seconds[0]) / 4)
+
+    few, more, a_pass = (_fastest(work) for work in (lambda: write(2), lambda: write(6), read))
+    step, a_pass = max(0.0, (more - few) / 4), a_pass * max(ROWS) / min(ROWS)  # without what the first pass alone takes
     needed = part * ((QUESTION + 2 * ANSWER) * step + FIRST_PASSES * a_pass) / 60
     note(f"the smallest --minutes that leaves a head of this target on this machine is about {math.ceil(needed)}")
     if minutes < needed:
         raise UsageProblem(
             f"--minutes {minutes:g} is too short for this target on this machine; give at least {math.ceil(needed)}"
         )
+
+
+def _fastest(work: Callable[[], None]) -> float:
+    """The seconds of the faster one of two times: the first one may load what a GPU needs for it."""
+    return min(timeit.repeat(work, number=1, repeat=2))
 
 
 def step_tokens(room: Room) -> int:
