@@ -1,6 +1,6 @@
 """The values that pass between a loop, a drafter and the accept rule, and the settings of a decoding."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple, Protocol
@@ -158,7 +158,7 @@ class Round(NamedTuple):
     n_rejected: int = 0  # 1 if the target rejected one, else 0
     prefill: bool = False  # the first token: it comes from the pass over the prompt
     finish: str | None = None  # "eos" or "length" in the last round
-    seconds: dict[str, float] | None = None  # by phase; an instrument fills it in (speclab/lab/instruments.py)
+    seconds: Mapping[str, float] | None = None  # by phase; an instrument fills it in (speclab/lab/instruments.py)
     detail: object = None  # the numbers that the accept rule used; the same
     n_after_eos: int = 0  # ids that were generated after an end token and dropped
     text: str = ""  # what `tokens` add to the text; speclab/models/prompts.py fills it in

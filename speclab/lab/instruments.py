@@ -3,8 +3,9 @@
 The loops know nothing of them. They wrap the target, the drafter and the functions that are passed to a loop.
 """
 
+import functools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,8 +25,8 @@ Loop = Callable[..., Iterator[Round]]
 
 
 class PhaseClock:
-    """Seconds by phase. On CUDA by events that are read after the round, so that nothing waits inside it; elsewhere it
-    waits for the device around each phase, and a run with it is slower than one without."""
+    """Seconds by phase. On CUDA by events that are read when somebody asks, so that nothing waits inside a round;
+    elsewhere it waits for the device around each phase, and a run with it is slower than one without."""
 
     def __init__(self, device: torch.device):
         self._device = device
@@ -42,14 +43,39 @@ class PhaseClock:
 
         return call
 
-    def take(self) -> dict[str, float]:
-        """What was counted since the last call."""
-        seconds: dict[str, float] = {}
-        for phase, start, end in self._spans:
-            seconds[phase] = seconds.get(phase, 0.0) + seconds_between(start, end)
-        give_back(self._device, [moment for _, *moments in self._spans for moment in moments])
-        self._spans = []
-        return seconds
+    def take(self) -> Callable[[], dict[str, float]]:
+        """What reads the seconds of all calls since the last time."""
+        spans, self._spans = self._spans, []
+
+        def read() -> dict[str, float]:
+            seconds: dict[str, float] = {}
+            for phase, start, end in spans:
+                seconds[phase] = seconds.get(phase, 0.0) + seconds_between(start, end)
+            give_back(self._device, [moment for _, *moments in spans for moment in moments])
+            return seconds
+
+        return read
+
+
+class LateSeconds(Mapping[str, float]):
+    """Seconds by phase that are read when somebody asks for them: reading the events of a round takes some tenths of a
+    millisecond, which would count as the host's part of it."""
+
+    def __init__(self, read: Callable[[], dict[str, float]]):
+        self._read = read
+
+    @functools.cached_property
+    def _seconds(self) -> dict[str, float]:
+        return self._read()
+
+    def __getitem__(self, phase: str) -> float:
+        return self._seconds[phase]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._seconds)
+
+    def __len__(self) -> int:
+        return len(self._seconds)
 
 
 class _Timed:
@@ -117,15 +143,20 @@ def with_phases(functions: LoopFunctions, target: CachedModel, drafter: Drafter,
         round_ = next(rounds, None)
         if round_ is None:
             return
-        end = mark(target.device)
-        whole, seconds = seconds_between(start, end), clock.take()
-        give_back(target.device, [start, end])
-        if round_.prefill:
-            seconds = {"prefill": whole}
-        else:
-            seconds = {phase: seconds.get(phase, 0.0) for phase in PHASES}
-            seconds["host"] = whole - sum(seconds.values())
-        yield round_._replace(seconds=seconds)
+        read = functools.partial(_of_round, target.device, start, mark(target.device), clock.take(), round_.prefill)
+        yield round_._replace(seconds=LateSeconds(read) if target.device.type == "cuda" else read())
+
+
+def _of_round(
+    device: torch.device, start: Any, end: Any, phases: Callable[[], dict[str, float]], prefill: bool
+) -> dict[str, float]:
+    """The seconds of a round between two marks, by phase."""
+    whole, found = seconds_between(start, end), phases()
+    give_back(device, [start, end])
+    if prefill:
+        return {"prefill": whole}
+    seconds = {phase: found.get(phase, 0.0) for phase in PHASES}
+    return seconds | {"host": whole - sum(seconds.values())}
 
 
 def with_rule(rounds: Iterator[Round], target: CachedModel, keeps: Callable[[int, int], int]) -> Iterator[Round]:

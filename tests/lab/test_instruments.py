@@ -51,8 +51,8 @@ def test_calls_of_one_phase_add_up(fake):
         draft()
         verify()
         fake.now += 100  # between the phases
-    assert clock.take() == {"draft": 12, "verify": 20}
-    assert clock.take() == {}
+    assert clock.take()() == {"draft": 12, "verify": 20}
+    assert clock.take()() == {}
 
 
 def test_work_on_the_device_counts_for_the_phase_that_queued_it(fake):
@@ -60,7 +60,7 @@ def test_work_on_the_device_counts_for_the_phase_that_queued_it(fake):
     fake.queued = 7  # before the phase
     clock.timed("draft", fake.work(1, queued=2))()
     clock.timed("verify", fake.work(4))()
-    assert clock.take() == {"draft": 3, "verify": 4}
+    assert clock.take()() == {"draft": 3, "verify": 4}
 
 
 def test_every_part_of_a_round_counts_for_its_phase(fake):
@@ -112,7 +112,7 @@ def test_a_rule_for_the_cache_stands_in_its_own_rounds_alone():
 class FakeEvent:
     """What torch.cuda.Event is to the clock: it is recorded in the queue, and whoever reads it waits."""
 
-    now, n_waits, n_made = 0.0, 0, 0  # now: milliseconds of the device
+    now, n_waits, n_made, n_read = 0.0, 0, 0, 0  # now: milliseconds of the device
     at: float | None = None
 
     def __init__(self, enable_timing: bool):
@@ -151,13 +151,20 @@ def test_events_of_a_round_are_read_after_it(monkeypatch):
             assert FakeEvent.n_waits == n_waits
             yield Round([2, 3])
 
+    def elapsed(start: FakeEvent, end: FakeEvent) -> float:
+        FakeEvent.n_read += 1
+        return end.at - start.at
+
+    monkeypatch.setattr(FakeEvent, "elapsed_time", elapsed)
     functions = LoopFunctions(decode, accept=work(4))
     target = SimpleNamespace(n_replays=0, keeps=min, device=CUDA, verify=work(20))
     drafter = SimpleNamespace(propose=work(10), observe=work(2))
     rounds, n_made = with_phases(functions, target, drafter), []
     for _ in range(3):
         n_waits = FakeEvent.n_waits
+        n_read = FakeEvent.n_read
         seconds = next(rounds).seconds
+        assert FakeEvent.n_read == n_read, "a caller that times rounds would count the reading"
         assert seconds == pytest.approx({"draft": 0.01, "verify": 0.02, "accept": 0.004, "rollback": 0, "host": 0})
         n_made.append(FakeEvent.n_made)
     assert FakeEvent.n_waits > 0

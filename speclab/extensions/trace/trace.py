@@ -248,7 +248,7 @@ def trace(
     return Trace(settings, prompt, events, counts, spelled, list(baseline_ids) == ids)
 
 
-def phases(laps: dict[str, float]) -> dict[str, float]:
+def phases(laps: Mapping[str, float]) -> dict[str, float]:
     """A round's seconds as the pictures show them: draft, verify, and other. The prompt's pass is none of them."""
     shown = {name: laps.get(name, 0.0) for name in ("draft", "verify")}
     return {**shown, "other": sum(s for name, s in laps.items() if name not in (*shown, "prefill"))}
