@@ -18,6 +18,7 @@ DEFAULT_RUN = RESULTS / "cpu-2-cores-default.json"  # python compare.py
 # --draft model,ngram -k 2,4,8.
 TWO_RUNS = RESULTS / "cpu-2-cores.json", RESULTS / "cpu-2-cores-again.json"
 COMPILED_RUN = RESULTS / "cpu-2-cores-compiled.json"  # --engine compiled
+GPU_RUN = RESULTS / "gpu-lab-8b-v128256.json"  # python -m benchmarks.gpu, its first size
 # --target smollm2 --draft ngram,suffix,int8 -k 2,4 --temperature 0 --texts served --limit 2 --engine compiled
 REAL_RUN = RESULTS / "cpu-2-cores-smollm2.json"
 FULL_RUN = RESULTS / "cpu-2-cores-full.json"  # --full --draft model,ngram -k 2,4,8 --max-new-tokens 96 --repeats 2
@@ -27,7 +28,7 @@ TREES_RUN = RESULTS / "cpu-2-cores-200m-trees.json"
 PAIR = ROOT / "models" / "lab-pair"
 TRAINING = PAIR / "training.json"
 STANDS_FOR = {
-    "lab pair": "That is far from a large model.",
+    "lab pair": "Here {}.",
     "padded": "This is nearer to a large model.",
 }
 BOOK_TABLE = ((0.7, 4, "2.1"), (0.8, 4, "2.5"), (0.7, 8, "2.5"), (0.8, 8, "3.3"))  # alpha, k, what the book prints
@@ -49,7 +50,7 @@ def headline() -> str:
     Raises ValueError where the record has nothing of the kind to say: a wrong text, too much noise, no gain.
     """
     run = comparison(DEFAULT_RUN)
-    lines = [f"On {run_lines.hardware(run)}, greedy, with a trained draft and the same text, token for token:", ""]
+    lines = ["Greedy, and the same text as plain decoding, token for token:", "", _gpu(run_lines.hardware(run))]
     for one, kind in ((run, "lab pair"), (run.padded, "padded")):
         if one is None:
             continue
@@ -58,16 +59,37 @@ def headline() -> str:
             raise ValueError(f"{DEFAULT_RUN.name} has no headline for the {kind}")
         between = tables.interval(row.speedup_low, row.speedup_high)
         name = f"{first_screen.target_name(one)}, draft {row.draft}"
+        reading = (first_screen.reading_line(one) or "").partition(": ")[2]
         lines.append(
             f"- **{name}: {tables.speedup(row.speedup)}** (95 %: {between}, {row.n_prompts} prompts) at k = "
-            f"{row.draft_length}; a drafted token costs {tables.number(row.draft_cost)} of a step. "
-            f"Here {(first_screen.reading_line(one) or '').partition(': ')[2]}. {STANDS_FOR[kind]}"
+            f"{row.draft_length}, trained. {STANDS_FOR[kind].format(reading)}"
         )
         best = first_screen.best_row(one)
         if best is not None and best is not row:
             highest = f"{best.method} at k = {best.draft_length}: {tables.speedup(best.speedup)}"
             lines[-1] += f" The highest row is {highest}."
     return "\n".join([*lines, _compiled(run), _real_model()])
+
+
+def _gpu(other: str) -> str:
+    """Return what a GPU reaches with a large padded target, and whose the lines after it are: `other`, a processor.
+
+    Raises ValueError as `headline`.
+    """
+    run = comparison(GPU_RUN)
+    model, best = first_screen.best_model_row(run), first_screen.best_row(run)
+    rough = bool(run_lines.rough_line(run))
+    if model is None or best is None or rough or not (model.same_as_baseline and best.same_as_baseline):
+        raise ValueError(f"{GPU_RUN.name} has no headline")
+    between = tables.interval(model.speedup_low, model.speedup_high)
+    plain = next(row for row in run.rows if not row.draft).tokens_per_second
+    return (
+        f"- **{first_screen.target_name(run)}, a padded target of 8 B parameters, on an {run_lines.hardware(run)}, "
+        f"{run.settings['dtype']}, draft {model.draft}: {tables.speedup(model.speedup)}** (95 %: {between}, "
+        f"{model.n_prompts} prompts) at k = {model.draft_length}. Plain decoding makes {plain:.0f} tokens per second. "
+        f"The highest row is {best.method} at k = {best.draft_length}: {tables.speedup(best.speedup)} "
+        f"([all](results/{GPU_RUN.stem}.md)). All other lines: {other}."
+    )
 
 
 def _compiled(usual: ComparisonRun) -> str:

@@ -170,7 +170,11 @@ def _speed(run: ComparisonRun, rows: list[Row]) -> list[Block]:
         legend += [BEST_PLAIN] * any(row.speedup_best_plain for row in rows)
         lines += noise_lines([floor for floor in run.noise if floor.temperature == temperature])
         lines += losing_lines([row for row in run.rows if row.temperature == temperature])
-        lines += [generate_line(rows), plain_line(run), headline_line(run)] if temperature == 0 else []
+        lines += (
+            [generate_line(rows, run.settings["dtype"]), plain_line(run), headline_line(run)]
+            if temperature == 0
+            else []
+        )
     return [Heading(title), marked(run, speed_table(rows)), legend, lines]
 
 
@@ -210,12 +214,14 @@ def losing_lines(rows: list[Row]) -> list[str]:
     return lines
 
 
-def generate_line(rows: list[Row]) -> str | None:
-    """Compare the baseline with the library's own loop."""
+def generate_line(rows: list[Row], dtype: str) -> str | None:
+    """Compare the baseline with the library's own loop. dtype: of the run."""
     row = next((r for r in rows if r.method == "generate" and r.prompt_kind == "all"), None)
     if row is None:
         return None
     agreement = "the same text" if row.same_as_baseline else "NOT the same text"
+    if not row.same_as_baseline and dtype != "float32":
+        agreement += f" (where two logits are nearly equal, rounding in {dtype} decides)"
     return (
         "the baseline against model.generate with the lab's settings (greedy, no penalties, no end token), prefill "
         f"included: {1 / row.speedup:.2f}x its speed, {agreement}"

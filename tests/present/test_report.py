@@ -217,9 +217,11 @@ def test_the_headline_is_the_held_out_row():
 
 def test_the_library_is_compared_with_the_baseline():
     row = plain_row("generate", speedup=0.5)
-    assert "2.00x its speed, the same text" in report.generate_line([row])
-    assert report.generate_line([replace(row, same_as_baseline=False)]).endswith("NOT the same text")
-    assert report.generate_line([plain_row()]) is None
+    assert "2.00x its speed, the same text" in report.generate_line([row], "float32")
+    other = [replace(row, same_as_baseline=False)]
+    assert report.generate_line(other, "float32").endswith("NOT the same text")
+    assert "rounding in bfloat16 decides" in report.generate_line(other, "bfloat16")
+    assert report.generate_line([plain_row()], "float32") is None
 
 
 def test_what_is_wrong_or_not_checked_is_said():

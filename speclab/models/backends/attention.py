@@ -2,10 +2,9 @@
 
 With grouped queries each key-value head is read once: the queries that share it become further rows of it. (The library
 would write a copy of keys and values for each of them.) A pass over few tokens then has few rows for each head, and the
-library's fused kernel, which gives a head's rows to one processor of many, takes 25 to 45 us for each layer on an H200,
-whatever their number (results/gpu-h200-first.md). Two products with a softmax between them are three
-kernels, each of which is spread over more of the GPU. Which of the two ways is faster is measured when a model is
-loaded.
+library's fused kernel, which gives a head's rows to one processor of many, takes about as long for one token as for
+five. Two products with a softmax between them are three kernels, each of which is spread over more of the GPU: half of
+the time on an H200 (results/gpu-preflight.md). Which of the two ways is faster is measured when a model is loaded.
 """
 
 from collections.abc import Callable
