@@ -16,8 +16,8 @@ def has_compiler() -> bool:
 
 
 def compiled(function: Callable[..., Result], device: torch.device) -> Callable[..., Result]:
-    """The same function, compiled for each shape of its arguments where that pays: on a CPU with a compiler at hand. On
-    a GPU the compiler takes longer for all shapes than a training of a few minutes gains."""
+    """The same function, compiled for each shape of its arguments where a compiler is at hand; on a GPU, where a whole
+    training may be over before all shapes are compiled, as it is."""
     return torch.compile(function, dynamic=False) if has_compiler() and device.type != "cuda" else function
 
 
