@@ -5,6 +5,7 @@ argument here and says how it is built.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 
 from draft_models import NgramDrafter
 from speclab.core.drafter import Drafter, Lookup
@@ -27,7 +28,7 @@ from speclab.drafts.registry import (
     read,
 )
 from speclab.drafts.suffix import SuffixDrafter
-from speclab.models import loading
+from speclab.models import loading, names
 from speclab.models.family import check_family
 from speclab.models.padded import sizes
 from speclab.models.setup import Setup
@@ -66,12 +67,19 @@ def _head(name: str) -> Callable[[str, str], Choice]:
     return read_choice
 
 
+def own_head(name: str, target: str) -> str:
+    """Return the folder of the lab's head of a kind: the one for the target of this name where there is one, else that
+    of the lab's pair."""
+    folder = names.MODELS / target / name
+    return str(folder) if Path(target).name == target and folder.is_dir() else LAB_HEADS[name]
+
+
 def _make_head(name: str, place: str, setup: Setup) -> Drafter:
     target = setup.target
     check_family(target.model, f"the draft {name}", OTHER_FAMILY)
     # A padded target's states are the lab's, followed by zeros.
     own_width = loading.lab_width() if sizes.is_lab_size(setup.target_name) else None
-    head, ids = read_head(place or LAB_HEADS[name], target.model, name, own_width)
+    head, ids = read_head(place or own_head(name, setup.target_name), target.model, name, own_width)
     target.hidden_layers = tuple(sorted({*target.hidden_layers, *head.config.layers}))
     drafter = BlockDrafter(head, ids) if isinstance(head, BlockHead) else FeatureDrafter(head, ids)
     if target.fast and setup.compiles:

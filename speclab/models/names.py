@@ -2,7 +2,8 @@
 
 from speclab.system.paths import DATA
 
-LAB_PAIR = DATA / "models" / "lab-pair"
+MODELS = DATA / "models"
+LAB_PAIR = MODELS / "lab-pair"
 LAB_TARGET, LAB_DRAFT = str(LAB_PAIR / "target"), str(LAB_PAIR / "draft")
 PROMPTS = DATA / "prompts"
 LAB_TEXTS = tuple(sorted(path.stem for path in PROMPTS.glob("*.jsonl")))

@@ -2,15 +2,18 @@
 
 import argparse
 import json
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from speclab.core.sampling import Sampling
+from speclab.drafts import kinds
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.files import read_head, weights_of, write_head
+from speclab.models import names
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from tests.decoding import speculative_rounds
@@ -354,3 +357,14 @@ def test_a_head_that_is_trained_further_leaves_the_target_alone(target, tmp_path
 def test_what_a_trained_head_has_is_not_said_again(capsys):
     assert main(["feature", "--init", "models/lab-pair/feature", "--intermediate", "9"]) == 2
     assert "--intermediate is what the head of --init has" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("target", "own"),
+    [("smollm2", True), ("lab:8b", False), ("models/smollm2", False), ("../models/smollm2", False), ("gpt2", False)],
+)
+def test_a_target_of_this_name_gets_its_own_head(target, own):
+    """Any other gets the head of the lab's pair; a path is no such name."""
+    found = Path(kinds.own_head("feature", target))
+    assert found == (names.MODELS / target / "feature" if own else names.LAB_PAIR / "feature")
+    assert (found / "model.safetensors").stat().st_size <= 6_000_000
