@@ -10,11 +10,12 @@ from speclab.lab.bench import Bench
 from speclab.models import engine_choice
 from speclab.models.backends import buffers as buffers_module
 from speclab.models.backends import windows
+from speclab.models.backends.attention import GroupedAttention, TwoProducts
 from speclab.models.backends.buffers import Buffers
 from speclab.models.backends.compiled import Program
 from speclab.models.backends.cuda_graphs import GraphBackend, GraphCache, GraphedModel
 from speclab.models.backends.exported import ExportedModel
-from speclab.models.backends.kernels import GroupedAttention
+from speclab.models.backends.kernels import Joined
 from tests.mutants.bugs import mutant
 
 # ---------------------------------------------------------------- the exported backend
@@ -145,6 +146,39 @@ def gives_all_layers_the_mask_of_the_first() -> None:
         return right(attention, module, query, key, value, first, **options)
 
     GroupedAttention.__call__ = attend
+
+
+@mutant(10, "two_products_are_the_same_attention", file="models/test_cuda_graphs")
+def forgets_the_scale_of_scores() -> None:
+    """takes two products for attention and leaves out the scale of the scores"""
+    right = TwoProducts.__call__
+
+    def attend(way: TwoProducts, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float | None):
+        return right(way, queries, keys, values, mask, 1.0)
+
+    TwoProducts.__call__ = attend
+
+
+@mutant(10, "wrong_attention_is_not_taken", file="models/test_cuda_graphs")
+def takes_fast_attention_without_a_check() -> None:
+    """takes the faster attention without a look at its logits"""
+    right = engine_choice.choose_attention
+
+    def choose(graphed: GraphedModel) -> None:
+        check, engine_choice.check = engine_choice.check, lambda *args: None
+        try:
+            right(graphed)
+        finally:
+            engine_choice.check = check
+
+    engine_choice.choose_attention = choose
+
+
+@mutant(10, "joined_products_are_the_models_own", "logits_are_the_models_own", file="models/test_cuda_graphs")
+def gives_joined_products_in_another_order() -> None:
+    """gives the keys' product where the values' is asked for"""
+    right = Joined.one
+    Joined.one = lambda joined, index, x: right(joined, index if len(joined.sizes) < 3 else (0, 2, 1)[index], x)
 
 
 @mutant(10, "what_was_handed_out_is_not_overwritten", file="models/test_cuda_graphs")

@@ -308,6 +308,12 @@ def checks_no_step_of_plain_decoding() -> None:
     checks._one_step = CachedModel.forward
 
 
+@mutant(20, "events_of_a_round_are_read_after_it", file="lab/test_instruments")
+def reads_events_inside_the_round() -> None:
+    """reads the events of a GPU's round before the round ends, which counts as the host's part of it"""
+    instruments.LateSeconds = lambda read: read()
+
+
 @mutant(32, "a_rule_for_the_cache_stands_in_its_own_rounds_alone", file="lab/test_instruments")
 def leaves_another_rule_in_the_target() -> None:
     """leaves the rule by which one decoding rolls the target back to the next decoding"""
