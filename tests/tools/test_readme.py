@@ -19,6 +19,7 @@ from benchmarks import (
     experts,
     losses,
     peers_page,
+    places,
     roofline,
     rules,
     same_text,
@@ -53,6 +54,7 @@ BENCHMARKS = {
     "peers": (peers_page.PeersRun, peers_page.page),
     **dict.fromkeys(("plain", "preflight", "profile"), (findings.FindingsRun, findings.page)),
     "roofline": (roofline.RooflineRun, roofline.page),
+    "places": (places.PlacesRun, places.page),
     "rules": (rules.RulesRun, rules.page),
     "text": (same_text.SameTextRun, same_text.page),  # the last word of the names of its records
     "scaling": (scaling_page.ScalingRun, scaling_page.page),
