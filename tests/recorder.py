@@ -41,7 +41,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     seen = Recorder()
     monkeypatch.setattr(sampling, "GRAPHED", {"cuda", "cpu"})
     monkeypatch.setattr(graphs, "capture", seen.capture)
-    monkeypatch.setattr(graphs, "on_graphs", lambda tensor: not seen.recording)
+    monkeypatch.setattr(graphs, "on_graphs", lambda tensor: not seen.recording and not graphs.captures.paused)
     monkeypatch.setattr(cuda_graphs, "BUCKET", 16)
     monkeypatch.setattr(buffers, "SPARE", 16)
     return seen

@@ -28,7 +28,7 @@ from speclab.drafts.registry import (
     read,
 )
 from speclab.drafts.suffix import SuffixDrafter
-from speclab.models import loading, names
+from speclab.models import loading, names, sources
 from speclab.models.family import check_family
 from speclab.models.padded import sizes
 from speclab.models.setup import Setup
@@ -69,9 +69,9 @@ def _head(name: str) -> Callable[[str, str], Choice]:
 
 def own_head(name: str, target: str) -> str:
     """Return the folder of the lab's head of a kind: the one for the target of this name where there is one, else that
-    of the lab's pair."""
+    of the lab's pair. target: such as smollm2; empty for a folder."""
     folder = names.MODELS / target / name
-    return str(folder) if Path(target).name == target and folder.is_dir() else LAB_HEADS[name]
+    return str(folder) if target and Path(target).name == target and folder.is_dir() else LAB_HEADS[name]
 
 
 def _make_head(name: str, place: str, setup: Setup) -> Drafter:
@@ -79,7 +79,9 @@ def _make_head(name: str, place: str, setup: Setup) -> Drafter:
     check_family(target.model, f"the draft {name}", OTHER_FAMILY)
     # A padded target's states are the lab's, followed by zeros.
     own_width = loading.lab_width() if sizes.is_lab_size(setup.target_name) else None
-    head, ids = read_head(place or own_head(name, setup.target_name), target.model, name, own_width)
+    # The name of a folder says nothing about the model in it.
+    named = setup.target_name if sources.about(target.model) else ""
+    head, ids = read_head(place or own_head(name, named), target.model, name, own_width)
     target.hidden_layers = tuple(sorted({*target.hidden_layers, *head.config.layers}))
     drafter = BlockDrafter(head, ids) if isinstance(head, BlockHead) else FeatureDrafter(head, ids)
     if target.fast and setup.compiles:

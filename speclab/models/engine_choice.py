@@ -18,6 +18,7 @@ from typing import NamedTuple, TypeGuard
 import torch
 from transformers import PreTrainedModel
 
+from speclab.core import graphs
 from speclab.models.backends import compiled, cuda_graphs, packages
 from speclab.models.backends.compiled import Program
 from speclab.models.backends.cuda_graphs import GraphedModel
@@ -98,7 +99,9 @@ def choose(model: PreTrainedModel, wish: str, widths: Iterable[int] = PASSES_OF_
 
 
 def own_weights(fast: FastModel | None) -> str:
-    """Return a few words about the choice of `choose_kernels`; empty where all passes read packed weights."""
+    """Return a few words about the choice of `choose_kernels`; empty where all passes run as usual."""
+    if isinstance(fast, GraphedModel):
+        return fast.kernels.in_words
     n = fast.plain_up_to if isinstance(fast, ExportedModel) else 0
     return f"weights not packed for {f'up to {n} tokens' if n > 1 else '1 token'}" if n else ""
 
@@ -113,7 +116,9 @@ def build(model: PreTrainedModel) -> tuple[FastModel | None, str]:
     if runs_on_graphs(model):  # parts that cannot be compiled are no reason to go without graphs
         makers = [GraphedModel, functools.partial(GraphedModel, compile_parts=False)]
     reason = ""
+    fast: FastModel | None = None
     for make in makers:
+        fast = None  # the one before has matrices of its own
         try:
             fast = make(model)
             check_kernels(model, fast)
@@ -155,16 +160,22 @@ def choose_kernels(fast: FastModel) -> None:
 
 
 def choose_attention(graphed: GraphedModel) -> None:
-    """Choose between the library's kernel for attention and two products, which is right only if the check says so."""
+    """Choose between the library's kernel for attention and two products, which must pass the same check.
+
+    Both are timed behind CONTEXT tokens. Raises what the check of the products raises where no graph can be recorded
+    after it; any other error leaves the library's kernel.
+    """
     if (other := graphed.with_two_products()) is None:
         return
     try:
         check(graphed.model, other)
     except Exception:  # a kernel library may raise any; the library's own kernel is still there
+        if graphs.captures.failed:
+            raise
         return
     ours, theirs = (CachedModel(graphed.model, fast=fast) for fast in (other, graphed))
     times = fastest([(model, width) for width in (NARROW, WIDE) for model in (ours, theirs)])
-    if times[0] * times[2] < times[1] * times[3]:
+    if times[0] * times[2] < WORTH_IT * times[1] * times[3]:
         graphed.kernels = other.kernels
     graphed.forget()
 

@@ -386,7 +386,9 @@ def test_joined_products_are_the_models_own(family):
     assert len(made) == 4 * layers + 1, "queries to values, their output, gate and up, down; and the output layer"
     after = dict(model.named_parameters())
     assert all(torch.equal(after[name], weight) for name, weight in before.items())
-    joined = kernels.joins.attention[0]
+    joined, again = kernels.joins.attention[0], Kernels(model).joins.attention[0]
+    assert again.weight.data_ptr() == joined.weight.data_ptr(), "a second time they stay where they are"
+    assert torch.equal(again.weight, joined.weight)
     assert all(one.weight.untyped_storage().data_ptr() == joined.weight.data_ptr() for one in joined.linears)
 
 
@@ -455,12 +457,18 @@ def test_models_without_groups_keep_the_librarys_attention():
 
 @pytest.mark.parametrize("faster", [False, True])
 def test_the_faster_attention_is_taken(faster, monkeypatch):
-    monkeypatch.setattr(
-        engine_choice, "fastest", lambda passes: [1.0, 2.0, 1.0, 2.0] if faster else [2.0, 1.0, 2.0, 1.0]
-    )
+
+    def fastest(passes: list[tuple[CachedModel, int]]) -> list[float]:
+        """Two products win at one width, and lose by less, or by more, at the other."""
+        products = {1: 1.0, 5: 1.1 if faster else 2.1}
+        of = {fused: {1: 2.0, 5: 1.0}}
+        return [of.get(model.fast.kernels.attention.attend, products)[width] for model, width in passes]
+
+    monkeypatch.setattr(engine_choice, "fastest", fastest)
     fast = GraphedModel(tiny("llama"), compile_parts=False)
     engine_choice.choose_kernels(fast)
     assert isinstance(fast.kernels.attention.attend, TwoProducts) == faster
+    assert engine_choice.own_weights(fast) == ("attention as two products" if faster else "")
     assert fast.widths == {1}
 
 
@@ -480,6 +488,31 @@ def test_wrong_attention_is_not_taken(monkeypatch):
 def on_cuda(monkeypatch):
     """A choice as on a GPU."""
     monkeypatch.setattr(engine_choice, "runs_on_graphs", lambda model: True)
+
+
+def test_a_recording_that_fails_leaves_no_graphs(on_cuda, monkeypatch):
+    """After it none can be made, so the model decodes eagerly, and the reason is there."""
+    monkeypatch.setattr(cuda_graphs, "usable_compiler", lambda device: None)
+    capture, used, ways = graphs.capture, Kernels.used, []
+
+    def noted(kernels: Kernels):
+        ways.append(kernels.attention.attend)
+        return used(kernels)
+
+    def broken(step):
+        if graphs.captures.failed:
+            raise RuntimeError("no CUDA graph is recorded after one that failed")
+        recorded = capture(step)
+        if isinstance(ways[-1], TwoProducts):
+            monkeypatch.setattr(graphs.captures, "failed", True)
+            raise RuntimeError("out of graphs")
+        return recorded
+
+    monkeypatch.setattr(Kernels, "used", noted)
+    monkeypatch.setattr(graphs, "capture", broken)
+    chosen, why = engine_choice.choose(tiny("llama"), "auto")
+    assert chosen is None
+    assert "out of graphs" in why
 
 
 def test_a_gpu_gets_graphs(on_cuda, monkeypatch):

@@ -10,8 +10,8 @@ decoding: the model keeps those that are not in use. `GraphedModel.prepare` says
 texts a run has; each graph cache then records everything when it is made, before a warm-up ends. What nobody announced
 is recorded when it is met.
 
-Everything but the recording itself is tested without a GPU (tests/models/test_cuda_graphs.py), and the rest by
-tests/test_cuda.py.
+Everything but the recording itself and the products of bfloat16 with float32 sums is tested without a GPU
+(tests/models/test_cuda_graphs.py); tests/test_cuda.py has these two.
 """
 
 import copy

@@ -11,6 +11,7 @@ matrix is read faster than several small ones, for which a GPU has to start and 
 import contextlib
 import copy
 import functools
+import itertools
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -36,14 +37,12 @@ def usable_compiler(device: torch.device) -> Compiler | None:
     """torch.compile, or None, with a note, where it does not work."""
     if not _can_compile(device):
         return None
-    # Products of float32 are meant to be exact here: advice to make them in TensorFloat32 is no help to a reader.
-    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_SHAPES)
     return torch.compile
 
 
 def compiled_parts(model: PreTrainedModel, compiler: Compiler) -> Parts:
-    """What of this model is compiled: each kind of norm and of gated MLP, and the rotary embedding."""
+    """Compile each kind of norm and of gated MLP, and the rotary embedding, of this model."""
     parts: Parts = {type(m): compiler(type(m).forward) for m in model.modules() if _is_norm(m) or _is_mlp(m)}
     rotary = getattr(sys.modules[type(model).__module__], ROTARY, None)
     return parts | ({ROTARY: compiler(rotary)} if rotary else {})
@@ -66,8 +65,9 @@ def _can_compile(device: torch.device) -> bool:
 class Joined:
     """Products of one input with several matrices as one product with all their rows.
 
-    The weights become views of one matrix, so that they take no further memory, and the model's own passes read them
-    there. linears: of the same input width, type and device, all with a bias or all without.
+    The weights become views of one matrix, and the model's own passes read them there, so they are held once. Those
+    that are such views already stay where they are. linears: of the same input width, type and device, all with a bias
+    or all without.
     """
 
     def __init__(self, linears: list[nn.Linear]):
@@ -80,7 +80,7 @@ class Joined:
 
     @classmethod
     def of(cls, linears: list[Any]) -> "Joined | None":
-        """Of these modules; None where they cannot be joined, or are fewer than two."""
+        """Join these modules; None where they cannot be joined, or are fewer than two."""
         if len(linears) < 2 or any(type(one) is not nn.Linear for one in linears):
             return None
         kinds = {(one.in_features, one.weight.dtype, one.weight.device, one.bias is None) for one in linears}
@@ -103,6 +103,12 @@ class Joined:
 
 
 def _as_views(parameters: list[Any], sizes: list[int]) -> Tensor:
+    """Give parameters a common matrix, or vector, of which each is the rows after those before it."""
+    first = parameters[0].data
+    ends = itertools.accumulate((parameter.numel() for parameter in parameters), initial=first.storage_offset())
+    alike = {parameter.untyped_storage().data_ptr() for parameter in parameters} == {first.untyped_storage().data_ptr()}
+    if alike and all(parameter.storage_offset() == end for parameter, end in zip(parameters, ends, strict=False)):
+        return first.as_strided((sum(sizes), *first.shape[1:]), first.stride(), first.storage_offset())
     whole = torch.cat([parameter.data for parameter in parameters])
     for parameter, rows in zip(parameters, whole.split(sizes), strict=True):
         parameter.data = rows
@@ -110,7 +116,7 @@ def _as_views(parameters: list[Any], sizes: list[int]) -> Tensor:
 
 
 def gated(module: Any, both: Tensor) -> Tensor:
-    """What an MLP makes of its first two products, (..., 2 x intermediate)."""
+    """Finish an MLP behind its first two products: (..., 2 x intermediate) -> (..., hidden)"""
     gate, up = both.chunk(2, dim=-1)
     return module.down_proj(module.act_fn(gate) * up)
 
@@ -130,6 +136,8 @@ class Joins:
                 self.attention.append(joined)
             else:
                 self.mlps.append((module, functools.partial(_mlp_pass, finish, module, joined)))
+        if model.device.type == "cuda":
+            torch.cuda.empty_cache()  # the places of the single matrices, which are too small for joined ones
 
     def changes(self) -> Iterator[tuple[nn.Module, Callable]]:
         """Each module that has another forward, and that."""
@@ -172,7 +180,7 @@ def _is_mlp(module: nn.Module) -> bool:
 
 
 class Kernels:
-    """What passes of a model use in the place of its own code.
+    """The functions that passes of a model run in the place of its own.
 
     compiler: gives the compiled form of a function; None: nothing is compiled.
     """
@@ -182,6 +190,12 @@ class Kernels:
         self.parts = compiled_parts(model, compiler) if compiler else {}
         self.joins = Joins(model, compiler or _unchanged)
         self.attention = GroupedAttention.of(model)
+
+    @property
+    def in_words(self) -> str:
+        """A few words about the way of attention where it was chosen; empty for the library's own."""
+        chosen = self.attention is not None and isinstance(self.attention.attend, TwoProducts)
+        return "attention as two products" if chosen else ""
 
     def with_two_products(self) -> "Kernels | None":
         """The same with attention as two products; None where the model's attention cannot be replaced."""
@@ -195,6 +209,11 @@ class Kernels:
     def used(self) -> Iterator[None]:
         """Inside, passes of the model with a mask (1, 1, m, rows) use them."""
         with contextlib.ExitStack() as stack:
+            # Functions are compiled in the first pass. The compiler's advice to make products of float32 in
+            # TensorFloat32, and about its own softmax, is no help to a reader.
+            stack.enter_context(warnings.catch_warnings())
+            for message in ("TensorFloat32 tensor cores", "\\nOnline softmax is disabled"):
+                warnings.filterwarnings("ignore", message=message)
             for module, forward in self.joins.changes():
                 stack.enter_context(_changed(module, "forward", forward))
             for module in self.model.modules():
