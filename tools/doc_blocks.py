@@ -27,7 +27,7 @@ FULL_RUN = RESULTS / "cpu-2-cores-full.json"  # --full --draft model,ngram -k 2,
 TREES_RUN = RESULTS / "cpu-2-cores-200m-trees.json"
 PAIR = ROOT / "models" / "lab-pair"
 TRAINING = PAIR / "training.json"
-STANDS_FOR = {
+LAST_SENTENCE = {  # of a line; braces: what a step takes
     "lab pair": "Here {}.",
     "padded": "This is nearer to a large model.",
 }
@@ -50,7 +50,12 @@ def headline() -> str:
     Raises ValueError where the record has nothing of the kind to say: a wrong text, too much noise, no gain.
     """
     run = comparison(DEFAULT_RUN)
-    lines = ["Greedy, and the same text as plain decoding, token for token:", "", _gpu(run_lines.hardware(run))]
+    lines = [
+        "Greedy, and the same text as plain decoding, token for token. The first line is a GPU's; all others: "
+        f"{run_lines.hardware(run)}.",
+        "",
+        _gpu(),
+    ]
     for one, kind in ((run, "lab pair"), (run.padded, "padded")):
         if one is None:
             continue
@@ -62,7 +67,7 @@ def headline() -> str:
         reading = (first_screen.reading_line(one) or "").partition(": ")[2]
         lines.append(
             f"- **{name}: {tables.speedup(row.speedup)}** (95 %: {between}, {row.n_prompts} prompts) at k = "
-            f"{row.draft_length}, trained. {STANDS_FOR[kind].format(reading)}"
+            f"{row.draft_length}, trained. {LAST_SENTENCE[kind].format(reading)}"
         )
         best = first_screen.best_row(one)
         if best is not None and best is not row:
@@ -71,11 +76,8 @@ def headline() -> str:
     return "\n".join([*lines, _compiled(run), _real_model()])
 
 
-def _gpu(other: str) -> str:
-    """Return what a GPU reaches with a large padded target, and whose the lines after it are: `other`, a processor.
-
-    Raises ValueError as `headline`.
-    """
+def _gpu() -> str:
+    """Return what a GPU reaches with a large padded target. Raises ValueError as `headline`."""
     run = comparison(GPU_RUN)
     model, best = first_screen.best_model_row(run), first_screen.best_row(run)
     rough = bool(run_lines.rough_line(run))
@@ -86,9 +88,9 @@ def _gpu(other: str) -> str:
     return (
         f"- **{first_screen.target_name(run)}, a padded target of 8 B parameters, on an {run_lines.hardware(run)}, "
         f"{run.settings['dtype']}, draft {model.draft}: {tables.speedup(model.speedup)}** (95 %: {between}, "
-        f"{model.n_prompts} prompts) at k = {model.draft_length}. Plain decoding makes {plain:.0f} tokens per second. "
+        f"{model.n_prompts} prompts) at k = {model.draft_length}. Plain decoding makes {plain:.1f} tokens per second. "
         f"The highest row is {best.method} at k = {best.draft_length}: {tables.speedup(best.speedup)} "
-        f"([all](results/{GPU_RUN.stem}.md)). All other lines: {other}."
+        f"([all](results/{GPU_RUN.stem}.md))."
     )
 
 

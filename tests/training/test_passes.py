@@ -11,10 +11,10 @@ from speclab.lab.training.recipes import MOST_LIKELY
 from speclab.system.errors import EnvironmentProblem
 from tests.tiny_models import VOCAB, tiny
 from training import passes
-from training.heads import step_tokens
+from training.heads import FEW_TOKENS, step_tokens
 from training.passes import InMemory, Kept, OnDisk, reading, rows_at_once
 from training.room import Room
-from training.texts import side_by_side
+from training.texts import ANSWER, side_by_side
 from training.work import save_tensors
 
 LAYERS = (0, 1)
@@ -127,8 +127,11 @@ def test_more_memory_never_means_fewer_at_once(one, other, length, vocab):
     ):
         assert 1 <= number(less) <= number(more)
         assert number(Room("cpu", one)) == number(Room("cpu", other))
-    n = rows_at_once(more, length, vocab)
-    assert n == 1 or n * length * vocab * 4 <= more.share
+    n, tokens, texts = rows_at_once(more, length, vocab), step_tokens(more), side_by_side(more, target, length)
+    assert n == 1 or n * length * vocab * 16 <= more.free / 6
+    assert tokens == FEW_TOKENS or tokens * 2**19 <= more.free / 3
+    keys_and_values = 2 * 2 * 2 * 8 * (length + ANSWER) * 2  # layers, kinds, heads, their width, tokens, bytes
+    assert texts == 1 or texts * (keys_and_values + 5 * VOCAB * 4) <= more.free / 3
 
 
 def test_a_draft_s_ids_take_the_place_of_the_targets(tmp_path):
