@@ -89,7 +89,8 @@ $(VLLM)/ready: speclab/extensions/servers/vllm/vllm_requirements.py
 	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "error: Python 3.11 or newer is needed, this is $$(python3 --version 2>&1); install one"; exit 3; }
 	@python3 -m venv .venv \
-		|| { echo "error: python3 has no venv module; on Debian or Ubuntu: apt install python3-venv"; exit 3; }
+		|| { echo "error: .venv cannot be made: the lines above say why. Without ensurepip or venv type" \
+		"apt install python3-venv (Debian, Ubuntu); where .venv is a link or a file, remove it"; exit 3; }
 	@echo "installing the packages of requirements.txt into .venv, one to three minutes"
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	@touch .venv/ready

@@ -26,7 +26,7 @@ from speclab.cli import flags, parsing
 from speclab.core.counts import Counts
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings
-from speclab.core.rules import rule_of
+from speclab.core.rule_table import rule_of
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
 from speclab.lab.harness import kept_when_stopped

@@ -1,7 +1,8 @@
 """A draft with branches that no extension adds, for tests of programs that refuse such drafts."""
 
-from speclab.drafts import registry
-from speclab.drafts.registry import Choice, Kind
+from speclab.drafts import kind_table
+from speclab.drafts.choice import Choice
+from speclab.drafts.kind_table import Kind
 
 
 def add_branching(monkeypatch) -> None:
@@ -12,4 +13,4 @@ def add_branching(monkeypatch) -> None:
 
     choice = Choice("branching", "branching", build, branches=True)
     kind = Kind("branching", "branching", "several tokens for one place", lambda argument, text: choice)
-    monkeypatch.setitem(registry.kinds(), "branching", kind)
+    monkeypatch.setitem(kind_table.kinds(), "branching", kind)

@@ -6,10 +6,11 @@ one is the token rule by another name.
 
 import torch
 
-from speclab.core import rules as rules_module
+from speclab.core import rule_table
 from speclab.core.accept import accept_from_logits, judge
 from speclab.core.rounds import AcceptResult
-from speclab.core.rules import Rule, RuleKind, all_rules
+from speclab.core.rule_table import RuleKind, all_rules
+from speclab.core.rules import Rule
 from speclab.core.sampling import draw
 
 
@@ -46,4 +47,4 @@ LOSSLESS = Rule("renamed", accept_from_logits, "this is the token rule")
 def make_known(monkeypatch) -> None:
     """Let --rule know the stand-ins."""
     for rule in (LOSSY, LOSSLESS):
-        monkeypatch.setitem(rules_module.RULES, rule.name, RuleKind(rule.name, rule))
+        monkeypatch.setitem(rule_table.RULES, rule.name, RuleKind(rule.name, rule))

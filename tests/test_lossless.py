@@ -21,7 +21,7 @@ from optimized_speculative import speculative_decode
 from speclab.core import accept as accept_module
 from speclab.core.accept import accept
 from speclab.core.rounds import AcceptResult, DecodeSettings, Round, tokens_of
-from speclab.core.rules import rule_of
+from speclab.core.rule_table import rule_of
 from speclab.core.sampling import Drawn, Sampling, draw
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter

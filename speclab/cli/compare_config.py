@@ -5,7 +5,7 @@ import argparse
 from optimized_speculative import speculative_decode
 from speclab.cli import flags, no_effect, parsing
 from speclab.cli.output import Output
-from speclab.core.rules import rule_of
+from speclab.core.rule_table import rule_of
 from speclab.drafts import registry
 from speclab.drafts.hybrid import auto_length
 from speclab.lab.instruments import LoopFunctions

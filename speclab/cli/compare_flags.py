@@ -32,10 +32,11 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
     group.add_argument(
         "-k",
         "--draft-length",
+        type=_lengths,
         metavar="K,K",
         help="tokens per draft; auto: chosen in every round (default: 2,4,6,auto)",
     )
-    group.add_argument("--temperature", metavar="T,T", help="0 is greedy (default: 0,0.8)")
+    group.add_argument("--temperature", type=_temperatures, metavar="T,T", help="0 is greedy (default: 0,0.8)")
     group.add_argument(
         "--repeats", type=parsing.at_least(1), metavar="N", help="times that each arm decodes each prompt (default: 1)"
     )
@@ -74,3 +75,15 @@ def wants_padded(args: argparse.Namespace, size: str) -> bool:
     is_lab = args.target == LAB_TARGET
     usable = is_lab and size in ("default", "full") and padded_pair.padded_kinds(args.draft.split(","), "lab:50m")
     return bool(usable) and not args.no_padded
+
+
+def _lengths(text: str) -> str:
+    """Return draft lengths as they were typed. Raises UsageProblem where they are wrong, before anything is loaded."""
+    parsing.lengths(text, "-k")
+    return text
+
+
+def _temperatures(text: str) -> str:
+    """Return temperatures as they were typed. Raises UsageProblem where they are wrong."""
+    parsing.numbers(text, float, 0, "--temperature")
+    return text

@@ -14,7 +14,7 @@ from speclab.core.clock import old_objects_frozen
 from speclab.core.counts import Counts
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, Round
-from speclab.core.rules import rule_of
+from speclab.core.rule_table import rule_of
 from speclab.drafts import registry
 from speclab.drafts.hybrid import auto_length
 from speclab.drafts.lengths import LONGEST

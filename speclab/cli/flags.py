@@ -166,21 +166,27 @@ def add_rule_flag(parser: argparse._ActionsContainer) -> None:
 
 
 def _table_of_rules() -> str:
-    from speclab.core.rules import all_rules
+    from speclab.core.rule_table import all_rules
 
     return "\n".join(f"{kind.usage:<49} {kind.line}" for kind in all_rules().values())
 
 
 def _rule_name(name: str) -> str:
-    from speclab.core.rules import rule_of
+    from speclab.core.rule_table import rule_of
 
     return rule_of(name).name
 
 
 def _table_of_drafts() -> str:
-    from speclab.drafts import registry
+    from speclab.drafts import kind_table
 
-    return registry.table()
+    return kind_table.shown()
+
+
+def _draft_names(text: str) -> str:
+    from speclab.drafts import kind_table
+
+    return kind_table.check_names(text)
 
 
 def check_rule(args: argparse.Namespace, temperatures: list[float], choices: list[registry.Choice]) -> None:
@@ -191,7 +197,7 @@ def check_rule(args: argparse.Namespace, temperatures: list[float], choices: lis
     """
     if args.rule == TOKEN:
         return
-    from speclab.core.rules import rule_of
+    from speclab.core.rule_table import rule_of
     from speclab.drafts import registry
 
     rule = rule_of(args.rule)
@@ -259,7 +265,7 @@ class TargetName(argparse.Action):
 def add_draft_flag(
     parser: argparse.ArgumentParser, default: str | None = "model", title: str = "draft"
 ) -> argparse._ArgumentGroup:  # for further flags beside it
-    """Add --draft, which takes what the table of drafts knows (speclab/drafts/registry.py)."""
+    """Add --draft, which takes what the table of drafts knows (speclab/drafts/kind_table.py)."""
     group = parser.add_argument_group(title)
     group.add_argument(
         "--draft",
@@ -267,6 +273,7 @@ def add_draft_flag(
         metavar="KIND",
         action=Listed,
         table=_table_of_drafts,
+        read=_draft_names,
         help="what drafts (default: %(default)s); --draft help lists all kinds"
         if default
         else "what drafts, several with commas; --draft help lists all kinds",

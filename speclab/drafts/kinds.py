@@ -1,33 +1,23 @@
-"""The lab's own lines of the table of drafts (speclab/drafts/registry.py).
-
-A lookup is one line at the end of this file: a new one is its own file and that line. Every other kind reads its
-argument here and says how it is built.
-"""
+"""The readers of the lab's own kinds of drafts. The table names them (speclab/drafts/kind_table.py); each reads what is
+typed after a name, and says how the draft is built."""
 
 from collections.abc import Callable
 from pathlib import Path
 
-from draft_models import NgramDrafter
 from speclab.core.drafter import Drafter, Lookup
 from speclab.drafts.block import BlockDrafter
+from speclab.drafts.choice import OTHER_FAMILY, Choice
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.block import BlockHead
 from speclab.drafts.heads.files import FORMATS, read_head
 from speclab.drafts.hybrid import HybridDrafter
+from speclab.drafts.kind_table import is_mistyped, lookups
 from speclab.drafts.oracle import NEEDS_GREEDY, FreeOracleDrafter, OracleDraft, OracleModelDrafter
 from speclab.drafts.registry import (
-    OTHER_FAMILY,
-    Choice,
-    Kind,
-    add,
-    add_lookup,
     check_no_argument,
-    is_mistyped,
-    lookups,
     model_choice,
     read,
 )
-from speclab.drafts.suffix import SuffixDrafter
 from speclab.models import loading, names, sources
 from speclab.models.family import check_family
 from speclab.models.padded import sizes
@@ -41,7 +31,7 @@ USUAL_HYBRID = "suffix+feature"
 # ---------------------------------------------------------------- model, lookups, heads
 
 
-def _model(argument: str, text: str) -> Choice:
+def read_model(argument: str, text: str) -> Choice:
     """Return the lab's own draft model."""
     check_no_argument(argument, text)
     return model_choice(text, loading.LAB_DRAFT)
@@ -65,6 +55,9 @@ def _head(name: str) -> Callable[[str, str], Choice]:
         return Choice(text, label, build, can_branch=True, in_hybrid=True, any_family=False)
 
     return read_choice
+
+
+read_feature, read_block = _head("feature"), _head("block")
 
 
 def own_head(name: str, target: str) -> str:
@@ -92,7 +85,7 @@ def _make_head(name: str, place: str, setup: Setup) -> Drafter:
 # ---------------------------------------------------------------- made of others
 
 
-def _hybrid(argument: str, text: str) -> Choice:
+def read_hybrid(argument: str, text: str) -> Choice:
     """Read LOOKUP+MODEL."""
     first, _, second = (argument or USUAL_HYBRID).partition("+")
     parts = [read(first), read(second)] if first in lookups() and second else []
@@ -111,7 +104,7 @@ def _hybrid(argument: str, text: str) -> Choice:
     return Choice(text, name, build, parts=tuple(parts))
 
 
-def _dial(argument: str, text: str) -> Choice:
+def read_dial(argument: str, text: str) -> Choice:
     """Read A:MODEL or A:free, or A alone, which means the lab's draft model."""
     number, _, cost = argument.partition(":")
     try:
@@ -133,39 +126,3 @@ def _dial(argument: str, text: str) -> Choice:
 
     no_auto = f"it chooses by what was accepted, and {text} replays the text"
     return Choice(text, name, build, draws_when_greedy=True, no_auto=no_auto, only_greedy=NEEDS_GREEDY)
-
-
-add(Kind("model", "model", "the lab's own draft model, trained, a tenth of the target's size", _model, any_size=True))
-add_lookup("ngram", NgramDrafter, "prompt lookup: what followed the longest earlier match", ("lookup", "prompt-lookup"))
-add_lookup("suffix", SuffixDrafter, "what followed the longest earlier match most often")
-add(
-    Kind(
-        "feature",
-        "feature[:HEAD]",
-        "a trained head that reads the target's hidden states (EAGLE-3)",
-        _head("feature"),
-        ("eagle3",),
-        any_size=True,
-    )
-)
-add(
-    Kind(
-        "block",
-        "block[:HEAD]",
-        "a trained head that drafts all tokens in one pass (DFlash)",
-        _head("block"),
-        ("dflash", "dspark"),
-    )
-)
-add(
-    Kind(
-        "hybrid",
-        "hybrid[:LOOKUP+MODEL]",
-        "a lookup where it pays more, elsewhere a model, usually feature",
-        _hybrid,
-        any_size=True,
-    )
-)
-add(
-    Kind("dial", "dial:A[:MODEL|:free]", "an instrument: the target's text, each token right with probability A", _dial)
-)

@@ -33,6 +33,7 @@ from speclab.system.errors import first_line, is_out_of_memory
 from speclab.system.terminal import note
 
 ASKED_FOR = "asked for"
+AS_FAST_AS_KERNELS = "not compiled: the kernels one by one are as fast"
 COMPILE = "--engine compiled compiles it once, which may be faster"
 NARROW, WIDE = 1, 5  # a decode step, and the verification of four drafted tokens
 PADDED = 4  # oneDNN reads packed weights fastest for four rows and more
@@ -229,7 +230,7 @@ def compile_passes(cached: CachedModel, widths: Iterable[int]) -> str:
     if not (faster := [width for width, program in fast.programs.items() if program]):
         fast.programs = {}
         fast.forget_cut()
-        return "not compiled: the kernels one by one are as fast"
+        return AS_FAST_AS_KERNELS
     return f"compiled for passes over {', '.join(map(str, faster))} tokens"
 
 

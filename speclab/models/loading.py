@@ -36,6 +36,7 @@ from transformers.utils import logging as transformers_logging
 from speclab.models import names, sources
 from speclab.models.checking.checks import check_model
 from speclab.models.family import Family, family_for, family_of
+from speclab.models.names import exists
 from speclab.models.outside.device_maps import DeviceMap
 from speclab.models.outside.generation import eos_ids
 from speclab.models.outside.growth import PARTS, check_growth
@@ -54,7 +55,6 @@ transformers_logging.set_verbosity_error()  # what matters of its warnings is ch
 NO_CODE = {"trust_remote_code": False}
 PROBE = "def f(x):\n    return {'a': [1, 2.5]}  # naïve Straße 東京\n"  # a text that tokenizers split differently
 NAMED, LONGEST_WORD = 3, 24  # ids that an error names, and characters of their words
-WITH_OTHER_TOKENIZERS: list[str] = []  # kinds of drafts whose model may have another one; extensions add theirs
 # Words in the library's errors -> what they mean here, and what to do. The library's own advice is to trust.
 PICKLED = ("its pickled weights hold more than tensors, so they are not read", "give weights in safetensors files")
 KNOWN_ERRORS = {
@@ -270,14 +270,6 @@ def short_name(name: str) -> str:
     return " ".join(harmless(name).split())
 
 
-def exists(name: str) -> bool:
-    """Tell whether there is such a file or folder. A name that no file can have is none."""
-    try:
-        return Path(name).exists()
-    except (OSError, ValueError):  # too long, or with a NUL
-        return False
-
-
 def describe_model(name: str, model: PreTrainedModel, role: str = "target") -> str:
     """Return one line: family, layers, parameters, whether it is padded, and where its weights lie if not in one
     place."""
@@ -312,7 +304,7 @@ def check_same_tokenizer(
     else:
         return n
     extensions.load()
-    kinds = "".join(f"{usage}, " for usage in WITH_OTHER_TOKENIZERS)
+    kinds = "".join(f"{usage}, " for usage in names.WITH_OTHER_TOKENIZERS)
     raise UsageProblem(f"{draft_name} and {target_name} {what}; choose a draft of the target's family, {kinds}or ngram")
 
 

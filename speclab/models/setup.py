@@ -95,7 +95,9 @@ class Setup:
         if self.target.fast and (graphs or not engine_choice.runs_on_graphs(model)):
             wish = "compiled" if self.compiles else "fast"
             fast, why = engine_choice.choose(model, wish, engine_choice.PASSES_OF_DRAFT)
-        if self.target.fast and (fast is None or why != engine_choice.ASKED_FOR):
+        why = why.removeprefix(f"{engine_choice.ASKED_FOR}; ")
+        as_asked = engine_choice.is_compiled(fast) or why in (engine_choice.ASKED_FOR, engine_choice.AS_FAST_AS_KERNELS)
+        if self.target.fast and (fast is None or not as_asked):
             note(f"this draft runs on the {'fast' if fast else 'eager'} engine: {why}")
         return CachedModel(model, vocab_size, fast)
 

@@ -3,13 +3,17 @@
 An extension's register.py calls `add`. Whatever a source gives is loaded and checked like every other model.
 """
 
+from __future__ import annotations
+
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING
 
 from speclab.system import extensions
+
+if TYPE_CHECKING:  # a help names the forms, and answers before the library is loaded
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class Source:
 
 
 _SOURCES: list[Source] = []
-_ABOUT: "weakref.WeakKeyDictionary[PreTrainedModel, str]" = weakref.WeakKeyDictionary()
+_ABOUT: weakref.WeakKeyDictionary[PreTrainedModel, str] = weakref.WeakKeyDictionary()
 
 
 def add(source: Source) -> None:

@@ -31,6 +31,27 @@ def test_torch_is_not_loaded(script, words):
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("script", ["optimized_speculative.py", "compare.py"])
+@pytest.mark.parametrize("words", [("--draft", "help"), ("--rule", "help"), ("--help",)], ids=" ".join)
+def test_a_list_and_a_help_load_neither_torch_nor_the_library(script, words):
+    """They name what extensions add, too."""
+    done = run(script, *words)
+    assert done.stdout.splitlines()[-1] == "0", done
+    assert "FILE.gguf" in done.stdout or "typical:E" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--draft", "modle"), ("--draft", "ngram,hybird"), ("-k", "9999"), ("-k", "two"), ("--temperature", "-1")],
+    ids=" ".join,
+)
+def test_a_wrong_value_is_answered_at_once(words):
+    done = run("compare.py", *words)
+    assert done.stdout == "2\n", done
+    assert done.stderr.startswith("error: "), done
+    assert done.stderr.count("\n") == 1
+
+
 def test_flags_without_a_mistake_go_on_to_the_run():
     """Loading is what notices that there is no such folder."""
     done = run("baseline_autoregressive.py", "--target", "./no-such-folder")

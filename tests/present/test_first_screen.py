@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from speclab.drafts import registry
+from speclab.drafts import kind_table
 from speclab.present import first_screen, report
 from speclab.records.arms import BASELINE
 from speclab.records.runs import ComparisonRun
@@ -186,7 +186,9 @@ def test_the_result_stands_in_one_sentence_above_the_table():
 
 def test_the_formula_is_shown_for_no_lookup(monkeypatch):
     """Also where the lookup is a new one, is faster than the model, or chooses its length."""
-    monkeypatch.setitem(registry.kinds(), "echo", registry.Kind("echo", "echo", "", lambda *_: None, is_lookup=True))
+    monkeypatch.setitem(
+        kind_table.kinds(), "echo", kind_table.Kind("echo", "echo", "", lambda *_: None, is_lookup=True)
+    )
     for name in ("echo", "echo auto", "suffix auto"):
         run = make_run(temperatures=(0.0,), methods=("model", name))
         run.rows = [replace(row, speedup=row.speedup + 9 * (row.draft == name)) for row in run.rows]

@@ -12,7 +12,7 @@ from speclab.core.law import ChainLaw, Law
 from speclab.core.rounds import Target
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.heads.parts import choose_packing, freeze, rotations
-from speclab.drafts.heads.passes import HeadPass, head_pass, use_compiled
+from speclab.drafts.heads.passes import NO_FASTER, HeadPass, head_pass, use_compiled
 from speclab.drafts.heads.rollout import target_pass
 from speclab.models.backends.compile_functions import BLOCK
 from speclab.models.cached import CachedModel
@@ -57,7 +57,8 @@ class HeadDrafter(Drafter):
         """Let compiled functions make its passes, where they are faster."""
         choose_packing(self.head, self.n_rows, packs=False)
         if why := use_compiled(self.head, self.compiled_widths):
-            note(f"the draft's head is not compiled: {why}")
+            if why != NO_FASTER:  # nothing is lost there, and nobody need know
+                note(f"the draft's head is not compiled: {why}")
             self.choose_packing()
 
     def choose_packing(self) -> None:

@@ -21,6 +21,7 @@ from speclab.models.family import NoFastBackend
 from speclab.system.errors import first_line
 
 TOLERANCE = 1e-4  # of the largest number: sums in float32 in another order, over several products
+NO_FASTER = "the kernels one by one are as fast"
 TRIES = 9  # of each function; the fastest counts
 
 
@@ -107,7 +108,7 @@ def use_compiled(head: Any, widths: dict[str, tuple[int, ...]]) -> str:
         head.compiled = {key: run for key, run in made.items() if _is_right_and_faster(head, key, run, own[key])}
     except Exception as error:  # a compiler may raise any exception
         return str(error) if isinstance(error, NoFastBackend) else f"{type(error).__name__}: {first_line(error)}"
-    return "" if head.compiled else "the kernels one by one are as fast"
+    return "" if head.compiled else NO_FASTER
 
 
 @torch.inference_mode()

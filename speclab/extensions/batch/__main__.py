@@ -22,7 +22,7 @@ import sys
 from speclab.cli import compare_config, flags, no_effect, parsing
 from speclab.cli.measured import look_at_cores, show
 from speclab.cli.output import Output
-from speclab.drafts import registry
+from speclab.drafts import kind_table
 from speclab.extensions.batch import batch_plots, batch_views, decode
 from speclab.extensions.batch.batch_comparison import check, compare_batches
 from speclab.extensions.batch.decoding.batched_model import RowRules
@@ -86,7 +86,7 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--draft",
         action=flags.Listed,
-        table=registry.table,
+        table=kind_table.shown,
         metavar="KIND",
         default=DRAFTS,
         help="as of compare.py; several with commas (default: %(default)s)",

@@ -15,7 +15,7 @@ from speclab.cli.output import how_many, prompt_heading
 from speclab.core.clock import old_objects_frozen
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, tokens_of
-from speclab.drafts import registry
+from speclab.drafts import kind_table, registry
 from speclab.extensions.batch.decoding.batched_model import BatchedModel, RowRules, check_batch
 from speclab.extensions.batch.decoding.decodings import BatchDecoding
 from speclab.extensions.batch.decoding.drafters import batch_drafter, check_drafter
@@ -87,7 +87,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     group.add_argument(
         "--draft",
         action=flags.Listed,
-        table=registry.table,
+        table=kind_table.shown,
         default="model",
         metavar="KIND",
         help=f"as of optimized_speculative.py; {NO_DRAFT}: token by token (default: %(default)s)",

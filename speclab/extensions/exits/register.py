@@ -1,6 +1,6 @@
 """Adds early exit to the lab."""
 
-from speclab.drafts.registry import Kind, add
+from speclab.drafts.kind_table import Kind, add
 
 READ = "speclab.extensions.exits.kinds:read_exit"
 WORDS = ("early-exit", "layerskip", "kangaroo")

@@ -3,16 +3,19 @@
 The package is found by its folder and never imported.
 """
 
+from __future__ import annotations
+
 import importlib.util
 import os
 from pathlib import Path
-from typing import NamedTuple
-
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING, NamedTuple
 
 from speclab.extensions.gguf import source
 from speclab.models.sources import Source
 from speclab.system.errors import EnvironmentProblem
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class Packaged(NamedTuple):

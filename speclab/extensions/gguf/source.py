@@ -4,6 +4,8 @@ The library dequantises it in a process of its own (convert_child.py) with limit
 folder are those of the file, written as float32, so that a run in any dtype rounds them once.
 """
 
+from __future__ import annotations
+
 import functools
 import hashlib
 import json
@@ -14,17 +16,18 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 from filelock import FileLock
-from transformers import PreTrainedModel
 
 from speclab.extensions.gguf.head import Head, read_head
-from speclab.models.memory import free_memory
 from speclab.system import cache, paths
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.files import whole_folder
 from speclab.system.terminal import note
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 CHILD = "speclab.extensions.gguf.convert_child"
 ROOM = 2**30  # bytes that the conversion needs beside the weights, in memory and on the disk
@@ -114,6 +117,10 @@ def _check_room(name: str, head: Head, place: Path) -> None:
             f"{name} takes {on_disk / 2**30:.1f} GiB as float32, and {free / 2**30:.1f} GiB are free in {place}; free "
             f"some space, or set {cache.FOLDER}"
         )
+    import torch  # here, with what needs it: a help names this form of a model, and answers before torch is loaded
+
+    from speclab.models.memory import free_memory
+
     memory = free_memory(torch.device("cpu"))
     if memory is not None and in_memory > memory:
         raise EnvironmentProblem(

@@ -1,6 +1,6 @@
 """Adds MTP heads to the drafts."""
 
-from speclab.drafts.registry import Kind, add
+from speclab.drafts.kind_table import Kind, add
 
 READ = "speclab.extensions.mtp.kinds:read_mtp"
 HELP = "the target's own head for further tokens, from its checkpoint or a folder (MTP)"

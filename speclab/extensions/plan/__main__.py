@@ -20,7 +20,7 @@ import sys
 from speclab.cli import compare_config, flags, no_effect, parsing
 from speclab.cli.measured import look_at_cores, show
 from speclab.cli.output import Output
-from speclab.drafts import registry
+from speclab.drafts import kind_table, registry
 from speclab.extensions.plan import plan_views, plans
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
@@ -67,7 +67,7 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--draft",
         action=flags.Listed,
-        table=registry.table,
+        table=kind_table.shown,
         default="model,ngram",
         metavar="KIND",
         help="as of compare.py, but no drafts with branches and no hybrids (default: model,ngram)",

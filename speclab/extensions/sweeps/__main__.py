@@ -27,7 +27,7 @@ from typing import Any
 from speclab.cli import compare_config, flags, no_effect, parsing
 from speclab.cli.measured import look_at_cores, show
 from speclab.cli.output import Output
-from speclab.drafts import registry
+from speclab.drafts import kind_table, registry
 from speclab.extensions.sweeps import sweep_views, sweeps
 from speclab.extensions.sweeps.sweep_record import SweepRun
 from speclab.lab.output_checks import exit_code
@@ -89,7 +89,7 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--draft",
         action=flags.Listed,
-        table=registry.table,
+        table=kind_table.shown,
         metavar="KIND",
         help="as of compare.py, but no drafts with branches (default: model,ngram; acceptance has dials)",
     )

@@ -1,8 +1,8 @@
 """Adds drafts with another tokenizer to the lab."""
 
-from speclab.drafts.registry import Kind, add
+from speclab.drafts.kind_table import Kind, add
 from speclab.extensions.tokenizers.shares import COLUMNS
-from speclab.models import loading
+from speclab.models import names
 from speclab.records.columns import add_columns
 
 KINDS = "speclab.extensions.tokenizers.kinds"
@@ -18,4 +18,4 @@ add(
 SHARED = "the same, by the tokens that both vocabularies have"
 add(Kind("intersect", "intersect:NAME", SHARED, f"{KINDS}:read_intersect"))
 add_columns(COLUMNS)
-loading.WITH_OTHER_TOKENIZERS += ["retokenize:NAME", "intersect:NAME"]
+names.WITH_OTHER_TOKENIZERS += ["retokenize:NAME", "intersect:NAME"]

@@ -105,8 +105,11 @@ def decoded(args: argparse.Namespace, run: ComparisonRun, typed: bool) -> tuple[
     if run.settings.get("rule") or run.settings.get("functions"):
         note(f"{missing}: the record's rounds had a rule or functions that are not those of a trace")
         return None
-    if None in (args.target, args.draft):
-        note(f"{missing}: {target(run)} or its draft is not here; give --target and --draft")
+    if args.target is None:
+        note(f"{missing}: {target(run)} is not here; give --target")
+        return None
+    if args.draft is None or args.draft_length is None:
+        note(f"{missing}: the record has no row of a draft with 1 token or more; give --draft and -k")
         return None
     try:
         found = decoding.load(args)

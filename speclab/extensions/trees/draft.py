@@ -1,5 +1,6 @@
 """A draft with several guesses for a place: its fields, and which of its tokens each one reads."""
 
+import importlib
 from dataclasses import dataclass, field
 
 import torch
@@ -99,3 +100,7 @@ def widths_of_levels(most: int) -> set[int]:
     """Return the powers of two up to which the passes of a draft model have tokens, for trees of up to `most`
     tokens."""
     return {2**i for i in range(1, most.bit_length() + 1)}
+
+
+# By its name and at the end, since that module imports this one: whoever can make a tree has the rules that judge it.
+importlib.import_module("speclab.extensions.trees.accept")

@@ -1,7 +1,9 @@
 """The drafts with branches that `--draft` takes: `tree:SHAPE:MODEL`, `sampled-tree:SHAPE:MODEL` and `merge:A+B`."""
 
 from speclab.core.drafter import Drafter
-from speclab.drafts.registry import Choice, lookups, read
+from speclab.drafts.choice import Choice
+from speclab.drafts.kind_table import lookups
+from speclab.drafts.registry import read
 from speclab.extensions.trees.best import BestTreeDrafter
 from speclab.extensions.trees.checks import check_tree
 from speclab.extensions.trees.fixed import TreeDrafter, tokens_in

@@ -1,6 +1,6 @@
 """Adds drafts with branches to the lab."""
 
-from speclab.drafts.registry import Kind, add
+from speclab.drafts.kind_table import Kind, add
 
 KINDS = "speclab.extensions.trees.kinds"
 READ = f"{KINDS}:read_tree"

@@ -31,7 +31,8 @@ from optimized_speculative import speculative_decode
 from speclab.cli import decoding, parsing
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, Round, tokens_of
-from speclab.core.rules import TOKEN, rule_of
+from speclab.core.rule_table import rule_of
+from speclab.core.rules import TOKEN
 from speclab.core.sampling import GREEDY
 from speclab.extensions.learner import checklist, loading
 from speclab.extensions.learner.functions import OWN_RUNS, judge_text

@@ -13,7 +13,7 @@ from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
 from speclab.core.rounds import DecodeSettings, Round, tokens_of
-from speclab.core.rules import rule_of
+from speclab.core.rule_table import rule_of
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.extensions.learner import checklist, loading
 from speclab.extensions.learner.__main__ import main

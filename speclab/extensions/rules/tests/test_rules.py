@@ -11,7 +11,7 @@ import optimized_speculative
 from speclab.core import graphs
 from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import Draft
-from speclab.core.rules import rule_of
+from speclab.core.rule_table import rule_of
 from speclab.core.sampling import Sampling
 from speclab.extensions.rules.lossy import typical_threshold
 from speclab.lab.output_checks import distances

@@ -18,7 +18,7 @@ from optimized_speculative import speculative_decode
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, Draft, Target, tokens_of
 from speclab.core.sampling import Sampling
-from speclab.drafts.registry import Choice
+from speclab.drafts.choice import Choice
 from speclab.extensions.trace.trace import spell, visible
 from speclab.models.cached import CachedModel
 from speclab.models.pieces import Pieces

@@ -188,6 +188,19 @@ def test_a_report_without_the_models_has_everything_else(record, tmp_path, capsy
     assert "<script" not in text
 
 
+def test_a_report_without_a_drafted_token_blames_no_model(record, pair_folder, tmp_path, capsys):
+    """Every row has k = 0: what is missing is a draft with a length, not the target."""
+    contents = json.loads(record.read_text())
+    for row in contents["rows"]:
+        row["draft_length"] = 0
+    record.write_text(json.dumps(contents))
+    page = tmp_path / "whole.html"
+    assert main(["report", str(record), "--out", str(page), "--target", str(pair_folder / "target")]) == 0
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if "no decoding" in line]
+    assert "--target" not in said
+    assert "--draft" in said
+
+
 @pytest.mark.parametrize("settings", [{"rule": "block"}, {"functions": "from solutions/: 2"}])
 def test_another_rule_or_other_functions_are_not_drawn_as_the_labs_own(record, tmp_path, pair_folder, capsys, settings):
     contents = json.loads(record.read_text())
