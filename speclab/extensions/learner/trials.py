@@ -7,6 +7,7 @@ end of a process or the next tick of the clock.
 
 import contextlib
 import hashlib
+import importlib.metadata
 import json
 import multiprocessing
 import os
@@ -25,7 +26,9 @@ from speclab.system.errors import EnvironmentProblem
 
 TICK = 0.5  # seconds between two looks at the processes
 STILL_RUNNING = "still running"  # how the message begins of a check, or of an answer, that was stopped
-SOURCES = ("exercises", "solutions", "tests/exercises", "speclab", "docs/chapters")  # what an outcome depends on
+# What an outcome depends on, beside the limits and versions.
+SOURCES = ("exercises", "solutions", "tests", "speclab", "training", "benchmarks", "prompts", "docs/chapters")
+SUFFIXES = (".py", ".md", ".toml", ".txt", ".jsonl")
 
 
 class Limits(NamedTuple):
@@ -82,13 +85,14 @@ def kept(limits: Limits) -> Kept:
 
 
 def _state(limits: Limits) -> str:
-    """A digest of all that an outcome depends on: the code, the chapters, the limits, Python."""
-    digest = hashlib.sha256(repr((limits, sys.version)).encode())
-    for folder in SOURCES:
-        for path in sorted((paths.ROOT / folder).rglob("*")):
-            if path.suffix in (".py", ".md") and path.is_file():
-                digest.update(f"{path.relative_to(paths.ROOT)}\0{path.stat().st_size}\0".encode())
-                digest.update(path.read_bytes())
+    """A digest of what an outcome depends on: the code, the chapters, the lab's weights, the limits, and versions."""
+    digest = hashlib.sha256(repr((limits, sys.version, importlib.metadata.version("torch"))).encode())
+    found = [path for folder in SOURCES for path in (paths.ROOT / folder).rglob("*") if path.suffix in SUFFIXES]
+    weights = list((paths.ROOT / "models" / "lab-pair").rglob("*.safetensors"))
+    for path in sorted([*paths.ROOT.glob("*.py"), *found, *weights]):
+        if path.is_file():
+            digest.update(f"{path.relative_to(paths.ROOT)}\0{path.stat().st_size}\0".encode())
+            digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
@@ -124,7 +128,10 @@ class _Trial:
         return [f"{STILL_RUNNING} after {self.limits.answer:g} s, and nothing could interrupt it"]
 
     def end(self) -> None:
-        """End the process, also one that the system has stopped."""
+        """End the process, also one that the system has stopped, and those that it has started."""
+        with contextlib.suppress(OSError):  # it may have ended, or be younger than its group
+            if os.getpgid(self.process.pid or 0) == self.process.pid:
+                os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()
         self.process.join()
 
@@ -176,6 +183,7 @@ def _is_doubtful(messages: list[str]) -> bool:
 
 def _in_the_copy(test: Callable[[str, float], list[str]], source: str, seconds: float, file: Path) -> None:
     """Leave the messages in `file`, and print nothing."""
+    os.setpgid(0, 0)  # what the answer starts is ended with it
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)  # the script's own handlers would print
     nowhere = os.open(os.devnull, os.O_RDWR)

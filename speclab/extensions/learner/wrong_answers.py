@@ -133,9 +133,9 @@ every check on each result.
 LEGEND = """\
 Caught: at least one check fails. In words: at least one failed check says what is wrong. The others
 end in an exception of Python's own, such as a NameError, which is shown with its line. Stopped: one case of a check ran
-for {seconds:g} s, and when it was tried again for three times as long; counted as caught. No mistake: no check fails,
-and the answer is as good as the solution; `speclab/extensions/learner/equivalent_answers.toml` has the reasons. Missed:
-no check fails, and the answer is wrong.
+for {seconds:g} s, or all checks for too long, and when it was tried again three times as long; counted as caught. No
+mistake: no check fails, and the answer is as good as the solution; `speclab/extensions/learner/equivalent_answers.toml`
+has the reasons. Missed: no check fails, and the answer is wrong.
 """
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -156,5 +157,39 @@ def test_other_code_has_outcomes_of_its_own(tmp_path, monkeypatch):
     before.add("ex", "source", ["message"])
     assert trials.kept(QUICK).get("ex", "source") == ["message"]
     assert trials.kept(trials.Limits(1, 1)).get("ex", "source") is None
-    (tmp_path / "solutions" / "ex.py").write_text("a = 2")
-    assert trials.kept(QUICK).get("ex", "source") is None
+    for changed in ("solutions/ex.py", "draft_models.py", "prompts/code.txt"):
+        (tmp_path / changed).parent.mkdir(exist_ok=True)
+        (tmp_path / changed).write_text("a = 2")
+        assert trials.kept(QUICK).get("ex", "source") is None, changed
+        trials.kept(QUICK).add("ex", "source", ["message"])
+
+
+def test_what_an_answer_has_started_ends_with_it(tmp_path):
+    """An answer starts a process that never ends, and runs too long itself."""
+    note = tmp_path / "pid"
+    source = (
+        "import pathlib, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"pathlib.Path({str(note)!r}).write_text(str(child.pid))\n"
+        "time.sleep(600)\n"
+    )
+
+    def test(text: str, seconds: float) -> list[str]:
+        exec(text, {})
+        return []
+
+    ((_, messages),) = trials.try_all(test, [source], trials.Limits(1, 2), 1)
+    assert messages[0].startswith(trials.STILL_RUNNING)
+    end = time.monotonic() + 20
+    while _runs(int(note.read_text("utf-8"))):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process is there, and is more than the entry that its parent has yet to read."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
