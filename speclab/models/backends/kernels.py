@@ -107,6 +107,7 @@ def _as_views(parameters: list[Any], sizes: list[int]) -> Tensor:
     first = parameters[0].data
     ends = itertools.accumulate((parameter.numel() for parameter in parameters), initial=first.storage_offset())
     alike = {parameter.untyped_storage().data_ptr() for parameter in parameters} == {first.untyped_storage().data_ptr()}
+    alike = alike and all(parameter.is_contiguous() for parameter in parameters)
     if alike and all(parameter.storage_offset() == end for parameter, end in zip(parameters, ends, strict=False)):
         return first.as_strided((sum(sizes), *first.shape[1:]), first.stride(), first.storage_offset())
     whole = torch.cat([parameter.data for parameter in parameters])
