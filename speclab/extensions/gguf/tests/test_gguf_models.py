@@ -12,7 +12,7 @@ from speclab.drafts import registry
 from speclab.extensions.gguf import packaged, source
 from speclab.extensions.gguf.head import read_head
 from speclab.extensions.gguf.tests.gguf_files import plain, quantised
-from speclab.models import loading, sources
+from speclab.models import loading, memory, sources
 from speclab.system import cache
 from speclab.system.errors import EnvironmentProblem
 
@@ -133,7 +133,7 @@ def test_nothing_is_read_where_others_can_write(files, own_cache):
 
 
 def test_too_little_room_is_said_before_anything_is_written(files, own_cache, monkeypatch):
-    monkeypatch.setattr(source, "free_memory", lambda device: 1000)
+    monkeypatch.setattr(memory, "free_memory", lambda device: 1000)
     with pytest.raises(EnvironmentProblem, match=r"GiB of memory.* choose a smaller model"):
         source.converted_folder(str(files / "Q8_0.gguf"))
     monkeypatch.setattr(source, "ROOM", 2**60)
