@@ -152,11 +152,11 @@ class InMemory:
         self.rows: dict[bytes, list[Tensor]] = {}
 
     def name(self, row: Tensor) -> bytes:
-        """The ids themselves."""
+        """Return the ids themselves, as bytes."""
         return row.numpy().tobytes()
 
     def get(self, name: bytes, n: int) -> list[Tensor] | None:
-        """The row of this name."""
+        """Return the row of this name; None where it was not kept."""
         return self.rows.get(name)
 
     def put(self, name: bytes, row: list[Tensor]) -> None:

@@ -285,7 +285,7 @@ class Prompts:
         return self.tokenizer(text[start : start + 16 * n]).input_ids[:n] or self._piece()
 
     def _encoded(self, texts: list[str], chat: bool) -> list[list[int]]:
-        """The ids of these texts. chat: in the template, which runs in one process for all of them."""
+        """Return the ids of these texts. chat: in the template, which runs in one process for all of them."""
         found = prompts.encode([("texts", text) for text in texts], self.tokenizer, chat) if texts else []
         return [prompt.id_list for prompt in found]
 

@@ -43,8 +43,8 @@ class PhaseClock:
 
         return call
 
-    def take(self) -> Callable[[], dict[str, float]]:
-        """What reads the seconds of all calls since the last time."""
+    def reader(self) -> Callable[[], dict[str, float]]:
+        """Return a function that reads the seconds of all calls since the last reader, by phase. It is called once."""
         spans, self._spans = self._spans, []
 
         def read() -> dict[str, float]:
@@ -143,14 +143,14 @@ def with_phases(functions: LoopFunctions, target: CachedModel, drafter: Drafter,
         round_ = next(rounds, None)
         if round_ is None:
             return
-        read = functools.partial(_of_round, target.device, start, mark(target.device), clock.take(), round_.prefill)
+        read = functools.partial(_of_round, target.device, start, mark(target.device), clock.reader(), round_.prefill)
         yield round_._replace(seconds=LateSeconds(read) if target.device.type == "cuda" else read())
 
 
 def _of_round(
     device: torch.device, start: Any, end: Any, phases: Callable[[], dict[str, float]], prefill: bool
 ) -> dict[str, float]:
-    """The seconds of a round between two marks, by phase."""
+    """Read the seconds of a round between two marks, by phase."""
     whole, found = seconds_between(start, end), phases()
     give_back(device, [start, end])
     if prefill:

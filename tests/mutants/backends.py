@@ -177,8 +177,8 @@ def takes_fast_attention_without_a_check() -> None:
 @mutant(10, "joined_products_are_the_models_own", "logits_are_the_models_own", file="models/test_cuda_graphs")
 def gives_joined_products_in_another_order() -> None:
     """gives the keys' product where the values' is asked for"""
-    right = Joined.one
-    Joined.one = lambda joined, index, x: right(joined, index if len(joined.sizes) < 3 else (0, 2, 1)[index], x)
+    right = Joined.product
+    Joined.product = lambda joined, index, x: right(joined, index if len(joined.sizes) < 3 else (0, 2, 1)[index], x)
 
 
 @mutant(10, "what_was_handed_out_is_not_overwritten", file="models/test_cuda_graphs")

@@ -57,7 +57,7 @@ class Kept:
         return len(self._known)
 
     def get(self, stem: str, source: str) -> list[str] | None:
-        """The messages of the checks that fail on this answer; None where it has not been measured."""
+        """Return the messages of the checks that fail on this answer; None where it has not been measured."""
         return self._known.get(_key(stem, source))
 
     def add(self, stem: str, source: str, messages: list[str]) -> None:
@@ -74,7 +74,7 @@ class Kept:
 
 
 def kept(limits: Limits) -> Kept:
-    """What was measured before with the code as it is now, under these limits.
+    """Return the outcomes that were measured before with the code as it is now, under these limits.
 
     Raises EnvironmentProblem where the cache folder cannot be used.
     """
@@ -85,7 +85,7 @@ def kept(limits: Limits) -> Kept:
 
 
 def _state(limits: Limits) -> str:
-    """A digest of what an outcome depends on: the code, the chapters, the lab's weights, the limits, and versions."""
+    """Return a digest of what an outcome depends on: code, chapters, the lab's weights, limits and versions."""
     digest = hashlib.sha256(repr((limits, sys.version, importlib.metadata.version("torch"))).encode())
     found = [path for folder in SOURCES for path in (paths.ROOT / folder).rglob("*") if path.suffix in SUFFIXES]
     weights = list((paths.ROOT / "models" / "lab-pair").rglob("*.safetensors"))
@@ -116,7 +116,7 @@ class _Trial:
         self.process.start()
 
     def messages(self, since_last_look: float) -> list[str] | None:
-        """What the checks say; None as long as they run."""
+        """Return what the checks say; None as long as they run."""
         self.seconds += since_last_look
         if self.process.exitcode is not None:
             with contextlib.suppress(OSError, ValueError):
@@ -177,7 +177,7 @@ def try_all(
 
 
 def _is_doubtful(messages: list[str]) -> bool:
-    """Can the machine be the reason?"""
+    """Tell whether the machine may be the reason for these messages."""
     return any(message.startswith((STILL_RUNNING, "did not run")) for message in messages)
 
 

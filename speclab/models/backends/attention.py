@@ -18,7 +18,7 @@ UNKNOWN = ("softcap", "position_bias", "s_aux")  # that a model may ask of atten
 
 
 class Attend(Protocol):
-    """A way to compute attention: (texts, kv heads, n, width) queries, (texts, kv heads, rows, width) keys and values,
+    """Computes attention: (texts, kv heads, n, width) queries, (texts, kv heads, rows, width) keys and values,
     mask (texts or 1, 1, n, rows), factor of the scores -> (texts, kv heads, n, width)"""
 
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float | None) -> Tensor:
@@ -31,13 +31,13 @@ def fused(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: fl
 
 
 def shares(scores: Tensor, mask: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
-    """The share of each row of the text in what a query gets: the softmax of scaled and masked scores, rounded."""
+    """Return the weight of each row of the text for each query: the softmax of scaled and masked scores, rounded."""
     return (scores * scale + mask).softmax(-1).to(dtype)
 
 
 class TwoProducts:
-    """Attention of one text as two products with a softmax between them; of several texts the library's kernel, since
-    their keys would have to be copied. Scores are float32, as in the library's kernel.
+    """Computes attention of one text as two products with a softmax between them. For several texts it calls the
+    library's kernel, since their keys would have to be copied. Scores are float32, as in the library's kernel.
 
     shares: the function of that name, maybe compiled.
     """
@@ -55,8 +55,8 @@ class TwoProducts:
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """The product of matrices, (n, a, b) by (n, b, c), in float32 or what is wider. A GPU sums bfloat16 in float32, so
-    there the sums are not rounded."""
+    """Return the product of matrices, (n, a, b) by (n, b, c), in float32 or what is wider. A GPU sums products of
+    bfloat16 in float32, so there the sums are not rounded."""
     if torch.promote_types(left.dtype, torch.float32) == left.dtype:
         return torch.bmm(left, right)
     if left.device.type == "cuda":

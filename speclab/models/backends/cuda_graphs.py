@@ -91,7 +91,7 @@ class GraphedModel:
         self.widths, self.longest, self.free = {1}, 0, []
 
     def with_two_products(self) -> "GraphedModel | None":
-        """The same with attention as two products; None where the model's attention cannot be replaced."""
+        """Return the same model with attention as two products; None where the model's attention cannot be replaced."""
         if (kernels := self.kernels.with_two_products()) is None:
             return None
         other = copy.copy(self)

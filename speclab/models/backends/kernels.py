@@ -63,7 +63,7 @@ def _can_compile(device: torch.device) -> bool:
 
 
 class Joined:
-    """Products of one input with several matrices as one product with all their rows.
+    """Makes the products of one input with several matrices as one product with all their rows.
 
     The weights become views of one matrix, and the model's own passes read them there, so they are held once. Those
     that are such views already stay where they are. linears: of the same input width, type and device, all with a bias
@@ -86,15 +86,15 @@ class Joined:
         kinds = {(one.in_features, one.weight.dtype, one.weight.device, one.bias is None) for one in linears}
         return cls(linears) if len(kinds) == 1 else None
 
-    def all(self, x: Tensor) -> tuple[Tensor, ...]:
-        """(..., in) -> the products, (..., out) each, views of one tensor"""
+    def products(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return the products of (..., in) with all matrices, (..., out) each: views of one tensor."""
         return nn.functional.linear(x, self.weight, self.bias).split(self.sizes, dim=-1)
 
-    def one(self, index: int, x: Tensor) -> Tensor:
-        """The product with one of the matrices; those with the others are kept until they are asked for, of this
+    def product(self, index: int, x: Tensor) -> Tensor:
+        """Return the product with one of the matrices; those with the others are kept until they are asked for, of this
         input."""
         if x is not self._given:
-            self._given, self._made = x, self.all(x)
+            self._given, self._made = x, self.products(x)
         return self._made[index]
 
     def forget(self) -> None:
@@ -123,7 +123,7 @@ def gated(module: Any, both: Tensor) -> Tensor:
 
 
 class Joins:
-    """The joined products of a model: of its attention, and of those MLPs that are gated as usual."""
+    """Joins the products of a model: those of its attention, and of MLPs that are gated as usual."""
 
     def __init__(self, model: PreTrainedModel, compiler: Compiler):
         self.attention: list[Joined] = []
@@ -141,10 +141,10 @@ class Joins:
             torch.cuda.empty_cache()  # the places of the single matrices, which are too small for joined ones
 
     def changes(self) -> Iterator[tuple[nn.Module, Callable]]:
-        """Each module that has another forward, and that."""
+        """Yield each module whose forward is replaced, with its new forward."""
         for joined in self.attention:
             for i, linear in enumerate(joined.linears):
-                yield linear, functools.partial(joined.one, i)
+                yield linear, functools.partial(joined.product, i)
         yield from self.mlps
 
     def forget(self) -> None:
@@ -194,12 +194,12 @@ class Kernels:
 
     @property
     def in_words(self) -> str:
-        """A few words about the way of attention where it was chosen; empty for the library's own."""
+        """Return a few words about the way of attention; empty for the library's own."""
         chosen = self.attention is not None and isinstance(self.attention.attend, TwoProducts)
         return "attention as two products" if chosen else ""
 
     def with_two_products(self) -> "Kernels | None":
-        """The same with attention as two products; None where the model's attention cannot be replaced."""
+        """Return the same kernels with attention as two products; None where attention cannot be replaced."""
         if not asks_library(self.model):
             return None
         other = copy.copy(self)

@@ -190,6 +190,6 @@ class WatchedDrafter:
 
     def take(self) -> float:
         """The mean seconds of a round, for proposing and for following the text. The count begins anew."""
-        seconds, n = self._clock.take()().get(DRAFT, 0.0), self._n_rounds
+        seconds, n = self._clock.reader()().get(DRAFT, 0.0), self._n_rounds
         self._n_rounds = 0
         return seconds / max(1, n)
