@@ -14,8 +14,8 @@ from speclab.models.memory import USABLE, free_memory
 from speclab.models.padded import sizes
 from speclab.models.setup import load_setup
 
-SIZES = ("lab:50m", "lab:100m", "lab:200m", "lab:400m", "lab:1b", "lab:2b", "lab:4b", "lab:8b")
-SECONDS = 120.0  # that the second comparison may take
+SIZES = ("lab:25m", "lab:50m", "lab:100m", "lab:200m", "lab:400m", "lab:1b", "lab:2b", "lab:4b", "lab:8b")
+SECONDS = 75.0  # that the second comparison may take
 READINGS = 4700  # of the target's weights that take as long as it: passes of all arms, prefill, loading, checks
 DRAFT_SHARE = 10  # the padded draft has a tenth of the target's parameters, a usual ratio: 8b and 1b, 70b and 8b
 PROMPTS_OF_A_KIND, NEW_TOKENS, LENGTHS = 2, 32, [2, 4]

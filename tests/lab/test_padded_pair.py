@@ -29,7 +29,7 @@ def test_the_chosen_size_keeps_to_the_time(speed):
 
 
 def test_a_size_that_does_not_fit_is_not_chosen():
-    free = [2 * GB, 1 * GB, 200 * 10**6]
+    free = [2 * GB, 1 * GB, 50 * 10**6]
     assert [padded_pair.choose_size(1e15, n, 4) for n in free] == ["lab:400m", "lab:200m", None]
     assert padded_pair.choose_size(1e15, 2 * GB, 4, copies=2) == "lab:200m"
     assert padded_pair.choose_size(1e15, 2 * GB, 2) == padded_pair.choose_size(1e15, 4 * GB, 4)

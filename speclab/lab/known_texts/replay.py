@@ -32,7 +32,7 @@ class KnownText:
     So a target on it has decoded greedily already, and counts its tokens as on any other engine.
     It is `CachedModel.fast`, and the backend of one decoding, too. prompt: (1, prompt length) ids. text: the new ones.
     hidden: by layer what the target computes for the tokens of the last pass; of tokens that the text does not have
-    they mean nothing.
+    they mean nothing. states: the same of all tokens of the text, as far as it is known; what is computed is added.
     """
 
     graphed, splits = False, True
@@ -42,12 +42,14 @@ class KnownText:
     n_replays = n_single = 0
     hidden: Mapping[int, Tensor]
 
-    def __init__(self, target: CachedModel, prompt: Tensor, text: Iterable[int]):
+    def __init__(
+        self, target: CachedModel, prompt: Tensor, text: Iterable[int], states: dict[int, Tensor] | None = None
+    ):
         self._model, self._n_ids = target.model, target.vocab_size
         self._ids = torch.cat([prompt, torch.tensor([list(text)], device=prompt.device)], dim=1)
         # The cache may hold something else in the place of the prompt.
         self._offset = prompt.shape[1] - target.room.length_after(prompt.shape[1])
-        self._states: dict[int, Tensor] = {}  # of all tokens, by layer
+        self._states = {} if states is None else states
         self._ahead: list[int] = []  # tokens that the first layers were run over, behind those in the cache
         self._last = slice(0, 0)  # places of the tokens of the last pass
         self.hidden = StatesOf(self)
@@ -143,13 +145,19 @@ class StatesOf(Mapping[int, Tensor]):
 
 
 def replay_rounds(
-    functions: LoopFunctions, target: CachedModel, drafter: Drafter, prompt: Tensor, text: Text, draft_length: int
+    functions: LoopFunctions,
+    target: CachedModel,
+    drafter: Drafter,
+    prompt: Tensor,
+    text: Text,
+    draft_length: int,
+    states: dict[int, Tensor] | None = None,
 ) -> list[RoundCounts]:
     """Return the rounds after that of the prompt, (1, prompt length) ids, in greedy decoding of `text`.
 
-    The drafter learns.
+    The drafter learns. states: as of `KnownText`.
     """
-    known = CachedModel(target.model, target.vocab_size, KnownText(target, prompt, text))
+    known = CachedModel(target.model, target.vocab_size, KnownText(target, prompt, text, states))
     known.hidden_layers, known.max_length = target.hidden_layers, target.max_length
     rounds = functions.rounds(known, drafter, prompt, draft_length, DecodeSettings(len(text)))
     told = with_parts(rounds, drafter)
@@ -164,6 +172,10 @@ def rounds_of_texts(measured: Measurement) -> Callable[[Arm, int, Text], list[Ro
     """
     bench, drafters = measured.bench, dict[Arm, Drafter]()
 
+    @functools.lru_cache(maxsize=1)  # all arms of a prompt come one after another, and their greedy texts are the same
+    def states(prompt_index: int, text: Text) -> dict[int, Tensor]:
+        return {}
+
     @functools.cache
     def rounds(arm: Arm, prompt_index: int, text: Text) -> list[RoundCounts]:
         if arm not in drafters:
@@ -171,6 +183,7 @@ def rounds_of_texts(measured: Measurement) -> Callable[[Arm, int, Text], list[Ro
             drafters[arm].forget()
         drafter = copy.deepcopy(drafters[arm])  # shares what is learned
         prompt = measured.prompts[prompt_index].ids.to(bench.setup.device)
-        return replay_rounds(bench.functions, bench.setup.target, drafter, prompt, text, arm.draft_length)
+        known = states(prompt_index, text)
+        return replay_rounds(bench.functions, bench.setup.target, drafter, prompt, text, arm.draft_length, known)
 
     return rounds
