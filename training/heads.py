@@ -10,11 +10,11 @@
 A head learns from what the target itself writes, because that is where it will be asked to guess: a target with a chat
 template answers questions that it has asked itself, and every target continues pieces of the sources of Python's
 standard library, and the texts of --texts. A head for more than 8,192 ids proposes the most frequent ones, with the
-target's own embedding and output layer. --minutes is the whole time; after a tenth of it (on a GPU, a third) a head
-stands in --out, and then the one that has committed most tokens per round in replayed rounds on held-out answers. An
-interrupted run goes on where it stopped; with more --minutes a finished one goes on, too. The texts are in
-answers.jsonl in the work folder, a line {"prompt": ids, "answer": ids, "greedy": bool} each; those that are there are
-learned from. No network and no GPU is needed. `KIND --help` lists the flags of a kind.
+target's own embedding and output layer. --minutes is the whole time. After a tenth of it a head stands in --out, or
+after a third where the time is short and on a GPU; later the one that has committed most tokens per round in replayed
+rounds on held-out answers. An interrupted run goes on where it stopped, and a finished one with more --minutes. The
+texts are in answers.jsonl in the work folder, a line {"prompt": ids, "answer": ids, "greedy": bool} each; all that are
+there are learned from. No network and no GPU is needed. `KIND --help` lists the flags of a kind.
 
 What comes out, in --out: config.json and model.safetensors in the `speculators` format, or in one of the lab's own
 where that has none. Of a pair: two folders that any program loads. training.json has the settings, and what the draft
@@ -82,7 +82,7 @@ FEW_TOKENS = 2048  # of a step
 MANY_TOKENS, BYTES_OF_TOKEN = 32768, 2**19
 DRAFT_IDS = 8192  # ids that a head proposes; of more it takes the most frequent ones
 OF_OWN = 0.4  # share of the time for the target's own texts: each is then learned from some five times on a CPU
-FIRST_PART, FIRST_PART_WIDE = 10, 3  # a head is there after this part of the time; the second on a GPU
+FIRST_PART, LATEST_PART = 10, 3  # a head is there after a tenth of the time, or after a third where that is too short
 OF_ENDING, ENDING = 0.05, 10.0  # share of the time, and seconds at most, for what comes after the last step
 FIRST_PASSES = 14  # passes over the longest row that the first tenth is worth, beside the texts
 MOST_BYTES = 2**20  # the largest size of a training.json, in bytes
@@ -214,7 +214,7 @@ def train_head(
     room = room_on(device)
     texts = Texts(args.work_dir, target, tokenizer, prompts_from, args.seed, room)
     if not texts.answers:
-        _check_minutes(target, args.minutes, texts.at_once, FIRST_PART_WIDE if room.is_wide else FIRST_PART)
+        _check_minutes(target, args.minutes, texts.at_once)
     lines = Lines(lambda: f"{len(texts.answers):,} texts")
     lines.phase = "writing the first texts"
     lengths = row_lengths(context_length(target))
@@ -338,10 +338,10 @@ def check_target(target: PreTrainedModel) -> None:
         )
 
 
-def _check_minutes(target: PreTrainedModel, minutes: float, at_once: int, part: int) -> None:
-    """Raise UsageProblem where a part of the time is too short for the first texts and steps, as timed here.
+def _check_minutes(target: PreTrainedModel, minutes: float, at_once: int) -> None:
+    """Raise UsageProblem where a third of the time is too short for the first texts and steps, as timed here.
 
-    at_once: the number of the first texts. part: a head is to be there after the time divided by this.
+    at_once: the number of the first texts.
     """
     rows, draws = [[0] * 16] * at_once, torch.Generator(target.device)
 
@@ -355,12 +355,14 @@ def _check_minutes(target: PreTrainedModel, minutes: float, at_once: int, part: 
 
     few, more, a_pass = (_fastest(work) for work in (lambda: write(2), lambda: write(6), read))
     step, a_pass = max(0.0, (more - few) / 4), a_pass * max(ROWS) / min(ROWS)  # without what the first pass alone takes
-    needed = part * ((QUESTION + 2 * ANSWER) * step + FIRST_PASSES * a_pass) / 60
-    note(f"the smallest --minutes that leaves a head of this target on this machine is about {math.ceil(needed)}")
-    if minutes < needed:
-        raise UsageProblem(
-            f"--minutes {minutes:g} is too short for this target on this machine; give at least {math.ceil(needed)}"
-        )
+    first = ((QUESTION + 2 * ANSWER) * step + FIRST_PASSES * a_pass) / 60
+    least, usual = math.ceil(LATEST_PART * first), math.ceil(FIRST_PART * first)
+    note(
+        f"the smallest --minutes that leaves a head of this target on this machine is about {least}; "
+        f"from {usual} on the first one stands there after a tenth of the time"
+    )
+    if minutes < LATEST_PART * first:
+        raise UsageProblem(f"--minutes {minutes:g} is too short for this target on this machine; give at least {least}")
 
 
 def _fastest(work: Callable[[], None]) -> float:

@@ -145,7 +145,7 @@ def test_progress_that_is_damaged_is_one_line(tmp_path):
 def test_too_few_minutes_are_refused_before_anything_is_written(target, tmp_path, monkeypatch, capsys):
     monkeypatch.undo()
     with pytest.raises(Exception, match="is too short for this target on this machine; give at least"):
-        heads._check_minutes(tiny("llama", dtype=torch.float32), 1e-9, 16, 10)
+        heads._check_minutes(tiny("llama", dtype=torch.float32), 1e-9, 16)
     assert "the smallest --minutes" in capsys.readouterr().err
 
 
