@@ -17,6 +17,7 @@ import torch
 from benchmarks import (
     ahead,
     experts,
+    growth,
     losses,
     peers_page,
     places,
@@ -54,6 +55,7 @@ BENCHMARKS = {
     "peers": (peers_page.PeersRun, peers_page.page),
     **dict.fromkeys(("plain", "preflight", "profile"), (findings.FindingsRun, findings.page)),
     "roofline": (roofline.RooflineRun, roofline.page),
+    "growth": (growth.GrowthRun, growth.page),
     "places": (places.PlacesRun, places.page),
     "rules": (rules.RulesRun, rules.page),
     "text": (same_text.SameTextRun, same_text.page),  # the last word of the names of its records

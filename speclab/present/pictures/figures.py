@@ -242,7 +242,12 @@ def save(figure: Figure, run: Head, folder: Path, name: str) -> Path:
     if said := rough_in_short(run):
         figure.suptitle("\n".join(filter(None, [said, figure.get_suptitle()])), fontsize=9, color="#B00020")
     figure.supxlabel(small_print(run), fontsize=7, color="#555555")
+    return as_png(figure, folder / f"{name}.png")
+
+
+def as_png(figure: Figure, path: Path) -> Path:
+    """Write the figure, whole or not at all, and close it."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
     plt.close(figure)
-    return write_whole(folder / f"{name}.png", buffer.getvalue())
+    return write_whole(path, buffer.getvalue())
