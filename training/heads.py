@@ -84,6 +84,7 @@ DRAFT_IDS = 8192  # ids that a head proposes; of more it takes the most frequent
 OF_OWN = 0.4  # share of the time for the target's own texts: each is then learned from some five times on a CPU
 FIRST_PART, LATEST_PART = 10, 3  # a head is there after a tenth of the time, or after a third where that is too short
 OF_ENDING, ENDING = 0.05, 10.0  # share of the time, and seconds at most, for what comes after the last step
+WITH_NOISE = 1.5  # times what is needed is told: whoever types it is not refused by a slower second
 FIRST_PASSES = 14  # passes over the longest row that the first tenth is worth, beside the texts
 MOST_BYTES = 2**20  # the largest size of a training.json, in bytes
 # What is kept of the training.json of the head that a training starts from.
@@ -356,7 +357,7 @@ def _check_minutes(target: PreTrainedModel, minutes: float, at_once: int) -> Non
     few, more, a_pass = (_fastest(work) for work in (lambda: write(2), lambda: write(6), read))
     step, a_pass = max(0.0, (more - few) / 4), a_pass * max(ROWS) / min(ROWS)  # without what the first pass alone takes
     first = ((QUESTION + 2 * ANSWER) * step + FIRST_PASSES * a_pass) / 60
-    least, usual = math.ceil(LATEST_PART * first), math.ceil(FIRST_PART * first)
+    least, usual = (math.ceil(WITH_NOISE * part * first) for part in (LATEST_PART, FIRST_PART))
     note(
         f"the smallest --minutes that leaves a head of this target on this machine is about {least}; "
         f"from {usual} on the first one stands there after a tenth of the time"
