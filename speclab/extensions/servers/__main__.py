@@ -72,7 +72,9 @@ def make_parser() -> argparse.ArgumentParser:
     load.add_argument(
         "--load", type=_loads, metavar="N,N", help="users at a time, such as 1,2,4,8: where does it stop paying?"
     )
-    load.add_argument("--load-seconds", type=_amount, default=15.0, metavar="S", help="of each window (default: 15)")
+    load.add_argument(
+        "--load-seconds", type=_amount, default=15.0, metavar="S", help="of each window, at least (default: 15)"
+    )
     load.add_argument(
         "--chart", type=Path, metavar="FILE", help="tokens a second of all against those of one; .json beside it"
     )

@@ -4,10 +4,9 @@ Nothing is sent to any other host: redirects are not followed and no proxy is as
 EnvironmentProblem of one line, a ConnectionProblem where the server cannot be reached or has gone in the middle.
 """
 
-import contextlib
-import socket
-import threading
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -49,21 +48,21 @@ class Client:
     """One server, by its address. key: an API key, sent to this server alone and never shown.
 
     sends_ids: whether it knows `return_token_ids`, as vLLM does. A chunk may carry several tokens.
+
+    `page`, `json`, `post` and `ask` send one request and wait for its end. `got` and `answered` take what `opened`
+    gives, so that several requests are under way at a time.
     """
 
     def __init__(self, url: str, key: str | None = None):
         self.url, self.model, self.sends_ids = url, "", False
         headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        self.settings: dict[str, Any] = {"headers": headers, **ONE_HOST}
-        self._http = httpx2.Client(limits=httpx2.Limits(max_keepalive_connections=0), **self.settings)
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
+        trusted = httpx2.create_ssl_context(trust_env=False)  # made once: it reads a file
+        self._settings: dict[str, Any] = {"headers": headers, "limits": limits, "verify": trusted, **ONE_HOST}
 
     def page(self, path: str) -> bytes:
         """Return a page as a whole. Refused where the server has none such."""
-        with self._parts("GET", path, None, PAGE_SECONDS, PAGE_BYTES) as (status, parts):
-            body = b"".join(parts)
-        if status != OK:
-            raise Refused(f"{self.url}{path} answers {status}: {message(body)}")
-        return body
+        return self._alone(lambda http: self.got(http, path))
 
     def json(self, path: str) -> Any:
         """Return a page that is JSON."""
@@ -71,23 +70,35 @@ class Client:
 
     def post(self, path: str, body: dict[str, Any], seconds: float) -> Any:
         """Send JSON, and return the JSON that comes back."""
-        with self._parts("POST", path, body, seconds, PAGE_BYTES) as (status, parts):
-            data = b"".join(parts)
-        if status != OK:
-            raise Refused(f"{self.url} refuses the request: {message(data)}")
-        return parsed(data, self.url)
+        parts: list[bytes] = []
+        self._alone(lambda http: self._send(http, "POST", path, body, seconds, PAGE_BYTES, parts.append))
+        return parsed(b"".join(parts), self.url)
 
     def ask(self, order: Order) -> Answer:
         """Send one streamed request, and time what comes back."""
-        seconds, stream = seconds_of(order), Stream(self.url, order.n_tokens)
-        with self._parts("POST", path_of(order), self.stream_body(order), seconds, ANSWER_BYTES) as (status, parts):
-            if status != OK:
-                raise Refused(f"{self.url} refuses the request: {message(b''.join(parts))}")
-            for part in parts:
-                stream.take(part)
-                if stream.ended:
-                    return stream.answer()
-            stream.close()
+        return self._alone(lambda http: self.answered(http, order))
+
+    def opened(self) -> httpx2.AsyncClient:
+        """Return what requests of one event loop are sent with."""
+        return httpx2.AsyncClient(**self._settings)
+
+    async def got(self, http: httpx2.AsyncClient, path: str) -> bytes:
+        """Return a page as a whole. Refused where the server has none such."""
+        parts: list[bytes] = []
+        await self._send(http, "GET", path, None, PAGE_SECONDS, PAGE_BYTES, parts.append)
+        return b"".join(parts)
+
+    async def answered(self, http: httpx2.AsyncClient, order: Order) -> Answer:
+        """Send one streamed request, and time what comes back."""
+        stream, body = Stream(self.url, order.n_tokens), self.body(order)
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+
+        def take(part: bytes) -> bool:
+            stream.take(part)
+            return stream.ended
+
+        await self._send(http, "POST", path_of(order), body, seconds_of(order), ANSWER_BYTES, take)
+        stream.close()
         if not stream.ended:
             raise ConnectionProblem(f"{self.url} ended its answer in the middle")
         return stream.answer()
@@ -99,84 +110,64 @@ class Client:
         ids = {"return_token_ids": True} if order.ids or self.sends_ids else {}
         return {**what, **greedy, **ids, **({"ignore_eos": True} if order.ids else {})}
 
-    def stream_body(self, order: Order) -> dict[str, Any]:
-        """Return what a streamed request says."""
-        return self.body(order) | {"stream": True, "stream_options": {"include_usage": True}}
+    def _alone(self, send: Callable[[httpx2.AsyncClient], Awaitable[Any]]) -> Any:
+        async def alone() -> Any:
+            async with self.opened() as http:
+                return await send(http)
 
-    def check_head(self, response: httpx2.Response, path: str) -> None:
+        return asyncio.run(alone())
+
+    async def _send(
+        self,
+        http: httpx2.AsyncClient,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None,
+        seconds: float,
+        most: int,
+        take: Callable[[bytes], bool | None],
+    ) -> None:
+        """Send a request, and give every part of its answer to `take`, not decompressed, until that returns True.
+
+        seconds: for all of it, however slowly its bytes come. most: bytes.
+        """
+        n_bytes, reason = 0, b""
+        timeout = httpx2.Timeout(seconds, connect=min(seconds, CONNECT_SECONDS))
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                http.stream(method, self.url + path, json=body, timeout=timeout) as response,
+                aclosing(response.aiter_raw()) as parts,
+            ):
+                self._check_head(response, path)
+                async for part in parts:
+                    n_bytes += len(part)
+                    check_size(n_bytes, self.url, most)
+                    if response.status_code != OK:
+                        reason += part[: PAGE_BYTES - len(reason)]
+                    elif take(part):
+                        return
+        except BROKEN as error:
+            raise self._problem(error, seconds) from None
+        if response.status_code != OK:
+            page = f"{self.url}{path} answers {response.status_code}"
+            said = page if method == "GET" else f"{self.url} refuses the request"
+            raise Refused(f"{said}: {message(reason)}")
+
+    def _check_head(self, response: httpx2.Response, path: str) -> None:
         """Raise EnvironmentProblem where an answer points elsewhere, or is compressed."""
         if response.is_redirect:
             raise EnvironmentProblem(f"{self.url}{path} points to another address; give the server's own one")
         if response.headers.get("content-encoding", "identity") != "identity":
             raise EnvironmentProblem(f"{self.url} compresses its answer although it was asked not to")
 
-    def problem(self, error: Exception, seconds: float) -> ConnectionProblem:
+    def _problem(self, error: Exception, seconds: float) -> ConnectionProblem:
         """Return one line for what went wrong on the way. seconds: the time that the request had."""
         if isinstance(error, httpx2.ReadTimeout | TimeoutError):
             return ConnectionProblem(f"{self.url} did not end its answer within {seconds:g} s")
         if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
             return ConnectionProblem(f"{self.url} does not answer: {_why(error)}; start the server, or check --url")
         return ConnectionProblem(f"{self.url} went away in the middle of an answer: {_why(error)}")
-
-    @contextlib.contextmanager
-    def _parts(
-        self, method: str, path: str, body: dict[str, Any] | None, seconds: float, most: int
-    ) -> Iterator[tuple[int, Iterator[bytes]]]:
-        """Give the status of an answer and its bytes, part by part, not decompressed. seconds: for all of it."""
-        watch = _Watch(seconds)
-        timeout = httpx2.Timeout(seconds, connect=min(seconds, CONNECT_SECONDS))
-        try:
-            extensions = {"trace": watch.see}
-            with (
-                watch,
-                self._http.stream(
-                    method, self.url + path, json=body, timeout=timeout, extensions=extensions
-                ) as response,
-            ):
-                self.check_head(response, path)
-                yield response.status_code, _bounded(response, self.url, most)
-                if watch.late:  # what was cut off may look whole
-                    raise TimeoutError
-        except BROKEN as error:
-            raise self.problem(TimeoutError() if watch.late else error, seconds) from None
-
-
-class _Watch:
-    """Ends a request that takes too long, however slowly its bytes come: no single wait for a byte is too long then."""
-
-    def __init__(self, seconds: float):
-        self.late = False
-        self._socket: socket.socket | None = None
-        self._timer = threading.Timer(seconds, self._end)
-        self._timer.daemon = True
-
-    def see(self, event: str, info: dict[str, Any]) -> None:
-        """Remember the connection of the request."""
-        if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
-            self._socket = info["return_value"].get_extra_info("socket")
-            if self.late:  # the time was over before there was a connection
-                self._end()
-
-    def _end(self) -> None:
-        self.late = True
-        if self._socket:
-            with contextlib.suppress(OSError):  # it may have ended by itself
-                self._socket.shutdown(socket.SHUT_RDWR)
-
-    def __enter__(self) -> None:
-        self._timer.start()
-
-    def __exit__(self, *stop: object) -> None:
-        self._timer.cancel()
-
-
-def _bounded(response: httpx2.Response, url: str, most: int) -> Iterator[bytes]:
-    """Yield the bytes of an answer as they come, as long as they are not too many."""
-    n_bytes = 0
-    for part in response.iter_raw():
-        n_bytes += len(part)
-        check_size(n_bytes, url, most)
-        yield part
 
 
 def check_size(n_bytes: int, url: str, most: int) -> None:

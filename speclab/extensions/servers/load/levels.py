@@ -2,7 +2,8 @@
 
 tokens a second     tokens of the window over its length. A request's tokens lie evenly between its first and last
 of a user           (tokens - 1) / (last - first) over the window's requests, without the wait for the first token
-achieved            requests in flight at a time, on average, beside the users who were to have one each
+achieved            requests in flight at a time, on average, beside the users who were to have one each: from their
+                    sending until the server says that they are whole, which may be a pass after the last token
 """
 
 from collections.abc import Sequence
@@ -10,13 +11,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from speclab.extensions.servers import counters
-from speclab.extensions.servers.load.users import Request, Window
+from speclab.extensions.servers.load.users import LEAST_ANSWERS, Request, Window
 from speclab.extensions.servers.measured import of_pages
 from speclab.system.errors import EnvironmentProblem
 
 # What makes a measurement under load worthless, each with its limit.
 LEAST_ACHIEVED = 0.95  # requests in flight, as a share of the users
-LEAST_ANSWERS = 3  # whole answers of a window, for each user
 FARTHEST_APART = 1.1  # the larger of two passes over the smaller one
 MOST_CACHED = 0.25  # tokens of prompts that were not read again, since the server had them
 MOST_WAITING = 0.1  # requests in the server's queue, as a share of the users
@@ -39,6 +39,7 @@ class Side:
     tokens_per_second: float
     user_tokens_per_second: float
     first_seconds: float  # to the first token, the median
+    seconds: float  # of the window
     tokens_per_round: float | None  # by its counters
     checks: list[Check]
 
@@ -55,6 +56,7 @@ def side(window: Window) -> Side:
         tokens_per_second=sum(_share(one, window) * one.n_tokens for one in inside) / length,
         user_tokens_per_second=sum(one.n_tokens - 1 for one in inside) / decoding,
         first_seconds=waits[len(waits) // 2],
+        seconds=length,
         tokens_per_round=_tokens_per_round(window),
         checks=checks(window, inside),
     )
@@ -77,13 +79,13 @@ def _tokens_per_round(window: Window) -> float | None:
 def checks(window: Window, inside: Sequence[Request]) -> list[Check]:
     """Return every condition of one window."""
     n, length = window.n_users, window.end - window.begin
-    in_flight = sum(min(one.last, window.end) - max(one.sent, window.begin) for one in inside) / length
-    whole = sum(window.begin <= one.sent and one.last <= window.end for one in inside)
+    in_flight = sum(min(one.ended, window.end) - max(one.sent, window.begin) for one in inside) / length
+    whole = window.n_whole
     asked = [one.prompt for one in window.requests]
     again = 1 - len(set(asked)) / len(asked)
     n_prompt = sum(one.n_prompt for one in inside)
     cached = sum(one.n_cached for one in inside) / n_prompt if n_prompt else None
-    waits = sum(one.first - one.sent for one in inside) / sum(one.last - one.sent for one in inside)
+    waits = sum(one.first - one.sent for one in inside) / sum(one.ended - one.sent for one in inside)
     queue = [one.n_waiting for one in window.looks if one.n_waiting is not None]
     waiting = sum(queue) / len(queue) / n if queue else None
     longer = f"--load-seconds {max(2, round(length * LEAST_ANSWERS * n / max(whole, 1) * 1.3)):d}"

@@ -75,6 +75,7 @@ def numbers(levels: Sequence[Level]) -> list[dict[str, Any]]:
             "tokens_per_second": side.tokens_per_second,
             "user_tokens_per_second": side.user_tokens_per_second,
             "first_seconds": side.first_seconds,
+            "window_seconds": side.seconds,
             "tokens_per_round": side.tokens_per_round,
             "checks": checks,
         }

@@ -16,6 +16,7 @@ from speclab.extensions.servers.ask.asking import Prompt
 from speclab.extensions.servers.ask.engines import Server
 from speclab.extensions.servers.load import load_screen
 from speclab.extensions.servers.load.levels import Level
+from speclab.extensions.servers.load.users import LONGEST
 from speclab.extensions.servers.load.work import PASSES, measure, work
 from speclab.system.errors import UsageProblem
 from speclab.system.files import check_writable, shown, write_whole
@@ -51,7 +52,8 @@ def _check_numbers(path: Path) -> None:
 def show(args: argparse.Namespace, speculative: Server, plain: Server | None, prompts: Sequence[Prompt]) -> int:
     """Measure, print, and write the chart with its numbers beside it.  -> exit code: 1 where a check fails"""
     windows = len(args.load) * PASSES * (2 if plain else 1)
-    note(f"  {windows} windows of {args.load_seconds:g} s, and a warm-up before each")
+    longest = f"up to {LONGEST * args.load_seconds:g} s where answers take long"
+    note(f"  {windows} windows of {args.load_seconds:g} s, {longest}, and a warm-up before each")
 
     def orders(first: int) -> Iterator[tuple[str, int]]:
         return work(prompts, args.max_new_tokens, itertools.count(first), alter=args.texts is None)
@@ -72,7 +74,7 @@ def _record(args: argparse.Namespace, speculative: Server, plain: Server | None,
     engine = f"{speculative.engine} {speculative.version}".strip()
     conditions: dict[str, Any] = {"engine": engine, "model": speculative.model}
     conditions |= {"has_plain_server": plain is not None, "max_new_tokens": args.max_new_tokens, "temperature": 0}
-    conditions |= {"window_seconds": args.load_seconds, "own_prompts": args.texts is None}
+    conditions |= {"least_window_seconds": args.load_seconds, "own_prompts": args.texts is None}
     found = _head() | {"conditions": conditions, "loads": load_screen.numbers(levels)}
     return json.dumps(found, indent=2, allow_nan=False) + "\n"
 

@@ -1,42 +1,28 @@
 """So many users at a time ask one server: each sends its next request when the last one has ended (a closed loop).
 
-Closed, since so many requests are in flight by construction, however slow the server is. Every request is bounded as
-those of `ask/client.py` are: in time, in size, and to one host.
+Closed, since so many requests are in flight by construction, however slow the server is.
 """
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
 
 from speclab.extensions.servers import counters
-from speclab.extensions.servers.ask.client import (
-    ANSWER_BYTES,
-    BROKEN,
-    CONNECT_SECONDS,
-    OK,
-    PAGE_BYTES,
-    PAGE_SECONDS,
-    Client,
-    ConnectionProblem,
-    Order,
-    Refused,
-    check_size,
-    path_of,
-    seconds_of,
-)
+from speclab.extensions.servers.ask.client import PAGE_SECONDS, ConnectionProblem, Order
 from speclab.extensions.servers.ask.engines import Server
-from speclab.extensions.servers.ask.stream import Stream, message
 from speclab.extensions.servers.counters import Look
 from speclab.system.errors import EnvironmentProblem
 
 LOOK_SECONDS = 0.5  # between two looks at the counters
 MOST_FAILURES = 5  # of one window; the next one ends it
 WARM_UP_SECONDS = 120.0  # until each user has one answer, at most
+LEAST_ANSWERS = 3  # whole answers of a window, for each user
+LONGEST = 8  # times the seconds that are asked for: what a window may last, until it holds so many answers
 
 
 @dataclass(frozen=True)
@@ -46,6 +32,7 @@ class Request:
     sent: float
     first: float  # its first token
     last: float
+    ended: float  # the server has said that the answer is whole
     n_tokens: int
     n_prompt: int
     n_cached: int  # tokens of the prompt that came from the server's prefix cache
@@ -63,32 +50,35 @@ class Window:
     looks: list[Look] = field(default_factory=list)  # at the counters, within the window
     n_failed: int = 0
 
+    @property
+    def n_whole(self) -> int:
+        """Return how many requests were sent and answered within it."""
+        return sum(self.begin <= one.sent and one.ended <= self.end for one in self.requests)
+
 
 class Users:
     """The users of one server."""
 
     def __init__(self, server: Server, chat: bool):
-        self._server, self._client, self._chat = server, server.client, chat
+        self._server, self._chat = server, chat
 
     def ask(self, n_users: int, work: Iterator[tuple[str, int]], seconds: float) -> Window:
         """Ask with so many users at a time. work: prompts, each with the most tokens of its answer; it never ends.
 
-        The window begins when each user has got one answer, and lasts `seconds`. EnvironmentProblem where more than
-        MOST_FAILURES requests fail, or a user's first one.
+        The window begins when each user has got one answer. It lasts `seconds`, and longer where it holds too few whole
+        answers by then: until it holds LEAST_ANSWERS for each user, at most LONGEST times as long. EnvironmentProblem
+        where more than MOST_FAILURES requests fail, or a user's first one.
         """
         return asyncio.run(self._ask(n_users, work, seconds))
 
     async def _ask(self, n_users: int, work: Iterator[tuple[str, int]], seconds: float) -> Window:
         window, warm = Window(n_users), [asyncio.Event() for _ in range(n_users)]
-        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
-        async with httpx2.AsyncClient(limits=limits, **self._client.settings) as http:
+        async with self._server.client.opened() as http:
             over = asyncio.Event()
             users = [asyncio.create_task(self._user(http, window, work, place, warm, over)) for place in range(n_users)]
             try:
                 await _first_of(users, asyncio.gather(*[event.wait() for event in warm]), WARM_UP_SECONDS)
-                window.begin = time.perf_counter()
-                await _first_of(users, self._looks(http, window, seconds), seconds + PAGE_SECONDS)
-                window.end = time.perf_counter()
+                await _first_of(users, self._looks(http, window, seconds), LONGEST * seconds + PAGE_SECONDS)
                 over.set()
                 await asyncio.gather(*users)  # the window's last tokens belong to requests that end after it
             finally:
@@ -112,39 +102,34 @@ class Users:
             if not warm[place].is_set():  # first answers of different lengths: no waves of users in step
                 n_tokens = max(1, n_tokens * (place + 1) // len(warm))
             try:
-                window.requests.append(await self._request(http, Order(prompt, n_tokens, self._chat)))
+                window.requests.append(await self._request(http, prompt, n_tokens))
             except EnvironmentProblem:
                 window.n_failed += 1
                 if not warm[place].is_set() or window.n_failed > MOST_FAILURES:
                     raise
             warm[place].set()
 
-    async def _request(self, http: httpx2.AsyncClient, order: Order) -> Request:
-        stream, begin, path = Stream(self._client.url, order.n_tokens), time.perf_counter(), path_of(order)
-        body = self._client.stream_body(order)
-        await _sent(http, self._client, "POST", path, body, seconds_of(order), ANSWER_BYTES, stream.take)
-        stream.close()
-        if not stream.ended:
-            raise ConnectionProblem(f"{self._client.url} ended its answer in the middle")
-        answer = stream.answer()
-        first = begin + answer.first_seconds
+    async def _request(self, http: httpx2.AsyncClient, prompt: str, n_tokens: int) -> Request:
+        sent = time.perf_counter()
+        answer = await self._server.client.answered(http, Order(prompt, n_tokens, self._chat))
+        first, ended = sent + answer.first_seconds, time.perf_counter()
         last = first + answer.decode_seconds
-        return Request(begin, first, last, answer.n_tokens, answer.n_prompt, answer.n_cached, str(order.prompt))
+        return Request(sent, first, last, ended, answer.n_tokens, answer.n_prompt, answer.n_cached, prompt)
 
     async def _looks(self, http: httpx2.AsyncClient, window: Window, seconds: float) -> None:
-        """Look at the counters until the window is over."""
-        end = window.begin + seconds
-        while time.perf_counter() < end:
+        """Look at the counters until the window is over. It is not ended by an answer but at a look, so that it does
+        not end where many tokens have just come."""
+        window.begin = time.perf_counter()
+        while True:
             if self._server.has_page:
-                window.looks.append(await self._look(http))
-            await asyncio.sleep(min(LOOK_SECONDS, max(0.0, end - time.perf_counter())))
-        if self._server.has_page:
-            window.looks.append(await self._look(http))
-
-    async def _look(self, http: httpx2.AsyncClient) -> Look:
-        parts: list[bytes] = []
-        await _sent(http, self._client, "GET", "/metrics", None, PAGE_SECONDS, PAGE_BYTES, parts.append)
-        return counters.read(b"".join(parts).decode(errors="replace"))
+                page = await self._server.client.got(http, "/metrics")
+                window.looks.append(counters.read(page.decode(errors="replace")))
+            window.end = time.perf_counter()
+            lasted, enough = window.end - window.begin, window.n_whole >= LEAST_ANSWERS * window.n_users
+            left = (seconds if enough or lasted < seconds else LONGEST * seconds) - lasted
+            if left <= 0:
+                return
+            await asyncio.sleep(min(LOOK_SECONDS, left))
 
 
 async def _first_of(users: list[asyncio.Task], what: Any, seconds: float) -> None:
@@ -166,36 +151,3 @@ async def _first_of(users: list[asyncio.Task], what: Any, seconds: float) -> Non
         if user.done():
             user.result()
     task.result()
-
-
-async def _sent(
-    http: httpx2.AsyncClient,
-    client: Client,
-    method: str,
-    path: str,
-    body: dict[str, Any] | None,
-    seconds: float,
-    most: int,
-    take: Callable[[bytes], None],
-) -> None:
-    """Send a request, and give every part of its answer to `take`."""
-    n_bytes, data = 0, b""
-    try:
-        async with (
-            asyncio.timeout(seconds),
-            http.stream(
-                method, client.url + path, json=body, timeout=httpx2.Timeout(seconds, connect=CONNECT_SECONDS)
-            ) as response,
-        ):
-            client.check_head(response, path)
-            async for part in response.aiter_raw():
-                n_bytes += len(part)
-                check_size(n_bytes, client.url, most)
-                if response.status_code == OK:
-                    take(part)
-                else:
-                    data += part[: PAGE_BYTES - len(data)]
-    except BROKEN as error:
-        raise client.problem(error, seconds) from None
-    if response.status_code != OK:
-        raise Refused(f"{client.url} refuses the request: {message(data)}")

@@ -1,11 +1,13 @@
 """Bugs in the extension for servers: what another engine counts, sends and writes."""
 
+import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from speclab.extensions.servers import counters, diagnosis, measured, running, shapes
 from speclab.extensions.servers.ask import client, engines, texts
-from speclab.extensions.servers.load import levels, load_chart, load_screen, showing
+from speclab.extensions.servers.load import levels, load_chart, load_screen, showing, users
 from speclab.extensions.servers.referee import own
 from speclab.extensions.servers.referee.own import OwnRounds
 from speclab.extensions.servers.start import starting
@@ -76,7 +78,7 @@ def believes_the_first_page() -> None:
 @mutant(42, "what_never_ends_is_ended", file="test_client")
 def waits_for_every_byte() -> None:
     """bounds the time between two bytes, not the time of the whole answer"""
-    client._Watch._end = lambda self: None
+    client.asyncio = SimpleNamespace(run=asyncio.run, timeout=lambda seconds: asyncio.timeout(None))
 
 
 @mutant(42, "a_redirect_is_not_followed", file="test_client")
@@ -144,6 +146,12 @@ def believes_that_every_user_has_a_request_in_flight() -> None:
 def believes_a_window_without_whole_answers() -> None:
     """takes a window of any length for one that shows a steady load"""
     levels.LEAST_ANSWERS = 0
+
+
+@mutant(42, "a_window_lasts_until_it_holds_enough_whole_answers", file="test_load")
+def ends_a_window_where_answers_are_slow() -> None:
+    """ends every window when its seconds are over, whatever it holds then"""
+    users.LONGEST = 1
 
 
 @mutant(42, EACH_CHECK, file="test_load")

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -30,7 +31,7 @@ def window(seconds=20.0, n_users=N_USERS, wait=WAIT, pause=0.0, **facts):
         for number in range(int(seconds / (TOOK + pause)) + 3):
             sent = (number - 1) * (TOOK + pause) - user * TOOK / n_users
             usual = {"n_tokens": n_tokens, "n_prompt": 40, "n_cached": 0, "prompt": f"{user} {number}"}
-            found.append(Request(sent=sent, first=sent + wait, last=sent + TOOK, **usual | facts))
+            found.append(Request(sent=sent, first=sent + wait, last=sent + TOOK, ended=sent + TOOK, **usual | facts))
     return Window(n_users=n_users, begin=0.0, end=seconds, requests=found, looks=[look(), look()])
 
 
@@ -51,7 +52,7 @@ def test_a_steady_load_is_measured_as_it_is(n_users, seconds):
 
 def test_only_tokens_of_the_window_are_counted():
     """A request that is answered before the window and behind it gives the part that lies within it."""
-    one = Request(sent=-6.0, first=-5.0, last=15.0, n_tokens=40, n_prompt=9, n_cached=0, prompt="x")
+    one = Request(sent=-6.0, first=-5.0, last=15.0, ended=15.0, n_tokens=40, n_prompt=9, n_cached=0, prompt="x")
     found = side(Window(n_users=1, begin=0.0, end=10.0, requests=[one]))
     assert found.tokens_per_second == pytest.approx(2.0)
     assert found.user_tokens_per_second == pytest.approx(39 / 20)
@@ -72,6 +73,16 @@ def test_only_tokens_of_the_window_are_counted():
 def test_each_check_fails_for_what_it_is_about_and_for_nothing_else(wrong, name):
     assert failed(wrong) == {name}
     assert not failed(window())
+
+
+def test_a_request_is_in_flight_until_the_server_has_ended_it():
+    """Behind its last token the server works once more, to find that nothing follows; the user waits for that."""
+    late = window(pause=0.5)
+    for place, one in enumerate(late.requests):
+        late.requests[place] = replace(one, ended=one.last + 0.5)
+    assert failed(window(pause=0.5)) == {"offered"}
+    assert not failed(late)
+    assert side(late).tokens_per_second == side(window(pause=0.5)).tokens_per_second
 
 
 def level(n_users, *speedups, plain=100.0):
@@ -160,6 +171,27 @@ def test_so_many_requests_are_in_flight_and_no_more(fake, soon):
     fake.chunks = chunks
     Users(engines.find(fake.url, None), chat=True).ask(1, orders(), 0.1)
     assert most[0] == 1
+
+
+def slowly(fake, seconds=0.05):
+    usual = fake.text_of
+    fake.text_of = lambda prompt, n: time.sleep(seconds) or usual(prompt, n)
+    return engines.find(fake.url, None)
+
+
+def test_a_window_lasts_until_it_holds_enough_whole_answers(fake, soon):
+    """At the end of its seconds it holds none, since an answer takes longer than they are: three for each user, or the
+    window is eight times as long."""
+    found = Users(slowly(fake), chat=True).ask(2, orders(), 0.02)
+    enough = found.n_whole >= 3 * 2
+    assert enough or found.end - found.begin >= 8 * 0.02
+    assert enough == ("window" not in failed(found))
+
+
+def test_a_window_ends_however_few_whole_answers_it_holds(fake, soon, monkeypatch):
+    monkeypatch.setattr(users, "LEAST_ANSWERS", 10**6)
+    found = Users(slowly(fake), chat=True).ask(1, orders(), 0.02)
+    assert found.end - found.begin >= users.LONGEST * 0.02
 
 
 @pytest.mark.parametrize("data", [b"data: {oops\n\n", b"", b'data: {"choices": [{"text": "x"}]}\n\n' * 1000])

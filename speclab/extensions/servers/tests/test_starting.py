@@ -1,5 +1,6 @@
 """The lab's pair on servers of other engines: files that say what the folder says, processes that end, equal rounds."""
 
+import json
 import os
 import sys
 import time
@@ -106,15 +107,28 @@ def test_both_commands_serve_one_target_and_one_of_them_drafts(tmp_path, monkeyp
     monkeypatch.setattr(lab_gguf, "write", lambda folder, path: path)
     for engine in ("llama", "vllm"):
         args = argparse.Namespace(engine=engine, program=None, draft_length=3, port=8000, slots=5)
-        for args.models in (None, [Path("one.gguf"), Path("two.gguf")]):
+        for args.models in (None, [Path("one"), Path("two")], [Path("one"), Path("ngram")]):
             first, second = commands(args, tmp_path)
             assert first[: len(second) - 2] == second[:-2], "the draft is the one thing that differs"
             assert "3" in " ".join(first[len(second) - 2 :])
             assert (first[-1], second[-1]) == ("8000", "8001")
             if args.models:
-                assert "one.gguf" in second
-                assert "two.gguf" in " ".join(first[len(second) - 2 :])
-                assert "two.gguf" not in " ".join(second)
+                name = args.models[1].name
+                assert "one" in second
+                assert name in " ".join(first[len(second) - 2 :])
+                assert name not in " ".join(second)
+
+
+def test_vllm_gets_the_word_for_each_kind_of_draft():
+    """A head says in its own file what it is."""
+    words = {}
+    for name in ("draft", "feature", "ngram"):
+        draft = Path(name) if name == "ngram" else loading.LAB_PAIR / name
+        _, [_, given] = starting.vllm("python", loading.LAB_PAIR / "target", draft, K)
+        words[name] = json.loads(given)
+        assert words[name].get("model") == (None if name == "ngram" else str(draft))
+        assert words[name]["num_speculative_tokens"] == K
+    assert [words[name]["method"] for name in words] == ["draft_model", "eagle3", "ngram"]
 
 
 def counts_of(server, prompt):

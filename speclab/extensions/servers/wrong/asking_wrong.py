@@ -1,5 +1,6 @@
 """Asks one server that is wrong on purpose, as the command does, and takes down what its screen says."""
 
+import argparse
 import contextlib
 import itertools
 import textwrap
@@ -15,15 +16,19 @@ from speclab.extensions.servers.ask.inputs import prompts_of
 from speclab.extensions.servers.diagnosis import TEXT_WRONG
 from speclab.extensions.servers.load import load_screen
 from speclab.extensions.servers.load.work import measure, work
+from speclab.extensions.servers.referee.__main__ import compared
 from speclab.extensions.servers.referee.own import ended_rounds
 from speclab.extensions.servers.vllm.server_record import EngineCounts
-from speclab.extensions.servers.wrong.cases import LAB_PAIR_NAME, SMOLLM2, Place, Wrong, lab_draft, llama
+from speclab.extensions.servers.wrong.cases import LAB_PAIR_NAME, SMOLLM2, Place, Wrong, lab_draft, llama, lookup
 from speclab.extensions.servers.wrong.wrong_record import LoadTry, WrongServer
 from speclab.system.errors import EnvironmentProblem
 
 SHORT_CHARACTERS, SECONDS = 80, 25.0
-LOADS = (("users of the lab's pair", False), ("users of SmolLM2", True))
 USERS, SLOTS = [1, 2, 4, 8], 8
+LOADS = {  # each with its prompts, and what starts the servers
+    "users of the lab's pair": (LAB_PAIR_NAME, llama(lab_draft, 4, SLOTS)),
+    "users of SmolLM2": (SMOLLM2, llama(lookup, 4, SLOTS, smollm2=True)),
+}
 
 
 def asked(case: Wrong, place: Place, n_tokens: int) -> WrongServer:
@@ -165,29 +170,41 @@ def others(server: engines.Server, n_users: int, prompts: list[Prompt], chat: bo
 
 
 def referee(case: Wrong, place: Place, server: engines.Server, n_tokens: int) -> str:
-    """Hold the server's counts against the lab's own rounds, prompt by prompt, and say how many are equal."""
-    lab, n_equal = place.lab, 0
-    for prompt in lab.prompts:
-        found = server.ask(Order(prompt.text, n_tokens, chat=False))
-        own = ended_rounds(lab.setup, lab.draft("model"), prompt, case.k, n_tokens)
-        same_text = found.answer.text == lab.setup.tokenizer.decode(own.tokens)
-        n_equal += same_text and found.counted is not None and found.counted.speculation == own.counts
-    return f"{n_equal} of {len(lab.prompts)} prompts are equal in text, rounds, drafted and accepted tokens by position"
+    """Hold the server's counts against the lab's own rounds, prompt by prompt, and say how many are equal.
+
+    vLLM drafts k tokens in the last round, too, and so does the lab beside it; llama-server drafts no more than the
+    text has room for.
+    """
+    lab, verdicts = place.lab, list[str]()
+    if server.engine == engines.VLLM:
+        given = argparse.Namespace(draft=case.referee, draft_length=case.k, max_new_tokens=n_tokens, seed=lab.seed)
+        verdicts = [row[-1] for row in compared(server, lab.setup, list(lab.prompts), given)]
+    else:
+        for prompt in lab.prompts:
+            found = server.ask(Order(prompt.text, n_tokens, chat=False))
+            own = ended_rounds(lab.setup, lab.draft(case.referee), prompt, case.k, n_tokens)
+            same = found.answer.text == lab.setup.tokenizer.decode(own.tokens)
+            equal = same and found.counted is not None and found.counted.speculation == own.counts
+            verdicts.append("equal" if equal else "different")
+    n_equal, n_last = (sum(verdict.startswith(word) for verdict in verdicts) for word in ("equal", "last round"))
+    said = f"{n_equal} of {len(verdicts)} prompts are equal in text, rounds, drafted and accepted tokens by position"
+    return said + f", and {n_last} but for the last round" * bool(n_last)
 
 
-def under_load(name: str, smollm2: bool, place: Place, seconds: float) -> LoadTry:
-    """Ask two llama-servers with more and more users."""
-    draft = (lambda place: place.smollm2) if smollm2 else lab_draft
-    prompts = prompts_of(None) if smollm2 else [Prompt(one.kind, one.text) for one in place.lab.prompts]
-    with llama(draft, 4, SLOTS, smollm2)(place) as urls:
+def under_load(name: str, place: Place, n_tokens: int, seconds: float) -> LoadTry:
+    """Ask two servers with more and more users."""
+    model, start = LOADS[name]
+    chat = model != LAB_PAIR_NAME
+    prompts = prompts_of(None) if chat else [Prompt(one.kind, one.text) for one in place.lab.prompts]
+    with start(place) as urls:
         speculative, plain = engines.find(urls.url, None), engines.find(urls.plain, None)
         levels = measure(
             speculative,
             plain,
             USERS,
             seconds,
-            lambda first: work(prompts, 64, itertools.count(first), alter=True),
-            smollm2,
+            lambda first: work(prompts, n_tokens, itertools.count(first), alter=True),
+            chat,
         )
     lines = screen.joined(load_screen.lines(levels)).split("\n")
     failed = sorted({one.name for level in levels for one in level.checks if not one.good})
@@ -195,7 +212,7 @@ def under_load(name: str, smollm2: bool, place: Place, seconds: float) -> LoadTr
     return LoadTry(
         name=name,
         engine=engine,
-        model=SMOLLM2 if smollm2 else LAB_PAIR_NAME,
+        model=model,
         flags=urls.flags,
         window_seconds=seconds,
         checks=failed,

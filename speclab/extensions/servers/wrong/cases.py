@@ -1,6 +1,9 @@
 """The servers that are wrong on purpose: what is wrong with each, and which answer of the command would be right."""
 
 import contextlib
+import json
+import re
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,16 +42,19 @@ WORDS = "the words that name the fault were 'not explained'"
 PORT = 18080  # of the server that speculates; the plain one has the next one
 LOOP = "the lab's loop"
 LAB_PAIR_NAME, SMOLLM2 = "the lab's pair", "SmolLM2-135M-Instruct, Q4_1"
+LAYERS = "eagle_aux_hidden_state_layer_ids"  # after which layers of the target a head reads its states
 
 
 @dataclass
 class Place:
-    """Where servers come from: llama-server and files for it, or the lab's loop."""
+    """Where servers come from: llama-server and files for it, vLLM, or the lab's loop. smollm2: a GGUF file. vllm: the
+    Python that has it; None: the one that `make vllm` makes."""
 
     lab: Lab
     program: str
     smollm2: Path
     folder: Path
+    vllm: str | None = None
     _written: dict[str, Path] = field(default_factory=dict)
 
     def file(self, name: str, folder: str, altered: Callable[[Any], Any] = lambda model: model) -> Path:
@@ -56,6 +62,13 @@ class Place:
         if name not in self._written:
             self._written[name] = lab_gguf.write(LAB_PAIR / folder, self.folder / f"{name}.gguf", altered)
         return self._written[name]
+
+    def altered_head(self, name: str, **changes: Any) -> Path:
+        """Return a copy of the lab's feature head whose config.json says something else."""
+        folder = shutil.copytree(LAB_PAIR / "feature", self.folder / name, dirs_exist_ok=True)
+        config = json.loads((folder / "config.json").read_bytes()) | changes
+        (folder / "config.json").write_text(json.dumps(config))
+        return folder
 
 
 @dataclass(frozen=True)
@@ -80,10 +93,11 @@ class Wrong:
     been run. The list of causes is younger than the first two sets, whose causes stood there in other words.
 
     others: users who ask the server at the same time. lengths: every other prompt is cut short, and the rest are long.
+    referee: the draft whose rounds on the lab's own loop the server's counts are held against; empty: none.
     """
 
     name: str
-    half: Literal["before", "after", "third"]
+    half: Literal["before", "after", "third", "vllm"]
     model: str
     fault: str
     answer: str
@@ -92,24 +106,37 @@ class Wrong:
     k: int = 4
     others: int = 0
     lengths: bool = False
-    referee: bool = False
+    referee: str = ""
     expected_changed: str = ""
 
 
-def llama(draft: Callable[[Place], Path], k: int = 4, slots: int = 1, smollm2: bool = False, *more: str) -> Start:
+@contextlib.contextmanager
+def both(plain: list[str], flags: list[str], *more: str) -> Iterator[Urls]:
+    """Start a server with these flags, and one without them. more: what else is to be said of both."""
+    with (
+        starting.started([*plain, *flags, "--port", str(PORT)], PORT) as url,
+        starting.started([*plain, "--port", str(PORT + 1)], PORT + 1) as other,
+    ):
+        yield Urls(url, other, " ".join([re.sub(r'[^\s"]*/', "", " ".join(flags)), *more]))  # names, and no folders
+
+
+def llama(draft: Callable[[Place], Path], k: int = 4, slots: int = 1, smollm2: bool = False) -> Start:
     """Return what starts two llama-servers, with a draft from a file and without one."""
 
-    @contextlib.contextmanager
-    def start(place: Place) -> Iterator[Urls]:
+    def start(place: Place) -> contextlib.AbstractContextManager[Urls]:
         target = place.smollm2 if smollm2 else place.file("target", "target")
-        plain = starting.llama(place.program, target, slots)
-        flags = [*starting.drafted(draft(place), k), *more]
-        with (
-            starting.started([*plain, *flags, "--port", str(PORT)], PORT) as url,
-            starting.started([*plain, "--port", str(PORT + 1)], PORT + 1) as other,
-        ):
-            shown = [Path(word).name if "/" in word else word for word in flags]
-            yield Urls(url, other, " ".join([*shown, "-np", str(slots)]))
+        flags = starting.drafted(draft(place), k)
+        return both(starting.llama(place.program, target, slots), flags, "-np", str(slots))
+
+    return start
+
+
+def vllm(draft: Callable[[Place], Path], k: int = 4, smollm2: bool = False) -> Start:
+    """Return what starts two servers of vLLM, with a draft and without one."""
+
+    def start(place: Place) -> contextlib.AbstractContextManager[Urls]:
+        target = place.smollm2 if smollm2 else LAB_PAIR / "target"
+        return both(*starting.vllm(place.vllm, target, draft(place), k))
 
     return start
 
@@ -143,6 +170,11 @@ def lab_draft(place: Place) -> Path:
     return place.file("draft", "draft")
 
 
+def lookup(place: Place) -> Path:
+    """Return the word for a lookup in the text so far."""
+    return Path(starting.LOOKUP)
+
+
 def noisy_draft(place: Place) -> Path:
     """Return the lab's draft with noise of the spread of its weights."""
     return place.file("noisy", "draft", lambda model: degraded_drafts.noisy(model, 1.0, place.lab.seed))
@@ -160,7 +192,7 @@ def turned_draft(place: Place) -> Path:
 
 BEFORE = (
     Wrong("as it is", "before", LAB_PAIR_NAME, "nothing in the draft: a pass over five tokens is dear on this engine",
-          COST, DEAR_PASS, llama(lab_draft), referee=True, expected_changed=f"the answer was {NOTHING!r}"),
+          COST, DEAR_PASS, llama(lab_draft), referee="model", expected_changed=f"the answer was {NOTHING!r}"),
     Wrong("nothing wrong", "before", LAB_PAIR_NAME, "nothing: the lab's feature head", NOTHING, "",
           loop(lambda lab: lab.draft("feature"), FEATURE), expected_changed="the server was added"),
     Wrong("k = 12", "before", LAB_PAIR_NAME, "twelve drafted tokens a round", COST, TOO_LONG,

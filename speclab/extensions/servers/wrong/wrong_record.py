@@ -12,10 +12,10 @@ from speclab.records.runs import Head
 @dataclass(kw_only=True)
 class WrongServer(RecordPart):
     """One server. half: before where it is of the first set and after where it is of the second one, both of which
-    were known when rules and thresholds were made; third where it is of the set that was written down afterwards."""
+    were known when rules and thresholds were made; third and vllm where it is of a set that was written down later."""
 
     name: str
-    half: Literal["before", "after", "third"]
+    half: Literal["before", "after", "third", "vllm"]
     engine: str
     model: str
     fault: str  # what is wrong in truth
@@ -50,7 +50,7 @@ class LoadTry(RecordPart):
     engine: str
     model: str
     flags: str
-    window_seconds: Amount
+    window_seconds: Amount  # at least
     checks: list[str]
     screen: list[str]
 

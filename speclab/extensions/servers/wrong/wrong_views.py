@@ -16,7 +16,7 @@ COLUMNS = (
 )
 
 UNSEEN = "third"  # the set that no rule or threshold was made with
-HALVES = {"before": "First set", "after": "Second set", "third": "Third set"}
+HALVES = {"before": "First set", "after": "Second set", "third": "Third set", "vllm": "Servers of vLLM"}
 
 
 def place(one: WrongServer) -> str:
@@ -113,8 +113,9 @@ def page(run: WrongRun) -> str:
         blocks.append(Lines([run.settings["note"]]))
     for half, name in halves(run).items():
         blocks += [Heading(name), table(run, half), Lines([*score(run, half), *_unseen(run, half)])]
-    blocks += [Lines([COLUMNS]), Heading("Expectations that were changed after the first run"), Lines(changes(run))]
-    blocks += [Heading("Counts beside the lab's own rounds"), Lines(rounds(run))]
+    if run.wrong:
+        blocks += [Lines([COLUMNS]), Heading("Expectations that were changed after the first run"), Lines(changes(run))]
+        blocks += [Heading("Counts beside the lab's own rounds"), Lines(rounds(run))]
     for one in run.loads:
         blocks += [Heading(f"Under load: {one.name}"), Lines([f"{one.engine}, {one.flags}"]), _screen(one.screen)]
     for server in run.wrong:
