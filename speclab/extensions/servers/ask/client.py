@@ -97,7 +97,11 @@ class Client:
             stream.take(part)
             return stream.ended
 
-        await self._send(http, "POST", path_of(order), body, seconds_of(order), ANSWER_BYTES, take)
+        try:
+            await self._send(http, "POST", path_of(order), body, seconds_of(order), ANSWER_BYTES, take)
+        except Refused as problem:
+            without = order.chat and "template" in str(problem)  # vLLM's words where the model has none
+            raise Refused(f"{str(problem).rstrip('.')}; add --raw" if without else str(problem)) from None
         stream.close()
         if not stream.ended:
             raise ConnectionProblem(f"{self.url} ended its answer in the middle")

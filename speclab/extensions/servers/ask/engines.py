@@ -103,8 +103,9 @@ def find(url: str, key: str | None) -> Server:
         raise EnvironmentProblem(f"{problem}; give the address of an OpenAI-compatible server") from None
     model = _at(models, "data", 0)
     server.model, server.root = _word(model, "id"), _word(model, "root")
-    server.client.model = server.model
-    if not server.model:
+    if server.model:
+        server.client.model = model["id"]  # requests need it whole; vLLM's is a place, or owner/name
+    else:
         raise EnvironmentProblem(
             f"{url} offers no model at /v1/models; give the address of an OpenAI-compatible server"
         )

@@ -147,8 +147,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         fake, body = self.server, json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         fake.asked.append(body)
-        if fake.answer:
-            self.whole(*fake.answer)
+        if fake.answer or body["model"] not in ("", fake.model):
+            self.whole(*fake.answer or (404, b'{"error": {"message": "The model does not exist."}}'))
             return
         chat = "messages" in body
         words = fake.text_of(body["messages"][0]["content"] if chat else str(body["prompt"]), body["max_tokens"])

@@ -26,6 +26,7 @@ ROWS = [
     ("--plain-url {fake}", 3, "give it with --url"),
     ("--url {locked}", 3, "SPECLAB_API_KEY"),
     ("--url {off}", 3, "--disable-log-stats"),
+    ("--url {bare}", 3, "add --raw"),
     ("--url {fake} --texts {folder}/none.txt", 3, "give another file"),
     ("--url {fake} --texts {folder}/empty-texts.txt", 3, "begin each with a line"),
     ("--url {fake} --texts {folder}/bytes.txt", 3, "no UTF-8 text"),
@@ -66,10 +67,20 @@ def places(tmp_path_factory):
         Simulated("other") as other,
         Simulated() as locked,
         Simulated() as off,
+        Simulated() as bare,
     ):
         locked.pages["/v1/models"] = (401, b'{"error": {"message": "Unauthorized"}}')
         off.pages["/metrics"] = (200, b"python_gc_objects 3\n")
-        names = {"fake": fake, "plain": plain, "another": another, "other": other, "locked": locked, "off": off}
+        bare.answer = (400, b'{"error": {"message": "you must provide a chat template."}}')  # as vLLM says it
+        names = {
+            "bare": bare,
+            "fake": fake,
+            "plain": plain,
+            "another": another,
+            "other": other,
+            "locked": locked,
+            "off": off,
+        }
         yield {"folder": folder, **{name: server.url for name, server in names.items()}}
 
 
