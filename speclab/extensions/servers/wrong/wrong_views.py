@@ -57,9 +57,9 @@ def score(run: WrongRun, half: str) -> list[str]:
     answers = [one.expected for one in judged]
     rest = f", and {silent} of {len(sound)} sound servers got no cause" if sound else ""
     always = max((answers.count(answer) for answer in answers), default=0)
+    causes = f", {named} of {len(faulty)} true causes are named" if faulty else ""
     return [
-        f"{right} of {len(judged)} answers are right, {named} of {len(faulty)} true causes are named{rest}; for {both} "
-        f"servers both hold",
+        f"{right} of {len(judged)} answers are right{causes}{rest}; for {both} servers both hold",
         f"by chance: one answer for every server would be right for {always}, one pair of causes for {_best(found)}",
     ]
 
