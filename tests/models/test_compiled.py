@@ -4,6 +4,7 @@ That the parts of a pass give its logits, masks, hidden layers and halves includ
 tests/contract.py ("in parts") and tests/models/test_exported.py.
 """
 
+import json
 import os
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speclab.models import engine_choice
-from speclab.models.backends import compiled, packages
+from speclab.models.backends import compile_functions, compiled, packages
 from speclab.models.backends.exported import ExportedModel, Replayed
 from speclab.models.cached import CachedModel
 from speclab.models.checking import checks
@@ -70,6 +71,7 @@ def test_a_compiled_pass_is_the_pass_and_is_compiled_once(cache, monkeypatch):
         package.chmod(0o600)
         package.write_bytes(b"no package")
     assert again.fast.cut.program(3, 1) is None, "a damaged package is none"
+    packages._shared(cache).cleanup()
     assert not [name for name in os.listdir(cache) if not name.endswith(".pt2")], "nothing half is left"
 
 
@@ -81,6 +83,26 @@ def test_layers_that_are_alike_share_one_function(family):
     assert model.fast.cut.program(3, 1, missing) is None
     assert len(missing) == LAYERS[family] + 1
     assert set(FAMILIES) > set(LAYERS)
+
+
+@pytest.mark.parametrize("family", LAYERS)
+def test_a_function_is_written_down_for_another_process_and_read_back(family):
+    """It computes the same there, bit for bit, from inputs of the same sizes and strides."""
+    missing = packages.Missing()
+    exported(family).fast.cut.program(3, 1, missing)
+    for module, inputs, sizes in missing.values():
+        about = json.loads(json.dumps(compile_functions.written_down(module, inputs, sizes)))
+        assert about["sizes"] == sizes
+        assert about["threads"] == torch.get_num_threads()
+        function, found = compile_functions.read_back(about)
+        assert [(t.shape, t.stride(), t.dtype) for t in found] == [(t.shape, t.stride(), t.dtype) for t in inputs]
+        results = []
+        for one in (module, function):
+            generator = torch.Generator().manual_seed(1)
+            given = [torch.randn(t.shape, generator=generator) if t.is_floating_point() else t.zero_() for t in found]
+            results.append([*one(*given), *given])  # buffers are written, too
+        for right, other in zip(*results, strict=True):
+            assert torch.equal(right, other)
 
 
 def test_a_pass_that_is_wrong_or_slow_is_not_used(cache, monkeypatch):

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from speclab.models.backends import packages, rewrites
 from speclab.models.backends.buffers import causal_mask
-from speclab.models.backends.compile_functions import BLOCK, Call
+from speclab.models.backends.compile_functions import BLOCK, Call, attention, product
 from speclab.models.backends.exporting import export
 from speclab.models.family import NoFastBackend
 from speclab.system.errors import first_line
@@ -151,17 +152,24 @@ class CutPass:
 
         Raises NoFastBackend where a part cannot be compiled.
         """
-        example = self._example(width)
+        shapes = FakeTensorMode()  # sizes and strides are computed, and no numbers
+        example = {node: shapes.from_tensor(tensor) for node, tensor in self._example(width).items()}
         n_rows = self.arguments[4].meta["val"].shape[0]
         slots = {node: slot for slot, node in enumerate(example)}
         steps: list[Step] = []
+        results: dict[str, Any] = {}  # of the parts, by the names of their functions
         for part in self.parts:
             constants = [rewrites.constant(self._graph, n) if n.op == "get_attr" else None for n in part.inputs]
-            given = [example.get(n, constant) for n, constant in zip(part.inputs, constants, strict=True)]
+            given = [
+                example[n] if constant is None else shapes.from_tensor(constant)
+                for n, constant in zip(part.inputs, constants, strict=True)
+            ]
             # What comes before the layers is too little to be worth a compiled function.
             run = _function(part, given, n_rows, threads, find) if steps else _called(part.module)
-            with torch.no_grad():
-                example.update(zip(part.outputs, part.module(*given), strict=True))
+            if (name := _name_of(part, given, threads)) not in results:  # layers that are alike give the same sizes
+                with torch.no_grad(), shapes:
+                    results[name] = part.module(*given)
+            example.update(zip(part.outputs, results[name], strict=True))
             steps.append(Step(run, constants, [(i, slots[n]) for i, n in enumerate(part.inputs) if n in slots]))
             slots |= {node: len(slots) + i for i, node in enumerate(part.outputs)}
         outputs = [slots[node] for node in self.outputs]
@@ -265,14 +273,18 @@ def _function(part: GraphPart, given: list[Any], n_rows: Any, threads: int, find
 
     given: example inputs. n_rows: the number of rows of the buffers as a symbol; every size with it may differ.
     """
-    name = packages.name_of(part.form, [(tuple(t.shape), t.stride(), str(t.dtype)) for t in given], threads)
 
     def source() -> packages.Source:
         shapes = [node.meta["val"].shape for node in part.inputs]
         sizes = [[i for i, size in enumerate(shape) if str(size) == str(n_rows)] for shape in shapes]
         return part.module, tuple(given), sizes
 
-    return find(name, source)
+    return find(_name_of(part, given, threads), source)
+
+
+def _name_of(part: GraphPart, given: list[Any], threads: int) -> str:
+    """Return the name of a part as a compiled function. given: example inputs."""
+    return packages.name_of(part.form, [(tuple(t.shape), t.stride(), str(t.dtype)) for t in given], threads)
 
 
 def whole_function(
@@ -379,36 +391,6 @@ def _not_repeated(node: fx.Node, query: fx.Node) -> fx.Node:
     return node
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Compute scaled dot-product attention of one text.
-
-    (1, heads, m, size) queries, (1, kv heads, n, size) keys and values, (1, 1, m, n) mask -> (1, heads, m, size)
-    """
-    _, n_heads, m, size = query.shape
-    n_kv = key.shape[1]
-    rows = query.reshape(n_kv, n_heads // n_kv * m, size)
-    scores = torch.bmm(rows, key[0].transpose(-1, -2)).view(n_heads, m, -1) * scale + mask[0]
-    weights = scores.softmax(-1).to(value.dtype).view(n_kv, n_heads // n_kv * m, -1)
-    return torch.bmm(weights, value[0]).view(1, n_heads, m, -1)
-
-
-def product(states: Tensor, blocks: Tensor, size: int, bias: Tensor | None = None) -> Tensor:
-    """Multiply states with the rows of a matrix, as one sum for each row of the states.
-
-    (..., n) states, (ceil(size / lanes), n, lanes) matrix in blocks of rows, (size,) bias -> (..., size)
-
-    The sums are made in the dtype of the states, whatever that of the matrix is.
-    """
-    n = states.shape[-1]
-    m = states.numel() // n
-    # The input of the sums is written down once; otherwise it would be computed again for every row of the matrix.
-    rows = torch.as_strided(states.contiguous(), (m, n), (n, 1))
-    blocks = blocks.to(states.dtype)
-    sums = torch.stack([(blocks * rows[i, :, None]).sum(1).view(-1)[:size] for i in range(m)])
-    sums = sums.view(*states.shape[:-1], -1)
-    return sums if bias is None else sums + bias
-
-
 def in_blocks(weight: Tensor) -> Tensor:
     """Return a matrix, (size, n), in blocks of as many rows as a register holds: (ceil(size / lanes), n, lanes).
 
@@ -441,10 +423,6 @@ def _in_blocks(graph: fx.GraphModule, weight: fx.Node) -> fx.Node:
         node = graph.graph.create_node("get_attr", name)
     node.meta["val"] = getattr(graph, name)
     return node
-
-
-fx.wrap("attention")
-fx.wrap("product")
 
 
 def cut(graph: fx.GraphModule) -> CutPass:

@@ -24,21 +24,23 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx
 
-from speclab.models.backends.compile_functions import exported
+from speclab.models.backends.compile_functions import written_down
 from speclab.models.family import NoFastBackend
 from speclab.system import cache
 from speclab.system.errors import first_line
 
 COMPILE = pathlib.Path(__file__).with_name("compile_functions.py")
+HEADERS = pathlib.Path(__file__).with_name("cpp")  # they take the place of the compiler's own
 POLL = 0.05  # seconds between two looks at the processes that compile
+OLD = 24 * 3600.0  # seconds; no compilation takes so long
 # Other code in these files writes other functions.
-WRITERS = [pathlib.Path(__file__).with_name(name) for name in ("compiled.py", "compile_functions.py")]
+WRITERS = [COMPILE.with_name("compiled.py"), COMPILE, HEADERS / "regex"]
 # Lines of /proc/cpuinfo on x86 and on ARM.
 OF_PROCESSORS = ("model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant")
 Run = Callable[[list[Tensor]], list[Tensor]]
-Source = tuple[nn.Module, tuple[Tensor, ...], list[list[int]]]
+Source = tuple[fx.GraphModule, tuple[Tensor, ...], list[list[int]]]
 """What a function is made of: a module, example inputs, and for each of them the dimensions along which there may be
 any number of blocks of rows."""
 Find = Callable[[str, Callable[[], Source]], Run | None]
@@ -141,12 +143,13 @@ def build(sources: dict[str, Source]) -> None:
     """
     place = make_folder()
     try:
-        with tempfile.TemporaryDirectory(dir=place) as scratch, _quiet(), torch.no_grad():
-            for name, (module, inputs, sizes) in sources.items():
-                program = exported(module, inputs, sizes)
-                where = os.path.join(scratch, f"{name}.exported")
-                torch.export.save(program, where, extra_files={"sizes": json.dumps(sizes)})
-            _compile(pathlib.Path(scratch), place, list(sources))
+        with tempfile.TemporaryDirectory(dir=place) as scratch:
+            # The last ones are those of the most tokens, which take longest: they come first.
+            for i, (name, source) in enumerate(reversed(sources.items())):
+                about = json.dumps(written_down(*source))
+                (pathlib.Path(scratch) / f"{i:04}-{name}.json").write_text(about, encoding="utf-8")
+            (pathlib.Path(scratch) / "all").touch()
+            _compile(pathlib.Path(scratch), place, len(sources))
     except NoFastBackend:
         raise
     except Exception as error:  # whatever an exporter does
@@ -162,17 +165,39 @@ def _end_group(process: subprocess.Popen) -> None:
         process.kill()
 
 
-def _compile(scratch: pathlib.Path, place: pathlib.Path, names: list[str]) -> None:
-    """Let processes compile these exported functions, and move each into the folder as soon as it is finished."""
-    # Inductor reuses what lies in its own folders, and others can write to the usual ones.
-    own = os.environ | {"TMPDIR": str(scratch), "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor")}
-    n = min(len(names), os.cpu_count() or 1)
+@functools.cache
+def _shared(place: pathlib.Path) -> tempfile.TemporaryDirectory:
+    """Return a folder for what the functions of this run share, 300 MB of precompiled headers: each of them takes as
+    long as three functions save with it. It is deleted when the program ends."""
+    for old in place.glob("shared-*"):  # of a program that was killed
+        if time.time() - old.stat().st_mtime > OLD:
+            shutil.rmtree(old, ignore_errors=True)
+    return tempfile.TemporaryDirectory(dir=place, prefix="shared-", ignore_cleanup_errors=True)
+
+
+def _settings(place: pathlib.Path) -> dict[str, str]:
+    """Return the environment variables of processes that compile."""
+    shared = _shared(place).name
+    return {
+        # Inductor reuses what lies in its own folders, and others can write to the usual ones.
+        "TMPDIR": shared,
+        "TORCHINDUCTOR_CACHE_DIR": os.path.join(shared, "inductor"),
+        "TORCHINDUCTOR_VEC_ISA_OK": "1",  # PyTorch itself uses them; trying them out takes nine seconds
+        "AOT_INDUCTOR_ENABLE_LINE_TABLES": "0",  # nobody debugs these functions
+        "CPLUS_INCLUDE_PATH": os.pathsep.join(filter(None, (str(HEADERS), os.environ.get("CPLUS_INCLUDE_PATH")))),
+    }
+
+
+def _compile(scratch: pathlib.Path, place: pathlib.Path, n_functions: int) -> None:
+    """Let processes compile the functions in `scratch`, and move each into the folder as soon as it is finished."""
+    own = os.environ | _settings(place)
+    n = min(n_functions, os.cpu_count() or 1)
     said = [scratch / f"{i}.said" for i in range(n)]
     running: list[subprocess.Popen] = []
     try:
-        for i, path in enumerate(said):
+        for path in said:
             # With -P the folder of that file is not searched for modules.
-            command = [sys.executable, "-P", str(COMPILE), str(scratch), *names[i::n]]
+            command = [sys.executable, "-P", str(COMPILE), str(scratch)]
             with open(path, "wb") as output:
                 how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output, "env": own}
                 running.append(subprocess.Popen(command, **how, start_new_session=True))
