@@ -72,7 +72,8 @@ def wants_padded(args: argparse.Namespace, size: str) -> bool:
     """Tell whether the lab's pair is measured at a larger size as well. size: the size of the run, as in SIZES."""
     from speclab.lab import padded_pair  # here: it needs torch
 
-    is_lab = args.target == LAB_TARGET
+    drafts_nothing = parsing.lengths(args.draft_length, "-k") == ([0], False)
+    is_lab = args.target == LAB_TARGET and not drafts_nothing
     usable = is_lab and size in ("default", "full") and padded_pair.padded_kinds(args.draft.split(","), "lab:50m")
     return bool(usable) and not args.no_padded
 

@@ -5,6 +5,7 @@ import re
 import pytest
 
 import compare
+from speclab.cli import compare_flags
 from speclab.lab import comparison, harness, padded_pair
 from speclab.models.padded import sizes
 from speclab.records.files import read
@@ -33,6 +34,13 @@ def test_a_size_that_does_not_fit_is_not_chosen():
     assert [padded_pair.choose_size(1e15, n, 4) for n in free] == ["lab:400m", "lab:200m", None]
     assert padded_pair.choose_size(1e15, 2 * GB, 4, copies=2) == "lab:200m"
     assert padded_pair.choose_size(1e15, 2 * GB, 2) == padded_pair.choose_size(1e15, 4 * GB, 4)
+
+
+@pytest.mark.parametrize(("lengths", "wanted"), [("0", False), ("0,2", True), ("auto", True)])
+def test_a_run_that_drafts_nothing_has_no_second_size(lengths, wanted):
+    args = compare_flags.make_parser("").parse_args(["--draft", "model", "-k", lengths])
+    size = compare_flags.size_of(args)
+    assert compare_flags.wants_padded(compare_flags.filled(args, size), size) == wanted
 
 
 def test_the_drafts_of_the_padded_pair():

@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     known = checklist.exercises()
     parser = parsing.make_parser(__doc__, "check.py")
     parser.add_argument(
-        "exercises", nargs="?", type=_numbers_among(known), metavar="N,N", help="exercises by number (default: all)"
+        "exercises", nargs="*", type=_numbers_among(known), metavar="N", help="exercises by number (default: all)"
     )
     parser.add_argument(
         "--hint", nargs="?", type=int, choices=(1, 2, 3), const=1, metavar="1|2|3", help="hints up to this one"
@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
         "--run", nargs=argparse.REMAINDER, metavar="SCRIPT", help="a script of the lab, then the script's own flags"
     )
     args = parser.parse_args(words)
-    numbers: list[int] = args.exercises or []
+    numbers: list[int] = sorted({number for some in args.exercises for number in some})
     if len(numbers) != 1 and (flag := parsing.first_given(args, "hint", "traceback")):
         raise UsageProblem(f"{flag} needs one exercise; type: {checklist.check_command('3', flag)}")
     if args.run is not None:

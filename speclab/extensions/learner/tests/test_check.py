@@ -497,3 +497,12 @@ def test_a_hole_falls_back_to_the_labs_own_and_says_so(clone, pair_folder, tmp_p
     answer(2, "return own[n_accepted]", "return own[0]")
     assert check.main(["--run", "optimized_speculative.py", "--target", "nowhere"]) == 1
     assert "so nothing was run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["0", "2"], ["2,0"], ["2", "0,2"]])
+def test_several_exercises_are_named_with_commas_or_spaces(words, monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(runner, "run_checks", lambda impl, chosen: asked.extend(one.number for one in chosen))
+    check.main(words)
+    assert asked == [0, 2]
+    capsys.readouterr()
