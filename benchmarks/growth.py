@@ -31,7 +31,7 @@ from speclab.records.runs import Machine, Versions
 from speclab.system.errors import UsageProblem, first_line, reports_problems
 from speclab.system.files import check_writable, read_bytes, shown
 from speclab.system.terminal import say
-from speclab.theory.formulas import expected_tokens_per_round
+from speclab.theory.positions import break_even_acceptance
 from training.course import K
 
 MOST_BYTES = 2**20  # of a training.json
@@ -55,13 +55,7 @@ class Score(RecordPart):
     @property
     def alpha(self) -> float:
         """Return the α at which a round has so many tokens, if each drafted token is accepted by itself."""
-        low, high = 0.0, 1.0
-        for _ in range(40):
-            middle = (low + high) / 2
-            low, high = (
-                (middle, high) if expected_tokens_per_round(middle, K) < self.tokens_per_round else (low, middle)
-            )
-        return low
+        return break_even_acceptance(K, self.tokens_per_round) or 0.0
 
 
 @dataclass(kw_only=True)

@@ -10,8 +10,8 @@
 A head learns from what the target itself writes, because that is where it will be asked to guess: a target with a chat
 template answers questions that it has asked itself, and every target continues pieces of the sources of Python's
 standard library, and the texts of --texts. A head for more than 8,192 ids proposes the most frequent ones, with the
-target's own embedding and output layer. --minutes is the whole time. After a tenth of it a head stands in --out, or
-after a third where the time is short and on a GPU; later the one that has committed most tokens per round in replayed
+target's own embedding and output layer. --minutes is the whole time. After a tenth of it a head stands in --out;
+where the time is short, or on a GPU, after a third. Later the one that has committed most tokens per round in replayed
 rounds on held-out answers. An interrupted run goes on where it stopped, and a finished one with more --minutes. The
 texts are in answers.jsonl in the work folder, a line {"prompt": ids, "answer": ids, "greedy": bool} each; all that are
 there are learned from. No network and no GPU is needed. `KIND --help` lists the flags of a kind.
