@@ -90,7 +90,12 @@ def choose(model: PreTrainedModel, wish: str, widths: Iterable[int] = PASSES_OF_
         return fast, f"{ASKED_FOR}; {compile_passes(CachedModel(model, fast=fast), widths)}"
     if can_compile(fast):
         done = packages.is_done(fast.name_when_compiled(widths))
-        words = compile_passes(CachedModel(model, fast=fast), widths) if done else COMPILE * bool(packages.compiler())
+        never = f"some functions are not in the cache folder any more; {COMPILE}"
+        words = (
+            compile_passes(CachedModel(model, fast=fast), widths, never)
+            if done
+            else COMPILE * bool(packages.compiler())
+        )
         why = "; ".join(filter(None, (why, words)))
     eager, other = CachedModel(model), CachedModel(model, fast=fast)
     result = race(lambda: fastest([(eager, NARROW), (other, NARROW), (eager, WIDE), (other, WIDE)]))
@@ -211,17 +216,17 @@ def choose_weights(exported: ExportedModel) -> None:
     exported.padded = {n: to for n, to in exported.padded.items() if n > exported.plain_up_to}
 
 
-def compile_passes(cached: CachedModel, widths: Iterable[int]) -> str:
+def compile_passes(cached: CachedModel, widths: Iterable[int], never: str = "") -> str:
     """Compile passes of these widths, and keep those that are faster.  -> the reason for the engine, in a few words
 
     Narrower passes are padded to the next of these widths. Where one is wrong or nothing can be compiled, none is
-    kept, and the words say why.
+    kept, and the words say why. never: where this is given, nothing is built, and this says why something is missing.
     """
     fast = cached.fast
     if not can_compile(fast):
         return "not compiled: that is made for float32 on a CPU"
     try:
-        fast.programs = _programs(fast, sorted(width for width in widths if width <= compiled.WIDEST))
+        fast.programs = _programs(fast, sorted(width for width in widths if width <= compiled.WIDEST), never)
     except Exception as error:  # a compiler, or a model's own code, may raise any exception
         text = str(error) if isinstance(error, NoFastBackend) else f"{type(error).__name__}: {first_line(error)}"
         return f"not compiled: {text}"
@@ -245,16 +250,20 @@ def can_compile(fast: FastModel | None) -> TypeGuard[ExportedModel]:
     return isinstance(fast, ExportedModel) and fast.model.dtype == torch.float32 and fast.model.device.type == "cpu"
 
 
-def _programs(fast: ExportedModel, widths: list[int]) -> dict[int, Program | None]:
+def _programs(fast: ExportedModel, widths: list[int], never: str) -> dict[int, Program | None]:
     """Return the compiled passes by their tokens, None where the replayed one is as fast. NoFastBackend where one of
-    them is wrong."""
+    them is wrong, cannot be loaded, or is missing and `never` says that it is not built."""
     whole, threads = fast.cut, torch.get_num_threads()
     missing = packages.Missing()
     made = {width: whole.program(width, threads, missing) for width in widths}
+    if missing and never:
+        raise NoFastBackend(never)
     if missing:
         build_missing(missing)
         made = {width: whole.program(width, threads) for width in widths}
     programs = {width: program for width, program in made.items() if program}
+    if len(programs) < len(made):
+        raise NoFastBackend("a compiled function cannot be loaded")
     twin = copy.copy(fast)
     for width, program in programs.items():  # each of them alone: whole, and padded behind a single token
         twin.programs = {width: program}

@@ -6,6 +6,10 @@ tests/contract.py ("in parts") and tests/models/test_exported.py.
 
 import json
 import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +23,7 @@ from speclab.models.cached import CachedModel
 from speclab.models.checking import checks
 from speclab.models.family import NoFastBackend
 from speclab.system import cache as user_cache
+from speclab.system.paths import ROOT
 from tests.decoding import plain_text
 from tests.tiny_models import FAMILIES, in_parts, tiny
 
@@ -69,10 +74,53 @@ def test_a_compiled_pass_is_the_pass_and_is_compiled_once(cache, monkeypatch):
     assert again.fast.cut.program(3, 1) is None, "nothing is loaded that others can write"
     for package in cache.glob("*.pt2"):
         package.chmod(0o600)
-        package.write_bytes(b"no package")
-    assert again.fast.cut.program(3, 1) is None, "a damaged package is none"
+    assert again.fast.cut.program(3, 1).width == 3
+    for package in cache.glob("*.pt2"):
+        with zipfile.ZipFile(package) as parts:
+            code = max(parts.infolist(), key=lambda part: part.file_size)
+        whole = package.read_bytes()
+        middle = code.header_offset + code.file_size // 2
+        package.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+    packages._loaded.cache_clear()
+    assert again.fast.cut.program(3, 1) is None, "one other bit makes it no package"
+    kinds = {name.partition("-")[0] for name in os.listdir(cache) if not name.endswith(".pt2")}
+    assert kinds <= {"shared"}, "nothing half is left"
+
+
+def test_a_shared_folder_ends_with_its_program(cache):
+    """Also with one that was killed: the next program deletes it. That of a program that runs stays."""
+    words = "from speclab.models.backends import packages; import pathlib, os; packages._shared(pathlib.Path({!r})); {}"
+    kill = words.format(str(cache), "os.kill(os.getpid(), 9)")
+    subprocess.run([sys.executable, "-c", kill], cwd=ROOT, check=False, timeout=120)
+    [killed] = cache.glob("shared-*")
+    packages._shared.cache_clear()
+    own = Path(packages._shared(cache).name)
+    assert not killed.exists()
+    subprocess.run([sys.executable, "-c", words.format(str(cache), "")], cwd=ROOT, check=True, timeout=120)
+    assert list(cache.glob("shared-*")) == [own]
+    packages._held.pop().release()
     packages._shared(cache).cleanup()
-    assert not [name for name in os.listdir(cache) if not name.endswith(".pt2")], "nothing half is left"
+    packages._shared.cache_clear()
+    assert not list(cache.glob("shared-*"))
+
+
+def test_without_the_labs_headers_the_users_stay(monkeypatch):
+    headers, other = compile_functions.HEADERS, "/opt/headers"
+    for folders, left in ((f"{headers}{os.pathsep}{other}", other), (headers, None), (other, other)):
+        monkeypatch.setenv(compile_functions.INCLUDED, folders)
+        assert compile_functions.without_own_headers() == (headers in folders)
+        assert os.environ.get(compile_functions.INCLUDED) == left
+
+
+def test_auto_builds_nothing_where_a_function_is_missing(cache, monkeypatch):
+    """The folder has the note that all were compiled, and one of them is gone."""
+    monkeypatch.setattr(packages, "compiler", lambda: "g++")
+    monkeypatch.setattr(packages, "build", pytest.fail)
+    model = tiny("llama", dtype=torch.float32)
+    packages.note_done(engine_choice.choose(model, "fast")[0].name_when_compiled((1, 3)))
+    fast, words = engine_choice.choose(model, "auto", (1, 3))
+    assert not fast or not fast.programs
+    assert "--engine compiled" in words
 
 
 @pytest.mark.parametrize("family", LAYERS)
@@ -90,16 +138,17 @@ def test_a_function_is_written_down_for_another_process_and_read_back(family):
     """It computes the same there, bit for bit, from inputs of the same sizes and strides."""
     missing = packages.Missing()
     exported(family).fast.cut.program(3, 1, missing)
-    for module, inputs, sizes in missing.values():
-        about = json.loads(json.dumps(compile_functions.written_down(module, inputs, sizes)))
-        assert about["sizes"] == sizes
-        assert about["threads"] == torch.get_num_threads()
+    for module, inputs, sizes, threads in missing.values():
+        about = json.loads(json.dumps(compile_functions.written_down(module, inputs, sizes, threads)))
+        assert (about["sizes"], about["threads"]) == (sizes, 1)
         function, found = compile_functions.read_back(about)
         assert [(t.shape, t.stride(), t.dtype) for t in found] == [(t.shape, t.stride(), t.dtype) for t in inputs]
         results = []
         for one in (module, function):
             generator = torch.Generator().manual_seed(1)
-            given = [torch.randn(t.shape, generator=generator) if t.is_floating_point() else t.zero_() for t in found]
+            given = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in found]
+            for t in given:
+                t.normal_(generator=generator) if t.is_floating_point() else t.zero_()
             results.append([*one(*given), *given])  # buffers are written, too
         for right, other in zip(*results, strict=True):
             assert torch.equal(right, other)

@@ -2,8 +2,8 @@
 
 python -P compile_functions.py FOLDER
 
-It takes NUMBER-NAME.json from the folder, the lowest number first, and makes NAME.pt2. It ends when none is left and
-there is a file `all`. Several such processes share the work.
+It takes NUMBER-NAME.json from the folder, the lowest number first, and makes NAME.pt2, until none is left. Several such
+processes share the work.
 """
 
 import functools
@@ -14,7 +14,6 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 import types
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +22,8 @@ import torch
 from torch import Tensor, fx
 
 BLOCK = 64  # rows of the buffers: a pass reads whole blocks, so that loops over them need no remainder
-POLL = 0.05  # seconds between two looks for work
+HEADERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "cpp")  # in the place of the compiler's own
+INCLUDED = "CPLUS_INCLUDE_PATH"  # the environment variable with the folders of headers
 
 
 class Call(torch.nn.Module):
@@ -75,10 +75,12 @@ def product(states: Tensor, blocks: Tensor, size: int, bias: Tensor | None = Non
     return sums if bias is None else sums + bias
 
 
-def written_down(module: fx.GraphModule, inputs: tuple[Tensor, ...], sizes: list[list[int]]) -> dict[str, Any]:
+def written_down(
+    module: fx.GraphModule, inputs: tuple[Tensor, ...], sizes: list[list[int]], threads: int
+) -> dict[str, Any]:
     """Describe a function for `compile_one`: its Python code, what that calls, and its inputs without their numbers.
 
-    module: it has no weights; they are inputs. sizes: as in `exported`.
+    module: it has no weights; they are inputs. sizes: as in `exported`. threads: of its loops.
     """
     code = module.graph.python_code("self")
     functions = types.FunctionType, types.BuiltinFunctionType
@@ -88,7 +90,7 @@ def written_down(module: fx.GraphModule, inputs: tuple[Tensor, ...], sizes: list
         "called": {name: [value.__module__, value.__qualname__] for name, value in called.items()},
         "inputs": [[list(t.shape), list(t.stride()), str(t.dtype).removeprefix("torch.")] for t in inputs],
         "sizes": sizes,
-        "threads": torch.get_num_threads(),
+        "threads": threads,
     }
 
 
@@ -115,26 +117,30 @@ def compile_one(folder: str, name: str, about: dict[str, Any]) -> None:
         try:
             made = torch._inductor.aoti_compile_and_package(program, package_path=package)
         except Exception:
-            if os.environ.pop("CPLUS_INCLUDE_PATH", None) is None:
+            if not without_own_headers():
                 raise
-            made = torch._inductor.aoti_compile_and_package(program, package_path=package)  # with usual headers
+            made = torch._inductor.aoti_compile_and_package(program, package_path=package)
         os.replace(made, os.path.join(folder, f"{name}.pt2"))
+
+
+def without_own_headers() -> bool:
+    """Leave HEADERS out of the folders of headers from now on; those of the user stay.  -> whether it was among them"""
+    folders = os.environ.pop(INCLUDED, "").split(os.pathsep)
+    if own := [folder for folder in folders if folder not in (HEADERS, "")]:
+        os.environ[INCLUDED] = os.pathsep.join(own)
+    return HEADERS in folders
 
 
 def taken(folder: str) -> str | None:
     """Take the next function from the folder; return the path of its description, None where none is left."""
-    while True:
-        is_all = os.path.exists(os.path.join(folder, "all"))
-        for name in sorted(name for name in os.listdir(folder) if name.endswith(".json")):
-            path = os.path.join(folder, name.removesuffix(".json"))
-            try:
-                os.rename(f"{path}.json", path)
-                return path
-            except FileNotFoundError:  # another process was first
-                continue
-        if is_all:
-            return None
-        time.sleep(POLL)
+    for name in sorted(name for name in os.listdir(folder) if name.endswith(".json")):
+        path = os.path.join(folder, name.removesuffix(".json"))
+        try:
+            os.rename(f"{path}.json", path)
+            return path
+        except FileNotFoundError:  # another process was first
+            continue
+    return None
 
 
 if __name__ == "__main__":

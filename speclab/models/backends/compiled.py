@@ -277,7 +277,7 @@ def _function(part: GraphPart, given: list[Any], n_rows: Any, threads: int, find
     def source() -> packages.Source:
         shapes = [node.meta["val"].shape for node in part.inputs]
         sizes = [[i for i, size in enumerate(shape) if str(size) == str(n_rows)] for shape in shapes]
-        return part.module, tuple(given), sizes
+        return part.module, tuple(given), sizes, threads
 
     return find(_name_of(part, given, threads), source)
 

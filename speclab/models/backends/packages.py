@@ -20,29 +20,30 @@ import sys
 import tempfile
 import time
 import warnings
+import zipfile
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from torch import Tensor, fx
 
-from speclab.models.backends.compile_functions import written_down
+from speclab.models.backends.compile_functions import HEADERS, INCLUDED, written_down
 from speclab.models.family import NoFastBackend
 from speclab.system import cache
 from speclab.system.errors import first_line
 
 COMPILE = pathlib.Path(__file__).with_name("compile_functions.py")
-HEADERS = pathlib.Path(__file__).with_name("cpp")  # they take the place of the compiler's own
 POLL = 0.05  # seconds between two looks at the processes that compile
-OLD = 24 * 3600.0  # seconds; no compilation takes so long
+LOCK = "lock"  # of a shared folder: a program that runs holds it
 # Other code in these files writes other functions.
-WRITERS = [COMPILE.with_name("compiled.py"), COMPILE, HEADERS / "regex"]
+WRITERS = [*map(COMPILE.with_name, ("compiled.py", "packages.py")), COMPILE, pathlib.Path(HEADERS) / "regex"]
 # Lines of /proc/cpuinfo on x86 and on ARM.
 OF_PROCESSORS = ("model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant")
 Run = Callable[[list[Tensor]], list[Tensor]]
-Source = tuple[fx.GraphModule, tuple[Tensor, ...], list[list[int]]]
-"""What a function is made of: a module, example inputs, and for each of them the dimensions along which there may be
-any number of blocks of rows."""
+Source = tuple[fx.GraphModule, tuple[Tensor, ...], list[list[int]], int]
+"""What a function is made of: a module, example inputs, for each of them the dimensions along which there may be any
+number of blocks of rows, and the number of threads."""
 Find = Callable[[str, Callable[[], Source]], Run | None]
 """It takes the name of a function and what makes its source, and returns the function, or None where it is missing."""
 
@@ -105,7 +106,10 @@ def load(name: str) -> Run | None:
 
 @functools.cache
 def _loaded(path: pathlib.Path) -> Run:
-    """Return the function in a package file."""
+    """Return the function in a package file. Raises ValueError where a part has another checksum than it names."""
+    with zipfile.ZipFile(path) as package:  # PyTorch's own reader does not look
+        if package.testzip():
+            raise ValueError(f"{path.name} is damaged")
     with _quiet():
         return torch._inductor.aoti_load_package(str(path)).loader.boxed_run
 
@@ -148,7 +152,6 @@ def build(sources: dict[str, Source]) -> None:
             for i, (name, source) in enumerate(reversed(sources.items())):
                 about = json.dumps(written_down(*source))
                 (pathlib.Path(scratch) / f"{i:04}-{name}.json").write_text(about, encoding="utf-8")
-            (pathlib.Path(scratch) / "all").touch()
             _compile(pathlib.Path(scratch), place, len(sources))
     except NoFastBackend:
         raise
@@ -165,14 +168,21 @@ def _end_group(process: subprocess.Popen) -> None:
         process.kill()
 
 
+_held: list[FileLock] = []  # of the shared folders of this program
+
+
 @functools.cache
 def _shared(place: pathlib.Path) -> tempfile.TemporaryDirectory:
     """Return a folder for what the functions of this run share, 300 MB of precompiled headers: each of them takes as
     long as three functions save with it. It is deleted when the program ends."""
-    for old in place.glob("shared-*"):  # of a program that was killed
-        if time.time() - old.stat().st_mtime > OLD:
-            shutil.rmtree(old, ignore_errors=True)
-    return tempfile.TemporaryDirectory(dir=place, prefix="shared-", ignore_cleanup_errors=True)
+    for old in place.glob(f"shared-*/{LOCK}"):
+        with contextlib.suppress(Timeout, OSError), FileLock(old, timeout=0):  # its program was killed
+            shutil.rmtree(old.parent, ignore_errors=True)
+    made = tempfile.TemporaryDirectory(dir=place, prefix="shared-", ignore_cleanup_errors=True)
+    lock = FileLock(pathlib.Path(made.name) / LOCK)
+    lock.acquire()
+    _held.append(lock)
+    return made
 
 
 def _settings(place: pathlib.Path) -> dict[str, str]:
@@ -184,7 +194,7 @@ def _settings(place: pathlib.Path) -> dict[str, str]:
         "TORCHINDUCTOR_CACHE_DIR": os.path.join(shared, "inductor"),
         "TORCHINDUCTOR_VEC_ISA_OK": "1",  # PyTorch itself uses them; trying them out takes nine seconds
         "AOT_INDUCTOR_ENABLE_LINE_TABLES": "0",  # nobody debugs these functions
-        "CPLUS_INCLUDE_PATH": os.pathsep.join(filter(None, (str(HEADERS), os.environ.get("CPLUS_INCLUDE_PATH")))),
+        INCLUDED: os.pathsep.join(filter(None, (HEADERS, os.environ.get(INCLUDED)))),
     }
 
 
