@@ -160,8 +160,8 @@ def picture(run: GrowthRun, folder: Path, name: str) -> Path:
     ):
         for i, training in enumerate(run.trainings):
             scores = run.of(i)
-            look = {"color": figures.colour(i), "marker": figures.MARKERS[i % len(figures.MARKERS)], "markersize": 5}
-            axis.plot(list(map(place, scores)), list(map(height, scores)), label=training.label, **look)
+            look = {"color": figures.colour(i), "marker": figures.MARKERS[i % len(figures.MARKERS)], "markersize": 6}
+            axis.plot(list(map(place, scores)), list(map(height, scores)), ls="", label=training.label, **look)
         axis.set_xscale("log")
         low, high = axis.get_xlim()
         marks = {mark: name for mark, name in MARKS.items() if low <= mark <= high}

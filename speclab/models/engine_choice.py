@@ -11,6 +11,7 @@ import contextlib
 import copy
 import functools
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeGuard
@@ -40,7 +41,7 @@ PADDED = 4  # oneDNN reads packed weights fastest for four rows and more
 WIDER = (3, 5, 9, 33)  # tokens of passes that are tried on the model's own weights, too
 WORTH_IT = 0.93  # padding must save more than noise
 AS_FAST = 0.97  # an engine with at least this share of the other's speed counts as equally fast: the rest is noise
-SECONDS = 9  # that a function takes to compile on two cores
+SECONDS = 8  # that a function takes to compile on one core
 PASSES_OF_TARGET = (1, 3, 5, 7, 9)  # tokens of the passes that are compiled; the others are padded to them
 PASSES_OF_DRAFT = (1, 2)  # a draft model catches up with one token, or two
 CONTEXT = 64
@@ -281,7 +282,8 @@ def build_missing(missing: packages.Missing) -> None:
         raise NoFastBackend("there is no C++ compiler; install g++, on Debian: apt install g++")
     packages.make_folder()
     functions = f"{len(missing)} function{'s' * (len(missing) != 1)}"
-    note(f"compiling {functions}, about {len(missing) * SECONDS} s; the next run finds them")
+    seconds = len(missing) * SECONDS / min(len(missing), os.cpu_count() or 1)
+    note(f"compiling {functions}, about {seconds:.0f} s; the next run finds them")
     packages.build(missing)
 
 

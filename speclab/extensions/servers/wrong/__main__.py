@@ -92,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
         for name in [name for name in asking_wrong.LOADS if name in only]:
             run.loads[:] = [one for one in run.loads if one.name != name]
             run.loads.append(asking_wrong.under_load(name, place, args.max_new_tokens, args.load_seconds))
-    run.interrupted = bool(stops)
+    run.interrupted = bool(stops) or any(one.ended_early for one in run.loads)
     order = [case.name for case in CASES]
     run.wrong.sort(key=lambda one: order.index(one.name))
     say(wrong_views.text(run))

@@ -217,4 +217,5 @@ def under_load(name: str, place: Place, n_tokens: int, seconds: float) -> LoadTr
         window_seconds=seconds,
         checks=failed,
         screen=lines,
+        ended_early=len(levels) < len(USERS),
     )

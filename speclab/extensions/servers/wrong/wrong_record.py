@@ -44,7 +44,7 @@ class WrongServer(RecordPart):
 
 @dataclass(kw_only=True)
 class LoadTry(RecordPart):
-    """One measurement under load. checks: the names of those that failed."""
+    """One measurement under load. checks: the names of those that failed. ended_early: not all loads were asked."""
 
     name: str
     engine: str
@@ -53,6 +53,7 @@ class LoadTry(RecordPart):
     window_seconds: Amount  # at least
     checks: list[str]
     screen: list[str]
+    ended_early: bool = False
 
 
 @dataclass(kw_only=True)
