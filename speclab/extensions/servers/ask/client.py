@@ -49,8 +49,9 @@ class Client:
 
     sends_ids: whether it knows `return_token_ids`, as vLLM does. A chunk may carry several tokens.
 
-    `page`, `json`, `post` and `ask` send one request and wait for its end. `got` and `answered` take what `opened`
-    gives, so that several requests are under way at a time.
+    `page`, `json`, `post` and `ask` send one request and wait for its end, in an event loop of its own; where a loop
+    runs already, as in a notebook, they raise RuntimeError. `got` and `answered` take what `opened` gives, so that
+    several requests are under way at a time.
     """
 
     def __init__(self, url: str, key: str | None = None):
