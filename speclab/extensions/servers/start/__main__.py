@@ -26,9 +26,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = parsing.make_parser(__doc__, "python -m speclab.extensions.servers.start")
     parser.add_argument("engine", choices=("llama", "vllm"))
     parser.add_argument("--program", help="llama-server, or the Python that has vLLM (default: .venv-vllm/bin/python)")
-    parser.add_argument(
-        "--models", nargs=2, type=Path, metavar="PATH", help="target, and draft or ngram (default: the lab's)"
-    )
+    parser.add_argument("--models", nargs=2, type=Path, metavar="PATH", help="target, draft or ngram (else the lab's)")
     parser.add_argument("-k", "--draft-length", type=parsing.at_least(1, 64), default=4, metavar="K", help="default: 4")
     parser.add_argument("--slots", type=parsing.at_least(1, 64), default=1, help="requests at a time of llama-server")
     parser.add_argument("--port", type=parsing.at_least(1024, 65534), default=8000, help="and the next one for plain")
