@@ -20,7 +20,7 @@ ROWS = [
     ("--hint", ("--hint needs one exercise", "check.py 3 --hint")),
     ("2,3 --traceback", ("--traceback needs one exercise",)),
     ("3 --hint 4", ("--hint", "4")),
-    ("3 4", ("4", "--help")),
+    ("3 99", ("99", "choose from")),
     ("--impl nonsense", ("nonsense", "solutions")),
     ("2 --hint --run compare.py", ("--hint", "leave one of the two out")),
     ("--run", ("give one of the lab's scripts", "compare.py")),
