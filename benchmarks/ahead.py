@@ -31,7 +31,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -337,8 +336,7 @@ def main(argv: list[str] | None = None) -> int:
                 ]
             bar.update()
     stop = stops[0] if stops else None
-    fields: dict[str, Any] = common.head_of(args, setup) | {"interrupted": stop is not None}
-    fields["settings"] |= {"k": args.k, "costs": args.costs.name, "max_new_tokens": args.max_new_tokens}
+    fields = common.head_of(args, setup, stop, k=args.k, costs=args.costs.name, max_new_tokens=args.max_new_tokens)
     return common.finish(args, AheadRun(**fields, costs=costs, raw=raw), page, stop)
 
 

@@ -1,9 +1,7 @@
-"""The parts that the benchmarks share: flags, targets loaded one after another, the start of a record, and pages."""
+"""The parts that the benchmarks share: flags, the start of a record, and pages."""
 
 import argparse
-import copy
-import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -11,12 +9,11 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from draft_models import ModelDrafter
-from speclab.cli import flags
 from speclab.cli.parsing import plain_name, some_path
 from speclab.drafts import registry
-from speclab.lab.harness import kept_when_stopped
 from speclab.models import loading
 from speclab.models.cached import CachedModel
+from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.present.run_lines import circumstances
 from speclab.present.tables import Block, Heading, show
@@ -78,8 +75,8 @@ def target_name(name: str) -> str:
 
 def model_drafter(kind: str, setup: Setup, seed: int, why: str) -> ModelDrafter:
     """A drafter that is a plain model. Raises UsageProblem, with `why` and what else to type, where it is not."""
-    drafter = registry.make(kind, setup, seed)
-    if type(drafter) is not ModelDrafter:
+    drafter: Any = registry.make(kind, setup, seed)
+    if not drafter.is_model:
         raise UsageProblem(f"--draft {kind}: {why}; give model, a folder or a hub name")
     return drafter
 
@@ -87,22 +84,33 @@ def model_drafter(kind: str, setup: Setup, seed: int, why: str) -> ModelDrafter:
 # --- measuring, and the record ----------------------------------------------------------------------------------------
 
 
-def head(args: argparse.Namespace, device: torch.device, settings: dict[str, Any]) -> dict[str, Any]:
-    """The fields of BenchmarkRun that say what ran, where and how. settings: the choices of the flags."""
+def head(
+    args: argparse.Namespace, device: torch.device, settings: dict[str, Any], stop: BaseException | None = None
+) -> dict[str, Any]:
+    """The fields of BenchmarkRun that say what ran, where and how. settings: the choices of the flags. stop: what ended
+    it early."""
     return {
         "benchmark": args.benchmark,
         "schema_version": 2,
         "created": files.today(),
-        "interrupted": False,
+        "interrupted": stop is not None,
         "machine": files.machine(device),
         "versions": files.versions(),
         "settings": settings,
     }
 
 
-def head_of(args: argparse.Namespace, setup: Setup) -> dict[str, Any]:
-    """The fields of `head` for a benchmark that loads a target."""
-    settings = {
+def head_of(
+    args: argparse.Namespace,
+    setup: Setup,
+    stop: BaseException | None = None,
+    prompts: Sequence[Prompt] = (),
+    **settings: Any,
+) -> dict[str, Any]:
+    """The fields of `head` for a benchmark that loads a target. prompts: of which the record has number and digest."""
+    if prompts:
+        settings |= {"n_prompts": len(prompts), "prompts_sha256": files.fingerprint([p.text for p in prompts])}
+    of_setup = {
         "target": setup.target_name,
         "device": setup.device.type,
         "dtype": setup.dtype_name,
@@ -111,32 +119,7 @@ def head_of(args: argparse.Namespace, setup: Setup) -> dict[str, Any]:
         "seed": args.seed,
         "reasons": setup.reasons,
     }
-    return head(args, setup.device, settings)
-
-
-def measure_targets(
-    args: argparse.Namespace, targets: Iterable[tuple[str, Callable[[Setup], None]]], measured: list
-) -> tuple[dict[str, Any], BaseException | None]:
-    """Load the targets one after another, each gone before the next one comes, and call what measures them.
-
-    targets: names, and the functions that add to `measured`. Ctrl-C or a problem ends it, and is raised where nothing
-    is measured yet.  -> the fields of BenchmarkRun, what ended it early
-    """
-    fields: dict[str, Any] = {}
-    for name, measure in targets:
-        chosen = copy.copy(args)
-        chosen.target = target_name(name)
-        with kept_when_stopped(lambda: "what is measured is kept" if measured else "") as stops:
-            setup = flags.setup_from(chosen)
-            fields = fields or head_of(args, setup)
-            measure(setup)
-        if stops:
-            return fields | {"interrupted": True}, stops[0]
-        del setup
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-    return fields, None
+    return head(args, setup.device, of_setup | settings, stop)
 
 
 def write(args: argparse.Namespace, run: Run, page: Callable[[Run], list[Block]]) -> None:

@@ -238,9 +238,7 @@ def main(argv: list[str] | None = None) -> int:
     dense = flags.setup_from(dense_args)
     with torch.inference_mode():
         measured = measure(mixed, dense, widths, args.context, args.texts, args.repeats)
-    fields: dict[str, Any] = common.head_of(args, mixed)
-    fields["settings"] |= {"repeats": args.repeats}
-    return common.finish(args, ExpertsRun(**fields, **measured), page)
+    return common.finish(args, ExpertsRun(**common.head_of(args, mixed, repeats=args.repeats), **measured), page)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from speclab.lab.training.recipes import Likely, Reading
 from speclab.lab.training.steps import optimizers, product_dtype, products_in
 from speclab.models import loading
 from speclab.models.family import context_length
+from speclab.present.tables import Cell, number
 from speclab.records import files
 from speclab.records.rows import Count, RecordPart
 from speclab.system.files import prepare_folder
@@ -280,7 +281,27 @@ def rounds_of_texts(rows: list[Replayed], length: int) -> list[float]:
     return list(found.values())
 
 
-# --- flags ------------------------------------------------------------------------------------------------------------
+def replayed_columns(rows_of: Callable[[str], list[Replayed]], digits: int = 2) -> dict[str, Cell]:
+    """Return columns with the tokens per round of arms by LENGTHS: on held-out answers, then on the lab's prompts."""
+
+    def at(length: int, held_out: bool) -> Cell:
+        return lambda arm: number(
+            tokens_per_round([row for row in rows_of(arm) if (row.text == HELD_OUT) == held_out], length), digits
+        )
+
+    return {
+        f"{text} k={k}": at(i, text == "held-out") for text in ("held-out", "prompts") for i, k in enumerate(LENGTHS)
+    }
+
+
+def texts_line(run: common.BenchmarkRun, rows: list[Replayed]) -> str:
+    """Return a page's words on the texts that heads learned from, and on those that were replayed."""
+    n_held_out = len({row.text_index for row in rows if row.text == HELD_OUT})
+    own = f"{run.settings['own_tokens']:,} tokens of the target's own texts"
+    return f"on the same rows; {own}; {n_held_out} held-out answers"
+
+
+# --- flags, and the record --------------------------------------------------------------------------------------------
 
 
 def add_training_flags(parser: argparse.ArgumentParser, steps: int, rate: float) -> None:
@@ -312,9 +333,11 @@ def world_of(args: argparse.Namespace, layers: tuple[int, ...]) -> World:
     return World(args.work_dir, layers, args.own_tokens, args.held_out, args.longest_row, args.step_tokens)
 
 
-def settings_of(args: argparse.Namespace, world: World) -> dict[str, Any]:
-    """Return what a record says of the training."""
-    return {
+def fields_of(
+    args: argparse.Namespace, world: World, stop: BaseException | None, names: tuple[str, ...]
+) -> dict[str, Any]:
+    """Return the fields of BenchmarkRun that say how the heads were trained. names: of further flags."""
+    settings = {
         "target": loading.short_name(loading.LAB_TARGET),
         "device": world.target.device.type,
         "dtype": "float32",
@@ -328,3 +351,4 @@ def settings_of(args: argparse.Namespace, world: World) -> dict[str, Any]:
         "own_tokens": sum(len(text.answer) for text in world.answers),
         "texts_sha256": world.fingerprint,
     }
+    return common.head(args, world.target.device, settings | {name: getattr(args, name) for name in names}, stop)

@@ -32,18 +32,17 @@ from torch import Tensor
 
 from benchmarks import common
 from benchmarks.learning import (
-    HELD_OUT,
-    LENGTHS,
     Learner,
     LossOf,
     Replayed,
     World,
     add_training_flags,
+    fields_of,
     learn,
     replayed,
+    replayed_columns,
     rounds_of_texts,
-    settings_of,
-    tokens_per_round,
+    texts_line,
     world_of,
 )
 from speclab.cli import parsing
@@ -231,11 +230,6 @@ def page(run: LossesRun) -> list[Block]:
     def today(arm: str) -> str:
         return f"{arm.partition(', ')[0]}, {TODAY}"
 
-    def at(length: int, held_out: bool) -> Cell:
-        return lambda arm: number(
-            tokens_per_round([row for row in of(arm) if (row.text == HELD_OUT) == held_out], length), 3
-        )
-
     def gain_of(seed: int | None, arm: str) -> str:
         top, bottom = (rounds_of_texts(of(one, seed), 1) for one in (today(arm), arm))
         return f"{sum(top) / sum(bottom):.3f}x" if bottom and arm != today(arm) else "-"
@@ -248,17 +242,15 @@ def page(run: LossesRun) -> list[Block]:
         "head": lambda arm: arm.partition(", ")[0],
         "loss": lambda arm: arm.partition(", ")[2],
     }
-    cells |= {f"held-out k={k}": at(i, True) for i, k in enumerate(LENGTHS)}
-    cells |= {f"prompts k={k}": at(i, False) for i, k in enumerate(LENGTHS)}
+    cells |= replayed_columns(of, 3)
     if any(arm == today(arm) for arm in arms):
         cells |= {"÷ today": functools.partial(gain_of, None), "95 %": ends}
         cells |= {f"seed {seed}": functools.partial(gain_of, seed) for seed in seeds}
     said = run.settings
     start = "the same random weights" if said["fresh"] else "the lab's trained heads"
-    n_held_out = len({row.text_index for row in run.raw if row.text == HELD_OUT})
     about = (
-        f"{said['steps']} steps of {said['step_tokens']:,} tokens from {start}, rate {said['rate']:g}, on the same "
-        f"rows; {said['own_tokens']:,} tokens of the target's own texts; {n_held_out} held-out answers"
+        f"{said['steps']} steps of {said['step_tokens']:,} tokens from {start}, rate {said['rate']:g}, "
+        f"{texts_line(run, run.raw)}"
     )
     return [*common.begin("Losses that aim at rounds", run), about, Table(arms, cells), Lines(LEGEND)]
 
@@ -300,15 +292,8 @@ def main(argv: list[str] | None = None) -> int:
         raise UsageProblem(f"--tail {args.tail:g}: give a share of the steps, at most 1")
     world = world_of(args, LAYERS)
     raw = list[Replayed]()
-    settings = settings_of(args, world) | {
-        "heads": args.heads,
-        "losses": args.losses,
-        "fresh": args.fresh,
-        "tail": args.tail,
-        "seeds": args.seeds,
-    }
     stop = measure(args, world, raw)
-    fields: dict[str, Any] = common.head(args, world.target.device, settings) | {"interrupted": stop is not None}
+    fields = fields_of(args, world, stop, ("heads", "losses", "fresh", "tail", "seeds"))
     return common.finish(args, LossesRun(**fields, raw=raw), page, stop)
 
 

@@ -137,9 +137,9 @@ def main(argv: list[str] | None = None) -> int:
             right = is_right(drafter, setup.target.model, ids)
             raw += by_place(i, right)
             note(f"text {i + 1} of {len(read)}: {ids.shape[1]:,} tokens, {right.float().mean():.3f} right")
-    fields = common.head_of(args, setup) | {"interrupted": bool(stops)}
-    fields["settings"] |= {"draft": args.draft, "texts": args.texts, "kinds": kinds}
-    return common.finish(args, PlacesRun(**fields, raw=raw), page, stops[0] if stops else None)
+    stop = stops[0] if stops else None
+    fields = common.head_of(args, setup, stop, draft=args.draft, texts=args.texts, kinds=kinds)
+    return common.finish(args, PlacesRun(**fields, raw=raw), page, stop)
 
 
 if __name__ == "__main__":

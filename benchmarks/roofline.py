@@ -23,6 +23,7 @@ if __name__ == "__main__":
 
 import argparse
 import functools
+import gc
 import statistics
 import sys
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ import torch
 
 from benchmarks import common
 from speclab.cli import flags, parsing
+from speclab.lab.harness import kept_when_stopped
 from speclab.models import loading
 from speclab.models.cached import CachedModel
 from speclab.models.memory import cache_bytes, operations, weights_read
@@ -259,20 +261,32 @@ def main(argv: list[str] | None = None) -> int:
     names = [args.target] if args.sizes is None else common.listed_sizes(args.sizes)
     measured: list[ModelPasses] = []
     ceilings: Ceilings = {}
-    blocks: list[int] = []
+    fields: dict[str, Any] = {}
+    block = 0
+    with kept_when_stopped(lambda: "what is measured is kept" if measured else "") as stops:
+        for name in names:  # each is gone before the next one comes
+            args.target = common.target_name(name)
+            setup = flags.setup_from(args)
+            fields = fields or common.head_of(args, setup)
+            block = measure_models(args, setup, models_of(args, setup), ceilings, measured)
+            del setup
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+    run = record(args, fields | {"interrupted": bool(stops)}, block, ceilings, measured)
+    return common.finish(args, run, page, stops[0] if stops else None)
 
-    def measure(setup: Setup) -> None:
-        models: list[tuple[Role, str, CachedModel]] = [("target", setup.target_name, setup.target)]
-        if args.draft is not None:
-            drafter = common.model_drafter(args.draft, setup, args.seed, "only a model has passes")
-            models.append(("draft", loading.short_name(args.draft), drafter.draft))
-        for _, _, cached in models:
-            common.check_room(cached, args.context, args.widths[-1])
-        note(setup.describe())
-        blocks.append(measure_models(args, setup, models, ceilings, measured))
 
-    fields, stop = common.measure_targets(args, [(name, measure) for name in names], measured)
-    return common.finish(args, record(args, fields, blocks[0], ceilings, measured), page, stop)
+def models_of(args: argparse.Namespace, setup: Setup) -> list[tuple[Role, str, CachedModel]]:
+    """The target, and the draft where one is asked for; checked and described."""
+    models: list[tuple[Role, str, CachedModel]] = [("target", setup.target_name, setup.target)]
+    if args.draft is not None:
+        drafter = common.model_drafter(args.draft, setup, args.seed, "only a model has passes")
+        models.append(("draft", loading.short_name(args.draft), drafter.draft))
+    for _, _, cached in models:
+        common.check_room(cached, args.context, args.widths[-1])
+    note(setup.describe())
+    return models
 
 
 if __name__ == "__main__":

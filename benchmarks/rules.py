@@ -18,7 +18,6 @@ import copy
 import itertools
 import sys
 from dataclasses import dataclass
-from typing import Any
 
 from benchmarks import common
 from optimized_speculative import speculative_decode
@@ -33,7 +32,6 @@ from speclab.lab.harness import kept_when_stopped
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.present.tables import Block, Cell, Lines, Table, interval, number, speedup
-from speclab.records import files
 from speclab.records.rows import Amount, Count, RecordPart
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import progress
@@ -187,16 +185,17 @@ def main(argv: list[str] | None = None) -> int:
     registry.read(args.draft).check_greedy(False)
     setup, prompts = flags.load(args, temperature=0.0)
     raw, stop = measure(args, setup, prompts, lengths, temperatures)
-    fields: dict[str, Any] = common.head_of(args, setup) | {"interrupted": stop is not None}
-    fields["settings"] |= {
-        "draft": registry.read(args.draft).name,
-        "draft_lengths": lengths,
-        "temperatures": temperatures,
-        "max_new_tokens": args.max_new_tokens,
-        "repeats": args.repeats,
-        "n_prompts": len(prompts),
-        "prompts_sha256": files.fingerprint([prompt.text for prompt in prompts]),
-    }
+    fields = common.head_of(
+        args,
+        setup,
+        stop,
+        prompts,
+        draft=registry.read(args.draft).name,
+        draft_lengths=lengths,
+        temperatures=temperatures,
+        max_new_tokens=args.max_new_tokens,
+        repeats=args.repeats,
+    )
     return common.finish(args, RulesRun(**fields, raw=raw), page, stop)
 
 

@@ -33,7 +33,6 @@ from speclab.lab.harness import kept_when_stopped
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.present.tables import Block, Lines, Table, number
-from speclab.records import files
 from speclab.records.rows import Count, RecordPart
 from speclab.system.errors import reports_problems
 from speclab.system.terminal import progress
@@ -137,15 +136,15 @@ def measure(args: argparse.Namespace, lengths: list[int]) -> tuple[dict, list[Te
             chosen = copy.copy(args)
             chosen.dtype = dtype
             setup, prompts = flags.load(chosen, temperature=0.0)
-            fields = fields or common.head_of(args, setup)
-            fields["settings"] |= {
-                "dtype": " and ".join(DTYPES),
-                "draft": DRAFT,
-                "draft_lengths": lengths,
-                "max_new_tokens": args.max_new_tokens,
-                "n_prompts": len(prompts),
-                "prompts_sha256": files.fingerprint([prompt.text for prompt in prompts]),
-            }
+            fields = fields or common.head_of(
+                args,
+                setup,
+                prompts=prompts,
+                dtype=" and ".join(DTYPES),
+                draft=DRAFT,
+                draft_lengths=lengths,
+                max_new_tokens=args.max_new_tokens,
+            )
             with progress(len(prompts), "prompt", dtype) as bar:
                 for index, prompt in enumerate(prompts):
                     raw += texts_of(setup, prompt, index, lengths, args)

@@ -20,23 +20,22 @@ import argparse
 import functools
 import sys
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from benchmarks import common
 from benchmarks.learning import (
-    HELD_OUT,
-    LENGTHS,
     Learner,
     LossOf,
     Replayed,
     World,
     add_training_flags,
+    fields_of,
     learn,
     replayed,
+    replayed_columns,
     rounds_of_texts,
-    settings_of,
+    texts_line,
     tokens_per_round,
     world_of,
 )
@@ -101,11 +100,6 @@ def page(run: StatesRun) -> list[Block]:
     def of(arm: str, at: int) -> list[Replayed]:
         return [row for row in run.raw if (row.arm, row.steps) == (arm, at)]
 
-    def per_round(length: int, held_out: bool) -> Cell:
-        return lambda arm: number(
-            tokens_per_round([row for row in of(arm, steps[-1]) if (row.text == HELD_OUT) == held_out], length)
-        )
-
     def gain(arm: str) -> str:
         top, bottom = (rounds_of_texts(of(one, steps[-1]), 1) for one in (ALL, arm))
         ends = interval(*(ratio_interval(top, bottom) or (None, None)))
@@ -115,16 +109,13 @@ def page(run: StatesRun) -> list[Block]:
         return number(tokens_per_round(of(arm, at), 1))
 
     cells: dict[str, Cell] = {"head": lambda arm: arm, "weights (M)": lambda arm: number(run.weights[arm] / 1e6)}
-    cells |= {f"held-out k={k}": per_round(i, True) for i, k in enumerate(LENGTHS)}
-    cells |= {f"prompts k={k}": per_round(i, False) for i, k in enumerate(LENGTHS)}
-    cells[f"÷ {ALL}"] = gain
+    cells |= replayed_columns(lambda arm: of(arm, steps[-1])) | {f"÷ {ALL}": gain}
     growth: dict[str, Cell] = {"steps": lambda at: f"{at:,}"}
     growth |= {arm: functools.partial(grown, arm) for arm in arms}
     said = run.settings
-    n_held_out = len({row.text_index for row in run.raw if row.text == HELD_OUT})
     about = (
-        f"{steps[-1]} steps of {said['step_tokens']:,} tokens from random weights, peak rate {said['rate']:g}, on the "
-        f"same rows; {said['own_tokens']:,} tokens of the target's own texts; {n_held_out} held-out answers"
+        f"{steps[-1]} steps of {said['step_tokens']:,} tokens from random weights, peak rate {said['rate']:g}, "
+        f"{texts_line(run, run.raw)}"
     )
     return [
         *common.begin("Heads that read one state, and three", run),
@@ -154,10 +145,9 @@ def main(argv: list[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     world = world_of(args, (*LAYERS, LAST))
     raw, weights = list[Replayed](), dict[str, int]()
-    settings = settings_of(args, world) | {"score_every": args.score_every}
     stop = measure(args, world, raw, weights)
-    fields: dict[str, Any] = common.head(args, world.target.device, settings) | {"interrupted": stop is not None}
-    return common.finish(args, StatesRun(**fields, raw=raw, weights=weights), page, stop)
+    run = StatesRun(**fields_of(args, world, stop, ("score_every",)), raw=raw, weights=weights)
+    return common.finish(args, run, page, stop)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,6 @@ from speclab.models.checking.uncached import distributions
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.present.tables import Block, Cell, Lines, Table
-from speclab.records import files
 from speclab.records.rows import Amount, Count, RecordPart
 from speclab.system.errors import reports_problems
 from speclab.system.terminal import progress
@@ -201,7 +200,16 @@ def measure(args: argparse.Namespace, raw: list[Verdicts]) -> dict[str, Any]:
             setup, prompts = flags.load(chosen, temperature=1.0)
             others = [name for key, name in MODELS.items() if key != model]
             draft = ModelDrafter(setup.load_draft(others[0]))
-            fields = fields or common.head_of(args, setup)
+            fields = fields or common.head_of(
+                args,
+                setup,
+                prompts=prompts,
+                dtype=", ".join(DTYPES),
+                target=", ".join(MODELS),
+                draft_length=DRAFT_LENGTH,
+                max_new_tokens=args.max_new_tokens,
+                repeats=args.repeats,
+            )
             for sampling in SAMPLINGS:
                 for law, tally in verdicts_at(setup, draft, prompts, sampling, args):
                     raw.append(
@@ -220,15 +228,6 @@ def measure(args: argparse.Namespace, raw: list[Verdicts]) -> dict[str, Any]:
                         )
                     )
                 bar.update()
-    fields["settings"] |= {
-        "dtype": ", ".join(DTYPES),
-        "target": ", ".join(MODELS),
-        "draft_length": DRAFT_LENGTH,
-        "max_new_tokens": args.max_new_tokens,
-        "repeats": args.repeats,
-        "n_prompts": len(prompts),
-        "prompts_sha256": files.fingerprint([prompt.text for prompt in prompts]),
-    }
     return fields
 
 

@@ -3,7 +3,7 @@
 1. Passes of both models over 1 to 9 tokens beside the machine's ceilings (the record of benchmarks/roofline.py).
 2. Baseline, model and ngram at k = 4 and 6, greedy and at temperature 0.8, `generate`, and assisted generation at
    k = 4: one measurement, arms in turns. Its seconds are written before texts are checked and costs are explained
-   (the record of compare.py, and that of benchmarks/peers.py for the arms that have a peer).
+   (the record of compare.py, and that of benchmarks/peers/ for the arms that have a peer).
 3. The kernels that take most of a target step and of a round.
 
     python -m benchmarks.gpu.one_size --target lab:8b:v128256 --name gpu-8b
@@ -21,9 +21,11 @@ from dataclasses import replace
 
 from transformers.utils import logging as transformers_logging
 
-from benchmarks import common, peers, peers_page, roofline
+from benchmarks import common, roofline
 from benchmarks.gpu.findings import Finding, FindingsRun, page
 from benchmarks.gpu.kernels import most_expensive
+from benchmarks.peers import __main__ as peers
+from benchmarks.peers import page as peers_page
 from draft_models import NgramDrafter
 from speclab.cli import flags, parsing
 from speclab.core.drafter import Drafter

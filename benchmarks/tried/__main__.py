@@ -27,14 +27,11 @@ from speclab.cli import flags, parsing
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, Round, tokens_of
 from speclab.drafts import registry
-from speclab.drafts.block import BlockDrafter
-from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import USUAL
 from speclab.lab.harness import kept_when_stopped
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.present.tables import Block, Cell, Heading, Lines, Table, interval, number, speedup
-from speclab.records import files
 from speclab.records.rows import Amount, Count, RecordPart
 from speclab.system.errors import EnvironmentProblem, UsageProblem, reports_problems
 from speclab.system.terminal import progress
@@ -90,9 +87,8 @@ Arms = dict[tuple[str, str], tuple[Drafter, int]]
 
 def arms_of(args: argparse.Namespace, setup: Setup, gates: dict[str, copies.Regression]) -> Arms:
     """Return the drafters by method and name, each with its draft length."""
-    block, feature = (registry.make(name, setup, args.seed) for name in ("block", "feature"))
-    assert isinstance(block, BlockDrafter)
-    assert isinstance(feature, FeatureDrafter)
+    block: Any = registry.make("block", setup, args.seed)
+    feature: Any = registry.make("feature", setup, args.seed)
     made = {
         "again": lambda: again.arms(setup, block),
         "carried": lambda: carried.arms(setup, block, feature),
@@ -272,13 +268,7 @@ def main(argv: list[str] | None = None) -> int:
     setup, prompts = flags.load(args, temperature=0.0)
     raw, judged = list[TriedRow](), list[Judged]()
     stop = measure(args, setup, prompts, raw, judged)
-    fields: dict[str, Any] = common.head_of(args, setup) | {"interrupted": stop is not None}
-    fields["settings"] |= {
-        "methods": args.methods,
-        "max_new_tokens": args.max_new_tokens,
-        "n_prompts": len(prompts),
-        "prompts_sha256": files.fingerprint([prompt.text for prompt in prompts]),
-    }
+    fields = common.head_of(args, setup, stop, prompts, methods=args.methods, max_new_tokens=args.max_new_tokens)
     return common.finish(args, TriedRun(**fields, raw=raw, judged=judged), page, stop)
 
 

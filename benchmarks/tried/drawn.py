@@ -17,7 +17,6 @@ import argparse
 import functools
 import sys
 from dataclasses import dataclass
-from typing import Any
 
 from benchmarks import common
 from optimized_speculative import speculative_decode
@@ -167,8 +166,7 @@ def main(argv: list[str] | None = None) -> int:
     setup, prompts = flags.load(args, temperature=temperatures[0])
     raw: list[DrawnCounts] = []
     stop = measure(args, setup, prompts, temperatures, raw)
-    fields: dict[str, Any] = common.head_of(args, setup) | {"interrupted": stop is not None}
-    fields["settings"] |= {"max_new_tokens": args.max_new_tokens, "draft": args.draft}
+    fields = common.head_of(args, setup, stop, max_new_tokens=args.max_new_tokens, draft=args.draft)
     return common.finish(args, DrawnRun(**fields, raw=raw), page, stop)
 
 

@@ -342,8 +342,7 @@ def main(argv: list[str] | None = None) -> int:
     common.check_result_flags(args)
     setup, prompts = flags.load(args, temperature=0.0)
     found, stop = measure(setup, prompts, args.max_new_tokens, args.seed)
-    fields: dict[str, Any] = common.head_of(args, setup) | {"interrupted": stop is not None}
-    fields["settings"] |= {"max_new_tokens": args.max_new_tokens, "n_prompts": len(prompts)}
+    fields = common.head_of(args, setup, stop, prompts, max_new_tokens=args.max_new_tokens)
     return common.finish(args, SureRun(**fields, **found), page, stop)
 
 

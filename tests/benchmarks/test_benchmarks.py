@@ -5,18 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import (
-    common,
-    experts,
-    llama_cpp,
-    peers,
-    peers_page,
-    roofline,
-    scaling,
-    scaling_page,
-    scaling_turns,
-    verdicts,
-)
+from benchmarks import common, experts, roofline, scaling, verdicts
+from benchmarks.peers import __main__ as peers
+from benchmarks.peers import llama_cpp
+from benchmarks.peers import page as peers_page
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.cli import flags
 from speclab.core.counts import Counts
@@ -400,11 +392,11 @@ def test_what_is_measured_before_a_stop_is_written(call, pair_folder, tmp_path, 
 # --- scaling ----------------------------------------------------------------------------------------------------------
 
 
-def line(seconds: list[float], n_tokens: int, k: int = 4) -> scaling_turns.Line:
+def line(seconds: list[float], n_tokens: int, k: int = 4) -> scaling.Line:
     """Rounds that took so many seconds and made so many tokens each."""
     round_ = SimpleNamespace(tokens=[0] * n_tokens)
     arm = Arm("model", "model", k) if k else BASELINE
-    return scaling_turns.Line(arm, 1900, [], log=[(0, one, round_) for one in seconds])
+    return scaling.Line(arm, 1900, [], log=[(0, one, round_) for one in seconds])
 
 
 def test_blocks_keep_every_round():
@@ -414,11 +406,11 @@ def test_blocks_keep_every_round():
 
 def test_a_point_is_a_ratio_to_its_first():
     first, last = line([1.0] * 64, 2), line([3.0] * 64, 3)
-    point = scaling_turns.point("length", last, first)
+    point = scaling.point("length", last, first)
     assert (point.token_ratio, point.round_ratio) == (pytest.approx(2), pytest.approx(3))
     assert (point.round_low, point.round_high) == (pytest.approx(3), pytest.approx(3))
     assert (point.n_tokens, point.n_rounds, point.seconds) == (192, 64, 192.0)
-    assert scaling_turns.point("length", first, first).round_low is None
+    assert scaling.point("length", first, first).round_low is None
 
 
 @pytest.mark.parametrize(
@@ -431,7 +423,7 @@ def test_a_point_is_a_ratio_to_its_first():
     ],
 )
 def test_verdict_on_what_grows(words, ratio, low, high):
-    assert scaling_page.verdict(ratio, low, high) == words
+    assert scaling.verdict(ratio, low, high) == words
 
 
 def test_the_baseline_takes_its_turns_in_chunks(bench, prompt, monkeypatch):
@@ -441,7 +433,7 @@ def test_the_baseline_takes_its_turns_in_chunks(bench, prompt, monkeypatch):
     baseline, model = (bench.decoding(arm, GREEDY, one) for arm in (BASELINE, Arm("model", "model", 2)))
     for decoding in (baseline, model):
         decoding.advance()
-    scaling_turns.alternate([baseline, model], 6, chunk=4)
+    scaling.alternate([baseline, model], 6, chunk=4)
     assert len(model.log) == 6
     assert len(baseline.log) == 2
     assert len(baseline.tokens) == 1 + 2 * 4
@@ -449,14 +441,13 @@ def test_the_baseline_takes_its_turns_in_chunks(bench, prompt, monkeypatch):
 
 @pytest.mark.full
 def test_scaling_end_to_end(call, pair_folder, tmp_path):
-    target, draft = str(pair_folder / "target"), str(pair_folder / "draft")
     code, out, _ = call(
-        scaling, "--draft", draft, "--sizes", f"{target},{draft}", "--turns", "6", "-k", "2",
+        scaling, "--draft", str(pair_folder / "draft"), "--turns", "6", "-k", "2",
         "--limit", "1", "--draft-lengths", "0,3", "--lengths", "4,20", "--contexts", "8,40",
     )  # fmt: skip
     assert code == 0
     assert "Tokens generated so far" in out
-    run = files.read(tmp_path / "results" / "local-scaling.json", scaling_page.ScalingRun)
+    run = files.read(tmp_path / "results" / "local-scaling.json", scaling.ScalingRun)
     points = {(p.sweep, p.series, p.x): p for p in run.points}
     assert {p.sweep for p in run.points} == set(scaling.SWEEPS)
     assert points["length", "baseline", 20].n_tokens == 6
@@ -471,5 +462,4 @@ def test_scaling_end_to_end(call, pair_folder, tmp_path):
     )
     assert all(p.host_seconds > 0 and 0 < p.host_share < 1 for p in ks)
     assert ks[0].n_tokens == ks[0].n_rounds == 3 * 6, "k = 0 commits one token in a round"
-    assert len({p.x for p in run.points if p.sweep == "size"}) == 1, "both targets have one size here"
     assert str(tmp_path) not in files.to_json(run)

@@ -6,9 +6,10 @@ import sys
 
 import pytest
 
-from benchmarks import peers_page, roofline
+from benchmarks import roofline
 from benchmarks.gpu import one_size, plain, preflight
 from benchmarks.gpu.findings import FindingsRun
+from benchmarks.peers import page as peers_page
 from speclab.models import prompts, timing
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun

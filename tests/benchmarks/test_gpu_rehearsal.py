@@ -22,11 +22,12 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from benchmarks import peers_page, roofline
+from benchmarks import roofline
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import one_size, plain, preflight
 from benchmarks.gpu.findings import FindingsRun
 from benchmarks.gpu.stages import PREFLIGHT, TESTS
+from benchmarks.peers import page as peers_page
 from speclab.lab import decodings
 from speclab.models import prompts, timing
 from speclab.records.files import read

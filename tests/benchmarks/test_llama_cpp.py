@@ -11,7 +11,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks import llama_cpp, peers, peers_page
+from benchmarks.peers import __main__ as peers
+from benchmarks.peers import llama_cpp
+from benchmarks.peers import page as peers_page
 from speclab.models import prompts
 from speclab.models.cached import CachedModel
 from speclab.records import files

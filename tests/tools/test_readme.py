@@ -19,17 +19,17 @@ from benchmarks import (
     experts,
     growth,
     losses,
-    peers_page,
     places,
     roofline,
     rules,
     same_text,
-    scaling_page,
+    scaling,
     states,
     verdicts,
 )
 from benchmarks.families import __main__ as families
 from benchmarks.gpu import findings
+from benchmarks.peers import page as peers_page
 from benchmarks.tried import __main__ as tried
 from benchmarks.tried import drawn, sure
 from speclab.core.rounds import tokens_of
@@ -59,7 +59,7 @@ BENCHMARKS = {
     "places": (places.PlacesRun, places.page),
     "rules": (rules.RulesRun, rules.page),
     "text": (same_text.SameTextRun, same_text.page),  # the last word of the names of its records
-    "scaling": (scaling_page.ScalingRun, scaling_page.page),
+    "scaling": (scaling.ScalingRun, scaling.page),
     "experts": (experts.ExpertsRun, experts.page),
     "ahead": (ahead.AheadRun, ahead.page),
     "drawn": (drawn.DrawnRun, drawn.page),

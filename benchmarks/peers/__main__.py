@@ -22,7 +22,7 @@ the texts agree, and what was asked for beside what was measured, missed numbers
     python -m benchmarks.peers --target Qwen/Qwen2.5-1.5B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct --device cuda
 
 Seconds are end to end, from the prompt's ids to the last token: the library does not tell prefill and decoding apart.
-llama.cpp is timed by its own programs (benchmarks/llama_cpp.py) and compared by decoding alone, too.
+llama.cpp is timed by its own programs (llama_cpp.py) and compared by decoding alone, too.
 A cell is the median over repeats, a total the sum over prompts. The arms of a prompt run one after another in an order
 that rotates, an arm always beside its peer. No arm stops at an end-of-text token.
 Files: results/NAME-peers.json and .md. Exit code 1 if a text of ours differs from the baseline's and rounding cannot be
@@ -36,12 +36,14 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from transformers.utils import logging as transformers_logging
 
-from benchmarks import common, llama_cpp
-from benchmarks.peers_page import PEER, PeersRun, PeerTiming, page
+from benchmarks import common
+from benchmarks.peers import llama_cpp
+from benchmarks.peers.page import PEER, PeersRun, PeerTiming, page
 from draft_models import Drafter, ModelDrafter, NgramDrafter
 from speclab.cli import flags, parsing
 from speclab.drafts import kind_table, registry
@@ -121,8 +123,7 @@ def record(
 ) -> PeersRun:
     """The record of the measurement, with the settings."""
     bench = measured.bench
-    fields = common.head_of(args, bench.setup) | {"benchmark": "peers", "interrupted": measured.interrupted}
-    fields["settings"] |= {
+    settings: dict[str, Any] = {
         "draft": loading.short_name(args.draft),
         "draft_lengths": lengths,
         "max_new_tokens": bench.max_new_tokens,
@@ -130,6 +131,7 @@ def record(
         "n_prompts": len(measured.of(BASELINE, 0.0)),
         "prompts_sha256": files.fingerprint([p.text for p in measured.prompts]),
     }
+    fields = common.head_of(args, bench.setup, **settings) | {"benchmark": "peers", "interrupted": measured.interrupted}
     raw = [timing(s) for s in measured.lines]
     return PeersRun(**fields, models=models, correctness=correctness, ceiling=ceiling, raw=raw)
 

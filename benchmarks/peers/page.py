@@ -5,7 +5,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from benchmarks import common, llama_cpp
+from benchmarks import common
+from benchmarks.peers import llama_cpp
 from speclab.drafts.lengths import LONGEST
 from speclab.present.tables import Block, Cell, Heading, Lines, Table, interval, speedup
 from speclab.records.arms import BEAM

@@ -1,0 +1,1 @@
+"""The lab's decoders against others: `python -m benchmarks.peers`."""
