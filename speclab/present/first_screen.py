@@ -63,7 +63,8 @@ def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = No
         speeds.append(marked(shown, speed_table(shown)))
     if brief:
         return tables.show([Lines(filter(None, map(wrong_line, runs))), rough, *speeds], markdown)
-    agreement = Lines(line for shown in runs for line in (*same_text_lines(shown, shown.correctness), *remarks(shown)))
+    said = (line for shown in runs for line in (*same_text_lines(shown, shown.correctness), *remarks(shown)))
+    agreement = Lines(dict.fromkeys(said))  # both sizes were run on the same cores: what is said of those stands once
     facts = Lines(
         [
             chains_only_line(runs),

@@ -8,7 +8,7 @@ from typing import Any
 
 from speclab.extensions.servers import counters, profile, screen
 from speclab.extensions.servers.ask import inputs, texts
-from speclab.extensions.servers.ask.asking import Prompt, ask_all
+from speclab.extensions.servers.ask.asking import Asking, Prompt, ask_all
 from speclab.extensions.servers.ask.client import check_url
 from speclab.extensions.servers.ask.engines import OTHER, Asked, Server, find
 from speclab.extensions.servers.causes import Texts
@@ -63,14 +63,13 @@ def show(args: argparse.Namespace) -> int:
     other = profile.read(args.acceptance) if isinstance(args.acceptance, Path) else None
     urls = [check_url(url) for url in (args.url, args.plain_url) if url]
     speculative = find(urls[0], key)
-    look = speculative.look()
     if len(urls) > 1:
         plain = find(urls[1], key)
         _check_same(speculative, plain)
     say("\n".join(screen.server_lines(speculative, plain)))
     if args.load:
         return load.show(args, speculative, plain, prompts)
-    found = find_out(args, speculative, plain, prompts, look.n_running if look else 0, other)
+    found = find_out(_asking(args), speculative, plain, prompts, other)
     say(first_screen(found))
     if args.acceptance_profile:
         engine = f"{speculative.engine} {speculative.version}".strip()
@@ -86,7 +85,7 @@ def show_plain(args: argparse.Namespace) -> int:
     prompts, key = inputs.prompts_of(args.texts), inputs.key()
     plain = find(check_url(args.plain_url), key)
     say("\n".join(screen.server_lines(plain, None)))
-    pairs, _ = ask_all(plain, None, prompts, args.max_new_tokens, not args.raw, args.seconds)
+    pairs, _ = ask_all(plain, None, prompts, _asking(args))
     if any(_n_drafts(pair.speculative) for pair in pairs):
         raise EnvironmentProblem(f"{plain.client.url} speculates; give it with --url, and the plain one as --plain-url")
     found = of_pairs(pairs)
@@ -101,24 +100,24 @@ def show_plain(args: argparse.Namespace) -> int:
     return 0
 
 
+def _asking(args: argparse.Namespace) -> Asking:
+    return Asking(args.max_new_tokens, not args.raw, args.seconds, args.plain_ms and args.plain_ms / 1e3)
+
+
 def find_out(
-    args: argparse.Namespace,
-    speculative: Server,
-    plain: Server | None,
-    prompts: Sequence[Prompt],
-    n_running: int = 0,
-    other: Measured | None = None,
+    how: Asking, speculative: Server, plain: Server | None, prompts: Sequence[Prompt], other: Measured | None = None
 ) -> Findings:
-    """Ask, and return what the answers say. n_running: requests of others. other: another draft on the same target."""
-    chat, given = not args.raw, args.plain_ms and args.plain_ms / 1e3
-    pairs, again = ask_all(speculative, plain, prompts, args.max_new_tokens, chat, args.seconds)
+    """Ask, and return what the answers say. other: another draft on the same target."""
+    look = speculative.look()
+    pairs, again = ask_all(speculative, plain, prompts, how)
     _check_roles(speculative, plain, pairs)
-    whole = of_pairs(pairs, n_running, given)
+    whole = of_pairs(pairs, look.n_running if look else 0, how.plain_seconds)
     if whole.draft_length is None:
         whole = replace(whole, draft_length=speculative.draft_length)
-    kinds = {kind: of_pairs([one for one in pairs if one.kind == kind], 0, given) for kind in _kinds(pairs)}
-    verdicts = texts.judge(pairs, plain, chat) if plain else []
-    seen, written = _shapes(pairs, again, whole, kinds, other), _texts(pairs, again, verdicts, speculative, plain, chat)
+    kinds = {kind: of_pairs([one for one in pairs if one.kind == kind], 0, how.plain_seconds) for kind in _kinds(pairs)}
+    verdicts = texts.judge(pairs, plain, how.chat) if plain else []
+    seen = _shapes(pairs, again, whole, kinds, other)
+    written = _texts(pairs, again, verdicts, speculative, plain, how.chat)
     return Findings(
         pairs=pairs,
         again=again,

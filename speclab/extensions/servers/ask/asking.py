@@ -23,24 +23,34 @@ class Prompt(NamedTuple):
     text: str
 
 
+class Asking(NamedTuple):
+    """How servers are asked. n_tokens: of an answer, at most. chat: as messages of a user. seconds: no new prompt after
+    them. plain_seconds: of a plain token, where somebody knows them."""
+
+    n_tokens: int
+    chat: bool
+    seconds: float
+    plain_seconds: float | None = None
+
+
 def ask_all(
-    speculative: Server, plain: Server | None, prompts: Sequence[Prompt], n_tokens: int, chat: bool, seconds: float
+    speculative: Server, plain: Server | None, prompts: Sequence[Prompt], how: Asking
 ) -> tuple[list[Pair], list[Asked]]:
-    """Ask both servers every prompt, in an order that changes from prompt to prompt. seconds: no new prompt after them.
+    """Ask both servers every prompt, in an order that changes from prompt to prompt.
 
     What fails after LEAST prompts ends the list and is noted: what was measured before it stays. Also returned: the
     answers of the server that speculates to the first AGAIN prompts, asked once more; none where the time was over.
     """
     servers = [server for server in (speculative, plain) if server]
     for server in servers:
-        server.client.ask(Order(f"{WARM_UP_HEAD} {prompts[0].text}", WARM_UP_TOKENS, chat))
-    end, pairs = time.monotonic() + seconds, list[Pair]()
+        server.client.ask(Order(f"{WARM_UP_HEAD} {prompts[0].text}", WARM_UP_TOKENS, how.chat))
+    end, pairs = time.monotonic() + how.seconds, list[Pair]()
     with progress(len(prompts), "prompt", "asking") as bar:
         for number, prompt in enumerate(prompts):
             if number >= LEAST and time.monotonic() > end:
                 note(f"  the time of --seconds is over after {number} of {len(prompts)} prompts")
                 break
-            order = Order(prompt.text, n_tokens, chat)
+            order = Order(prompt.text, how.n_tokens, how.chat)
             try:
                 found = {id(one): one.ask(order) for one in (servers if number % 2 else servers[::-1])}
             except EnvironmentProblem as problem:
@@ -51,7 +61,7 @@ def ask_all(
             pairs.append(Pair(prompt.kind, prompt.text, found[id(speculative)], _of(found, plain)))
             bar.update()
     asked = prompts[:AGAIN] if len(pairs) == len(prompts) else []
-    return pairs, _asked_again(speculative, [Order(one.text, n_tokens, chat) for one in asked], end)
+    return pairs, _asked_again(speculative, [Order(one.text, how.n_tokens, how.chat) for one in asked], end)
 
 
 def _asked_again(server: Server, orders: Sequence[Order], end: float) -> list[Asked]:

@@ -19,6 +19,7 @@ class Answer(NamedTuple):
     n_first: int  # those of the first chunk with text: 1 where the server sends no ids
     first_seconds: float  # from the request to the first chunk with text
     decode_seconds: float  # from there to the last one
+    whole_seconds: float  # from the request until the server said that the answer is whole
     ids: list[int]  # empty where none were asked for
     timings: dict[str, Any]  # llama-server's own counts of this request; empty elsewhere
     n_prompt: int = 0  # tokens of the prompt, as the server counts them; 0 where it does not say it
@@ -31,11 +32,11 @@ class Answer(NamedTuple):
 
 
 class Stream:
-    """The events of one answer. n_tokens: the most that it may have. clock: seconds, read at each event with text."""
+    """The events of one answer. n_tokens: the most that it may have. clock: seconds, read at each event."""
 
     def __init__(self, url: str, n_tokens: int, clock: Callable[[], float] = time.perf_counter):
         self._url, self._most, self._clock = url, n_tokens, clock
-        self._begin = self._first = self._last = clock()
+        self._begin = self._first = self._last = self._end = clock()
         self._pieces: list[str] = []
         self._ids: list[int] = []
         self._n_counted, self._n_first, self._n_prompt, self._n_cached = 0, 1, 0, 0
@@ -72,6 +73,7 @@ class Stream:
             n_first=self._n_first,
             first_seconds=self._first - self._begin,
             decode_seconds=self._last - self._first,
+            whole_seconds=self._end - self._begin,
             ids=self._ids,
             timings=self._timings,
             n_prompt=self._n_prompt,
@@ -83,7 +85,7 @@ class Stream:
             return
         data = line[len(DATA) :].strip()
         if data == DONE:
-            self.ended = True
+            self.ended, self._end = True, self._clock()
             return
         chunk = parsed(data, self._url)
         if not isinstance(chunk, dict):

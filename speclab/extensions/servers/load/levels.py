@@ -88,7 +88,7 @@ def checks(window: Window, inside: Sequence[Request]) -> list[Check]:
     waits = sum(one.first - one.sent for one in inside) / sum(one.ended - one.sent for one in inside)
     queue = [one.n_waiting for one in window.looks if one.n_waiting is not None]
     waiting = sum(queue) / len(queue) / n if queue else None
-    longer = f"--load-seconds {max(2, round(length * LEAST_ANSWERS * n / max(whole, 1) * 1.3)):d}"
+    longer = f"--load-seconds {max(2, round(length * LEAST_ANSWERS / max(whole, 1) * 1.3)):d}"
     return [
         Check(
             "offered",
@@ -98,9 +98,10 @@ def checks(window: Window, inside: Sequence[Request]) -> list[Check]:
         ),
         Check(
             "window",
-            whole / n,
-            whole >= LEAST_ANSWERS * n,
-            f"the window of {length:.0f} s holds {whole} whole answers of {n} users: {longer}",
+            float(whole),
+            whole >= LEAST_ANSWERS,
+            f"some user has {whole} whole answers in the window of {length:.0f} s, and {LEAST_ANSWERS} of each are "
+            f"wanted: {longer}",
         ),
         Check(
             "cache",

@@ -58,7 +58,7 @@ def show(args: argparse.Namespace, speculative: Server, plain: Server | None, pr
     def orders(first: int) -> Iterator[tuple[str, int]]:
         return work(prompts, args.max_new_tokens, itertools.count(first), alter=args.texts is None)
 
-    levels = measure(speculative, plain, args.load, args.load_seconds, orders, not args.raw)
+    levels, stop = measure(speculative, plain, args.load, args.load_seconds, orders, not args.raw)
     say("\n" + screen.joined(load_screen.lines(levels)))
     if args.acceptance_profile:
         note("  --load writes no --acceptance-profile: ask once more without --load")
@@ -66,14 +66,17 @@ def show(args: argparse.Namespace, speculative: Server, plain: Server | None, pr
         from speclab.extensions.servers.load import load_chart
 
         load_chart.draw(levels, speculative.model, args.chart)
-        write_whole(args.chart.with_suffix(".json"), _record(args, speculative, plain, levels))
+        write_whole(args.chart.with_suffix(".json"), _record(args, speculative, plain, levels, stop is not None))
     return int(not all(one.good for level in levels for one in level.checks))
 
 
-def _record(args: argparse.Namespace, speculative: Server, plain: Server | None, levels: Sequence[Level]) -> str:
+def _record(
+    args: argparse.Namespace, speculative: Server, plain: Server | None, levels: Sequence[Level], ended_early: bool
+) -> str:
     engine = f"{speculative.engine} {speculative.version}".strip()
     conditions: dict[str, Any] = {"engine": engine, "model": speculative.model}
     conditions |= {"has_plain_server": plain is not None, "max_new_tokens": args.max_new_tokens, "temperature": 0}
+    conditions |= {"ended_early": ended_early}  # not all loads were asked
     conditions |= {"least_window_seconds": args.load_seconds, "own_prompts": args.texts is None}
     found = _head() | {"conditions": conditions, "loads": load_screen.numbers(levels)}
     return json.dumps(found, indent=2, allow_nan=False) + "\n"

@@ -21,7 +21,7 @@ from speclab.system.errors import EnvironmentProblem
 LOOK_SECONDS = 0.5  # between two looks at the counters
 MOST_FAILURES = 5  # of one window; the next one ends it
 WARM_UP_SECONDS = 120.0  # until each user has one answer, at most
-LEAST_ANSWERS = 3  # whole answers of a window, for each user
+LEAST_ANSWERS = 3  # whole answers of each user in a window
 LONGEST = 8  # times the seconds that are asked for: what a window may last, until it holds so many answers
 
 
@@ -37,6 +37,7 @@ class Request:
     n_prompt: int
     n_cached: int  # tokens of the prompt that came from the server's prefix cache
     prompt: str
+    user: int  # who asked, counted from 0
 
 
 @dataclass
@@ -52,8 +53,9 @@ class Window:
 
     @property
     def n_whole(self) -> int:
-        """Return how many requests were sent and answered within it."""
-        return sum(self.begin <= one.sent and one.ended <= self.end for one in self.requests)
+        """Return how many requests were sent and answered within it, those of the user who has the fewest."""
+        whole = [one.user for one in self.requests if self.begin <= one.sent and one.ended <= self.end]
+        return min(map(whole.count, range(self.n_users)))
 
 
 class Users:
@@ -66,7 +68,7 @@ class Users:
         """Ask with so many users at a time. work: prompts, each with the most tokens of its answer; it never ends.
 
         The window begins when each user has got one answer. It lasts `seconds`, and longer where it holds too few whole
-        answers by then: until it holds LEAST_ANSWERS for each user, at most LONGEST times as long. EnvironmentProblem
+        answers by then: until it holds LEAST_ANSWERS of each user, at most LONGEST times as long. EnvironmentProblem
         where more than MOST_FAILURES requests fail, or a user's first one.
         """
         return asyncio.run(self._ask(n_users, work, seconds))
@@ -102,19 +104,19 @@ class Users:
             if not warm[place].is_set():  # first answers of different lengths: no waves of users in step
                 n_tokens = max(1, n_tokens * (place + 1) // len(warm))
             try:
-                window.requests.append(await self._request(http, prompt, n_tokens))
+                window.requests.append(await self._request(http, prompt, n_tokens, place))
             except EnvironmentProblem:
                 window.n_failed += 1
                 if not warm[place].is_set() or window.n_failed > MOST_FAILURES:
                     raise
             warm[place].set()
 
-    async def _request(self, http: httpx2.AsyncClient, prompt: str, n_tokens: int) -> Request:
+    async def _request(self, http: httpx2.AsyncClient, prompt: str, n_tokens: int, user: int) -> Request:
         sent = time.perf_counter()
         answer = await self._server.client.answered(http, Order(prompt, n_tokens, self._chat))
-        first, ended = sent + answer.first_seconds, time.perf_counter()
+        first, ended = sent + answer.first_seconds, sent + answer.whole_seconds
         last = first + answer.decode_seconds
-        return Request(sent, first, last, ended, answer.n_tokens, answer.n_prompt, answer.n_cached, prompt)
+        return Request(sent, first, last, ended, answer.n_tokens, answer.n_prompt, answer.n_cached, prompt, user)
 
     async def _looks(self, http: httpx2.AsyncClient, window: Window, seconds: float) -> None:
         """Look at the counters until the window is over. It is not ended by an answer but at a look, so that it does
@@ -125,7 +127,7 @@ class Users:
                 page = await self._server.client.got(http, "/metrics")
                 window.looks.append(counters.read(page.decode(errors="replace")))
             window.end = time.perf_counter()
-            lasted, enough = window.end - window.begin, window.n_whole >= LEAST_ANSWERS * window.n_users
+            lasted, enough = window.end - window.begin, window.n_whole >= LEAST_ANSWERS
             left = (seconds if enough or lasted < seconds else LONGEST * seconds) - lasted
             if left <= 0:
                 return

@@ -16,6 +16,7 @@ STRIDE = 7  # no common factor with the number of lengths: neighbours differ muc
 LENGTHS = 16
 
 Ask = Callable[[Server, int, Iterator[tuple[str, int]], float], Window]
+Orders = Callable[[int], Iterator[tuple[str, int]]]
 
 
 def work(prompts: Sequence[Prompt], n_tokens: int, numbers: Iterator[int], alter: bool) -> Iterator[tuple[str, int]]:
@@ -35,14 +36,14 @@ def measure(
     plain: Server | None,
     loads: Sequence[int],
     seconds: float,
-    orders: Callable[[int], Iterator[tuple[str, int]]],
+    orders: Orders,
     chat: bool,
     ask: Ask | None = None,
-) -> list[Level]:
+) -> tuple[list[Level], BaseException | None]:
     """Return every load, in turns: two passes, the plain server first in one and the other one first in the other.
 
-    orders: what is asked from a number on; both servers get the same of one pass. What fails after the first whole load
-    ends the list and is noted.
+    orders: what is asked from a number on; both servers get the same of one pass. What fails after the first whole
+    load ends the list and is noted, and so does Ctrl-C; it is returned beside the list.
     """
     levels: list[Level] = []
     start = itertools.count(0, 10_000)  # every window its own numbers
@@ -62,10 +63,10 @@ def measure(
                     raise
                 why = str(problem) or "stopped"
                 note(f"  only up to {levels[-1].n_users} users are counted: {why}")
-                break
+                return levels, problem
             other = sides[id(plain)] if plain else []
             levels.append(Level(n_users=n_users, speculative=sides[id(speculative)], plain=other))
-    return levels
+    return levels, None
 
 
 def _ask(chat: bool) -> Ask:

@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     server = engines.find(check_url(args.url), inputs.key())
     setup, prompts = flags.load(args, temperature=0.0)
-    rows = compared(server, setup, prompts, args)
+    rows = compared(server, setup, prompts, args.draft, args.draft_length, args.max_new_tokens, args.seed)
     n_equal = sum(not row[-1].startswith("different") for row in rows)
     say(f"{server.engine} {server.version} with {args.draft}, k = {args.draft_length}")
     say(f"same text and rounds in {n_equal} of {len(rows)} prompts\n")
@@ -57,10 +57,13 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def compared(server: engines.Server, setup: Setup, prompts: list[Prompt], args: argparse.Namespace) -> list[list[str]]:
-    """Return a row for each prompt. Raises EnvironmentProblem where the server sends no ids or counts no rounds."""
-    k, n_tokens, rows = args.draft_length, args.max_new_tokens, list[list[str]]()
-    drafter = None if args.draft == "ngram" else registry.make(args.draft, setup, args.seed)
+def compared(
+    server: engines.Server, setup: Setup, prompts: list[Prompt], draft: str, k: int, n_tokens: int, seed: int
+) -> list[list[str]]:
+    """Return a row for each prompt, of n_tokens each. draft: its name, with k tokens a round. Raises EnvironmentProblem
+    where the server sends no ids or counts no rounds."""
+    rows = list[list[str]]()
+    drafter = None if draft == "ngram" else registry.make(draft, setup, seed)
     check_prompts(setup.target, [drafter] if drafter else [], prompts, n_tokens + 2 * k)
     with progress(len(prompts), "prompt", "the referee") as bar:
         for prompt in prompts:

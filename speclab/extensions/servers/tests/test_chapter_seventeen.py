@@ -117,7 +117,7 @@ def test_verdicts_on_random_rounds():
 def test_the_time_per_token_of_a_stream():
     for chunks in [*RECORD.plain.streams, *RECORD.speculative.streams, [(0.5, 3), (1.25, 2)], [(0.5, 3)]]:
         n_tokens, (first, n_first), last = sum(n for _, n in chunks), chunks[0], chunks[-1][0]
-        answer = Answer("", n_tokens, n_first, first, last - first, [], {})
+        answer = Answer("", n_tokens, n_first, first, last - first, last, [], {})
         assert right.from_stream(chunks) == (answer.first_seconds, pytest.approx(answer.seconds_per_token))
 
 

@@ -10,6 +10,7 @@ import pytest
 from speclab.extensions.servers import counters
 from speclab.extensions.servers.ask import client, engines
 from speclab.extensions.servers.ask.client import Client, ConnectionProblem, Order, check_url
+from speclab.extensions.servers.ask.stream import Stream
 from speclab.extensions.servers.tests.simulated import Simulated
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 
@@ -22,6 +23,16 @@ def test_a_text_comes_back_with_the_servers_own_count(fake):
     assert answer.n_tokens == 9
     assert answer.seconds_per_token == answer.decode_seconds / 8
     assert fake.asked[0].items() >= {"temperature": 0, "max_tokens": 9, "stream": True}.items()
+
+
+def test_the_end_has_the_time_at_which_it_came():
+    """Behind the last token the server may say for a while that it goes on."""
+    now = iter(range(100))
+    stream = Stream("x", 9, clock=lambda: next(now))
+    for part in (event(b"a"), event(b"b"), event(b""), b"data: [DONE]\n\n"):
+        stream.take(part)
+    answer = stream.answer()
+    assert (answer.first_seconds, answer.decode_seconds, answer.whole_seconds) == (1, 1, 4)
 
 
 def test_ids_are_sent_where_they_are_asked_for(fake):

@@ -215,7 +215,7 @@ def test_a_draft_that_keeps_nothing_at_all_is_more_likely_damaged_than_one_off()
 
 
 def answers(lengths, slope, fixed=0.05):
-    return [Answer("x", 2, 1, fixed + slope * n, 0.1, [], {}, n_prompt=n) for n in lengths]
+    return [Answer("x", 2, 1, fixed + slope * n, 0.1, 1.0, [], {}, n_prompt=n) for n in lengths]
 
 
 @given(st.lists(st.integers(10, 40), min_size=4, max_size=9), st.floats(1e-4, 1e-1))

@@ -21,7 +21,7 @@ PROMPTS = [asking.Prompt(("code", "prose")[i % 2], f"prompt {i}") for i in range
 def asked(fake, plain=None, n=40):
     """Every prompt once; the rounds of the warm-up are forgotten."""
     servers = [engines.find(one.url, None) if one else None for one in (fake, plain)]
-    pairs, again = asking.ask_all(*servers, PROMPTS, n, True, math.inf)
+    pairs, again = asking.ask_all(*servers, PROMPTS, asking.Asking(n, True, math.inf))
     n_again = sum(one.counted.speculation.n_drafts for one in again)  # What is asked a second time came last.
     n_asked = sum(pair.speculative.counted.speculation.n_drafts for pair in pairs)
     return pairs, fake.rounds[::-1][n_again:][:n_asked]

@@ -1,5 +1,6 @@
 """The lab's pair on servers of other engines: files that say what the folder says, processes that end, equal rounds."""
 
+import argparse
 import json
 import os
 import sys
@@ -12,11 +13,11 @@ import pytest
 from speclab.extensions.servers.ask import engines
 from speclab.extensions.servers.ask.client import Order
 from speclab.extensions.servers.referee.own import ended_rounds
-from speclab.extensions.servers.start import lab_gguf, starting
+from speclab.extensions.servers.start import lab_gguf, programs, starting
 from speclab.extensions.servers.start.__main__ import commands
 from speclab.extensions.servers.wrong import asking_wrong
 from speclab.extensions.servers.wrong.lab_server import LabServer
-from speclab.models import loading, prompts
+from speclab.models import loading, prompts, sources
 from speclab.models.setup import load_setup
 from speclab.system.errors import EnvironmentProblem
 
@@ -102,33 +103,33 @@ def gone(number):
 
 
 def test_both_commands_serve_one_target_and_one_of_them_drafts(tmp_path, monkeypatch):
-    import argparse
-
     monkeypatch.setattr(lab_gguf, "write", lambda folder, path: path)
     for engine in ("llama", "vllm"):
-        args = argparse.Namespace(engine=engine, program=None, draft_length=3, port=8000, slots=5)
-        for args.models in (None, [Path("one"), Path("two")], [Path("one"), Path("ngram")]):
+        args = argparse.Namespace(engine=engine, program=sys.executable, draft_length=3, port=8000, slots=5)
+        for args.models in (None, ["one", "two"], ["one", "ngram"]):
             first, second = commands(args, tmp_path)
             assert first[: len(second) - 2] == second[:-2], "the draft is the one thing that differs"
             assert "3" in " ".join(first[len(second) - 2 :])
             assert (first[-1], second[-1]) == ("8000", "8001")
             if args.models:
-                name = args.models[1].name
                 assert "one" in second
-                assert name in " ".join(first[len(second) - 2 :])
-                assert name not in " ".join(second)
+                assert args.models[1] in " ".join(first[len(second) - 2 :])
+                assert args.models[1] not in " ".join(second)
+        args.program = "/no/such/program"
+        with pytest.raises(EnvironmentProblem, match="/no/such/program"):
+            commands(args, tmp_path)
 
 
-def test_vllm_gets_the_word_for_each_kind_of_draft():
-    """A head says in its own file what it is."""
-    words = {}
-    for name in ("draft", "feature", "ngram"):
-        draft = Path(name) if name == "ngram" else loading.LAB_PAIR / name
-        _, [_, given] = starting.vllm("python", loading.LAB_PAIR / "target", draft, K)
-        words[name] = json.loads(given)
-        assert words[name].get("model") == (None if name == "ngram" else str(draft))
-        assert words[name]["num_speculative_tokens"] == K
-    assert [words[name]["method"] for name in words] == ["draft_model", "eagle3", "ngram"]
+def test_vllm_gets_the_word_for_each_kind_of_draft_and_the_name_that_was_typed(monkeypatch):
+    """A head says in its own file what it is. A converted file lies in a folder whose name says nothing."""
+    for name, word in (("draft", "draft_model"), ("feature", "eagle3"), ("ngram", "ngram")):
+        draft = name if name == "ngram" else str(loading.LAB_PAIR / name)
+        _, given = programs.read(draft).flags(programs.Vllm(), K)
+        said = json.loads(given)
+        assert (said["method"], said["num_speculative_tokens"]) == (word, K)
+        assert said.get("model") == (None if name == "ngram" else draft)
+    monkeypatch.setattr(sources, "place_of", lambda name: f"/cache/{'0f' * 20}")
+    assert "some.gguf" in programs.Vllm().plain("some.gguf")
 
 
 def counts_of(server, prompt):
@@ -166,7 +167,8 @@ def test_short_and_long_prompts_take_turns(some):
 def test_llama_server_makes_the_rounds_of_the_labs_loop(setup, some, draft, tmp_path):
     """Text, rounds, drafted and accepted tokens by position, prompt by prompt, in two engines that share no code."""
     files = [lab_gguf.write(loading.LAB_PAIR / name, tmp_path / f"{name}.gguf") for name in ("target", "draft")]
-    command = [*starting.llama(LLAMA_SERVER, files[0]), *starting.drafted(files[1], K), "--port", str(PORT)]
+    program = programs.LlamaServer(LLAMA_SERVER)
+    command = [*program.plain(str(files[0])), *program.weights(files[1], K), "--port", str(PORT)]
     with starting.started(command, PORT) as url:
         server = engines.find(url, None)
         for prompt in some:

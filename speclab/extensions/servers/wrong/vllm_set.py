@@ -3,27 +3,38 @@
 No rule and no threshold was made with these servers.
 """
 
+from pathlib import Path
+from typing import Any
+
 from speclab.extensions.servers.causes import STATES, TOO_LONG
 from speclab.extensions.servers.diagnosis import COST, NOTHING, REJECTED
-from speclab.extensions.servers.wrong.cases import LAB_PAIR_NAME, LAYERS, Wrong, lookup, vllm
+from speclab.extensions.servers.start.programs import Weights
+from speclab.extensions.servers.wrong.cases import Wrong
+from speclab.extensions.servers.wrong.makers import InVllm, lookup
 from speclab.models.loading import LAB_PAIR
 from speclab.system.paths import ROOT
 
-SMOLLM2 = "SmolLM2-135M-Instruct, float32"
+LAYERS = "eagle_aux_hidden_state_layer_ids"  # after which layers of the target a head reads its states
+
+
+def with_weights(place: Path, k: int = 4, **more: Any) -> InVllm:
+    """Return two servers of vLLM, one of which drafts with these weights."""
+    return InVllm(lambda _: Weights(place), k=k, **more)
+
 
 VLLM = (
-    Wrong("draft model in vLLM", "vllm", LAB_PAIR_NAME, "nothing: the lab's draft model", NOTHING, "",
-          vllm(lambda place: LAB_PAIR / "draft"), referee="model"),
-    Wrong("lookup in vLLM", "vllm", LAB_PAIR_NAME, "nothing: a lookup in the text so far", NOTHING, "",
-          vllm(lookup), referee="ngram"),
-    Wrong("head in vLLM", "vllm", LAB_PAIR_NAME, "nothing: the lab's feature head", NOTHING, "",
-          vllm(lambda place: LAB_PAIR / "feature"), referee="feature"),
-    Wrong("k = 12 in vLLM", "vllm", LAB_PAIR_NAME, "twelve drafted tokens a round", COST, TOO_LONG,
-          vllm(lambda place: LAB_PAIR / "draft", 12), k=12),
-    Wrong("wrong layers in vLLM", "vllm", LAB_PAIR_NAME, "the head's config.json names the layers 1, 2 and 3",
-          REJECTED, STATES, vllm(lambda place: place.altered_head("other-layers", **{LAYERS: [1, 2, 3]}))),
-    Wrong("SmolLM2 with a lookup in vLLM", "vllm", SMOLLM2, "nothing: a lookup, which finds little in most chats",
-          NOTHING, "", vllm(lookup, smollm2=True)),
-    Wrong("SmolLM2 with its head in vLLM", "vllm", SMOLLM2, "nothing: the lab's head for it", NOTHING, "",
-          vllm(lambda place: ROOT / "models" / "smollm2" / "feature", 2, smollm2=True)),
+    Wrong("draft model in vLLM", "nothing: the lab's draft model", NOTHING, "",
+          with_weights(LAB_PAIR / "draft", referee="model")),
+    Wrong("lookup in vLLM", "nothing: a lookup in the text so far", NOTHING, "",
+          InVllm(lookup, referee="ngram")),
+    Wrong("head in vLLM", "nothing: the lab's feature head", NOTHING, "",
+          with_weights(LAB_PAIR / "feature", referee="feature")),
+    Wrong("k = 12 in vLLM", "twelve drafted tokens a round", COST, TOO_LONG,
+          with_weights(LAB_PAIR / "draft", 12)),
+    Wrong("wrong layers in vLLM", "the head's config.json names the layers 1, 2 and 3",
+          REJECTED, STATES, InVllm(lambda place: place.altered_head("other-layers", **{LAYERS: [1, 2, 3]}))),
+    Wrong("SmolLM2 with a lookup in vLLM", "nothing: a lookup, which finds little in most chats",
+          NOTHING, "", InVllm(lookup, smollm2=True)),
+    Wrong("SmolLM2 with its head in vLLM", "nothing: the lab's head for it", NOTHING, "",
+          with_weights(ROOT / "models" / "smollm2" / "feature", 2, smollm2=True)),
 )  # fmt: skip

@@ -25,20 +25,21 @@ class WrongServer(RecordPart):
     right: bool
     cause: str  # the true one, in the words of causes.py; empty: nothing is wrong
     named: bool  # whether it is among the causes that are shown; where nothing is wrong, whether none is
-    shapes: list[str]
-    advice: str
-    n_same: Count  # greedy texts that are the plain server's
-    n_tied: Count
-    n_texts: Count
-    tokens_per_round: float | None
-    round_cost: float | None
-    speedup: float | None
-    n_drafts: Count
-    n_drafted: Count
-    n_accepted: Count
-    equal_rounds: str  # against the lab's own loop, prompt by prompt; empty where the lab was not asked
     screen: list[str]
+    # What follows is of a server that was measured, and not refused.
     causes: list[str] = field(default_factory=list)  # those that are shown, at most two
+    shapes: list[str] = field(default_factory=list)
+    advice: str = ""
+    n_same: Count = 0  # greedy texts that are the plain server's
+    n_tied: Count = 0
+    n_texts: Count = 0
+    tokens_per_round: float | None = None
+    round_cost: float | None = None
+    speedup: float | None = None
+    n_drafts: Count = 0
+    n_drafted: Count = 0
+    n_accepted: Count = 0
+    equal_rounds: str = ""  # against the lab's own loop, prompt by prompt; empty where the lab was not asked
     expected_changed: str = ""  # how expected or cause were changed when the server had been run
 
 

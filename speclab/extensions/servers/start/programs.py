@@ -1,0 +1,155 @@
+"""The programs that are started as servers, llama-server and vLLM, and what they draft with: weights, or a lookup.
+
+A further program is one more class here. No process is started here.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from speclab.models import sources
+from speclab.models.loading import LAB_PAIR
+from speclab.system.files import shown
+from speclab.system.paths import ROOT
+
+
+@dataclass(frozen=True)
+class Program(ABC):
+    """A program, and what it is told. place: where it is; empty: where it usually is. slots: requests that it answers
+    at a time, where it has to be told."""
+
+    place: str = ""
+    slots: int = 1
+
+    @abstractmethod
+    def missing(self) -> str:
+        """Return what is not there and how to get it; empty where the program can be run."""
+
+    @abstractmethod
+    def plain(self, target: str) -> list[str]:
+        """Return the command of a server that does not speculate, and reads every prompt: what a cache has spared one
+        of two servers would look like speed of the other one."""
+
+    @abstractmethod
+    def lookup(self, k: int) -> list[str]:
+        """Return the flags with which it looks up k tokens a round in the text so far."""
+
+    @abstractmethod
+    def weights(self, place: Path, k: int) -> list[str]:
+        """Return the flags with which it drafts k tokens a round with a model, or with a head that it knows."""
+
+    @abstractmethod
+    def lab_model(self, name: str, folder: Path) -> Path:
+        """Return one of the lab's models in the form that it reads. folder: where a file may be written."""
+
+
+class LlamaServer(Program):
+    """llama.cpp's server, which reads GGUF files."""
+
+    def missing(self) -> str:
+        """Return what is not there and how to get it; empty where the program can be run."""
+        found = shutil.which(self._place)
+        return "" if found else f"{self._place} is not there; build llama.cpp and give its llama-server with --program"
+
+    def plain(self, target: str) -> list[str]:
+        """Return the command of a server that does not speculate; each slot has 2,048 positions."""
+        slots, threads = str(self.slots), str(max(1, len(os.sched_getaffinity(0)) // 2))
+        words = [self._place, "-m", target, "--metrics", "--host", "127.0.0.1", "-c", str(2048 * self.slots)]
+        return [*words, "-np", slots, "--no-webui", "--no-cache-prompt", "-t", threads]
+
+    def lookup(self, k: int) -> list[str]:
+        """Return the flags with which it drafts what followed the last three tokens before."""
+        words = ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "3"]
+        return [*words, "--spec-ngram-simple-size-m", str(k)]
+
+    def weights(self, place: Path, k: int) -> list[str]:
+        """Return the flags with which it drafts k tokens with a second model, however unlikely they are."""
+        words = ["-md", str(place), "--spec-type", "draft-simple", "--spec-draft-n-max", str(k)]
+        return [*words, "--spec-draft-p-min", "0"]
+
+    def lab_model(self, name: str, folder: Path) -> Path:
+        """Return one of the lab's models as a GGUF file in `folder`."""
+        from speclab.extensions.servers.start import lab_gguf  # here: it imports the models' library, which is slow
+
+        return lab_gguf.write(LAB_PAIR / name, folder / f"{name}.gguf")
+
+    @property
+    def _place(self) -> str:
+        return self.place or "llama-server"
+
+
+class Vllm(Program):
+    """vLLM in the Python that `make vllm` makes, or in another one."""
+
+    def missing(self) -> str:
+        """Return what is not there and how to get it; empty where the program can be run."""
+        where = self.place or shown(ROOT / ".venv-vllm" / "bin" / "python")
+        return "" if shutil.which(self._place) else f"{where}, a Python that has vLLM, is not there; type: make vllm"
+
+    def plain(self, target: str) -> list[str]:
+        """Return the command of a server that does not speculate. target: as --target takes it, so that a GGUF file is
+        converted; the server calls it by that name, and not by the folder of the conversion."""
+        words = [self._place, "-m", "vllm.entrypoints.openai.api_server"]
+        words += ["--model", sources.place_of(target), "--served-model-name", target]
+        words += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "1024", "--generation-config", "vllm"]
+        return [*words, "--no-enable-prefix-caching"]
+
+    def lookup(self, k: int) -> list[str]:
+        """Return the flags with which it looks up as many tokens as the lab's own lookup does."""
+        return _settings("ngram", k, prompt_lookup_min=2, prompt_lookup_max=4)
+
+    def weights(self, place: Path, k: int) -> list[str]:
+        """Return the flags for a model, or for a head in the `speculators` format, which says itself what it is."""
+        method = "draft_model"
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            method = json.loads((place / "config.json").read_bytes()).get("speculators_model_type") or method
+        return _settings(str(method), k, model=str(place))
+
+    def lab_model(self, name: str, folder: Path) -> Path:
+        """Return the folder of one of the lab's models."""
+        return LAB_PAIR / name
+
+    @property
+    def _place(self) -> str:
+        return self.place or str(ROOT / ".venv-vllm" / "bin" / "python")
+
+
+def _settings(method: str, k: int, **more: Any) -> list[str]:
+    return ["--speculative-config", json.dumps({"method": method, "num_speculative_tokens": k, **more})]
+
+
+class Served(Protocol):
+    """What a server drafts with."""
+
+    def flags(self, program: Program, k: int) -> list[str]:
+        """Return the flags with which a program drafts k tokens a round with it."""
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """A lookup in the text so far."""
+
+    def flags(self, program: Program, k: int) -> list[str]:
+        """Return the flags with which a program looks up."""
+        return program.lookup(k)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights in a file or a folder."""
+
+    place: Path
+
+    def flags(self, program: Program, k: int) -> list[str]:
+        """Return the flags with which a program drafts with these weights."""
+        return program.weights(self.place, k)
+
+
+def read(word: str) -> Served:
+    """Return what somebody has typed: `ngram`, which is a lookup, or the place of weights."""
+    return Lookup() if word == "ngram" else Weights(Path(word))
