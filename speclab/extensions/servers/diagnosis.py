@@ -175,7 +175,7 @@ def _what_rejects(found: Measured) -> str:
             "the draft predicts nothing from its first token on: see that it was made for this very target, with the "
             "same tokenizer, template and layers, and that its weights are loaded"
         )
-    return "a draft that was trained for this target and this kind of text; see which kind of prompt pays in the table"
+    return "a draft that was trained for this target and these texts; with --url it is seen which kinds of prompt pay"
 
 
 def _what_costs(k: int, cost: float) -> str:
@@ -203,11 +203,14 @@ def _without_plain(found: Measured, tau: float, length: float, fault: Shape | No
         ]
         return Diagnosis(REJECTED, numbers, fault.then if fault else _what_rejects(found))
     seconds = found.round_seconds or (found.seconds * tau if found.seconds else None)
-    numbers = [f"a round brings {tau:.2f} tokens, so it may cost up to {tau:.2f} plain tokens"]
+    numbers = [f"a round brings {tau:.2f} tokens: it pays if it takes less time than {tau:.2f} tokens without a draft"]
     if seconds:
         numbers.append(
-            f"it takes {1e3 * seconds:.1f} ms, and pays where a plain token takes {1e3 * seconds / tau:.1f} or more"
+            f"it takes {1e3 * seconds:.1f} ms: it pays if a token without a draft takes more than "
+            f"{1e3 * seconds / tau:.2f} ms"
         )
-    return Diagnosis(
-        UNKNOWN, numbers, "the same server without speculation: --plain-url URL, or --plain-ms with its time of a token"
+    then = (
+        "start the same model without its draft, and add --plain-url URL. No room for both? Ask that one alone, with "
+        "--plain-url, and give what it prints: --plain-ms MS"
     )
+    return Diagnosis(UNKNOWN, numbers, then)

@@ -86,17 +86,15 @@ def show_plain(args: argparse.Namespace) -> int:
     plain = find(check_url(args.plain_url), key)
     say("\n".join(screen.server_lines(plain, None)))
     pairs, _ = ask_all(plain, None, prompts, _asking(args))
-    if any(_n_drafts(pair.speculative) for pair in pairs):
+    if any(pair.speculative.n_drafts for pair in pairs):
         raise EnvironmentProblem(f"{plain.client.url} speculates; give it with --url, and the plain one as --plain-url")
     found = of_pairs(pairs)
     if not found.seconds:
         raise EnvironmentProblem(f"{plain.client.url} sent too few tokens to time them; give --max-new-tokens 96")
-    kinds = {kind: of_pairs([one for one in pairs if one.kind == kind]) for kind in _kinds(pairs)}
-    n_prompts = {kind: sum(one.kind == kind for one in pairs) for kind in kinds}
-    said = f"a token takes {1e3 * found.seconds:.2f} ms without speculation"
-    then = f"start the server with its draft, and ask it with --url URL --plain-ms {1e3 * found.seconds:.2f}"
-    answer = [screen.labelled("ANSWER", said), screen.labelled("try", then)]
-    say(screen.joined([[""], [screen.table(kinds, found, n_prompts)], answer]))
+    milliseconds = f"{1e3 * found.seconds:.2f}"
+    then = f"start the server with its draft, and ask it with --url URL --plain-ms {milliseconds}"
+    said = f"a token takes {milliseconds} ms without speculation, in {len(pairs)} prompts"
+    say("\n".join([screen.labelled("ANSWER", said), screen.labelled("try", then)]))
     return 0
 
 
@@ -110,7 +108,7 @@ def find_out(
     """Ask, and return what the answers say. other: another draft on the same target."""
     look = speculative.look()
     pairs, again = ask_all(speculative, plain, prompts, how)
-    _check_roles(speculative, plain, pairs)
+    _check_roles(speculative, pairs)
     whole = of_pairs(pairs, look.n_running if look else 0, how.plain_seconds)
     if whole.draft_length is None:
         whole = replace(whole, draft_length=speculative.draft_length)
@@ -204,7 +202,7 @@ def first_screen(found: Findings) -> str:
         lines.append(screen.labelled("note", f"{said} them up"))
     n_prompts = {kind: sum(one.kind == kind for one in found.pairs) for kind in found.kinds}
     by_position = [*screen.position_lines(found.whole), *screen.shape_lines(found.shapes[:1])]
-    table = [screen.table(found.kinds, found.whole, n_prompts)]
+    table = [*[""] * (not lines), screen.table(found.kinds, found.whole, n_prompts)]
     return screen.joined([lines, table, by_position, screen.answer_lines(answer_of(found))])
 
 
@@ -230,22 +228,15 @@ def _check_same(speculative: Server, plain: Server) -> None:
         note(f"  the servers are {' '.join(engine)} and {' '.join(other_engine)}: not only the draft is different")
 
 
-def _check_roles(speculative: Server, plain: Server | None, pairs: list[Pair]) -> None:
-    """One server must speculate and the other one must not, as far as their counters tell."""
-    drafted = [_n_drafts(pair.speculative) for pair in pairs]
-    if plain and any(_n_drafts(pair.plain) for pair in pairs):
-        raise EnvironmentProblem(f"{plain.client.url} speculates; give the server without speculation with --plain-url")
-    if speculative.engine != OTHER and speculative.has_page and not any(drafted) and not _gauge(pairs):
+def _check_roles(speculative: Server, pairs: list[Pair]) -> None:
+    """The server that is to speculate must do so, as far as its counters tell."""
+    drafted = any(pair.speculative.n_drafts for pair in pairs)
+    if speculative.engine != OTHER and speculative.has_page and not drafted and not _gauge(pairs):
         raise EnvironmentProblem(
             f"{speculative.client.url} has drafted nothing: it does not speculate, found nothing to draft, or has "
             "dropped its draft (of another vocabulary, say; its log tells); start it with a draft, and give the server "
             "without one with --plain-url"
         )
-
-
-def _n_drafts(asked) -> int:
-    counts = asked.counted.speculation if asked and asked.counted else None
-    return counts.n_drafts if counts else 0
 
 
 def _gauge(pairs: list[Pair]) -> bool:

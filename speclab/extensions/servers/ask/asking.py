@@ -58,6 +58,10 @@ def ask_all(
                     raise
                 note(f"  only the first {len(pairs)} of {len(prompts)} prompts are counted: {problem}")
                 break
+            if plain and found[id(plain)].n_drafts:
+                raise EnvironmentProblem(
+                    f"{plain.client.url} speculates; give it as --url, and the server without a draft as --plain-url"
+                )
             pairs.append(Pair(prompt.kind, prompt.text, found[id(speculative)], _of(found, plain)))
             bar.update()
     asked = prompts[:AGAIN] if len(pairs) == len(prompts) else []

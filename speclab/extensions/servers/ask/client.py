@@ -171,7 +171,7 @@ class Client:
         if isinstance(error, httpx2.ReadTimeout | TimeoutError):
             return ConnectionProblem(f"{self.url} did not end its answer within {seconds:g} s")
         if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
-            return ConnectionProblem(f"{self.url} does not answer: {_why(error)}; start the server, or check --url")
+            return ConnectionProblem(f"{self.url} does not answer: {_why(error)}; start it, or check the address")
         return ConnectionProblem(f"{self.url} went away in the middle of an answer: {_why(error)}")
 
 

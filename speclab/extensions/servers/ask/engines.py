@@ -27,6 +27,11 @@ class Asked(NamedTuple):
     counted: Between | None
     shared: bool = False
 
+    @property
+    def n_drafts(self) -> int:
+        """Return the rounds that drafted something; 0 where no rounds are counted."""
+        return self.counted.speculation.n_drafts if self.counted and self.counted.speculation else 0
+
 
 @dataclass
 class Server:
@@ -100,7 +105,7 @@ def find(url: str, key: str | None) -> Server:
     except Refused as problem:
         if " 401" in str(problem) or " 403" in str(problem):
             raise EnvironmentProblem(f"{url} wants an API key; put it into the variable {KEY}") from None
-        raise EnvironmentProblem(f"{problem}; give the address of an OpenAI-compatible server") from None
+        raise EnvironmentProblem(f"{problem}; give the address of an OpenAI-compatible server, no page of it") from None
     model = _at(models, "data", 0)
     server.model, server.root = _word(model, "id"), _word(model, "root")
     if server.model:
@@ -128,7 +133,7 @@ def _name(server: Server) -> None:
         server.engine, server.version = LLAMA, _word(props, "build_info")
         server.root = _word(props, "model_path") or server.root
         if not server.has_page:
-            server.remarks.append("llama-server was started without --metrics: no acceptance by position")
+            server.remarks.append("llama-server was started without --metrics: no acceptance by position; add it")
     elif info := _page(client, "/server_info", "speculative_algorithm", "internal_states"):
         server.engine, server.version = SGLANG, _word(info, "version")
         steps = info.get("speculative_num_steps")

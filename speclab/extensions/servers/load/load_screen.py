@@ -37,7 +37,7 @@ def check_lines(levels: Sequence[Level]) -> list[str]:
     lines = []
     for name, found in failed.items():
         where = ", ".join(str(n) for n, _ in found)
-        lines.append(labelled(name, f"at {where} users: {found[-1][1]}"))
+        lines.append(labelled(name, f"at {where} user{'s' * (where != '1')}: {found[-1][1]}"))
     return lines
 
 

@@ -18,10 +18,10 @@ NOBODY = "http://127.0.0.1:1"
 ROWS = [
     ("", 2, "give --url"),
     ("--url nowhere", 2, "no address of a server"),
-    (f"--url {NOBODY}", 3, "start the server, or check --url"),
+    (f"--url {NOBODY}", 3, "start it, or check the address"),
     ("--url {other}/wrong", 3, "give the address of an OpenAI-compatible server"),
     ("--url {plain}", 3, "start it with a draft"),
-    ("--url {fake} --plain-url {fake}", 3, "give the server without speculation with --plain-url"),
+    ("--url {fake} --plain-url {fake}", 3, "give it as --url"),
     ("--url {fake} --plain-url {another}", 3, "compare one model with itself"),
     ("--plain-url {fake}", 3, "give it with --url"),
     ("--url {locked}", 3, "SPECLAB_API_KEY"),
