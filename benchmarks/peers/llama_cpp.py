@@ -34,6 +34,7 @@ from draft_models import ModelDrafter
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import Sampling
+from speclab.extensions.servers.start.lab_gguf import write_model
 from speclab.lab.bench import Bench
 from speclab.lab.decodings import Decoding, LibraryDecoding
 from speclab.models.prompts import Prompt
@@ -41,7 +42,6 @@ from speclab.models.setup import Setup
 from speclab.records.arms import Arm
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.terminal import harmless
-from tools.gguf import gguf
 
 METHOD = "llama.cpp"
 EARLY_EXIT = "early exit"  # method of the library's decoding that drafts with the target's own first layers
@@ -221,8 +221,7 @@ def programs(
         paths = {role: given for role, given in zip(("target", "draft"), files, strict=True) if given}
         for role, model in models.items():
             if role not in paths:
-                paths[role] = folder / f"{role}.gguf"
-                paths[role].write_bytes(gguf(model, setup.tokenizer))
+                paths[role] = write_model(model, setup.tokenizer, folder / f"{role}.gguf")
         yield Programs(paths["target"], paths.get("draft"), folder, threads)
 
 

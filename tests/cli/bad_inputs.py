@@ -484,8 +484,6 @@ ROWS = [
     Row(f"{B} --prompt x --chat", 2, ("no chat template", "without --chat")),
     Row(f"{S} --draft dial:0.5:ngram", 2, ("dial:0.8:model",)),
     Row(f"{C} --draft model,ngrm --prompt x", 2, ("'ngrm'", KINDS)),
-    Row("-m tools.gguf", 2, ("--out",)),
-    Row("-m tools.gguf --out file", 3, ("file", "--out")),
     # --- the gallery ---
     Row("-m tests.gallery --only x", 2, ("--only x", "--only 4,8")),
     Row("-m tests.gallery --timeout nan", 2, ("--timeout", "nan")),

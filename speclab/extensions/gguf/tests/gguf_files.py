@@ -1,17 +1,15 @@
-"""GGUF files for tests: a tiny model written by tools/gguf.py, and the same with its matrices quantised."""
+"""GGUF files for tests: a tiny model in float32, and the same with its matrices quantised."""
 
 from pathlib import Path
 
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+import pytest
 
-from tools import gguf as written
+written = pytest.importorskip("speclab.extensions.servers.start.lab_gguf")  # another extension's
 
 
-def plain(folder: Path) -> bytes:
-    """The file of a model folder, in float32."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return written.gguf(model, AutoTokenizer.from_pretrained(folder))
+def plain(folder: Path, path: Path) -> bytes:
+    """Write a model folder to a file in float32.  -> its bytes"""
+    return written.write(folder, path).read_bytes()
 
 
 def quantised(file: Path, to: Path, kind: str, drop: str = "", rename: dict[str, int] | None = None) -> Path:

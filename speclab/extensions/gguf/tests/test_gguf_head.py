@@ -20,7 +20,8 @@ HUGE = 2**60
 @pytest.fixture(scope="module")
 def right(tmp_path_factory, pair_folder):
     """A whole file, and a path for its variants."""
-    return plain(pair_folder / "target"), tmp_path_factory.mktemp("head") / "x.gguf"
+    path = tmp_path_factory.mktemp("head") / "x.gguf"
+    return plain(pair_folder / "target", path), path
 
 
 def begun(n_tensors: int, n_entries: int, rest: bytes = b"", version: int = 3) -> bytes:

@@ -25,7 +25,7 @@ KINDS = ("F32", "Q8_0", "Q4_1")
 def files(tmp_path_factory, pair_folder):
     """The tiny target as a file of each type."""
     folder = tmp_path_factory.mktemp("gguf")
-    (folder / "F32.gguf").write_bytes(plain(pair_folder / "target"))
+    plain(pair_folder / "target", folder / "F32.gguf")
     for kind in KINDS[1:]:
         quantised(folder / "F32.gguf", folder / f"{kind}.gguf", kind)
     return folder

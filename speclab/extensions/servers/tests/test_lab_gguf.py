@@ -1,0 +1,62 @@
+"""GGUF files of the lab's form: what the head says, and the order of the rows that are rotated."""
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from speclab.extensions.servers.start import lab_gguf
+from speclab.system.errors import EnvironmentProblem
+
+pytest.importorskip("gguf", reason="the package gguf is not installed; type: pip install gguf")
+
+
+@pytest.fixture(scope="module")
+def pair(pair_folder):
+    model = AutoModelForCausalLM.from_pretrained(pair_folder / "target", dtype=torch.float32)
+    return model, AutoTokenizer.from_pretrained(pair_folder / "target")
+
+
+def test_the_head_describes_config_and_tokenizer(pair, tmp_path):
+    from gguf import GGUFReader
+
+    model, tokenizer = pair
+    config, path = model.config, lab_gguf.write_model(model, tokenizer, tmp_path / "x.gguf")
+    entries = {name: field.contents() for name, field in GGUFReader(path).fields.items()}
+    assert entries["llama.block_count"] == config.num_hidden_layers
+    assert entries["llama.attention.head_count_kv"] == config.num_key_value_heads
+    assert entries["llama.attention.layer_norm_rms_epsilon"] == pytest.approx(config.rms_norm_eps)
+    assert entries["tokenizer.ggml.tokens"][: len(tokenizer)] == tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    assert len(entries["tokenizer.ggml.tokens"]) == len(entries["tokenizer.ggml.token_type"]) == config.vocab_size
+    assert entries["tokenizer.ggml.token_type"][tokenizer.eos_token_id] == lab_gguf.SPECIAL
+    assert entries["tokenizer.ggml.add_bos_token"] is False
+    assert entries["tokenizer.ggml.eos_token_id"] == 0
+
+
+def test_rotating_neighbours_equals_rotating_halves():
+    """Scores of queries and keys are the same with either order, each with its own rotation."""
+    torch.manual_seed(0)
+    n_heads, size, width, n = 2, 8, 5, 7
+    query, key, x = torch.randn(n_heads * size, width), torch.randn(n_heads * size, width), torch.randn(n, width)
+    angles = torch.arange(n)[:, None] * 10000.0 ** (-torch.arange(0, size, 2) / size)  # (n, size / 2)
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+
+    def halves(weight):
+        a, b = (x @ weight.T).view(n, n_heads, 2, -1).unbind(2)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+    def neighbours(weight):
+        a, b = (x @ lab_gguf.interleaved(weight, n_heads).T).view(n, n_heads, -1, 2).unbind(-1)
+        return torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+
+    right, made = (torch.einsum("ihd,jhd->hij", f(query), f(key)) for f in (halves, neighbours))
+    assert torch.allclose(right, made, atol=1e-4)
+
+
+def test_what_cannot_be_written_is_refused(pair, tmp_path):
+    other = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=16, n_layer=1, n_head=1))
+    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0})))
+    for model, tokenizer, what in ((other, pair[1], "gpt2"), (pair[0], words, "tokenizer")):
+        with pytest.raises(EnvironmentProblem, match=rf"{what}.*convert_hf_to_gguf"):
+            lab_gguf.write_model(model, tokenizer, tmp_path / "x.gguf")
