@@ -68,7 +68,7 @@ def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path
     file.add_layer_norm_rms_eps(config.rms_norm_eps)
     file.add_vocab_size(config.vocab_size)
     names, special = {i: name for name, i in tokenizer.get_vocab().items()}, set(tokenizer.all_special_ids)
-    rows = range(model.get_input_embeddings().weight.shape[0])  # type: ignore[index, arg-type]
+    rows = range(model.get_input_embeddings().weight.shape[0])  # type: ignore[index]
     file.add_tokenizer_model("gpt2")
     file.add_tokenizer_pre("gpt-2")
     file.add_token_list([names.get(i, f"[PAD{i}]") for i in rows])
