@@ -36,6 +36,23 @@ def block(hidden: int = 32, qwen3: bool = False, vocab: int = VOCAB, **changes) 
     return (Qwen3Config if qwen3 else LlamaConfig)(**sizes | changes)
 
 
+class Keeping:
+    """Makes a drafter keep its drafts, each with the text before it. `text` is everything committed."""
+
+    def prefill(self, target, prompt, sampling):
+        super().prefill(target, prompt, sampling)
+        self.text, self.proposed = prompt[0].tolist(), []
+
+    def propose(self, k, uniforms):
+        draft = super().propose(k, uniforms)
+        self.proposed.append((list(self.text), draft))
+        return draft
+
+    def observe(self, n_accepted, committed):
+        self.text += committed
+        super().observe(n_accepted, committed)
+
+
 def tiny_head(
     seed: int = 0,
     hidden: int = 32,

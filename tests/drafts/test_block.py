@@ -21,7 +21,7 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.theory.forecast import forecast
 from tests.decoding import plain_text, speculative_rounds
-from tests.heads import LEARNT, N_NEW, in_fixed_widths, learnt_texts, prompts, tiny_block_head, trained_block
+from tests.heads import LEARNT, N_NEW, Keeping, in_fixed_widths, learnt_texts, prompts, tiny_block_head, trained_block
 from tests.tiny_models import VOCAB, tiny
 
 TRAINED = {"markov_rank": 3}  # the one that tests/drafts/test_contract.py trains, too
@@ -40,21 +40,8 @@ def reading(model, fast=None) -> CachedModel:
     return target
 
 
-class Kept(BlockDrafter):
-    """Keeps what it proposes, and after how many committed tokens."""
-
-    def prefill(self, target, prompt, sampling):
-        super().prefill(target, prompt, sampling)
-        self.text, self.proposed = prompt[0].tolist(), []
-
-    def propose(self, k, uniforms):
-        draft = super().propose(k, uniforms)
-        self.proposed.append((len(self.text), draft))
-        return draft
-
-    def observe(self, n_accepted, committed):
-        self.text += committed
-        super().observe(n_accepted, committed)
+class Kept(Keeping, BlockDrafter):
+    """Keeps what it proposes."""
 
 
 def block_rows(head: BlockHead, hidden: Tensor, text: list[int], drafted: list[int]) -> Tensor:
@@ -92,9 +79,9 @@ def check(model, drafter: Kept) -> None:
     """All proposals of a decoding, from hidden states of the whole text; and what the buffers hold."""
     with torch.inference_mode():
         hidden, _ = target_pass(model, torch.tensor([drafter.text]), (0, 1))
-        for n, draft in drafter.proposed:
+        for so_far, draft in drafter.proposed:
             tokens = draft.tokens[0].tolist()
-            rows = drafter.as_target_logits(block_rows(drafter.head, hidden, drafter.text[:n], tokens), VOCAB)
+            rows = drafter.as_target_logits(block_rows(drafter.head, hidden, so_far, tokens), VOCAB)
             if draft.probs is None:
                 assert tokens == rows.argmax(-1).tolist()
             else:

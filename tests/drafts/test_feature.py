@@ -14,7 +14,7 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.theory.forecast import forecast
 from tests.decoding import plain_text, speculative_rounds
-from tests.heads import LEARNT, N_NEW, feature_row, in_fixed_widths, prompts, tiny_head, trained
+from tests.heads import LEARNT, N_NEW, Keeping, feature_row, in_fixed_widths, prompts, tiny_head, trained
 from tests.tiny_models import VOCAB, tiny
 
 
@@ -24,21 +24,8 @@ def reading(model, drafter, fast=None) -> CachedModel:
     return target
 
 
-class Kept(FeatureDrafter):
-    """Keeps what it proposes, and after how many committed tokens."""
-
-    def prefill(self, target, prompt, sampling):
-        super().prefill(target, prompt, sampling)
-        self.text, self.proposed = prompt[0].tolist(), []
-
-    def propose(self, k, uniforms):
-        draft = super().propose(k, uniforms)
-        self.proposed.append((len(self.text), draft.tokens[0].tolist()))
-        return draft
-
-    def observe(self, n_accepted, committed):
-        self.text += committed
-        super().observe(n_accepted, committed)
+class Kept(Keeping, FeatureDrafter):
+    """Keeps what it proposes."""
 
 
 def chain(head: FeatureHead, hidden: torch.Tensor, text: list[int], k: int) -> list[int]:
@@ -71,8 +58,9 @@ def check(model, head, drafter):
         first = model(ids, output_hidden_states=True, use_cache=False).hidden_states[1]
         assert torch.equal(outputs[0], first)
         hidden = torch.cat([outputs[0], outputs[1]], dim=-1)  # the library has the last one after the final norm only
-        for n, proposed in drafter.proposed:
-            assert proposed == chain(head, hidden, drafter.text[:n], len(proposed))
+        for so_far, draft in drafter.proposed:
+            proposed = draft.tokens[0].tolist()
+            assert proposed == chain(head, hidden, so_far, len(proposed))
 
 
 def test_a_trained_head_is_often_right_and_stays_in_step():
@@ -101,7 +89,7 @@ def test_ids_that_the_head_lacks_are_never_proposed():
         drafter = Kept(tiny_head(draft_vocab=12), ids)
         generator = torch.Generator().manual_seed(1)
         rounds = list(speculative_rounds(reading(model, drafter), drafter, prompts(1), 3, 30, sampling, generator))
-        proposed = {token for _, tokens in drafter.proposed for token in tokens}
+        proposed = {token for _, draft in drafter.proposed for token in draft.tokens[0].tolist()}
         assert proposed <= set(ids.tolist())
         assert len(proposed) > 1
         if sampling.greedy:
@@ -115,7 +103,7 @@ def test_ids_beyond_the_heads_vocabulary_are_never_proposed_and_do_no_harm():
         drafter = Kept(tiny_head())
         generator = torch.Generator().manual_seed(1)
         rounds = list(speculative_rounds(reading(model, drafter), drafter, prompts(1), 3, 40, sampling, generator))
-        assert all(token < VOCAB for _, tokens in drafter.proposed for token in tokens)
+        assert all(token < VOCAB for _, draft in drafter.proposed for token in draft.tokens[0].tolist())
         text = [t for r in rounds for t in r.tokens]
         assert max(text) >= VOCAB, "nothing was beyond it"
         if sampling.greedy:

@@ -11,7 +11,11 @@ Exit code 1 if --verify decodes a greedy difference that is not a near-tie, or a
 """
 
 if __name__ == "__main__":
+    from speclab.cli import parsing
+    from speclab.extensions.plan import plan_flags
     from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+
+    parsing.check_words(plan_flags.make_parser(__doc__))  # a mistyped flag is answered before these imports
 
 import argparse
 import functools
@@ -20,8 +24,9 @@ import sys
 from speclab.cli import compare_config, flags, no_effect, parsing
 from speclab.cli.measured import look_at_cores, show
 from speclab.cli.output import Output
-from speclab.drafts import kind_table, registry
+from speclab.drafts import registry
 from speclab.extensions.plan import plan_views, plans
+from speclab.extensions.plan.plan_flags import make_parser
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
 from speclab.records import profiles
@@ -44,7 +49,7 @@ SIZES = {
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     """Make a plan, show and write it.  -> exit code"""
-    args = filled(make_parser().parse_args(argv))
+    args = filled(make_parser(__doc__).parse_args(argv))
     config, output, given = _prepare(args)
     config.log = output.begin_log()
     with output.redirected():
@@ -56,39 +61,6 @@ def main(argv: list[str] | None = None) -> int:
         picture = functools.partial(plan_views.picture, record, output.plots, output.name)
         code = show(output, record, [text], page, [picture])
     return max(code, exit_code(measured))  # raises what ended the run early, if that can be mended
-
-
-def make_parser() -> argparse.ArgumentParser:
-    """Return all flags of the command."""
-    parser = parsing.make_parser(__doc__ or "", "python -m speclab.extensions.plan")
-    flags.add_shared_flags(parser)
-    group = parser.add_argument_group("plan")
-    group.add_argument("--verify", action="store_true", help="plan on half of the prompts, then measure on the rest")
-    group.add_argument(
-        "--draft",
-        action=flags.Listed,
-        table=kind_table.shown,
-        default="model,ngram",
-        metavar="KIND",
-        help="as of compare.py, but no drafts with branches and no hybrids (default: model,ngram)",
-    )
-    group.add_argument(
-        "--acceptance-profile",
-        type=parsing.some_path,
-        metavar="FILE",
-        help="acceptance by position from a speculation_profile.json, not from the draft",
-    )
-    group.add_argument("-k", "--draft-length", metavar="K,K", help="lengths to try (default: 0 to 16; --quick 0 to 8)")
-    group.add_argument("--temperature", default="0", metavar="T,T", help="0 is greedy (default: 0)")
-    group.add_argument(
-        "--repeats", type=parsing.at_least(1), metavar="N", help="times that the baseline decodes each prompt"
-    )
-    size = group.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="2 prompts of a kind, 48 tokens, k = 0 to 8")
-    size.add_argument("--full", action="store_true", help="all prompts, 128 tokens")
-    flags.add_output_flags(parser.add_argument_group("results"))
-    parser.set_defaults(max_new_tokens=None)
-    return parser
 
 
 def filled(args: argparse.Namespace) -> argparse.Namespace:

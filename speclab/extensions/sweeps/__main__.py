@@ -16,7 +16,11 @@ greedy difference is not a near-tie, or a sampled row fails its statistics.
 """
 
 if __name__ == "__main__":
+    from speclab.cli import parsing
+    from speclab.extensions.sweeps import sweep_flags
     from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+
+    parsing.check_words(sweep_flags.make_parser(__doc__))  # a mistyped flag is answered before these imports
 
 import argparse
 import functools
@@ -27,15 +31,15 @@ from typing import Any
 from speclab.cli import compare_config, flags, no_effect, parsing
 from speclab.cli.measured import look_at_cores, show
 from speclab.cli.output import Output
-from speclab.drafts import kind_table, registry
+from speclab.drafts import registry
 from speclab.extensions.sweeps import sweep_views, sweeps
+from speclab.extensions.sweeps.sweep_flags import ALL, NAMES, make_parser
 from speclab.extensions.sweeps.sweep_record import SweepRun
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import note
 
-ALL = "all"
 ACCURACIES = [f"dial:{i / 10:g}" for i in range(11)]
 FREE_ORACLES = [f"{dial}:free" for dial in ACCURACIES]
 # The defaults of what the command line leaves open: those of every sweep, and those that one sweep has of its own.
@@ -61,8 +65,8 @@ OWN_DEFAULTS: dict[str, dict[str, Any]] = {
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     """Run one sweep, or all of them, one after the other.  -> exit code"""
-    args = make_parser().parse_args(argv)
-    names = list(sweeps.SWEEPS) if args.sweep == ALL else [args.sweep]
+    args = make_parser(__doc__).parse_args(argv)
+    names = list(NAMES) if args.sweep == ALL else [args.sweep]
     if len(names) > 1 and args.json:
         raise UsageProblem("--json takes one record; run the sweeps one by one, or read results/ afterwards")
     if len(names) > 1 and args.prompts == "-":
@@ -78,31 +82,6 @@ def main(argv: list[str] | None = None) -> int:
         if done[-1].interrupted:
             break
     return code
-
-
-def make_parser() -> argparse.ArgumentParser:
-    """Return all flags of the command."""
-    parser = parsing.make_parser(__doc__ or "", "python -m speclab.extensions.sweeps")
-    parser.add_argument("sweep", choices=[*sweeps.SWEEPS, ALL], metavar="NAME", help="what to change, see above")
-    flags.add_shared_flags(parser)
-    group = parser.add_argument_group("experiment")
-    group.add_argument(
-        "--draft",
-        action=flags.Listed,
-        table=kind_table.shown,
-        metavar="KIND",
-        help="as of compare.py, but no drafts with branches (default: model,ngram; acceptance has dials)",
-    )
-    group.add_argument(
-        "-k", "--draft-length", metavar="K,K", help="tokens per draft (default: 4; draft-length 0 to 16)"
-    )
-    group.add_argument("--temperature", metavar="T,T", help="0 is greedy (default: 0; temperature 0 to 1.2)")
-    group.add_argument(
-        "--repeats", type=parsing.at_least(1), metavar="N", help="times that each arm decodes each prompt (default: 1)"
-    )
-    flags.add_output_flags(parser.add_argument_group("results"))
-    parser.set_defaults(max_new_tokens=None)
-    return parser
 
 
 def filled(args: argparse.Namespace, name: str) -> argparse.Namespace:

@@ -25,7 +25,7 @@ from speclab.system.errors import EnvironmentProblem
 from speclab.theory.forecast import forecast
 from tests.decoding import keys_and_values, plain_text, speculative_rounds
 from tests.grids import pairs_often
-from tests.heads import LEARNT, N_NEW
+from tests.heads import LEARNT, N_NEW, Keeping
 from tests.tiny_models import FAMILIES, VOCAB, PlainTransformer, flattened, tiny
 
 WARM = Sampling(temperature=0.8)
@@ -253,21 +253,8 @@ def test_parts_that_are_out_of_step_are_refused():
 # --- what is proposed ------------------------------------------------------------------------------------------------
 
 
-class Kept(ExitDrafter):
-    """Keeps what it proposes, and after how many committed tokens."""
-
-    def prefill(self, target, prompt, sampling):
-        super().prefill(target, prompt, sampling)
-        self.text, self.proposed = prompt[0].tolist(), []
-
-    def propose(self, k, uniforms):
-        draft = super().propose(k, uniforms)
-        self.proposed.append((list(self.text), draft))
-        return draft
-
-    def observe(self, n_accepted, committed):
-        self.text += committed
-        super().observe(n_accepted, committed)
+class Kept(Keeping, ExitDrafter):
+    """Keeps what it proposes."""
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -5,7 +5,8 @@ import re
 import pytest
 
 from speclab.extensions.sweeps import sweeps
-from speclab.extensions.sweeps.__main__ import main, make_parser
+from speclab.extensions.sweeps.__main__ import main
+from speclab.extensions.sweeps.sweep_flags import NAMES, make_parser
 from speclab.extensions.sweeps.sweep_record import SweepRun
 from speclab.lab import comparison, output_checks
 from speclab.lab.known_texts import acceptance_probs
@@ -197,4 +198,5 @@ def test_a_seed_without_an_effect_is_said(run):
 def test_every_command_of_a_page_can_be_typed():
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     shown = [name for page in pages for name in re.findall(r"extensions\.sweeps ([\w-]+)", page.read_text("utf-8"))]
-    assert {make_parser().parse_args([name]).sweep for name in shown} >= set(sweeps.SWEEPS)
+    assert {make_parser("").parse_args([name]).sweep for name in shown} >= set(sweeps.SWEEPS)
+    assert list(NAMES) == list(sweeps.SWEEPS)

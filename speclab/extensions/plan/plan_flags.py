@@ -1,0 +1,39 @@
+"""The flags of the command, in a file that imports nothing slow: a mistyped one is answered at once."""
+
+import argparse
+
+from speclab.cli import flags, parsing
+from speclab.drafts import kind_table
+
+
+def make_parser(doc: str | None) -> argparse.ArgumentParser:
+    """Return all flags of the command. doc: its description."""
+    parser = parsing.make_parser(doc or "", "python -m speclab.extensions.plan")
+    flags.add_shared_flags(parser)
+    group = parser.add_argument_group("plan")
+    group.add_argument("--verify", action="store_true", help="plan on half of the prompts, then measure on the rest")
+    group.add_argument(
+        "--draft",
+        action=flags.Listed,
+        table=kind_table.shown,
+        default="model,ngram",
+        metavar="KIND",
+        help="as of compare.py, but no drafts with branches and no hybrids (default: model,ngram)",
+    )
+    group.add_argument(
+        "--acceptance-profile",
+        type=parsing.some_path,
+        metavar="FILE",
+        help="acceptance by position from a speculation_profile.json, not from the draft",
+    )
+    group.add_argument("-k", "--draft-length", metavar="K,K", help="lengths to try (default: 0 to 16; --quick 0 to 8)")
+    group.add_argument("--temperature", default="0", metavar="T,T", help="0 is greedy (default: 0)")
+    group.add_argument(
+        "--repeats", type=parsing.at_least(1), metavar="N", help="times that the baseline decodes each prompt"
+    )
+    size = group.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="2 prompts of a kind, 48 tokens, k = 0 to 8")
+    size.add_argument("--full", action="store_true", help="all prompts, 128 tokens")
+    flags.add_output_flags(parser.add_argument_group("results"))
+    parser.set_defaults(max_new_tokens=None)
+    return parser

@@ -1,0 +1,43 @@
+"""The flags of the command, in a file that imports nothing slow: a mistyped one is answered at once."""
+
+import argparse
+
+from speclab.cli import flags, parsing
+from speclab.drafts import kind_table
+
+NAMES = (
+    "draft-length",
+    "acceptance",
+    "temperature",
+    "output-length",
+    "context",
+    "draft-kind",
+    "mismatch",
+    "definitions",
+)
+ALL = "all"
+
+
+def make_parser(doc: str | None) -> argparse.ArgumentParser:
+    """Return all flags of the command. doc: its description."""
+    parser = parsing.make_parser(doc or "", "python -m speclab.extensions.sweeps")
+    parser.add_argument("sweep", choices=[*NAMES, ALL], metavar="NAME", help="what to change, see above")
+    flags.add_shared_flags(parser)
+    group = parser.add_argument_group("experiment")
+    group.add_argument(
+        "--draft",
+        action=flags.Listed,
+        table=kind_table.shown,
+        metavar="KIND",
+        help="as of compare.py, but no drafts with branches (default: model,ngram; acceptance has dials)",
+    )
+    group.add_argument(
+        "-k", "--draft-length", metavar="K,K", help="tokens per draft (default: 4; draft-length 0 to 16)"
+    )
+    group.add_argument("--temperature", metavar="T,T", help="0 is greedy (default: 0; temperature 0 to 1.2)")
+    group.add_argument(
+        "--repeats", type=parsing.at_least(1), metavar="N", help="times that each arm decodes each prompt (default: 1)"
+    )
+    flags.add_output_flags(parser.add_argument_group("results"))
+    parser.set_defaults(max_new_tokens=None)
+    return parser
