@@ -56,15 +56,15 @@ def keys_and_values(cached: CachedModel) -> list[tuple[Tensor, Tensor]]:
 
 
 @contextlib.contextmanager
-def counted_kernels() -> Iterator[Counter[str]]:
-    """How often a pass of the model that is exported inside calls what, in the first of its lists of kernels."""
-    kernels, right = Counter(), rewrites.lift_constants
+def counted_kernels() -> Iterator[list[Counter[str]]]:
+    """How often the passes of a model that is exported inside call what: a count for each of its lists of kernels."""
+    lists: list[Counter[str]] = []
+    right = rewrites.lift_constants
 
     def lift_constants(graph) -> list[Tensor]:
-        if not kernels:
-            kernels.update(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        lists.append(Counter(str(node.target) for node in graph.graph.nodes if node.op == "call_function"))
         return right(graph)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rewrites, "lift_constants", lift_constants)
-        yield kernels
+        yield lists

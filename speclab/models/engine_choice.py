@@ -10,9 +10,7 @@ are in the cache folder, `auto` takes them, too, and compiles what its drafts ne
 import contextlib
 import copy
 import functools
-import math
 import os
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeGuard
 
@@ -37,9 +35,7 @@ ASKED_FOR = "asked for"
 AS_FAST_AS_KERNELS = "not compiled: the kernels one by one are as fast"
 COMPILE = "--engine compiled compiles it once, which may be faster"
 NARROW, WIDE = 1, 5  # a decode step, and the verification of four drafted tokens
-PADDED = 4  # oneDNN reads packed weights fastest for four rows and more
-WIDER = (3, 5, 9, 33)  # tokens of passes that are tried on the model's own weights, too
-WORTH_IT = 0.93  # padding must save more than noise
+WORTH_IT = 0.93  # a choice must save more than noise
 AS_FAST = 0.97  # an engine with at least this share of the other's speed counts as equally fast: the rest is noise
 SECONDS = 8  # that a function takes to compile on one core
 PASSES_OF_TARGET = (1, 3, 5, 7, 9)  # tokens of the passes that are compiled; the others are padded to them
@@ -109,8 +105,7 @@ def own_weights(fast: FastModel | None) -> str:
     """Return a few words about the choice of `choose_kernels`; empty where all passes run as usual."""
     if isinstance(fast, GraphedModel):
         return fast.kernels.in_words
-    n = fast.plain_up_to if isinstance(fast, ExportedModel) else 0
-    return f"weights not packed for {f'up to {n} tokens' if n > 1 else '1 token'}" if n else ""
+    return "weights not packed" if isinstance(fast, ExportedModel) and fast.can_pack and not fast.packed else ""
 
 
 def build(model: PreTrainedModel) -> tuple[FastModel | None, str]:
@@ -144,9 +139,8 @@ def build(model: PreTrainedModel) -> tuple[FastModel | None, str]:
 def check_kernels(model: PreTrainedModel, fast: FastModel) -> None:
     """Call `check` for both lists of kernels where there are two, because the choice between them comes later and may
     change."""
-    if isinstance(fast, ExportedModel) and fast.packed:
-        for n in (max(WIDER), 0):
-            fast.plain_up_to = n
+    if isinstance(fast, ExportedModel) and fast.can_pack:
+        for fast.packed in (False, True):
             check(model, fast)
     else:
         check(model, fast)
@@ -188,33 +182,17 @@ def choose_attention(graphed: GraphedModel) -> None:
 
 
 def choose_weights(exported: ExportedModel) -> None:
-    """Choose how passes run on packed weights, and up to how many tokens they read the model's own weights instead.
-
-    On packed weights, passes over one to three tokens run as they are, or padded to four. The fastest way depends on
-    the maker of the processor, the size of the weights and the number of threads.
-    """
+    """Choose between packed weights and the model's own. The faster way depends on the maker of the processor, the size
+    of the weights and the number of threads."""
     exported.programs = {}  # they are compiled for a number of threads, too
-    if not exported.packed:
+    if not exported.can_pack:
         return
-    exported.padded, exported.plain_up_to, exported.one_token_gain = {}, 0, None
-    plain, end = copy.copy(exported), time.monotonic() + PATIENCE
-    plain.plain_up_to = max(WIDER)
-    on_packed, on_plain = (CachedModel(exported.model, fast=fast) for fast in (exported, plain))
-    one, two, four, plain_one = fastest([(on_packed, n) for n in (1, 2, PADDED)] + [(on_plain, 1)])
-    exported.padded = dict.fromkeys((2, 3), PADDED) if four < WORTH_IT * two else {}
-    if four < WORTH_IT * one:
-        exported.padded[1] = PADDED
-    if plain_one < (WORTH_IT * four if 1 in exported.padded else one):
-        exported.plain_up_to = 1
-        for n in WIDER:
-            # A large model has no time for more than the first two.
-            if n >= (on_packed.max_length or math.inf) or (n > WIDER[1] and time.monotonic() > end):
-                break
-            plain_seconds, packed_seconds = fastest([(on_plain, n), (on_packed, n)])
-            if plain_seconds >= AS_FAST * packed_seconds:
-                break
-            exported.plain_up_to = n
-    exported.padded = {n: to for n, to in exported.padded.items() if n > exported.plain_up_to}
+    exported.one_token_gain = None
+    own, packed = copy.copy(exported), copy.copy(exported)
+    own.packed, packed.packed = False, True
+    of_own, of_packed = (CachedModel(exported.model, fast=fast) for fast in (own, packed))
+    times = fastest([(model, width) for width in (NARROW, WIDE) for model in (of_own, of_packed)])
+    exported.packed = times[0] * times[2] >= WORTH_IT * times[1] * times[3]
 
 
 def compile_passes(cached: CachedModel, widths: Iterable[int], never: str = "") -> str:
@@ -337,6 +315,6 @@ def check(
 
 def fastest(passes: list[tuple[CachedModel, int]]) -> list[float]:
     """Return the seconds of the fastest pass of each (model, width)."""
-    widest = max(PADDED, *(width for _, width in passes))
+    widest = max(width for _, width in passes)
     context = max(1, min(CONTEXT, (passes[0][0].max_length or 2 * CONTEXT) - widest))
     return [min(times) for times in time_passes(passes, context, PASSES, patience=PATIENCE)]

@@ -313,6 +313,6 @@ def test_no_pass_of_a_text_is_compiled_or_replayed_on_other_kernels(monkeypatch)
 
 
 def test_a_pass_without_layers_is_not_cut():
-    graph = ExportedModel(tiny("llama"), layers=[])._written_down
+    graph = ExportedModel(tiny("llama"), layers=[])._graphs[False]
     with pytest.raises(NoFastBackend):
         compiled.cut(graph)

@@ -46,15 +46,11 @@ def noisy(family: str, dtype: torch.dtype):
 
 
 @pytest.mark.parametrize("family", [*PLAIN, *WINDOWED])
-@pytest.mark.parametrize(
-    "narrow", [{}, {"padded": {1: 4, 2: 4, 3: 4}}, {"plain_up_to": 1}, {"plain_up_to": 64}, {"in_parts": True}], ids=str
-)
-def test_logits_at_every_width_and_across_a_growing_buffer(family, narrow, monkeypatch):
+@pytest.mark.parametrize("form", [flattened, in_parts])
+def test_logits_at_every_width_and_across_a_growing_buffer(family, form):
     """Widths of 1 to 80, up to the edge of the model's context, with rollbacks between."""
     model = model_of(family)
-    for name, value in narrow.items():
-        monkeypatch.setattr(flattened(model), name, value, raising=False)
-    fast = CachedModel(model, fast=in_parts(model) if "in_parts" in narrow else flattened(model))
+    fast = CachedModel(model, fast=form(model))
     room = CONTEXT - 2  # OPT counts its positions from two
     ids = torch.randint(0, VOCAB, (1, room), generator=torch.Generator().manual_seed(2))
     with torch.inference_mode():
@@ -164,33 +160,15 @@ def test_sampled_rounds_are_those_of_the_eager_engine():
 # --- What is rewritten ------------------------------------------------------------------------------------------------
 
 
-def kernels(family: str, dtype: torch.dtype = torch.float32, **changes) -> dict[str, int]:
-    with counted_kernels() as counts:
-        ExportedModel(tiny(family, dtype=dtype, **changes))
-    return counts
-
-
 def test_products_of_one_input_are_one_product():
-    """Two layers of four products each (qkv, output, gate and up, down) and the head, for eleven plus the head."""
-    found = kernels("qwen2")
+    """A layer has four products (qkv, output, gate and up, down) where it had seven, and there is the head."""
     if not rewrites.can_prepack(torch.device("cpu"), torch.float32):
         pytest.skip("oneDNN is not here")
-    assert found["mkldnn._linear_pointwise.default"] + found["mkldnn._linear_pointwise.binary"] == 9
-    assert found["mkldnn._linear_pointwise.binary"] == 4, "attention and MLP of both layers add to the residual stream"
-    assert "aten.linear.default" not in found
-    assert kernels("qwen2", torch.float64)["aten.linear.default"] == 15, "float64 is not packed, so nothing is joined"
-
-
-def test_rotations_take_three_kernels():
-    """Queries and keys of two layers are rolled; the partial rotation of GPT-NeoX is not what the rewrite knows."""
-    assert kernels("llama")["aten.roll.default"] == 4
-    assert "aten.neg.default" not in kernels("llama")
-    assert kernels("llama")["aten.addcmul.default"] == 4
-    one, two = (kernels("llama", num_hidden_layers=n)["aten.mul.Tensor"] for n in (2, 3))
-    assert two - one == 7, (
-        "a layer more: four in its norms, two in its rotations, one in its MLP; all share one signed sine"
-    )
-    assert "aten.roll.default" not in kernels("gpt2")
+    with counted_kernels() as lists:
+        ExportedModel(tiny("qwen2", dtype=torch.float32))
+    own, packed = lists
+    assert (own["aten.linear.default"], own["mkldnn._linear_pointwise.default"]) == (15, 0)
+    assert (packed["aten.linear.default"], packed["mkldnn._linear_pointwise.default"]) == (0, 9)
 
 
 # --- Falling back -----------------------------------------------------------------------------------------------------
@@ -258,19 +236,18 @@ def test_the_check_of_a_window_reads_a_longer_text(monkeypatch):
 
 
 @pytest.fixture
-def wrong_rotation(monkeypatch):
-    """A rewrite that is wrong for every model."""
-    real = rewrites.rotate_by_roll
+def wrong_rewrite(monkeypatch):
+    """A rewrite that is wrong for every model: it turns the rows of the last weight around."""
+    real = rewrites.lift_constants
 
     def broken(graph):
-        real(graph)
-        roll = next(node for node in graph.graph.nodes if node.target is torch.ops.aten.roll.default)
-        roll.args = (roll.args[0], [1], [-1])
+        *others, last = real(graph)
+        return [*others, last.flip(0)]
 
-    monkeypatch.setattr(exported.rewrites, "rotate_by_roll", broken)
+    monkeypatch.setattr(exported.rewrites, "lift_constants", broken)
 
 
-def test_wrong_logits_are_noticed(wrong_rotation):
+def test_wrong_logits_are_noticed(wrong_rewrite):
     """They must not get as far as a decoding."""
     chosen, why = engine_choice.choose(tiny("llama"), "fast")
     assert chosen is None
@@ -298,7 +275,7 @@ def test_experts_do_not_excuse_a_fast_engine_that_loses_its_cache(monkeypatch):
     assert "off by" in why
 
 
-def test_wrong_logits_are_no_fast_engine_however_noisy_the_eager_one(monkeypatch, wrong_rotation):
+def test_wrong_logits_are_no_fast_engine_however_noisy_the_eager_one(monkeypatch, wrong_rewrite):
     """The bound comes from uncached logits: an eager cache that is broken as well does not widen it."""
     monkeypatch.setattr(eager.EagerBackend, "crop", lambda self, n_tokens, length: None)
     assert engine_choice.choose(tiny("llama"), "fast")[0] is None
@@ -311,7 +288,7 @@ def test_any_trouble_with_the_fast_backend_leaves_the_eager_one(monkeypatch, err
     def trouble(*args):
         raise error
 
-    monkeypatch.setattr(exported.rewrites, "rotate_by_roll", trouble)
+    monkeypatch.setattr(exported.rewrites, "drop_mask", trouble)
     chosen, why = engine_choice.choose(tiny("llama"), "auto")
     assert chosen is None
     assert type(error).__name__ in why
@@ -339,7 +316,7 @@ def test_a_model_whose_code_cannot_be_exported_stays_eager(monkeypatch):
 @pytest.mark.parametrize(("wide", "fast"), [(5.0, True), (20.0, False)])
 def test_auto_takes_the_winner_of_a_race(monkeypatch, wide, fast):
     """Eager: 3 s a token, 8 s for five. Fast: 2 s a token."""
-    taken = {(False, 1): 3.0, (False, 5): 8.0, (True, 1): 2.0, (True, 4): 2.0, (True, 5): wide}
+    taken = {(False, 1): 3.0, (False, 5): 8.0, (True, 1): 2.0, (True, 5): wide}
     monkeypatch.setattr(engine_choice, "fastest", lambda passes: [taken[m.fast is not None, w] for m, w in passes])
     chosen, why = engine_choice.choose(model_of("llama", dtype=torch.float64), "auto")
     assert (chosen is not None) == fast
@@ -380,69 +357,41 @@ def test_engines_race_again_until_the_fast_one_wins(races, expected, words):
 
 
 @pytest.mark.parametrize(
-    ("packed", "own", "padded", "plain_up_to"),
+    ("own", "packed", "takes_packed"),
     [
-        ({}, {1: 2.0}, {}, 0),
-        ({4: 1.5}, {1: 2.0}, {1: 4, 2: 4, 3: 4}, 0),
-        ({1: 1.5, 4: 1.5}, {1: 2.0}, {2: 4, 3: 4}, 0),
-        ({4: 1.99}, {1: 2.0}, {}, 0),
-        ({4: 1.99}, {1: 1.98, 3: 2.0}, {}, 1),
-        ({}, {1: 1.5, 3: 1.9, 5: 2.0}, {}, 3),
-        ({4: 1.6}, {1: 1.2, 3: 1.7}, {2: 4, 3: 4}, 1),
-        ({4: 1.5}, {1: 1.49}, {1: 4, 2: 4, 3: 4}, 0),
-        ({4: 1.5}, {1: 1.0, 3: 1.4, 5: 1.9, 9: 1.9, 33: 2.1}, {}, 9),
-        ({}, {1: 1.0, 3: 1.0, 5: 1.0, 9: 1.0, 33: 1.0}, {}, 33),
+        ((2, 2), (2, 2), True),
+        ((1.9, 2), (2, 2), True),
+        ((1, 2), (2, 2), False),
+        ((1, 3), (2, 2), False),
+        ((1, 5), (2, 2), True),
+        ((4, 1), (1, 3), True),
     ],
 )
-def test_narrow_passes_take_the_fastest_kernels(monkeypatch, packed, own, padded, plain_up_to):
-    """Seconds of passes on packed weights, 2 where nothing is said, and on the model's own."""
-    model = model_of("llama", dtype=torch.float32)
-    if not rewrites.can_prepack(model.device, model.dtype):
+def test_weights_are_packed_where_that_is_no_slower(monkeypatch, own, packed, takes_packed):
+    """Seconds of passes over one and five tokens."""
+    fast = copy.copy(flattened(model_of("llama", dtype=torch.float32)))
+    if not fast.can_pack:
         pytest.skip("oneDNN is not here")
-
-    def seconds(model, width):
-        fast = model.fast
-        return own[width] if fast is not chosen[0] else packed.get(fast.padded.get(width, width), 2.0)
-
-    chosen = [copy.copy(flattened(model))]
-    monkeypatch.setattr(engine_choice, "fastest", lambda passes: [seconds(*one) for one in passes])
-    engine_choice.choose_kernels(chosen[0])
-    assert (chosen[0].padded, chosen[0].plain_up_to) == (padded, plain_up_to)
-
-
-def test_no_pass_is_tried_that_the_model_has_no_room_for(monkeypatch):
-    model = tiny("llama", dtype=torch.float32, max_position_embeddings=9)
-    if not rewrites.can_prepack(model.device, model.dtype):
-        pytest.skip("oneDNN is not here")
-    tried, fast = [], ExportedModel(model)
-
-    def own_weights_win(passes):
-        tried.extend(width for _, width in passes)
-        return [2.0 if m.fast is fast else 1.0 for m, _ in passes]
-
-    monkeypatch.setattr(engine_choice, "fastest", own_weights_win)
+    seconds = {False: dict(zip((1, 5), own, strict=True)), True: dict(zip((1, 5), packed, strict=True))}
+    monkeypatch.setattr(engine_choice, "fastest", lambda passes: [seconds[m.fast.packed][width] for m, width in passes])
     engine_choice.choose_kernels(fast)
-    assert max(tried) == fast.plain_up_to == 5
+    assert fast.packed == takes_packed
 
 
-def test_both_lists_of_kernels_give_the_models_logits():
+@pytest.mark.parametrize("packed", [False, True])
+def test_both_lists_of_kernels_give_the_models_logits(packed):
     """In float32 the one reads packed weights and the other the model's own."""
     model = model_of("qwen2", dtype=torch.float32)
-    if not rewrites.can_prepack(model.device, model.dtype):
+    fast = ExportedModel(model)
+    if not fast.can_pack:
         pytest.skip("oneDNN is not here")
-    logits = []
-    with counted_kernels() as kernels:
-        fast = ExportedModel(model)
-    assert kernels["mkldnn._linear_pointwise.default"] > 0
+    fast.packed = packed
     with torch.inference_mode():
         right = model(PROMPT, use_cache=False).logits[:, -1]
-    for plain_up_to in (0, 8):
-        fast.plain_up_to = plain_up_to
-        for width in (1, 3):
-            cached = CachedModel(model, fast=fast)
-            cached.prefill(PROMPT[:, :-width])
-            logits.append(cached.forward(PROMPT[:, -width:])[:, -1])
-    assert all(torch.allclose(one, right, atol=1e-4) for one in logits)
+    for width in (1, 3):
+        cached = CachedModel(model, fast=fast)
+        cached.prefill(PROMPT[:, :-width])
+        assert torch.allclose(cached.forward(PROMPT[:, -width:])[:, -1], right, atol=1e-4)
 
 
 def test_every_backend_and_width_is_timed():
@@ -478,9 +427,8 @@ def test_both_arms_run_on_the_engine_that_was_asked_for(pair_folder, name, capsy
     setup = flags.setup_from(parser.parse_args(["--target", str(pair_folder / "target"), "--engine", name]))
     draft = setup.load_draft(str(pair_folder / "draft"))
     assert f"engine  {name} (asked for)" in setup.describe()
-    if name == "fast" and setup.target.fast.packed:
-        for n, words in ((0, "(asked for)\n"), (1, "; weights not packed for 1 token\n"), (5, "for up to 5 tokens\n")):
-            setup.target.fast.plain_up_to = n
+    if name == "fast" and setup.target.fast.can_pack:
+        for setup.target.fast.packed, words in ((True, "(asked for)\n"), (False, "; weights not packed\n")):
             assert words in setup.describe()
     assert (setup.target.fast is not None) == (draft.fast is not None) == (name == "fast")
     assert f"engine  {name} (asked for)" in setup.describe()

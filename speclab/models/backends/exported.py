@@ -9,7 +9,7 @@ is checked by speclab/models/engine_choice.py.
 """
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -72,6 +72,10 @@ class _WrittenAt(WrittenInPlace):
         return self.keys.shape[0], 0
 
 
+Kernels = Mapping[bool, tuple[Callable[..., tuple], Callable[..., tuple]]]
+"""by whether the weights are packed: a list of kernels as a function of its inputs, for any width and for one token"""
+
+
 class ExportedModel:
     """The exported forward of one model. It holds no text: buffers and positions come in.
 
@@ -79,10 +83,8 @@ class ExportedModel:
     shapes: for every layer the (kv heads, head width) of its keys and of its values.
     window: of layers with a sliding window, None where there are none. Their buffers hold the whole text
     all the same, which costs memory, and makes a rollback past the window's edge exact.
-    packed: whether the products read copies of the weights in oneDNN's own order. Such products are made for several
-    rows at once; models/engine_choice.py finds out what that means for narrow passes, and sets
-    padded: tokens of a pass on packed weights -> the tokens that it is padded to, and
-    plain_up_to: tokens of the widest pass that reads the model's own weights instead.
+    packed: whether the products read copies of the weights in oneDNN's own order, or the model's own weights;
+    models/engine_choice.py sets it. can_pack: whether there are such copies.
     programs: tokens of a pass -> the same pass as compiled functions, None where these are no faster; narrower passes
     are padded to it.
     """
@@ -93,18 +95,14 @@ class ExportedModel:
 
     def __init__(self, model: PreTrainedModel, layers: Iterable[int] | None = None):
         self.model, self.shapes, self.window = model, kv_shapes(model), window_of(model)
-        self.packed = rewrites.can_prepack(model.device, model.dtype)
-        self.padded: dict[int, int] = {}
-        self.plain_up_to = 0
+        self.can_pack = self.packed = rewrites.can_prepack(model.device, model.dtype)
         self.programs: dict[int, Program | None] = {}
         graph = export_forward(model, self.shapes, range(len(decoder_layers(model))) if layers is None else layers)
-        self._written_down = rewrites.copied(graph)
-        rewrites.rotate_by_roll(graph)
-        plain = rewrites.copied(graph)  # the same tensors, another list of kernels
-        if self.packed:
-            rewrites.pack_products(graph)
-        self._graphs = rewrites.copied(graph), rewrites.copied(plain)
-        self._whole = Kernels.of(graph, plain)
+        self._graphs = {False: graph}  # by whether they read packed weights
+        if self.can_pack:
+            self._graphs[True] = rewrites.copied(graph)
+            rewrites.pack_products(self._graphs[True])
+        self._whole = {packed: functions(rewrites.copied(graph)) for packed, graph in self._graphs.items()}
         self._halves: dict[int, tuple[Kernels, Kernels]] = {}
 
     def prepare(self, widths: Iterable[int], longest: int) -> None:
@@ -117,14 +115,15 @@ class ExportedModel:
     def halves(self, n_layers: int) -> "tuple[Kernels, Kernels]":
         """The pass in two parts, made when they are first needed: the first `n_layers` layers, and the others."""
         if n_layers not in self._halves:
-            firsts, rests = zip(*(rewrites.halves(graph, n_layers) for graph in self._graphs), strict=True)
-            self._halves[n_layers] = Kernels.of(*firsts), Kernels.of(*rests)
+            parts = {packed: rewrites.halves(graph, n_layers) for packed, graph in self._graphs.items()}
+            first, rest = ({packed: functions(pair[i]) for packed, pair in parts.items()} for i in (0, 1))
+            self._halves[n_layers] = first, rest
         return self._halves[n_layers]
 
     @functools.cached_property
     def cut(self) -> CutPass:
         """Return the pass in the parts that are compiled. Raises NoFastBackend where it cannot be cut."""
-        return cut(rewrites.copied(self._written_down))
+        return cut(rewrites.copied(self._graphs[False]))
 
     @property
     def bytes_spared(self) -> int:
@@ -137,7 +136,7 @@ class ExportedModel:
 
     def name_when_compiled(self, widths: Iterable[int]) -> str:
         """Return the name under which the cache folder knows that passes of these widths were compiled."""
-        return name_of_pass(self._written_down, widths, torch.get_num_threads())
+        return name_of_pass(self._graphs[False], widths, torch.get_num_threads())
 
     def pass_over(self, n_tokens: int, masked: bool = False) -> "Program | Replayed":
         """Return the pass for so many tokens: the compiled one of that width or the next wider one, else the replayed
@@ -145,8 +144,7 @@ class ExportedModel:
         width = min((width for width in self.programs if width >= n_tokens), default=0)
         if program := self.programs.get(width):
             return program
-        width = self.padded.get(n_tokens, n_tokens)
-        return Replayed(self, max(2, width) if masked else width)  # a replayed pass over one token has no mask
+        return Replayed(self, max(2, n_tokens) if masked else n_tokens)  # a replayed pass over one token has no mask
 
     def forward(
         self,
@@ -165,9 +163,8 @@ class ExportedModel:
         the outputs of its layers alone, the second one takes the last of these, (1, m, hidden), in the place of the
         ids.
         """
-        of, n_tokens = kernels or self._whole, inputs.shape[1]
-        one, wide = (of.one_plain, of.wide_plain) if n_tokens <= self.plain_up_to else (of.one, of.wide)
-        run = one if n_tokens == 1 else wide
+        wide, one = (kernels or self._whole)[self.packed]
+        run = one if inputs.shape[1] == 1 else wide
         return run(inputs, positions, mask, places, *keys, *values)
 
 
@@ -193,21 +190,6 @@ class Replayed(NamedTuple):
     def rest(self, n_layers: int, *arguments: Any) -> tuple[Tensor, ...]:
         """Run all layers but the first ones.  -> logits and the outputs of these layers"""
         return self.exported.forward(*arguments, kernels=self.exported.halves(n_layers)[1])
-
-
-class Kernels(NamedTuple):
-    """A list of kernels as functions of its inputs, for any width and for one token; the same with the model's own
-    weights."""
-
-    wide: Callable[..., tuple]
-    one: Callable[..., tuple]
-    wide_plain: Callable[..., tuple]
-    one_plain: Callable[..., tuple]
-
-    @classmethod
-    def of(cls, graph: fx.GraphModule, plain: fx.GraphModule) -> "Kernels":
-        """Of the same list twice, the second one without packed weights."""
-        return cls(*functions(graph), *functions(plain))
 
 
 def functions(graph: fx.GraphModule) -> tuple[Callable[..., tuple], Callable[..., tuple]]:

@@ -1,7 +1,7 @@
 """Rewrites of an exported forward pass: the same function with fewer kernels and other rounding.
 
-Products of one input are joined, rotary embeddings lose half of their kernels, and on a CPU the weights are packed the
-way oneDNN wants them: a pass over five tokens then reads them as fast as a pass over one.
+Products of one input are joined, and the weights are packed the way oneDNN wants them: a pass over five tokens then
+reads them as fast as a pass over one.
 """
 
 import functools
@@ -95,84 +95,16 @@ def _joined(graph: fx.GraphModule, nodes: list[fx.Node]) -> fx.Node:
 
 
 def _pack(graph: fx.GraphModule, node: fx.Node) -> None:
-    """The product through oneDNN; a residual connection is added by the same kernel."""
+    """Run the product through oneDNN."""
     source, weight, *bias = node.args
     packed = _add_constant(graph, packed_weight(constant(graph, weight)))
-    bias = bias[0] if bias else None
-    residual, total = _residual(node)
-    with graph.graph.inserting_before(total):
-        if residual is None:
-            arguments = (source, packed, bias, "none", [], "")
-            product = graph.graph.call_function(torch.ops.mkldnn._linear_pointwise.default, arguments)
-        else:
-            arguments = (source, residual, packed, bias, "add")
-            product = graph.graph.call_function(torch.ops.mkldnn._linear_pointwise.binary, arguments)
-    for done in dict.fromkeys((total, node)):
-        _replace(done, product)
+    with graph.graph.inserting_before(node):
+        arguments = (source, packed, bias[0] if bias else None, "none", [], "")
+        product = graph.graph.call_function(torch.ops.mkldnn._linear_pointwise.default, arguments)
+    _replace(node, product)
     if weight.target.startswith(_ADDED):
         delattr(graph, weight.target)  # a joined matrix that is not needed any more
         graph.graph.erase_node(weight)
-
-
-def _residual(product: fx.Node) -> tuple[fx.Node | None, fx.Node]:
-    """(what the product is added to, the sum), or (None, the product) where it goes elsewhere."""
-    total = next(iter(product.users)) if len(product.users) == 1 else None
-    if total is None or total.target is not aten.add.Tensor or len(total.args) != 2 or total.kwargs:
-        return None, product
-    residual = next(a for a in total.args if a is not product) if total.args[0] is not total.args[1] else None
-    if not isinstance(residual, fx.Node) or residual.op == "get_attr":
-        return None, product
-    sizes = [node.meta["val"].shape for node in (residual, total)]
-    return (residual, total) if sizes[0] == sizes[1] else (None, product)
-
-
-def rotate_by_roll(graph: fx.GraphModule) -> None:
-    """Rotary embeddings: cat(-second half, first half) * sin is roll(x, half) * (-sin, sin): three kernels, not 7."""
-    signed: dict[tuple, fx.Node] = {}  # by what the sine is made of: every layer makes the same one again
-    for node in list(graph.graph.nodes):
-        rotated = _rotated_half(node)
-        if rotated is None or len(node.users) != 1:
-            continue
-        source, half = rotated
-        product = next(iter(node.users))
-        if product.target is not aten.mul.Tensor or product.args[0] is not node:
-            continue
-        sine = product.args[1]
-        key = (sine.target, sine.args)
-        if key not in signed:
-            signs = torch.ones(2 * half, dtype=node.meta["val"].dtype, device=node.meta["val"].device)
-            signs[:half] = -1
-            added = _add_constant(graph, signs)
-            with graph.graph.inserting_after(sine):
-                signed[key] = graph.graph.call_function(aten.mul.Tensor, (sine, added))
-        with graph.graph.inserting_before(product):
-            rolled = graph.graph.call_function(aten.roll.default, (source, [half], [-1]))
-        product.args = (rolled, signed[key])
-        total = next(iter(product.users))
-        if len(product.users) == 1 and total.target is aten.add.Tensor and total.args[1] is product:
-            with graph.graph.inserting_before(total):
-                sum_ = graph.graph.call_function(aten.addcmul.default, (total.args[0], rolled, signed[key]))
-            _replace(total, sum_)
-    graph.graph.eliminate_dead_code()
-
-
-def _rotated_half(node: fx.Node) -> tuple[fx.Node, int] | None:
-    """(x, half) where the node is cat([-x[..., half:], x[..., :half]], -1), else None."""
-    if node.target is not aten.cat.default or len(node.args) != 2 or len(node.args[0]) != 2:
-        return None
-    negated, first = node.args[0]
-    width = node.meta["val"].shape[-1]
-    last = node.meta["val"].ndim - 1
-    if negated.target is not aten.neg.default or node.args[1] not in (-1, last) or not isinstance(width, int):
-        return None
-    second = negated.args[0]
-    if second.target is not aten.slice.Tensor or first.target is not aten.slice.Tensor:
-        return None
-    (source, *second_bounds), (same, *first_bounds) = second.args, first.args
-    half = width // 2
-    ends = second_bounds[:2] == [last, half] and second_bounds[2] >= width and first_bounds == [last, 0, half]
-    whole = source.meta["val"].shape[-1] == width  # not the partial rotation of some families
-    return (source, half) if source is same and ends and whole else None
 
 
 def copied(graph: fx.GraphModule) -> fx.GraphModule:

@@ -191,9 +191,7 @@ def new_buffers(model: CachedModel, n_rows: int, capacity: int) -> RowBuffers:
         return GraphedRowBuffers(model.fast, n_rows, capacity)
     shapes = kv_shapes(model.model)
     if isinstance(model.fast, ExportedModel):
-        return RowBuffers(
-            model.model, functools.partial(over_rows, model.fast), shapes, n_rows, capacity, model.fast.padded
-        )
+        return RowBuffers(model.model, functools.partial(over_rows, model.fast), shapes, n_rows, capacity)
     return RowBuffers(
         model.model, RowsPass(model.model, range(len(decoder_layers(model.model)))), shapes, n_rows, capacity
     )

@@ -9,7 +9,7 @@ number of places.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from weakref import WeakKeyDictionary
 
 import torch
@@ -70,21 +70,10 @@ class RowsPass(nn.Module):
 class RowBuffers:
     """Keys and values of several texts: (rows, kv heads, capacity, head width) each, a pair for every layer.
 
-    run: the pass. shapes: for every layer the (kv heads, head width) of its keys and of its values. padded: tokens of a
-    pass over one text -> the tokens that it is padded to, because it is faster so.
+    run: the pass. shapes: for every layer the (kv heads, head width) of its keys and of its values.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        run: Pass,
-        shapes: list,
-        n_rows: int,
-        capacity: int,
-        padded: Mapping[int, int] | None = None,
-    ):
-        self.padded = padded or {}
-        capacity += max(self.padded.values(), default=0)
+    def __init__(self, model: PreTrainedModel, run: Pass, shapes: list, n_rows: int, capacity: int):
         self.model, self.run, self.n_rows, self.capacity = model, run, n_rows, capacity
         self.keys, self.values = (
             [
@@ -119,10 +108,8 @@ class RowBuffers:
         return total
 
     def width(self, m: int) -> int:
-        """The number of tokens to which m tokens of each text are padded. All rows together are padded as one text with
-        as many tokens is, where that comes out even."""
-        n = self.padded.get(self.n_rows * m, 0)
-        return n // self.n_rows if n and n % self.n_rows == 0 else m
+        """The number of tokens to which m tokens of each text are padded."""
+        return m
 
     def prepare(self, widths: Iterable[int], longest: int) -> None:
         """Announce the passes that will come. They need no preparation here: any width and length runs."""
@@ -199,8 +186,8 @@ def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
 
 _TEXTS = torch.export.Dim("texts", min=2, max=EXAMPLE_ROWS - 1)
 Kernels = Callable[..., tuple[Tensor, ...]]
-# Of each model the pass that reads packed weights, and the one that reads the model's own.
-EXPORTED: WeakKeyDictionary[ExportedModel, tuple[Kernels, Kernels]] = WeakKeyDictionary()
+# The pass of each model, by whether it reads packed weights.
+EXPORTED: WeakKeyDictionary[ExportedModel, dict[bool, Kernels]] = WeakKeyDictionary()
 
 
 def over_rows(
@@ -220,15 +207,13 @@ def over_rows(
     if ids.shape[0] == 1:
         rows = [[buffer[0].transpose(0, 1) for buffer in side] for side in (keys, values)]
         return fast.forward(ids, positions, mask, places[0], rows[0], rows[1])
-    if fast not in EXPORTED:
+    kernels = EXPORTED.setdefault(fast, {})
+    if fast.packed not in kernels:
         graph = export_rows(fast.model, fast.shapes, range(len(decoder_layers(fast.model))))
-        rewrites.rotate_by_roll(graph)
-        plain = rewrites.copied(graph)
         if fast.packed:
             rewrites.pack_products(graph)
-        EXPORTED[fast] = functions(graph)[0], functions(plain)[0]
-    run = EXPORTED[fast][ids.numel() <= fast.plain_up_to]
-    return run(ids, positions, mask, places, *keys, *values)
+        kernels[fast.packed] = functions(graph)[0]
+    return kernels[fast.packed](ids, positions, mask, places, *keys, *values)
 
 
 def export_rows(model: PreTrainedModel, shapes: list, layers: Iterable[int]) -> fx.GraphModule:

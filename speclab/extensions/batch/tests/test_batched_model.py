@@ -225,28 +225,16 @@ def test_wrong_passes_are_refused(monkeypatch):
 # --- What a pass costs ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("narrow", "kernels"),
-    [
-        ({}, [("one", 1), ("wide", 2), ("wide", 5)]),
-        ({"padded": {1: 4, 2: 4, 3: 4}}, [("wide", 4), ("wide", 4), ("wide", 5)]),
-        ({"plain_up_to": 1}, [("one_plain", 1), ("wide", 2), ("wide", 5)]),
-        ({"plain_up_to": 2, "padded": {3: 4}}, [("one_plain", 1), ("wide_plain", 2), ("wide", 5)]),
-    ],
-    ids=str,
-)
-def test_a_batch_of_one_runs_the_kernels_of_one_text(narrow, kernels, monkeypatch):
+def test_a_batch_of_one_runs_the_kernels_of_one_text(monkeypatch):
     """Those that models/engine_choice.py has chosen, and none of the exported pass over rows."""
     target = on("fast")
-    for name, value in narrow.items():
-        setattr(target.fast, name, value)
-    monkeypatch.setitem(row_buffers.EXPORTED, target.fast, (pytest.fail, pytest.fail))
-    seen, honest = [], target.fast._whole
+    monkeypatch.setitem(row_buffers.EXPORTED, target.fast, {False: pytest.fail})
+    seen, honest = [], target.fast._whole[False]
 
-    def watched(name):
-        return lambda *inputs: seen.append((name, inputs[0].shape[1])) or getattr(honest, name)(*inputs)
+    def watched(name, run):
+        return lambda *inputs: seen.append((name, inputs[0].shape[1])) or run(*inputs)
 
-    monkeypatch.setattr(target.fast, "_whole", type(honest)(*map(watched, honest._fields)))
+    monkeypatch.setattr(target.fast, "_whole", {False: [*map(watched, ("wide", "one"), honest)]})
     batch = BatchedModel(target, 1)
     batch.start(30)
     batch.prefill(0, TEXTS[:1, :5])
@@ -255,49 +243,26 @@ def test_a_batch_of_one_runs_the_kernels_of_one_text(narrow, kernels, monkeypatc
         assert logits.shape == (1, m, VOCAB)
         assert torch.allclose(logits[0], right(target.model, TEXTS[0, : 5 + m])[5:], atol=1e-9)
         batch.crop([5])
-    assert seen == kernels
+    assert seen == [("one", 1), ("wide", 2), ("wide", 5)]
 
 
-def test_a_batch_reads_the_weights_that_are_fastest_for_its_tokens(monkeypatch):
-    """Those of all its rows together count, in every pass anew."""
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_batch_reads_the_weights_that_were_chosen(packed):
     model = tiny("llama", dtype=torch.float32)
     fast = ExportedModel(model)
-    if not fast.packed:
+    if not fast.can_pack:
         pytest.skip("oneDNN is not here")
-    fast.plain_up_to = 4
-    batch, seen = BatchedModel(CachedModel(model, fast=fast), 2), []
+    fast.packed = packed
+    batch = BatchedModel(CachedModel(model, fast=fast), 2)
     batch.start(CONTEXT)
     for row in range(2):
         batch.prefill(row, TEXTS[row : row + 1, :5])
-    for m, kernels in ((3, "packed"), (1, "plain"), (2, "plain"), (3, "packed")):
+    for m in (3, 1):
         found = batch.forward(next_tokens(batch, m))
         batch.crop([5, 5])
         for row in range(2):
             assert torch.allclose(found[row], right(model, TEXTS[row, : 5 + m])[5:], atol=1e-4)
-        if not seen:  # exported by now
-            both = zip(("packed", "plain"), row_buffers.EXPORTED[fast], strict=True)
-            watched = [lambda *inputs, name=name, run=run: seen.append(name) or run(*inputs) for name, run in both]
-            monkeypatch.setitem(row_buffers.EXPORTED, fast, watched)
-            seen.append("packed")
-        assert seen[-1] == kernels
-    assert seen == ["packed", "plain", "plain", "packed"]
-
-
-def test_two_texts_are_padded_as_one_with_as_many_tokens():
-    target = on("fast")
-    target.fast.padded = {2: 4, 3: 4}
-    batch = started(target)
-    assert [batch._buffers.width(m) for m in (1, 2)] == [1, 2], "3 texts: 4 tokens do not come out even"
-    batch = BatchedModel(target, 2)
-    batch.start(CONTEXT)
-    for row in range(2):
-        batch.prefill(row, TEXTS[row : row + 1, :5])
-    assert [batch._buffers.width(m) for m in (1, 2)] == [2, 2]
-    logits = batch.forward(next_tokens(batch, 1))
-    assert logits.shape == (2, 1, VOCAB)
-    for row in range(2):
-        assert torch.allclose(logits[row], right(target.model, TEXTS[row, :6])[5:], atol=1e-9)
-    assert batch.lengths == [6, 6]
+    assert list(row_buffers.EXPORTED[fast]) == [packed]
 
 
 def test_passes_that_were_said_to_come_are_recorded_before_them(monkeypatch):
