@@ -11,7 +11,7 @@ from speclab.models import engine_choice
 from speclab.models.cached import CachedModel
 from speclab.models.family import Room, configured_room
 from tests.decoding import plain_text, speculative_rounds
-from tests.tiny_models import VOCAB, flattened, perturbed, tiny
+from tests.tiny_models import VOCAB, in_parts, perturbed, tiny
 
 BORDER, NAMED = 24, 40
 ORIGINAL = {"original_max_position_embeddings": BORDER}
@@ -67,30 +67,28 @@ def test_the_limit_is_where_the_factors_change(kind):
         assert (gap(limit + 1) > 1e-3) == (kind in CHANGES)
 
 
-def pair_of(kind: str, engine: str, monkeypatch) -> tuple[CachedModel, CachedModel]:
+def pair_of(kind: str, engine: str) -> tuple[CachedModel, CachedModel]:
     """A target and a draft on this engine."""
     model = model_of(kind)
     target, draft = CachedModel(model), CachedModel(perturbed(model, 0.1))
-    if engine == "fast":
-        target, draft = (CachedModel(part.model, fast=flattened(part.model)) for part in (target, draft))
-        for part in (target, draft):
-            monkeypatch.setattr(part.fast, "padded", {1: 4, 2: 4, 3: 4})
+    if engine == "fast":  # in parts, so that passes are padded
+        target, draft = (CachedModel(part.model, fast=in_parts(part.model)) for part in (target, draft))
     return target, draft
 
 
 @pytest.mark.parametrize(("kind", "engine"), GRID)
-def test_texts_up_to_the_limit_are_those_of_uncached_passes(kind, engine, monkeypatch):
+def test_texts_up_to_the_limit_are_those_of_uncached_passes(kind, engine):
     """Padding behind the last position must not count as a longer text.
 
     To the fast engine the factors of the other kinds are constants, and dynamic rope is not for it.
     """
-    check_texts_up_to_the_limit(kind, engine, monkeypatch, ModelDrafter)
+    check_texts_up_to_the_limit(kind, engine, ModelDrafter)
 
 
-def check_texts_up_to_the_limit(kind, engine, monkeypatch, make_drafter):
+def check_texts_up_to_the_limit(kind, engine, make_drafter):
     """Plain text and the one with a drafter around the draft model are those of uncached passes."""
     n_tokens = LIMIT[kind] - PROMPT.shape[1]
-    target, draft = pair_of(kind, engine, monkeypatch)
+    target, draft = pair_of(kind, engine)
     right = uncached(kind, n_tokens)
     assert plain_text(target, PROMPT, n_tokens) == right
     rounds = speculative_rounds(target, make_drafter(draft), PROMPT, 4, n_tokens)

@@ -11,10 +11,10 @@ from tests.models.test_rope import LIMIT, PROMPT, pair_of, uncached
 
 
 @pytest.mark.parametrize(("kind", "engine"), [("dynamic", "eager"), ("learned", "eager"), ("longrope", "fast")])
-def test_texts_up_to_the_limit_are_those_of_uncached_passes(kind, engine, monkeypatch):
+def test_texts_up_to_the_limit_are_those_of_uncached_passes(kind, engine):
     """Padding behind the last position must not count as a longer text."""
     n_tokens = LIMIT[kind] - PROMPT.shape[1]
-    target, draft = pair_of(kind, engine, monkeypatch)
+    target, draft = pair_of(kind, engine)
     requests = [Request(ids, settings(n_tokens)) for ids in (PROMPT[:, :2], PROMPT)]
     found: list[list[int]] = [[], []]
     batch = BatchedModel(target, 2), BatchedModelDrafter(BatchedModel(draft, 2))

@@ -26,8 +26,8 @@ from tests.tiny_models import VOCAB, perturbed, tiny
 
 
 @pytest.mark.parametrize(("kind", "engine"), GRID)
-def test_texts_up_to_the_limit_of_positions_are_those_of_uncached_passes(kind, engine, monkeypatch):
-    check_texts_up_to_the_limit(kind, engine, monkeypatch, lambda draft: TreeDrafter(ModelDrafter(draft), (2, 1, 1)))
+def test_texts_up_to_the_limit_of_positions_are_those_of_uncached_passes(kind, engine):
+    check_texts_up_to_the_limit(kind, engine, lambda draft: TreeDrafter(ModelDrafter(draft), (2, 1, 1)))
 
 
 def test_texts_and_rounds_are_those_of_the_model_in_one_place(folder):  # noqa: F811
