@@ -123,7 +123,7 @@ def main(argv: list[str] | None = None) -> int:
     common.check_result_flags(args)
     setup = flags.setup_from(args)
     drafter: Any = registry.make(args.draft, setup, args.seed)
-    if not hasattr(drafter, "head") or not hasattr(drafter.head, "chains"):
+    if getattr(getattr(drafter, "head", None), "chains", None) is None:
         raise UsageProblem(f"--draft {args.draft}: it reads no states of the target; give feature or block")
     kinds = args.kinds.split(",")
     pairs = [(kind, "\n".join(message["content"] for message in chat)) for kind, chat in texts.read(args.texts)]
