@@ -9,7 +9,7 @@ from speclab.extensions.servers import counters
 from speclab.extensions.servers.ask.engines import Asked
 from speclab.extensions.servers.ask.stream import Answer
 from speclab.extensions.servers.counters import Between
-from speclab.extensions.servers.vllm.server_record import EngineCounts
+from speclab.extensions.servers.engine_counts import EngineCounts
 from speclab.theory import formulas, positions
 
 Interval = tuple[float, float] | None

@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from speclab.extensions.servers.engine_counts import EngineCounts
 from speclab.extensions.servers.measured import Measured
-from speclab.extensions.servers.vllm.server_record import EngineCounts
 from speclab.records import profiles
 from speclab.records.profiles import DRAFTED, NAME, ROUNDS
 from speclab.system.errors import EnvironmentProblem

@@ -13,6 +13,7 @@ from speclab.extensions.servers.ask.client import check_url
 from speclab.extensions.servers.ask.engines import OTHER, Asked, Server, find
 from speclab.extensions.servers.causes import Texts
 from speclab.extensions.servers.diagnosis import TEXT_WRONG, Diagnosis, diagnose
+from speclab.extensions.servers.engine_counts import EngineCounts
 from speclab.extensions.servers.load import showing as load
 from speclab.extensions.servers.measured import Measured, Pair, of_pairs
 from speclab.extensions.servers.shapes import (
@@ -24,7 +25,6 @@ from speclab.extensions.servers.shapes import (
     shape_of_lengths,
     shape_of_two,
 )
-from speclab.extensions.servers.vllm.server_record import EngineCounts
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.files import check_writable
 from speclab.system.terminal import note, say

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from speclab.extensions.servers import causes
 from speclab.extensions.servers.causes import Named, Texts
-from speclab.extensions.servers.vllm.server_record import EngineCounts
+from speclab.extensions.servers.engine_counts import EngineCounts
 
 FEWEST = 30  # rounds, below which nothing is named
 ERRORS = 2.0  # standard errors by which a share must be on one side

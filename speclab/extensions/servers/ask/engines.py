@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from speclab.extensions.servers import counters
 from speclab.extensions.servers.ask.client import Answer, Client, Order, Refused
 from speclab.extensions.servers.counters import Between, Look
-from speclab.extensions.servers.vllm.server_record import EngineCounts
+from speclab.extensions.servers.engine_counts import EngineCounts
 from speclab.system.errors import EnvironmentProblem
 
 VLLM, LLAMA, SGLANG, OTHER = "vLLM", "llama-server", "SGLang", "an OpenAI-compatible server"

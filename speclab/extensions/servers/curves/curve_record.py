@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from speclab.extensions.servers import counters
-from speclab.extensions.servers.vllm.server_record import EngineCounts
+from speclab.extensions.servers.engine_counts import EngineCounts
 from speclab.records.facts import RunSettings
 from speclab.records.rows import Amount, Count, RecordPart
 from speclab.records.runs import Head

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from speclab.extensions.servers import shapes
 from speclab.extensions.servers.curves.curve_record import CurveEntry, CurvesRun
-from speclab.extensions.servers.vllm.server_record import EngineCounts
+from speclab.extensions.servers.engine_counts import EngineCounts
 from speclab.present.pictures import figures
 from speclab.present.pictures.library import Figure, plt
 from speclab.present.run_lines import circumstances

@@ -17,8 +17,8 @@ from speclab.drafts.heads.files import read_head
 from speclab.extensions.servers.counters import total
 from speclab.extensions.servers.curves import faults
 from speclab.extensions.servers.curves.curve_record import CurveEntry
+from speclab.extensions.servers.engine_counts import EngineCounts
 from speclab.extensions.servers.referee.own import counted
-from speclab.extensions.servers.vllm.server_record import EngineCounts
 from speclab.lab.training import degraded_drafts
 from speclab.models import loading, prompts
 from speclab.models.prompts import Prompt

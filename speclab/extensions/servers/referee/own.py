@@ -14,7 +14,7 @@ from draft_models import NgramDrafter
 from optimized_speculative import speculative_decode
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, Round, tokens_of
-from speclab.extensions.servers.vllm.server_record import EngineCounts
+from speclab.extensions.servers.engine_counts import EngineCounts
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 

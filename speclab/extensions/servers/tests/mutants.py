@@ -7,11 +7,11 @@ from typing import Any
 
 from speclab.extensions.servers import counters, diagnosis, measured, running, shapes
 from speclab.extensions.servers.ask import client, engines, texts
+from speclab.extensions.servers.engine_counts import EngineCounts
 from speclab.extensions.servers.load import levels, load_chart, load_screen, showing, users
 from speclab.extensions.servers.referee import own
 from speclab.extensions.servers.referee.own import OwnRounds
 from speclab.extensions.servers.start import starting
-from speclab.extensions.servers.vllm.server_record import EngineCounts
 from speclab.extensions.servers.wrong import asking_wrong, wrong_views
 from tests.mutants.bugs import mutant
 

@@ -8,8 +8,8 @@ from exercises import Todo, transcript
 from solutions import ex17_serving as right
 from speclab.extensions.servers import counters
 from speclab.extensions.servers.ask.client import Answer
+from speclab.extensions.servers.engine_counts import EngineCounts
 from speclab.extensions.servers.referee.own import OwnRounds, judged
-from speclab.extensions.servers.vllm.server_record import EngineCounts
 from speclab.system.errors import EnvironmentProblem
 from speclab.theory import formulas, positions
 from tests.exercises import test_ex17_serving as checks

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from speclab.extensions.servers import counters
 from speclab.extensions.servers.counters import between, read
+from speclab.extensions.servers.engine_counts import EngineCounts
 from speclab.extensions.servers.tests.simulated import Simulated
-from speclab.extensions.servers.vllm.server_record import EngineCounts
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.paths import ROOT
 

@@ -13,8 +13,8 @@ from speclab.extensions.servers.curves import faults, measuring
 from speclab.extensions.servers.curves.__main__ import HEADS, write_profile
 from speclab.extensions.servers.curves.curve_record import CurvesRun
 from speclab.extensions.servers.curves.curve_views import by_name
+from speclab.extensions.servers.engine_counts import EngineCounts
 from speclab.extensions.servers.measured import Measured
-from speclab.extensions.servers.vllm.server_record import EngineCounts
 from speclab.models import prompts
 from speclab.models.loading import LAB_PAIR, LAB_TARGET
 from speclab.models.setup import load_setup

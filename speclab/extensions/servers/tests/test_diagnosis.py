@@ -10,8 +10,8 @@ from speclab.extensions.servers import causes, counters, diagnosis, screen, shap
 from speclab.extensions.servers.ask.stream import Answer
 from speclab.extensions.servers.causes import Texts
 from speclab.extensions.servers.diagnosis import COST, LOAD, NOTHING, REJECTED, UNKNOWN, diagnose
+from speclab.extensions.servers.engine_counts import EngineCounts
 from speclab.extensions.servers.measured import Measured, reading_seconds
-from speclab.extensions.servers.vllm.server_record import EngineCounts
 
 N = 10_000  # rounds
 

@@ -3,8 +3,8 @@
 import pytest
 
 from speclab.core.rounds import Round
+from speclab.extensions.servers.engine_counts import EngineCounts
 from speclab.extensions.servers.referee import own
-from speclab.extensions.servers.vllm.server_record import EngineCounts
 
 # Three rounds of four, which kept 3, 1 and 2: the last one kept 2.
 OWN = own.OwnRounds([1, 2, 3], EngineCounts(n_drafts=3, n_drafted=12, n_accepted=6, accepted_at=[3, 2, 1, 0]), 4, 2)

@@ -12,9 +12,9 @@ from speclab.extensions.servers.ask import engines, texts
 from speclab.extensions.servers.ask.asking import Asking, Prompt
 from speclab.extensions.servers.ask.client import Order
 from speclab.extensions.servers.diagnosis import TEXT_WRONG
+from speclab.extensions.servers.engine_counts import EngineCounts
 from speclab.extensions.servers.load import load_screen
 from speclab.extensions.servers.load.work import measure
-from speclab.extensions.servers.vllm.server_record import EngineCounts
 from speclab.extensions.servers.wrong.cases import Wrong
 from speclab.extensions.servers.wrong.makers import Found, Llama, Place, lab_draft, lookup
 from speclab.extensions.servers.wrong.wrong_record import LoadTry, WrongServer
