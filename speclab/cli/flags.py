@@ -6,7 +6,7 @@ Bad input gets one line. Functions import what needs torch, so that a mistyped f
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,14 +77,14 @@ def add_model_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     return group
 
 
-def add_engine_flag(group: argparse._ArgumentGroup, engines: Sequence[str] = ENGINES) -> None:
-    """Add --engine. engines: those that the command can use."""
+def add_engine_flag(group: argparse._ArgumentGroup) -> None:
+    """Add --engine."""
     group.add_argument(
         "--engine",
-        choices=engines,
+        choices=ENGINES,
         default="auto",
         metavar="NAME",
-        help=f"{', '.join(engines)}; auto: fast and eager are timed, and the faster one runs",
+        help=f"{', '.join(ENGINES)}; auto: fast and eager are timed, and the faster one runs",
     )
 
 

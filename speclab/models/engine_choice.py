@@ -12,7 +12,7 @@ import copy
 import functools
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple, TypeGuard, TypeVar
 
 import torch
 from transformers import PreTrainedModel
@@ -28,7 +28,7 @@ from speclab.models.checking import checks
 from speclab.models.family import NoFastBackend, family_of
 from speclab.models.outside import placement
 from speclab.models.timing import time_passes
-from speclab.system.errors import first_line, is_out_of_memory
+from speclab.system.errors import EnvironmentProblem, first_line, is_out_of_memory
 from speclab.system.terminal import note
 
 ASKED_FOR = "asked for"
@@ -44,6 +44,8 @@ CONTEXT = 64
 PASSES = 12  # of each backend at each width; the fastest counts, since whatever else runs can only slow a pass down
 PATIENCE = 3.0  # seconds for all of these passes; large models get fewer passes
 RACES = 3  # races at most
+Key = TypeVar("Key")  # of a compiled pass
+Pass = TypeVar("Pass")
 
 
 class Race(NamedTuple):
@@ -207,8 +209,7 @@ def compile_passes(cached: CachedModel, widths: Iterable[int], never: str = "") 
     try:
         fast.programs = _programs(fast, sorted(width for width in widths if width <= compiled.WIDEST), never)
     except Exception as error:  # a compiler, or a model's own code, may raise any exception
-        text = str(error) if isinstance(error, NoFastBackend) else f"{type(error).__name__}: {first_line(error)}"
-        return f"not compiled: {text}"
+        return why_not_compiled(error)
     with contextlib.suppress(OSError, NoFastBackend):  # without the note, `auto` does not look for them
         packages.note_done(fast.name_when_compiled(widths))
     if not (faster := [width for width, program in fast.programs.items() if program]):
@@ -216,6 +217,12 @@ def compile_passes(cached: CachedModel, widths: Iterable[int], never: str = "") 
         fast.forget_cut()
         return AS_FAST_AS_KERNELS
     return f"compiled for passes over {', '.join(map(str, faster))} tokens"
+
+
+def why_not_compiled(error: Exception) -> str:
+    """Return the reason why nothing is compiled, in a few words."""
+    is_said = isinstance(error, NoFastBackend | EnvironmentProblem)
+    return f"not compiled: {error if is_said else f'{type(error).__name__}: {first_line(error)}'}"
 
 
 def is_compiled(fast: FastModel | None) -> bool:
@@ -233,16 +240,7 @@ def _programs(fast: ExportedModel, widths: list[int], never: str) -> dict[int, P
     """Return the compiled passes by their tokens, None where the replayed one is as fast. NoFastBackend where one of
     them is wrong, cannot be loaded, or is missing and `never` says that it is not built."""
     whole, threads = fast.cut, torch.get_num_threads()
-    missing = packages.Missing()
-    made = {width: whole.program(width, threads, missing) for width in widths}
-    if missing and never:
-        raise NoFastBackend(never)
-    if missing:
-        build_missing(missing)
-        made = {width: whole.program(width, threads) for width in widths}
-    programs = {width: program for width, program in made.items() if program}
-    if len(programs) < len(made):
-        raise NoFastBackend("a compiled function cannot be loaded")
+    programs = found_or_built(lambda find: {width: whole.program(width, threads, find) for width in widths}, never)
     twin = copy.copy(fast)
     for width, program in programs.items():  # each of them alone: whole, and padded behind a single token
         twin.programs = {width: program}
@@ -252,6 +250,26 @@ def _programs(fast: ExportedModel, widths: list[int], never: str) -> dict[int, P
     times = fastest([(model, width) for width in programs for model in (on_replayed, on_compiled)])
     pairs = zip(programs, times[::2], times[1::2], strict=True)
     return {width: programs[width] if seconds < WORTH_IT * replayed else None for width, replayed, seconds in pairs}
+
+
+def found_or_built(make: Callable[[packages.Find], dict[Key, Pass | None]], never: str = "") -> dict[Key, Pass]:
+    """Return compiled passes; functions that the cache folder lacks are compiled first.
+
+    make: it takes what finds a function, and returns the passes, None where one lacks a function. never: where this is
+    given, nothing is built, and this says why something is missing. Raises NoFastBackend where a function is missing
+    and not built, cannot be built, or cannot be loaded.
+    """
+    missing = packages.Missing()
+    made = make(missing)
+    if missing and never:
+        raise NoFastBackend(never)
+    if missing:
+        build_missing(missing)
+        made = make(packages.in_folder)
+    programs = {key: program for key, program in made.items() if program}
+    if len(programs) < len(made):
+        raise NoFastBackend("a compiled function cannot be loaded")
+    return programs
 
 
 def build_missing(missing: packages.Missing) -> None:

@@ -26,6 +26,7 @@ from speclab.drafts import kind_table
 from speclab.extensions.batch import batch_plots, batch_views, decode
 from speclab.extensions.batch.batch_comparison import check, compare_batches
 from speclab.extensions.batch.decoding.batched_model import RowRules
+from speclab.extensions.batch.decoding.compiled_rows import compile_for
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
@@ -56,8 +57,11 @@ def main(argv: list[str] | None = None, functions: LoopFunctions | None = None, 
     config, output, sizes = _prepare(args)
     with output.redirected():
         look_at_cores(config)
+        drafters = config.drafters.values()
+        lengths = {k for drafter in drafters for k in drafter.lengths(config.draft_lengths)}
+        programs = compile_for(config.setup, drafters, {1, *sizes}, {1, *(k + 1 for k in lengths)}, as_one=True)
         say(compare_config.head(config))
-        record, measured = compare_batches(config, sizes, args.thorough)
+        record, measured = compare_batches(config, sizes, args.thorough, programs)
         text = functools.partial(batch_views.text, record)
         page = functools.partial(batch_views.page, record, f"../plots/{output.name}.png")
         picture = functools.partial(batch_plots.picture, record, output.plots, output.name)
@@ -68,7 +72,7 @@ def main(argv: list[str] | None = None, functions: LoopFunctions | None = None, 
 def make_parser() -> argparse.ArgumentParser:
     """All flags of the comparison."""
     parser = parsing.make_parser(__doc__ or "", PROG)
-    flags.add_engine_flag(flags.add_model_flags(parser), decode.ENGINES)
+    flags.add_engine_flag(flags.add_model_flags(parser))
     flags.add_text_flags(parser)
     group = parser.add_argument_group("experiment")
     group.add_argument(

@@ -14,6 +14,7 @@ from speclab.extensions.batch import batch_rows
 from speclab.extensions.batch.batch_record import BatchRun
 from speclab.extensions.batch.decoding.batched_model import check_batch
 from speclab.extensions.batch.decoding.drafters import check_drafter, shared_model
+from speclab.extensions.batch.decoding.row_buffers import Programs
 from speclab.extensions.batch.expectations import Draft, Expectations, expectations, known_of, make_timer
 from speclab.extensions.batch.turns import FIRST, Batches, arms, decode, mean_context, n_distinct, requests_of
 from speclab.lab import output_checks
@@ -26,14 +27,17 @@ from speclab.records.log import Line, RoundCounts
 from speclab.system.terminal import progress
 
 
-def compare_batches(config: RunConfig, batches: list[int], thorough: bool = False) -> tuple[BatchRun, Measurement]:
+def compare_batches(
+    config: RunConfig, batches: list[int], thorough: bool = False, programs: Programs | None = None
+) -> tuple[BatchRun, Measurement]:
     """Measure, check, predict.  -> the record, and the texts with what their checks say
 
-    thorough: measure also in lockstep, with long contexts, with the library, and predict other machines.
+    thorough: measure also in lockstep, with long contexts, with the library, and predict other machines. programs: the
+    passes that are compiled.
     """
-    decoded = Batches(config)
+    decoded = Batches(config, programs=programs or {})
     contexts = {n: mean_context(config, n) for n in sorted({1, *batches})}
-    timer = make_timer(config, round(contexts[1]), sorted(contexts), thorough)
+    timer = make_timer(config, round(contexts[1]), sorted(contexts), thorough, programs)
     with kept_when_stopped(lambda: decoded.complete) as stops:
         decode(decoded, arms(config, batches, thorough), timer)
     measured, expected, others = judge(decoded), None, []

@@ -17,9 +17,11 @@ from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.drafts import kind_table, registry
 from speclab.extensions.batch.decoding.batched_model import BatchedModel, RowRules, check_batch
+from speclab.extensions.batch.decoding.compiled_rows import compile_for
 from speclab.extensions.batch.decoding.decodings import BatchDecoding
 from speclab.extensions.batch.decoding.drafters import batch_drafter, check_drafter
 from speclab.extensions.batch.decoding.loops import autoregressive_decode_batch, speculative_decode_batch
+from speclab.extensions.batch.decoding.row_buffers import Programs
 from speclab.extensions.batch.decoding.texts import Request
 from speclab.lab import free_cores
 from speclab.lab.instruments import LoopFunctions
@@ -29,7 +31,6 @@ from speclab.models.setup import Setup
 from speclab.present import report
 from speclab.system.terminal import harmless, note, progress
 
-ENGINES = ("auto", "fast", "eager")  # passes over several texts are not compiled
 MOST_ROWS = 1024
 SIZE = 4
 DRAFT_LENGTH = 4
@@ -49,7 +50,9 @@ def run(prog: str, argv: list[str], functions: LoopFunctions | None = None, rule
     registry.check_prompts(setup.target, [drafter] if drafter else [], prompts, args.max_new_tokens)
     drafted = argparse.Namespace(**vars(args) | {"draft": None if drafter is None else args.draft})
     no_effect.note_flags(drafted, [args.temperature], setup.device)
-    free_cores.say(free_cores.look(setup, [drafter] if drafter else [])[1])
+    drafters = [drafter] if drafter else []
+    free_cores.say(free_cores.look(setup, drafters)[1])
+    programs = compile_for(setup, drafters, [args.size], {1, args.draft_length + 1} if drafter else {1})
     if drafter is None and args.draft_length is not None:
         note("-k has no effect: nothing is drafted")
     head = [setup.describe(), f"draft   {draft}", *describe_chat(prompts, setup.tokenizer), *functions.head()]
@@ -57,7 +60,7 @@ def run(prog: str, argv: list[str], functions: LoopFunctions | None = None, rule
     if len(prompts) < args.size:
         note(f"{len(prompts)} prompts for {args.size} rows: the others stay empty; give more prompts, or --limit 0")
     settings = _settings(args, setup)
-    decoding, n_wrong = _decoded(args, setup, prompts, drafter, settings, rules), 0
+    decoding, n_wrong = _decoded(args, setup, prompts, drafter, settings, rules, programs), 0
     for number, prompt in enumerate(prompts):
         text = "".join(round_.text for round_ in with_text(decoding.rounds[number], setup.pieces(prompt)))
         print(harmless(f"{prompt_heading(prompt)}\n{text}"))
@@ -71,7 +74,7 @@ def run(prog: str, argv: list[str], functions: LoopFunctions | None = None, rule
 def make_parser(prog: str) -> argparse.ArgumentParser:
     """All flags of the command."""
     parser = parsing.make_parser(__doc__ or "", prog)
-    flags.add_engine_flag(flags.add_model_flags(parser), ENGINES)
+    flags.add_engine_flag(flags.add_model_flags(parser))
     flags.add_text_flags(parser)
     group = parser.add_argument_group("decoding")
     group.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
@@ -139,12 +142,14 @@ def _decoded(
     drafter: Drafter | None,
     settings: DecodeSettings,
     rules: RowRules | None,
+    programs: Programs,
 ) -> BatchDecoding:
     """Decode all prompts, each with the same settings."""
-    target = BatchedModel(setup.target, args.size, rules)
+    target = BatchedModel(setup.target, args.size, rules, programs)
     requests = [Request(prompt.ids.to(setup.device), settings) for prompt in prompts]
     if drafter:
-        rounds = speculative_decode_batch(target, batch_drafter(drafter, args.size), requests, args.draft_length)
+        of_rows = batch_drafter(drafter, args.size, programs)
+        rounds = speculative_decode_batch(target, of_rows, requests, args.draft_length)
     else:
         rounds = autoregressive_decode_batch(target, requests, setup.chunk)
     decoding = BatchDecoding(rounds, len(requests))

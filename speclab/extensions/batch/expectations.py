@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from speclab.extensions.batch import pass_costs
 from speclab.extensions.batch.batch_record import MachineEntry, PassTime
 from speclab.extensions.batch.decoding.drafters import shared_model
+from speclab.extensions.batch.decoding.row_buffers import Programs
 from speclab.extensions.batch.pass_costs import PassCosts, on_machines
 from speclab.extensions.batch.passes import LoopKey, PassTimer, Shape, fitted_costs
 from speclab.lab.run_config import RunConfig
@@ -190,14 +191,20 @@ class Expectations:
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def make_timer(config: RunConfig, context: int, sizes: list[int], thorough: bool) -> PassTimer:
-    """A timer for passes over one text, and for passes over several, which are predicted from them."""
+def make_timer(
+    config: RunConfig, context: int, sizes: list[int], thorough: bool, programs: Programs | None = None
+) -> PassTimer:
+    """A timer for passes over one text, and for passes over several, which are predicted from them.
+
+    programs: those of them that are compiled.
+    """
     lengths = {k for drafter in config.drafters.values() for k in drafter.lengths(config.draft_lengths) if k}
     models, widths = {TARGET: config.setup.target}, {TARGET: sorted({1, *(k + 1 for k in lengths)})}
     for name, drafter in config.drafters.items():
         if model := shared_model(drafter):
             models[name], widths[name] = model, [1, 2]
-    return PassTimer(models, {name: _shapes(models[name], widths[name], sizes, context, thorough) for name in models})
+    shapes = {name: _shapes(models[name], widths[name], sizes, context, thorough) for name in models}
+    return PassTimer(models, shapes, programs)
 
 
 def expectations(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from speclab.extensions.batch.decoding.batched_model import BatchedModel
+from speclab.extensions.batch.decoding.row_buffers import Programs
 from speclab.extensions.batch.pass_costs import PassCosts, costs_of_places
 from speclab.models.cached import CachedModel
 from speclab.models.memory import cache_bytes, free_memory
@@ -30,9 +31,14 @@ class PassTimer:
     left out, with a note.
     """
 
-    def __init__(self, models: Mapping[str, CachedModel], shapes: Mapping[str, Iterable[Shape]]):
+    def __init__(
+        self,
+        models: Mapping[str, CachedModel],
+        shapes: Mapping[str, Iterable[Shape]],
+        programs: Programs | None = None,
+    ):
         self._models = models
-        self._batches, self._shapes = _batches(models, shapes)
+        self._batches, self._shapes = _batches(models, shapes, programs)
         self._loops: dict[LoopKey, Callable[[], float]] = {}
         self._timed: dict[tuple, list[float]] = {}  # (model, shape), or a loop's key -> seconds
         self._random = random.Random(0)
@@ -95,7 +101,7 @@ def middle_mean(values: Sequence[float]) -> float:
 
 
 def _batches(
-    models: Mapping[str, CachedModel], shapes: Mapping[str, Iterable[Shape]]
+    models: Mapping[str, CachedModel], shapes: Mapping[str, Iterable[Shape]], programs: Programs | None
 ) -> tuple[dict[tuple[str, int], BatchedModel], list[tuple[str, Shape]]]:
     """A batch of every model for every number of texts, and the shapes whose caches fit."""
     memory = free_memory(next(iter(models.values())).device)
@@ -110,7 +116,7 @@ def _batches(
             kept = [one for one in of_texts if room is None or taken[one] <= room]
             n_left_out += len(of_texts) - len(kept)
             if kept:
-                batches[name, n_texts] = BatchedModel(model, n_texts)
+                batches[name, n_texts] = BatchedModel(model, n_texts, programs=programs)
                 batches[name, n_texts].start(max(width + context for _, width, context in kept))
                 batches[name, n_texts].fill(seed=n_texts)
                 fitting += [(name, one) for one in kept]

@@ -10,6 +10,7 @@ from speclab.extensions.batch.decoding.decodings import BatchDecoding
 from speclab.extensions.batch.decoding.drafters import BatchDrafter, batch_drafter
 from speclab.extensions.batch.decoding.empty_loops import EmptyLoop, WatchedDrafter
 from speclab.extensions.batch.decoding.loops import autoregressive_decode_batch, in_lockstep, speculative_decode_batch
+from speclab.extensions.batch.decoding.row_buffers import Programs
 from speclab.extensions.batch.decoding.texts import Request
 from speclab.extensions.batch.passes import LoopKey, PassTimer
 from speclab.lab.run_config import RunConfig
@@ -90,6 +91,7 @@ class Batches:
     decodings: dict[BatchArm, BatchDecoding] = field(default_factory=dict)
     engines: dict[BatchArm, Engine] = field(default_factory=dict)
     graphs: Recorded = field(default_factory=Recorded)
+    programs: Programs = field(default_factory=dict)  # the passes that are compiled
 
     @property
     def complete(self) -> str:
@@ -120,7 +122,7 @@ def decode(decoded: Batches, ways: list[BatchArm], timer: PassTimer) -> None:
 
     def warm_up() -> None:
         for one in ways:
-            decoded.engines[one] = _warmed(config, one)
+            decoded.engines[one] = _warmed(decoded, one)
         timer.add(empty_loops(decoded, sorted({one.n_texts for one in ways})))
 
     with timed_turns(decoded.graphs, warm_up):
@@ -160,19 +162,20 @@ def empty_loops(decoded: Batches, sizes: list[int]) -> dict[LoopKey, EmptyLoop]:
     return loops
 
 
-def _warmed(config: RunConfig, one: BatchArm) -> Engine:
+def _warmed(decoded: Batches, one: BatchArm) -> Engine:
     """The engine of this way to decode. Every shape is met once before the clock counts; on CUDA graphs all passes that
     will come are recorded."""
+    config, programs = decoded.config, decoded.programs
     setup, k = config.setup, one.arm.draft_length
     requests = requests_of(config, one.n_texts)
     longest = max(config.prompts[number].ids.shape[1] for number in requests) + config.max_new_tokens
     longest += k + 1 if one.arm.speculative else setup.chunk
-    target = BatchedModel(setup.target, one.n_texts)
+    target = BatchedModel(setup.target, one.n_texts, programs=programs)
     engine = Engine(target, None)
     target.start(longest)
     target.prepare(range(1, k + 2), longest)
     if one.arm.speculative:
-        drafter = batch_drafter(copy.deepcopy(config.drafters[one.arm.draft]), one.n_texts)
+        drafter = batch_drafter(copy.deepcopy(config.drafters[one.arm.draft]), one.n_texts, programs)
         drafter.start(target, setup.sampling_at(config.temperatures[0]), longest)
         drafter.prepare(longest)
         watched = WatchedDrafter(drafter) if one.n_texts == 1 else None

@@ -46,16 +46,17 @@ def exported(function: Callable[..., Any], inputs: tuple, sizes: list[list[int]]
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Compute scaled dot-product attention of one text.
+    """Compute scaled dot-product attention, of each text alone.
 
-    (1, heads, m, size) queries, (1, kv heads, n, size) keys and values, (1, 1, m, n) mask -> (1, heads, m, size)
+    (texts, heads, m, size) queries, (texts, kv heads, n, size) keys and values, (texts, 1, m, n) mask
+    -> (texts, heads, m, size)
     """
-    _, n_heads, m, size = query.shape
-    n_kv = key.shape[1]
-    rows = query.reshape(n_kv, n_heads // n_kv * m, size)
-    scores = torch.bmm(rows, key[0].transpose(-1, -2)).view(n_heads, m, -1) * scale + mask[0]
-    weights = scores.softmax(-1).to(value.dtype).view(n_kv, n_heads // n_kv * m, -1)
-    return torch.bmm(weights, value[0]).view(1, n_heads, m, -1)
+    n_texts, n_heads, m, size = query.shape
+    n_kv, n = n_texts * key.shape[1], key.shape[2]
+    rows = query.reshape(n_kv, -1, size)  # those of the heads that share keys side by side
+    scores = torch.bmm(rows, key.reshape(n_kv, n, -1).transpose(-1, -2)).view(n_texts, n_heads, m, n) * scale + mask
+    weights = scores.softmax(-1).to(value.dtype).view(n_kv, -1, n)
+    return torch.bmm(weights, value.reshape(n_kv, n, -1)).view(n_texts, n_heads, m, -1)
 
 
 def product(states: Tensor, blocks: Tensor, size: int, bias: Tensor | None = None) -> Tensor:

@@ -9,6 +9,7 @@ compiled as fast as one with two. A function serves any length of the text: it r
 The functions are packages in the user's cache folder (speclab/models/backends/packages.py).
 """
 
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -17,7 +18,6 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from speclab.models.backends import packages, rewrites
-from speclab.models.backends.buffers import causal_mask
 from speclab.models.backends.compile_functions import BLOCK, Call, attention, product
 from speclab.models.backends.exporting import export
 from speclab.models.family import NoFastBackend
@@ -33,7 +33,10 @@ _VIEWS = (
     aten.unsqueeze.default,
     aten.clone.default,
     aten.slice.Tensor,
+    aten.permute.default,
 )
+Blocks = dict[int, Tensor]
+"""matrices in blocks, by the identity of the matrix"""
 
 
 class GraphPart(NamedTuple):
@@ -63,7 +66,10 @@ class Step(NamedTuple):
 
 
 class Program:
-    """A compiled pass over `width` tokens. It is called like the replayed one (`Replayed` in exported.py).
+    """A compiled pass over `width` tokens of one text, or of each of several. It is called like the replayed one
+    (`Replayed` in exported.py).
+
+    It is made for these sizes, for contiguous inputs and for buffers of whole blocks of rows, and checks none of this.
 
     steps: what comes before the layers, each layer, and what comes behind them. outputs: the slots of the logits and of
     the outputs of the layers.
@@ -78,25 +84,26 @@ class Program:
         return -(-total // BLOCK) * BLOCK
 
     def __call__(self, ids: Tensor, *arguments: Any) -> list[Tensor]:
-        """Run the pass: (1, width) ids and positions, (1, 1, width, n) mask, (width,) places, and the first n rows of
-        the keys and of the values, (n, heads, head width) for each layer.
+        """Run the pass over one text: (1, width) ids and positions, (1, 1, width, n) mask, (width,) places, and the
+        first n rows of the keys and of the values, (n, heads, head width) for each layer; n is a multiple of BLOCK.
 
-        -> logits and the outputs of the layers, (1, width, ...) each
+        Over several: (texts, width) ids, positions and places, (texts, 1, width, n) mask, (n, texts, heads, head width)
+        keys and values.  -> logits and the outputs of the layers, (texts, width, ...) each
         """
         values = self._values(ids, *arguments)
         self._run(values, self._steps)
         return [values[slot] for slot in self._outputs]
 
     def first(self, n_layers: int, ids: Tensor, *arguments: Any) -> list[Tensor]:
-        """Run the first layers alone.  -> their outputs"""
+        """Run the first layers alone, over one text.  -> their outputs, (1, width, hidden) each"""
         values = self._values(ids, *arguments)
         self._run(values, self._steps[: 1 + n_layers])
         return [values[slot] for slot in self._outputs[1 : 1 + n_layers]]
 
     def rest(self, n_layers: int, states: Tensor, *arguments: Any) -> list[Tensor]:
-        """Run all layers but the first ones, whose last outputs are (1, width, hidden).
+        """Run all layers but the first ones, whose last outputs are (1, width, hidden), over one text.
 
-        -> logits and the outputs of these layers
+        -> logits (1, width, vocab) and the outputs of these layers, (1, width, hidden) each
         """
         ids = torch.zeros(1, self.width, dtype=torch.long)  # the layers left read what is made before them, not the ids
         values = self._values(ids, *arguments)
@@ -127,18 +134,29 @@ class CutPass:
     """An exported pass in parts: what comes before the layers, each layer, and what comes behind them.
 
     graph: gives logits and the outputs of all layers; it reads ids, positions, mask, places and the rows of the
-    buffers. Raises NoFastBackend for a pass that has no such parts.
+    buffers. blocks: the matrices in blocks of another pass over the same weights, which it shares. Raises NoFastBackend
+    for a pass that has no such parts.
     """
 
-    def __init__(self, graph: fx.GraphModule):
-        self._graph = graph
-        _write_out(graph)
+    def __init__(self, graph: fx.GraphModule, blocks: Blocks | None = None):
+        self._graph, self.blocks = graph, {} if blocks is None else blocks
+        _write_out(graph, self.blocks)
         self.arguments = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        self._take_sizes_from_mask()
         output = next(node for node in graph.graph.nodes if node.op == "output")
         self.outputs: tuple[fx.Node, ...] = output.args[0]
         if len(self.outputs) < 2 or len(set(self.outputs)) < len(self.outputs):
             raise NoFastBackend("the outputs of its layers are not those of the pass")
         self.parts = list(self._parts())
+
+    def _take_sizes_from_mask(self) -> None:
+        """Take every size from the mask, which has them all. An exporter may take some from the keys of one layer, and
+        the others would then have one more input."""
+        mask = self.arguments[2]
+        sizes = {str(size): dimension for dimension, size in enumerate(mask.meta["val"].shape)}
+        for node in self._graph.graph.nodes:
+            if node.target is aten.sym_size.int and (dimension := sizes.get(str(node.meta["val"]))) is not None:
+                node.args = (mask, dimension)
 
     @property
     def bytes_spared(self) -> int:
@@ -147,13 +165,16 @@ class CutPass:
         constants = {id(t): t for node in read if (t := rewrites.constant(self._graph, node)) is not None}
         return sum(2 * t.numel() for t in constants.values() if t.dtype == torch.bfloat16)
 
-    def program(self, width: int, threads: int, find: packages.Find = packages.in_folder) -> Program | None:
-        """Return the compiled pass over `width` tokens, None where `find` lacks one of its functions.
+    def program(
+        self, width: int, threads: int, find: packages.Find = packages.in_folder, n_texts: int = 1
+    ) -> Program | None:
+        """Return the compiled pass over `width` tokens of each text, None where `find` lacks one of its functions.
 
-        Raises NoFastBackend where a part cannot be compiled.
+        n_texts: texts of the pass, where it was exported for several. Raises NoFastBackend where a part cannot be
+        compiled.
         """
         shapes = FakeTensorMode()  # sizes and strides are computed, and no numbers
-        example = {node: shapes.from_tensor(tensor) for node, tensor in self._example(width).items()}
+        example = {node: shapes.from_tensor(tensor) for node, tensor in self._example(n_texts, width).items()}
         n_rows = self.arguments[4].meta["val"].shape[0]
         slots = {node: slot for slot, node in enumerate(example)}
         steps: list[Step] = []
@@ -175,18 +196,16 @@ class CutPass:
         outputs = [slots[node] for node in self.outputs]
         return Program(width, steps, outputs) if all(step.run for step in steps) else None
 
-    def _example(self, width: int) -> dict[fx.Node, Tensor]:
-        """Return the inputs of a pass over the first `width` tokens of a text."""
+    def _example(self, n_texts: int, width: int) -> dict[fx.Node, Any]:
+        """Return inputs of a pass over so many tokens: zeros, as only their sizes count."""
+        shapes = {node: node.meta["val"].shape for node in self.arguments}
+        ids, _, mask, *_ = shapes.values()
         n_rows = 2 * BLOCK  # neither 1, which is special, nor a size of the model
-        values: dict[fx.Node, Any] = {}
-        places = torch.arange(width)
-        mask = causal_mask(width, 0, n_rows, self.arguments[2].meta["val"].dtype, places.device)
-        for node, given in zip(self.arguments, (places[None] * 0, places[None], mask, places), strict=False):
-            values[node] = given
-        for node in self.arguments[4:]:
-            _, n_heads, size = node.meta["val"].shape
-            values[node] = torch.zeros(n_rows, n_heads, size, dtype=node.meta["val"].dtype)
-        return values
+        sizes = {str(ids[0]): n_texts, str(ids[1]): width, str(mask[-1]): n_rows}
+        return {
+            node: torch.zeros([sizes.get(str(size), size) for size in shape], dtype=node.meta["val"].dtype)
+            for node, shape in shapes.items()
+        }
 
     def _parts(self) -> Iterator[GraphPart]:
         """Cut the graph at the outputs of its layers. Raises NoFastBackend where nothing comes before them."""
@@ -299,7 +318,7 @@ def whole_function(
     blocks = BLOCK * torch.export.Dim("blocks", min=1, max=2**20)
     dynamic = tuple(dict.fromkeys(dimensions, blocks) for dimensions in sizes)
     graph = export(Call(function), inputs, (dynamic,))
-    _write_out(graph)
+    _write_out(graph, {})
     nodes = list(graph.graph.nodes)
     arguments = [node for node in nodes if node.op == "placeholder"]
     outputs: Any = next(node for node in nodes if node.op == "output").args[0]
@@ -349,7 +368,7 @@ def _ancestors(nodes: Iterable[fx.Node], stop: set[fx.Node]) -> set[fx.Node]:
     return found
 
 
-def _write_out(graph: fx.GraphModule) -> None:
+def _write_out(graph: fx.GraphModule, blocks: Blocks) -> None:
     """Write attention and products as plain arithmetic, which Inductor merges with what stands around it."""
     for node in list(graph.graph.nodes):
         if node.target is aten.scaled_dot_product_attention.default:
@@ -364,7 +383,7 @@ def _write_out(graph: fx.GraphModule) -> None:
         elif node.target is aten.linear.default and all(a is None or a.op == "get_attr" for a in node.args[1:]):
             source, weight, *bias = node.args
             size = node.meta["val"].shape[-1]
-            _replace(node, product, (source, _in_blocks(graph, weight), size, *bias))
+            _replace(node, product, (source, _in_blocks(graph, weight, blocks), size, *bias))
     graph.graph.eliminate_dead_code(
         lambda n: n.op in ("placeholder", "output") or (n.op == "call_function" and n.is_impure())
     )
@@ -387,6 +406,8 @@ def _not_repeated(node: fx.Node, query: fx.Node) -> fx.Node:
         shape = source.meta["val"].shape
         if source is not node and len(shape) == 4 and shape[1] != query.meta["val"].shape[1]:
             return source
+        if source.target is aten.permute.default:  # before it the heads stand elsewhere
+            break
         source = source.all_input_nodes[0]
     return node
 
@@ -414,21 +435,22 @@ def _shortest(weight: Tensor) -> Tensor:
     return short if torch.equal(short.float(), weight) else weight
 
 
-def _in_blocks(graph: fx.GraphModule, weight: fx.Node) -> fx.Node:
+def _in_blocks(graph: fx.GraphModule, weight: fx.Node, blocks: Blocks) -> fx.Node:
     """Return a new constant of the graph: this one in blocks. It stands where the old one stands."""
-    name, tensor = f"{str(weight.target).replace('.', '_')}_in_blocks", rewrites.constant(graph, weight)
-    if tensor is not None and not hasattr(graph, name):
-        setattr(graph, name, in_blocks(tensor))
+    name, tensor = f"{str(weight.target).replace('.', '_')}_in_blocks", operator.attrgetter(str(weight.target))(graph)
+    if id(tensor) not in blocks:
+        blocks[id(tensor)] = in_blocks(tensor.detach())
+    setattr(graph, name, blocks[id(tensor)])
     with graph.graph.inserting_before(next(iter(graph.graph.nodes))):
         node = graph.graph.create_node("get_attr", name)
-    node.meta["val"] = getattr(graph, name)
+    node.meta["val"] = blocks[id(tensor)]
     return node
 
 
-def cut(graph: fx.GraphModule) -> CutPass:
-    """Return the pass in parts. Raises NoFastBackend where it cannot be cut."""
+def cut(graph: fx.GraphModule, blocks: Blocks | None = None) -> CutPass:
+    """Return the pass in parts. blocks: as in CutPass. Raises NoFastBackend where it cannot be cut."""
     try:
-        return CutPass(graph)
+        return CutPass(graph, blocks)
     except NoFastBackend:
         raise
     except Exception as error:  # a graph of a form that nobody has seen yet

@@ -140,12 +140,12 @@ def random_text(model: PreTrainedModel, n_tokens: int = N_TOKENS) -> Tensor:
     return ordinary[order].repeat(-(-n // len(ordinary)))[:n][None].to(model.device)
 
 
-def text_longer_than_windows(model: PreTrainedModel) -> Tensor:
+def text_longer_than_windows(model: PreTrainedModel, more: int = 0) -> Tensor:
     """Return a random text, longer than the model's sliding windows if it has some and a pass over such a text is
-    quick. Raises NoFastBackend where its windows differ."""
-    window = window_of(model)
-    longer = N_TOKENS + (window.size if window else 0)
-    return random_text(model, longer if is_quick(model, longer) else N_TOKENS)
+    quick. more: tokens that it has beyond the usual number. Raises NoFastBackend where its windows differ."""
+    window, usual = window_of(model), N_TOKENS + more
+    longer = usual + (window.size if window else 0)
+    return random_text(model, longer if is_quick(model, longer) else usual)
 
 
 def is_quick(model: PreTrainedModel, n_tokens: int) -> bool:

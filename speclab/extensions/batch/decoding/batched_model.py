@@ -16,8 +16,16 @@ from torch import Tensor, nn
 
 from speclab.core.rounds import Decided, Draft
 from speclab.core.sampling import to_device
-from speclab.extensions.batch.decoding.row_buffers import GraphedRowBuffers, RowBuffers, RowsPass, over_rows
+from speclab.extensions.batch.decoding.row_buffers import (
+    CompiledRowBuffers,
+    GraphedRowBuffers,
+    Programs,
+    RowBuffers,
+    RowsPass,
+    over_rows,
+)
 from speclab.models.backends.buffers import kv_shapes
+from speclab.models.backends.compile_functions import BLOCK
 from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.backends.eager import decoder_layers
 from speclab.models.backends.exported import ExportedModel
@@ -52,12 +60,15 @@ class BatchedModel:
 
     model: its weights, its vocabulary and its engine; its own cache is not used.
     rules: who decides where the tokens of chains stand and what they read; None: the lab's own code.
+    programs: the compiled passes of this model and others; where it has some over so many texts, its passes are these.
     lengths: tokens in the cache, of each row; those of the last pass count, padding too, until it is cropped.
     n_passes: passes over the batch since `start`; a prompt's is not one of them.
     """
 
-    def __init__(self, model: CachedModel, n_rows: int, rules: RowRules | None = None):
-        self.model, self.n_rows, self.rules = model, n_rows, rules
+    def __init__(
+        self, model: CachedModel, n_rows: int, rules: RowRules | None = None, programs: Programs | None = None
+    ):
+        self.model, self.n_rows, self.rules, self.programs = model, n_rows, rules, programs or {}
         self.lengths = [0] * n_rows
         self.n_passes = 0
         self._hidden: dict[int, Tensor] = {}
@@ -80,7 +91,7 @@ class BatchedModel:
         self.lengths, self.n_passes = [0] * self.n_rows, 0
         if self._buffers is None or self._buffers.capacity < longest:
             self._buffers = None  # the old ones go before the new ones come
-            self._buffers = new_buffers(self.model, self.n_rows, longest)
+            self._buffers = new_buffers(self.model, self.n_rows, longest, self.programs)
 
     def prepare(self, widths: Iterable[int], longest: int) -> None:
         """Announce the passes that will come and the length of their texts, after `start`; they are recorded now."""
@@ -113,12 +124,13 @@ class BatchedModel:
         if total > buffers.capacity:
             raise RuntimeError(f"a text of {total} tokens in buffers of {buffers.capacity}")
         with torch.inference_mode():
-            if reads is None and max(self.lengths) + (width := buffers.width(m)) <= buffers.capacity:
+            if max(self.lengths) + (width := buffers.width(m)) <= buffers.capacity:
                 tokens = nn.functional.pad(tokens, (0, width - m))  # nobody reads it, and the next pass overwrites it
+                reads = None if reads is None else nn.functional.pad(reads, (0, width - m, 0, width - m))
                 total = max(self.lengths) + width
             starts = to_device(self.lengths, self.device)[:, None]  # (rows, 1)
             places = starts + torch.arange(tokens.shape[1], device=self.device)  # (rows, m)
-            positions = places if reads is None else starts + reads.sum(-1) - 1
+            positions = places if reads is None else (starts + reads.sum(-1) - 1).clamp(min=0)  # padding reads none
             visible = _visible(places, buffers.n_read(total), reads)
             if reads is None and self.rules:
                 asked = self.lengths, tokens.shape[1]
@@ -185,41 +197,48 @@ class BatchedModel:
         return self._buffers
 
 
-def new_buffers(model: CachedModel, n_rows: int, capacity: int) -> RowBuffers:
+def new_buffers(model: CachedModel, n_rows: int, capacity: int, programs: Programs) -> RowBuffers:
     """Buffers for texts of up to `capacity` tokens, and the passes over them on this model's engine."""
     if isinstance(model.fast, GraphedModel):
         return GraphedRowBuffers(model.fast, n_rows, capacity)
-    shapes = kv_shapes(model.model)
-    if isinstance(model.fast, ExportedModel):
-        return RowBuffers(model.model, functools.partial(over_rows, model.fast), shapes, n_rows, capacity)
-    return RowBuffers(
-        model.model, RowsPass(model.model, range(len(decoder_layers(model.model)))), shapes, n_rows, capacity
-    )
+    if not isinstance(model.fast, ExportedModel):
+        whole = RowsPass(model.model, range(len(decoder_layers(model.model))))
+        return RowBuffers(model.model, whole, kv_shapes(model.model), n_rows, capacity)
+    fast = model.fast
+    if own := {width: run for (n, width), run in programs.get(fast, {}).items() if n == n_rows}:
+        return CompiledRowBuffers(fast, n_rows, capacity, own)
+    return RowBuffers(fast.model, functools.partial(over_rows, fast), fast.shapes, n_rows, capacity)
 
 
-def check_batch(target: CachedModel) -> None:
-    """Prove that passes over two texts of different lengths give the uncached logits of both; EnvironmentProblem where
-    not, or where its layers do not all keep plain keys and values in windows of one size, if any. The texts are longer
-    than a window, where such a pass is quick. Raises UsageProblem where prompt and output are not one text."""
+def check_batch(target: CachedModel, n_texts: int = 2, width: int = 3, programs: Programs | None = None) -> None:
+    """Prove that passes over several texts give the uncached logits of each.
+
+    The texts have two lengths, and are longer than a window, where such a pass is quick, and than a block of compiled
+    passes, where there are some. Two passes over `width` tokens of each are made, and tokens of the first are rejected.
+
+    Raises EnvironmentProblem where the logits differ, or where the layers do not all keep plain keys and values in
+    windows of one size, if any; UsageProblem where prompt and output are not one text.
+    """
     check_family(target.model, "a batch", NO_BATCH, crops=False)
     model, reason = target.model, "cannot decode in batches"
     checks.check_rows(model, reason, NO_BATCH)
-    text = checks.text_longer_than_windows(model)
-    texts = text[:, :-2], text[:, 2:-3]  # the second one has other tokens in every place
+    text, n_last = checks.text_longer_than_windows(model, BLOCK + width if programs else 0), width + 1
+    # Each one has other tokens in every place.
+    texts = [text.roll(-2 * row)[:, : text.shape[1] - (2, 5)[row % 2]] for row in range(n_texts)]
 
     def logits() -> Tensor:
-        batch = BatchedModel(target, len(texts))
-        batch.start(text.shape[1] + 3)
-        lengths = [of_row.shape[1] - 3 for of_row in texts]
+        batch = BatchedModel(target, n_texts, programs=programs)
+        batch.start(text.shape[1] + n_last)
+        lengths = [of_row.shape[1] - n_last for of_row in texts]
         for row, of_row in enumerate(texts):
             batch.prefill(row, of_row[:, : lengths[row]])
-        tokens = torch.cat([of_row[:, -3:] for of_row in texts])
+        tokens = torch.cat([of_row[:, -n_last:] for of_row in texts])
         wrong = tokens.flip(1)
-        first = batch.forward(torch.cat([tokens[:, :1], wrong[:, 1:]], dim=1))[:, :1]
+        first = batch.forward(torch.cat([tokens[:, :1], wrong[:, 1:width]], dim=1))[:, :1]
         batch.crop([length + 1 for length in lengths])
         return torch.cat([first, batch.forward(tokens[:, 1:])], dim=1).view(1, -1, batch.vocab_size)
 
-    checks.check_passes(model, reason, logits, texts, 3, NO_BATCH)
+    checks.check_passes(model, reason, logits, texts, n_last, NO_BATCH)
 
 
 def _visible(places: Tensor, total: int, reads: Tensor | None) -> Tensor:

@@ -19,6 +19,7 @@ from speclab.core.drafter import Drafter
 from speclab.core.rounds import Decided, Draft
 from speclab.core.sampling import GREEDY, Drawn, Sampling, draw_draft, to_device
 from speclab.extensions.batch.decoding.batched_model import BatchedModel, check_batch
+from speclab.extensions.batch.decoding.row_buffers import Programs
 from speclab.models.cached import CachedModel, tokens_to_keep
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 
@@ -229,10 +230,10 @@ def shared_model(drafter: Drafter) -> CachedModel | None:
     return model_of(drafter) if model_of else None
 
 
-def batch_drafter(drafter: Drafter, n_rows: int) -> BatchDrafter:
-    """The same drafter for the rows of a batch."""
+def batch_drafter(drafter: Drafter, n_rows: int, programs: Programs | None = None) -> BatchDrafter:
+    """The same drafter for the rows of a batch. programs: as in BatchedModel"""
     if model := shared_model(drafter):
-        return BatchedModelDrafter(BatchedModel(model, n_rows))
+        return BatchedModelDrafter(BatchedModel(model, n_rows, programs=programs))
     return RowByRow(drafter, n_rows)
 
 

@@ -9,10 +9,11 @@ from torch import Tensor
 from speclab.core.rounds import Decided, Round
 from speclab.core.sampling import Sampling, draw_next, to_host
 from speclab.extensions.batch import batch_rows, decode
-from speclab.extensions.batch.decoding import batched_model, drafters, loops, texts
+from speclab.extensions.batch.decoding import batched_model, compiled_rows, drafters, loops, texts
 from speclab.extensions.batch.decoding.batched_model import BatchedModel
 from speclab.extensions.batch.decoding.decodings import BatchDecoding, PassMade
 from speclab.extensions.batch.decoding.drafters import BatchedModelDrafter
+from speclab.extensions.batch.decoding.row_buffers import CompiledRowBuffers
 from speclab.extensions.batch.decoding.texts import Row, Rows
 from tests.mutants.bugs import mutant
 
@@ -53,6 +54,23 @@ def puts_all_rows_at_the_longest_ones_positions() -> None:
             del run.forward
 
     BatchedModel.forward = forward
+
+
+@mutant(19, LOGITS, file=MODEL)
+def reads_the_rest_of_a_block_in_every_row() -> None:
+    """lets compiled passes over several texts read the places behind a row's text, up to the end of the block"""
+    right = CompiledRowBuffers.forward
+
+    def forward(self: CompiledRowBuffers, ids: Tensor, positions: Tensor, places: Tensor, visible: Tensor):
+        return right(self, ids, positions, places, visible | ~visible[:, -1:])
+
+    CompiledRowBuffers.forward = forward
+
+
+@mutant(19, "wrong_pass_is_refused", file="test_compiled_rows")
+def takes_compiled_passes_unchecked() -> None:
+    """takes compiled passes over several texts without a look at their logits"""
+    compiled_rows.check_batch = lambda *about: None
 
 
 @mutant(19, "trees_in_rows", file=MODEL)

@@ -24,7 +24,7 @@ from speclab.extensions.batch.decoding.loops import (
     speculative_decode_batch,
 )
 from speclab.extensions.batch.decoding.texts import Request
-from speclab.extensions.batch.tests.test_batched_model import RowCache
+from speclab.extensions.batch.tests.test_batched_model import RowCache, in_rows
 from speclab.extensions.batch.tests.trees import trees
 from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.cached import CachedModel
@@ -63,8 +63,11 @@ def pair(engine: str = "eager", noise: float = 0.12, family: str = "llama") -> t
     model = tiny(family)
     other = perturbed(model, noise)
     fast = {
-        "eager": lambda model: None, "fast": flattened, "graphs": lambda m: GraphedModel(m, compile_parts=False)
-    }[engine]  # fmt: skip
+        "eager": lambda model: None,
+        "fast": flattened,
+        "graphs": lambda m: GraphedModel(m, compile_parts=False),
+        "in parts": flattened,
+    }[engine]
     return CachedModel(model, fast=fast(model)), CachedModel(other, fast=fast(other))
 
 
@@ -86,10 +89,10 @@ def with_drafter(kind: str) -> tuple:
     return target, drafters[kind]()
 
 
-def of_batch(drafter, n_rows: int):
+def of_batch(drafter, n_rows: int, programs=None):
     """The same drafter for a batch."""
     if isinstance(drafter, ModelDrafter):
-        return BatchedModelDrafter(BatchedModel(drafter.draft, n_rows))
+        return BatchedModelDrafter(BatchedModel(drafter.draft, n_rows, programs=programs))
     return RowByRow(drafter, n_rows)
 
 
@@ -161,9 +164,9 @@ def test_a_lookup_is_judged_beside_other_rows_as_it_is_alone():
 @pytest.mark.parametrize(
     ("engine", "family"),
     pairs_often(
-        ["eager", "fast", "graphs"],
+        ["eager", "fast", "graphs", "in parts"],
         ["llama", "gemma3_window"],
-        lambda *one: one == ("graphs", "llama"),
+        lambda *one: one in (("graphs", "llama"), ("in parts", "llama")),
     ),
 )
 def test_rounds_on_the_other_engines(engine, family, monkeypatch):
@@ -172,10 +175,12 @@ def test_rounds_on_the_other_engines(engine, family, monkeypatch):
         stand_in(monkeypatch)
     target, draft = pair(engine, family=family)
     drafter = ModelDrafter(draft)
+    programs = {**in_rows(target), **in_rows(draft, (1, 2))} if engine == "in parts" else None
     for sampling in [GREEDY, WARM] if family == "llama" else [GREEDY]:
         asked = requests(sampling, 5)
         expected = alone(target, drafter, asked, 4)
-        found = speculative_decode_batch(BatchedModel(target, 3), of_batch(drafter, 3), asked, 4)
+        batch = BatchedModel(target, 3, programs=programs)
+        found = speculative_decode_batch(batch, of_batch(drafter, 3, programs), asked, 4)
         assert by_text(found, 5) == expected, sampling
 
 

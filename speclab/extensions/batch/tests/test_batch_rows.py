@@ -174,10 +174,10 @@ def test_a_batch_is_filled_three_times(n_prompts, n_texts, n):
 def test_the_warm_up_asks_for_no_more_than_the_run(monkeypatch):
     """Prompts that leave room for three tokens fit, with a warm-up of twelve."""
     budgets = []
-    monkeypatch.setattr(turns, "BatchedModel", lambda *args: SimpleNamespace(start=print, prepare=print))
+    monkeypatch.setattr(turns, "BatchedModel", lambda *args, **how: SimpleNamespace(start=print, prepare=print))
     done = SimpleNamespace(done=True)
     monkeypatch.setattr(turns, "_decoding", lambda config, one, engine, numbers, budget: budgets.append(budget) or done)
     setup = SimpleNamespace(target=None, chunk=1)
     for most in (3, 200):
-        turns._warmed(config(max_new_tokens=most, setup=setup), FIRST)
+        turns._warmed(Batches(config(max_new_tokens=most, setup=setup)), FIRST)
     assert budgets == [3, turns.WARM_UP_TOKENS]

@@ -1,5 +1,7 @@
 """Passes over several texts: each row's logits, keys and values are those of the text alone."""
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,7 +10,9 @@ from benchmarks.families import tiny_families
 from speclab.core import graphs
 from speclab.extensions.batch.decoding import batched_model, row_buffers
 from speclab.extensions.batch.decoding.batched_model import BatchedModel, check_batch
+from speclab.extensions.batch.decoding.row_buffers import Programs
 from speclab.extensions.batch.tests.trees import trees
+from speclab.models.backends import compiled
 from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
@@ -16,7 +20,7 @@ from speclab.system.errors import EnvironmentProblem
 from tests.grids import pairs_often
 from tests.models.test_caches import worst_difference
 from tests.recorder import stand_in
-from tests.tiny_models import CONTEXT, FAMILIES, VOCAB, flattened, tiny
+from tests.tiny_models import CONTEXT, FAMILIES, VOCAB, copied, flattened, tiny, uncompiled
 
 GARBAGE = 1e4  # finite: attention multiplies what it masks by zero
 TEXTS = torch.randint(0, VOCAB, (3, 40), generator=torch.Generator().manual_seed(8))
@@ -25,8 +29,15 @@ LENGTHS = (5, 11, 17)
 
 def on(engine: str, family: str = "llama") -> CachedModel:
     model = tiny(family)
-    fast = {"eager": None, "fast": flattened}.get(engine, lambda m: GraphedModel(m, compile_parts=False))
+    graphed = lambda m: GraphedModel(m, compile_parts=False)  # noqa: E731
+    fast = {"eager": None, "fast": flattened, "in parts": flattened}.get(engine, graphed)
     return CachedModel(model, fast=fast and fast(model))
+
+
+def in_rows(target: CachedModel, widths: Iterable[int] = (1, 3, 5), n_texts: int = 3) -> Programs:
+    """Its passes over so many texts, cut into layers as they are compiled; nothing is compiled."""
+    whole = compiled.cut(copied(row_buffers.exported_rows(target.fast)))
+    return {target.fast: {(n_texts, width): whole.program(width, 1, uncompiled, n_texts) for width in widths}}
 
 
 def right(model, text: Tensor) -> Tensor:
@@ -35,9 +46,9 @@ def right(model, text: Tensor) -> Tensor:
         return model(input_ids=text[None], use_cache=False).logits[0]
 
 
-def started(target: CachedModel, longest: int = CONTEXT) -> BatchedModel:
+def started(target: CachedModel, longest: int = CONTEXT, programs: Programs | None = None) -> BatchedModel:
     """Three rows with the first tokens of the three texts."""
-    batch = BatchedModel(target, 3)
+    batch = BatchedModel(target, 3, programs=programs)
     batch.start(longest)
     for row, length in enumerate(LENGTHS):
         logits = batch.prefill(row, TEXTS[row : row + 1, :length])
@@ -73,14 +84,15 @@ class RowCache:
     ("family", "engine"),
     pairs_often(
         FAMILIES,
-        ["eager", "fast", "graphs"],
+        ["eager", "fast", "graphs", "in parts"],
         lambda family, engine: engine == "eager" or family in ("gpt2", "gemma3_window"),
     ),
 )
 def test_logits_of_each_row_are_those_of_its_text(family, engine, monkeypatch):
     """Rows of different lengths, passes of several widths, a different number of tokens rejected in each row."""
     recorder = stand_in(monkeypatch) if engine == "graphs" else None
-    batch = started(on(engine, family))
+    target = on(engine, family)
+    batch = started(target, programs=in_rows(target) if engine == "in parts" else None)
     for width, kept in ((3, (3, 1, 2)), (1, (1, 1, 1)), (5, (1, 5, 2)), (2, (2, 2, 1))):
         spoil(batch)
         before = batch.lengths
@@ -126,7 +138,13 @@ def test_what_is_not_of_a_text_counts_for_nothing():
 
 @pytest.mark.parametrize(
     ("engine", "family"),
-    [("eager", "llama"), ("eager", "gemma3_window"), ("fast", "gemma3_window"), ("graphs", "gemma3_window")],
+    [
+        ("eager", "llama"),
+        ("eager", "gemma3_window"),
+        ("fast", "gemma3_window"),
+        ("graphs", "gemma3_window"),
+        ("in parts", "gemma3_window"),
+    ],
 )
 def test_trees_in_rows(engine, family, monkeypatch):
     """Another tree in each row: the logits are those of the branches, and what is kept goes on."""
@@ -134,7 +152,10 @@ def test_trees_in_rows(engine, family, monkeypatch):
         stand_in(monkeypatch)
     target = on(engine, family)
     target.hidden_layers = (0, 1)
-    batch = started(target)
+    programs = in_rows(target, (1, 9)) if engine == "in parts" else None  # a tree is padded, too
+    if programs:
+        monkeypatch.setattr(row_buffers, "over_rows", pytest.fail)
+    batch = started(target, programs=programs)
     parents = torch.tensor([[-1, -1, 1, 2], [-1, 0, 0, 2], [-1, 0, 1, 2]])
     paths = [[1, 2, 3], [0, 2], []]
     before = batch.lengths
