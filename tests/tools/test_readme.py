@@ -16,6 +16,7 @@ import torch
 
 from benchmarks import (
     ahead,
+    compiling,
     experts,
     growth,
     losses,
@@ -55,6 +56,7 @@ BENCHMARKS = {
     "peers": (peers_page.PeersRun, peers_page.page),
     **dict.fromkeys(("plain", "preflight", "profile"), (findings.FindingsRun, findings.page)),
     "roofline": (roofline.RooflineRun, roofline.page),
+    "compiling": (compiling.CompilingRun, compiling.page),
     "growth": (growth.GrowthRun, growth.page),
     "places": (places.PlacesRun, places.page),
     "rules": (rules.RulesRun, rules.page),
