@@ -216,7 +216,7 @@ def make_parser() -> parsing.Parser:
     group = parser.add_argument_group("benchmark")
     group.add_argument("--widths", default="1,2,3,5,7,9", metavar="M,M", help="tokens of a pass (default: %(default)s)")
     group.add_argument("--context", type=parsing.at_least(1), default=192, help="tokens in the cache (default: 192)")
-    group.add_argument("--texts", type=parsing.at_least(1, 30), default=6, help="how many (default: 6)")
+    group.add_argument("--n-texts", type=parsing.at_least(1, 30), default=6, help="how many (default: 6)")
     group.add_argument("--repeats", type=parsing.at_least(1), default=7, help="passes of each on a text (default: 7)")
     common.add_result_flags(parser, "experts")
     return parser
@@ -237,7 +237,7 @@ def main(argv: list[str] | None = None) -> int:
     dense_args.engine = mixed.engine
     dense = flags.setup_from(dense_args)
     with torch.inference_mode():
-        measured = measure(mixed, dense, widths, args.context, args.texts, args.repeats)
+        measured = measure(mixed, dense, widths, args.context, args.n_texts, args.repeats)
     return common.finish(args, ExpertsRun(**common.head_of(args, mixed, repeats=args.repeats), **measured), page)
 
 

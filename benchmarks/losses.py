@@ -30,21 +30,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks import common
-from benchmarks.learning import (
-    Learner,
-    LossOf,
-    Replayed,
-    World,
-    add_training_flags,
-    fields_of,
-    learn,
-    replayed,
-    replayed_columns,
-    rounds_of_texts,
-    texts_line,
-    world_of,
-)
+from benchmarks import common, learning
 from speclab.cli import parsing
 from speclab.drafts.heads.block import blocks
 from speclab.drafts.heads.rollout import rollout
@@ -169,13 +155,13 @@ LOSSES: dict[str, Callable[[float], Loss]] = {  # by share of the steps
 class LossesRun(common.BenchmarkRun):
     """The record of `python -m benchmarks.losses`. An arm is a kind of head, a comma and a loss."""
 
-    raw: list[Replayed] = field(default_factory=list)
+    raw: list[learning.Replayed] = field(default_factory=list)
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-def loss_of(learner: Learner, share: float) -> LossOf:
+def loss_of(learner: learning.Learner, share: float) -> learning.LossOf:
     """Return the loss of a head at this share of the steps."""
     loss = LOSSES[_loss_name(learner.name)](share)
     places = PLACES[learner.kind]
@@ -186,24 +172,24 @@ def _loss_name(arm: str) -> str:
     return arm.partition(", ")[2]
 
 
-def measure(args: argparse.Namespace, world: World, raw: list[Replayed]) -> BaseException | None:
+def measure(args: argparse.Namespace, world: learning.World, raw: list[learning.Replayed]) -> BaseException | None:
     """Train and replay, seed by seed and kind by kind; what a kind has with one seed is kept whole or not at all.
     -> what ended it early"""
     with kept_when_stopped(lambda: "what is measured is kept" if raw else "") as stops:
         for seed in range(args.seed, args.seed + args.seeds):
             for kind in args.heads:
                 words = [kind, "--seed", str(seed), *([] if args.fresh else ["--init", str(loading.LAB_PAIR / kind)])]
-                first = Learner.fresh(f"{kind}, {BEFORE}", words, world, args.rate)
-                of_kind = [] if args.fresh else replayed(first, world, seed, 0)
+                first = learning.Learner.fresh(f"{kind}, {BEFORE}", words, world, args.rate)
+                of_kind = [] if args.fresh else learning.replayed(first, world, seed, 0)
                 learners = [first.branch(f"{kind}, {name}") for name in args.losses if name != ROUNDS]
                 branch = round(args.steps * (1 - args.tail)) if ROUNDS in args.losses else args.steps
-                learn(world, learners, loss_of, range(branch), args.steps, seed, args.rate)
+                learning.learn(world, learners, loss_of, range(branch), args.steps, seed, args.rate)
                 if ROUNDS in args.losses:
                     of_today = next(one for one in learners if _loss_name(one.name) == TODAY)
                     learners.append(of_today.branch(f"{kind}, {ROUNDS}"))
-                learn(world, learners, loss_of, range(branch, args.steps), args.steps, seed, args.rate)
+                learning.learn(world, learners, loss_of, range(branch, args.steps), args.steps, seed, args.rate)
                 for learner in learners:
-                    of_kind += replayed(learner, world, seed, args.steps)
+                    of_kind += learning.replayed(learner, world, seed, args.steps)
                 raw += of_kind
     return stops[0] if stops else None
 
@@ -224,25 +210,25 @@ def page(run: LossesRun) -> list[Block]:
     arms = list(dict.fromkeys(row.arm for row in run.raw))
     seeds = sorted({row.seed for row in run.raw})
 
-    def of(arm: str, seed: int | None = None) -> list[Replayed]:
+    def of(arm: str, seed: int | None = None) -> list[learning.Replayed]:
         return [row for row in run.raw if row.arm == arm and seed in (None, row.seed)]
 
     def today(arm: str) -> str:
         return f"{arm.partition(', ')[0]}, {TODAY}"
 
     def gain_of(seed: int | None, arm: str) -> str:
-        top, bottom = (rounds_of_texts(of(one, seed), 1) for one in (today(arm), arm))
+        top, bottom = (learning.rounds_of_texts(of(one, seed), 1) for one in (today(arm), arm))
         return f"{sum(top) / sum(bottom):.3f}x" if bottom and arm != today(arm) else "-"
 
     def ends(arm: str) -> str:
-        found = ratio_interval(rounds_of_texts(of(today(arm)), 1), rounds_of_texts(of(arm), 1))
+        found = ratio_interval(learning.rounds_of_texts(of(today(arm)), 1), learning.rounds_of_texts(of(arm), 1))
         return " to ".join(number(end, 3) for end in found) if found and arm != today(arm) else "-"
 
     cells: dict[str, Cell] = {
         "head": lambda arm: arm.partition(", ")[0],
         "loss": lambda arm: arm.partition(", ")[2],
     }
-    cells |= replayed_columns(of, 3)
+    cells |= learning.replayed_columns(of, 3)
     if any(arm == today(arm) for arm in arms):
         cells |= {"÷ today": functools.partial(gain_of, None), "95 %": ends}
         cells |= {f"seed {seed}": functools.partial(gain_of, seed) for seed in seeds}
@@ -250,7 +236,7 @@ def page(run: LossesRun) -> list[Block]:
     start = "the same random weights" if said["fresh"] else "the lab's trained heads"
     about = (
         f"{said['steps']} steps of {said['step_tokens']:,} tokens from {start}, rate {said['rate']:g}, "
-        f"{texts_line(run, run.raw)}"
+        f"{learning.texts_line(run, run.raw)}"
     )
     return [*common.begin("Losses that aim at rounds", run), about, Table(arms, cells), Lines(LEGEND)]
 
@@ -268,7 +254,7 @@ def make_parser() -> parsing.Parser:
         "--tail", type=parsing.positive, default=1.0, metavar="SHARE", help=f"of {ROUNDS} (default: %(default)s)"
     )
     parser.add_argument("--seeds", type=parsing.at_least(1), default=2, help="(default: %(default)s)")
-    add_training_flags(parser, steps=80, rate=5e-4)
+    learning.add_training_flags(parser, steps=80, rate=5e-4)
     common.add_result_flags(parser, "losses")
     return parser
 
@@ -290,10 +276,10 @@ def main(argv: list[str] | None = None) -> int:
         raise UsageProblem(f"--losses {ROUNDS} goes on from {TODAY}; give --losses {TODAY},{ROUNDS}")
     if args.tail > 1:
         raise UsageProblem(f"--tail {args.tail:g}: give a share of the steps, at most 1")
-    world = world_of(args, LAYERS)
-    raw = list[Replayed]()
+    world = learning.world_of(args, LAYERS)
+    raw = list[learning.Replayed]()
     stop = measure(args, world, raw)
-    fields = fields_of(args, world, stop, ("heads", "losses", "fresh", "tail", "seeds"))
+    fields = learning.fields_of(args, world, stop, ("heads", "losses", "fresh", "tail", "seeds"))
     return common.finish(args, LossesRun(**fields, raw=raw), page, stop)
 
 

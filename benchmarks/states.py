@@ -23,22 +23,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from benchmarks import common
-from benchmarks.learning import (
-    Learner,
-    LossOf,
-    Replayed,
-    World,
-    add_training_flags,
-    fields_of,
-    learn,
-    replayed,
-    replayed_columns,
-    rounds_of_texts,
-    texts_line,
-    tokens_per_round,
-    world_of,
-)
+from benchmarks import common, learning
 from speclab.cli import parsing
 from speclab.lab.harness import kept_when_stopped
 from speclab.present.tables import Block, Cell, Heading, Lines, Table, interval, number
@@ -57,29 +42,29 @@ class StatesRun(common.BenchmarkRun):
     """The record of `python -m benchmarks.states`. weights: of each arm, those that learn."""
 
     weights: dict[str, Count]
-    raw: list[Replayed] = field(default_factory=list)
+    raw: list[learning.Replayed] = field(default_factory=list)
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-def loss_of(learner: Learner, share: float) -> LossOf:
+def loss_of(learner: learning.Learner, share: float) -> learning.LossOf:
     """Return the recipe's loss of a head, the same for all steps."""
     return KINDS[learner.kind].loss
 
 
 def measure(
-    args: argparse.Namespace, world: World, raw: list[Replayed], weights: dict[str, int]
+    args: argparse.Namespace, world: learning.World, raw: list[learning.Replayed], weights: dict[str, int]
 ) -> BaseException | None:
     """Train, and replay every --score-every steps.  -> what ended it early"""
     with kept_when_stopped(lambda: "what is measured is kept" if raw else "") as stops:
         words = ["--seed", str(args.seed)]
-        learners = [Learner.fresh(name, [*arm, *words], world, args.rate) for name, arm in ARMS.items()]
+        learners = [learning.Learner.fresh(name, [*arm, *words], world, args.rate) for name, arm in ARMS.items()]
         weights.update({one.name: one.n_learning for one in learners})
         for first in range(0, args.steps, args.score_every):
             end = min(args.steps, first + args.score_every)
-            learn(world, learners, loss_of, range(first, end), args.steps, args.seed, args.rate)
-            raw += [row for one in learners for row in replayed(one, world, args.seed, end)]
+            learning.learn(world, learners, loss_of, range(first, end), args.steps, args.seed, args.rate)
+            raw += [row for one in learners for row in learning.replayed(one, world, args.seed, end)]
     return stops[0] if stops else None
 
 
@@ -97,25 +82,25 @@ def page(run: StatesRun) -> list[Block]:
     """The whole page, from the record alone."""
     arms, steps = list(run.weights), sorted({row.steps for row in run.raw})
 
-    def of(arm: str, at: int) -> list[Replayed]:
+    def of(arm: str, at: int) -> list[learning.Replayed]:
         return [row for row in run.raw if (row.arm, row.steps) == (arm, at)]
 
     def gain(arm: str) -> str:
-        top, bottom = (rounds_of_texts(of(one, steps[-1]), 1) for one in (ALL, arm))
+        top, bottom = (learning.rounds_of_texts(of(one, steps[-1]), 1) for one in (ALL, arm))
         ends = interval(*(ratio_interval(top, bottom) or (None, None)))
         return "-" if arm == ALL else f"{sum(top) / sum(bottom):.2f}x ({ends})"
 
     def grown(arm: str, at: int) -> str:
-        return number(tokens_per_round(of(arm, at), 1))
+        return number(learning.tokens_per_round(of(arm, at), 1))
 
     cells: dict[str, Cell] = {"head": lambda arm: arm, "weights (M)": lambda arm: number(run.weights[arm] / 1e6)}
-    cells |= replayed_columns(lambda arm: of(arm, steps[-1])) | {f"÷ {ALL}": gain}
+    cells |= learning.replayed_columns(lambda arm: of(arm, steps[-1])) | {f"÷ {ALL}": gain}
     growth: dict[str, Cell] = {"steps": lambda at: f"{at:,}"}
     growth |= {arm: functools.partial(grown, arm) for arm in arms}
     said = run.settings
     about = (
         f"{steps[-1]} steps of {said['step_tokens']:,} tokens from random weights, peak rate {said['rate']:g}, "
-        f"{texts_line(run, run.raw)}"
+        f"{learning.texts_line(run, run.raw)}"
     )
     return [
         *common.begin("Heads that read one state, and three", run),
@@ -134,7 +119,7 @@ def make_parser() -> parsing.Parser:
     """The flags."""
     parser = parsing.make_parser(__doc__)
     parser.add_argument("--score-every", type=parsing.at_least(1), default=60, help="steps (default: %(default)s)")
-    add_training_flags(parser, steps=300, rate=4e-3)
+    learning.add_training_flags(parser, steps=300, rate=4e-3)
     common.add_result_flags(parser, "states")
     return parser
 
@@ -143,10 +128,10 @@ def make_parser() -> parsing.Parser:
 def main(argv: list[str] | None = None) -> int:
     """Run the command.  -> exit code"""
     args = make_parser().parse_args(argv)
-    world = world_of(args, (*LAYERS, LAST))
-    raw, weights = list[Replayed](), dict[str, int]()
+    world = learning.world_of(args, (*LAYERS, LAST))
+    raw, weights = list[learning.Replayed](), dict[str, int]()
     stop = measure(args, world, raw, weights)
-    run = StatesRun(**fields_of(args, world, stop, ("score_every",)), raw=raw, weights=weights)
+    run = StatesRun(**learning.fields_of(args, world, stop, ("score_every",)), raw=raw, weights=weights)
     return common.finish(args, run, page, stop)
 
 
