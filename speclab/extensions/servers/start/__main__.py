@@ -48,7 +48,7 @@ def commands(args: argparse.Namespace, folder: Path) -> list[list[str]]:
     if missing := program.missing():
         raise EnvironmentProblem(missing)
     target, draft = args.models or [str(program.lab_model(name, folder)) for name in ("target", "draft")]
-    plain, flags = program.plain(target), programs.read(draft).flags(program, args.draft_length)
+    plain, flags = program.plain(target), programs.read(draft)(program, args.draft_length)
     return [[*plain, *flags, "--port", str(args.port)], [*plain, "--port", str(args.port + 1)]]
 
 

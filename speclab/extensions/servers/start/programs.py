@@ -8,9 +8,10 @@ import json
 import os
 import shutil
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from speclab.models import sources
 from speclab.models.loading import LAB_PAIR
@@ -123,33 +124,20 @@ def _settings(method: str, k: int, **more: Any) -> list[str]:
     return ["--speculative-config", json.dumps({"method": method, "num_speculative_tokens": k, **more})]
 
 
-class Served(Protocol):
-    """What a server drafts with."""
-
-    def flags(self, program: Program, k: int) -> list[str]:
-        """Return the flags with which a program drafts k tokens a round with it."""
+# What a server drafts with: the flags with which a program drafts k tokens a round with it.
+Served = Callable[[Program, int], list[str]]
 
 
-@dataclass(frozen=True)
-class Lookup:
-    """A lookup in the text so far."""
-
-    def flags(self, program: Program, k: int) -> list[str]:
-        """Return the flags with which a program looks up."""
-        return program.lookup(k)
+def lookup(program: Program, k: int) -> list[str]:
+    """Draft with a lookup in the text so far."""
+    return program.lookup(k)
 
 
-@dataclass(frozen=True)
-class Weights:
-    """The weights in a file or a folder."""
-
-    place: Path
-
-    def flags(self, program: Program, k: int) -> list[str]:
-        """Return the flags with which a program drafts with these weights."""
-        return program.weights(self.place, k)
+def weights(place: Path) -> Served:
+    """Draft with the weights in a file or a folder."""
+    return lambda program, k: program.weights(place, k)
 
 
 def read(word: str) -> Served:
     """Return what somebody has typed: `ngram`, which is a lookup, or the place of weights."""
-    return Lookup() if word == "ngram" else Weights(Path(word))
+    return lookup if word == "ngram" else weights(Path(word))

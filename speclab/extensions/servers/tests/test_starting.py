@@ -124,7 +124,7 @@ def test_vllm_gets_the_word_for_each_kind_of_draft_and_the_name_that_was_typed(m
     """A head says in its own file what it is. A converted file lies in a folder whose name says nothing."""
     for name, word in (("draft", "draft_model"), ("feature", "eagle3"), ("ngram", "ngram")):
         draft = name if name == "ngram" else str(loading.LAB_PAIR / name)
-        _, given = programs.read(draft).flags(programs.Vllm(), K)
+        _, given = programs.read(draft)(programs.Vllm(), K)
         said = json.loads(given)
         assert (said["method"], said["num_speculative_tokens"]) == (word, K)
         assert said.get("model") == (None if name == "ngram" else draft)

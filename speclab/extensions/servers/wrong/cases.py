@@ -20,7 +20,7 @@ from speclab.extensions.servers.causes import (
 )
 from speclab.extensions.servers.curves import faults
 from speclab.extensions.servers.diagnosis import COST, LOAD, NOTHING, REJECTED, TEXT_WRONG
-from speclab.extensions.servers.start.programs import Weights
+from speclab.extensions.servers.start.programs import Served, weights
 from speclab.extensions.servers.wrong.makers import Both, Llama, Loop, Place, lab_draft
 from speclab.lab.training import degraded_drafts
 
@@ -48,25 +48,25 @@ class Wrong:
     expected_changed: str = ""
 
 
-def itself(place: Place) -> Weights:
+def itself(place: Place) -> Served:
     """Return SmolLM2, the target, as its own draft."""
     assert place.smollm2  # nothing is started without it
-    return Weights(place.smollm2)
+    return weights(place.smollm2)
 
 
-def noisy_draft(place: Place) -> Weights:
+def noisy_draft(place: Place) -> Served:
     """Return the lab's draft with noise of the spread of its weights."""
-    return place.file("noisy", "draft", lambda model: degraded_drafts.noisy(model, 1.0, place.lab.seed))
+    return weights(place.file("noisy", "draft", lambda model: degraded_drafts.noisy(model, 1.0, place.lab.seed)))
 
 
-def turned_draft(place: Place) -> Weights:
+def turned_draft(place: Place) -> Served:
     """Return the lab's draft with another rotary base than it was trained with."""
 
     def turned(model: Any) -> Any:
         model.config.rope_parameters["rope_theta"] *= 100
         return model
 
-    return place.file("turned", "draft", turned)
+    return weights(place.file("turned", "draft", turned))
 
 
 BEFORE = (

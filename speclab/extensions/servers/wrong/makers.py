@@ -45,18 +45,18 @@ class Place:
     folder: Path
     _written: dict[str, Path] = field(default_factory=dict)
 
-    def file(self, name: str, folder: str, altered: Callable[[Any], Any] = lambda model: model) -> programs.Weights:
+    def file(self, name: str, folder: str, altered: Callable[[Any], Any] = lambda model: model) -> Path:
         """Return a GGUF file of one of the lab's models, written once."""
         if name not in self._written:
             self._written[name] = lab_gguf.write(LAB_PAIR / folder, self.folder / f"{name}.gguf", altered)
-        return programs.Weights(self._written[name])
+        return self._written[name]
 
-    def altered_head(self, name: str, **changes: Any) -> programs.Weights:
+    def altered_head(self, name: str, **changes: Any) -> Path:
         """Return a copy of the lab's feature head whose config.json says something else."""
         folder = shutil.copytree(LAB_PAIR / "feature", self.folder / name, dirs_exist_ok=True)
         config = json.loads((folder / "config.json").read_bytes()) | changes
         (folder / "config.json").write_text(json.dumps(config))
-        return programs.Weights(folder)
+        return folder
 
 
 class Found(NamedTuple):
@@ -129,7 +129,7 @@ class Programs(Both):
         """Start both, and end them behind the block."""
         program = self._program(place)
         plain = program.plain(str(place.smollm2) if self.smollm2 else self._target(place))
-        flags = self.draft(place).flags(program, self.k)
+        flags = self.draft(place)(program, self.k)
         with (
             starting.started([*plain, *flags, "--port", str(PORT)], PORT) as one,
             starting.started([*plain, "--port", str(PORT + 1)], PORT + 1) as other,
@@ -149,7 +149,7 @@ class Llama(Programs):
         return replace(place.llama, slots=self.slots)
 
     def _target(self, place: Place) -> str:
-        return str(place.file("target", "target").place)
+        return str(place.file("target", "target"))
 
     def _said_of_both(self) -> str:
         return f" -np {self.slots}"
@@ -218,9 +218,9 @@ class Loop(Both):
 
 def lab_draft(place: Place) -> programs.Served:
     """Return the lab's draft model as a file."""
-    return place.file("draft", "draft")
+    return programs.weights(place.file("draft", "draft"))
 
 
 def lookup(place: Place) -> programs.Served:
     """Return a lookup in the text so far."""
-    return programs.Lookup()
+    return programs.lookup
