@@ -17,8 +17,6 @@ import functools
 import sys
 from pathlib import Path
 
-import torch
-
 from speclab.cli import flags, parsing
 from speclab.cli.output import Output
 from speclab.extensions.servers import profile
@@ -27,7 +25,7 @@ from speclab.extensions.servers.curves.curve_record import CurveEntry, CurvesRun
 from speclab.extensions.servers.measured import Measured
 from speclab.lab.harness import kept_when_stopped
 from speclab.models import loading, prompts
-from speclab.models.setup import Setup, load_setup
+from speclab.models.setup import load_setup
 from speclab.records import files
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.files import do_all, shown
@@ -55,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
     curves: list[CurveEntry] = []
     with kept_when_stopped(lambda: "what is measured is kept" if curves else "") as stops:
         curves.extend(measuring.measure(lab))
-    run = record(args, setup, lab, curves, bool(stops))
+    run = CurvesRun(schema_version=2, interrupted=bool(stops), curves=curves, **lab.facts())
     picture = functools.partial(curve_views.picture, run, output.plots, output.name)
     page = functools.partial(curve_views.page, run, f"../plots/{output.name}.png")
     say(curve_views.text(run))
@@ -72,33 +70,6 @@ def write_profile(run: CurvesRun, name: str, folder: Path) -> Path:
     conditions = {"engine": f"speclab {run.versions.commit}", "model": settings["target"], "temperature": 0}
     conditions |= {"n_prompts": entry.n_prompts, "max_new_tokens": settings["max_new_tokens"], "measured": run.created}
     return profile.write(folder / profile.NAME, Measured(counts=counts), conditions)
-
-
-def record(
-    args: argparse.Namespace, setup: Setup, lab: measuring.Lab, curves: list[CurveEntry], interrupted: bool
-) -> CurvesRun:
-    """Return the record of these curves."""
-    settings = {
-        "target": setup.target_name,
-        "device": setup.device.type,
-        "dtype": setup.dtype_name,
-        "engine": setup.engine,
-        "seed": args.seed,
-        "max_new_tokens": args.max_new_tokens,
-        "repeats": 1,
-        "n_prompts": len(lab.prompts),
-        "prompts_sha256": files.fingerprint([prompt.text for prompt in lab.prompts]),
-        "threads": torch.get_num_threads(),
-    }
-    return CurvesRun(
-        schema_version=2,
-        created=files.today(),
-        interrupted=interrupted,
-        machine=files.machine(setup.device),
-        versions=files.versions(),
-        settings=settings,
-        curves=curves,
-    )
 
 
 def make_parser() -> argparse.ArgumentParser:

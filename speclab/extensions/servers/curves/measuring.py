@@ -3,6 +3,9 @@
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import torch
 
 from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
@@ -23,6 +26,7 @@ from speclab.lab.training import degraded_drafts
 from speclab.models import loading, prompts
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
+from speclab.records import files
 from speclab.system.terminal import progress
 
 WHOLE = 10**9  # more tokens than any text has
@@ -59,6 +63,23 @@ class Lab:
     def __init__(self, setup: Setup, found: Sequence[Prompt], n_tokens: int, seed: int):
         self.setup, self.prompts, self.n_tokens, self.seed = setup, found, n_tokens, seed
         self._made: dict[str, Drafter] = {}
+
+    def facts(self, **more: Any) -> dict[str, Any]:
+        """Return what a record of its texts begins with: when, where and with what it was made. more: settings."""
+        settings = {
+            "target": self.setup.target_name,
+            "device": self.setup.device.type,
+            "dtype": self.setup.dtype_name,
+            "engine": self.setup.engine,
+            "seed": self.seed,
+            "max_new_tokens": self.n_tokens,
+            "repeats": 1,
+            "n_prompts": len(self.prompts),
+            "prompts_sha256": files.fingerprint([prompt.text for prompt in self.prompts]),
+            "threads": torch.get_num_threads(),
+        }
+        machine = files.machine(self.setup.device)
+        return {"created": files.today(), "machine": machine, "versions": files.versions(), "settings": settings | more}
 
     def draft(self, name: str) -> Drafter:
         """Return one of the lab's drafts."""

@@ -96,13 +96,6 @@ def test_a_cause_is_named_by_name_alone():
     assert not asking_wrong.is_named("", (), right=False)
 
 
-def test_a_server_that_verifies_nothing_must_get_the_answer_about_its_text(run):
-    [one] = [one for one in run.wrong if one.name == "nothing verified"]
-    assert CASES[one.name].answer == TEXT_WRONG
-    assert one.answer.startswith(TEXT_WRONG)
-    assert one.answer != NOTHING
-
-
 @pytest.mark.parametrize("part", ["machine", "versions", "settings", "thresholds"])
 def test_records_of_different_runs_are_not_added(run, part):
     other = files.read(RECORD, WrongRun)

@@ -19,8 +19,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from speclab.cli import parsing
 from speclab.cli.flags import add_output_flags
 from speclab.cli.output import Output
@@ -61,33 +59,12 @@ def main(argv: list[str] | None = None) -> int:
         raise UsageProblem(f"--smollm2 {shown(args.smollm2)} is no file; give SmolLM2's GGUF file")
     setup = load_setup(loading.LAB_TARGET, threads=args.threads, engine="eager")
     found = prompts.first_of_each_kind(prompts.encode(prompts.standard(), setup.tokenizer), args.limit)
-    run = WrongRun(
-        schema_version=3,
-        created=files.today(),
-        interrupted=False,
-        machine=files.machine(setup.device),
-        versions=files.versions(),
-        settings={
-            "target": setup.target_name,
-            "device": setup.device.type,
-            "dtype": setup.dtype_name,
-            "engine": setup.engine,
-            "seed": 0,
-            "max_new_tokens": args.max_new_tokens,
-            "repeats": 1,
-            "n_prompts": len(found),
-            "prompts_sha256": files.fingerprint([prompt.text for prompt in found]),
-            "threads": torch.get_num_threads(),
-            **({"note": args.note} if args.note else {}),
-        },
-        thresholds=thresholds(),
-        wrong=[],
-        loads=[],
-    )
+    lab = Lab(setup, found, args.max_new_tokens, 0)
+    facts = lab.facts(**({"note": args.note} if args.note else {}))
+    run = WrongRun(schema_version=3, interrupted=False, thresholds=thresholds(), wrong=[], loads=[], **facts)
     if args.add:
         add(run, files.read(args.add, WrongRun), shown(args.add))
     with tempfile.TemporaryDirectory() as folder, kept_when_stopped(lambda: "what is measured is kept") as stops:
-        lab = Lab(setup, found, args.max_new_tokens, 0)
         place = Place(lab, LlamaServer(args.program), Vllm(args.vllm), args.smollm2, Path(folder))
         for name in those_here(names, place):
             note(f"  {name}")
