@@ -26,10 +26,16 @@ class Program(ABC):
 
     place: str = ""
     slots: int = 1
+    usual, how = "", ""  # where it usually is, and how to get it
 
-    @abstractmethod
+    @property
+    def command(self) -> str:
+        """Return the program as it is started."""
+        return self.place or self.usual
+
     def missing(self) -> str:
         """Return what is not there and how to get it; empty where the program can be run."""
+        return "" if shutil.which(self.command) else f"{shown(Path(self.command))} is not there; {self.how}"
 
     @abstractmethod
     def plain(self, target: str) -> list[str]:
@@ -52,15 +58,12 @@ class Program(ABC):
 class LlamaServer(Program):
     """llama.cpp's server, which reads GGUF files."""
 
-    def missing(self) -> str:
-        """Return what is not there and how to get it; empty where the program can be run."""
-        found = shutil.which(self._place)
-        return "" if found else f"{self._place} is not there; build llama.cpp and give its llama-server with --program"
+    usual, how = "llama-server", "build llama.cpp, and give its llama-server with --program"
 
     def plain(self, target: str) -> list[str]:
         """Return the command of a server that does not speculate; each slot has 2,048 positions."""
         slots, threads = str(self.slots), str(max(1, len(os.sched_getaffinity(0)) // 2))
-        words = [self._place, "-m", target, "--metrics", "--host", "127.0.0.1", "-c", str(2048 * self.slots)]
+        words = [self.command, "-m", target, "--metrics", "--host", "127.0.0.1", "-c", str(2048 * self.slots)]
         return [*words, "-np", slots, "--no-webui", "--no-cache-prompt", "-t", threads]
 
     def lookup(self, k: int) -> list[str]:
@@ -79,23 +82,16 @@ class LlamaServer(Program):
 
         return lab_gguf.write(LAB_PAIR / name, folder / f"{name}.gguf")
 
-    @property
-    def _place(self) -> str:
-        return self.place or "llama-server"
-
 
 class Vllm(Program):
     """vLLM in the Python that `make vllm` makes, or in another one."""
 
-    def missing(self) -> str:
-        """Return what is not there and how to get it; empty where the program can be run."""
-        where = self.place or shown(ROOT / ".venv-vllm" / "bin" / "python")
-        return "" if shutil.which(self._place) else f"{where}, a Python that has vLLM, is not there; type: make vllm"
+    usual, how = str(ROOT / ".venv-vllm" / "bin" / "python"), "a Python that has vLLM is wanted; type: make vllm"
 
     def plain(self, target: str) -> list[str]:
         """Return the command of a server that does not speculate. target: as --target takes it, so that a GGUF file is
         converted; the server calls it by that name, and not by the folder of the conversion."""
-        words = [self._place, "-m", "vllm.entrypoints.openai.api_server"]
+        words = [self.command, "-m", "vllm.entrypoints.openai.api_server"]
         words += ["--model", sources.place_of(target), "--served-model-name", target]
         words += ["--dtype", "float32", "--enforce-eager", "--max-model-len", "1024", "--generation-config", "vllm"]
         return [*words, "--no-enable-prefix-caching"]
@@ -114,10 +110,6 @@ class Vllm(Program):
     def lab_model(self, name: str, folder: Path) -> Path:
         """Return the folder of one of the lab's models."""
         return LAB_PAIR / name
-
-    @property
-    def _place(self) -> str:
-        return self.place or str(ROOT / ".venv-vllm" / "bin" / "python")
 
 
 def _settings(method: str, k: int, **more: Any) -> list[str]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from speclab.extensions.servers.ask import asking, engines, inputs
 from speclab.extensions.servers.counters import Look
-from speclab.extensions.servers.load import levels, load_chart, load_screen, users, work
+from speclab.extensions.servers.load import load_chart, load_screen, users, work
 from speclab.extensions.servers.load.levels import LOSES, PAYS, UNCLEAR, Level, side, stops_paying, verdict
 from speclab.extensions.servers.load.users import Request, Users, Window
 from speclab.extensions.servers.tests.simulated import Simulated
@@ -316,7 +316,6 @@ def test_a_page_says_how_many_wait():
         usual = fake.metrics
         fake.metrics = lambda: usual() + "llamacpp:requests_deferred 3\n"
         assert engines.find(fake.url, None).look().n_waiting == 3
-    assert levels.MOST_WAITING < 1
 
 
 def test_a_chart_replaces_no_file_of_another_kind(fake, command, tmp_path):

@@ -113,9 +113,6 @@ class Programs(Both):
     @abstractmethod
     def _program(self, place: Place) -> programs.Program: ...
 
-    @abstractmethod
-    def _target(self, place: Place) -> str: ...  # the lab's target as the program takes it
-
     def _said_of_both(self) -> str:
         return ""
 
@@ -128,7 +125,8 @@ class Programs(Both):
     def started(self, place: Place) -> Iterator[Found]:
         """Start both, and end them behind the block."""
         program = self._program(place)
-        plain = program.plain(str(place.smollm2) if self.smollm2 else self._target(place))
+        target = place.smollm2 if self.smollm2 else program.lab_model("target", place.folder)
+        plain = program.plain(str(target))
         flags = self.draft(place)(program, self.k)
         with (
             starting.started([*plain, *flags, "--port", str(PORT)], PORT) as one,
@@ -147,9 +145,6 @@ class Llama(Programs):
 
     def _program(self, place: Place) -> programs.Program:
         return replace(place.llama, slots=self.slots)
-
-    def _target(self, place: Place) -> str:
-        return str(place.file("target", "target"))
 
     def _said_of_both(self) -> str:
         return f" -np {self.slots}"
@@ -175,9 +170,6 @@ class InVllm(Programs):
 
     def _program(self, place: Place) -> programs.Program:
         return place.vllm
-
-    def _target(self, place: Place) -> str:
-        return str(LAB_PAIR / "target")
 
     def verdicts(self, place: Place, server: engines.Server, n_tokens: int) -> list[str]:
         """Return for each of the lab's prompts how the server's counts are beside the lab's rounds. Both draft k tokens
