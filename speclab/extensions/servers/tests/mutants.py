@@ -18,7 +18,7 @@ from tests.mutants.bugs import mutant
 BUGS = {42: "an engine's counters, servers or answers taken for what they are not"}
 
 
-@mutant(21, "the_drafted_fraction_is_not_the_acceptance_rate", file="test_counters")
+@mutant(21, "alpha_and_f_are_those_of_the_rounds", file="test_counters")
 def calls_the_engines_rate_alpha() -> None:
     """takes what the engine calls acceptance rate, accepted / drafted, for alpha"""
     counters.acceptance_rate = lambda counts, draft_length: counts.n_accepted / counts.n_drafted

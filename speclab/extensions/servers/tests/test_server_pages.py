@@ -9,14 +9,16 @@ import pytest
 from speclab.extensions.servers import diagnosis
 from speclab.extensions.servers.__main__ import make_parser
 from speclab.extensions.servers.referee.__main__ import make_parser as referee_parser
+from speclab.extensions.servers.vllm import vllm_requirements
 from speclab.system.paths import ROOT
 
 COMMAND = re.compile(r"python -m speclab\.extensions\.servers(\.referee)? (-[^`#\n]*)")
 SHOWN = [words for page in (ROOT / "docs").rglob("*.md") for words in COMMAND.findall(page.read_text("utf-8"))]
 
 
-def test_the_examples_in_the_docstrings_are_right():
-    found = doctest.testmod(diagnosis)
+@pytest.mark.parametrize("module", [diagnosis, vllm_requirements])
+def test_the_examples_in_the_docstrings_are_right(module):
+    found = doctest.testmod(module)
     assert found.attempted
     assert found.failed == 0
 
