@@ -1,6 +1,7 @@
 """Bugs in batches: rows that are not kept apart, and rates that hold what is not theirs."""
 
 import copy
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -15,6 +16,7 @@ from speclab.extensions.batch.decoding.decodings import BatchDecoding, PassMade
 from speclab.extensions.batch.decoding.drafters import BatchedModelDrafter
 from speclab.extensions.batch.decoding.row_buffers import CompiledRowBuffers
 from speclab.extensions.batch.decoding.texts import Row, Rows
+from speclab.models.cached import CachedModel
 from tests.mutants.bugs import mutant
 
 BUGS = {19: "rows of a batch that read, move or wait for what is not theirs"}
@@ -67,10 +69,21 @@ def reads_the_rest_of_a_block_in_every_row() -> None:
     CompiledRowBuffers.forward = forward
 
 
-@mutant(19, "wrong_pass_is_refused", file="test_compiled_rows")
+@mutant(19, "a_wrong_pass_is_refused", file="test_compiled_rows")
 def takes_compiled_passes_unchecked() -> None:
     """takes compiled passes over several texts without a look at their logits"""
     compiled_rows.check_batch = lambda *about: None
+
+
+@mutant(19, "both_arms_run_on_one_engine", file="test_compiled_rows")
+def compiles_the_narrow_passes_of_a_run_alone() -> None:
+    """compiles the passes of plain decoding where those of speculation have too many tokens"""
+    right = compiled_rows.compile_rows
+
+    def compile_rows(model: CachedModel, shapes: Iterable[tuple[int, int]], never: str = ""):
+        return right(model, [one for one in shapes if one[0] * one[1] <= compiled_rows.MOST_TOKENS], never)
+
+    compiled_rows.compile_rows = compile_rows
 
 
 @mutant(19, "trees_in_rows", file=MODEL)
