@@ -33,7 +33,7 @@ from speclab.system.terminal import note
 
 ASKED_FOR = "asked for"
 AS_FAST_AS_KERNELS = "not compiled: the kernels one by one are as fast"
-COMPILE = "--engine compiled compiles it once, which may be faster"
+COMPILE = "--engine compiled compiles the passes once, which may be faster"
 NARROW, WIDE = 1, 5  # a decode step, and the verification of four drafted tokens
 WORTH_IT = 0.93  # a choice must save more than noise
 AS_FAST = 0.97  # an engine with at least this share of the other's speed counts as equally fast: the rest is noise
@@ -107,7 +107,12 @@ def own_weights(fast: FastModel | None) -> str:
     """Return a few words about the choice of `choose_kernels`; empty where all passes run as usual."""
     if isinstance(fast, GraphedModel):
         return fast.kernels.in_words
-    return "weights not packed" if isinstance(fast, ExportedModel) and fast.can_pack and not fast.packed else ""
+    if not isinstance(fast, ExportedModel) or not fast.can_pack:
+        return ""
+    packs = fast.packs_one, fast.packs_several
+    if all(packs):
+        return ""
+    return "weights not packed" + (f" for {'several tokens' if fast.packs_one else '1 token'}" if any(packs) else "")
 
 
 def build(model: PreTrainedModel) -> tuple[FastModel | None, str]:
@@ -142,7 +147,8 @@ def check_kernels(model: PreTrainedModel, fast: FastModel) -> None:
     """Call `check` for both lists of kernels where there are two, because the choice between them comes later and may
     change."""
     if isinstance(fast, ExportedModel) and fast.can_pack:
-        for fast.packed in (False, True):
+        for packs in (False, True):
+            fast.packs_one = fast.packs_several = packs
             check(model, fast)
     else:
         check(model, fast)
@@ -184,17 +190,21 @@ def choose_attention(graphed: GraphedModel) -> None:
 
 
 def choose_weights(exported: ExportedModel) -> None:
-    """Choose between packed weights and the model's own. The faster way depends on the maker of the processor, the size
-    of the weights and the number of threads."""
+    """Choose between packed weights and the model's own, for one token and for several.
+
+    The faster way depends on the maker of the processor, the size of the weights and the number of threads.
+    """
     exported.programs = {}  # they are compiled for a number of threads, too
     if not exported.can_pack:
         return
     exported.one_token_gain = None
     own, packed = copy.copy(exported), copy.copy(exported)
-    own.packed, packed.packed = False, True
+    own.packs_one = own.packs_several = False
+    packed.packs_one = packed.packs_several = True
     of_own, of_packed = (CachedModel(exported.model, fast=fast) for fast in (own, packed))
     times = fastest([(model, width) for width in (NARROW, WIDE) for model in (of_own, of_packed)])
-    exported.packed = times[0] * times[2] >= WORTH_IT * times[1] * times[3]
+    exported.packs_one = times[0] >= WORTH_IT * times[1]
+    exported.packs_several = times[2] >= WORTH_IT * times[3]
 
 
 def compile_passes(cached: CachedModel, widths: Iterable[int], never: str = "") -> str:

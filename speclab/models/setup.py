@@ -115,7 +115,7 @@ class Setup:
 
     def load_model(self, name: str) -> PreTrainedModel:
         """Load the model of a draft; the fast engine packs a second copy of its weights."""
-        copies = 2 if isinstance(self.target.fast, ExportedModel) and self.target.fast.packed else 1
+        copies = 2 if isinstance(self.target.fast, ExportedModel) and self.target.fast.can_pack else 1
         return loading.load_model(name, self.device, self.dtype, "draft", copies)
 
     def describe(self) -> str:

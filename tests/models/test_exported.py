@@ -357,25 +357,27 @@ def test_engines_race_again_until_the_fast_one_wins(races, expected, words):
 
 
 @pytest.mark.parametrize(
-    ("own", "packed", "takes_packed"),
+    ("own", "packed", "one", "several"),
     [
-        ((2, 2), (2, 2), True),
-        ((1.9, 2), (2, 2), True),
-        ((1, 2), (2, 2), False),
-        ((1, 3), (2, 2), False),
-        ((1, 5), (2, 2), True),
-        ((4, 1), (1, 3), True),
+        ((2, 2), (2, 2), True, True),
+        ((1.9, 2), (2, 2), True, True),
+        ((1, 2), (2, 2), False, True),
+        ((2, 1), (2, 2), True, False),
+        ((1, 5), (2, 2), False, True),
+        ((1, 1), (2, 2), False, False),
     ],
 )
-def test_weights_are_packed_where_that_is_no_slower(monkeypatch, own, packed, takes_packed):
+def test_weights_are_packed_where_that_is_no_slower(monkeypatch, own, packed, one, several):
     """Seconds of passes over one and five tokens."""
     fast = copy.copy(flattened(model_of("llama", dtype=torch.float32)))
     if not fast.can_pack:
         pytest.skip("oneDNN is not here")
     seconds = {False: dict(zip((1, 5), own, strict=True)), True: dict(zip((1, 5), packed, strict=True))}
-    monkeypatch.setattr(engine_choice, "fastest", lambda passes: [seconds[m.fast.packed][width] for m, width in passes])
+    monkeypatch.setattr(
+        engine_choice, "fastest", lambda passes: [seconds[m.fast.packs_one][width] for m, width in passes]
+    )
     engine_choice.choose_kernels(fast)
-    assert fast.packed == takes_packed
+    assert (fast.packs_one, fast.packs_several) == (one, several)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -385,7 +387,7 @@ def test_both_lists_of_kernels_give_the_models_logits(packed):
     fast = ExportedModel(model)
     if not fast.can_pack:
         pytest.skip("oneDNN is not here")
-    fast.packed = packed
+    fast.packs_one = fast.packs_several = packed
     with torch.inference_mode():
         right = model(PROMPT, use_cache=False).logits[:, -1]
     for width in (1, 3):
@@ -428,7 +430,14 @@ def test_both_arms_run_on_the_engine_that_was_asked_for(pair_folder, name, capsy
     draft = setup.load_draft(str(pair_folder / "draft"))
     assert f"engine  {name} (asked for)" in setup.describe()
     if name == "fast" and setup.target.fast.can_pack:
-        for setup.target.fast.packed, words in ((True, "(asked for)\n"), (False, "; weights not packed\n")):
+        fast = setup.target.fast
+        for packs, words in (
+            ((True, True), "(asked for)\n"),
+            ((False, True), "; weights not packed for 1 token\n"),
+            ((True, False), "; weights not packed for several tokens\n"),
+            ((False, False), "; weights not packed\n"),
+        ):
+            fast.packs_one, fast.packs_several = packs
             assert words in setup.describe()
     assert (setup.target.fast is not None) == (draft.fast is not None) == (name == "fast")
     assert f"engine  {name} (asked for)" in setup.describe()

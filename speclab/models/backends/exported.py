@@ -83,8 +83,9 @@ class ExportedModel:
     shapes: for every layer the (kv heads, head width) of its keys and of its values.
     window: of layers with a sliding window, None where there are none. Their buffers hold the whole text
     all the same, which costs memory, and makes a rollback past the window's edge exact.
-    packed: whether the products read copies of the weights in oneDNN's own order, or the model's own weights;
-    models/engine_choice.py sets it. can_pack: whether there are such copies.
+    can_pack: whether there are copies of the weights in oneDNN's own order. packs_one, packs_several: whether the
+    products of a pass over one token, and of a pass over several, read them in the place of the model's own weights;
+    models/engine_choice.py sets both.
     programs: tokens of a pass -> the same pass as compiled functions, None where these are no faster; narrower passes
     are padded to it.
     """
@@ -95,7 +96,7 @@ class ExportedModel:
 
     def __init__(self, model: PreTrainedModel, layers: Iterable[int] | None = None):
         self.model, self.shapes, self.window = model, kv_shapes(model), window_of(model)
-        self.can_pack = self.packed = rewrites.can_prepack(model.device, model.dtype)
+        self.can_pack = self.packs_one = self.packs_several = rewrites.can_prepack(model.device, model.dtype)
         self.programs: dict[int, Program | None] = {}
         graph = export_forward(model, self.shapes, range(len(decoder_layers(model))) if layers is None else layers)
         self._graphs = {False: graph}  # by whether they read packed weights
@@ -163,8 +164,8 @@ class ExportedModel:
         the outputs of its layers alone, the second one takes the last of these, (1, m, hidden), in the place of the
         ids.
         """
-        wide, one = (kernels or self._whole)[self.packed]
-        run = one if inputs.shape[1] == 1 else wide
+        kernels = kernels or self._whole
+        run = kernels[self.packs_one][1] if inputs.shape[1] == 1 else kernels[self.packs_several][0]
         return run(inputs, positions, mask, places, *keys, *values)
 
 

@@ -266,12 +266,12 @@ def over_rows(
         rows = [[buffer[:, 0] for buffer in side] for side in (keys, values)]
         return fast.forward(ids, positions, mask, places[0], rows[0], rows[1])
     kernels = EXPORTED.setdefault(fast, {})
-    if fast.packed not in kernels:
+    if fast.packs_several not in kernels:
         graph = rewrites.copied(exported_rows(fast))
-        if fast.packed:
+        if fast.packs_several:
             rewrites.pack_products(graph)
-        kernels[fast.packed] = functions(graph)[0]
-    return kernels[fast.packed](ids, positions, mask, places, *keys, *values)
+        kernels[fast.packs_several] = functions(graph)[0]
+    return kernels[fast.packs_several](ids, positions, mask, places, *keys, *values)
 
 
 def exported_rows(fast: ExportedModel) -> fx.GraphModule:

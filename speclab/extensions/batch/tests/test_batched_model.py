@@ -273,7 +273,7 @@ def test_a_batch_reads_the_weights_that_were_chosen(packed):
     fast = ExportedModel(model)
     if not fast.can_pack:
         pytest.skip("oneDNN is not here")
-    fast.packed = packed
+    fast.packs_several = packed
     batch = BatchedModel(CachedModel(model, fast=fast), 2)
     batch.start(CONTEXT)
     for row in range(2):

@@ -174,7 +174,7 @@ def test_it_is_loaded_as_every_draft(packed, monkeypatch, capsys):
     monkeypatch.setattr(loading, "load_tokenizer", lambda name: tokenizer)
     monkeypatch.setattr(loading, "load_model", lambda *given: asked.append(given) or model)
     fast = object.__new__(ExportedModel)
-    fast.packed, fast.model, fast.programs = packed, model, {}
+    fast.can_pack, fast.model, fast.programs = packed, model, {}
     setup = Setup(CachedModel(model), tokenizer, "tiny", Sampling(), model.device, model.dtype)
     setup.target.fast = fast
     monkeypatch.setattr(engine_choice, "choose", lambda model, *wish: (fast, engine_choice.ASKED_FOR))
