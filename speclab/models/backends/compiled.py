@@ -437,7 +437,9 @@ def _shortest(weight: Tensor) -> Tensor:
 
 def _in_blocks(graph: fx.GraphModule, weight: fx.Node, blocks: Blocks) -> fx.Node:
     """Return a new constant of the graph: this one in blocks. It stands where the old one stands."""
-    name, tensor = f"{str(weight.target).replace('.', '_')}_in_blocks", operator.attrgetter(str(weight.target))(graph)
+    tensor = operator.attrgetter(str(weight.target))(graph)
+    # The number keeps the names of `a.b_c` and `a_b.c` apart.
+    name = f"{str(weight.target).replace('.', '_')}_in_blocks_{len(graph.graph.nodes)}"
     if id(tensor) not in blocks:
         blocks[id(tensor)] = in_blocks(tensor.detach())
     setattr(graph, name, blocks[id(tensor)])

@@ -214,7 +214,8 @@ def check_batch(target: CachedModel, n_texts: int = 2, width: int = 3, programs:
     """Prove that passes over several texts give the uncached logits of each.
 
     The texts have two lengths, and are longer than a window, where such a pass is quick, and than a block of compiled
-    passes, where there are some. Two passes over `width` tokens of each are made, and tokens of the first are rejected.
+    passes, where there are some. Two passes over `width` tokens of each are made, and tokens of the first are rejected,
+    which surely differ from the right ones at their places; with one token, those of one more pass between them.
 
     Raises EnvironmentProblem where the logits differ, or where the layers do not all keep plain keys and values in
     windows of one size, if any; UsageProblem where prompt and output are not one text.
@@ -233,8 +234,10 @@ def check_batch(target: CachedModel, n_texts: int = 2, width: int = 3, programs:
         for row, of_row in enumerate(texts):
             batch.prefill(row, of_row[:, : lengths[row]])
         tokens = torch.cat([of_row[:, -n_last:] for of_row in texts])
-        wrong = tokens.flip(1)
+        wrong = (tokens + 1) % batch.vocab_size
         first = batch.forward(torch.cat([tokens[:, :1], wrong[:, 1:width]], dim=1))[:, :1]
+        if width == 1:
+            batch.forward(wrong[:, 1:])
         batch.crop([length + 1 for length in lengths])
         return torch.cat([first, batch.forward(tokens[:, 1:])], dim=1).view(1, -1, batch.vocab_size)
 

@@ -1,13 +1,15 @@
 """Compiled passes over several texts: each is made for a number of texts and of tokens of each.
 
 They are cut and compiled as passes over one text are (speclab/models/backends/compiled.py), checked against the
-uncached logits, and timed against the kernels that are called one by one. A run takes all of its passes compiled, or
-none: plain and speculative decoding run on the same engine.
+uncached logits, and timed against the kernels that are called one by one. It is decided for each number of texts: all
+passes of the target over so many are compiled, or none, because plain and speculative decoding run on the same engine.
+A draft's passes may stay on the kernels where the target's are compiled; the head of the run says so.
 """
 
 import functools
 import itertools
 import math
+import time
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -25,9 +27,9 @@ from speclab.models.cached import CachedModel
 from speclab.models.family import NoFastBackend
 from speclab.models.setup import Setup
 from speclab.models.timing import seconds
-from speclab.system.terminal import note
 
 MOST_TOKENS = 40  # of a compiled pass, those of all texts together; each is one more sum in the loops of products
+TOO_MANY = f"not compiled: the widest pass has more than {MOST_TOKENS} tokens in all"
 NOT_BUILT = f"some functions are not in the cache folder; {engine_choice.COMPILE}"
 
 
@@ -36,51 +38,85 @@ def compile_for(
 ) -> Programs:
     """Compile the passes that a run makes over several texts, where the target's passes over one text are compiled.
 
-    sizes: numbers of texts. widths: the tokens of each text in the target's passes. as_one: compile passes over one
-    text of as many tokens, too; the costs of the others are predicted from them.
+    sizes: numbers of texts. widths: the tokens of each text in the target's passes. as_one: as in `compile_rows`.
 
-    -> the compiled passes of each model, empty where the target has none; the head of the run says which and why. Where
-    the target has some, those of draft models are compiled, too. With `auto` nothing is compiled for the target, and
-    functions that are in the cache folder already are taken.
+    -> the compiled passes of each model; the head of the run says which numbers of texts have some, and why others have
+    none. Where the target has some, those of draft models over as many texts are compiled, too. With `auto` nothing is
+    compiled for the target, and functions that are in the cache folder already are taken.
     """
     if not engine_choice.is_compiled(setup.target.fast):
         return {}
     never = "" if setup.wish == "compiled" else NOT_BUILT
-    found, words = compile_rows(setup.target, _shapes(sizes, widths, as_one), never)
-    setup.reasons["engine"] += f"; several texts: {words}"
-    programs = dict(found)
-    for draft in filter(None, map(shared_model, drafters if found else ())):
-        found, words = compile_rows(draft, _shapes(sizes, range(1, MOST_TO_CATCH_UP + 1), as_one))
-        programs |= found
-        if not found:
-            note(f"the passes of this draft over several texts run on the kernels one by one: {words}")
+    programs, words = compile_rows(setup.target, set(itertools.product(sizes, widths)), as_one, never)
+    setup.reasons["engine"] += f"; texts side by side: {words}"
+    if taken := sizes_of(programs):
+        shapes = set(itertools.product(taken, range(1, MOST_TO_CATCH_UP + 1)))
+        for draft in filter(None, map(shared_model, drafters)):
+            found, words = compile_rows(draft, shapes, as_one)
+            setup.reasons["engine"] += f"; those of the draft model: {words}"
+            programs = {**programs, **found}
     return programs
 
 
-def _shapes(sizes: Collection[int], widths: Collection[int], as_one: bool) -> set[Shape]:
-    """Return the (texts, tokens of each) of passes. All arguments are those of `compile_for`."""
-    shapes = set(itertools.product(sizes, widths))
-    return shapes | {(1, n * width) for n, width in shapes} if as_one else shapes
+def sizes_of(programs: Programs) -> set[int]:
+    """Return the numbers of texts over which there are compiled passes."""
+    return {n for shapes in programs.values() for n, _ in shapes}
 
 
-def compile_rows(model: CachedModel, shapes: Collection[Shape], never: str = "") -> tuple[Programs, str]:
-    """Compile passes of these shapes, and keep them where they are faster together, by the mean of their ratios.
+def compile_rows(
+    model: CachedModel, shapes: Collection[Shape], as_one: bool = False, never: str = ""
+) -> tuple[Programs, str]:
+    """Compile passes of these shapes; those over n texts are kept where they are faster, by the mean of their ratios.
 
-    never: where this is given, nothing is built, and this says why a function is missing.
-    -> all passes or none, and in a few words which they are or why there are none
+    as_one: compile passes over one text of as many tokens, too; the costs of the others are predicted from them. They
+    are not timed, because no decoding runs them. never: where this is given, nothing is built, and this says why a
+    function is missing.
+    -> for each number of texts all passes or none, and in a few words which numbers have some and why others have none
     """
-    widest = max(shapes, key=math.prod)
-    if math.prod(widest) > MOST_TOKENS:
-        return {}, f"not compiled: a pass over {_named(widest)} tokens has more than {MOST_TOKENS} in all"
+    taken: dict[Shape, Compiled] = {}
+    patience = engine_choice.PATIENCE / len(shapes)
+    words: dict[str, list[str]] = {}  # the numbers of texts of which they are true
+    for n in sorted({n for n, _ in shapes}):
+        widths = sorted(width for of_texts, width in shapes if of_texts == n)
+        found, why = _rows_of(model, n, widths, as_one, never, patience)
+        # A pass over one text that only predicts is no reason to run a decoding of one text on compiled functions.
+        taken |= {shape: run for shape, run in found.items() if shape[0] == n or 1 in {one for one, _ in taken}}
+        words.setdefault(why, []).append(str(n))
+    if not taken and engine_choice.can_compile(model.fast) and not engine_choice.is_compiled(model.fast):
+        model.fast.forget_cut()
+    in_words = "; ".join(f"{', '.join(numbers)} {why}" for why, numbers in words.items())
+    return {model.fast: taken} if taken and model.fast else {}, in_words
+
+
+def _rows_of(
+    model: CachedModel, n_texts: int, widths: list[int], as_one: bool, never: str, patience: float
+) -> tuple[dict[Shape, Compiled], str]:
+    """Return the compiled passes over so many texts, none where they are no faster, and why in a few words.
+
+    patience: seconds for the timing of each pass. The others are as in `compile_rows`.
+    """
+    if n_texts * widths[-1] > MOST_TOKENS:
+        return {}, TOO_MANY
+    shapes = [(n_texts, width) for width in widths]
     try:
-        programs = checked_rows(model, shapes, never)
+        wanted = {*shapes, *((1, n_texts * width) for width in widths)} if as_one else shapes
+        programs = checked_rows(model, wanted, never)
         [found] = programs.values()
-        ratios = [min(times) / min(others) for times, others in (time_rows(model, programs, one) for one in found)]
+        run = sorted({_padded_to(model, shape) for shape in shapes})
+        times = [time_rows(model, programs, shape, patience=patience) for shape in run]
     except Exception as error:  # a compiler, or a model's own code, may raise any exception
         return {}, engine_choice.why_not_compiled(error)
+    ratios = [min(ours) / min(theirs) for ours, theirs in times]
     if math.prod(ratios) ** (1 / len(ratios)) > engine_choice.WORTH_IT:
         return {}, engine_choice.AS_FAST_AS_KERNELS
-    return programs, f"compiled for {', '.join(map(_named, found))} tokens"
+    return dict(found), f"compiled for passes over {', '.join(str(width) for _, width in run)} tokens of each"
+
+
+def _padded_to(model: CachedModel, shape: Shape) -> Shape:
+    """Return the shape of the compiled pass: over one text, that of a pass that the engine has already, if any."""
+    n, width = shape
+    known = sorted(getattr(model.fast, "programs", ()))
+    return n, next((wider for wider in known if n == 1 and wider >= width), width)
 
 
 def checked_rows(model: CachedModel, shapes: Iterable[Shape], never: str = "") -> Programs:
@@ -91,17 +127,12 @@ def checked_rows(model: CachedModel, shapes: Iterable[Shape], never: str = "") -
     fast = model.fast
     if not engine_choice.can_compile(fast):
         raise NoFastBackend("that is made for float32 on a CPU")
-    known = sorted(fast.programs)
-    wanted = sorted({(n, next((w for w in known if n == 1 and w >= width), width)) for n, width in shapes})
+    wanted = sorted({_padded_to(model, shape) for shape in shapes})
     rows = compiled.cut(rewrites.copied(exported_rows(fast)), fast.cut.blocks) if wanted[-1][0] > 1 else None
     found = engine_choice.found_or_built(functools.partial(_made, fast, rows, wanted), never)
     for shape, run in found.items():
         check_batch(model, shape[0], shape[1], {fast: {shape: run}})
     return {fast: found}
-
-
-def _named(shape: Shape) -> str:
-    return f"{shape[0]} x {shape[1]}"
 
 
 def _made(
@@ -127,9 +158,16 @@ def _over_one(program: Compiled, *arguments: Any) -> list[torch.Tensor]:
 
 
 def time_rows(
-    model: CachedModel, programs: Programs, shape: Shape, passes: int = engine_choice.PASSES
+    model: CachedModel,
+    programs: Programs,
+    shape: Shape,
+    passes: int = engine_choice.PASSES,
+    patience: float = math.inf,
 ) -> tuple[list[float], list[float]]:
-    """Return the seconds of passes of this shape after a short text, compiled and on the kernels, which take turns."""
+    """Return the seconds of passes of this shape after a short text, compiled and on the kernels, which take turns.
+
+    After two turns it ends early where `patience` seconds have passed.
+    """
     n_texts, width = shape
     batches = [BatchedModel(model, n_texts, programs=given) for given in (programs, None)]
     for batch in batches:
@@ -137,7 +175,10 @@ def time_rows(
         batch.fill(seed=0)
     tokens = torch.zeros(n_texts, width, dtype=torch.long)
     times: tuple[list[float], list[float]] = [], []
-    for _ in range(passes):
+    end = time.perf_counter() + patience
+    for turn in range(passes):
+        if turn >= 2 and time.perf_counter() > end:
+            break
         for batch, taken in zip(batches, times, strict=True):
             batch.lengths = [engine_choice.CONTEXT] * n_texts
             taken.append(seconds(functools.partial(batch.forward, tokens), model.device))

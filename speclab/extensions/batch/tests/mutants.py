@@ -80,8 +80,8 @@ def compiles_the_narrow_passes_of_a_run_alone() -> None:
     """compiles the passes of plain decoding where those of speculation have too many tokens"""
     right = compiled_rows.compile_rows
 
-    def compile_rows(model: CachedModel, shapes: Iterable[tuple[int, int]], never: str = ""):
-        return right(model, [one for one in shapes if one[0] * one[1] <= compiled_rows.MOST_TOKENS], never)
+    def compile_rows(model: CachedModel, shapes: Iterable[tuple[int, int]], *rest: bool | str):
+        return right(model, [one for one in shapes if one[0] * one[1] <= compiled_rows.MOST_TOKENS], *rest)
 
     compiled_rows.compile_rows = compile_rows
 

@@ -232,6 +232,25 @@ def test_recurrent_layers_are_refused():
         check_batch(CachedModel(tiny_families.tiny("mamba")))
 
 
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_a_broken_rollback_is_refused(monkeypatch, width):
+    """Keys and values of rejected tokens stay where the next tokens should be written."""
+    target = on("eager")
+    check_batch(target, width=width)
+    honest = row_buffers.WrittenAtPlaces.update
+
+    def update(cache, keys, values, *rest):
+        kept = [
+            torch.where(old[cache._places] == 0, new.transpose(1, 2), old[cache._places]).transpose(1, 2)
+            for old, new in ((cache.keys, keys), (cache.values, values))
+        ]
+        return honest(cache, *kept, *rest)
+
+    monkeypatch.setattr(row_buffers.WrittenAtPlaces, "update", update)
+    with pytest.raises(EnvironmentProblem, match="logits differ"):
+        check_batch(target, width=width)
+
+
 def test_wrong_passes_are_refused(monkeypatch):
     target = on("eager")
     check_batch(target)

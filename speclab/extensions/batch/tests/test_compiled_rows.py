@@ -5,6 +5,7 @@ That their parts give each row's logits is shown by test_batched_model.py ("in p
 
 import argparse
 import copy
+import math
 
 import pytest
 import torch
@@ -47,6 +48,7 @@ def exported(model=None) -> CachedModel:
 def timed(monkeypatch, *ratios: float) -> None:
     """The compiled pass of each shape takes so many times the seconds of the kernels."""
     turns = iter([seconds for ratio in ratios for seconds in [ratio, 1.0] * engine_choice.PASSES])
+    monkeypatch.setattr(engine_choice, "PATIENCE", math.inf)
     monkeypatch.setattr(compiled_rows, "seconds", lambda *call: next(turns))
 
 
@@ -55,24 +57,55 @@ def run_as_it_is(module, inputs):
 
 
 @pytest.mark.parametrize(
-    ("ratios", "is_kept"),
-    [((0.5,) * 4, True), ((0.5, 0.5, 0.5, 1.3), True), ((0.9, 0.9, 1.3, 1.3), False), ((1.0,) * 4, False)],
+    ("ratios", "kept"),
+    [
+        ((0.5,) * 4, {1, 2, 3}),
+        ((0.5, 0.5, 1.3, 1.0), {1, 2}),
+        ((0.5, 1.3, 0.9, 0.5), {1, 3}),
+        ((1.0, 0.5, 0.5, 1.0), {2}),
+        ((1.0,) * 4, set()),
+    ],
 )
-def test_all_passes_are_kept_or_none(monkeypatch, ratios, is_kept):
-    """Both arms run on the same engine, so a pass that is slower stays with faster ones, or goes with them."""
+def test_all_passes_over_so_many_texts_are_kept_or_none(monkeypatch, ratios, kept):
+    """Both arms run on the same engine, so a pass that is slower stays with faster ones, or goes with them.
+
+    ratios: of (1, 3), (2, 1), (2, 3) and (3, 1).
+    """
     pretend_to_compile(monkeypatch, run_as_it_is)
     model = exported()
     timed(monkeypatch, *ratios)
-    programs, words = compile_rows(model, SHAPES)
-    assert set(programs.get(model.fast, ())) == (set(SHAPES) if is_kept else set())
-    assert ("2 x 1" in words) == is_kept
+    programs, _ = compile_rows(model, SHAPES)
+    assert set(programs.get(model.fast, ())) == {shape for shape in SHAPES if shape[0] in kept}
+    assert ("cut" in model.fast.__dict__) == bool(kept), "weights in blocks are freed where nobody reads them"
 
 
-def test_one_pass_with_too_many_tokens_leaves_all_to_the_kernels(monkeypatch):
-    monkeypatch.setattr(packages, "build", pytest.fail)
-    programs, words = compile_rows(exported(), [*SHAPES, (4, MOST_TOKENS // 4 + 1)])
-    assert not programs
+@pytest.mark.parametrize(
+    ("ratio_of_one", "kept"), [(0.5, {(1, 1), (1, 2), (1, 3), (1, 6), (2, 1), (2, 3)}), (1.5, {(2, 1), (2, 3)})]
+)
+def test_passes_that_only_predict_decide_nothing(monkeypatch, ratio_of_one, kept):
+    """They are not timed: there are no further seconds for them. None is kept where those over one text are not."""
+    pretend_to_compile(monkeypatch, run_as_it_is)
+    model = exported()
+    timed(monkeypatch, ratio_of_one, ratio_of_one, 0.5, 0.5)
+    assert set(compile_rows(model, [(1, 1), (1, 3), (2, 1), (2, 3)], as_one=True)[0][model.fast]) == kept
+
+
+def test_too_many_tokens_leave_only_that_number_of_texts_to_the_kernels(monkeypatch):
+    pretend_to_compile(monkeypatch, run_as_it_is)
+    timed(monkeypatch, *(0.5,) * 4)
+    model = exported()
+    programs, words = compile_rows(model, [*SHAPES, (4, 1), (4, MOST_TOKENS // 4 + 1)])
+    assert set(programs[model.fast]) == set(SHAPES)
     assert str(MOST_TOKENS) in words
+
+
+def test_timing_ends_after_two_turns_where_patience_does(monkeypatch):
+    pretend_to_compile(monkeypatch, run_as_it_is)
+    model = exported()
+    timed(monkeypatch, 0.5, 0.5)
+    programs, _ = compile_rows(model, [(2, 1)])
+    times = compiled_rows.time_rows(model, programs, (2, 1), patience=-1.0)
+    assert [len(taken) for taken in times] == [2, 2]
 
 
 @pytest.mark.parametrize("bad", [(2, 1), (2, 3), (3, 1)], ids=str)
@@ -83,8 +116,9 @@ def test_a_wrong_pass_is_refused(monkeypatch, bad):
 
     pretend_to_compile(monkeypatch, compile_one)
     timed(monkeypatch, *(0.5,) * 4)
-    programs, words = compile_rows(exported(), SHAPES)
-    assert not programs
+    model = exported()
+    programs, words = compile_rows(model, SHAPES)
+    assert set(programs[model.fast]) == {shape for shape in SHAPES if shape[0] != bad[0]}
     assert "logits differ" in words
 
 
@@ -93,13 +127,13 @@ def test_where_nothing_may_be_built_passes_are_taken_if_all_are_there(monkeypatc
     timed(monkeypatch, *(0.5,) * 8)
     never, build = "never", packages.build
     monkeypatch.setattr(packages, "build", pytest.fail)
-    assert compile_rows(exported(), SHAPES, never) == ({}, "not compiled: never")
+    assert compile_rows(exported(), SHAPES, never=never) == ({}, "1, 2, 3 not compiled: never")
     monkeypatch.setattr(packages, "build", build)
     compile_rows(exported(), SHAPES)
     monkeypatch.setattr(packages, "build", pytest.fail)
     model = exported()
-    assert set(compile_rows(model, SHAPES, never)[0][model.fast]) == set(SHAPES)
-    assert compile_rows(exported(), [(2, 2)], never)[0] == {}, "of other passes it knows nothing"
+    assert set(compile_rows(model, SHAPES, never=never)[0][model.fast]) == set(SHAPES)
+    assert compile_rows(exported(), [(2, 2)], never=never)[0] == {}, "of other passes it knows nothing"
 
 
 def test_without_a_compiler_the_run_goes_on(monkeypatch):
@@ -154,8 +188,26 @@ def test_both_arms_run_on_one_engine(monkeypatch, wish, n_texts, k):
             rounds[number].append(round_)
         texts.append([tokens_of(one) for one in rounds])
         assert bool(on_kernels) == (not taken)
+        on_kernels.clear()
     assert texts[0] == texts[1]
     assert len(built) == n_built
+
+
+def test_one_text_stays_compiled_beside_batches_that_are_not(monkeypatch):
+    """The sizes and lengths of the command's defaults: 16 x 7 tokens are too many, and no reason to change the rest."""
+    pretend_to_compile(monkeypatch, run_as_it_is)
+    turns = iter([0.5, 1.0] * 1000)
+    monkeypatch.setattr(compiled_rows, "seconds", lambda *call: next(turns))
+    model = tiny("llama", dtype=torch.float32)
+    target, draft = CachedModel(model, fast=copy.copy(in_parts(model))), exported(perturbed(model, 0.1))
+    setup = setup_of(target, "compiled")
+    programs = compile_for(setup, [ModelDrafter(draft)], {1, 4, 16}, {1, 3, 5, 7}, as_one=True)
+    assert {fast: compiled_rows.sizes_of({fast: of}) for fast, of in programs.items()} == {
+        fast: {1, 4} for fast in (target.fast, draft.fast)
+    }
+    monkeypatch.setattr(packages, "build", pytest.fail)
+    auto = CachedModel(model, fast=copy.copy(in_parts(model)))
+    assert compiled_rows.sizes_of(compile_for(setup_of(auto, "auto"), [], {1, 3}, {1, 3})) == {1}, "3 were never built"
 
 
 def test_nothing_is_compiled_for_a_target_whose_passes_are_not(monkeypatch):
