@@ -36,6 +36,7 @@ from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.lab.bench import Bench
 from speclab.lab.decodings import Decoding, LibraryDecoding
+from speclab.models.outside.written_gguf import write_model
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records.arms import Arm
@@ -210,8 +211,6 @@ def programs(
 
     Raises a Problem where it cannot decode the pair as the lab does.
     """
-    from speclab.extensions.servers.start.lab_gguf import write_model  # here: the extension may be deleted
-
     if lacking := missing():
         raise EnvironmentProblem(f"{', '.join(lacking)} not on the PATH; build llama.cpp, or use --no-llama-cpp")
     if setup.device.type != "cpu" or setup.dtype_name != "float32":

@@ -2,14 +2,12 @@
 
 from pathlib import Path
 
-import pytest
-
-written = pytest.importorskip("speclab.extensions.servers.start.lab_gguf")  # another extension's
+from speclab.models.outside import written_gguf
 
 
 def plain(folder: Path, path: Path) -> bytes:
     """Write a model folder to a file in float32.  -> its bytes"""
-    return written.write(folder, path).read_bytes()
+    return written_gguf.write(folder, path).read_bytes()
 
 
 def quantised(file: Path, to: Path, kind: str, drop: str = "", rename: dict[str, int] | None = None) -> Path:

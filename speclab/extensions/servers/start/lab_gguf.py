@@ -1,4 +1,4 @@
-"""Writes a Llama model of this lab as a GGUF file, which llama.cpp reads, with the package `gguf`.
+"""Writes one of this lab's models as a GGUF file, which llama.cpp reads, with the package `gguf`.
 
     python -m speclab.extensions.servers.start.lab_gguf models/lab-pair/target target.gguf
 
@@ -10,125 +10,29 @@ others.
 if __name__ == "__main__":
     from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
 
-import json
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from speclab.models.outside import generation
+from speclab.cli import parsing
+from speclab.models import loading
+from speclab.models.outside import written_gguf
 from speclab.system.errors import EnvironmentProblem, reports_problems
-
-NAMES = {  # the library's name of a module -> the format's
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
-NORMAL, SPECIAL, UNUSED = 1, 3, 5  # types of tokens, as llama.cpp numbers them
-
-
-def write(folder: Path, path: Path, altered: Callable[[Any], Any] = lambda model: model) -> Path:
-    """Write the model of a folder. altered: what becomes of it before. Raises as `write_model`.  -> path"""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
-    return write_model(altered(model), AutoTokenizer.from_pretrained(folder, local_files_only=True), path)
-
-
-def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path) -> Path:
-    """Write a model. Raises EnvironmentProblem where it has another form, or the package is missing.  -> path"""
-    try:
-        from gguf import GGUFWriter
-    except ImportError:
-        raise EnvironmentProblem("the package gguf is not installed; type: pip install gguf") from None
-    merges = _merges(model, tokenizer)
-    config, file = model.config, GGUFWriter(path, "llama")
-    n_heads, n_kv, width = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    file.add_context_length(config.max_position_embeddings)
-    file.add_embedding_length(config.hidden_size)
-    file.add_block_count(config.num_hidden_layers)
-    file.add_feed_forward_length(config.intermediate_size)
-    file.add_head_count(n_heads)
-    file.add_head_count_kv(n_kv)
-    file.add_key_length(width)
-    file.add_value_length(width)
-    file.add_rope_dimension_count(width)
-    file.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    file.add_layer_norm_rms_eps(config.rms_norm_eps)
-    file.add_vocab_size(config.vocab_size)
-    names, special = {i: name for name, i in tokenizer.get_vocab().items()}, set(tokenizer.all_special_ids)
-    rows = range(model.get_input_embeddings().weight.shape[0])  # type: ignore[index]
-    file.add_tokenizer_model("gpt2")
-    file.add_tokenizer_pre("gpt-2")
-    file.add_token_list([names.get(i, f"[PAD{i}]") for i in rows])
-    file.add_token_types([SPECIAL if i in special else NORMAL if i in names else UNUSED for i in rows])
-    file.add_token_merges(merges)
-    file.add_add_bos_token(tokenizer("x").input_ids[0] == tokenizer.bos_token_id)
-    if (eos := min(generation.eos_ids(model.generation_config), default=None)) is not None:
-        file.add_eos_token_id(eos)
-    for name, weight in model.named_parameters():  # a tied output layer is left out, as the format does
-        values = weight.detach().float().cpu()
-        for part, heads in (("q_proj", n_heads), ("k_proj", n_kv)):
-            values = interleaved(values, heads) if part in name else values
-        file.add_tensor(_named(name), values.contiguous().numpy())
-    file.write_header_to_file()
-    file.write_kv_data_to_file()
-    file.write_tensors_to_file()
-    file.close()
-    return path
-
-
-def _merges(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return the merges of the tokenizer. Raises EnvironmentProblem for a model or a tokenizer of another form."""
-    config = model.config
-    rope = getattr(config, "rope_parameters", None) or {}
-    biased = any(name.endswith(".bias") for name, _ in model.named_parameters())
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    parts = json.loads(backend.to_str()) if backend is not None else {"model": {}}
-    splits = parts.get("pre_tokenizer") or {}
-    like_gpt2 = splits.get("type") == "ByteLevel" and splits.get("use_regex") and not splits.get("add_prefix_space")
-    what = ""
-    if config.model_type != "llama" or rope.get("rope_type", "default") != "default" or biased:
-        what = f"{config.model_type} with these settings"
-    elif parts["model"].get("type") != "BPE" or not like_gpt2 or parts.get("normalizer"):
-        what = "a tokenizer that does not split texts as GPT-2's"
-    if what:
-        raise EnvironmentProblem(f"{what} cannot be written as GGUF; use llama.cpp's convert_hf_to_gguf.py")
-    return [merge if isinstance(merge, str) else " ".join(merge) for merge in parts["model"]["merges"]]
-
-
-def interleaved(weight: Tensor, n_heads: int) -> Tensor:
-    """Put (heads * size, width) rows into the order of llama.cpp's rotary embedding.
-
-    The library rotates row i of a head with row i + size / 2, llama.cpp row 2 i with row 2 i + 1.
-    """
-    width = weight.shape[1]
-    return weight.view(n_heads, 2, -1, width).transpose(1, 2).reshape(-1, width)
-
-
-def _named(name: str) -> str:
-    module = name.removesuffix(".weight")
-    if not module.startswith("model.layers."):
-        return f"{NAMES[module]}.weight"
-    layer, _, part = module.removeprefix("model.layers.").partition(".")
-    return f"blk.{layer}.{NAMES[part]}.weight"
+from speclab.system.files import check_writable
 
 
 @reports_problems
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     """Write one file.  -> exit code"""
-    write(Path(sys.argv[1]), Path(sys.argv[2]))
+    parser = parsing.make_parser(__doc__, "python -m speclab.extensions.servers.start.lab_gguf")
+    parser.add_argument("model", type=parsing.some_name, metavar="MODEL", help="a model's folder, or its name")
+    parser.add_argument("file", type=parsing.some_path, metavar="FILE", help="the GGUF file that is written")
+    args = parser.parse_args(argv)
+    if lacking := written_gguf.missing():
+        raise EnvironmentProblem(lacking)
+    check_writable(args.file, "FILE")
+    model = loading.load_model(args.model, torch.device("cpu"), torch.float32)
+    written_gguf.write_model(model, loading.load_tokenizer(args.model), args.file)
     return 0
 
 

@@ -78,9 +78,9 @@ class LlamaServer(Program):
 
     def lab_model(self, name: str, folder: Path) -> Path:
         """Return one of the lab's models as a GGUF file in `folder`."""
-        from speclab.extensions.servers.start import lab_gguf  # here: it imports the models' library, which is slow
+        from speclab.models.outside import written_gguf  # here: it imports the models' library, which is slow
 
-        return lab_gguf.write(LAB_PAIR / name, folder / f"{name}.gguf")
+        return written_gguf.write(LAB_PAIR / name, folder / f"{name}.gguf")
 
 
 class Vllm(Program):

@@ -18,6 +18,7 @@ from speclab.extensions.servers.start.__main__ import commands
 from speclab.extensions.servers.wrong import asking_wrong
 from speclab.extensions.servers.wrong.lab_server import LabServer
 from speclab.models import loading, prompts, sources
+from speclab.models.outside import written_gguf
 from speclab.models.setup import load_setup
 from speclab.system.errors import EnvironmentProblem
 
@@ -46,7 +47,7 @@ def test_a_file_has_the_numbers_of_the_folder(setup, tmp_path):
     """The rows of queries and keys stand in another order, and so do all rows of one head in the same one."""
     from gguf import GGUFReader
 
-    path = lab_gguf.write(loading.LAB_PAIR / "target", tmp_path / "target.gguf")
+    path = written_gguf.write(loading.LAB_PAIR / "target", tmp_path / "target.gguf")
     found = {tensor.name: tensor.data for tensor in GGUFReader(path).tensors}
     weights = dict(setup.target.model.named_parameters())
     assert len(found) == len(weights)
@@ -102,8 +103,20 @@ def gone(number):
     return False
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [((), 2, "--help"), (("no/such",), 2, "FILE"), (("no/such", "x.gguf"), 3, "no/such"), (("--nonsense",), 2, "FILE")],
+)
+def test_a_file_that_cannot_be_written_is_one_line(words, code, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert lab_gguf.main(list(words)) == code
+    [line] = capsys.readouterr().err.splitlines()
+    assert says in line
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_both_commands_serve_one_target_and_one_of_them_drafts(tmp_path, monkeypatch):
-    monkeypatch.setattr(lab_gguf, "write", lambda folder, path: path)
+    monkeypatch.setattr(written_gguf, "write", lambda folder, path: path)
     for engine in ("llama", "vllm"):
         args = argparse.Namespace(engine=engine, program=sys.executable, draft_length=3, port=8000, slots=5)
         for args.models in (None, ["one", "two"], ["one", "ngram"]):
@@ -166,7 +179,7 @@ def test_short_and_long_prompts_take_turns(some):
 @pytest.mark.skipif(not Path(LLAMA_SERVER).is_file(), reason="SPECLAB_LLAMA_SERVER names no llama-server")
 def test_llama_server_makes_the_rounds_of_the_labs_loop(setup, some, draft, tmp_path):
     """Text, rounds, drafted and accepted tokens by position, prompt by prompt, in two engines that share no code."""
-    files = [lab_gguf.write(loading.LAB_PAIR / name, tmp_path / f"{name}.gguf") for name in ("target", "draft")]
+    files = [written_gguf.write(loading.LAB_PAIR / name, tmp_path / f"{name}.gguf") for name in ("target", "draft")]
     program = programs.LlamaServer(LLAMA_SERVER)
     command = [*program.plain(str(files[0])), *program.weights(files[1], K), "--port", str(PORT)]
     with starting.started(command, PORT) as url:

@@ -25,10 +25,12 @@ from speclab.extensions.servers.curves.measuring import Lab
 from speclab.extensions.servers.load.work import Orders, work
 from speclab.extensions.servers.referee.__main__ import compared
 from speclab.extensions.servers.referee.own import ended_rounds
-from speclab.extensions.servers.start import lab_gguf, programs, starting
+from speclab.extensions.servers.start import programs, starting
 from speclab.extensions.servers.wrong.lab_server import LabServer
 from speclab.models.loading import LAB_PAIR
+from speclab.models.outside import written_gguf
 from speclab.models.setup import Setup
+from speclab.system.files import shown
 
 PORT = 18080  # of the server that speculates; the plain one has the next one
 
@@ -48,7 +50,7 @@ class Place:
     def file(self, name: str, folder: str, altered: Callable[[Any], Any] = lambda model: model) -> Path:
         """Return a GGUF file of one of the lab's models, written once."""
         if name not in self._written:
-            self._written[name] = lab_gguf.write(LAB_PAIR / folder, self.folder / f"{name}.gguf", altered)
+            self._written[name] = written_gguf.write(LAB_PAIR / folder, self.folder / f"{name}.gguf", altered)
         return self._written[name]
 
     def altered_head(self, name: str, **changes: Any) -> Path:
@@ -113,6 +115,10 @@ class Programs(Both):
     @abstractmethod
     def _program(self, place: Place) -> programs.Program: ...
 
+    @abstractmethod
+    def _lab_target(self, place: Place) -> Path:
+        """Return the lab's target in the form that the program reads."""
+
     def _said_of_both(self) -> str:
         return ""
 
@@ -125,7 +131,7 @@ class Programs(Both):
     def started(self, place: Place) -> Iterator[Found]:
         """Start both, and end them behind the block."""
         program = self._program(place)
-        target = place.smollm2 if self.smollm2 else program.lab_model("target", place.folder)
+        target = place.smollm2 if self.smollm2 else self._lab_target(place)
         plain = program.plain(str(target))
         flags = self.draft(place)(program, self.k)
         with (
@@ -138,13 +144,21 @@ class Programs(Both):
 
 @dataclass(frozen=True)
 class Llama(Programs):
-    """llama-server. slots: requests at a time."""
+    """llama-server. slots: requests at a time. writes: whether a model of the lab is written as a GGUF file."""
 
     slots: int = field(default=1, kw_only=True)
+    writes: bool = field(default=True, kw_only=True)
     smollm2_format = "Q4_1"
+
+    def missing(self, place: Place) -> str:
+        """Return what is not there and how to get it; empty where the servers can be started."""
+        return super().missing(place) or (written_gguf.missing() if self.writes else "")
 
     def _program(self, place: Place) -> programs.Program:
         return replace(place.llama, slots=self.slots)
+
+    def _lab_target(self, place: Place) -> Path:
+        return place.file("target", "target")
 
     def _said_of_both(self) -> str:
         return f" -np {self.slots}"
@@ -164,9 +178,19 @@ class Llama(Programs):
 
 @dataclass(frozen=True)
 class InVllm(Programs):
-    """vLLM."""
+    """vLLM. weights: the folder of the repository that it drafts with; None: a lookup."""
 
+    weights: Path | None = field(default=None, kw_only=True)
     smollm2_format = "float32"
+
+    def missing(self, place: Place) -> str:
+        """Return what is not there and how to get it; empty where the servers can be started."""
+        gone = self.weights is not None and not (self.weights / "config.json").is_file()
+        without = f"{shown(self.weights)} is not there; take it from a clone of the repository" if self.weights else ""
+        return super().missing(place) or without * gone
+
+    def _lab_target(self, place: Place) -> Path:
+        return LAB_PAIR / "target"
 
     def _program(self, place: Place) -> programs.Program:
         return place.vllm

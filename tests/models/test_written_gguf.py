@@ -6,7 +6,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from speclab.extensions.servers.start import lab_gguf
+from speclab.models.outside import written_gguf
 from speclab.system.errors import EnvironmentProblem
 
 pytest.importorskip("gguf", reason="the package gguf is not installed; type: pip install gguf")
@@ -22,14 +22,14 @@ def test_the_head_describes_config_and_tokenizer(pair, tmp_path):
     from gguf import GGUFReader
 
     model, tokenizer = pair
-    config, path = model.config, lab_gguf.write_model(model, tokenizer, tmp_path / "x.gguf")
+    config, path = model.config, written_gguf.write_model(model, tokenizer, tmp_path / "x.gguf")
     entries = {name: field.contents() for name, field in GGUFReader(path).fields.items()}
     assert entries["llama.block_count"] == config.num_hidden_layers
     assert entries["llama.attention.head_count_kv"] == config.num_key_value_heads
     assert entries["llama.attention.layer_norm_rms_epsilon"] == pytest.approx(config.rms_norm_eps)
     assert entries["tokenizer.ggml.tokens"][: len(tokenizer)] == tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
     assert len(entries["tokenizer.ggml.tokens"]) == len(entries["tokenizer.ggml.token_type"]) == config.vocab_size
-    assert entries["tokenizer.ggml.token_type"][tokenizer.eos_token_id] == lab_gguf.SPECIAL
+    assert entries["tokenizer.ggml.token_type"][tokenizer.eos_token_id] == written_gguf.SPECIAL
     assert entries["tokenizer.ggml.add_bos_token"] is False
     assert entries["tokenizer.ggml.eos_token_id"] == 0
 
@@ -47,7 +47,7 @@ def test_rotating_neighbours_equals_rotating_halves():
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
     def neighbours(weight):
-        a, b = (x @ lab_gguf.interleaved(weight, n_heads).T).view(n, n_heads, -1, 2).unbind(-1)
+        a, b = (x @ written_gguf.interleaved(weight, n_heads).T).view(n, n_heads, -1, 2).unbind(-1)
         return torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
 
     right, made = (torch.einsum("ihd,jhd->hij", f(query), f(key)) for f in (halves, neighbours))
@@ -59,4 +59,4 @@ def test_what_cannot_be_written_is_refused(pair, tmp_path):
     words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0})))
     for model, tokenizer, what in ((other, pair[1], "gpt2"), (pair[0], words, "tokenizer")):
         with pytest.raises(EnvironmentProblem, match=rf"{what}.*convert_hf_to_gguf"):
-            lab_gguf.write_model(model, tokenizer, tmp_path / "x.gguf")
+            written_gguf.write_model(model, tokenizer, tmp_path / "x.gguf")
