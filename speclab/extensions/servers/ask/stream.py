@@ -32,7 +32,8 @@ class Answer(NamedTuple):
 
 
 class Stream:
-    """The events of one answer. n_tokens: the most that it may have. clock: seconds, read at each event."""
+    """The events of one answer. n_tokens: the most that it may have. clock: seconds, read at the
+    beginning, at each event and at the mark of the end."""
 
     def __init__(self, url: str, n_tokens: int, clock: Callable[[], float] = time.perf_counter):
         self._url, self._most, self._clock = url, n_tokens, clock

@@ -18,7 +18,7 @@ from speclab.extensions.servers.load import load_screen
 from speclab.extensions.servers.load.levels import Level
 from speclab.extensions.servers.load.users import LONGEST
 from speclab.extensions.servers.load.work import PASSES, measure, work
-from speclab.system.errors import UsageProblem
+from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.files import check_writable, shown, write_whole
 from speclab.system.terminal import note, say
 
@@ -50,7 +50,8 @@ def _check_numbers(path: Path) -> None:
 
 
 def show(args: argparse.Namespace, speculative: Server, plain: Server | None, prompts: Sequence[Prompt]) -> int:
-    """Measure, print, and write the chart with its numbers beside it.  -> exit code: 1 where a check fails"""
+    """Measure, print, and write the chart with its numbers beside it.  -> exit code: 1 where a
+    check fails, and that of the problem that has ended it before the last load"""
     windows = len(args.load) * PASSES * (2 if plain else 1)
     longest = f"up to {LONGEST * args.load_seconds:g} s where answers take long"
     note(f"  {windows} windows of {args.load_seconds:g} s, {longest}, and a warm-up before each")
@@ -67,6 +68,8 @@ def show(args: argparse.Namespace, speculative: Server, plain: Server | None, pr
 
         load_chart.draw(levels, speculative.model, args.chart)
         write_whole(args.chart.with_suffix(".json"), _record(args, speculative, plain, levels, stop is not None))
+    if isinstance(stop, EnvironmentProblem):  # a line has said which loads are lost
+        return stop.exit_code
     return int(not all(one.good for level in levels for one in level.checks))
 
 

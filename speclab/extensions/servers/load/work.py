@@ -62,7 +62,8 @@ def measure(
                 if not levels:
                     raise
                 why = str(problem) or "stopped"
-                note(f"  only up to {levels[-1].n_users} users are counted: {why}")
+                lost = ", ".join(str(n) for n in loads[len(levels) :])
+                note(f"  only up to {levels[-1].n_users} users are counted, and these loads are lost, {lost}: {why}")
                 return levels, problem
             other = sides[id(plain)] if plain else []
             levels.append(Level(n_users=n_users, speculative=sides[id(speculative)], plain=other))

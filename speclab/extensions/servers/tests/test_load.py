@@ -252,6 +252,28 @@ def test_what_was_measured_before_a_failure_stays(fake, plain):
         work.measure(*servers, [4], 1.0, lambda first: orders(), True, ask)
 
 
+def test_a_server_that_dies_under_load_leaves_the_finished_loads_and_ends_with_3(
+    fake, soon, command, tmp_path, monkeypatch
+):
+    usual = users.Users.ask
+
+    def ask(self, n_users, orders, seconds):
+        if n_users > 1:
+            raise EnvironmentProblem("it went away")
+        return usual(self, n_users, orders, seconds)
+
+    monkeypatch.setattr(users.Users, "ask", ask)
+    monkeypatch.setattr(load_chart, "draw", lambda *_: None)
+    words = ["--load", "1,2,4", "--load-seconds", 0.2, "--max-new-tokens", 16, "--chart", tmp_path / "x.png"]
+    code, out, err = command("--url", fake.url, *words)
+    assert code == 3
+    assert "ANSWER" in out
+    [line] = [line for line in err.splitlines() if "it went away" in line]
+    assert "2, 4" in line, "the loads that are lost"
+    found = json.loads((tmp_path / "x.json").read_text())
+    assert (len(found["loads"]), found["conditions"]["ended_early"]) == (1, True)
+
+
 def test_servers_take_turns_and_get_the_same_work(fake, plain):
     servers = engines.find(fake.url, None), engines.find(plain.url, None)
     turns, asked = [], []

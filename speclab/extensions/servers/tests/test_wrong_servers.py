@@ -1,6 +1,8 @@
 """The table of servers that are wrong on purpose: what it counts as right and as named, and what it does not mix."""
 
 import contextlib
+import importlib.util
+import sys
 from dataclasses import replace
 
 import pytest
@@ -13,6 +15,7 @@ from speclab.extensions.servers.ask.client import Order
 from speclab.extensions.servers.curves.measuring import Lab
 from speclab.extensions.servers.diagnosis import COST, LOAD, NOTHING, REJECTED, TEXT_WRONG
 from speclab.extensions.servers.load import users
+from speclab.extensions.servers.start import starting
 from speclab.extensions.servers.start.programs import LlamaServer, Vllm
 from speclab.extensions.servers.tests.simulated import Simulated
 from speclab.extensions.servers.wrong import __main__ as command
@@ -21,9 +24,11 @@ from speclab.extensions.servers.wrong.__main__ import CASES, NAMES, SETS
 from speclab.extensions.servers.wrong.cases import DROPPED
 from speclab.extensions.servers.wrong.makers import Both, Found, Place
 from speclab.extensions.servers.wrong.third_set import THIRD
+from speclab.extensions.servers.wrong.vllm_set import with_weights
 from speclab.extensions.servers.wrong.wrong_record import WrongRun
 from speclab.models import prompts
 from speclab.models.loading import LAB_TARGET
+from speclab.models.outside import written_gguf
 from speclab.models.setup import load_setup
 from speclab.records import files
 from speclab.system.errors import EnvironmentProblem, UsageProblem
@@ -161,6 +166,76 @@ class Simulation(Both):
     def started(self, place):
         with Simulated(rates=(0.5,)) as one, Simulated() as other:
             yield Found(engines.find(one.url, None), engines.find(other.url, None), "simulated")
+
+
+def replaced(monkeypatch, name, **changes):
+    """Put simulated servers into a case."""
+    monkeypatch.setitem(CASES, name, replace(CASES[name], servers=Simulation(), others=0, **changes))
+
+
+def test_a_server_that_dies_is_in_no_count_and_the_others_are_asked(monkeypatch, tmp_path, capsys):
+    """The one that dies first is the one of which any answer of speed would be right."""
+    names, asked = ["cached", "one kind", "slow host"], []
+    usual = asking_wrong.running.find_out
+
+    def find_out(*args):
+        asked.append(args)
+        if len(asked) == 1:
+            raise EnvironmentProblem("it went away")
+        return usual(*args)
+
+    monkeypatch.setattr(asking_wrong.running, "find_out", find_out)
+    for name in names:
+        replaced(monkeypatch, name)
+    words = ["--only", ",".join(names), "--limit", "1", "--max-new-tokens", "16", "--name", "x"]
+    assert command.main([*words, "--out-dir", str(tmp_path)]) == 3
+    found = files.read(tmp_path / "results" / "x-wrong-servers.json", WrongRun)
+    assert {one.name for one in found.wrong} == set(names[1:])
+    assert found.interrupted
+    assert "cached is not measured: it went away" in capsys.readouterr().err
+
+
+def test_a_line_that_refuses_a_server_is_its_answer_where_the_case_expects_it(monkeypatch, place):
+    def find_out(*_):
+        raise EnvironmentProblem(f"the server {DROPPED}")
+
+    monkeypatch.setattr(asking_wrong.running, "find_out", find_out)
+    [name] = [case.name for case in CASES.values() if case.answer == DROPPED]
+    replaced(monkeypatch, name)
+    found = asking_wrong.asked(CASES[name], "before", place, 16)
+    assert (found.answer, found.right) == (DROPPED, True)
+    replaced(monkeypatch, name, answer="")
+    with pytest.raises(EnvironmentProblem, match=DROPPED):
+        asking_wrong.asked(CASES[name], "before", place, 16)
+
+
+def test_a_package_and_a_head_that_are_not_there_are_missing(monkeypatch, place, tmp_path):
+    here = replace(place, llama=LlamaServer(sys.executable), vllm=Vllm(sys.executable), smollm2=tmp_path)
+    heads = with_weights(tmp_path / "feature")
+    assert "feature" in heads.missing(here)
+    (tmp_path / "feature").mkdir()
+    (tmp_path / "feature" / "config.json").write_text("{}")
+    assert heads.missing(here) == ""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "pip install gguf" in CASES["as it is"].servers.missing(here)
+    assert CASES["a draft as large as its target"].servers.missing(here) == "", "it writes no file"
+
+
+def test_every_file_is_written_once(monkeypatch, place, tmp_path):
+    written = []
+
+    @contextlib.contextmanager
+    def started(command, port):
+        with Simulated(rates=(0.5,)) as one:
+            yield one.url
+
+    monkeypatch.setattr(written_gguf, "write", lambda folder, path, *_: written.append(path.name) or path)
+    monkeypatch.setattr(starting, "started", started)
+    here = replace(place, folder=tmp_path, _written={})
+    for name in ("as it is", "k = 12"):
+        with CASES[name].servers.started(here):
+            pass
+    assert sorted(written) == ["draft.gguf", "target.gguf"]
 
 
 def test_a_record_says_that_users_were_interrupted(monkeypatch, tmp_path):

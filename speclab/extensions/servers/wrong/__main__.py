@@ -43,6 +43,7 @@ from speclab.system.errors import EnvironmentProblem, UsageProblem, reports_prob
 from speclab.system.files import do_all, shown
 from speclab.system.terminal import note, say
 
+SELF = "python -m speclab.extensions.servers.wrong"
 SETS = {"before": BEFORE, "after": AFTER, "third": THIRD, "vllm": VLLM}
 CASES = {case.name: case for cases in SETS.values() for case in cases}
 NAMES = {half: [case.name for case in cases] for half, cases in SETS.items()} | {"users": list(LOADS)}  # of every set
@@ -64,18 +65,31 @@ def main(argv: list[str] | None = None) -> int:
     run = WrongRun(schema_version=3, interrupted=False, thresholds=thresholds(), wrong=[], loads=[], **facts)
     if args.add:
         add(run, files.read(args.add, WrongRun), shown(args.add))
-    with tempfile.TemporaryDirectory() as folder, kept_when_stopped(lambda: "what is measured is kept") as stops:
+    left, failed = list[str](), list[str]()  # not measured to the end; those of them that a problem has ended
+
+    def kept() -> str:
+        return "what is measured is kept" if run.wrong or run.loads else ""
+
+    with tempfile.TemporaryDirectory() as folder, kept_when_stopped(kept) as stops:
         place = Place(lab, LlamaServer(args.program), Vllm(args.vllm), args.smollm2, Path(folder))
-        for name in those_here(names, place):
+        left += those_here(names, place)
+        for name in list(left):
             note(f"  {name}")
-            ask(run, name, place, args.max_new_tokens, args.load_seconds)
-    run.interrupted = bool(stops) or any(one.ended_early for one in run.loads)
+            if ask(run, name, place, args.max_new_tokens, args.load_seconds):
+                left.remove(name)
+            else:
+                failed.append(name)
+    if not kept():
+        raise EnvironmentProblem(f"no server was measured, and the lines above say why; see {SELF} --help")
+    if left:
+        note(f"  not measured to the end: {', '.join(left)}; ask them again with --only and --add")
+    run.interrupted = bool(stops) or bool(left) or any(one.ended_early for one in run.loads)
     run.wrong.sort(key=lambda one: list(CASES).index(one.name))
     say(wrong_views.text(run))
     code = do_all(output.writes(run, functools.partial(wrong_views.page, run)))
     if stops and not isinstance(stops[0], KeyboardInterrupt):
         raise stops[0]
-    return code
+    return code or (EnvironmentProblem.exit_code if failed else 0)
 
 
 def chosen_names(only: str | None) -> list[str]:
@@ -103,17 +117,25 @@ def those_here(names: Sequence[str], place: Place) -> list[str]:
     return [name for name in names if not missing[name]]
 
 
-def ask(run: WrongRun, name: str, place: Place, n_tokens: int, load_seconds: float) -> None:
-    """Ask the servers of one name, and put what they say into the record. Raises what has stopped it in the middle."""
-    if name in CASES:
-        half = next(half for half, names in NAMES.items() if name in names)
-        found = asking_wrong.asked(CASES[name], half, place, n_tokens)
-        run.wrong[:] = [*(one for one in run.wrong if one.name != name), found]
-        return
-    load, stop = asking_wrong.under_load(name, place, n_tokens, load_seconds)
+def ask(run: WrongRun, name: str, place: Place, n_tokens: int, load_seconds: float) -> bool:
+    """Ask the servers of one name, and put what they say into the record. A server that cannot be measured has no
+    entry, and a line says why. Raises KeyboardInterrupt in the middle of loads.
+    -> whether it was measured to the end
+    """
+    try:
+        if name in CASES:
+            half = next(half for half, names in NAMES.items() if name in names)
+            found = asking_wrong.asked(CASES[name], half, place, n_tokens)
+            run.wrong[:] = [*(one for one in run.wrong if one.name != name), found]
+            return True
+        load, stop = asking_wrong.under_load(name, place, n_tokens, load_seconds)
+    except EnvironmentProblem as problem:
+        note(f"  {name} is not measured: {problem}")
+        return False
     run.loads[:] = [*(one for one in run.loads if one.name != name), load]
     if isinstance(stop, KeyboardInterrupt):
         raise stop
+    return stop is None
 
 
 def add(run: WrongRun, old: WrongRun, name: str) -> None:
@@ -141,7 +163,7 @@ def thresholds() -> dict[str, float]:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all flags."""
-    parser = parsing.make_parser(__doc__, "python -m speclab.extensions.servers.wrong")
+    parser = parsing.make_parser(__doc__, SELF)
     group = parser.add_argument_group("servers")
     group.add_argument("--program", default="llama-server", metavar="FILE", help="llama.cpp's server")
     group.add_argument(

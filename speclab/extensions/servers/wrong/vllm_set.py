@@ -19,7 +19,7 @@ LAYERS = "eagle_aux_hidden_state_layer_ids"  # after which layers of the target 
 
 def with_weights(place: Path, k: int = 4, **more: Any) -> InVllm:
     """Return two servers of vLLM, one of which drafts with these weights."""
-    return InVllm(lambda _: weights(place), k=k, **more)
+    return InVllm(lambda _: weights(place), k=k, weights=place, **more)
 
 
 VLLM = (
@@ -32,7 +32,8 @@ VLLM = (
     Wrong("k = 12 in vLLM", "twelve drafted tokens a round", COST, TOO_LONG,
           with_weights(LAB_PAIR / "draft", 12)),
     Wrong("wrong layers in vLLM", "the head's config.json names the layers 1, 2 and 3",
-          REJECTED, STATES, InVllm(lambda place: weights(place.altered_head("other-layers", **{LAYERS: [1, 2, 3]})))),
+          REJECTED, STATES, InVllm(lambda place: weights(place.altered_head("other-layers", **{LAYERS: [1, 2, 3]})),
+                                   weights=LAB_PAIR / "feature")),
     Wrong("SmolLM2 with a lookup in vLLM", "nothing: a lookup, which finds little in most chats",
           NOTHING, "", InVllm(lookup, smollm2=True)),
     Wrong("SmolLM2 with its head in vLLM", "nothing: the lab's head for it", NOTHING, "",
