@@ -8,8 +8,10 @@
 
 All prompts are decoded so many at a time, token by token and with every draft at every length. A row whose text has
 ended takes the next prompt. What comes out: whether the texts are right, the best draft length of each batch beside
-what was expected of it, a run record (JSON), a page in Markdown, and a picture. See docs/which-method.md. Exit code 1
-if a greedy difference is not a near-tie, or a sampled row fails its statistics.
+what was expected of it, a run record (JSON), a page in Markdown, and a picture. See docs/which-method.md. Compiled
+passes have at most 40 tokens in all: with -k 2,4,6 those over 1, 2 and 4 texts. The head of the run says for which
+numbers of texts they are taken. Exit code 1 if a greedy difference is not a near-tie, or a sampled
+row fails its statistics.
 """
 
 if __name__ == "__main__":

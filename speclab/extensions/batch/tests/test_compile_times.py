@@ -30,6 +30,8 @@ def test_everything_is_loaded_three_times_and_compiled_once(pair_folder, tmp_pat
     monkeypatch.setattr(compiling.engine_choice, "fastest", lambda passes: [2.0, 1.0] * (len(passes) // 2))
     target, draft = str(pair_folder / "target"), str(pair_folder / "draft")
     words = ["--target", target, "--drafts", draft, "--size", "none", "--rows", "2x1,2x3", "--repeats", "2"]
+    engines, load = [], compiling.flags.setup_from
+    monkeypatch.setattr(compiling.flags, "setup_from", lambda args: engines.append(args.engine) or load(args))
     code = compiling.main([*words, "--threads", "1", "--out-dir", str(tmp_path)])
     out = capsys.readouterr().out
     assert code == 0, out
@@ -42,10 +44,20 @@ def test_everything_is_loaded_three_times_and_compiled_once(pair_folder, tmp_pat
         (2, 1, 2, 2),
         (2, 3, 2, 2),
     ]
-    assert str(len(built)) in out
+    rows = [line.split() for line in out.splitlines()]
+    [of_all], [of_one] = ([row for row in rows if row[: len(name)] == name] for name in (["all"], ["one", "text"]))
+    assert of_all[1:3] == [str(len(built)), "-"], "the fast engine loads no passes over several texts"
+    assert of_one[2] == str(sum(one.functions for one in parts["empty"][:2]))
+    assert engines == ["fast", "fast", "compiled", "compiled"], "the first one is not timed"
     assert own not in folders
     assert not own.exists()
     assert str(tmp_path) not in files.to_json(run)
+
+
+@pytest.mark.parametrize("flag", ["--engine fast", "--prompts x", "--limit 2", "--max-new-tokens 8", "--seed 1"])
+def test_flags_without_effect_are_refused(flag, capsys):
+    assert compiling.main(flag.split()) == 2
+    assert flag.split()[0] in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["", "2", "1x3", "2x0", "2x1,x", "999x1", "-2x1"])
