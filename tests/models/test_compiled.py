@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from speclab.models import engine_choice
 from speclab.models.backends import compile_functions, compiled, packages
@@ -25,7 +26,7 @@ from speclab.models.family import NoFastBackend
 from speclab.system import cache as user_cache
 from speclab.system.paths import ROOT
 from tests.decoding import plain_text
-from tests.tiny_models import FAMILIES, in_parts, tiny
+from tests.tiny_models import FAMILIES, in_parts, tiny, uncompiled
 
 LAYERS = {"llama": 1, "gpt2": 1, "qwen2": 1, "gemma": 1, "mistral_window": 1, "gemma3_window": 2}
 
@@ -316,3 +317,21 @@ def test_a_pass_without_layers_is_not_cut():
     graph = ExportedModel(tiny("llama"), layers=[])._graphs[False]
     with pytest.raises(NoFastBackend):
         compiled.cut(graph)
+
+
+def test_matrices_whose_names_differ_by_a_dot_alone_stay_apart():
+    """`a.b_c` and `a_b.c` are two matrices, and so are their copies in blocks."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.ModuleDict({"b_c": nn.Linear(8, 8, bias=False)})
+            self.a_b = nn.ModuleDict({"c": nn.Linear(8, 8, bias=False)})
+
+        def forward(self, states: torch.Tensor) -> torch.Tensor:
+            return self.a_b["c"](self.a["b_c"](states))
+
+    two, states = Two().eval(), torch.randn(2 * compile_functions.BLOCK, 8)
+    with torch.inference_mode():
+        run = compiled.whole_function(two, (states,), [[0]], torch.get_num_threads(), uncompiled)
+        assert torch.allclose(run(states)[0], two(states), atol=1e-5)
