@@ -98,6 +98,7 @@ class Course:
         self.lines = Lines(self._how_far)
         self.since = (0, 0.0)  # tokens and seconds of learning, in this process
         self.device = next(head.parameters()).device
+        self.stepped = time.monotonic()  # the end of the last step
         self.resumed = False
 
     def batches(self, step: int) -> list[tuple[Tensor, ...]]:
@@ -120,7 +121,7 @@ class Course:
         """A step has ended: say how far it is, and score the head each tenth of the time."""
         tokens = facts.tokens - self.facts.tokens if self.resumed else 0
         self.since = (self.since[0] + tokens, self.since[1] + (time.monotonic() - self.began if self.resumed else 0.0))
-        self.facts, self.resumed = TrainingFacts(**asdict(facts)), True
+        self.facts, self.resumed, self.stepped = TrainingFacts(**asdict(facts)), True, time.monotonic()
         self.lines()
         last = 60 * self.progress.growth[-1]["minutes"] / self.seconds if self.progress.growth else 0.0
         next_share = FIRST_SCORE if not last else (int(last / SCORES + 0.25) + 1) * SCORES  # after .08 comes .2
@@ -151,7 +152,8 @@ class Course:
 
     def _how_far(self) -> str:
         facts = self.facts
-        minutes = max(0.0, self.seconds - facts.seconds) / 60
+        gone = facts.seconds + time.monotonic() - self.stepped  # writing texts takes time between two steps
+        minutes = max(0.0, self.seconds - gone) / 60
         speed = f", {self.since[0] / self.since[1]:,.0f} tokens/s" if self.since[1] else ""
         loss = "" if facts.last_loss is None else f", loss {facts.last_loss:.3f}"
         n_texts = f"{len(self.texts.answers):,} texts"

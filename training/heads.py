@@ -83,7 +83,7 @@ MANY_TOKENS, BYTES_OF_TOKEN = 32768, 2**19
 DRAFT_IDS = 8192  # ids that a head proposes; of more it takes the most frequent ones
 OF_OWN = 0.4  # share of the time for the target's own texts: each is then learned from some five times on a CPU
 FIRST_PART, LATEST_PART = 10, 3  # a head is there after a tenth of the time, or after a third where that is too short
-OF_ENDING, ENDING = 0.05, 10.0  # share of the time, and seconds at most, for what comes after the last step
+OF_ENDING, ENDING = 0.05, 60.0  # share of the time, and seconds at most, for what comes after the last step
 WITH_NOISE = 1.5  # times what is needed is told: whoever types it is not refused by a slower second
 FIRST_PASSES = 14  # passes over the longest row that the first tenth is worth, beside the texts
 MOST_BYTES = 2**20  # the largest size of a training.json, in bytes
@@ -286,7 +286,9 @@ def train_head(
     if len(course.progress.growth) > 1:
         decode()
     best, ids = head_in(args, target)
-    scores = scored(best, target, tokenizer, course.held_out, ids)
+    left = 60 * args.minutes - (time.monotonic() - began)
+    scores = scored(best, target, tokenizer, course.held_out, left, ids)
+    note(f"it is used by: python compare.py --target {args.target} --draft {args.kind}:{args.out}")
     return about(facts, course) | {"scores": scores}, scores
 
 
