@@ -80,7 +80,7 @@ class CompilingRun(common.BenchmarkRun):
     """The record of `python -m benchmarks.compiling`."""
 
     loaded: list[Loaded]
-    rows: list[RowsPass]
+    passes: list[RowsPass]
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ def rows_table(run: CompilingRun) -> Table:
         "compiled ms": lambda one: both(one.compiled),
         "kernels ÷ compiled": ratio,
     }
-    return Table(run.rows, cells, n_words=0)
+    return Table(run.passes, cells, n_words=0)
 
 
 def page(run: CompilingRun) -> list[Block]:
@@ -271,7 +271,7 @@ def main(argv: list[str] | None = None) -> int:
         measure(args, fields, loaded, rows)
     fields["settings"] |= {"drafts": args.drafts, "size": args.size, "repeats": args.repeats}
     fields["interrupted"] = bool(stops)
-    return common.finish(args, CompilingRun(**fields, loaded=loaded, rows=rows), page, stops[0] if stops else None)
+    return common.finish(args, CompilingRun(**fields, loaded=loaded, passes=rows), page, stops[0] if stops else None)
 
 
 if __name__ == "__main__":

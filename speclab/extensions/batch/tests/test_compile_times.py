@@ -40,7 +40,7 @@ def test_everything_is_loaded_three_times_and_compiled_once(pair_folder, tmp_pat
     assert [len(parts[folder]) for folder in parts] == [2, 3, 3], "the passes over two texts are always compiled"
     assert sum(one.functions for one in parts["empty"]) == len(built) > 0
     assert not any(one.functions for one in parts[""] + parts["full"])
-    assert [(one.n_texts, one.width, len(one.compiled), len(one.kernels)) for one in run.rows] == [
+    assert [(one.n_texts, one.width, len(one.compiled), len(one.kernels)) for one in run.passes] == [
         (2, 1, 2, 2),
         (2, 3, 2, 2),
     ]
