@@ -248,6 +248,7 @@ USUAL = {
     "benchmarks.scaling": FILED,
     "benchmarks.families": ["--out-dir", "out"],
     "benchmarks.ahead": FILED,
+    "benchmarks.compiling": ["--target", "target", "--threads", "1", "--out-dir", "out"],
     "benchmarks.tried.drawn": FILED,
     "benchmarks.gpu": ["--out", "out", "--device", "cpu"],
     "training.heads": ["pair", "--out", "out", "--work-dir", "out"],
@@ -357,6 +358,7 @@ ROWS = [
     Row(f"{C} --engine vllm", 2, ("invalid choice: 'vllm'", "eager")),
     Row(f"{B} --prompt x --target lab:20m --device-map auto", 2, ("lab:20m is made on one device",)),
     Row("-m benchmarks.roofline --target lab:20m --device-map auto", 2, ("lab:20m is made on one device",)),
+    Row("-m benchmarks.compiling --rows 2", 2, ("--rows 2", "for example 2x1,2x5")),
     # --- weights and tokenizer again ---
     Row(f"{B} --prompt x --target weights-other-shape", 3, ("differ in shape", "config.json")),
     Row(f"{B} --prompt x --target weights-none", 3, ("lacks the weights",)),
