@@ -288,7 +288,7 @@ def train_head(
     best, ids = head_in(args, target)
     left = 60 * args.minutes - (time.monotonic() - began)
     scores = scored(best, target, tokenizer, course.held_out, left, ids)
-    note(f"it is used by: python compare.py --target {args.target} --draft {args.kind}:{args.out}")
+    note(f"to use this head, type: python compare.py --target {args.target} --draft {args.kind}:{args.out}")
     return about(facts, course) | {"scores": scores}, scores
 
 

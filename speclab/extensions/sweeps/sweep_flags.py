@@ -1,4 +1,4 @@
-"""The flags of the command, in a file that imports nothing slow: a mistyped one is answered at once."""
+"""This file holds the flags of the command. It imports nothing slow, so a mistyped flag is answered at once."""
 
 import argparse
 

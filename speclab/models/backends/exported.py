@@ -73,7 +73,7 @@ class _WrittenAt(WrittenInPlace):
 
 
 Kernels = Mapping[bool, tuple[Callable[..., tuple], Callable[..., tuple]]]
-"""by whether the weights are packed: a list of kernels as a function of its inputs, for any width and for one token"""
+"""This maps whether the weights are packed to a list of kernels: a function for any width, and one for a single token."""
 
 
 class ExportedModel:
