@@ -57,7 +57,7 @@ def keys_and_values(cached: CachedModel) -> list[tuple[Tensor, Tensor]]:
 
 @contextlib.contextmanager
 def counted_kernels() -> Iterator[list[Counter[str]]]:
-    """Count what the passes of a model call that is exported inside; there is a count for each of its lists of kernels."""
+    """Count what a model calls that is exported inside; there is a count for each of its lists of kernels."""
     lists: list[Counter[str]] = []
     right = rewrites.lift_constants
 

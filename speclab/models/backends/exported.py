@@ -73,7 +73,7 @@ class _WrittenAt(WrittenInPlace):
 
 
 Kernels = Mapping[bool, tuple[Callable[..., tuple], Callable[..., tuple]]]
-"""This maps whether the weights are packed to a list of kernels: a function for any width, and one for a single token."""
+"""This maps whether the weights are packed to two functions: one for any width, and one for a single token."""
 
 
 class ExportedModel:
