@@ -163,7 +163,7 @@ def make_parser() -> parsing.Parser:
     """The flags."""
     parser = parsing.make_parser(__doc__)
     flags.add_shared_flags(parser)
-    flags.add_draft_flag(parser)
+    flags.add_draft_flag(parser.add_argument_group("draft"))
     group = parser.add_argument_group("benchmark")
     group.add_argument("-k", "--draft-length", default="2,4,8", metavar="K,K", help="(default: %(default)s)")
     group.add_argument("--temperature", default="0.8,1", metavar="T,T", help="above 0 (default: %(default)s)")

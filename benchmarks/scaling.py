@@ -324,7 +324,7 @@ def make_parser() -> parsing.Parser:
     """The flags."""
     parser = parsing.make_parser(__doc__)
     flags.add_shared_flags(parser)
-    flags.add_draft_flag(parser)
+    flags.add_draft_flag(parser.add_argument_group("draft"))
     group = parser.add_argument_group("benchmark")
     group.add_argument("--sweeps", default=",".join(SWEEPS), metavar="NAME,NAME", help="(default: %(default)s)")
     group.add_argument("-k", "--draft-length", type=parsing.at_least(1), default=4, help="(default: 4)")

@@ -143,7 +143,7 @@ def make_parser() -> parsing.Parser:
     """The flags."""
     parser = parsing.make_parser(__doc__)
     flags.add_shared_flags(parser)
-    flags.add_draft_flag(parser)
+    flags.add_draft_flag(parser.add_argument_group("draft"))
     group = parser.add_argument_group("benchmark")
     group.add_argument("--also", default="", metavar="KIND,KIND", help="further drafts of the lab, which have no peer")
     group.add_argument("-k", "--draft-length", default="2,4,6", metavar="K,K", help="(default: %(default)s)")

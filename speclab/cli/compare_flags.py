@@ -27,16 +27,19 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
     """Return all flags of compare.py."""
     parser = parsing.make_parser(docstring)
     flags.add_shared_flags(parser)
-    group = flags.add_draft_flag(parser, default=None, title="experiment")
+    group = parser.add_argument_group("experiment")
+    flags.add_draft_flag(group, None, f"what drafts, several with commas; {flags.DRAFT_HELP}")
     flags.add_rule_flag(group)
     group.add_argument(
         "-k",
         "--draft-length",
-        type=_lengths,
+        type=parsing.typed_lengths,
         metavar="K,K",
         help="tokens per draft; auto: chosen in every round (default: 2,4,6,auto)",
     )
-    group.add_argument("--temperature", type=_temperatures, metavar="T,T", help="0 is greedy (default: 0,0.8)")
+    group.add_argument(
+        "--temperature", type=parsing.typed_temperatures, metavar="T,T", help="0 is greedy (default: 0,0.8)"
+    )
     group.add_argument(
         "--repeats", type=parsing.at_least(1), metavar="N", help="times that each arm decodes each prompt (default: 1)"
     )
@@ -76,15 +79,3 @@ def wants_padded(args: argparse.Namespace, size: str) -> bool:
     is_lab = args.target == LAB_TARGET and not drafts_nothing
     usable = is_lab and size in ("default", "full") and padded_pair.padded_kinds(args.draft.split(","), "lab:50m")
     return bool(usable) and not args.no_padded
-
-
-def _lengths(text: str) -> str:
-    """Return draft lengths as they were typed. Raises UsageProblem where they are wrong, before anything is loaded."""
-    parsing.lengths(text, "-k")
-    return text
-
-
-def _temperatures(text: str) -> str:
-    """Return temperatures as they were typed. Raises UsageProblem where they are wrong."""
-    parsing.numbers(text, float, 0, "--temperature")
-    return text

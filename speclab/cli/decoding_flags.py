@@ -13,7 +13,8 @@ def make_parser(docstring: str, speculative: bool) -> argparse.ArgumentParser:
     flags.add_shared_flags(parser)
     flags.add_decoding_flags(parser)
     if speculative:
-        group = flags.add_draft_flag(parser)
+        group = parser.add_argument_group("draft")
+        flags.add_draft_flag(group)
         group.add_argument(
             "-k",
             "--draft-length",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from speclab.models.setup import Setup
 
 MOST_THREADS = 1024
+DRAFT_HELP = "--draft help lists all kinds"
 TOKEN = "token"  # the accept rule where --rule is left out
 
 
@@ -263,22 +264,22 @@ class TargetName(argparse.Action):
 
 
 def add_draft_flag(
-    parser: argparse.ArgumentParser, default: str | None = "model", title: str = "draft"
-) -> argparse._ArgumentGroup:  # for further flags beside it
-    """Add --draft, which takes what the table of drafts knows (speclab/drafts/kind_table.py)."""
-    group = parser.add_argument_group(title)
-    group.add_argument(
+    parser: argparse._ActionsContainer,
+    default: str | None = "model",
+    help: str = f"what drafts (default: %(default)s); {DRAFT_HELP}",
+    besides: tuple[str, ...] = (),
+) -> None:
+    """Add --draft, which takes what the table of drafts knows (speclab/drafts/kind_table.py), and the words of
+    `besides`."""
+    parser.add_argument(
         "--draft",
         default=default,
         metavar="KIND",
         action=Listed,
         table=_table_of_drafts,
-        read=_draft_names,
-        help="what drafts (default: %(default)s); --draft help lists all kinds"
-        if default
-        else "what drafts, several with commas; --draft help lists all kinds",
+        read=lambda text: text if text in besides else _draft_names(text),
+        help=help,
     )
-    return group
 
 
 def with_defaults(args: argparse.Namespace, defaults: dict[str, Any]) -> argparse.Namespace:

@@ -4,11 +4,13 @@ import argparse
 import difflib
 import math
 import sys
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 from speclab.system.errors import UsageProblem, reports_problems
 
+Parsers = Mapping[str, Callable[[], argparse.ArgumentParser]]  # what makes a command's parser, by its first word
 DASH = Path("-")  # in place of a file: the terminal
 AUTO = "auto"  # of -k: the length is chosen in every round
 LARGEST = 256  # of the numbers in a list; every draft length up to the longest is calibrated
@@ -56,17 +58,24 @@ def make_parser(docstring: str, prog: str | None = None) -> Parser:
     return parser
 
 
-def check_words(parser: argparse.ArgumentParser) -> None:
+def check_words(parser: argparse.ArgumentParser, others: Parsers | None = None) -> None:
     """End the program with one line and exit code 2 where the command line is mistyped.
 
-    A script calls this before it imports anything that takes seconds. `--help` is answered here, too.
+    A script calls this before it imports anything that takes seconds. `--help` is answered here, too. others: functions
+    that make the parser of what follows, by the first word that chooses one of them.
     """
 
     def parse() -> None:
-        parser.parse_args()
+        name, words = subcommand(sys.argv[1:], others or {})
+        (others[name]() if others and name else parser).parse_args(words)
 
     if code := reports_problems(parse)():
         sys.exit(code)
+
+
+def subcommand(words: list[str], names: Collection[str]) -> tuple[str, list[str]]:
+    """Return the first word where it is one of these names, "" where it is none, and the words that follow."""
+    return (words[0], words[1:]) if words and words[0] in names else ("", words)
 
 
 def first_given(args: argparse.Namespace, *names: str) -> str | None:
@@ -142,6 +151,18 @@ def lengths(text: str, flag: str) -> tuple[list[int], bool]:
     words = [word.strip() for word in text.split(",")]
     others = [word for word in words if word != AUTO]
     return numbers(",".join(others), int, 0, flag) if others else [], AUTO in words
+
+
+def typed_lengths(text: str) -> str:
+    """Return draft lengths as they were typed, as an argparse type. Raises UsageProblem where they are wrong."""
+    lengths(text, "-k")
+    return text
+
+
+def typed_temperatures(text: str) -> str:
+    """Return temperatures as they were typed, as an argparse type. Raises UsageProblem where they are wrong."""
+    numbers(text, float, 0, "--temperature")
+    return text
 
 
 def numbers(text: str, kind: type, smallest: float, flag: str, largest: float = LARGEST) -> list:

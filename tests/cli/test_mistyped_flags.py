@@ -5,16 +5,19 @@ import sys
 
 import pytest
 
+from speclab.system import extensions
 from speclab.system.paths import ROOT
 
 SCRIPT = """
 import runpy, sys
 name, *sys.argv[1:] = sys.argv[1:]
+run = runpy.run_path if name.endswith(".py") else runpy.run_module
 try:
-    runpy.run_path(name, run_name="__main__")
+    run(name, run_name="__main__")
 except SystemExit as end:
     print(end.code, *sorted({"torch", "transformers"} & set(sys.modules)))
 """
+EXTENSIONS = [f"{extensions.PACKAGE}.{name}" for name in extensions.commands()]
 SCRIPTS = ("baseline_autoregressive.py", "optimized_speculative.py", "compare.py", "check.py")
 
 
@@ -26,6 +29,14 @@ def run(*words: str) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize("words", [("--tempreature", "1"), ("--seed", "-1")], ids=["flag", "value"])
 def test_torch_is_not_loaded(script, words):
     done = run(script, *words)
+    assert done.stdout == "2\n", done
+    assert done.stderr.startswith("error: "), done
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("module", EXTENSIONS)
+def test_an_extension_answers_as_fast(module):
+    done = run(module, "--tempreature", "1")
     assert done.stdout == "2\n", done
     assert done.stderr.startswith("error: "), done
     assert done.stderr.count("\n") == 1

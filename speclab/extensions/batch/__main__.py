@@ -15,7 +15,11 @@ row fails its statistics.
 """
 
 if __name__ == "__main__":
+    from speclab.cli.parsing import check_words
+    from speclab.extensions.batch.batch_flags import OTHERS, make_parser
     from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+
+    check_words(make_parser(__doc__), OTHERS)  # a mistyped flag is answered before these imports
 
 import argparse
 import functools
@@ -24,9 +28,9 @@ import sys
 from speclab.cli import compare_config, flags, no_effect, parsing
 from speclab.cli.measured import look_at_cores, show
 from speclab.cli.output import Output
-from speclab.drafts import kind_table
 from speclab.extensions.batch import batch_plots, batch_views, decode
 from speclab.extensions.batch.batch_comparison import check, compare_batches
+from speclab.extensions.batch.batch_flags import OTHERS, batch_sizes, make_parser
 from speclab.extensions.batch.decoding.batched_model import RowRules
 from speclab.extensions.batch.decoding.compiled_rows import compile_for
 from speclab.lab.instruments import LoopFunctions
@@ -35,9 +39,6 @@ from speclab.lab.run_config import RunConfig
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import say
 
-PROG = "python -m speclab.extensions.batch"
-DRAFTS = "model,ngram"
-BATCHES = "1,2,4,8,16"
 SIZE_FLAGS = ("limit", "max_new_tokens", "draft_length")
 # What the command line leaves open. limit 0: all prompts, so that a batch of 16 holds no copies.
 SIZES = {"default": (0, 48, "2,4,6"), "quick": (2, 32, "2,4"), "full": (0, 128, "2,4,6")}
@@ -51,11 +52,12 @@ def main(argv: list[str] | None = None, functions: LoopFunctions | None = None, 
     None: the lab's own. Raises UsageProblem where a comparison is asked with them.
     """
     words = sys.argv[1:] if argv is None else argv
-    if words[:1] == ["decode"]:
-        return decode.run(f"{PROG} decode", words[1:], functions, rules)
+    name, rest = parsing.subcommand(words, OTHERS)
+    if name:
+        return decode.run(OTHERS[name]().parse_args(rest), functions, rules)
     if functions or rules:
         raise UsageProblem("a comparison of batches runs the lab's own functions; the first word must be decode")
-    args = filled(make_parser().parse_args(words))
+    args = filled(make_parser(__doc__).parse_args(words))
     config, output, sizes = _prepare(args)
     with output.redirected():
         look_at_cores(config)
@@ -71,49 +73,6 @@ def main(argv: list[str] | None = None, functions: LoopFunctions | None = None, 
     return max(code, exit_code(measured))  # raises what ended the run early, if that can be mended
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """All flags of the comparison."""
-    parser = parsing.make_parser(__doc__ or "", PROG)
-    flags.add_engine_flag(flags.add_model_flags(parser))
-    flags.add_text_flags(parser)
-    group = parser.add_argument_group("experiment")
-    group.add_argument(
-        "-B",
-        "--sizes",
-        metavar="B,B",
-        default=BATCHES,
-        help="texts that are decoded side by side (default: %(default)s)",
-    )
-    group.add_argument(
-        "--thorough",
-        action="store_true",
-        help="also batches in lockstep and after long contexts, the library's own batches, and other machines",
-    )
-    group.add_argument(
-        "--draft",
-        action=flags.Listed,
-        table=kind_table.shown,
-        metavar="KIND",
-        default=DRAFTS,
-        help="as of compare.py; several with commas (default: %(default)s)",
-    )
-    group.add_argument("-k", "--draft-length", metavar="K,K", help="(default: 2,4,6; --quick 2,4)")
-    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
-    group.add_argument(
-        "--repeats",
-        type=parsing.at_least(1),
-        default=1,
-        metavar="N",
-        help="times each prompt is decoded at least (default: 1)",
-    )
-    size = group.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="2 prompts of a kind, 32 tokens, k = 2, 4")
-    size.add_argument("--full", action="store_true", help="128 tokens of each prompt; by default 48")
-    flags.add_output_flags(parser.add_argument_group("results"))
-    parser.set_defaults(max_new_tokens=None, device_map=None)
-    return parser
-
-
 def filled(args: argparse.Namespace) -> argparse.Namespace:
     """The arguments, with the defaults of their size wherever the command line gives none."""
     size = "quick" if args.quick else "full" if args.full else "default"
@@ -124,7 +83,7 @@ def filled(args: argparse.Namespace) -> argparse.Namespace:
 
 def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output, list[int]]:
     """Load and check everything; a Problem with the flags is raised before anything is timed."""
-    sizes = parsing.numbers(args.sizes, int, 1, "-B", decode.MOST_ROWS)
+    sizes = batch_sizes(args.sizes)
     lengths, auto = parsing.lengths(args.draft_length, "-k")
     if auto:
         raise UsageProblem("-k auto chooses by the costs of one text, and a batch has other costs; give -k numbers")

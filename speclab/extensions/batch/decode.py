@@ -1,21 +1,15 @@
-"""Decodes all prompts at once, at most B side by side, prints the texts and says how fast it was.
-
-    python -m speclab.extensions.batch decode                   # four prompts side by side, with the lab's draft model
-    python -m speclab.extensions.batch decode -B 8 --limit 0    # all standard prompts, eight at a time
-    python -m speclab.extensions.batch decode --draft none      # token by token, without a draft
-
-The texts are those that each prompt has alone, in the prompts' order. A row whose text has ended takes the next prompt.
-"""
+"""The command `decode`: it decodes all prompts at once, prints the texts and says how fast it was."""
 
 import argparse
 
 from optimized_speculative import speculative_decode
-from speclab.cli import flags, no_effect, parsing
+from speclab.cli import flags, no_effect
 from speclab.cli.output import how_many, prompt_heading
 from speclab.core.clock import old_objects_frozen
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, tokens_of
-from speclab.drafts import kind_table, registry
+from speclab.drafts import registry
+from speclab.extensions.batch.batch_flags import DRAFT_LENGTH, NO_DRAFT
 from speclab.extensions.batch.decoding.batched_model import BatchedModel, RowRules, check_batch
 from speclab.extensions.batch.decoding.compiled_rows import compile_for
 from speclab.extensions.batch.decoding.decodings import BatchDecoding
@@ -31,19 +25,14 @@ from speclab.models.setup import Setup
 from speclab.present import report
 from speclab.system.terminal import harmless, note, progress
 
-MOST_ROWS = 1024
-SIZE = 4
-DRAFT_LENGTH = 4
-NO_DRAFT = "none"  # of --draft
 
-
-def run(prog: str, argv: list[str], functions: LoopFunctions | None = None, rules: RowRules | None = None) -> int:
+def run(args: argparse.Namespace, functions: LoopFunctions | None = None, rules: RowRules | None = None) -> int:
     """Decode, and print the texts.  -> exit code
 
     functions: of them `is_right` judges every text. rules: what keeps the texts apart; None: the lab's own.
     """
     functions = functions or LoopFunctions(speculative_decode)  # of which the lab's own `is_right` counts
-    args = _parsed(prog, argv)
+    args = _filled(args)
     setup, prompts = flags.load(args)
     check_batch(setup.target)
     drafter, draft = _drafter(args, setup)
@@ -71,43 +60,8 @@ def run(prog: str, argv: list[str], functions: LoopFunctions | None = None, rule
     return int(n_wrong > 0)
 
 
-def make_parser(prog: str) -> argparse.ArgumentParser:
-    """All flags of the command."""
-    parser = parsing.make_parser(__doc__ or "", prog)
-    flags.add_engine_flag(flags.add_model_flags(parser))
-    flags.add_text_flags(parser)
-    group = parser.add_argument_group("decoding")
-    group.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
-    group.add_argument("--ignore-eos", action="store_true", help="go on to --max-new-tokens also after an end token")
-    group.add_argument(
-        "-B",
-        "--size",
-        type=parsing.at_least(1, MOST_ROWS),
-        default=SIZE,
-        metavar="B",
-        help="prompts that are decoded side by side (default: %(default)s)",
-    )
-    group.add_argument(
-        "--draft",
-        action=flags.Listed,
-        table=kind_table.shown,
-        default="model",
-        metavar="KIND",
-        help=f"as of optimized_speculative.py; {NO_DRAFT}: token by token (default: %(default)s)",
-    )
-    group.add_argument(
-        "-k",
-        "--draft-length",
-        type=parsing.at_least(0),
-        metavar="K",
-        help=f"tokens per draft (default: {DRAFT_LENGTH})",
-    )
-    parser.set_defaults(device_map=None)
-    return parser
-
-
-def _parsed(prog: str, argv: list[str]) -> argparse.Namespace:
-    args = make_parser(prog).parse_args(argv)
+def _filled(args: argparse.Namespace) -> argparse.Namespace:
+    """Return the arguments with the draft, and the number of prompts where the command line gives none."""
     args.typed_limit = args.limit
     if args.limit is None:  # so many of each of the standard kinds that no row stays empty
         args.limit = -(-args.size // len(KINDS))

@@ -9,15 +9,20 @@ target's text.
 """
 
 if __name__ == "__main__":
+    from speclab.cli.parsing import check_words
+    from speclab.extensions.int8.int8_flags import make_parser
     from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+
+    check_words(make_parser(__doc__))  # a mistyped flag is answered before these imports
 
 import sys
 import time
 from typing import NamedTuple
 
 from baseline_autoregressive import autoregressive_decode
-from speclab.cli import flags, parsing
+from speclab.cli import flags
 from speclab.core.rounds import DecodeSettings
+from speclab.extensions.int8.int8_flags import make_parser
 from speclab.extensions.int8.kinds import rounded_target
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
@@ -41,10 +46,7 @@ class Pair(NamedTuple):
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     """Decode in both ways, and print the table.  -> exit code"""
-    parser = parsing.make_parser(__doc__ or "", "python -m speclab.extensions.int8")
-    flags.add_shared_flags(parser)
-    parser.set_defaults(limit=1, max_new_tokens=64)
-    args = parser.parse_args(argv)
+    args = make_parser(__doc__).parse_args(argv)
     setup, prompts = flags.load(args, temperature=0.0)
     rounded = rounded_target(setup)
     note(setup.describe())

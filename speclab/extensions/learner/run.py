@@ -82,7 +82,7 @@ def _read(name: str, script: Any, words: list[str]) -> tuple[argparse.Namespace,
     """The script's flags, and which exercises can take part in such a run."""
     if name not in SCRIPTS:
         args = script.parse(words)
-        registry.check_chains(YOURS, [args.choice])
+        registry.check_chains(YOURS, [registry.read(args.draft)])
         usable = {1} | loading.of_decoding(args.temperature, args.draft, args.draft_length == parsing.AUTO)
         return args, {number for number in usable if FIELDS.get(number, "adapt") in args.uses}
     if name == COMPARISON:

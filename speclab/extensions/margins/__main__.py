@@ -9,16 +9,21 @@ What comes out: two tables, a run record (JSON), a page in Markdown, and a pictu
 """
 
 if __name__ == "__main__":
+    from speclab.cli.parsing import check_words
+    from speclab.extensions.margins.margin_flags import make_parser
     from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+
+    check_words(make_parser(__doc__))  # a mistyped flag is answered before these imports
 
 import argparse
 import sys
 
 import torch
 
-from speclab.cli import flags, parsing
+from speclab.cli import flags
 from speclab.drafts import registry
 from speclab.extensions.margins import margin_views
+from speclab.extensions.margins.margin_flags import make_parser
 from speclab.extensions.margins.margin_record import MarginRun, Margins
 from speclab.extensions.margins.measuring import measure
 from speclab.lab.harness import kept_when_stopped
@@ -28,30 +33,13 @@ from speclab.present.pictures import library
 from speclab.records import files
 from speclab.system.errors import reports_problems
 from speclab.system.files import check_writable, do_all, prepare_folder, write_whole
-from speclab.system.paths import OUTPUT
 from speclab.system.terminal import harmless, note, progress, say
-
-LONGEST = 64  # tokens of a draft
-
-
-def make_parser() -> argparse.ArgumentParser:
-    """Return all flags of the command."""
-    parser = parsing.make_parser(__doc__ or "", "python -m speclab.extensions.margins")
-    flags.add_shared_flags(parser)
-    flags.add_draft_flag(parser, "model,ngram")
-    group = parser.add_argument_group("replay")
-    group.add_argument("-k", "--draft-length", type=parsing.at_least(1, LONGEST), default=4, metavar="K", help="(4)")
-    out = parser.add_argument_group("results")
-    out.add_argument("--out-dir", type=parsing.some_path, default=OUTPUT, help="folder for results/ and plots/")
-    out.add_argument("--name", type=parsing.plain_name, default="local", help="of this run's files (default: local)")
-    parser.set_defaults(limit=4, max_new_tokens=64)
-    return parser
 
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     """Run the command.  -> exit code"""
-    args = make_parser().parse_args(argv)
+    args = make_parser(__doc__).parse_args(argv)
     choices = registry.read_all([name for name in args.draft.split(",") if name])
     registry.check_chains("the command", choices)
     name = f"{args.name}-margins"

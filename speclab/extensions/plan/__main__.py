@@ -11,11 +11,11 @@ Exit code 1 if --verify decodes a greedy difference that is not a near-tie, or a
 """
 
 if __name__ == "__main__":
-    from speclab.cli import parsing
-    from speclab.extensions.plan import plan_flags
+    from speclab.cli.parsing import check_words
+    from speclab.extensions.plan.plan_flags import make_parser
     from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
 
-    parsing.check_words(plan_flags.make_parser(__doc__))  # a mistyped flag is answered before these imports
+    check_words(make_parser(__doc__))  # a mistyped flag is answered before these imports
 
 import argparse
 import functools

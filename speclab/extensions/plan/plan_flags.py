@@ -3,7 +3,6 @@
 import argparse
 
 from speclab.cli import flags, parsing
-from speclab.drafts import kind_table
 
 
 def make_parser(doc: str | None) -> argparse.ArgumentParser:
@@ -12,22 +11,28 @@ def make_parser(doc: str | None) -> argparse.ArgumentParser:
     flags.add_shared_flags(parser)
     group = parser.add_argument_group("plan")
     group.add_argument("--verify", action="store_true", help="plan on half of the prompts, then measure on the rest")
-    group.add_argument(
-        "--draft",
-        action=flags.Listed,
-        table=kind_table.shown,
-        default="model,ngram",
-        metavar="KIND",
-        help="as of compare.py, but no drafts with branches and no hybrids (default: model,ngram)",
-    )
+    kinds = "as of compare.py, but no drafts with branches and no hybrids (default: %(default)s)"
+    flags.add_draft_flag(group, "model,ngram", kinds)
     group.add_argument(
         "--acceptance-profile",
         type=parsing.some_path,
         metavar="FILE",
         help="acceptance by position from a speculation_profile.json, not from the draft",
     )
-    group.add_argument("-k", "--draft-length", metavar="K,K", help="lengths to try (default: 0 to 16; --quick 0 to 8)")
-    group.add_argument("--temperature", default="0", metavar="T,T", help="0 is greedy (default: 0)")
+    group.add_argument(
+        "-k",
+        "--draft-length",
+        type=parsing.typed_lengths,
+        metavar="K,K",
+        help="lengths to try (default: 0 to 16; --quick 0 to 8)",
+    )
+    group.add_argument(
+        "--temperature",
+        type=parsing.typed_temperatures,
+        default="0",
+        metavar="T,T",
+        help="0 is greedy (default: 0)",
+    )
     group.add_argument(
         "--repeats", type=parsing.at_least(1), metavar="N", help="times that the baseline decodes each prompt"
     )

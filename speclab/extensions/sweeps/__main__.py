@@ -16,11 +16,11 @@ greedy difference is not a near-tie, or a sampled row fails its statistics.
 """
 
 if __name__ == "__main__":
-    from speclab.cli import parsing
-    from speclab.extensions.sweeps import sweep_flags
+    from speclab.cli.parsing import check_words
+    from speclab.extensions.sweeps.sweep_flags import make_parser
     from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
 
-    parsing.check_words(sweep_flags.make_parser(__doc__))  # a mistyped flag is answered before these imports
+    check_words(make_parser(__doc__))  # a mistyped flag is answered before these imports
 
 import argparse
 import functools

@@ -3,7 +3,6 @@
 import argparse
 
 from speclab.cli import flags, parsing
-from speclab.drafts import kind_table
 
 NAMES = (
     "draft-length",
@@ -24,17 +23,21 @@ def make_parser(doc: str | None) -> argparse.ArgumentParser:
     parser.add_argument("sweep", choices=[*NAMES, ALL], metavar="NAME", help="what to change, see above")
     flags.add_shared_flags(parser)
     group = parser.add_argument_group("experiment")
+    kinds = "as of compare.py, but no drafts with branches (default: model,ngram; acceptance has dials)"
+    flags.add_draft_flag(group, None, kinds)
     group.add_argument(
-        "--draft",
-        action=flags.Listed,
-        table=kind_table.shown,
-        metavar="KIND",
-        help="as of compare.py, but no drafts with branches (default: model,ngram; acceptance has dials)",
+        "-k",
+        "--draft-length",
+        type=parsing.typed_lengths,
+        metavar="K,K",
+        help="tokens per draft (default: 4; draft-length 0 to 16)",
     )
     group.add_argument(
-        "-k", "--draft-length", metavar="K,K", help="tokens per draft (default: 4; draft-length 0 to 16)"
+        "--temperature",
+        type=parsing.typed_temperatures,
+        metavar="T,T",
+        help="0 is greedy (default: 0; temperature 0 to 1.2)",
     )
-    group.add_argument("--temperature", metavar="T,T", help="0 is greedy (default: 0; temperature 0 to 1.2)")
     group.add_argument(
         "--repeats", type=parsing.at_least(1), metavar="N", help="times that each arm decodes each prompt (default: 1)"
     )

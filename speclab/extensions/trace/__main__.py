@@ -13,7 +13,11 @@ Each of the other three has a help of its own: `python -m speclab.extensions.tra
 """
 
 if __name__ == "__main__":
+    from speclab.cli.parsing import check_words
+    from speclab.extensions.trace.trace_flags import OTHERS, make_parser
     from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+
+    check_words(make_parser(__doc__), OTHERS)  # a mistyped flag is answered before these imports
 
 import argparse
 import sys
@@ -21,48 +25,35 @@ import sys
 from speclab.cli import flags, no_effect, parsing
 from speclab.extensions.trace import decoding, follow, profile, report, shape_views, trace_terminal
 from speclab.extensions.trace.dials import own_page, page
+from speclab.extensions.trace.trace_flags import OTHERS, make_parser
 from speclab.lab.instruments import LoopFunctions
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.files import shown, write_whole
 from speclab.system.terminal import note, wants_colour
 
-OTHERS = {"profile": profile.run, "report": report.run}
-# Fields of LoopFunctions that may be others: a page shows the token rule's tests, and the phases of the lab's loop.
-SHOWN = ("accept", "keeps", "adapt")
+OWN = {"profile": profile.run, "report": report.run}  # they run the lab's own functions
 
 
 def parse(words: list[str]) -> argparse.Namespace:
-    """The flags of the trace or of the shapes. `uses` names the fields of LoopFunctions that take part there."""
-    if words and words[0] in OTHERS:
-        raise UsageProblem(f"{words[0]} runs the lab's own functions; leave it out, or choose shapes")
-    if words and words[0] == "shapes":
-        return shape_views.parse(words[1:])
-    parser = parsing.make_parser(__doc__ or "", decoding.PROG)
-    parser.add_argument(
-        "file",
-        nargs="?",
-        type=parsing.some_path,
-        default=parsing.DASH,
-        metavar="FILE",
-        help="write an HTML page; - prints lines in the terminal (default: -)",
-    )
-    decoding.add_flags(parser, "[FILE]")
-    decoding.add_temperature_flag(parser)
-    parser.set_defaults(uses=SHOWN)
-    return decoding.parse(parser, words)
+    """Return the flags of the trace or of the shapes. `uses` names the fields of LoopFunctions that take part there."""
+    name, rest = parsing.subcommand(words, OTHERS)
+    if name in OWN:
+        raise UsageProblem(f"{name} runs the lab's own functions; leave it out, or choose shapes")
+    return (OTHERS[name]() if name else make_parser(__doc__)).parse_args(rest)
 
 
 @reports_problems
 def main(argv: list[str] | None = None, functions: LoopFunctions | None = None) -> int:
-    """The command, or the one that the first word names.  -> exit code
+    """Run the command, or the one that the first word names.  -> exit code
 
     functions: what takes the place of parts of the loop; None: nothing.
     """
     words = sys.argv[1:] if argv is None else argv
-    if words and words[0] in OTHERS:
-        return OTHERS[words[0]](words[1:])
+    name, rest = parsing.subcommand(words, OTHERS)
+    if name in OWN:
+        return OWN[name](OTHERS[name]().parse_args(rest))
     args = parse(words)
-    if words and words[0] == "shapes":
+    if name:
         return shape_views.run(args, functions)
     flags.check_file(args.file, "FILE")
     found = decoding.load(args, functions)

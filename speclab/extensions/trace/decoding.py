@@ -1,4 +1,4 @@
-"""The flags of one decoding, which the commands of this folder share, and what they load: models, a prompt, a draft."""
+"""What the commands of this folder load for one decoding: models, a prompt, a draft."""
 
 import argparse
 from dataclasses import dataclass
@@ -19,9 +19,6 @@ from speclab.models.prompts import Prompt, describe_chat
 from speclab.models.setup import Setup
 from speclab.system.terminal import note
 
-PROG = "python -m speclab.extensions.trace"
-DRAFT_LENGTH = 4
-
 
 @dataclass
 class Loaded:
@@ -40,39 +37,6 @@ class Loaded:
     def name(self) -> str:
         """The draft's name, as tables and records have it."""
         return self.choice.name
-
-
-def add_flags(parser: argparse.ArgumentParser, words: str, auto: bool = True) -> None:
-    """The flags of the models, the text and the draft.
-
-    words: what the command takes before its flags. auto: whether -k auto is known.
-    """
-    flags.add_shared_flags(parser)
-    group = flags.add_draft_flag(parser)
-    group.add_argument(
-        "-k",
-        "--draft-length",
-        type=parsing.length_or_auto if auto else parsing.at_least(0),
-        default=DRAFT_LENGTH,
-        metavar="K",
-        help=f"tokens per draft{', or auto: chosen in every round' if auto else ''} (default: {DRAFT_LENGTH})",
-    )
-    parser.usage = " ".join(filter(None, [parser.prog, words, "[flags]"]))
-    parser.set_defaults(temperature=0.0, ignore_eos=False)
-
-
-def add_temperature_flag(parser: argparse.ArgumentParser) -> None:
-    """--temperature and --ignore-eos."""
-    group = parser.add_argument_group("decoding")
-    group.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (default: 0)")
-    group.add_argument("--ignore-eos", action="store_true", help="go on to --max-new-tokens also after an end token")
-
-
-def parse(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
-    """The flags. `choice` is the draft."""
-    args = parser.parse_args(words)
-    args.choice = registry.read(args.draft)
-    return args
 
 
 def load(args: argparse.Namespace, functions: LoopFunctions | None = None) -> Loaded:

@@ -1,12 +1,6 @@
-"""A profiler trace of a few steps of the baseline and a few rounds, for ui.perfetto.dev or chrome://tracing.
+"""The command `profile`: a few steps of the baseline and a few rounds under PyTorch's profiler."""
 
-    python -m speclab.extensions.trace profile trace.json
-    python -m speclab.extensions.trace profile trace.json.gz --draft ngram -k 6 --prompt "def f(x):"
-
-Each step and each round is marked with its name. Both are greedy. A profiler slows everything down, so no time in it is
-a measurement: compare.py measures.
-"""
-
+import argparse
 import tempfile
 from pathlib import Path
 
@@ -26,14 +20,8 @@ from speclab.system.terminal import note
 PROFILED = 6  # steps or rounds of each arm
 
 
-def run(argv: list[str]) -> int:
-    """The command.  -> exit code"""
-    parser = parsing.make_parser(__doc__ or "", f"{decoding.PROG} profile")
-    parser.add_argument(
-        "file", type=parsing.some_path, metavar="FILE", help="write it here; packed with the ending .gz"
-    )
-    decoding.add_flags(parser, "FILE", auto=False)
-    args = parser.parse_args(argv)
+def run(args: argparse.Namespace) -> int:
+    """Run the command.  -> exit code"""
     if args.file == parsing.DASH:
         raise UsageProblem("profile -: a profiler trace is too long for a terminal; give a file")
     flags.check_file(args.file, "FILE")

@@ -1,14 +1,6 @@
-"""A comparison as one HTML page that needs no network: the answer, pictures, a decoding with dials, and all tables.
-
-    python compare.py                                                                        # writes results/local.json
-    python -m speclab.extensions.trace report results/local.json --out report.html
-
-The decoding is made now: of the first standard prompt, or of --prompt, with the target, the first draft, its fastest
-length, and the settings of the record. Flags change them. Where these models are not here it is left out.
-"""
+"""The command `report`: a comparison as one HTML page that needs no network."""
 
 import argparse
-import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -17,6 +9,7 @@ from speclab.cli import flags, parsing
 from speclab.extensions.trace import decoding, follow, html_report
 from speclab.extensions.trace.dials import own_page, presets
 from speclab.extensions.trace.trace import Trace
+from speclab.extensions.trace.trace_flags import CHOSEN, SETTINGS
 from speclab.models import loading
 from speclab.models.padded import sizes
 from speclab.present import first_screen
@@ -30,16 +23,9 @@ from speclab.system.files import shown, write_whole
 from speclab.system.paths import DATA
 from speclab.system.terminal import note
 
-SETTINGS = ("max_new_tokens", "seed", "top_k", "top_p")  # of a record that are flags of a decoding, too
-CHOSEN = ("target", "draft", "draft_length")
-FROM_RECORD = (*CHOSEN, *SETTINGS, "temperature")
-DEFAULT = re.compile(r" \(default: (%\(default\)s|[^)])*\)")  # in the help of a flag
 
-
-def run(argv: list[str]) -> int:
-    """The command.  -> exit code"""
-    parser = make_parser()
-    args = parser.parse_args(argv)
+def run(args: argparse.Namespace) -> int:
+    """Run the command.  -> exit code"""
     if parsing.DASH in (args.out, args.record):
         raise UsageProblem("report reads a file and writes a file; give a path in place of -")
     flags.check_file(args.out, "--out")
@@ -55,20 +41,6 @@ def run(argv: list[str]) -> int:
         write_whole(args.out, html_report.page(first_screen.page(run, args.record.stem), pictures, data, target(run)))
     note(f"wrote {shown(args.out)}; open it in a browser")
     return 0
-
-
-def make_parser() -> argparse.ArgumentParser:
-    """All flags of the command. What is left out is None, and comes from the record."""
-    parser = parsing.make_parser(__doc__ or "", f"{decoding.PROG} report")
-    parser.add_argument("record", type=parsing.some_path, metavar="RECORD", help="results/NAME.json of a comparison")
-    parser.add_argument("--out", type=parsing.some_path, metavar="FILE", required=True, help="write the page here")
-    decoding.add_flags(parser, "RECORD --out FILE", auto=False)
-    decoding.add_temperature_flag(parser)
-    parser.set_defaults(**dict.fromkeys(FROM_RECORD))
-    for action in parser._actions:  # argparse has no public name for them
-        if action.dest in FROM_RECORD:
-            action.help = DEFAULT.sub("", action.help or "", 1) + " (default: the record's)"
-    return parser
 
 
 def target(run: ComparisonRun) -> str:

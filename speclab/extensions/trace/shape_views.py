@@ -1,14 +1,10 @@
-"""The shapes of the tensors of one round, with a cache and without one. Nothing is decoded after that round.
-
-python -m speclab.extensions.trace shapes
-python -m speclab.extensions.trace shapes --prompt "def f(x):" -k 3
-"""
+"""The command `shapes`: the tensors of one round, with a cache and without one."""
 
 import argparse
 
 from transformers import PreTrainedTokenizerBase
 
-from speclab.cli import no_effect, parsing
+from speclab.cli import no_effect
 from speclab.drafts import registry
 from speclab.extensions.trace import decoding, shapes
 from speclab.extensions.trace.shapes import MEANINGS, STEPS, RoundShapes, Shapes
@@ -20,17 +16,9 @@ from speclab.system.errors import UsageProblem
 from speclab.system.terminal import say
 
 
-def parse(words: list[str]) -> argparse.Namespace:
-    """The flags of the command."""
-    parser = parsing.make_parser(__doc__ or "", f"{decoding.PROG} shapes")
-    decoding.add_flags(parser, "", auto=False)
-    parser.set_defaults(uses=("shapes",))
-    return decoding.parse(parser, words)
-
-
 def run(args: argparse.Namespace, functions: LoopFunctions | None) -> int:
     """The command.  -> exit code, 1 where `functions` say other shapes"""
-    registry.check_chains("shapes", [args.choice])
+    registry.check_chains("shapes", [registry.read(args.draft)])
     family, _ = loading.family_named(args.target)
     if not family.one_text:
         raise UsageProblem(
