@@ -36,13 +36,12 @@ ROOT = Path(__file__).parent.parent
 TIMEOUT = 120  # seconds for one run of pytest; it needs a few on an idle core
 UNTOUCHED = 4  # times as long for all tests of a file
 RETURNED = "\nexit code "  # of pytest, the last line of its output
-NO_MUTANTS = ("bugs.py", "plugin.py")  # in tests/mutants/
+NO_MUTANTS = ("bugs.py", "plugin.py", "preloaded.py")  # in tests/mutants/
 OF_EXTENSIONS = "speclab/extensions/*/tests/mutants.py"
-# Loaded once, before a process is forked for each run: nothing of the lab, which has to be imported after a mutant.
-PRELOADED = ["pytest", "hypothesis", "torch", "transformers.models.auto.modeling_auto", "transformers.generation.utils"]
-PRELOADED += [f"transformers.models.{name}.modeling_{name}" for name in ("llama", "qwen3", "mixtral", "gemma3")]
-PRELOADED += ["transformers.tokenization_utils_tokenizers", "matplotlib.pyplot", "scipy.stats"]
-PRELOADED += ["torch._functorch.partitioners", "torch._export.serde"]  # what torch.export imports at its first call
+PRELOADED = "tests.mutants.preloaded"
+# Plugins that a mutant's tests can do without: to load two of them takes longer than many a test, and the first collects
+# garbage five times at the end, of all that is preloaded.
+WITHOUT = ("cacheprovider", "unraisableexception", "xdist", "xdist.looponfail", "anyio")
 
 
 def files_of_mutants() -> list[ModuleType]:
@@ -95,7 +94,8 @@ def _pytest(tests: tuple[str, ...], mutant: str, output: str) -> None:
     os.environ["MUTANT"] = mutant
     import pytest  # here: the process that starts this one does without
 
-    code = pytest.main(["-p", "no:cacheprovider", "-p", "tests.mutants.plugin", "-rfE", "--tb=no", *tests])
+    without = [word for name in WITHOUT for word in ("-p", f"no:{name}")]
+    code = pytest.main([*without, "-p", "tests.mutants.plugin", "-rfE", "--tb=no", *tests])
     print(RETURNED, int(code), sep="", end="", flush=True)
     sys.exit(code)
 
@@ -108,7 +108,7 @@ def forking() -> BaseContext:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context.set_forkserver_preload([PRELOADED])
     return context
 
 

@@ -1,8 +1,9 @@
 """The gallery itself: its mutants change something, their killers exist, and only a failed assertion is a kill."""
 
 import ast
-import importlib.util
+import importlib
 import inspect
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,10 +51,11 @@ def test_a_mutant_replaces_something_that_exists(mutant, right):
     assert names() == right  # nothing is left of it
 
 
-@pytest.mark.parametrize("name", gallery.PRELOADED)
-def test_what_is_preloaded_exists(name):
-    """The server of processes passes over a module that it cannot find; each mutant would then load it."""
-    assert importlib.util.find_spec(name)
+def test_what_is_preloaded_exists_and_holds_nothing_of_the_lab():
+    """The server of processes passes over a module that it cannot import; each mutant would then load it."""
+    code = f"import sys, {gallery.PRELOADED}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert not set(ran.stdout.split()) & {*LAB}
 
 
 def test_no_mutant_is_there_twice():
