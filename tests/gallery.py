@@ -39,8 +39,8 @@ RETURNED = "\nexit code "  # of pytest, the last line of its output
 NO_MUTANTS = ("bugs.py", "plugin.py", "preloaded.py")  # in tests/mutants/
 OF_EXTENSIONS = "speclab/extensions/*/tests/mutants.py"
 PRELOADED = "tests.mutants.preloaded"
-# Plugins that a mutant's tests can do without: to load two of them takes longer than many a test, and the first collects
-# garbage five times at the end, of all that is preloaded.
+# Plugins that the tests of a mutant can do without. Some take longer to load than a test to run; unraisableexception
+# looks for garbage five times at the end, among all that is preloaded.
 WITHOUT = ("cacheprovider", "unraisableexception", "xdist", "xdist.looponfail", "anyio")
 
 
