@@ -9,8 +9,10 @@ enough, and the round costs too much. Where not one first token in ten is kept, 
 round costs. A curve of a shape that a draft with a fault has says that the draft is wrong, too, however fast the
 server is and whatever shorter drafts would bring: "nothing is wrong" is never said beside such a shape. Later positions
 that are kept more often than the first one are such a shape only inside the kinds of prompts: a sound draft on easy and
-hard texts together has it, too. A lookup that finds nothing to draft in most rounds is neither rejected nor dear:
-nothing is wrong with it, it only does little.
+hard texts together has it, too. Where it pays and this shape is not seen inside the kinds, nobody knows which of the
+two it is, and the answer is neither. A draft that is kept seldom, and pays, may be damaged or weak: a weak one is no
+fault. A lookup that finds nothing to draft in most rounds is neither rejected nor dear: nothing is wrong with it, it
+only does little.
 """
 
 import math
@@ -30,7 +32,8 @@ REJECTED, COST, LOAD, NOTHING = (
     "nothing is wrong",
 )
 TEXT_WRONG = "the text is wrong"  # with which the shown answer begins then
-UNKNOWN = "not known yet"
+MORE = "it pays, and may pay more"  # between two of the four: a fault has this shape, and easy texts beside hard ones
+UNKNOWN = "not known yet"  # behind which stands what a token without a draft must take, where a round's time is known
 # Chosen by hand on the servers of docs/serving.md: the first two sets of those that are wrong on purpose were known
 # when these numbers and rules were made, so they do not test them. The third set does.
 FASTER = 1.05  # a speedup from here on is a gain
@@ -39,6 +42,9 @@ LOADED = 4  # requests of others at a time, from which on a batch may be what pa
 GOOD_ENOUGH = 0.5  # acceptance at the first position, from which on a shorter draft may be what is missing
 SELDOM = 0.5  # share of rounds that draft, below which a lookup finds too little to matter
 PREDICTS_NOTHING = 0.1  # acceptance at the first position
+
+
+TELL_MORE = "more prompts of each kind, with --texts: inside the kinds a fault keeps this shape"
 
 
 class Diagnosis(NamedTuple):
@@ -97,7 +103,7 @@ def _answer(found: Measured, seen: Sequence[Shape]) -> Diagnosis:
     if speedup >= FASTER:
         better = shorter and shorter.speedup >= FASTER * speedup
         then = f"k = {shorter.draft_length}, {expected(shorter)}" if shorter and better else _more(k, drafting)
-        return Diagnosis(NOTHING, numbers, then)
+        return _paying(found, seen, numbers, then)
     if share < SELDOM and speedup >= 1 / FASTER:
         return Diagnosis(NOTHING, numbers, _seldom())
     if found.n_running >= LOADED and cost > usual:
@@ -127,13 +133,32 @@ def _causes(found: Measured, said: Diagnosis, seen: Sequence[Shape], texts: Text
             return shapes.named(shape, found.counts, texts)
         low = shape.causes[0] if shape is shapes.LOW else None
         return causes.of_cost(found, said.length is not None or shape is shapes.TOO_LONG, low)
-    if shape is shapes.RISING and said.answer == NOTHING:
-        return None  # easy texts beside hard ones make it, too
+    if shape is shapes.RISING and said.answer == MORE:
+        return Named(shape.causes, TELL_MORE)
+    if shape is shapes.LOW and said.answer == NOTHING:
+        return None  # a weak draft has it, too, and this one pays
     if shape:
         return shapes.named(shape, found.counts, texts)
     if said.answer == REJECTED:
         return shapes.named(shapes.ZERO if _predicts_nothing(found) else shapes.LOW, found.counts, texts)
     return None
+
+
+def _paying(found: Measured, seen: Sequence[Shape], numbers: list[str], then: str) -> Diagnosis:
+    """Return the answer for a gain where no shape of a fault alone is seen."""
+    if shapes.RISING in seen:
+        said = (
+            f"it makes {found.speedup:.2f}x with a shape that a draft with a fault has, or easy texts beside hard ones"
+        )
+        return Diagnosis(MORE, [said, *numbers[1:]], shapes.RISING_INSIDE.then)
+    return Diagnosis(NOTHING, numbers, then + _kept_more(found) * (shapes.LOW in seen))
+
+
+def _kept_more(found: Measured) -> str:
+    alpha = found.acceptance_rate
+    return (
+        "" if alpha is None else f"; one that is kept more often, {USUAL_ACCEPTANCE:.2f} is usual and α is {alpha:.2f}"
+    )
 
 
 def _until_then(shorter: positions.Choice | None, speedup: float) -> str:
@@ -194,23 +219,21 @@ def _without_counts(found: Measured) -> Diagnosis:
 
 
 def _without_plain(found: Measured, tau: float, length: float, fault: Shape | None) -> Diagnosis:
+    """Return what rounds and their time say without the time of a plain token: how long that must take."""
     usual, k = usual_cost(length), max(1, round(length))
+    takes, pays = "", ""
+    if found.seconds:
+        takes = f"takes {1e3 * (found.round_seconds or found.seconds * tau):.1f} ms and "
+        pays = f"it pays if a token without a draft takes more than {1e3 * found.seconds:.2f} ms"
+    numbers = [
+        f"a round {takes}brings {tau:.2f} tokens, so it may cost up to {tau:.2f} tokens without a draft",
+        f"{usual:.2f} of them is a usual cost at k = {k}, which would make {tau / usual:.2f}x; here it is not measured",
+    ]
     if tau < usual or fault:
-        numbers = [
-            f"a round brings {tau:.2f} tokens",
-            f"a round usually costs {usual:.2f} plain tokens at k = {k}, and {_alpha(k, usual)} break even there; here "
-            "its cost was not measured",
-        ]
-        return Diagnosis(REJECTED, numbers, fault.then if fault else _what_rejects(found))
-    seconds = found.round_seconds or (found.seconds * tau if found.seconds else None)
-    numbers = [f"a round brings {tau:.2f} tokens: it pays if it takes less time than {tau:.2f} tokens without a draft"]
-    if seconds:
-        numbers.append(
-            f"it takes {1e3 * seconds:.1f} ms: it pays if a token without a draft takes more than "
-            f"{1e3 * seconds / tau:.2f} ms"
-        )
+        shown = [*numbers, pays] if pays else numbers
+        return Diagnosis(REJECTED, shown, fault.then if fault else _what_rejects(found))
     then = (
         "start the same model without its draft, and add --plain-url URL. No room for both? Ask that one alone, with "
         "--plain-url, and give what it prints: --plain-ms MS"
     )
-    return Diagnosis(UNKNOWN, numbers, then)
+    return Diagnosis(f"{UNKNOWN}: {pays}" if pays else UNKNOWN, numbers, then)

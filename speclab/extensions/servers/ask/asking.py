@@ -38,8 +38,9 @@ def ask_all(
 ) -> tuple[list[Pair], list[Asked]]:
     """Ask both servers every prompt, in an order that changes from prompt to prompt.
 
-    What fails after LEAST prompts ends the list and is noted: what was measured before it stays. Also returned: the
-    answers of the server that speculates to the first AGAIN prompts, asked once more; none where the time was over.
+    What fails after LEAST prompts ends the list and is noted, and so does Ctrl-C: what was measured before it stays.
+    Also returned: the answers of the server that speculates to the first AGAIN prompts, asked once more; none where the
+    list has ended early.
     """
     servers = [server for server in (speculative, plain) if server]
     for server in servers:
@@ -53,10 +54,11 @@ def ask_all(
             order = Order(prompt.text, how.n_tokens, how.chat)
             try:
                 found = {id(one): one.ask(order) for one in (servers if number % 2 else servers[::-1])}
-            except EnvironmentProblem as problem:
+            except (EnvironmentProblem, KeyboardInterrupt) as problem:
                 if len(pairs) < LEAST:
                     raise
-                note(f"  only the first {len(pairs)} of {len(prompts)} prompts are counted: {problem}")
+                why = str(problem) or "stopped"
+                note(f"  only the first {len(pairs)} of {len(prompts)} prompts are counted: {why}")
                 break
             if plain and found[id(plain)].n_drafts:
                 raise EnvironmentProblem(
@@ -72,8 +74,8 @@ def _asked_again(server: Server, orders: Sequence[Order], end: float) -> list[As
     """Return the answers to orders that the server has had before; none where one of them fails."""
     try:
         return [server.ask(order) for order in orders if time.monotonic() < end]
-    except EnvironmentProblem as problem:
-        note(f"  a prompt that was asked before is not answered again: {problem}")
+    except (EnvironmentProblem, KeyboardInterrupt) as problem:
+        note(f"  a prompt that was asked before is not answered again: {str(problem) or 'stopped'}")
         return []
 
 

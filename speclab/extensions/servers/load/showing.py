@@ -50,8 +50,9 @@ def _check_numbers(path: Path) -> None:
 
 
 def show(args: argparse.Namespace, speculative: Server, plain: Server | None, prompts: Sequence[Prompt]) -> int:
-    """Measure, print, and write the chart with its numbers beside it.  -> exit code: 1 where a
-    check fails, and that of the problem that has ended it before the last load"""
+    """Measure, print, and write the chart with its numbers beside it.  -> exit code: 1 where a check fails, and that of
+    the problem that has ended it before the last load. After Ctrl-C it is that of the finished loads, as in a
+    comparison: what they say is whole, and the numbers beside the chart say that not all loads were asked."""
     windows = len(args.load) * PASSES * (2 if plain else 1)
     longest = f"up to {LONGEST * args.load_seconds:g} s where answers take long"
     note(f"  {windows} windows of {args.load_seconds:g} s, {longest}, and a warm-up before each")

@@ -238,6 +238,13 @@ def looks_at_the_speed_alone() -> None:
     diagnosis._answer = lambda found, seen: right(found, ())
 
 
+@mutant(42, "a_shape_of_which_nobody_knows_the_cause_is_neither_fine_nor_at_fault", file="test_diagnosis")
+def believes_that_texts_alone_make_a_curve_rise() -> None:
+    """calls a server fine that pays, where its curve may be that of a fault as well"""
+    right = diagnosis._paying
+    diagnosis._paying = lambda found, seen, *rest: right(found, (), *rest)
+
+
 @mutant(42, "what_reading_costs_is_the_slope_of_the_first_token", file="test_diagnosis")
 def charges_every_request_to_its_prompt() -> None:
     """takes what every request costs for what reading its prompt costs"""

@@ -274,6 +274,34 @@ def test_a_server_that_dies_under_load_leaves_the_finished_loads_and_ends_with_3
     assert (len(found["loads"]), found["conditions"]["ended_early"]) == (1, True)
 
 
+@pytest.mark.parametrize("good", [True, False])
+def test_after_ctrl_c_the_exit_code_is_that_of_the_finished_loads(fake, plain, command, monkeypatch, tmp_path, good):
+    """As in a comparison: 1 where a check of theirs fails, and the numbers say that not all loads were asked."""
+
+    def ask(self, n_users, orders, seconds):
+        if n_users > 1:
+            raise KeyboardInterrupt
+        return window(n_users=n_users) if good else window(n_users=n_users, pause=0.5)
+
+    monkeypatch.setattr(users.Users, "ask", ask)
+    monkeypatch.setattr(load_chart, "draw", lambda *_: None)
+    words = ["--load", "1,2,4", "--chart", tmp_path / "x.png"]
+    code, out, err = command("--url", fake.url, "--plain-url", plain.url, *words)
+    assert (code, "ANSWER" in out) == (int(not good), True)
+    assert "these loads are lost, 2, 4: stopped" in err
+    found = json.loads((tmp_path / "x.json").read_text())
+    assert ([one["users"] for one in found["loads"]], found["conditions"]["ended_early"]) == ([1], True)
+
+
+def test_ctrl_c_before_the_first_load_is_whole_leaves_nothing(fake, command, monkeypatch):
+    def ask(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(users.Users, "ask", ask)
+    code, out, _ = command("--url", fake.url, "--load", 1)
+    assert (code, "ANSWER" in out) == (130, False)
+
+
 def test_servers_take_turns_and_get_the_same_work(fake, plain):
     servers = engines.find(fake.url, None), engines.find(plain.url, None)
     turns, asked = [], []

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 
@@ -196,6 +197,17 @@ def test_a_page_that_stays_behind_is_one_line(fake):
         server.ask(Order("x", 40))
 
 
+def test_one_server_alone_is_told_what_a_plain_token_must_take(fake, command, monkeypatch):
+    """The number of the answer is the time of a token that was measured."""
+    answers, usual = [], asking.ask_all
+    monkeypatch.setattr(running, "ask_all", lambda *given: answers.append(usual(*given)) or answers[-1])
+    code, out, _ = command("--url", fake.url, "--max-new-tokens", 40)
+    assert code == 0
+    said = float(re.search(r"takes more\s+than\s+([\d.]+) ms", out[out.index("ANSWER") :])[1])
+    assert said == pytest.approx(1e3 * measured.of_pairs(answers[0][0]).seconds, abs=0.006)
+    assert len(out.splitlines()) <= 25
+
+
 def test_somebody_elses_tokens_are_noticed(fake, command):
     fake.busy = 7
     _, out, _ = command("--url", fake.url, "--max-new-tokens", 16)
@@ -217,6 +229,24 @@ def test_what_was_measured_before_a_failure_stays(fake, command):
     assert "only the first 5 of 12 prompts are counted" in err
     assert "out of memory" in err
     assert "ANSWER" in out
+
+
+def test_ctrl_c_keeps_the_prompts_that_are_answered(fake, plain, command, monkeypatch):
+    """In the sixth prompt: five are counted. In the second one, where too few are there, the command is over."""
+    usual, count = engines.Server.ask, iter(range(1000))
+    for stopped_at, code, said in ((5, 0, True), (1, 130, False)):
+        count = iter(range(1000))
+
+        def ask(self, order, count=count, stopped_at=stopped_at):
+            if self.client.url == fake.url and next(count) == stopped_at:
+                raise KeyboardInterrupt
+            return usual(self, order)
+
+        monkeypatch.setattr(engines.Server, "ask", ask)
+        found, out, err = command("--url", fake.url, "--plain-url", plain.url, "--max-new-tokens", 16)
+        assert (found, "ANSWER" in out) == (code, said)
+        assert ("only the first 5 of 12 prompts are counted: stopped" in err) == said
+        assert f"{5 if said else 0} of 5 greedy texts" in out or not said
 
 
 def test_a_profile_has_the_rates_and_the_rounds_that_were_drawn(fake, command, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import re
 import sys
 from dataclasses import replace
 
@@ -9,12 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speclab.extensions.servers import causes
+from speclab.extensions.servers import causes, shapes
 from speclab.extensions.servers.ask import engines
 from speclab.extensions.servers.ask.client import Order
 from speclab.extensions.servers.curves.measuring import Lab
-from speclab.extensions.servers.diagnosis import COST, LOAD, NOTHING, REJECTED, TEXT_WRONG
+from speclab.extensions.servers.diagnosis import (
+    COST,
+    LOAD,
+    MORE,
+    NOTHING,
+    REJECTED,
+    TEXT_WRONG,
+    Diagnosis,
+    diagnose,
+)
+from speclab.extensions.servers.engine_counts import EngineCounts
 from speclab.extensions.servers.load import users
+from speclab.extensions.servers.measured import Measured
 from speclab.extensions.servers.start import starting
 from speclab.extensions.servers.start.programs import LlamaServer, Vllm
 from speclab.extensions.servers.tests.simulated import Simulated
@@ -25,7 +37,7 @@ from speclab.extensions.servers.wrong.cases import DROPPED
 from speclab.extensions.servers.wrong.makers import Both, Found, Place
 from speclab.extensions.servers.wrong.third_set import THIRD
 from speclab.extensions.servers.wrong.vllm_set import with_weights
-from speclab.extensions.servers.wrong.wrong_record import WrongRun
+from speclab.extensions.servers.wrong.wrong_record import WrongRun, WrongServer
 from speclab.models import prompts
 from speclab.models.loading import LAB_TARGET
 from speclab.models.outside import written_gguf
@@ -35,6 +47,7 @@ from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.paths import ROOT
 
 RECORD = ROOT / "results" / "cpu-2-cores-wrong-servers.json"
+RECORDS = sorted((ROOT / "results").glob("*wrong-servers.json"))
 CLOSED = {value for name, value in vars(causes).items() if name.isupper() and isinstance(value, str)}
 
 
@@ -67,6 +80,40 @@ def test_a_cause_counts_as_named_where_it_is_one_of_those_that_are_shown(run):
     run.wrong = [right, missed]
     assert "sound" not in wrong_views.score(run, "third")[0]
     assert chance.endswith("one pair of causes for 2")
+
+
+ANSWERS_OF_TODAY = {"wrong layers": MORE, "wrong layers in vLLM": MORE}  # the records are older than this answer
+SHAPES = {shape.name: shape for shape in vars(shapes).values() if isinstance(shape, shapes.Shape)}
+
+
+def judged_again(one: WrongServer) -> Diagnosis:
+    """Return what today's rules say of a recorded server. What its record has on the screen alone is read there."""
+    text = "\n".join(one.screen)
+    kept = re.search(r"kept of all rounds that draft([ .\d]+)", text)
+    at = [round(float(rate) * one.n_drafts) for rate in kept[1].split()] if kept else []
+    counts = EngineCounts(n_drafts=one.n_drafts, n_drafted=one.n_drafted, n_accepted=one.n_accepted, accepted_at=at)
+    others, tau = re.search(r"(\d+) other requests", text), one.tokens_per_round
+    n_rounds = max(one.n_drafts, one.n_accepted / (tau - 1)) if tau > 1.05 else one.n_drafts
+    found = Measured(
+        counts=counts,
+        n_rounds=n_rounds,
+        n_tokens=n_rounds * tau,
+        draft_length=one.n_drafted / one.n_drafts,
+        plain_seconds=1.0,
+        seconds=1 / one.speedup,
+        round_seconds=one.round_cost,
+        n_running=int(others[1]) if others else 0,
+    )
+    return diagnose(found, [SHAPES[name] for name in one.shapes])
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=[path.stem for path in RECORDS])
+def test_every_recorded_server_gets_the_answer_that_stands_beside_it(record):
+    """All sets, so that no rule is made for one of them alone."""
+    for one in files.read(record, WrongRun).wrong:
+        if one.tokens_per_round:
+            said = judged_again(one).answer
+            assert said == ANSWERS_OF_TODAY.get(one.name, one.answer.removeprefix(f"{TEXT_WRONG}, and of its speed: "))
 
 
 @given(st.integers(1, 200), st.floats(0, 1))

@@ -17,7 +17,9 @@ from speclab.extensions.servers.load import load_screen
 from speclab.extensions.servers.load.work import measure
 from speclab.extensions.servers.wrong.cases import DROPPED, Wrong
 from speclab.extensions.servers.wrong.makers import Found, Llama, Place, lab_draft, lookup
+from speclab.extensions.servers.wrong.vllm_set import with_weights
 from speclab.extensions.servers.wrong.wrong_record import LoadTry, WrongServer
+from speclab.models.loading import LAB_PAIR
 from speclab.system.errors import EnvironmentProblem
 
 SHORT_CHARACTERS, SECONDS = 80, 25.0
@@ -25,6 +27,7 @@ USERS, SLOTS = [1, 2, 4, 8], 8
 LOADS = {
     "users of the lab's pair": Llama(lab_draft, slots=SLOTS),
     "users of SmolLM2": Llama(lookup, slots=SLOTS, smollm2=True, writes=False),
+    "users of vLLM": with_weights(LAB_PAIR / "draft"),
 }
 
 
@@ -72,6 +75,7 @@ def asked(case: Wrong, half: str, place: Place, n_tokens: int) -> WrongServer:
         n_drafts=counts.n_drafts,
         n_drafted=counts.n_drafted,
         n_accepted=counts.n_accepted,
+        by_kind={kind: one.counts for kind, one in found.kinds.items() if one.counts},
         equal_rounds=equal,
         screen=as_shown(lines, both),
     )

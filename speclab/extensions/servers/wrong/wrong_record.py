@@ -4,6 +4,7 @@ said of each."""
 from dataclasses import dataclass, field
 from typing import Literal
 
+from speclab.extensions.servers.engine_counts import EngineCounts
 from speclab.records.facts import RunSettings
 from speclab.records.rows import Amount, Count, RecordPart
 from speclab.records.runs import Head
@@ -39,6 +40,7 @@ class WrongServer(RecordPart):
     n_drafts: Count = 0
     n_drafted: Count = 0
     n_accepted: Count = 0
+    by_kind: dict[str, EngineCounts] = field(default_factory=dict)  # of prompts; rules of later days can be tried on it
     equal_rounds: str = ""  # against the lab's own loop, prompt by prompt; empty where the lab was not asked
     expected_changed: str = ""  # how expected or cause were changed when the server had been run
 
