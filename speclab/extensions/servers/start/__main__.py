@@ -1,7 +1,7 @@
 """Starts two servers, with the lab's pair or with your files: one speculates and one does not, until Ctrl-C.
 
 python -m speclab.extensions.servers.start llama --program llama-server     # llama.cpp's, from your PATH
-python -m speclab.extensions.servers.start llama --models TARGET.gguf DRAFT.gguf --slots 8
+python -m speclab.extensions.servers.start llama --models TARGET DRAFT --slots 8      # GGUF files, or folders
 python -m speclab.extensions.servers.start vllm --models smollm2 ngram      # after `make vllm`; ngram: a lookup
 python -m speclab.extensions.servers --url http://127.0.0.1:8000 --plain-url http://127.0.0.1:8001 --raw
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from speclab.cli import parsing
 from speclab.extensions.servers.start import programs, starting
+from speclab.models.loading import LAB_PAIR
 from speclab.system.errors import EnvironmentProblem, reports_problems
 from speclab.system.terminal import say
 
@@ -34,22 +35,22 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         servers = commands(args, Path(folder))
-        with starting.started(servers[0], args.port), starting.started(servers[1], args.port + 1):
-            urls = f"--url http://127.0.0.1:{args.port} --plain-url http://127.0.0.1:{args.port + 1}"
-            urls += "" if args.models else " --raw"  # the lab's pair has no chat template
-            say("\n".join([*map(shlex.join, servers), f"ask them: python -m speclab.extensions.servers {urls}"]))
+        with starting.started(servers, args.port) as (url, plain):
+            words = f"--url {url} --plain-url {plain}"
+            words += "" if args.models else " --raw"  # the lab's pair has no chat template
+            say("\n".join([*map(shlex.join, servers), f"ask them: python -m speclab.extensions.servers {words}"]))
             while True:
                 time.sleep(3600)
 
 
 def commands(args: argparse.Namespace, folder: Path) -> list[list[str]]:
-    """Return what starts the server that speculates, and the one that does not."""
+    """Return what starts the server that speculates, and the one that does not, but for their ports."""
     program = PROGRAMS[args.engine](args.program, args.slots)
     if missing := program.missing():
         raise EnvironmentProblem(missing)
-    target, draft = args.models or [str(program.lab_model(name, folder)) for name in ("target", "draft")]
-    plain, flags = program.plain(target), programs.read(draft)(program, args.draft_length)
-    return [[*plain, *flags, "--port", str(args.port)], [*plain, "--port", str(args.port + 1)]]
+    models = args.models or [str(LAB_PAIR / name) for name in ("target", "draft")]
+    target, draft = (program.readable(model, folder) for model in models)
+    return program.both(target, programs.read(draft), args.draft_length)
 
 
 if __name__ == "__main__":

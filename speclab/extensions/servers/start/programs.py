@@ -7,14 +7,14 @@ import contextlib
 import json
 import os
 import shutil
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from speclab.models import sources
-from speclab.models.loading import LAB_PAIR
+from speclab.models import loading, sources
 from speclab.system.files import shown
 from speclab.system.paths import ROOT
 
@@ -51,8 +51,14 @@ class Program(ABC):
         """Return the flags with which it drafts k tokens a round with a model, or with a head that it knows."""
 
     @abstractmethod
-    def lab_model(self, name: str, folder: Path) -> Path:
-        """Return one of the lab's models in the form that it reads. folder: where a file may be written."""
+    def readable(self, model: str, folder: Path) -> str:
+        """Return a model in the form that it reads. model: as somebody has typed it. folder: where a file may be
+        written."""
+
+    def both(self, target: str, draft: "Served", k: int) -> list[list[str]]:
+        """Return the commands of two servers of one target: the first drafts k tokens a round, the other one none."""
+        plain = self.plain(target)
+        return [[*plain, *draft(self, k)], plain]
 
 
 class LlamaServer(Program):
@@ -76,11 +82,17 @@ class LlamaServer(Program):
         words = ["-md", str(place), "--spec-type", "draft-simple", "--spec-draft-n-max", str(k)]
         return [*words, "--spec-draft-p-min", "0"]
 
-    def lab_model(self, name: str, folder: Path) -> Path:
-        """Return one of the lab's models as a GGUF file in `folder`."""
-        from speclab.models.outside import written_gguf  # here: it imports the models' library, which is slow
+    def readable(self, model: str, folder: Path) -> str:
+        """Return the model of a folder as a GGUF file in `folder`; what is no folder is one already."""
+        if not Path(model).is_dir():
+            return model
+        import torch  # here: what it and these import is slow
 
-        return written_gguf.write(LAB_PAIR / name, folder / f"{name}.gguf")
+        from speclab.models.outside import written_gguf
+
+        weights = loading.load_model(model, torch.device("cpu"), torch.float32)
+        path = Path(tempfile.mkdtemp(dir=folder)) / f"{Path(model).name}.gguf"
+        return str(written_gguf.write_model(weights, loading.load_tokenizer(model), path))
 
 
 class Vllm(Program):
@@ -107,9 +119,9 @@ class Vllm(Program):
             method = json.loads((place / "config.json").read_bytes()).get("speculators_model_type") or method
         return _settings(str(method), k, model=str(place))
 
-    def lab_model(self, name: str, folder: Path) -> Path:
-        """Return the folder of one of the lab's models."""
-        return LAB_PAIR / name
+    def readable(self, model: str, folder: Path) -> str:
+        """Return the model as it is."""
+        return model
 
 
 def _settings(method: str, k: int, **more: Any) -> list[str]:

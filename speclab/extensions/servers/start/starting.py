@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from typing import IO
 
 from speclab.extensions.servers.ask.client import Client
 from speclab.system.errors import EnvironmentProblem
@@ -17,11 +18,27 @@ ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}  # GiB
 
 
 @contextlib.contextmanager
-def started(command: Sequence[str], port: int) -> Iterator[str]:
-    """Run a server for as long as the block, and give its address once it answers. EnvironmentProblem where it does not
-    start, with the last line that it has written, or where the port is taken: another server would answer there."""
-    _check_free(port)
-    url, environment = f"http://127.0.0.1:{port}", {**os.environ, **ENVIRONMENT}
+def started(commands: Sequence[Sequence[str]], port: int) -> Iterator[list[str]]:
+    """Run servers for as long as the block, the first at this port and each other one at the next, and give their
+    addresses once all of them answer. They start side by side. EnvironmentProblem where one does not start, with the
+    last line that it has written, or where a port is taken: another server would answer there."""
+    urls = [f"http://127.0.0.1:{port + place}" for place in range(len(commands))]
+    for place in range(len(commands)):
+        _check_free(port + place)
+    with contextlib.ExitStack() as stack:
+        running = [
+            stack.enter_context(_running([*command, "--port", str(port + place)]))
+            for place, command in enumerate(commands)
+        ]
+        for (process, log), url in zip(running, urls, strict=True):
+            _wait(process, url, log)
+        yield urls
+
+
+@contextlib.contextmanager
+def _running(command: Sequence[str]) -> Iterator[tuple[subprocess.Popen, IO[bytes]]]:
+    """Run a process for as long as the block, and give it with what it writes."""
+    environment = {**os.environ, **ENVIRONMENT}
     with tempfile.TemporaryFile() as log:
         try:
             process = subprocess.Popen(
@@ -31,8 +48,7 @@ def started(command: Sequence[str], port: int) -> Iterator[str]:
             why = f"{command[0]} cannot be run: {error.strerror}"
             raise EnvironmentProblem(f"{why}; install it, or give the place of another one") from None
         try:
-            _wait(process, url, log)
-            yield url
+            yield process, log
         finally:
             _end(process)
 
@@ -57,7 +73,7 @@ def _end(process: subprocess.Popen) -> None:
             process.wait(seconds)
 
 
-def _wait(process: subprocess.Popen, url: str, log) -> None:
+def _wait(process: subprocess.Popen, url: str, log: IO[bytes]) -> None:
     end, client = time.monotonic() + START_SECONDS, Client(url)
     while process.poll() is None and time.monotonic() < end:
         with contextlib.suppress(EnvironmentProblem):

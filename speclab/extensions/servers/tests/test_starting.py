@@ -13,7 +13,7 @@ import pytest
 from speclab.extensions.servers.ask import engines
 from speclab.extensions.servers.ask.client import Order
 from speclab.extensions.servers.referee.own import ended_rounds
-from speclab.extensions.servers.start import lab_gguf, programs, starting
+from speclab.extensions.servers.start import programs, starting
 from speclab.extensions.servers.start.__main__ import commands
 from speclab.extensions.servers.wrong import asking_wrong
 from speclab.extensions.servers.wrong.lab_server import LabServer
@@ -66,29 +66,37 @@ def test_a_file_has_the_numbers_of_the_folder(setup, tmp_path):
 
 def test_a_server_that_does_not_start_is_one_line_and_leaves_nothing():
     command = [sys.executable, "-c", "print('one'); print('no such model')"]
-    with pytest.raises(EnvironmentProblem, match="no such model"), starting.started(command, PORT):
+    with pytest.raises(EnvironmentProblem, match="no such model"), starting.started([command], PORT):
         pass
-    with pytest.raises(EnvironmentProblem, match="cannot be run"), starting.started(["/no/such/program"], PORT):
+    with pytest.raises(EnvironmentProblem, match="cannot be run"), starting.started([["/no/such/program"]], PORT):
         pass
 
 
 def test_no_server_is_started_on_a_port_where_another_one_listens(fake):
     port = int(fake.url.rpartition(":")[2])
-    with pytest.raises(EnvironmentProblem, match=str(port)), starting.started(["/no/such/program"], port):
+    with pytest.raises(EnvironmentProblem, match=str(port)), starting.started([["/no/such/program"]], port):
         pass
 
 
-def test_a_server_ends_with_its_block(tmp_path):
+def test_servers_end_with_their_block(tmp_path):
+    """And with them what they have started, also where another one of them does not start."""
     program = "import http.server as h, sys, json\nclass H(h.BaseHTTPRequestHandler):\n def do_GET(self):\n"
     program += "  d=json.dumps({'data': [1]}).encode(); self.send_response(200)\n"
     program += "  self.send_header('Content-Length', str(len(d))); self.end_headers(); self.wfile.write(d)\n"
     program += "child = __import__('subprocess').Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
-    program += f"open(r'{tmp_path}/pid', 'w').write(str(child.pid))\n"
-    program += f"h.HTTPServer(('127.0.0.1', {PORT}), H).serve_forever()"
-    with starting.started([sys.executable, "-c", program], PORT):
-        number = int((tmp_path / "pid").read_text())
-        os.kill(number, 0)
-    assert gone(number), "what a server has started ends with it"
+    program += f"open(r'{tmp_path}/pid' + sys.argv[-1], 'w').write(str(child.pid))\n"
+    program += "h.HTTPServer(('127.0.0.1', int(sys.argv[-1])), H).serve_forever()"
+    command = [sys.executable, "-c", program]
+    with starting.started([command, command], PORT) as urls:
+        numbers = [int((tmp_path / f"pid{PORT + place}").read_text()) for place in range(2)]
+        for number in numbers:
+            os.kill(number, 0)
+        assert [url.rpartition(":")[2] for url in urls] == [str(PORT), str(PORT + 1)]
+    assert all(map(gone, numbers))
+    ends = [sys.executable, "-c", "import time; time.sleep(2); print('no such draft')"]
+    with pytest.raises(EnvironmentProblem, match="no such draft"), starting.started([command, ends], PORT):
+        pass
+    assert gone(int((tmp_path / f"pid{PORT}").read_text()))
 
 
 def gone(number):
@@ -103,31 +111,22 @@ def gone(number):
     return False
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "says"),
-    [((), 2, "--help"), (("no/such",), 2, "FILE"), (("no/such", "x.gguf"), 3, "no/such"), (("--nonsense",), 2, "FILE")],
-)
-def test_a_file_that_cannot_be_written_is_one_line(words, code, says, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert lab_gguf.main(list(words)) == code
-    [line] = capsys.readouterr().err.splitlines()
-    assert says in line
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_both_commands_serve_one_target_and_one_of_them_drafts(tmp_path, monkeypatch):
-    monkeypatch.setattr(written_gguf, "write", lambda folder, path: path)
+    monkeypatch.setattr(written_gguf, "write_model", lambda model, tokenizer, path: path)
     for engine in ("llama", "vllm"):
         args = argparse.Namespace(engine=engine, program=sys.executable, draft_length=3, port=8000, slots=5)
         for args.models in (None, ["one", "two"], ["one", "ngram"]):
             first, second = commands(args, tmp_path)
-            assert first[: len(second) - 2] == second[:-2], "the draft is the one thing that differs"
-            assert "3" in " ".join(first[len(second) - 2 :])
-            assert (first[-1], second[-1]) == ("8000", "8001")
-            if args.models:
-                assert "one" in second
-                assert args.models[1] in " ".join(first[len(second) - 2 :])
-                assert args.models[1] not in " ".join(second)
+            assert first[: len(second)] == second, "the draft is the one thing that differs"
+            assert "3" in " ".join(first[len(second) :])
+            target, draft = args.models or ("target", "draft")
+            assert any(Path(word).stem == target for word in second)
+            assert draft in " ".join(first[len(second) :])
+            assert draft not in " ".join(second)
+        if engine == "llama":
+            args.models = [str(tmp_path), "two"]
+            with pytest.raises(EnvironmentProblem):
+                commands(args, tmp_path)
         args.program = "/no/such/program"
         with pytest.raises(EnvironmentProblem, match="/no/such/program"):
             commands(args, tmp_path)
@@ -181,8 +180,7 @@ def test_llama_server_makes_the_rounds_of_the_labs_loop(setup, some, draft, tmp_
     """Text, rounds, drafted and accepted tokens by position, prompt by prompt, in two engines that share no code."""
     files = [written_gguf.write(loading.LAB_PAIR / name, tmp_path / f"{name}.gguf") for name in ("target", "draft")]
     program = programs.LlamaServer(LLAMA_SERVER)
-    command = [*program.plain(str(files[0])), *program.weights(files[1], K), "--port", str(PORT)]
-    with starting.started(command, PORT) as url:
+    with starting.started(program.both(str(files[0]), programs.weights(files[1]), K), PORT) as (url, _):
         server = engines.find(url, None)
         for prompt in some:
             own = ended_rounds(setup, draft, prompt, K, N_TOKENS)

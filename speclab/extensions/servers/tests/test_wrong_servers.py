@@ -272,9 +272,9 @@ def test_every_file_is_written_once(monkeypatch, place, tmp_path):
     written = []
 
     @contextlib.contextmanager
-    def started(command, port):
+    def started(commands, port):
         with Simulated(rates=(0.5,)) as one:
-            yield one.url
+            yield [one.url for _ in commands]
 
     monkeypatch.setattr(written_gguf, "write", lambda folder, path, *_: written.append(path.name) or path)
     monkeypatch.setattr(starting, "started", started)

@@ -130,14 +130,10 @@ class Programs(Both):
     @contextlib.contextmanager
     def started(self, place: Place) -> Iterator[Found]:
         """Start both, and end them behind the block."""
-        program = self._program(place)
         target = place.smollm2 if self.smollm2 else self._lab_target(place)
-        plain = program.plain(str(target))
-        flags = self.draft(place)(program, self.k)
-        with (
-            starting.started([*plain, *flags, "--port", str(PORT)], PORT) as one,
-            starting.started([*plain, "--port", str(PORT + 1)], PORT + 1) as other,
-        ):
+        commands = self._program(place).both(str(target), self.draft(place), self.k)
+        flags = commands[0][len(commands[1]) :]
+        with starting.started(commands, PORT) as (one, other):
             said = re.sub(r'[^\s"]*/', "", " ".join(flags))  # names, and no folders
             yield Found(engines.find(one, None), engines.find(other, None), said + self._said_of_both())
 
