@@ -8,21 +8,20 @@ rounds that were drawn.
 import json
 import random
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+
+from speclab.extensions.servers.wrong.local_server import LocalServer, Speaking
 
 NAMES = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 PREFIX = {"vllm": "vllm:", "llama": "llamacpp:", "sglang": "sglang:"}
 GENERATED = {"vllm": "generation_tokens", "llama": "tokens_predicted", "sglang": "generation_tokens"}
 
 
-class Simulated(ThreadingHTTPServer):
+class Simulated(LocalServer):
     """One server. rates: the share of rounds that keep a position once they reach it; none: it does not speculate."""
 
-    daemon_threads = True
-    block_on_close = False
-
     def __init__(self, engine="vllm", rates=(), seed=0, model="org/target", idle=0.0):
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(Handler)
         self.engine, self.rates, self.model, self.idle = engine, rates, model, idle
         self.random, self.lock = random.Random(seed), threading.Lock()
         self.rounds: list[tuple[int, int]] = []  # (drafted, kept) of every round, the prompts' own passes apart
@@ -36,18 +35,6 @@ class Simulated(ThreadingHTTPServer):
         self.top = lambda place, token: {token: -0.1, f"{int(token) + 1} ": -3.0}
         self.drawn = None  # an iterator over rounds that are not drawn but given
         self.busy = 0  # tokens of somebody else's requests that are counted with each of ours
-
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-    def __enter__(self):
-        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
-        return self
-
-    def __exit__(self, *stop):
-        self.shutdown()
-        self.server_close()
 
     def one_round(self, left):
         """Draw a round.  -> (drafted, kept)"""
@@ -121,9 +108,6 @@ class Simulated(ThreadingHTTPServer):
         }.get(path)
         return (200, json.dumps(found).encode()) if found else (404, b'{"error": {"message": "no such page"}}')
 
-    def handle_error(self, request, client_address):
-        """A client that has gone is no news."""
-
 
 def usual_text(prompt, n):
     """Return n tokens that depend on the prompt alone."""
@@ -131,21 +115,17 @@ def usual_text(prompt, n):
     return [f"{start + place} " for place in range(n)]
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(Speaking, BaseHTTPRequestHandler):
     """Speaks for a Simulated."""
 
-    protocol_version = "HTTP/1.1"
     server: Simulated
-
-    def log_message(self, *words):
-        pass
 
     def do_GET(self):
         self.server.heads.append(dict(self.headers))
         self.whole(*self.server.page(self.path))
 
     def do_POST(self):
-        fake, body = self.server, json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        fake, body = self.server, self.body()
         fake.asked.append(body)
         if fake.answer or body["model"] not in ("", fake.model):
             self.whole(*fake.answer or (404, b'{"error": {"message": "The model does not exist."}}'))
@@ -158,9 +138,7 @@ class Handler(BaseHTTPRequestHandler):
                 for place, word in enumerate(words)]  # fmt: skip
             self.whole(200, json.dumps({"choices": [{"logprobs": {"content": steps}}]}).encode())
             return
-        self.send_response(200)
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
+        self.begin_events()
         parts, rounds = fake.chunks(words)
         for part in parts:
             text = "".join(part)
@@ -176,18 +154,4 @@ class Handler(BaseHTTPRequestHandler):
                 {"draft_n": drafted, "draft_n_accepted": kept} if drafted else {}
             )
         self.event(end)
-        self.piece(b"data: [DONE]\n\n")
-        self.piece(b"")
-
-    def event(self, what):
-        self.piece(b"data: " + json.dumps(what).encode() + b"\n\n")
-
-    def piece(self, data):
-        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
-        self.wfile.flush()
-
-    def whole(self, status, data):
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+        self.end_events()

@@ -8,7 +8,7 @@ import json
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import torch
@@ -19,17 +19,16 @@ from speclab.core.accept import accept_from_logits
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import AcceptRule, DecodeSettings, Round
 from speclab.core.sampling import Sampling
+from speclab.extensions.servers.wrong.local_server import LocalServer, Speaking
 from speclab.models.setup import Setup
 
 VERSION, LABEL = "the lab's loop", '{engine="0"}'
-MOST_BYTES, TOP = 2**20, 5
+TOP = 5
 
 
-class LabServer(ThreadingHTTPServer):
+class LabServer(LocalServer):
     """One server. drafter: None for plain decoding. temperature: instead of the one that a request asks for. one_seed:
     whether all requests are sampled with the same one."""
-
-    daemon_threads = True
 
     def __init__(
         self,
@@ -40,27 +39,11 @@ class LabServer(ThreadingHTTPServer):
         temperature: float | None = None,
         one_seed: bool = False,
     ):
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.setup, self.drafter, self.draft_length, self.rule = setup, drafter, draft_length, rule
         self.temperature, self.one_seed, self._turn = temperature, one_seed, threading.Lock()
         self.n_waiting, self.n_generated, self._n_asked = 0, 0, 0
         self.drafted: list[tuple[int, int]] = []  # (drafted, kept) of every round that drafted
-
-    @property
-    def url(self) -> str:
-        """Return its address."""
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-    def __enter__(self) -> "LabServer":
-        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
-        return self
-
-    def __exit__(self, *stop: object) -> None:
-        self.shutdown()
-        self.server_close()
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing of a client that has gone."""
 
     def rounds(self, text: str, n_tokens: int, temperature: float) -> Iterator[list[int]]:
         """Yield the token ids of every round. Like an engine, it drafts k tokens near the end of a text, too."""
@@ -120,14 +103,10 @@ class LabServer(ThreadingHTTPServer):
         return {"tokens": [decode([token]) for token in tokens], "token_logprobs": own, "top_logprobs": tops}
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Speaking, BaseHTTPRequestHandler):
     """Speaks for a LabServer."""
 
-    protocol_version = "HTTP/1.1"
     server: LabServer
-
-    def log_message(self, format: str, *words: object) -> None:
-        """Write nothing."""
 
     def do_GET(self) -> None:
         """Answer with a page."""
@@ -137,49 +116,33 @@ class _Handler(BaseHTTPRequestHandler):
             "/health": {},
         }
         if self.path == "/metrics":
-            self._whole(200, self.server.metrics().encode())
+            self.whole(200, self.server.metrics().encode())
         else:
             found = pages.get(self.path)
-            self._whole(200 if found is not None else 404, json.dumps(found or {}).encode())
+            self.whole(200 if found is not None else 404, json.dumps(found or {}).encode())
 
     def do_POST(self) -> None:
         """Answer a request for a text, in a stream or with log-probabilities."""
-        body = json.loads(self.rfile.read(min(MOST_BYTES, int(self.headers["Content-Length"]))))
+        body = self.body()
         text, n_tokens = body.get("prompt"), body["max_tokens"]
         if not isinstance(text, str):
-            self._whole(400, b'{"error": {"message": "this server takes texts: add --raw"}}')
+            self.whole(400, b'{"error": {"message": "this server takes texts: add --raw"}}')
         elif body.get("logprobs"):
             found = {"choices": [{"logprobs": self.server.log_probabilities(text, n_tokens)}]}
-            self._whole(200, json.dumps(found).encode())
+            self.whole(200, json.dumps(found).encode())
         else:
             with suppress(ConnectionError):
                 n_prompt = len(self.server.setup.tokenizer(text).input_ids)
                 self._stream(self.server.rounds(text, n_tokens, float(body.get("temperature", 0))), n_prompt)
 
     def _stream(self, rounds: Iterator[Sequence[int]], n_prompt: int) -> None:
-        self.send_response(200)
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
+        self.begin_events()
         tokens, done, decode = list[int](), "", self.server.setup.tokenizer.decode
         for ids in rounds:
             tokens += ids
             whole = str(decode(tokens))
             text = "" if whole.endswith("\ufffd") else whole[len(done) :]  # half a character waits for its rest
             done += text
-            self._event({"choices": [{"index": 0, "text": text, "token_ids": list(ids)}]})
-        self._event({"choices": [], "usage": {"completion_tokens": len(tokens), "prompt_tokens": n_prompt}})
-        self._part(b"data: [DONE]\n\n")
-        self._part(b"")
-
-    def _event(self, what: dict[str, Any]) -> None:
-        self._part(b"data: " + json.dumps(what).encode() + b"\n\n")
-
-    def _part(self, data: bytes) -> None:
-        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
-        self.wfile.flush()
-
-    def _whole(self, status: int, data: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+            self.event({"choices": [{"index": 0, "text": text, "token_ids": list(ids)}]})
+        self.event({"choices": [], "usage": {"completion_tokens": len(tokens), "prompt_tokens": n_prompt}})
+        self.end_events()
