@@ -226,8 +226,8 @@ def _without_plain(found: Measured, tau: float, length: float, fault: Shape | No
         takes = f"takes {1e3 * (found.round_seconds or found.seconds * tau):.1f} ms and "
         pays = f"it pays if a token without a draft takes more than {1e3 * found.seconds:.2f} ms"
     numbers = [
-        f"a round {takes}brings {tau:.2f} tokens, so it may cost up to {tau:.2f} tokens without a draft",
-        f"{usual:.2f} of them is a usual cost at k = {k}, which would make {tau / usual:.2f}x; here it is not measured",
+        f"a round {takes}brings {tau:.2f} tokens, so it may cost up to {tau:.2f} plain tokens",
+        f"a round of k = {k} usually costs {usual:.2f} plain tokens; what it costs here is not measured",
     ]
     if tau < usual or fault:
         shown = [*numbers, pays] if pays else numbers

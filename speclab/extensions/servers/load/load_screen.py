@@ -1,4 +1,5 @@
-"""What a measurement under load looks like on one screen: a table, where speculation stops paying, and what fails."""
+"""What a measurement under load looks like on one screen: a table, what fails, where speculation stops paying, and what
+to try."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,6 +8,8 @@ from speclab.extensions.servers.load.levels import LOSES, PAYS, Level, Side, sto
 from speclab.extensions.servers.screen import compact, labelled
 
 FINE = "fine"
+READ = "tok/s is of all users together, a user of one of them; speedup is tok/s over plain tok/s"
+LARGEST_BATCH = 256  # requests at a time, to which the schedule for vLLM goes
 
 
 def table(levels: Sequence[Level]) -> str:
@@ -46,10 +49,10 @@ def answer(levels: Sequence[Level]) -> str:
     last, behind = stops_paying(levels)
     verdicts = [verdict(level) for level in levels]
     if verdicts[0] is None:
-        return "not known: give the same server without speculation, --plain-url"
+        return "not known: that takes the same model on a server without speculation"
     if last is None:
         if LOSES not in verdicts:
-            return "not known: the passes do not agree; give a longer window, --load-seconds 60"
+            return "not known: the passes do not agree"
         return f"it pays at no load that was asked; at {_users(levels[0])} it makes {levels[0].speedup:.2f}x"
     pays = f"{last.speedup:.2f}x at {_users(last)}"
     if behind is None:
@@ -59,11 +62,28 @@ def answer(levels: Sequence[Level]) -> str:
     return f"it stops paying between {last.n_users} and {_users(behind)}: {pays}, {fails}"
 
 
+def advice(levels: Sequence[Level]) -> str:
+    """Return the next thing to try."""
+    last, behind = stops_paying(levels)
+    if not levels[0].plain:
+        return "start the same model without its draft, and add --plain-url URL"
+    if last and behind:
+        schedule = f"[[1, {last.n_users}, K], [{last.n_users + 1}, {LARGEST_BATCH}, 0]]"
+        few = f"{last.n_users} request{'s at a time, and fewer' if last.n_users > 1 else ' at a time'}"
+        return f"drafts for {few}: num_speculative_tokens_per_batch_size {schedule} in vLLM"
+    if last:
+        return f"more users: --load {2 * levels[-1].n_users},{4 * levels[-1].n_users}"
+    if any(verdict(level) == LOSES for level in levels):
+        return "the same command without --load: its answer says whether a round costs too much, or brings too little"
+    return "longer windows on a quieter machine: --load-seconds 60"
+
+
 def lines(levels: Sequence[Level]) -> list[list[str]]:
     """Return the blocks of the screen. An answer whose checks fail says so."""
     failed = sorted({one.name for level in levels for one in level.checks if not one.good})
     doubt = f" (not before these are mended: {', '.join(failed)})" if failed else ""
-    return [[table(levels)], check_lines(levels), [labelled("ANSWER", answer(levels) + doubt)]]
+    end = [labelled("ANSWER", answer(levels) + doubt), labelled("try", advice(levels))]
+    return [[table(levels), labelled("read", READ)], check_lines(levels), end]
 
 
 def numbers(levels: Sequence[Level]) -> list[dict[str, Any]]:

@@ -38,7 +38,8 @@ def main(argv: list[str] | None = None) -> int:
         with starting.started(servers, args.port) as (url, plain):
             words = f"--url {url} --plain-url {plain}"
             words += "" if args.models else " --raw"  # the lab's pair has no chat template
-            say("\n".join([*map(shlex.join, servers), f"ask them: python -m speclab.extensions.servers {words}"]))
+            lines = [f"{shlex.join(one)} --port {args.port + place}" for place, one in enumerate(servers)]
+            say("\n".join([*lines, f"ask them: python -m speclab.extensions.servers {words}"]))
             while True:
                 time.sleep(3600)
 

@@ -70,7 +70,7 @@ def test_without_a_plain_server_it_is_said_what_its_token_must_take(rates, plain
     limit = float(re.search(r"takes more than ([\d.]+) ms", said)[1]) / 1e3
     assert replace(found, plain_seconds=limit + 6e-6).speedup > 1
     assert replace(found, plain_seconds=limit - 6e-6).speedup < 1 if limit > 6e-6 else True
-    assert f"up to {found.tokens_per_round:.2f} tokens" in said
+    assert f"up to {found.tokens_per_round:.2f} plain tokens" in said
     assert "ms" not in " ".join(diagnose(replace(found, seconds=None)).numbers), "no time is known there"
 
 
