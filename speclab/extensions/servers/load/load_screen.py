@@ -8,7 +8,10 @@ from speclab.extensions.servers.load.levels import LOSES, PAYS, Level, Side, sto
 from speclab.extensions.servers.screen import compact, labelled
 
 FINE = "fine"
-READ = "tok/s is of all users together, a user of one of them; speedup is tok/s over plain tok/s"
+READ = (
+    "tok/s: of all users together, their waits for a first token included; a user: of one of them, from its first "
+    "token on; speedup: tok/s over plain tok/s"
+)
 LARGEST_BATCH = 256  # requests at a time, to which the schedule for vLLM goes
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import json
 import re
 import sys
 from dataclasses import replace
@@ -25,11 +26,12 @@ from speclab.extensions.servers.diagnosis import (
     diagnose,
 )
 from speclab.extensions.servers.engine_counts import EngineCounts
-from speclab.extensions.servers.load import users
+from speclab.extensions.servers.load import load_screen, users
 from speclab.extensions.servers.measured import Measured
 from speclab.extensions.servers.start import starting
 from speclab.extensions.servers.start.programs import LlamaServer, Vllm
 from speclab.extensions.servers.tests.simulated import Simulated
+from speclab.extensions.servers.tests.test_load import level
 from speclab.extensions.servers.wrong import __main__ as command
 from speclab.extensions.servers.wrong import asking_wrong, wrong_views
 from speclab.extensions.servers.wrong.__main__ import CASES, NAMES, SETS
@@ -268,6 +270,17 @@ def test_a_package_and_a_head_that_are_not_there_are_missing(monkeypatch, place,
     assert CASES["a draft as large as its target"].servers.missing(here) == "", "it writes no file"
 
 
+def test_what_is_advised_under_load_is_what_vllm_is_told():
+    """It drafts k tokens for as many requests as pay, and none for one more."""
+    users = [asking_wrong.LOADS[name] for name in ("users of vLLM", "users of vLLM, drafts for two at a time")]
+    usual, few = (json.loads(one.draft(None)(Vllm(), 3)[1]) for one in users)
+    schedule = few.pop("num_speculative_tokens_per_batch_size")
+    assert few == usual
+    assert [(first, k) for first, _, k in schedule] == [(1, 3), (schedule[0][1] + 1, 0)]
+    paying = level(schedule[0][1], 1.5, 1.5), level(schedule[1][0], 0.5, 0.5)
+    assert str(schedule).replace("3]", "K]", 1) in load_screen.advice(paying)
+
+
 def test_every_file_is_written_once(monkeypatch, place, tmp_path):
     written = []
 
@@ -285,7 +298,7 @@ def test_every_file_is_written_once(monkeypatch, place, tmp_path):
     assert sorted(written) == ["draft.gguf", "target.gguf"]
 
 
-def test_a_record_says_that_users_were_interrupted(monkeypatch, tmp_path):
+def test_a_record_says_that_users_were_interrupted(monkeypatch, tmp_path, capsys):
     """Ctrl-C comes when two users ask. What was measured before stays, and nothing is asked after it."""
     usual, asked = users.Users.ask, []
 
@@ -303,3 +316,4 @@ def test_a_record_says_that_users_were_interrupted(monkeypatch, tmp_path):
     assert found.interrupted
     assert [one.ended_early for one in found.loads] == [True]
     assert asked == [1] * 4 + [2]
+    assert "\n".join(found.loads[0].screen) in capsys.readouterr().out

@@ -16,8 +16,8 @@ from speclab.extensions.servers.engine_counts import EngineCounts
 from speclab.extensions.servers.load import load_screen
 from speclab.extensions.servers.load.work import measure
 from speclab.extensions.servers.wrong.cases import DROPPED, Wrong
-from speclab.extensions.servers.wrong.makers import Found, Llama, Place, lab_draft, lookup
-from speclab.extensions.servers.wrong.vllm_set import with_weights
+from speclab.extensions.servers.wrong.makers import Found, InVllm, Llama, Place, lab_draft, lookup
+from speclab.extensions.servers.wrong.vllm_set import for_few, with_weights
 from speclab.extensions.servers.wrong.wrong_record import LoadTry, WrongServer
 from speclab.models.loading import LAB_PAIR
 from speclab.system.errors import EnvironmentProblem
@@ -28,6 +28,7 @@ LOADS = {
     "users of the lab's pair": Llama(lab_draft, slots=SLOTS),
     "users of SmolLM2": Llama(lookup, slots=SLOTS, smollm2=True, writes=False),
     "users of vLLM": with_weights(LAB_PAIR / "draft"),
+    "users of vLLM, drafts for two at a time": InVllm(for_few, weights=LAB_PAIR / "draft"),
 }
 
 

@@ -3,23 +3,38 @@
 No rule and no threshold was made with these servers.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
 from speclab.extensions.servers.causes import STATES, TOO_LONG
 from speclab.extensions.servers.diagnosis import COST, NOTHING, REJECTED
-from speclab.extensions.servers.start.programs import weights
+from speclab.extensions.servers.load.load_screen import LARGEST_BATCH
+from speclab.extensions.servers.start.programs import Program, Served, weights
 from speclab.extensions.servers.wrong.cases import Wrong
-from speclab.extensions.servers.wrong.makers import InVllm, lookup
+from speclab.extensions.servers.wrong.makers import InVllm, Place, lookup
 from speclab.models.loading import LAB_PAIR
 from speclab.system.paths import ROOT
 
+FEW = 2  # requests at a time
 LAYERS = "eagle_aux_hidden_state_layer_ids"  # after which layers of the target a head reads its states
 
 
-def with_weights(place: Path, k: int = 4, **more: Any) -> InVllm:
+def with_weights(folder: Path, k: int = 4, **more: Any) -> InVllm:
     """Return two servers of vLLM, one of which drafts with these weights."""
-    return InVllm(lambda _: weights(place), k=k, weights=place, **more)
+    return InVllm(lambda _: weights(folder), k=k, weights=folder, **more)
+
+
+def for_few(place: Place) -> Served:
+    """Return the lab's draft model, which drafts for so many requests at a time and for no more: what the screen of a
+    measurement under load advises."""
+
+    def flags(program: Program, k: int) -> list[str]:
+        flag, settings = weights(LAB_PAIR / "draft")(program, k)
+        schedule = {"num_speculative_tokens_per_batch_size": [[1, FEW, k], [FEW + 1, LARGEST_BATCH, 0]]}
+        return [flag, json.dumps(json.loads(settings) | schedule)]
+
+    return flags
 
 
 VLLM = (

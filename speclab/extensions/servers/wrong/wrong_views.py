@@ -133,7 +133,8 @@ def text(run: WrongRun) -> str:
     blocks: list[Block] = []
     for half in halves(run):
         blocks += [table(run, half), Lines(score(run, half))]
-    return show([*blocks, Lines([COLUMNS, *changes(run), *rounds(run)])])
+    servers = [show([*blocks, Lines([COLUMNS, *changes(run), *rounds(run)])])] if run.wrong else []
+    return "\n".join([*servers, *("\n".join([f"Under load: {one.name}", "", *one.screen, ""]) for one in run.loads)])
 
 
 def _about(one: WrongServer) -> str:
