@@ -92,10 +92,8 @@ def head(
     return {
         "benchmark": args.benchmark,
         "schema_version": 2,
-        "created": files.today(),
         "interrupted": stop is not None,
-        "machine": files.machine(device),
-        "versions": files.versions(),
+        **files.when_and_where(device),
         "settings": settings,
     }
 
@@ -109,16 +107,8 @@ def head_of(
 ) -> dict[str, Any]:
     """The fields of `head` for a benchmark that loads a target. prompts: of which the record has number and digest."""
     if prompts:
-        settings |= {"n_prompts": len(prompts), "prompts_sha256": files.fingerprint([p.text for p in prompts])}
-    of_setup = {
-        "target": setup.target_name,
-        "device": setup.device.type,
-        "dtype": setup.dtype_name,
-        "engine": setup.engine,
-        "threads": torch.get_num_threads(),
-        "seed": args.seed,
-        "reasons": setup.reasons,
-    }
+        settings |= files.prompt_settings(prompts)
+    of_setup = {**setup.recorded, "seed": args.seed, "reasons": setup.reasons}
     return head(args, setup.device, of_setup | settings, stop)
 
 

@@ -3,8 +3,6 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from speclab.core.drafter import Drafter
 from speclab.core.rules import TOKEN
 from speclab.drafts.lengths import LONGEST
@@ -42,7 +40,7 @@ class RunConfig:
     @property
     def common(self) -> dict:
         """Return the fields that all rows share."""
-        return {"target": self.setup.target_name, "device": self.setup.device.type, "dtype": self.setup.dtype_name}
+        return {name: self.setup.recorded[name] for name in ("target", "device", "dtype")}
 
     def bench(self, max_new_tokens: int | None = None) -> Bench:
         """Return the harness of this run."""
@@ -122,27 +120,23 @@ class RunConfig:
 
     def head(self, measured: Measurement) -> dict[str, Any]:
         """Return the fields of runs.LabRun: what ran, where and how."""
-        own = engine_choice.own_weights(self.setup.target.fast)
+        own, made = engine_choice.own_weights(self.setup.target.fast), files.when_and_where(self.setup.device)
         return {
             "schema_version": runs.SCHEMA_VERSION,
-            "created": files.today(),
+            **made,
             "interrupted": measured.interrupted,
             "unchecked": measured.unchecked or None,
-            "machine": replace(files.machine(self.setup.device), probe=self.probe),
-            "versions": files.versions(),
+            "machine": replace(made["machine"], probe=self.probe),
             "settings": {
-                **self.common,
+                **self.setup.recorded,
                 "draft_lengths": self.draft_lengths,
                 "temperatures": self.temperatures,
                 "max_new_tokens": self.max_new_tokens,
                 "repeats": self.repeats,
-                "n_prompts": len(self.prompts),
-                "prompts_sha256": files.fingerprint([prompt.text for prompt in self.prompts]),
+                **files.prompt_settings([prompt.text for prompt in self.prompts]),
                 "seed": self.seed,
                 "top_k": self.setup.sampling.top_k,
                 "top_p": self.setup.sampling.top_p,
-                "threads": torch.get_num_threads(),
-                "engine": self.setup.engine,
                 "reasons": self.setup.reasons | ({"weights": own} if own else {}),
                 "unapplied_generation_settings": self.setup.unapplied,
                 **({"graphs": vars(measured.graphs)} if any(vars(measured.graphs).values()) else {}),

@@ -3,6 +3,7 @@
 import functools
 import os
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -68,6 +69,17 @@ class Setup:
     def dtype_name(self) -> str:
         """Return the name of the dtype: float32 or bfloat16."""
         return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """Return the settings of every record that say what decodes: the target, and what it runs on."""
+        return {
+            "target": self.target_name,
+            "device": self.device.type,
+            "dtype": self.dtype_name,
+            "engine": self.engine,
+            "threads": torch.get_num_threads(),
+        }
 
     def ids_before(self, prompt: Prompt) -> list[int]:
         """Return the ids that a new text continues: the prompt's, or none where the output is a text of its own."""

@@ -118,6 +118,16 @@ def fingerprint(texts: list[str]) -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 
+def prompt_settings(prompts: list[str]) -> dict[str, Any]:
+    """Return the settings of every record that say which prompts were decoded."""
+    return {"n_prompts": len(prompts), "prompts_sha256": fingerprint(prompts)}
+
+
+def when_and_where(device: torch.device) -> dict[str, Any]:
+    """Return the fields of every record that say when, on which machine and with which libraries it was made."""
+    return {"created": today(), "machine": machine(device), "versions": versions()}
+
+
 def today() -> str:
     """Return the time now, in UTC, to the minute."""
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%MZ")

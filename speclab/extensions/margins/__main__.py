@@ -18,8 +18,6 @@ if __name__ == "__main__":
 import argparse
 import sys
 
-import torch
-
 from speclab.cli import flags
 from speclab.drafts import registry
 from speclab.extensions.margins import margin_views
@@ -78,26 +76,14 @@ def _record(
     args: argparse.Namespace, setup: Setup, prompts: list[Prompt], interrupted: bool, found: list[Margins]
 ) -> MarginRun:
     settings = {
-        "target": setup.target_name,
-        "device": setup.device.type,
-        "dtype": setup.dtype_name,
-        "engine": setup.engine,
-        "threads": torch.get_num_threads(),
+        **setup.recorded,
         "seed": args.seed,
         "draft_length": args.draft_length,
         "max_new_tokens": args.max_new_tokens,
-        "n_prompts": len(prompts),
-        "prompts_sha256": files.fingerprint([prompt.text for prompt in prompts]),
+        **files.prompt_settings([prompt.text for prompt in prompts]),
     }
-    return MarginRun(
-        schema_version=1,
-        created=files.today(),
-        interrupted=interrupted,
-        machine=files.machine(setup.device),
-        versions=files.versions(),
-        settings=settings,
-        margins=found,
-    )
+    made = files.when_and_where(setup.device)
+    return MarginRun(schema_version=1, interrupted=interrupted, settings=settings, margins=found, **made)
 
 
 if __name__ == "__main__":

@@ -63,14 +63,11 @@ def follow(
         collections.deque(stream, maxlen=0)
     seen, plain_seen = in_turns(rounds(settings), plain(settings))
     described = {
-        "target": setup.target_name,
+        **setup.recorded,
         "draft": loading.short_name(loading.LAB_DRAFT) if draft_name == "model" else draft_name,
         "draft_length": draft_length,
         **vars(settings.sampling),
         "seed": settings.seed,
-        "device": setup.device.type,
-        "dtype": setup.dtype_name,
-        "engine": setup.engine,
     }
     steps = [(token, seconds) for round_, seconds in plain_seen for token in round_.tokens]
     before = setup.ids_before(prompt)
