@@ -174,19 +174,27 @@ def write_whole(path: Path, content: str | bytes) -> Path:
     A link is followed and stays. An old file's mode stays; a new one gets the usual mode.
     """
     data = content.encode(errors="replace") if isinstance(content, str) else content
+    with whole_file(path) as part, _told(path, "choose another place"), open(part, "xb") as file:
+        file.write(data)
+    return path
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Give the name of a new file to write, which takes the place of `path` at the end. If anything fails or stops it
+    before that, the old file stays. Links and modes are as `write_whole` leaves them."""
     with _told(path, "choose another place"):
         target = _target(path)
-        part = _beside(target)
-        try:
-            with open(part, "xb") as file:
-                file.write(data)
+    part = _beside(target)
+    try:
+        yield part
+        with _told(path, "choose another place"):
             if target.exists():
                 shutil.copymode(target, part)
             part.replace(target)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
-    return path
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def _beside(target: Path) -> Path:

@@ -60,3 +60,21 @@ def test_what_cannot_be_written_is_refused(pair, tmp_path):
     for model, tokenizer, what in ((other, pair[1], "gpt2"), (pair[0], words, "tokenizer")):
         with pytest.raises(EnvironmentProblem, match=rf"{what}.*convert_hf_to_gguf"):
             written_gguf.write_model(model, tokenizer, tmp_path / "x.gguf")
+
+
+def test_a_file_is_written_whole_or_not_at_all(pair, tmp_path, monkeypatch):
+    """A failure in the middle leaves the old file, and nothing beside it."""
+    path = tmp_path / "x.gguf"
+    path.write_bytes(b"old")
+
+    def fail(writer):
+        raise OSError("no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gguf.GGUFWriter.write_tensors_to_file", fail)
+        with pytest.raises(OSError, match="no space"):
+            written_gguf.write_model(*pair, path)
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("x.gguf", b"old")]
+    written_gguf.write_model(*pair, path)
+    assert [file.name for file in tmp_path.iterdir()] == ["x.gguf"]
+    assert path.read_bytes()[:4] == b"GGUF"

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from speclab.models.outside import generation
 from speclab.system.errors import EnvironmentProblem
+from speclab.system.files import whole_file
 
 NAMES = {  # the library's name of a module -> the format's
     "model.embed_tokens": "token_embd",
@@ -47,12 +48,19 @@ def write(folder: Path, path: Path, altered: Callable[[Any], Any] = lambda model
 
 
 def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: Path) -> Path:
-    """Write a model. Raises EnvironmentProblem where it has another form, or the package is missing.  -> path"""
+    """Write a model, whole or not at all. Raises EnvironmentProblem where it has another form, or the package is
+    missing.  -> path"""
     if lacking := missing():
         raise EnvironmentProblem(lacking)
+    merges = _merges(model, tokenizer)
+    with whole_file(path) as part:
+        _write(model, tokenizer, merges, part)
+    return path
+
+
+def _write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, merges: list[str], path: Path) -> None:
     from gguf import GGUFWriter  # here: nothing but this needs the package
 
-    merges = _merges(model, tokenizer)
     config, file = model.config, GGUFWriter(path, "llama")
     n_heads, n_kv, width = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     file.add_context_length(config.max_position_embeddings)
@@ -86,7 +94,6 @@ def write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path
     file.write_kv_data_to_file()
     file.write_tensors_to_file()
     file.close()
-    return path
 
 
 def _merges(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[str]:
