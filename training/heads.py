@@ -91,7 +91,7 @@ MOST_BYTES = 2**20  # the largest size of a training.json, in bytes
 OF_BEGINNING = ("steps", "tokens", "seconds", "rate", "seed", "loss", "own_texts", "init", "machine", "versions")
 PAIR_FOLDER = "build/lab-pair"
 # Flags that say how long, how fast and where to: a training goes on with others. All others decide what is learned.
-NOT_LEARNED = ("kind", "minutes", "own_minutes", "threads", "keep", "work_dir", "out", "texts")
+NOT_LEARNED = ("kind", "train", "minutes", "own_minutes", "threads", "keep", "work_dir", "out", "texts")
 
 
 # --- flags ------------------------------------------------------------------------------------------------------------
@@ -107,9 +107,11 @@ def make_parser() -> parsing.Parser:
         _add_head_flags(one, kind.intermediate)
         _add_shared_flags(one, kind.folder, 180)
         kind.add_flags(one)
+        one.set_defaults(train=train_head)
     one = kinds.add_parser("pair", help="a target, and a draft model that is distilled from it")
     one.add_argument("--with-packages", action="store_true", help="also learn from installed permissive packages")
     _add_shared_flags(one, PAIR_FOLDER, 125)
+    one.set_defaults(train=pair.train_pair)
     return parser
 
 
@@ -183,7 +185,7 @@ def main(argv: list[str] | None = None) -> int:
     prepare_folder(args.work_dir, "--work-dir")
     check_writable(args.out / "training.json", "--out")
     with alone_in(args.work_dir):
-        about, summary = (pair.train_pair if args.kind == "pair" else train_head)(args, device, settings_of(args))
+        about, summary = args.train(args, device, settings_of(args))
         about |= {"machine": asdict(files.machine(device)), "versions": asdict(files.versions())}
         return do_all(
             [

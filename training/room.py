@@ -15,15 +15,15 @@ SHARE = 1 / 3  # of a GPU's memory, each: rows that are kept, texts that are wri
 
 @dataclass(frozen=True)
 class Room:
-    """The room on a device when a training begins. kind: cpu, cuda or mps. free: bytes; counts on a GPU alone."""
+    """The room on a device when a training begins. device: cpu, cuda or mps. free: bytes; counts on a GPU alone."""
 
-    kind: str = "cpu"
+    device: str = "cpu"
     free: int = 0
 
     @property
     def is_wide(self) -> bool:
         """Tell whether a pass over thousands of rows takes about as long as one over few."""
-        return self.kind == "cuda"
+        return self.device == "cuda"
 
     @property
     def share(self) -> int:

@@ -294,8 +294,8 @@ def test_a_pipe_in_a_work_folder_is_not_read(tmp_path):
             pytest.fail("it would be opened")
 
 
-# Flags that say how long, how fast and where to: a training goes on with others.
-NOT_LEARNED = {"kind", "minutes", "own_minutes", "threads", "keep", "work_dir", "out", "texts"}
+# Flags that say how long, how fast and where to: a training goes on with others. `train` is no flag.
+NOT_LEARNED = {"kind", "train", "minutes", "own_minutes", "threads", "keep", "work_dir", "out", "texts"}
 WORDS = {kind: [kind] for kind in (*KINDS, "pair") if kind not in recipes_of_extensions()}
 
 
