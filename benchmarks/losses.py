@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks import common, learning
+from benchmarks.shared import common, learning
 from speclab.cli import parsing
 from speclab.drafts.heads.block import blocks
 from speclab.drafts.heads.rollout import rollout

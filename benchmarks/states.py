@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from benchmarks import common, learning
+from benchmarks.shared import common, learning
 from speclab.cli import parsing
 from speclab.lab.harness import kept_when_stopped
 from speclab.present.tables import Block, Cell, Heading, Lines, Table, interval, number

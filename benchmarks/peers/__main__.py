@@ -41,11 +41,12 @@ from typing import Any
 import torch
 from transformers.utils import logging as transformers_logging
 
-from benchmarks import common
 from benchmarks.peers import llama_cpp
 from benchmarks.peers.page import PEER, PeersRun, PeerTiming, page
+from benchmarks.shared import common
 from draft_models import Drafter, ModelDrafter, NgramDrafter
 from speclab.cli import flags, parsing
+from speclab.cli.output import describe_chat
 from speclab.drafts import kind_table, registry
 from speclab.drafts.lengths import LONGEST, AutoLength
 from speclab.lab.decodings import Decoding
@@ -54,7 +55,7 @@ from speclab.lab.output_checks import judge_greedy
 from speclab.lab.turns import take_turns
 from speclab.models import loading
 from speclab.models.cached import check_prompt
-from speclab.models.prompts import Prompt, describe_chat
+from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records import files
 from speclab.records.arms import BASELINE, BEAM, GENERATE, LIBRARY, Arm

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from baseline_autoregressive import autoregressive_decode
-from benchmarks import common
+from benchmarks.shared import common
 from benchmarks.tried import again, carried, copies
 from optimized_speculative import speculative_decode
 from speclab.cli import flags, parsing

@@ -18,7 +18,7 @@ import functools
 import sys
 from dataclasses import dataclass
 
-from benchmarks import common
+from benchmarks.shared import common
 from optimized_speculative import speculative_decode
 from speclab.cli import flags, parsing
 from speclab.core.rounds import DecodeSettings

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks import common
+from benchmarks.shared import common
 from speclab.cli import flags, parsing
 from speclab.drafts import registry
 from speclab.drafts.heads.block import BlockHead, blocks

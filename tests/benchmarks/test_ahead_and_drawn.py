@@ -5,7 +5,8 @@ import itertools
 import pytest
 import torch
 
-from benchmarks import ahead, learning
+from benchmarks import ahead
+from benchmarks.shared import learning
 from benchmarks.tried import drawn, reliability, sure
 from solutions import ex19_draft_ahead as chapter
 from speclab.present.tables import Table

@@ -5,7 +5,8 @@ import itertools
 import pytest
 import torch
 
-from benchmarks import learning, losses
+from benchmarks import losses
+from benchmarks.shared import learning
 from benchmarks.tried import again, carried, copies, sure
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import GREEDY

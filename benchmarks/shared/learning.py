@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import common
+from benchmarks.shared import common
 from speclab.cli import parsing
 from speclab.lab.training import corpus
 from speclab.lab.training.recipes import Likely, Reading

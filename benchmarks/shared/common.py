@@ -107,7 +107,7 @@ def head_of(
 ) -> dict[str, Any]:
     """The fields of `head` for a benchmark that loads a target. prompts: of which the record has number and digest."""
     if prompts:
-        settings |= files.prompt_settings(prompts)
+        settings |= files.prompt_settings([prompt.text for prompt in prompts])
     of_setup = {**setup.recorded, "seed": args.seed, "reasons": setup.reasons}
     return head(args, setup.device, of_setup | settings, stop)
 
