@@ -40,7 +40,6 @@ GROUND_WORDS = (
 )
 STILL_THERE: dict[str, set[str]] = {
     "speclab/core/graphs.py": {"replay", "replayed", "replays"},  # PyTorch's own words for CUDA graphs
-    "speclab/core/sampling.py": {"replayed"},
 }
 
 

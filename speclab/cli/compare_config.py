@@ -4,13 +4,12 @@ import argparse
 
 from optimized_speculative import speculative_decode
 from speclab.cli import flags, no_effect, parsing
-from speclab.cli.output import Output
+from speclab.cli.output import Output, describe_chat
 from speclab.core.rule_table import rule_of
 from speclab.drafts import registry
 from speclab.drafts.hybrid import auto_length
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.run_config import RunConfig
-from speclab.models.prompts import describe_chat
 from speclab.records.arms import AUTO
 from speclab.system.errors import UsageProblem
 from speclab.system.terminal import note

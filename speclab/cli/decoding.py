@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from speclab.cli import flags, no_effect, parsing, streaming
 from speclab.cli.decoding_flags import DRAFT_LENGTH, make_parser
-from speclab.cli.output import LOSSY, how_many, prompt_heading
+from speclab.cli.output import LOSSY, describe_chat, how_many, prompt_heading
 from speclab.core.clock import old_objects_frozen
 from speclab.core.counts import Counts
 from speclab.core.drafter import Drafter
@@ -24,7 +24,7 @@ from speclab.lab import free_cores
 from speclab.lab.instruments import Loop, LoopFunctions
 from speclab.lab.round_costs import measure_costs
 from speclab.models import memory
-from speclab.models.prompts import Prompt, describe_chat
+from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.present import report
 from speclab.system.errors import reports_problems

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
+from transformers import PreTrainedTokenizerBase
+
 from speclab.cli.flags import check_file
 from speclab.cli.parsing import DASH
 from speclab.models.prompts import Prompt
@@ -42,6 +44,18 @@ def prompt_heading(prompt: Prompt) -> str:
     """Return a prompt, and the line after which its new text stands."""
     line_end = "" if prompt.text.endswith("\n") else "\n"
     return f"\n=== {prompt.kind} {'=' * 60}\n{prompt.text}{line_end}{NEW_TEXT}"
+
+
+def describe_chat(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Return a line of a run's head: whether the prompts are in the tokenizer's chat template.
+
+    Empty where it has none.
+    """
+    if not tokenizer.chat_template:
+        return []
+    if prompts[0].chat:
+        return ["chat    on: the prompt is in the tokenizer's chat template; --no-chat continues the bare text"]
+    return ["chat    off: the prompt is continued as it is; --chat puts it into the tokenizer's chat template"]
 
 
 @dataclass

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from speclab.core import graphs
-from speclab.system.errors import EnvironmentProblem
+from speclab.system.errors import EnvironmentProblem, setting
 
-GRAPHED = {"cuda"}  # devices on which pure functions are replayed
+GRAPHED = {"cuda"}  # devices on which pure functions run as graphs
 NOT_FINITE = -1  # in place of a token: the distribution it should come from has NaN or infinite entries
 
 
@@ -102,13 +102,13 @@ def _drawn(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def graphed(function: graphs.Function) -> graphs.Function:
-    """Return a function whose first argument is a tensor: on a GPU it is replayed as CUDA graphs
+    """Return a function whose first argument is a tensor: on a GPU it runs as CUDA graphs
     (speclab/core/graphs.py)."""
-    replayed = graphs.graphed(function)
+    on_graphs = graphs.graphed(function)
 
     @functools.wraps(function)
     def call(first: Tensor, *args: Any) -> Any:
-        return (replayed if first.device.type in GRAPHED else function)(first, *args)
+        return (on_graphs if first.device.type in GRAPHED else function)(first, *args)
 
     return call  # type: ignore[return-value]
 
@@ -185,7 +185,7 @@ def to_host(tokens: Tensor) -> list[int]:
     ids = tokens.tolist()
     if NOT_FINITE in ids:
         raise EnvironmentProblem(
-            "the target or its draft returned logits that are not finite (NaN or infinity); try --dtype float32, and "
-            "if that does not help the weights are damaged"
+            "the target or its draft returned logits that are not finite (NaN or infinity); try "
+            f"{setting('dtype', 'float32')}, and if that does not help the weights are damaged"
         )
     return ids

@@ -12,7 +12,7 @@ from speclab.drafts.heads.block import BlockHead
 from speclab.drafts.heads.files import FORMATS, read_head
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.kind_table import is_mistyped, lookups
-from speclab.drafts.oracle import NEEDS_GREEDY, FreeOracleDrafter, OracleDraft, OracleModelDrafter
+from speclab.drafts.oracle import FreeOracleDrafter, OracleDraft, OracleModelDrafter, needs_greedy
 from speclab.drafts.registry import (
     check_no_argument,
     model_choice,
@@ -125,4 +125,4 @@ def read_dial(argument: str, text: str) -> Choice:
         return OracleModelDrafter(draft, accuracy, seed)
 
     no_auto = f"it chooses by what was accepted, and {text} replays the text"
-    return Choice(text, name, build, draws_when_greedy=True, no_auto=no_auto, only_greedy=NEEDS_GREEDY)
+    return Choice(text, name, build, draws_when_greedy=True, no_auto=no_auto, only_greedy=needs_greedy())

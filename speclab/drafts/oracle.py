@@ -17,9 +17,12 @@ from speclab.core.law import ConstantLaw, Law
 from speclab.core.rounds import DecodeSettings, Draft, Round, Target, tokens_of
 from speclab.core.sampling import Sampling, to_device
 from speclab.models.cached import CachedModel
-from speclab.system.errors import UsageProblem
+from speclab.system.errors import UsageProblem, setting
 
-NEEDS_GREEDY = "the dial replays greedy output; use --temperature 0"
+
+def needs_greedy() -> str:
+    """Return why a dial does not sample, and what to do."""
+    return f"the dial replays greedy output; use {setting('temperature', 0)}"
 
 
 class OracleDraft(Drafter):
@@ -52,7 +55,7 @@ class OracleDraft(Drafter):
 
     def _begin(self, prompt: Tensor, sampling: Sampling) -> None:
         if not sampling.greedy:
-            raise UsageProblem(NEEDS_GREEDY)
+            raise UsageProblem(needs_greedy())
         # Another seed for every prompt, or all prompts would be right and wrong at the same places.
         self._random = random.Random(self.seed * 1_000_003 + int(prompt.sum()))
 

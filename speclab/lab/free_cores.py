@@ -9,6 +9,7 @@ from speclab.models import engine_choice
 from speclab.models.setup import Setup
 from speclab.records.runs import CoreProbe
 from speclab.system import cores
+from speclab.system.errors import setting
 from speclab.system.terminal import note
 
 
@@ -31,7 +32,8 @@ def look(setup: Setup, drafters: Collection[Drafter]) -> tuple[CoreProbe | None,
         torch.set_num_threads(1)
         setup.reasons["threads"] = "the cores are not free"
         if engine_choice.is_compiled(setup.target.fast):
-            setup.reasons["engine"] = "not compiled: its functions are for more threads; --threads 1 compiles for one"
+            one = setting("threads", 1)
+            setup.reasons["engine"] = f"not compiled: its functions are for more threads; {one} compiles for one"
         for model in (setup.target, *(model for drafter in drafters for model in drafter.models)):
             if model.fast:
                 engine_choice.choose_kernels(model.fast)  # they were chosen, and compiled, with more threads

@@ -28,12 +28,11 @@ from speclab.models.checking import checks
 from speclab.models.family import NoFastBackend, family_of
 from speclab.models.outside import placement
 from speclab.models.timing import time_passes
-from speclab.system.errors import EnvironmentProblem, first_line, is_out_of_memory
+from speclab.system.errors import EnvironmentProblem, first_line, is_out_of_memory, setting
 from speclab.system.terminal import note
 
 ASKED_FOR = "asked for"
 AS_FAST_AS_KERNELS = "not compiled: the kernels one by one are as fast"
-COMPILE = "--engine compiled compiles the passes once, which may be faster"
 NARROW, WIDE = 1, 5  # a decode step, and the verification of four drafted tokens
 WORTH_IT = 0.93  # a choice must save more than noise
 AS_FAST = 0.97  # an engine with at least this share of the other's speed counts as equally fast: the rest is noise
@@ -89,11 +88,11 @@ def choose(model: PreTrainedModel, wish: str, widths: Iterable[int] = PASSES_OF_
         return fast, f"{ASKED_FOR}; {compile_passes(CachedModel(model, fast=fast), widths)}"
     if can_compile(fast):
         done = packages.is_done(fast.name_when_compiled(widths))
-        never = f"some functions are not in the cache folder any more; {COMPILE}"
+        never = f"some functions are not in the cache folder any more; {to_compile()}"
         words = (
             compile_passes(CachedModel(model, fast=fast), widths, never)
             if done
-            else COMPILE * bool(packages.compiler())
+            else to_compile() * bool(packages.compiler())
         )
         why = "; ".join(filter(None, (why, words)))
     eager, other = CachedModel(model), CachedModel(model, fast=fast)
@@ -101,6 +100,11 @@ def choose(model: PreTrainedModel, wish: str, widths: Iterable[int] = PASSES_OF_
     _forget(fast)
     fast.one_token_gain = result.narrow
     return fast if result.takes_fast else None, f"{result.reason}; {why}" if why else result.reason
+
+
+def to_compile() -> str:
+    """Return the words of a reason that say how the passes are compiled."""
+    return f"{setting('engine', 'compiled')} compiles the passes once, which may be faster"
 
 
 def own_weights(fast: FastModel | None) -> str:

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from speclab.models.names import PROMPTS
 from speclab.models.outside.templates import Messages, rendered
 from speclab.system import files
-from speclab.system.errors import EnvironmentProblem, Panic, UsageProblem, panics_as_errors
+from speclab.system.errors import EnvironmentProblem, Panic, UsageProblem, panics_as_errors, setting
 from speclab.system.terminal import harmless
 
 KINDS = ("code", "prose", "copy")
@@ -93,7 +93,8 @@ def from_arguments(arguments: list[str]) -> list[tuple[str, str]]:
     try:
         return [("prompt", os.fsencode(argument).decode("utf-8")) for argument in arguments]
     except UnicodeError:
-        raise UsageProblem("a prompt is not UTF-8 text; save it as UTF-8 and use --prompts FILE") from None
+        advice = f"save it as UTF-8 and use {setting('prompts', 'FILE')}"
+        raise UsageProblem(f"a prompt is not UTF-8 text; {advice}") from None
 
 
 def encode(pairs: list[tuple[str, str]], tokenizer: PreTrainedTokenizerBase, chat: bool = False) -> list[Prompt]:
@@ -136,22 +137,11 @@ def chats_ids(chats: list[Messages], tokenizer: PreTrainedTokenizerBase) -> list
     """
     if not tokenizer.chat_template:
         raise UsageProblem(
-            "the target's tokenizer has no chat template; give a bare text without --chat, or choose a model with one"
+            f"the target's tokenizer has no chat template; give a bare text without {setting('chat')}, or choose a "
+            "model with one"
         )
     texts = rendered(chats, tokenizer)
     return [_ids(tokenizer, text, special=False) for text in texts]  # the template has written those already
-
-
-def describe_chat(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return a line of a run's head: whether the prompts are in the tokenizer's chat template.
-
-    Empty where it has none.
-    """
-    if not tokenizer.chat_template:
-        return []
-    if prompts[0].chat:
-        return ["chat    on: the prompt is in the tokenizer's chat template; --no-chat continues the bare text"]
-    return ["chat    off: the prompt is continued as it is; --chat puts it into the tokenizer's chat template"]
 
 
 def first_of_each_kind(prompts: list[Prompt], limit: int) -> list[Prompt]:

@@ -19,7 +19,7 @@ from speclab.models.names import LAB_TEXTS, PROMPTS
 from speclab.models.outside.templates import Messages
 from speclab.models.prompts import Prompt
 from speclab.system import files
-from speclab.system.errors import UsageProblem
+from speclab.system.errors import UsageProblem, setting
 from speclab.system.terminal import harmless
 
 ROLES = ("system", "user", "assistant")
@@ -87,8 +87,8 @@ def encode(texts: list[Text], tokenizer: PreTrainedTokenizerBase) -> list[Prompt
     """Put texts into the tokenizer's chat template. Raises UsageProblem where it has none."""
     if not tokenizer.chat_template:
         raise UsageProblem(
-            "the target's tokenizer has no chat template, which --texts needs; give --prompts FILE with bare texts, or "
-            "choose a model with one"
+            f"the target's tokenizer has no chat template, which {setting('texts')} needs; give "
+            f"{setting('prompts', 'FILE')} with bare texts, or choose a model with one"
         )
     ids = prompts.chats_ids([messages for _, messages in texts], tokenizer)
     return [Prompt(kind, _shown(messages), own, True) for (kind, messages), own in zip(texts, ids, strict=True)]

@@ -1,6 +1,7 @@
 """Problems that a user can solve. `reports_problems` turns them into one line on stderr and an exit code.
 
-An error names the cause and the next thing to type.
+An error names the cause and the next thing to type. `setting` names a setting in it: as a flag while a script runs, as
+an argument where Python calls the lab.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ from typing import Any, NoReturn
 from speclab.system import terminal
 
 LONGEST_LINE = 800  # characters of an error
+_flags = False  # whether messages name settings as flags
 SAME_REQUEST_SECONDS = 1.0  # a second signal within them is the same request: some programs send it twice
 
 
@@ -44,6 +46,27 @@ class Panic(ValueError):
 def is_panic(error: BaseException) -> bool:
     """Tell whether a library in Rust gave up, as tokenizers does where a regular expression takes too many steps."""
     return type(error).__name__ == "PanicException"  # each library has a type of its own, which cannot be imported
+
+
+@contextlib.contextmanager
+def as_flags() -> Iterator[None]:
+    """While this is open, `setting` gives flags of the command line."""
+    global _flags
+    before, _flags = _flags, True
+    try:
+        yield
+    finally:
+        _flags = before
+
+
+def setting(name: str, value: str | float | None = None) -> str:
+    """Return a setting as the caller types it: `--dtype float32` in a script, `dtype="float32"` in Python.
+
+    name: the argument's, as in max_new_tokens. value: what to give; None: the name alone.
+    """
+    if _flags:
+        return f"--{name.replace('_', '-')}" + ("" if value is None else f" {value}")
+    return name if value is None else f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}"
 
 
 @contextlib.contextmanager
@@ -84,7 +107,7 @@ def reports_problems(main: Callable[..., int | None]) -> Callable[..., int]:
     @functools.wraps(main)
     def wrapped(*args: Any, **kwargs: Any) -> int:
         terminal.open_streams()
-        with on_signals(_stop):
+        with on_signals(_stop), as_flags():
             try:
                 code = _run(main, *args, **kwargs)
             finally:

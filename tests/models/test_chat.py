@@ -58,7 +58,7 @@ def test_the_ids_are_the_librarys_own(tokenizer):
 )
 def test_a_template_that_cannot_be_used_is_one_line(tokenizer, template, said):
     tokenizer.chat_template = template
-    with pytest.raises(EnvironmentProblem, match=r"chat template .* cannot be used: .*--no-chat") as caught:
+    with pytest.raises(EnvironmentProblem, match=r"chat template .* cannot be used: .*no_chat") as caught:
         prompts.encode([("x", "hello")], tokenizer, chat=True)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -82,13 +82,13 @@ def test_a_template_that_takes_too_much_is_ended(tokenizer, template, said, monk
     for name, value in TIGHT.items():
         monkeypatch.setattr(templates, name, value)
     tokenizer.chat_template = template
-    with pytest.raises(EnvironmentProblem, match=rf"cannot be used: {said}.*--no-chat"):
+    with pytest.raises(EnvironmentProblem, match=rf"cannot be used: {said}.*no_chat"):
         prompts.encode([("x", "hello")], tokenizer, chat=True)
 
 
 def test_a_template_that_waits_is_ended_by_the_clock(tokenizer, monkeypatch):
     monkeypatch.setattr(templates, "CLOCK_SECONDS", 0.01)  # less than any process needs to start
-    with pytest.raises(EnvironmentProblem, match=r"does not end within 0\.01 s; use --no-chat"):
+    with pytest.raises(EnvironmentProblem, match=r"does not end within 0\.01 s; use no_chat"):
         prompts.encode([("x", "not asked before")], tokenizer, chat=True)
 
 
@@ -117,5 +117,5 @@ def test_a_template_that_writes_nothing_and_one_that_is_not_there(tokenizer):
     with pytest.raises(UsageProblem, match="empty"):
         prompts.encode([("x", "hello")], tokenizer, chat=True)
     tokenizer.chat_template = None
-    with pytest.raises(UsageProblem, match="has no chat template; give a bare text without --chat"):
+    with pytest.raises(UsageProblem, match="has no chat template; give a bare text without chat"):
         prompts.encode([("x", "hello")], tokenizer, chat=True)

@@ -4,7 +4,7 @@ import argparse
 
 from optimized_speculative import speculative_decode
 from speclab.cli import flags, no_effect
-from speclab.cli.output import how_many, prompt_heading
+from speclab.cli.output import describe_chat, how_many, prompt_heading
 from speclab.core.clock import old_objects_frozen
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, tokens_of
@@ -20,7 +20,7 @@ from speclab.extensions.batch.decoding.texts import Request
 from speclab.lab import free_cores
 from speclab.lab.instruments import LoopFunctions
 from speclab.models.pieces import with_text
-from speclab.models.prompts import KINDS, Prompt, describe_chat
+from speclab.models.prompts import KINDS, Prompt
 from speclab.models.setup import Setup
 from speclab.present import report
 from speclab.system.terminal import harmless, note, progress

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from optimized_speculative import speculative_decode
 from speclab.cli import flags, parsing
+from speclab.cli.output import describe_chat
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings
 from speclab.drafts import registry
@@ -15,7 +16,7 @@ from speclab.drafts.registry import check_prompts
 from speclab.lab import free_cores
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.round_costs import measure_costs
-from speclab.models.prompts import Prompt, describe_chat
+from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.system.terminal import note
 

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from speclab.records.rows import Amount, Count, RecordPart
-from speclab.system.errors import EnvironmentProblem, signals_at_the_end
+from speclab.system.errors import EnvironmentProblem, setting, signals_at_the_end
 from speclab.system.terminal import note, progress_bar
 
 # Share of the training steps at each sequence length. Short ones are cheap, long ones keep long texts together.
@@ -139,7 +139,7 @@ def train(
                 if not math.isfinite(loss):
                     raise EnvironmentProblem(
                         f"{name}: the loss is not finite at step {facts.steps}; type the command again with a smaller "
-                        "--rate and another --work-dir"
+                        f"{setting('rate')} and another {setting('work_dir')}"
                     )
                 updating = True
                 with signals_at_the_end():

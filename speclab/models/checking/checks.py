@@ -34,7 +34,7 @@ from speclab.models.checking.uncached import logits_after
 from speclab.models.family import NoFastBackend, family_of
 from speclab.models.memory import is_mixture_of_experts
 from speclab.models.outside.placement import is_quantised
-from speclab.system.errors import EnvironmentProblem, first_line
+from speclab.system.errors import EnvironmentProblem, first_line, setting
 
 N_TOKENS = 24  # tokens of the random text; fewer where the model's context is shorter
 WIDTHS = (1, 3, 1, 5)  # of the cached passes after the prefill
@@ -58,15 +58,15 @@ def check_model(model: PreTrainedModel) -> None:
     right = _tried(model, "has no plain forward pass", lambda: uncached_logits(model, text))
     if not torch.isfinite(right.amax(-1)).all():
         raise EnvironmentProblem(
-            f"the logits of {name} are not finite (NaN or infinity); try --dtype float32, and if that does not help "
-            "the weights are damaged"
+            f"the logits of {name} are not finite (NaN or infinity); try {setting('dtype', 'float32')}, and if that "
+            "does not help the weights are damaged"
         )
     spread = rounding.spread(right)
     if not rounding.bound(right) <= spread / 4:
         raise EnvironmentProblem(
             f"the logits of {name} differ by {spread:.1e} between tokens, and rounding explains "
             f"{rounding.bound(right):.1e} of it ({rounding.bound_in_words(right.dtype)}), so nothing could be proved; "
-            "use --dtype float32"
+            f"use {setting('dtype', 'float32')}"
         )
     if not gap(model, uncached_logits(model, text), right) <= rounding.bound(right):
         raise EnvironmentProblem(f"{name} gives other logits for the same text at every pass; {ADVICE}")

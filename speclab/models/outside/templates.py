@@ -15,7 +15,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from speclab.system.errors import EnvironmentProblem, first_line
+from speclab.system.errors import EnvironmentProblem, first_line, setting
 
 CHILD = Path(__file__).with_name("chat_child.py")
 SECONDS, CLOCK_SECONDS = 5, 60  # of a processor's time, and by the clock
@@ -68,5 +68,6 @@ def _answer(question: str) -> tuple[str, ...]:
 
 def _unusable(why: str) -> EnvironmentProblem:
     return EnvironmentProblem(
-        f"the chat template of the target's tokenizer cannot be used: {why}; use --no-chat, or correct the template"
+        f"the chat template of the target's tokenizer cannot be used: {why}; use {setting('no_chat')}, or "
+        "correct the template"
     )

@@ -31,7 +31,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from speclab.models.memory import USABLE, free_memory
 from speclab.models.padded.sizes import size_name
-from speclab.system.errors import EnvironmentProblem, UsageProblem
+from speclab.system.errors import EnvironmentProblem, UsageProblem, setting
 
 SPREAD = 0.02  # standard deviation of random weights; what Llama is initialised with
 MLP_RATIO = 3.5  # intermediate size / width, as in Llama 3 8B
@@ -156,9 +156,9 @@ def check_memory(
     in_bfloat16 = n_parameters * torch.bfloat16.itemsize * copies
     fits = int(USABLE * free / needed * min(n_asked, n_parameters) / (1 + TOLERANCE))
     if dtype.itemsize > torch.bfloat16.itemsize and in_bfloat16 <= USABLE * free:
-        way_out = f"use --dtype bfloat16, which takes {in_bfloat16 / 1e9:.1f} GB"
+        way_out = f"use {setting('dtype', 'bfloat16')}, which takes {in_bfloat16 / 1e9:.1f} GB"
     elif copies > 1 and needed / copies <= USABLE * free:
-        way_out = f"use --engine eager, which holds one copy, {needed / copies / 1e9:.1f} GB"
+        way_out = f"use {setting('engine', 'eager')}, which holds one copy, {needed / copies / 1e9:.1f} GB"
     elif fits < smallest:
         way_out = "no size of it fits; close other programs"
     else:

@@ -30,7 +30,6 @@ from speclab.models.timing import seconds
 
 MOST_TOKENS = 40  # of a compiled pass, those of all texts together; each is one more sum in the loops of products
 TOO_MANY = f"not compiled: the widest pass has more than {MOST_TOKENS} tokens in all"
-NOT_BUILT = f"some functions are not in the cache folder; {engine_choice.COMPILE}"
 
 
 def compile_for(
@@ -46,7 +45,8 @@ def compile_for(
     """
     if not engine_choice.is_compiled(setup.target.fast):
         return {}
-    never = "" if setup.wish == "compiled" else NOT_BUILT
+    not_built = f"some functions are not in the cache folder; {engine_choice.to_compile()}"
+    never = "" if setup.wish == "compiled" else not_built
     programs, words = compile_rows(setup.target, set(itertools.product(sizes, widths)), as_one, never)
     setup.reasons["engine"] += f"; texts side by side: {words}"
     if taken := sizes_of(programs):
