@@ -170,6 +170,7 @@ def test_an_unknown_server_is_named(run):
 def test_only_takes_servers_and_sets_and_names_them_where_it_does_not_know_one():
     known = [name for names in NAMES.values() for name in names]
     assert command.chosen_names(None) == known
+    assert command.chosen_names(",".join(known)) == known, "no name has a comma"
     assert set(command.chosen_names("third, k = 12,users")) == {*NAMES["third"], "k = 12", *NAMES["users"]}
     with pytest.raises(UsageProblem, match="k = 13") as caught:
         command.chosen_names("third,k = 13")
@@ -272,7 +273,7 @@ def test_a_package_and_a_head_that_are_not_there_are_missing(monkeypatch, place,
 
 def test_what_is_advised_under_load_is_what_vllm_is_told():
     """It drafts k tokens for as many requests as pay, and none for one more."""
-    users = [asking_wrong.LOADS[name] for name in ("users of vLLM", "users of vLLM, drafts for two at a time")]
+    users = [asking_wrong.LOADS[name] for name in ("users of vLLM", "users of vLLM with drafts for two")]
     usual, few = (json.loads(one.draft(None)(Vllm(), 3)[1]) for one in users)
     schedule = few.pop("num_speculative_tokens_per_batch_size")
     assert few == usual

@@ -28,7 +28,7 @@ LOADS = {
     "users of the lab's pair": Llama(lab_draft, slots=SLOTS),
     "users of SmolLM2": Llama(lookup, slots=SLOTS, smollm2=True, writes=False),
     "users of vLLM": with_weights(LAB_PAIR / "draft"),
-    "users of vLLM, drafts for two at a time": InVllm(for_few, weights=LAB_PAIR / "draft"),
+    "users of vLLM with drafts for two": InVllm(for_few, weights=LAB_PAIR / "draft"),
 }
 
 
