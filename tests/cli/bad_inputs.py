@@ -249,13 +249,12 @@ USUAL = {
     "benchmarks.families": ["--out-dir", "out"],
     "benchmarks.ahead": FILED,
     "benchmarks.compiling": ["--target", "target", "--threads", "1", "--out-dir", "out"],
-    "benchmarks.tried.drawn": FILED,
     "benchmarks.gpu": ["--out", "out", "--device", "cpu"],
     "training.heads": ["pair", "--out", "out", "--work-dir", "out"],
 }
 B, S, C = "baseline_autoregressive.py", "optimized_speculative.py --prompt x", "compare.py"
 PEERS, ROOFLINE, SCALING = "-m benchmarks.peers", "-m benchmarks.roofline", "-m benchmarks.scaling"
-AHEAD, DRAWN = "-m benchmarks.ahead", "-m benchmarks.tried.drawn"
+AHEAD = "-m benchmarks.ahead"
 GPU, FAMILIES, TRAIN = "-m benchmarks.gpu", "-m benchmarks.families", "-m training.heads"
 
 ROWS = [
@@ -477,7 +476,6 @@ ROWS = [
     Row(f"{AHEAD} --draft model,feature", 2, ("--draft feature", "tokens alone", "--draft model")),
     Row(f"{AHEAD} --draft draft", 2, ("--draft draft", "cpu-2-cores-compiled.json", "only of model", "--costs")),
     Row(f"{AHEAD} --draft model,model", 2, ("twice",)),
-    Row(f"{DRAWN} --max-new-tokens 1", 2, ("--max-new-tokens 2",)),
     Row(f"{GPU} --sizes lab:big", 2, ("lab:big", "lab:200m")),
     Row(f"{GPU} --out file", 3, ("file/log.txt", "--out")),
     Row(f"{FAMILIES} --only nonsense", 2, ("nonsense", "--only llama")),
