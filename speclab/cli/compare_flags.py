@@ -30,18 +30,11 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
     group = parser.add_argument_group("experiment")
     flags.add_draft_flag(group, None, f"what drafts, several with commas; {flags.DRAFT_HELP}")
     flags.add_rule_flag(group)
-    group.add_argument(
-        "-k",
-        "--draft-length",
-        type=parsing.typed_lengths,
-        metavar="K,K",
-        help="tokens per draft; auto: chosen in every round (default: 2,4,6,auto)",
-    )
-    group.add_argument(
-        "--temperature", type=parsing.typed_temperatures, metavar="T,T", help="0 is greedy (default: 0,0.8)"
-    )
-    group.add_argument(
-        "--repeats", type=parsing.at_least(1), metavar="N", help="times that each arm decodes each prompt (default: 1)"
+    flags.add_run_flags(
+        group,
+        "tokens per draft; auto: chosen in every round (default: 2,4,6,auto)",
+        "0 is greedy (default: 0,0.8)",
+        "times that each arm decodes each prompt (default: 1)",
     )
     size = group.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="2 prompts of a kind, 48 tokens, k = 2, 4")

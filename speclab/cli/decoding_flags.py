@@ -11,7 +11,7 @@ def make_parser(docstring: str, speculative: bool) -> argparse.ArgumentParser:
     """Return all flags of either script. speculative: those of the draft, too."""
     parser = parsing.make_parser(docstring)
     flags.add_shared_flags(parser)
-    flags.add_decoding_flags(parser)
+    flags.add_printing_flags(flags.add_decoding_flags(parser))
     if speculative:
         group = parser.add_argument_group("draft")
         flags.add_draft_flag(group)

@@ -10,7 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from speclab.cli.parsing import DASH, at_least, plain_name, seed, some_name, some_path
+from speclab.cli.parsing import (
+    DASH,
+    at_least,
+    plain_name,
+    seed,
+    some_name,
+    some_path,
+    typed_lengths,
+    typed_temperatures,
+)
 from speclab.models.names import ENGINES, LAB_TARGET, LAB_TEXTS
 from speclab.models.outside.device_maps import PLANS, read_device_map
 from speclab.models.padded import sizes
@@ -211,15 +220,27 @@ def check_rule(args: argparse.Namespace, temperatures: list[float], choices: lis
         )
 
 
-def add_decoding_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the two scripts that decode once and print the text."""
+def add_run_flags(group: argparse._ArgumentGroup, lengths: str, temperatures: str, repeats: str) -> None:
+    """Add what a command varies that tries several draft lengths and temperatures, with these helps."""
+    group.add_argument("-k", "--draft-length", type=typed_lengths, metavar="K,K", help=lengths)
+    group.add_argument("--temperature", type=typed_temperatures, metavar="T,T", help=temperatures)
+    group.add_argument("--repeats", type=at_least(1), metavar="N", help=repeats)
+
+
+def add_decoding_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:  # for further flags beside them
+    """Add the flags of a command that decodes once."""
     group = parser.add_argument_group("decoding")
     group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
+    group.add_argument("--ignore-eos", action="store_true", help="go on to --max-new-tokens also after an end token")
+    return group
+
+
+def add_printing_flags(group: argparse._ArgumentGroup) -> None:
+    """Add the flags of the two scripts that decode once and print the text."""
     group.add_argument("--stream", action="store_true", help="print the text as it is committed")
     group.add_argument(
         "--verbose", action="store_true", help="print what a step and a round read and cost, and the peak of memory"
     )
-    group.add_argument("--ignore-eos", action="store_true", help="go on to --max-new-tokens also after an end token")
 
 
 class Listed(argparse.Action):

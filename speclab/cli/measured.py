@@ -6,7 +6,7 @@ from speclab.cli.output import Output, Step, View
 from speclab.lab import free_cores
 from speclab.lab.run_config import RunConfig
 from speclab.present.pictures import library
-from speclab.records.runs import LabRun
+from speclab.records.runs import Head
 from speclab.system.files import do_all
 from speclab.system.terminal import note, say
 
@@ -16,7 +16,7 @@ def look_at_cores(config: RunConfig) -> None:
     free_cores.say(config.look_at_cores())
 
 
-def show(output: Output, record: LabRun, texts: Sequence[View], page: View, pictures: Sequence[Step] = ()) -> int:
+def show(output: Output, record: Head, texts: Sequence[View], page: View, pictures: Sequence[Step] = ()) -> int:
     """Print the texts, write the record and its page, and draw the pictures where that can be done.
 
     The log of the run is deleted when nothing has failed.  -> exit code, 0 where nothing failed

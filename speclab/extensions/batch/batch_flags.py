@@ -70,9 +70,7 @@ def decode_parser() -> argparse.ArgumentParser:
     parser = parsing.make_parser(DECODE_HELP, f"{PROG} decode")
     flags.add_engine_flag(flags.add_model_flags(parser))
     flags.add_text_flags(parser)
-    group = parser.add_argument_group("decoding")
-    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
-    group.add_argument("--ignore-eos", action="store_true", help="go on to --max-new-tokens also after an end token")
+    group = flags.add_decoding_flags(parser)
     group.add_argument(
         "-B",
         "--size",

@@ -16,9 +16,12 @@ if __name__ == "__main__":
     check_words(make_parser(__doc__))  # a mistyped flag is answered before these imports
 
 import argparse
+import functools
 import sys
 
 from speclab.cli import flags
+from speclab.cli.measured import show
+from speclab.cli.output import Output
 from speclab.drafts import registry
 from speclab.extensions.margins import margin_views
 from speclab.extensions.margins.margin_flags import make_parser
@@ -27,11 +30,9 @@ from speclab.extensions.margins.measuring import measure
 from speclab.lab.harness import kept_when_stopped
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.present.pictures import library
 from speclab.records import files
 from speclab.system.errors import reports_problems
-from speclab.system.files import check_writable, do_all, prepare_folder, write_whole
-from speclab.system.terminal import harmless, note, progress, say
+from speclab.system.terminal import note, progress
 
 
 @reports_problems
@@ -40,11 +41,8 @@ def main(argv: list[str] | None = None) -> int:
     args = make_parser(__doc__).parse_args(argv)
     choices = registry.read_all([name for name in args.draft.split(",") if name])
     registry.check_chains("the command", choices)
-    name = f"{args.name}-margins"
-    record, page = (args.out_dir / "results" / f"{name}{ending}" for ending in (".json", ".md"))
-    for path in (record, page):
-        check_writable(path, "--out-dir")
-    prepare_folder(args.out_dir / "plots", "--out-dir")
+    output = Output(args, f"{args.name}-margins")
+    output.check()
     setup, prompts = flags.load(args, temperature=0.0)
     drafters = registry.make_all(choices, setup, args.seed)
     registry.check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens)
@@ -58,15 +56,10 @@ def main(argv: list[str] | None = None) -> int:
             found += measure(setup, drafters, prompt, args.draft_length, args.max_new_tokens)
             bar.update()
     run = _record(args, setup, prompts, bool(stops), found)
-    picture = [lambda: margin_views.picture(run, args.out_dir / "plots", name)] * library.is_here()
-    code = do_all(
-        [
-            lambda: say(margin_views.text(run), end=""),
-            lambda: write_whole(record, files.to_json(run)),
-            lambda: write_whole(page, harmless(margin_views.page(run, f"../plots/{name}.png"))),
-            *picture,
-        ]
-    )
+    page = functools.partial(margin_views.page, run, f"../plots/{output.name}.png")
+    picture = functools.partial(margin_views.picture, run, output.plots, output.name)
+    with output.redirected():
+        code = show(output, run, [functools.partial(margin_views.text, run)], page, [picture])
     if stops and not isinstance(stops[0], KeyboardInterrupt):
         raise stops[0]
     return code

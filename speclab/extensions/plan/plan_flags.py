@@ -19,26 +19,15 @@ def make_parser(doc: str | None) -> argparse.ArgumentParser:
         metavar="FILE",
         help="acceptance by position from a speculation_profile.json, not from the draft",
     )
-    group.add_argument(
-        "-k",
-        "--draft-length",
-        type=parsing.typed_lengths,
-        metavar="K,K",
-        help="lengths to try (default: 0 to 16; --quick 0 to 8)",
-    )
-    group.add_argument(
-        "--temperature",
-        type=parsing.typed_temperatures,
-        default="0",
-        metavar="T,T",
-        help="0 is greedy (default: 0)",
-    )
-    group.add_argument(
-        "--repeats", type=parsing.at_least(1), metavar="N", help="times that the baseline decodes each prompt"
+    flags.add_run_flags(
+        group,
+        "lengths to try (default: 0 to 16; --quick 0 to 8)",
+        "0 is greedy (default: 0)",
+        "times that the baseline decodes each prompt",
     )
     size = group.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="2 prompts of a kind, 48 tokens, k = 0 to 8")
     size.add_argument("--full", action="store_true", help="all prompts, 128 tokens")
     flags.add_output_flags(parser.add_argument_group("results"))
-    parser.set_defaults(max_new_tokens=None)
+    parser.set_defaults(max_new_tokens=None, temperature="0")
     return parser

@@ -25,21 +25,11 @@ def make_parser(doc: str | None) -> argparse.ArgumentParser:
     group = parser.add_argument_group("experiment")
     kinds = "as of compare.py, but no drafts with branches (default: model,ngram; acceptance has dials)"
     flags.add_draft_flag(group, None, kinds)
-    group.add_argument(
-        "-k",
-        "--draft-length",
-        type=parsing.typed_lengths,
-        metavar="K,K",
-        help="tokens per draft (default: 4; draft-length 0 to 16)",
-    )
-    group.add_argument(
-        "--temperature",
-        type=parsing.typed_temperatures,
-        metavar="T,T",
-        help="0 is greedy (default: 0; temperature 0 to 1.2)",
-    )
-    group.add_argument(
-        "--repeats", type=parsing.at_least(1), metavar="N", help="times that each arm decodes each prompt (default: 1)"
+    flags.add_run_flags(
+        group,
+        "tokens per draft (default: 4; draft-length 0 to 16)",
+        "0 is greedy (default: 0; temperature 0 to 1.2)",
+        "times that each arm decodes each prompt (default: 1)",
     )
     flags.add_output_flags(parser.add_argument_group("results"))
     parser.set_defaults(max_new_tokens=None)

@@ -49,7 +49,7 @@ def make_parser(doc: str | None) -> argparse.ArgumentParser:
         help="write an HTML page; - prints lines in the terminal (default: -)",
     )
     _add_flags(parser, "[FILE]")
-    _add_temperature_flag(parser)
+    flags.add_decoding_flags(parser)
     parser.set_defaults(uses=SHOWN)
     return parser
 
@@ -78,7 +78,7 @@ def report_parser() -> argparse.ArgumentParser:
     parser.add_argument("record", type=parsing.some_path, metavar="RECORD", help="results/NAME.json of a comparison")
     parser.add_argument("--out", type=parsing.some_path, metavar="FILE", required=True, help="write the page here")
     _add_flags(parser, "RECORD --out FILE", auto=False)
-    _add_temperature_flag(parser)
+    flags.add_decoding_flags(parser)
     parser.set_defaults(**dict.fromkeys(FROM_RECORD))
     for action in parser._actions:  # argparse has no public name for them
         if action.dest in FROM_RECORD:
@@ -107,10 +107,3 @@ def _add_flags(parser: argparse.ArgumentParser, words: str, auto: bool = True) -
     )
     parser.usage = " ".join(filter(None, [parser.prog, words, "[flags]"]))
     parser.set_defaults(temperature=0.0, ignore_eos=False)
-
-
-def _add_temperature_flag(parser: argparse.ArgumentParser) -> None:
-    """Add --temperature and --ignore-eos."""
-    group = parser.add_argument_group("decoding")
-    group.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (default: 0)")
-    group.add_argument("--ignore-eos", action="store_true", help="go on to --max-new-tokens also after an end token")
