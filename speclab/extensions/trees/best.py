@@ -17,14 +17,12 @@ from draft_models import as_draft
 from speclab.core.drafter import Drafter, Wrapper
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import GREEDY, NOT_FINITE, Sampling, to_host
-from speclab.extensions.trees.draft import TreeDraft, widths_of_levels
+from speclab.extensions.trees.draft import TreeDraft, TreesDrafter
 from speclab.extensions.trees.growing import growing
 
 
-class Branching(Wrapper):
+class Branching(TreesDrafter, Wrapper):
     """The base of drafters of trees. drafter: it says which tokens come next, and is of a kind that `growing` knows."""
-
-    branches = True
 
     def __init__(self, drafter: Drafter):
         self.growing = growing(drafter)
@@ -41,14 +39,6 @@ class Branching(Wrapper):
         """Tell the drafter what is final."""
         self.growing.end_tree()
         self.growing.observe(n_accepted, committed)
-
-    def pass_widths(self, most: int) -> set[int]:
-        """Models read whole levels, and all that was accepted."""
-        return widths_of_levels(most)
-
-    def as_drafted(self, chain: Draft) -> Draft:
-        """Return a chain as a tree of one branch."""
-        return TreeDraft.of(chain)
 
     def describe(self, name: str, engine: str) -> str:
         """Return a line about the trees."""

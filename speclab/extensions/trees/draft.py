@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from speclab.core.drafter import Drafter
 from speclab.core.rounds import AcceptResult, Draft, Target
 
 
@@ -96,10 +97,19 @@ def parents_of(draft: Draft) -> Tensor:
     return chain(draft.tokens.shape[1], draft.tokens.device).expand_as(draft.tokens)
 
 
-def widths_of_levels(most: int) -> set[int]:
-    """Return the powers of two up to which the passes of a draft model have tokens, for trees of up to `most`
-    tokens."""
-    return {2**i for i in range(1, most.bit_length() + 1)}
+class TreesDrafter(Drafter):
+    """A drafter whose drafts are trees. Models read whole levels, and all that was accepted."""
+
+    branches = True
+
+    def pass_widths(self, most: int) -> set[int]:
+        """Return the powers of two up to which the passes of a draft model have tokens, for trees of up to `most`
+        tokens."""
+        return {2**i for i in range(1, most.bit_length() + 1)}
+
+    def as_drafted(self, chain: Draft) -> Draft:
+        """Return a chain as a tree of one branch."""
+        return TreeDraft.of(chain)
 
 
 # By its name and at the end, since that module imports this one: whoever can make a tree has the rules that judge it.

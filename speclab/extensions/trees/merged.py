@@ -20,19 +20,17 @@ from speclab.core.drafter import Drafter
 from speclab.core.law import Law
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Sampling, to_device, to_host
-from speclab.extensions.trees.draft import TreeDraft, parents_of, widths_of_levels
+from speclab.extensions.trees.draft import TreeDraft, TreesDrafter, parents_of
 from speclab.extensions.trees.fixed import TreeDrafter
 
 LONGEST = 64  # tokens of a chain
 
 
-class MergedDrafter(Drafter):
+class MergedDrafter(TreesDrafter):
     """Merges the proposals of several drafters: lookups, and drafters that know what follows each of several tokens.
 
     A chain of the latter is a tree of one branch, so that they take in what was committed on any branch.
     """
-
-    branches = True
 
     def __init__(self, drafters: Sequence[Drafter]):
         self.drafters = [TreeDrafter(drafter, (1,) * LONGEST) if drafter.draws else drafter for drafter in drafters]
@@ -83,14 +81,6 @@ class MergedDrafter(Drafter):
         """Tell all drafters what is final, whoever proposed it."""
         for drafter in self.drafters:
             drafter.observe(n_accepted, committed)
-
-    def pass_widths(self, most: int) -> set[int]:
-        """Models read whole levels, and all that was accepted."""
-        return widths_of_levels(most)
-
-    def as_drafted(self, chain: Draft) -> Draft:
-        """Return a chain as a tree of one branch."""
-        return TreeDraft.of(chain)
 
     def describe(self, name: str, engine: str) -> str:
         """Return a line about the drafts."""
