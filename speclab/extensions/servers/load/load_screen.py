@@ -12,7 +12,6 @@ READ = (
     "tok/s: of all users together, their waits for a first token included; a user: of one of them, from its first "
     "token on; speedup: tok/s over plain tok/s"
 )
-LARGEST_BATCH = 256  # requests at a time, to which the schedule for vLLM goes
 
 
 def table(levels: Sequence[Level]) -> str:
@@ -59,7 +58,7 @@ def answer(levels: Sequence[Level]) -> str:
         return f"it pays at no load that was asked; at {_users(levels[0])} it makes {levels[0].speedup:.2f}x"
     pays = f"{last.speedup:.2f}x at {_users(last)}"
     if behind is None:
-        more = "" if verdicts[-1] == PAYS else "; behind that the passes do not agree"
+        more = "" if verdicts[-1] == PAYS else "; behind that it is unclear"
         return f"it pays up to the largest load at which it is clear, {pays}{more}"
     fails = f"{behind.speedup:.2f}x at {behind.n_users}"
     return f"it stops paying between {last.n_users} and {_users(behind)}: {pays}, {fails}"
@@ -70,10 +69,8 @@ def advice(levels: Sequence[Level]) -> str:
     last, behind = stops_paying(levels)
     if not levels[0].plain:
         return "start the same model without its draft, and add --plain-url URL"
-    if last and behind:
-        schedule = f"[[1, {last.n_users}, K], [{last.n_users + 1}, {LARGEST_BATCH}, 0]]"
-        few = f"{last.n_users} request{'s at a time, and fewer' if last.n_users > 1 else ' at a time'}"
-        return f"drafts for {few}: num_speculative_tokens_per_batch_size {schedule} in vLLM"
+    if last and behind:  # a switch inside the server may cost more than it saves, as docs/serving.md measures
+        return f"a server without a draft where more than {last.n_users} requests come at a time, or a shorter k"
     if last:
         return f"more users: --load {2 * levels[-1].n_users},{4 * levels[-1].n_users}"
     if any(verdict(level) == LOSES for level in levels):

@@ -9,14 +9,13 @@ from typing import Any
 
 from speclab.extensions.servers.causes import STATES, TOO_LONG
 from speclab.extensions.servers.diagnosis import COST, NOTHING, REJECTED
-from speclab.extensions.servers.load.load_screen import LARGEST_BATCH
 from speclab.extensions.servers.start.programs import Program, Served, weights
 from speclab.extensions.servers.wrong.cases import Wrong
 from speclab.extensions.servers.wrong.makers import InVllm, Place, lookup
 from speclab.models.loading import LAB_PAIR
 from speclab.system.paths import ROOT
 
-FEW = 2  # requests at a time
+FEW, LARGEST_BATCH = 2, 256  # requests at a time
 LAYERS = "eagle_aux_hidden_state_layer_ids"  # after which layers of the target a head reads its states
 
 
@@ -26,8 +25,8 @@ def with_weights(folder: Path, k: int = 4, **more: Any) -> InVllm:
 
 
 def for_few(place: Place) -> Served:
-    """Return the lab's draft model, which drafts for so many requests at a time and for no more: what the screen of a
-    measurement under load advises."""
+    """Return the lab's draft model, which drafts for FEW requests at a time and for no more: a switch of vLLM's for
+    loads at which drafts do not pay."""
 
     def flags(program: Program, k: int) -> list[str]:
         flag, settings = weights(LAB_PAIR / "draft")(program, k)
