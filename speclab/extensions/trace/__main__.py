@@ -23,8 +23,9 @@ import argparse
 import sys
 
 from speclab.cli import flags, no_effect, parsing
-from speclab.extensions.trace import decoding, follow, profile, report, shape_views, trace_terminal
+from speclab.extensions.trace import decoding, follow, profile, report, trace_terminal
 from speclab.extensions.trace.dials import own_page, page
+from speclab.extensions.trace.shapes import shape_views
 from speclab.extensions.trace.trace_flags import OTHERS, make_parser
 from speclab.lab.instruments import LoopFunctions
 from speclab.system.errors import UsageProblem, reports_problems

@@ -8,9 +8,9 @@ from draft_models import NgramDrafter
 from speclab.core.rounds import DecodeSettings
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
-from speclab.extensions.trace import shape_views as views
-from speclab.extensions.trace import shapes
 from speclab.extensions.trace.__main__ import main
+from speclab.extensions.trace.shapes import round_shapes as shapes
+from speclab.extensions.trace.shapes import shape_views as views
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem
 from tests.heads import tiny_block_head, tiny_head

@@ -6,8 +6,8 @@ from transformers import PreTrainedTokenizerBase
 
 from speclab.cli import no_effect
 from speclab.drafts import registry
-from speclab.extensions.trace import decoding, shapes
-from speclab.extensions.trace.shapes import MEANINGS, STEPS, RoundShapes, Shapes
+from speclab.extensions.trace import decoding
+from speclab.extensions.trace.shapes.round_shapes import MEANINGS, STEPS, RoundShapes, Shapes, first_round
 from speclab.lab.instruments import LoopFunctions
 from speclab.models import loading
 from speclab.models.pieces import added
@@ -28,7 +28,7 @@ def run(args: argparse.Namespace, functions: LoopFunctions | None) -> int:
     found = decoding.load(args, functions)
     no_effect.note_flags(args, [args.temperature], found.setup.device)
     ids = found.prompt.ids.to(found.setup.device)
-    round_ = shapes.first_round(found.setup.target, found.drafter, ids, found.draft_length, found.settings)
+    round_ = first_round(found.setup.target, found.drafter, ids, found.draft_length, found.settings)
     say(tables(round_, found.setup.tokenizer))
     if found.functions.shapes is None:
         return 0

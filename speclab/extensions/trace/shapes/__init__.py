@@ -1,0 +1,1 @@
+"""The command `shapes`: what shapes the tensors of one round have."""
