@@ -132,20 +132,28 @@ def _speculative(args: argparse.Namespace, functions: LoopFunctions) -> int:
     if auto:
         args.choice.check_auto()
     setup, prompts, settings = _load(args)
-    drafter, k = args.choice.make(setup, args.seed), args.draft_length
+    drafter = args.choice.make(setup, args.seed)
     check_prompts(setup.target, [drafter], prompts, args.max_new_tokens)
     no_effect.note_flags(args, [args.temperature], setup.device)
     free_cores.say(free_cores.look(setup, [drafter])[1])
     name, typed = args.choice.name, [] if auto or args.typed_length is None else [args.typed_length]
-    draft, notes = drafter.describe(name, setup.engine) or name, drafter.length_notes(name, typed)
-    if auto:
-        drafter, k = auto_length(drafter), LONGEST
-    [k] = drafter.lengths([k])
-    draft += f"; chosen in the run, at most {k} tokens" if auto else f"; k = {k}"
+    notes = drafter.length_notes(name, typed)
+    drafter, k, draft = with_length(drafter, name, setup, args.draft_length)
     head = [setup.describe(), f"draft   {draft}", *describe_chat(prompts, setup.tokenizer), *functions.head()]
     note("\n".join([*head, *notes]))
     functions = functions.judged_by(rule_of(args.rule))
     return int(_in_turn(args, setup, prompts, settings, drafter, k, functions) > 0)
+
+
+def with_length(drafter: Drafter, name: str, setup: Setup, asked: int | str) -> tuple[Drafter, int, str]:
+    """Return the drafter as it drafts at this length, the length that it has, and what the head of a run says of both.
+
+    asked: a number of tokens, or auto: then it chooses in every round. name: the draft's, as it was typed.
+    """
+    about, auto = drafter.describe(name, setup.engine) or name, asked == parsing.AUTO
+    drafter = auto_length(drafter) if auto else drafter
+    [length] = drafter.lengths([LONGEST if auto else int(asked)])
+    return drafter, length, about + (f"; chosen in the run, at most {length} tokens" if auto else f"; k = {length}")
 
 
 def _in_turn(

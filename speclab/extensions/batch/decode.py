@@ -4,6 +4,7 @@ import argparse
 
 from optimized_speculative import speculative_decode
 from speclab.cli import flags, no_effect
+from speclab.cli.decoding import with_length
 from speclab.cli.output import describe_chat, how_many, prompt_heading
 from speclab.core.clock import old_objects_frozen
 from speclab.core.drafter import Drafter
@@ -78,8 +79,7 @@ def _drafter(args: argparse.Namespace, setup: Setup) -> tuple[Drafter | None, st
     drafter, name = args.choice.make(setup, args.seed), args.choice.name
     check_drafter(name, drafter)
     typed = [] if args.draft_length is None else [args.draft_length]
-    [args.draft_length] = drafter.lengths(typed or [DRAFT_LENGTH])
-    said = f"{drafter.describe(name, setup.engine) or name}; k = {args.draft_length}"
+    drafter, args.draft_length, said = with_length(drafter, name, setup, (typed or [DRAFT_LENGTH])[0])
     return drafter, "\n".join([said, *drafter.length_notes(name, typed)])
 
 

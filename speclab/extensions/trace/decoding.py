@@ -5,13 +5,12 @@ from dataclasses import dataclass
 
 from optimized_speculative import speculative_decode
 from speclab.cli import flags, parsing
+from speclab.cli.decoding import with_length
 from speclab.cli.output import describe_chat
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings
 from speclab.drafts import registry
 from speclab.drafts.choice import Choice
-from speclab.drafts.hybrid import auto_length
-from speclab.drafts.lengths import LONGEST
 from speclab.drafts.registry import check_prompts
 from speclab.lab import free_cores
 from speclab.lab.instruments import LoopFunctions
@@ -45,10 +44,10 @@ def load(args: argparse.Namespace, functions: LoopFunctions | None = None) -> Lo
 
     functions: the parts of the loop; None: the lab's own.
     """
-    choice, auto = registry.read(args.draft), args.draft_length == parsing.AUTO
+    choice = registry.read(args.draft)
     functions = functions or LoopFunctions(speculative_decode)
     choice.check_greedy(args.temperature == 0)
-    if auto:
+    if args.draft_length == parsing.AUTO:
         choice.check_auto()
     args.typed_limit, args.limit = args.limit, 1
     setup, prompts = flags.load(args)
@@ -59,11 +58,7 @@ def load(args: argparse.Namespace, functions: LoopFunctions | None = None) -> Lo
     free_cores.say(free_cores.look(setup, [drafter])[1])
     eos = frozenset() if args.ignore_eos else setup.eos
     settings = DecodeSettings(args.max_new_tokens, setup.sampling, eos, args.seed)
-    about = drafter.describe(choice.name, setup.engine) or choice.name
-    if auto:
-        drafter = auto_length(drafter)
-    [length] = drafter.lengths([LONGEST if auto else args.draft_length])
-    about += f"; chosen in the run, at most {length} tokens" if auto else f"; k = {length}"
+    drafter, length, about = with_length(drafter, choice.name, setup, args.draft_length)
     head = [setup.describe(), f"draft   {about}", *describe_chat(prompts[:1], setup.tokenizer), *functions.head()]
     if drafter.costs is not None:
         measure_costs(functions, setup.target, drafter, [prompts[0].ids.to(setup.device)], settings)
