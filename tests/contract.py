@@ -29,6 +29,12 @@ SAMPLINGS = (GREEDY, Sampling(0.8, top_k=20, top_p=0.95))
 WAYS = tuple(itertools.product(ENGINES, SAMPLINGS))  # the ways of decoding that every draft is tried in
 N_NEW = 24
 
+
+def id_of(part: str | Sampling) -> str:
+    """Of a part of a way, for the id of a test."""
+    return part if isinstance(part, str) else "greedy" if part.greedy else "sampled"
+
+
 Make = Callable[[nn.Module, Callable[[nn.Module], CachedModel]], Drafter]
 """The target's model, and what puts a model on the engine -> the drafter. The model is a tiny llama in float64."""
 

@@ -10,8 +10,8 @@ From 24 on a guard of this lab against models and files is taken away.
 A mutant is a function in tests/mutants/, or in speclab/extensions/NAME/tests/mutants.py, that replaces functions,
 methods or attributes of the lab's modules by wrong ones. It is called in a pytest of its own before the tests are
 imported (tests/mutants/plugin.py), and the tests named beside it run there, each of them up to its first case that
-fails; what its other cases would do is not looked at. A kill is a failed assertion in every named test; a mutant that
-cannot be put in, or a test that breaks for another reason, is none.
+fails, or in the one case that is named; what its other cases would do is not looked at. A kill is a failed assertion in
+every named test; a mutant that cannot be put in, or a test that breaks for another reason, is none.
 """
 
 import importlib
@@ -127,7 +127,7 @@ def judge(mutant: Mutant, exit_code: int | None, output: str) -> str:
     if exit_code != 1:
         return "SURVIVED" if exit_code == 0 else f"NOT KILLED: pytest exit code {exit_code}"
     failed = dict(re.findall(r"^FAILED ([^\s\[]+)(?:\[.*?\])? - (.*)$", output, re.MULTILINE))
-    for test in mutant.killed_by:
+    for test in map(_all_cases, mutant.killed_by):
         if test not in failed:
             return f"NOT KILLED: {_name(test)} did not fail"
         why = failed[test]
@@ -136,6 +136,10 @@ def judge(mutant: Mutant, exit_code: int | None, output: str) -> str:
         if not (asserted or error == mutant.raises):
             return f"NOT KILLED: {error}"
     return "killed"
+
+
+def _all_cases(test: str) -> str:
+    return test.partition("[")[0]
 
 
 def _name(test: str) -> str:
@@ -176,7 +180,7 @@ def main(argv: list[str] | None = None) -> int:
     mutants = [mutant for mutant in all_mutants() if mutant.bug in wanted]
 
     files: dict[str, list[str]] = defaultdict(list)
-    for test in dict.fromkeys(test for mutant in mutants for test in mutant.killed_by):
+    for test in dict.fromkeys(_all_cases(test) for mutant in mutants for test in mutant.killed_by):
         files[test.partition("::")[0]].append(test)
 
     def untouched(tests: list[str]) -> str:

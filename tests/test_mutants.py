@@ -69,7 +69,7 @@ def test_no_mutant_is_there_twice():
 
 
 def test_every_killing_test_exists():
-    wanted = {test for mutant in MUTANTS for test in mutant.killed_by}
+    wanted = {test.partition("[")[0] for mutant in MUTANTS for test in mutant.killed_by}
     assert all(mutant.killed_by for mutant in MUTANTS)
     there = set()
     for file in {test.partition("::")[0] for test in wanted}:
@@ -98,6 +98,7 @@ KILLER = "tests/test_gallery.py::test_token_id_zero_can_be_drawn"
 def test_only_a_failed_assertion_of_the_named_test_is_a_kill(exit_code, output, verdict):
     mutant = next(m for m in MUTANTS if m.killed_by[0] == KILLER)._replace(killed_by=(KILLER,), hangs=False)
     assert judge(mutant, exit_code, output) == verdict
+    assert judge(mutant._replace(killed_by=(f"{KILLER}[4]",)), exit_code, output) == verdict
 
 
 def test_a_hang_is_a_kill_only_where_announced():

@@ -18,12 +18,15 @@ from speclab.models.backends.exported import ExportedModel
 from speclab.models.backends.kernels import Joined
 from tests.mutants.bugs import mutant
 
+WIDTHS = "logits_at_every_width_and_across_a_growing_buffer"
+IN_PARTS = f"{WIDTHS}[in_parts-llama]"  # what goes wrong in parts alone
+
 # ---------------------------------------------------------------- the exported backend
 
 
 @mutant(
     10,
-    "logits_at_every_width_and_across_a_growing_buffer",
+    WIDTHS,
     "greedy_texts_and_rounds_are_those_of_the_eager_engine_in_float32",
     file="models/test_exported",
 )
@@ -37,7 +40,7 @@ def gives_tokens_the_positions_before() -> None:
     ExportedModel.forward = forward
 
 
-@mutant(10, "logits_at_every_width_and_across_a_growing_buffer", file="models/test_exported")
+@mutant(10, WIDTHS, file="models/test_exported")
 def lets_tokens_read_the_one_after() -> None:
     """lets the fast backend's tokens read the one after them"""
 
@@ -48,7 +51,7 @@ def lets_tokens_read_the_one_after() -> None:
     buffers_module.causal_mask = causal_mask
 
 
-@mutant(10, "logits_at_every_width_and_across_a_growing_buffer", file="models/test_exported")
+@mutant(10, IN_PARTS, file="models/test_exported")
 def writes_padding_over_the_text() -> None:
     """writes the rows of a compiled pass one place too early"""
     right = Program._values
@@ -59,7 +62,7 @@ def writes_padding_over_the_text() -> None:
     Program._values = staticmethod(values)
 
 
-@mutant(10, "logits_at_every_width_and_across_a_growing_buffer", file="models/test_exported")
+@mutant(10, IN_PARTS, file="models/test_exported")
 def reads_the_rest_of_a_block() -> None:
     """lets a compiled pass read the rows behind the text, up to the end of the block"""
     right = Program._values
@@ -99,7 +102,7 @@ def forgets_the_old_keys() -> None:
 @mutant(
     10,
     "texts_longer_than_the_window_are_those_of_the_eager_engine",
-    "logits_at_every_width_and_across_a_growing_buffer",
+    f"{WIDTHS}[flattened-mistral_window]",
     file="models/test_exported",
 )
 def lets_tokens_read_one_beyond_the_window() -> None:
@@ -136,7 +139,7 @@ def mixes_up_the_groups() -> None:
     GroupedAttention.__call__ = attend
 
 
-@mutant(10, "logits_are_the_models_own", file="models/test_cuda_graphs")
+@mutant(10, "logits_are_the_models_own[gemma3_window]", file="models/test_cuda_graphs")
 def gives_all_layers_the_mask_of_the_first() -> None:
     """gives layers without a window the mask of those with one, which was made first"""
     right = GroupedAttention.__call__

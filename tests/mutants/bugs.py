@@ -48,7 +48,7 @@ class Mutant(NamedTuple):
 
     bug: int
     apply: Callable[[], None]  # replaces functions, methods or attributes of the lab's modules; its docstring: the bug
-    killed_by: tuple[str, ...]  # tests that must fail, "file::name"
+    killed_by: tuple[str, ...]  # tests that must fail, "file::name", or "file::name[case]" where others take long
     raises: str = ""  # an error of the production code that is as good as a failed assertion
     hangs: bool = False  # running out of time is a kill
 
@@ -72,6 +72,8 @@ def mutant(
     bug: int, *killed_by: str, file: str = "test_gallery", raises: str = "", hangs: bool = False
 ) -> Callable[[Callable[[], None]], Mutant]:
     """Make a function a mutant of this bug. `killed_by`: names of tests in FILE.py, without "test_".
+
+    A name with a case in brackets, as pytest prints it, runs and has to fail in this case alone.
 
     FILE is looked for in tests/, and for a mutant of an extension in the extension's tests/.
     """

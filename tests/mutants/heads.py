@@ -149,7 +149,7 @@ DEFINITION = "proposals_are_the_definitions"
 LEARNT = "a_trained_head_is_often_right_and_stays_in_step"
 
 
-@mutant(5, "a_round_leaves_the_targets_law", file="test_filtered_laws")
+@mutant(5, "a_round_leaves_the_targets_law[block]", file="test_filtered_laws")
 def stores_the_row_without_the_bias() -> None:
     """draws from the Markov head's row, and says that it drew from the pass's own"""
     right = BlockDrafter.propose
@@ -203,7 +203,7 @@ def begins_a_block_one_position_early() -> None:
     BlockHead.draft = early
 
 
-@mutant(33, DEFINITION, file=FILE)
+@mutant(33, f"{DEFINITION}[True-False-flags0]", file=FILE)
 def lets_a_head_read_its_padding() -> None:
     """lets the last token of a compiled pass read the rows of the padding behind it"""
     right = HeadDrafter._mask

@@ -85,7 +85,7 @@ def does_not_look_into_the_dicts_of_a_record() -> None:
     facts.Entries.__get_pydantic_core_schema__ = lambda self, source, handler: handler(source)
 
 
-@mutant(44, "a_checkpoint_with_wrong_facts_is_one_line", file="training/test_training")
+@mutant(44, "a_checkpoint_with_wrong_facts_is_one_line[an optimizer's number in words]", file="training/test_training")
 def believes_the_optimizer_of_a_checkpoint() -> None:
     """goes on with whatever numbers a checkpoint has for the optimizer"""
     work._load_stepper = lambda stepper, saved: stepper.load_state_dict(saved)

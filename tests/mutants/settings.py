@@ -18,7 +18,7 @@ def unfiltered(sampling: Sampling) -> Sampling:
     return Sampling(sampling.temperature)
 
 
-@mutant(34, LAW, file=FILE)
+@mutant(34, f"{LAW}[feature auto]", file=FILE)
 def head_drops_the_token_after_which_it_stops() -> None:
     """does not hand over the token of a feature head after which it stops"""
     right = FeatureDrafter.propose

@@ -149,7 +149,7 @@ def test_too_few_minutes_are_refused_before_anything_is_written(target, tmp_path
     assert "the smallest --minutes" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("engine", "sampling"), contract.WAYS)
+@pytest.mark.parametrize(("engine", "sampling"), contract.WAYS, ids=contract.id_of)
 @pytest.mark.parametrize("kind", ["feature", "block"])
 def test_a_head_that_proposes_a_part_of_the_ids_keeps_the_contract(kind, engine, sampling, tmp_path):
     """q is 0 elsewhere, and greedy texts are the target's own."""

@@ -58,7 +58,7 @@ def puts_all_rows_at_the_longest_ones_positions() -> None:
     BatchedModel.forward = forward
 
 
-@mutant(19, LOGITS, file=MODEL)
+@mutant(19, f"{LOGITS}[gpt2-in parts]", file=MODEL)
 def reads_the_rest_of_a_block_in_every_row() -> None:
     """lets compiled passes over several texts read the places behind a row's text, up to the end of the block"""
     right = CompiledRowBuffers.forward
@@ -75,7 +75,7 @@ def takes_compiled_passes_unchecked() -> None:
     compiled_rows.check_batch = lambda *about: None
 
 
-@mutant(19, "both_arms_run_on_one_engine", file="test_compiled_rows")
+@mutant(19, "both_arms_run_on_one_engine[8-5-compiled]", file="test_compiled_rows")
 def compiles_the_narrow_passes_of_a_run_alone() -> None:
     """compiles the passes of plain decoding where those of speculation have too many tokens"""
     right = compiled_rows.compile_rows
@@ -109,7 +109,7 @@ def rolls_all_rows_back_by_the_same_number() -> None:
     BatchedModel.crop = crop
 
 
-@mutant(19, ALONE, "neighbours_play_no_part", file=LOOPS)
+@mutant(19, f"{ALONE}[model-sampled]", "neighbours_play_no_part", file=LOOPS)
 def draws_all_rows_from_one_generator() -> None:
     """draws the random numbers of all texts from the first one's generator"""
     right = Row.__init__
@@ -123,7 +123,7 @@ def draws_all_rows_from_one_generator() -> None:
     Row.__init__ = make
 
 
-@mutant(19, ALONE, file=LOOPS)
+@mutant(19, f"{ALONE}[best tree-sampled]", file=LOOPS)
 def draws_the_next_token_with_the_number_of_the_widest_row() -> None:
     """draws a row's next token with another number where a neighbour drafted more"""
     loops.judging = lambda draft, uniforms: uniforms[:, : draft.tokens.shape[1] + 1]
@@ -196,7 +196,7 @@ def redraws_what_lockstep_cut_off() -> None:
     loops.in_lockstep = in_lockstep
 
 
-@mutant(6, "rounds_of_each_text_are_those_that_it_has_alone", file=LOOPS)
+@mutant(6, f"{ALONE}[model-sampled]", file=LOOPS)
 def first_token_of_a_batch_is_not_filtered() -> None:
     """draws the first token of every text of a batch before the filters"""
 

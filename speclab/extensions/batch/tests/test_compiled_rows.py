@@ -151,8 +151,16 @@ def setup_of(target: CachedModel, wish: str):
     return argparse.Namespace(target=target, wish=wish, reasons={"engine": "asked for"})
 
 
-@pytest.mark.parametrize("wish", ["auto", "compiled"])
-@pytest.mark.parametrize(("n_texts", "k"), [(1, 3), (2, 4), (4, 4), (8, MOST_TOKENS // 8)])
+@pytest.mark.parametrize(
+    ("n_texts", "k", "wish"),
+    [
+        (1, 3, "auto"),
+        (2, 4, "auto"),
+        (2, 4, "compiled"),
+        (8, MOST_TOKENS // 8, "auto"),
+        (8, MOST_TOKENS // 8, "compiled"),
+    ],
+)
 def test_both_arms_run_on_one_engine(monkeypatch, wish, n_texts, k):
     """Kernels make all passes or none, those of drafts included, also where drafts are shorter near the end of a text.
     Nothing is compiled or loaded while texts are decoded."""

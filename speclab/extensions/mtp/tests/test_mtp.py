@@ -24,7 +24,7 @@ from speclab.models.setup import Setup
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from tests.cli.bad_inputs import Row, S
 from tests.cli.test_bad_inputs import check_row, folder  # noqa: F401 - a fixture
-from tests.contract import WAYS, check
+from tests.contract import WAYS, check, id_of
 from tests.decoding import plain_text, speculative_rounds
 from tests.heads import N_LEARNT, distance, learnt_texts
 from tests.tiny_models import tiny
@@ -59,7 +59,7 @@ def trained() -> MtpHead:
     return head.requires_grad_(False)
 
 
-@pytest.mark.parametrize(("engine", "sampling"), WAYS, ids=str)
+@pytest.mark.parametrize(("engine", "sampling"), WAYS, ids=id_of)
 def test_a_draft_keeps_the_contract(engine, sampling):
     check(lambda model, on_engine: MtpDrafter(trained()), engine, sampling, layers=(1,))
 

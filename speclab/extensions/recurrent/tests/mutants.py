@@ -77,7 +77,7 @@ def crops_no_attention_layer() -> None:
     backend.put_back = put_back
 
 
-@mutant(41, TEXTS, file=FILE)
+@mutant(41, f"{TEXTS}[mamba-4-9]", file=FILE)
 def reads_several_tokens_where_the_library_cannot() -> None:
     """verifies all drafted tokens in one pass where such a pass does not read the states"""
     family.reads_several = lambda model: True

@@ -89,7 +89,7 @@ def keeps_ids_that_the_target_lacks() -> None:
     RetokenizedDrafter.__init__ = init
 
 
-@mutant(25, "a_text_that_is_read_otherwise_later", file=CUTTING)
+@mutant(25, "a_text_that_is_read_otherwise_later[gemma3_window]", file=CUTTING)
 def goes_back_further_than_a_window() -> None:
     """crops a cache with sliding windows to a length at which what stood in the window is dropped already"""
     right = RetokenizedDrafter.__init__

@@ -33,6 +33,7 @@ BUGS = {
 FILE, LOOP, MERGED, LAWS_FILE = "test_accept_tree", "test_trees", "test_merged_trees", "test_tree_laws"
 ROUND = "a_round_leaves_the_targets_law"
 ONE_NODE, WHOLE = "children_of_one_node_leave_the_targets_law", "whole_trees_leave_the_targets_joint_law"
+OF_DIFFERENT, WHOLE_OF_DIFFERENT = f"{ONE_NODE}[different-dense]", f"{WHOLE}[different]"
 FOLLOW = "following_gives_the_targets_joint_law_for_every_shape"
 
 # ---------------------------------------------------------------- the walk, written down with its parts to replace
@@ -161,19 +162,19 @@ def change_laws(wrong: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
 LAWS = "draws_without_replacement_have_the_laws_that_are_handed_over"
 
 
-@mutant(15, ONE_NODE, WHOLE, LAWS, file=FILE)
+@mutant(15, OF_DIFFERENT, WHOLE_OF_DIFFERENT, LAWS, file=FILE)
 def hands_over_laws_that_are_not_renormalised() -> None:
     """hands over laws without the ids before, not renormalised"""
     change_laws(lambda probs, tokens, laws: probs[:, None] * (laws > 0))
 
 
-@mutant(15, ONE_NODE, WHOLE, LAWS, file=FILE)
+@mutant(15, OF_DIFFERENT, WHOLE_OF_DIFFERENT, LAWS, file=FILE)
 def hands_over_one_law_for_all_children() -> None:
     """hands over the whole row for each of several different ids"""
     change_laws(lambda probs, tokens, laws: probs[:, None].expand_as(laws))
 
 
-@mutant(15, ONE_NODE, WHOLE, LAWS, file=FILE)
+@mutant(15, OF_DIFFERENT, WHOLE_OF_DIFFERENT, LAWS, file=FILE)
 def takes_the_most_probable_for_drawn() -> None:
     """takes the most probable ids, and hands over laws as if they had been drawn"""
 
@@ -225,7 +226,7 @@ def position_is_the_number_of_the_row() -> None:
     CachedModel.forward = forward
 
 
-@mutant(39, "caches_equal_a_recomputation_after_every_round", file=LOOP)
+@mutant(39, "caches_equal_a_recomputation_after_every_round[mistral_window-greedy]", file=LOOP)
 def windows_count_the_rows_of_siblings() -> None:
     """lets a sliding window count rows of the cache, those of other branches too, and not what the token reads"""
 
@@ -320,7 +321,7 @@ def head_reads_siblings() -> None:
     GrowingFeature.grow = grow
 
 
-@mutant(39, HEADS, file=LOOP)
+@mutant(39, f"{HEADS}[feature-True]", file=LOOP)
 def head_reads_its_own_branch_without_the_root() -> None:
     """lets a token of a tree read its parent and itself alone of the drafted ones"""
     right = GrowingFeature.grow
@@ -394,7 +395,7 @@ def goes_on_from_the_best_token_alone() -> None:
     best._n_to_grow = lambda *given: min(1, right(*given))
 
 
-@mutant(36, "a_draft_keeps_the_contract", file="test_tree_contract")
+@mutant(36, "a_draft_keeps_the_contract[merged-eager-greedy]", file="test_tree_contract")
 def draft_model_keeps_its_own_chain() -> None:
     """leaves a draft model's own tokens in its cache where another drafter's branch was kept"""
 

@@ -8,7 +8,7 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.extensions.trees.best import BestTreeDrafter
 from speclab.extensions.trees.fixed import TreeDrafter
 from speclab.extensions.trees.merged import MergedDrafter
-from tests.contract import WAYS, check
+from tests.contract import WAYS, check, id_of
 from tests.drafts.test_contract import model_draft
 from tests.heads import trained, trained_block
 
@@ -22,7 +22,7 @@ DRAFTS = {
 }
 
 
-@pytest.mark.parametrize(("engine", "sampling"), WAYS, ids=str)
+@pytest.mark.parametrize(("engine", "sampling"), WAYS, ids=id_of)
 @pytest.mark.parametrize("kind", DRAFTS)
 def test_a_draft_keeps_the_contract(kind, engine, sampling):
     check(DRAFTS[kind], engine, sampling, layers=(0, 1))
