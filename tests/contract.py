@@ -7,7 +7,7 @@ tests/test_filtered_laws.py, for `assert_lossless`.
 import copy
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -33,6 +33,11 @@ N_NEW = 24
 def id_of(part: str | Sampling) -> str:
     """Of a part of a way, for the id of a test."""
     return part if isinstance(part, str) else "greedy" if part.greedy else "sampled"
+
+
+def ways_of(kinds: Iterable[str], eager: Collection[str]) -> list[tuple[str, str, Sampling]]:
+    """Each kind in all ways; those of `eager`, which other engines run as they run another kind, on that one alone."""
+    return [(kind, *way) for kind in kinds for way in WAYS if kind not in eager or way[0] == "eager"]
 
 
 Make = Callable[[nn.Module, Callable[[nn.Module], CachedModel]], Drafter]

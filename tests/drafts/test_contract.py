@@ -11,7 +11,7 @@ from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength, RoundCosts
 from speclab.drafts.oracle import FreeOracleDrafter, OracleModelDrafter
 from speclab.drafts.suffix import SuffixDrafter
-from tests.contract import ENGINES, GREEDY, WAYS, check, id_of
+from tests.contract import ENGINES, GREEDY, check, id_of, ways_of
 from tests.heads import trained, trained_block
 from tests.tiny_models import perturbed
 
@@ -46,8 +46,7 @@ DIALS = {
 }
 
 
-@pytest.mark.parametrize(("engine", "sampling"), WAYS, ids=id_of)
-@pytest.mark.parametrize("kind", DRAFTS)
+@pytest.mark.parametrize(("kind", "engine", "sampling"), ways_of(DRAFTS, eager=("ngram", "suffix")), ids=id_of)
 def test_a_draft_keeps_the_contract(kind, engine, sampling):
     layers = (0, 1) if kind in ("feature", "block") else ()
     check(DRAFTS[kind], engine, sampling, layers=layers, of_text=kind not in ("auto", "hybrid"))
