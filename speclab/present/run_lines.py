@@ -56,8 +56,13 @@ def provenance(run: LabRun) -> str:
     settings = run.settings
     return (
         f"{circumstances(run)}; {settings['n_prompts']} prompts, {settings['max_new_tokens']} new tokens each, "
-        f"{settings['repeats']} x.{padding_remark(settings['target'])}"
+        f"{timed(settings['repeats'])}.{padding_remark(settings['target'])}"
     )
+
+
+def timed(repeats: int) -> str:
+    """Say how many times every text was decoded and timed."""
+    return "each text timed once" if repeats == 1 else f"each text timed {repeats} times"
 
 
 def padding_remark(target: str) -> str:
