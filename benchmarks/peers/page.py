@@ -8,6 +8,7 @@ from typing import NamedTuple
 from benchmarks.peers import llama_cpp
 from benchmarks.shared import common
 from speclab.drafts.lengths import LONGEST
+from speclab.present.run_lines import timed
 from speclab.present.tables import Block, Cell, Heading, Lines, Table, interval, speedup
 from speclab.records.arms import BEAM
 from speclab.records.facts import Facts
@@ -265,8 +266,8 @@ def page(run: PeersRun) -> list[Block]:
     """The whole page, from the record alone."""
     settings = run.settings
     size = (
-        f"{settings['n_prompts']} prompts, {settings['max_new_tokens']} new tokens each, {settings['repeats']} x, "
-        "greedy; seconds end to end, reading the prompt included"
+        f"{settings['n_prompts']} prompts, {settings['max_new_tokens']} new tokens each, "
+        f"{timed(settings['repeats'])}, greedy; seconds end to end, reading the prompt included"
     )
     differences = Lines()
     for check in run.correctness:

@@ -10,6 +10,7 @@ from speclab.drafts import registry
 from speclab.drafts.hybrid import auto_length
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.run_config import RunConfig
+from speclab.present.run_lines import timed
 from speclab.records.arms import AUTO
 from speclab.system.errors import UsageProblem
 from speclab.system.terminal import note
@@ -18,9 +19,9 @@ from speclab.system.terminal import note
 def head(config: RunConfig) -> str:
     """Say what runs, on what, and how much of it."""
     drafts = [f"draft   {text}" for name, text in config.models().items() if name != "target"]
-    n, size = len(config.prompts), f"{config.max_new_tokens} new tokens each, {config.repeats} x, seed {config.seed}"
+    size = f"{config.max_new_tokens} new tokens each, {timed(config.repeats)}, seed {config.seed}"
     chat = describe_chat(config.prompts, config.setup.tokenizer)
-    about = [*config.functions.head(), *config.rule_lines(), f"prompts {n}, {size}", ""]
+    about = [*config.functions.head(), *config.rule_lines(), f"prompts {len(config.prompts)}, {size}", ""]
     return "\n".join([config.setup.describe(), *drafts, *chat, *about])
 
 

@@ -1,24 +1,31 @@
 """Tables of a comparison by kind of text, for answers in a chat: the whole budget, and up to the end token."""
 
-from speclab.present.tables import Block, Cell, Heading, Table, cells, number
+from speclab.present.tables import Block, Cell, Heading, Lines, Table, cells, interval, number
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
+from speclab.theory.formulas import FEWEST
 
 WHOLE = "By kind of text, all new tokens (greedy; each draft at the k that is fastest over all prompts)"
-ENDED = "By kind of text, up to the end token of each answer"
+ENDED = "By kind of text, up to the end token of each answer (kinds in which an answer ends early)"
+NONE_ENDED = "no answer ends before its last token"
+TOO_FEW = f"no interval (-): a kind with fewer than {FEWEST} prompts has none"
 
 
 def blocks(run: ComparisonRun) -> list[Block]:
-    """Return the two tables. None where no answer to a chat was decoded greedily."""
+    """Return the tables: the second one has the kinds in which an answer ends before its last token. None where no
+    answer to a chat was decoded greedily."""
     if not run.ended:
         return []
     lengths = best_lengths(run.rows)
-    return [
-        Heading(WHOLE, 3),
-        Table(shown(run.rows, lengths), _columns(), n_words=2),
-        Heading(ENDED, 3),
-        Table(shown(run.ended, lengths), _columns() | {"tokens": _tokens(run.settings["repeats"])}, n_words=2),
-    ]
+    rows = shown(run.rows, lengths)
+    whole = {(row.method, row.prompt_kind): row.n_tokens for row in rows}
+    early = [row for row in shown(run.ended, lengths) if row.n_tokens != whole.get((row.method, row.prompt_kind))]
+    notes = Lines([TOO_FEW] * any(row.n_prompts < FEWEST for row in rows) + [NONE_ENDED] * (not early))
+    found: list[Block] = [Heading(WHOLE, 3), Table(rows, _columns(), n_words=2), notes]
+    if early:
+        columns = _columns() | {"tokens": _tokens(run.settings["repeats"])}
+        found += [Heading(ENDED, 3), Table(early, columns, n_words=2)]
+    return found
 
 
 def best_lengths(rows: list[Row]) -> dict[str, int]:
@@ -46,7 +53,8 @@ def _columns() -> dict[str, Cell]:
         "kind": lambda row: row.prompt_kind,
         **cells("draft", "k"),
         "prompts": lambda row: str(row.n_prompts),
-        **cells("α", "tok/rnd", "speedup", "95 %"),
+        **cells("α", "tok/rnd", "speedup"),
+        "95 %": lambda row: interval(row.speedup_low, row.speedup_high),
     }
 
 

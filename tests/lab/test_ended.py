@@ -95,7 +95,13 @@ def test_tables_show_each_kind_at_the_length_that_is_fastest_over_all():
     ]
     run = SimpleNamespace(rows=rows, ended=rows_of(ended(lines), COMMON), settings={"repeats": 1})
     page = tables.show(by_kind.blocks(run), markdown=True)
-    assert page.count("| chat ") == page.count("| code ") == page.count("| all ") == 2
+    assert page.count("| chat ") == page.count("| code ") == page.count("| all ") == 1, "no answer ends early"
+    stopped = [line(arm, WHOLE, frozenset({WHOLE.tokens[9]}), 2) for arm in (BASELINE, ARM)]
+    for one in stopped:
+        one.prompt_kind = "code"
+    run.ended = rows_of(ended([one for one in lines if one.prompt_kind == "chat"] + stopped), COMMON)
+    page = tables.show(by_kind.blocks(run), markdown=True)
+    assert (page.count("| chat "), page.count("| code "), page.count("| all ")) == (1, 2, 2), "an answer of code does"
     assert by_kind.blocks(SimpleNamespace(rows=rows, ended=None)) == []
     column = by_kind._tokens(2)
     assert column(SimpleNamespace(n_tokens=58, n_prompts=1)) == "30", "two answers, each of 29 tokens and a first one"
