@@ -21,7 +21,18 @@ from torch import Tensor, nn
 
 from speclab.core.drafter import Drafter, Lookup
 from speclab.core.rounds import Draft, Target
-from speclab.core.sampling import GREEDY, Drawn, Sampling, draw_draft, faults_in, probability, to_device
+from speclab.core.sampling import (
+    GREEDY,
+    Drawn,
+    Sampling,
+    are_finite,
+    draw_draft,
+    faults_in,
+    on_host,
+    probability,
+    repeated,
+    to_device,
+)
 from speclab.models.cached import CachedModel, tokens_to_keep
 from speclab.system.errors import EnvironmentProblem
 
@@ -73,7 +84,8 @@ class ModelDrafter(Drafter):
         k = min(k, self.room)
         if k == 0:
             return as_draft([], self.draft.device)
-        return as_drawn(self._run(self.not_fed(), uniforms[:, :k]))
+        with torch.inference_mode():  # once for all passes
+            return as_drawn(self._run(self.not_fed(), uniforms[:, :k]))
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         """Crop the cache to what is committed, and note what it lacks."""
@@ -124,7 +136,7 @@ class ModelDrafter(Drafter):
 
     def draft_ids(self, tokens: Tensor) -> Tensor:
         """Return the ids that the draft reads for drafted ids of the target."""
-        return self.draft.replace_unknown(tokens)
+        return tokens if self._vocab_size <= self.draft.n_ids else self.draft.replace_unknown(tokens)
 
     def as_target_logits(self, logits: Tensor) -> Tensor:
         """Give ids that the draft lacks no probability.  (m, vocabulary) -> (m, the target's)"""
@@ -152,20 +164,21 @@ def as_drawn(drawn: list[Drawn], size: Tensor | None = None) -> Draft:
     size: (rows,) how many tokens of each row count; None: all of them.
     """
     tokens = torch.stack([step.token for step in drawn], dim=1)  # (rows, n)
-    checks = torch.stack([step.check for step in drawn], dim=1)
-    if size is None:
-        size = tokens.new_full(tokens.shape[:1], len(drawn))
-    else:
-        checks = checks.masked_fill(torch.arange(len(drawn), device=size.device) >= size[:, None], 0.0)
     probs = [step.probs for step in drawn if step.probs is not None]
     laws = torch.stack(probs, dim=1) if probs else None
+    whole = repeated(len(drawn), len(tokens), tokens.device) if size is None else size
+    if on_host(tokens) and all(are_finite(step.check) for step in drawn):
+        return Draft(tokens, whole, laws)
+    checks = torch.stack([step.check for step in drawn], dim=1)
+    if size is not None:
+        checks = checks.masked_fill(torch.arange(len(drawn), device=size.device) >= size[:, None], 0.0)
     # checks - checks is 0, or NaN where it is not finite.
-    return Draft(tokens, size, laws, faults=faults_in(checks - checks))
+    return Draft(tokens, whole, laws, faults=faults_in(checks - checks))
 
 
 def as_draft(tokens: list[int], device: torch.device) -> Draft:
     """Return a draft of one row that is certain of its tokens."""
-    return Draft(to_device(tokens, device)[None], torch.full((1,), len(tokens), device=device))
+    return Draft(to_device(tokens, device)[None], repeated(len(tokens), 1, device))
 
 
 def draft_room(draft: CachedModel, n_committed: int) -> int:

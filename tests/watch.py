@@ -1,10 +1,13 @@
 """A watch for calls that would wait for a GPU, on tensors that are on a CPU."""
 
 from collections import Counter
+from unittest import mock
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+from speclab.core import sampling
 
 # Copies to the host, shapes that depend on values, and copies of host values that wait for the queue.
 BLOCKING = {
@@ -14,11 +17,20 @@ BLOCKING = {
 
 
 class Watch(TorchFunctionMode):
-    """Counts blocking calls."""
+    """Counts blocking calls. The processor counts as a device, whose numbers the host must not look at."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: Counter = Counter()
+
+    def __enter__(self) -> "Watch":
+        self._device = mock.patch.object(sampling, "GRAPHED", sampling.GRAPHED | {"cpu"})
+        self._device.start()
+        return super().__enter__()
+
+    def __exit__(self, *error) -> None:
+        super().__exit__(*error)
+        self._device.stop()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name = getattr(func, "__name__", "")

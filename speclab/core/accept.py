@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from speclab.core.rounds import AcceptResult, Draft, n_leading
-from speclab.core.sampling import Sampling, draw, graphed, most_probable
+from speclab.core.sampling import Sampling, draw, graphed, most_probable, on_host
 
 
 def accept(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult:
@@ -62,6 +62,8 @@ def judge(
     draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, rule: Callable, numbers: tuple[float, ...] = ()
 ) -> AcceptResult:
     """Call `rule(draft, target_probs, uniforms, *numbers)`; greedy, keep what is the target's own without asking it."""
+    if sampling.greedy and on_host(logits):
+        return draft.matching(most_probable(logits))
     # The draft goes on without the fields that no rule reads: shapes, and so the CUDA graph, then depend on n only.
     return _judged(logits, draft.bare(), sampling, uniforms[:, : logits.shape[1]], rule, numbers)
 

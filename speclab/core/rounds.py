@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from speclab.core.sampling import GREEDY, Sampling, to_host
+from speclab.core.sampling import GREEDY, Sampling, on_host, parts_to_host, repeated
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class DecodeSettings:
 
     max_new_tokens: at most so many ids are generated.
     eos: ids that end the text; the one that ends it is emitted.
-    seed: the seed of the random numbers. Greedy decoding draws them too, and does not use them.
+    seed: the seed of the random numbers, of which greedy decoding needs none.
     """
 
     max_new_tokens: int
@@ -25,9 +25,9 @@ class DecodeSettings:
     eos: frozenset[int] = frozenset()
     seed: int = 0
 
-    def generator(self, device: torch.device) -> torch.Generator:
-        """Return a new generator on `device`, at the start of this decoding's random numbers."""
-        return torch.Generator(device).manual_seed(self.seed)
+    def generator(self, device: torch.device) -> torch.Generator | None:
+        """Return a new generator on `device`, at the start of this decoding's random numbers; None for a greedy one."""
+        return None if self.sampling.greedy else torch.Generator(device).manual_seed(self.seed)
 
 
 class AcceptResult(NamedTuple):
@@ -75,8 +75,20 @@ class Draft:
 
     def matching(self, own: Tensor) -> AcceptResult:
         """Keep drafted tokens as long as each is the target's own.  own: (batch, n + 1), its choice in every row."""
-        n_accepted = n_leading(self.tokens == own[:, :-1], self.size)
+        if not on_host(own):
+            n_accepted = n_leading(self.tokens == own[:, :-1], self.size)
+        else:
+            counts = list(map(_n_equal, self.tokens.tolist(), own.tolist(), self.size.tolist()))
+            if len(counts) == 1:
+                return AcceptResult(repeated(counts[0], 1, own.device), own[:, counts[0]])
+            n_accepted = torch.tensor(counts)
         return AcceptResult(n_accepted, own.gather(-1, n_accepted[:, None])[:, 0])
+
+
+def _n_equal(drafted: list[int], own: list[int], size: int) -> int:
+    """Return the number of the first `size` drafted ids that are the target's own, up to the first that is not."""
+    pairs = zip(drafted[:size], own, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def n_leading(passed: Tensor, size: Tensor) -> Tensor:
@@ -130,13 +142,16 @@ def fetch(draft: Draft, result: AcceptResult) -> Decided:
 def fetch_rows(draft: Draft, result: AcceptResult) -> list[Decided]:
     """Copy the decisions of all rows to the host: the loop's one wait for the device in a round."""
     n_rows, n = draft.tokens.shape
-    # + 1: `to_host` takes -1 for logits that are not finite, and in a path it is an empty place.
+    # + 1: `parts_to_host` takes -1 for logits that are not finite, and in a path it is an empty place.
     path = [] if result.path is None else [result.path + 1]
     one_each = [draft.size, result.n_accepted, result.next_token]  # (batch,) each
-    one_each += [part for part in (result.n_rejected, draft.faults) if part is not None]  # `to_host` notices faults
+    one_each += [part for part in (result.n_rejected, draft.faults) if part is not None]  # faults are noticed there
     parts = [draft.tokens, *path, *one_each]
-    host = iter(to_host(torch.cat([part.flatten() for part in parts])))
-    columns = [[list(islice(host, n if part.ndim > 1 else 1)) for _ in range(n_rows)] for part in parts]
+    columns = [
+        [numbers[i * per_row : (i + 1) * per_row] for i in range(n_rows)]
+        for part, numbers in zip(parts, parts_to_host(parts), strict=True)
+        for per_row in (n if part.ndim > 1 else 1,)
+    ]
     decided = []
     for drafted, *others in zip(*columns, strict=True):
         kept = [i - 1 for i in others.pop(0)] if path else list(range(n))

@@ -13,6 +13,9 @@ the decoders check on the host with the token they fetch anyway; a draft carries
 """
 
 import functools
+import itertools
+import math
+import operator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,6 +26,7 @@ from speclab.core import graphs
 from speclab.system.errors import EnvironmentProblem, setting
 
 GRAPHED = {"cuda"}  # devices on which pure functions run as graphs
+MANY = 2**15  # logits, from which on NumPy finds the largest sooner: it compares many with one instruction
 NOT_FINITE = -1  # in place of a token: the distribution it should come from has NaN or infinite entries
 
 
@@ -87,6 +91,8 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     Never returns a token of weight zero. A row whose mass is zero or not finite gives NOT_FINITE.
     """
     token, mass = _drawn(weights, uniforms)
+    if on_host(mass) and all(0 < one < math.inf for one in mass.tolist()):
+        return token
     return token.masked_fill((mass <= 0) | ~mass.isfinite(), NOT_FINITE)
 
 
@@ -96,7 +102,10 @@ def _drawn(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     wide = torch.float32 if weights.device.type == "mps" else torch.float64
     cdf = weights.cumsum(-1, dtype=wide)  # (batch, vocab)
     total = cdf[:, -1:].contiguous()
-    token = torch.searchsorted(cdf, uniforms.to(wide)[:, None] * total, right=True)
+    points = uniforms.to(wide)[:, None] * total
+    token = torch.searchsorted(cdf, points, right=True)
+    if on_host(cdf) and all(map(operator.lt, points.flatten().tolist(), total.flatten().tolist())):
+        return token[:, 0], total[:, 0]
     # u * total may round up to total: the first id that reaches the whole mass is the last one with weight.
     return torch.minimum(token, torch.searchsorted(cdf, total))[:, 0], total[:, 0]
 
@@ -139,7 +148,7 @@ def draw_draft(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> Drawn:
     the checks of all tokens of a draft at once.
     """
     if sampling.greedy:
-        highest, token = logits.max(-1)
+        highest, token = largest(logits)
         return Drawn(token, None, highest)
     probs = sampling.probs(logits)
     token, mass = _drawn(probs, uniforms)
@@ -157,9 +166,29 @@ def probability(logits: Tensor, drawn: Drawn) -> float:
 
 def most_probable(logits: Tensor) -> Tensor:
     """Return the ids (...) of the largest of (..., vocab) logits, NOT_FINITE where that is infinite or no number."""
-    highest, token = logits.max(-1)
+    highest, token = largest(logits)
+    if on_host(highest) and are_finite(highest):
+        return token
     # highest - highest is NaN where highest is not finite.
     return token.masked_fill(highest - highest != 0, NOT_FINITE)
+
+
+def largest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest of (..., vocab) logits and their ids, (...) each; among equals the first."""
+    if on_host(logits) and logits.numel() > MANY and logits.dtype in (torch.float32, torch.float64):
+        return logits.amax(-1), torch.from_numpy(logits.detach().numpy().argmax(-1))
+    return logits.max(-1)
+
+
+def on_host(tensor: Tensor) -> bool:
+    """Tell whether the host can look at the numbers without waiting. Then a look takes less time than a kernel, which
+    finds its code in the memory and not in the processor's cache: a pass has read all weights in between."""
+    return tensor.device.type == "cpu" and "cpu" not in GRAPHED
+
+
+def are_finite(numbers: Tensor) -> bool:
+    """Tell whether all of these numbers are finite. It waits for the device."""
+    return all(map(math.isfinite, numbers.flatten().tolist()))
 
 
 def faults_in(logits: Tensor) -> Tensor:
@@ -168,16 +197,38 @@ def faults_in(logits: Tensor) -> Tensor:
     return (highest - highest).isnan() * NOT_FINITE
 
 
-def uniforms(shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:
-    """Draw numbers in [0, 1) on `device`, float64 where the device has it. The generator may live on the host."""
+def uniforms(shape: tuple[int, ...], generator: torch.Generator | None, device: torch.device) -> Tensor:
+    """Draw numbers in [0, 1) on `device`, float64 where the device has it. The generator may live on the host. Without
+    a generator they are zeros, which nobody may change."""
     dtype = torch.float32 if device.type == "mps" else torch.float64
+    if generator is None:
+        return _zeros(shape, dtype, device)
     return torch.rand(shape, generator=generator, device=generator.device, dtype=dtype).to(device, non_blocking=True)
+
+
+@functools.lru_cache(maxsize=4096)
+def repeated(number: int, n: int, device: torch.device) -> Tensor:
+    """Return the number n times, (n,), which nobody may change: a new tensor would take a kernel."""
+    return torch.full((n,), number, device=device)
+
+
+@functools.cache
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def to_device(ids: list[int], device: torch.device) -> Tensor:
     """Bring (n,) ids to `device`, without waiting for what is queued there."""
     tokens = torch.tensor(ids, dtype=torch.long)
     return tokens.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tokens.to(device)
+
+
+def parts_to_host(parts: list[Tensor]) -> list[list[int]]:
+    """Turn ids of any shape into a list for each tensor, with one wait for the device. A NOT_FINITE is noticed here."""
+    if all(map(on_host, parts)):
+        return [to_host(part.flatten()) for part in parts]
+    numbers = iter(to_host(torch.cat([part.flatten() for part in parts])))
+    return [list(itertools.islice(numbers, part.numel())) for part in parts]
 
 
 def to_host(tokens: Tensor) -> list[int]:

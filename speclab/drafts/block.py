@@ -76,8 +76,7 @@ class BlockDrafter(HeadDrafter):
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         """Take the states of the tokens that are final, and the last token."""
         if self._anchor is not None:  # not right after the prompt, whose states are here already
-            hidden = self._target.hidden(self._layers)[:, : n_accepted + 1]
-            self._hidden = torch.cat([self._hidden, hidden], dim=1)
+            self._take_states(n_accepted + 1)
         self._anchor = to_device(committed[-1:], self.device)
 
     def _logits(self) -> Tensor:
@@ -102,7 +101,7 @@ class BlockDrafter(HeadDrafter):
             self._places[length : length + run.width],
             self._places[begin:end],
             mask,
-            *(one[:rows] for pair in zip(self._keys, self._values, strict=True) for one in pair),
+            *self._first_rows(rows),
         )
         self._length, self._hidden = begin, self._hidden[:, :0]
         return logits[0] if isinstance(logits, list | tuple) else logits

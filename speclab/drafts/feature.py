@@ -13,8 +13,8 @@ from torch import Tensor
 
 from draft_models import as_draft, as_drawn
 from speclab.core.rounds import Draft, Target
-from speclab.core.sampling import Drawn, Sampling, draw_draft, probability, to_device
-from speclab.drafts.heads.drafter import HeadDrafter
+from speclab.core.sampling import Drawn, Sampling, draw_draft, probability, repeated, to_device
+from speclab.drafts.heads.drafter import HeadDrafter, joined
 from speclab.drafts.heads.feature import FeatureHead
 
 
@@ -39,7 +39,9 @@ class FeatureDrafter(HeadDrafter):
             output, logits = self._catch_up()
             for i in range(k):
                 if i:
-                    output, logits = self._forward(output, drawn[-1].token[:, None], self._length + i - 1)
+                    tokens = drawn[-1].token[:, None]
+                    tokens = tokens if self._vocab_size <= self._n_ids else self._known(tokens)
+                    output, logits = self._forward(output, tokens, self._length + i - 1)
                 logits = self.as_target_logits(logits, self._vocab_size)  # (1, the target's vocabulary)
                 drawn.append(draw_draft(logits, self._sampling, uniforms[:, i]))
                 if self.keep_drafting and not self.keep_drafting(probability(logits, drawn[-1])):
@@ -49,13 +51,12 @@ class FeatureDrafter(HeadDrafter):
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         """Take the states of the tokens that are final, and the token after each."""
         if self._tokens.shape[1] == self._hidden.shape[1]:  # not right after the prompt, whose states are here already
-            hidden = self._target.hidden(self._layers)[:, : n_accepted + 1]
-            self._hidden = torch.cat([self._hidden, hidden], dim=1)
-        self._tokens = torch.cat([self._tokens, to_device(committed, self.device)[None]], dim=1)
+            self._take_states(n_accepted + 1)
+        self._tokens = joined(self._tokens, to_device(committed, self.device)[None])
 
     def _catch_up(self) -> tuple[Tensor, Tensor]:
         """Read what was committed since the last round -> the last position's output, (1, 1, hidden), and logits."""
-        output = self._forward(self._hidden, self._tokens, self._length, "first_step")
+        output = self._forward(self._hidden, self._known(self._tokens), self._length, "first_step")
         self._length += self._tokens.shape[1]
         self._hidden, self._tokens = self._hidden[:, :0], self._tokens[:, :0]
         return output
@@ -65,8 +66,9 @@ class FeatureDrafter(HeadDrafter):
         return tokens.clamp(max=self._n_ids - 1)
 
     def _forward(self, states: Tensor, tokens: Tensor, length: int, step: str = "step") -> tuple[Tensor, Tensor]:
-        """Run a pass: states (1, m, hidden) from position `length` on and the token after each -> the last output,
-        (1, 1, hidden), and its logits, (1, draft vocabulary).
+        """Run a pass over states (1, m, hidden) from position `length` on, with the token after each, which it knows.
+
+        -> the last output, (1, 1, hidden), and its logits, (1, draft vocabulary)
 
         step: the head's function; `first_step` reads what the target gave, (1, m, layers * width).
         """
@@ -76,12 +78,11 @@ class FeatureDrafter(HeadDrafter):
         rows = run.n_rows(length + run.width)
         output, logits = run(
             run.padded(states),
-            run.padded(self._known(tokens)),
+            run.padded(tokens),
             *rotation,
-            self._places[n - 1 : n],
+            repeated(n - 1, 1, self.device),
             self._places[length : length + run.width],
             self._mask(end, rows, run),
-            self._keys[0][:rows],
-            self._values[0][:rows],
+            *self._first_rows(rows),
         )
         return output, logits[:, 0]

@@ -182,11 +182,14 @@ class CachedModel:
 
         -> (1, n_tokens, vocab) logits, as `one_pass` gives them, of the ids that may be emitted
         """
-        with torch.inference_mode():
+        if torch.is_inference_mode_enabled():
             logits = one_pass(self.backend, self._length)
+        else:
+            with torch.inference_mode():
+                logits = one_pass(self.backend, self._length)
         self._length, self._n_last = self._length + n_tokens, n_tokens
         self._n_calls += 1
-        return logits[..., : self.vocab_size]
+        return logits if logits.shape[-1] == self.vocab_size else logits[..., : self.vocab_size]
 
     def keep(self, path: list[int]) -> None:
         """Keep only the drafted tokens of one path, after a pass over the last committed token and the drafted ones.

@@ -7,6 +7,7 @@ That the rule as a whole is exact is proved in tests/test_exact.py; here stand t
 import dataclasses
 import itertools
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -15,9 +16,22 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from draft_models import as_drawn
+from speclab.core import sampling as sampling_module
 from speclab.core.accept import accept, accept_from_logits
 from speclab.core.rounds import Draft
-from speclab.core.sampling import NOT_FINITE, Sampling, draw, draw_draft, draw_next, to_host, uniforms
+from speclab.core.sampling import (
+    MANY,
+    NOT_FINITE,
+    Sampling,
+    draw,
+    draw_draft,
+    draw_next,
+    largest,
+    most_probable,
+    parts_to_host,
+    to_host,
+    uniforms,
+)
 from speclab.system.errors import EnvironmentProblem
 from tests.test_lossless import reference_probs
 
@@ -288,7 +302,9 @@ def test_a_damaged_draft_still_proposes_an_id_that_can_be_fed():
                 assert 0 <= int(draft.tokens.min()) <= int(draft.tokens.max()) < 3
             assert as_drawn([drawn], torch.tensor([0, 1])).faults.tolist() == [0, 0], "a token that does not count"
     large = draw_draft(torch.tensor([[0.0, 3e38]]), Sampling(), double([0.5]))
-    assert as_drawn([large, large]).faults.tolist() == [0], "the sum of two is infinite, and neither is"
+    assert as_drawn([large, large]).faults is None, "the sum of two is infinite, and neither is"
+    with mock.patch.object(sampling_module, "GRAPHED", {"cpu"}):
+        assert as_drawn([large, large]).faults.tolist() == [0], "a device looks later"
 
 
 # --- Greedy verification skips the one-hot rows ----------------------------------------------------------------------
@@ -321,3 +337,48 @@ def test_greedy_verification_is_the_accept_rule(case):
     ours, rule = accept_from_logits(draft, logits, Sampling(), u), accept(draft, Sampling().probs(logits), u)
     assert torch.equal(ours.n_accepted, rule.n_accepted)
     assert torch.equal(ours.next_token, rule.next_token)
+
+
+@given_cases
+@given(st.integers(1, 3), st.integers(0, 4), st.data())
+def test_the_host_and_a_device_keep_the_same_drafted_tokens(n_rows, n, data):
+    """On the host the tokens are compared as numbers, elsewhere by kernels."""
+
+    def ids(n_columns: int, least: int = 0):
+        rows = st.lists(st.integers(least, 2), min_size=n_columns, max_size=n_columns)
+        return torch.tensor(data.draw(st.lists(rows, min_size=n_rows, max_size=n_rows))).view(n_rows, -1).long()
+
+    size = torch.tensor(data.draw(st.lists(st.integers(0, n), min_size=n_rows, max_size=n_rows)))
+    draft, own = Draft(ids(n), size), ids(n + 1, least=NOT_FINITE)
+    with mock.patch.object(sampling_module, "GRAPHED", {"cpu"}):
+        right = draft.matching(own)
+    ours = draft.matching(own)
+    assert torch.equal(ours.n_accepted, right.n_accepted)
+    assert torch.equal(ours.next_token, right.next_token)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("n", [5, MANY + 1])
+def test_the_largest_logits_are_the_first_ones_of_their_size(n, dtype):
+    """Either way to find them, with ties, infinities and numbers that are none."""
+    logits = torch.randint(-3, 4, (2, n), generator=torch.Generator().manual_seed(n)).to(dtype)
+    for changes in ({}, {1: INF}, {2: NAN, 0: INF}, {1: NAN, 3: NAN}, dict.fromkeys(range(n), -INF)):
+        rows = logits.clone()
+        for place, value in changes.items():
+            rows[0, place] = value
+        values, found = largest(rows)
+        first = rows.double().numpy().argmax(-1)  # NumPy takes what is no number for the largest, as PyTorch does
+        assert found.tolist() == first.tolist()
+        assert torch.equal(values.isnan(), rows.max(-1).values.isnan())
+        assert most_probable(rows).tolist() == [
+            NOT_FINITE if not math.isfinite(rows[i, token]) else int(token) for i, token in enumerate(first)
+        ]
+
+
+def test_several_tensors_come_to_the_host_as_they_are():
+    parts = [torch.tensor([[1, 2], [3, 4]]), torch.tensor([5]), torch.empty(2, 0, dtype=torch.long)]
+    for graphed in ({"cuda"}, {"cpu"}):
+        with mock.patch.object(sampling_module, "GRAPHED", graphed):
+            assert parts_to_host(parts) == [[1, 2, 3, 4], [5], []]
+            with pytest.raises(EnvironmentProblem, match="not finite"):
+                parts_to_host([*parts, torch.tensor([NOT_FINITE])])

@@ -21,6 +21,11 @@ from speclab.system.terminal import note
 SPARE = 512  # rows of new buffers beyond what is needed
 
 
+def joined(before: Tensor, more: Tensor) -> Tensor:
+    """Put more rows behind the (1, rows, ...) before them; mostly there are none before."""
+    return torch.cat([before, more], dim=1) if before.shape[1] else more
+
+
 class HeadDrafter(Drafter):
     """Reads the target's hidden states: its passes have to keep the outputs of the head's layers
     (CachedModel.hidden_layers).
@@ -31,6 +36,8 @@ class HeadDrafter(Drafter):
     draws = True
     compiled_widths: ClassVar[dict[str, tuple[int, ...]]] = {}  # tokens of its passes, by function of the head
     _target: Target
+    _n_viewed: int
+    _views: list[Tensor]
 
     def __init__(self, head: Any, ids: Tensor | None = None):
         self.head, self.ids = head, ids
@@ -78,6 +85,10 @@ class HeadDrafter(Drafter):
         self._length = 0
         self._hidden = target.hidden(self._layers)  # (1, rows, layers * width), not read yet
 
+    def _take_states(self, n: int) -> None:
+        """Take the target's states of the first n tokens of its last pass."""
+        self._hidden = joined(self._hidden, self._target.hidden(self._layers)[:, :n])
+
     def describe(self, name: str, engine: str) -> str:
         """Return a line about the head."""
         return f"{name}: {self.in_words()}"
@@ -97,7 +108,7 @@ class HeadDrafter(Drafter):
         if self.ids is not None or logits.shape[1] < n_ids:
             ids = torch.arange(logits.shape[1], device=logits.device) if self.ids is None else self.ids
             logits = logits.new_full((len(logits), n_ids), float("-inf")).index_copy_(1, ids, logits)
-        return logits[:, :vocab_size]
+        return logits if logits.shape[1] == vocab_size else logits[:, :vocab_size]
 
     def law(self, target: CachedModel, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
         """One pass of the target gives the states; the proposals depend on where the round began."""
@@ -157,6 +168,13 @@ class HeadDrafter(Drafter):
         begin = len(self._places) - length
         return self._masks[begin : begin + n_rows].view(1, 1, 1, -1)
 
+    def _first_rows(self, n: int) -> list[Tensor]:
+        """Return the first n rows of the keys and of the values of each layer."""
+        if n != self._n_viewed:
+            pairs = zip(self._keys, self._values, strict=True)
+            self._n_viewed, self._views = n, [rows[:n] for pair in pairs for rows in pair]
+        return self._views
+
     def _reserve(self, rows: int, length: int) -> None:
         """Make new buffers of so many rows with the first `length` old ones, and the rotations of their positions."""
         block, weight = self.head.config.block, self.head.norm.weight
@@ -167,6 +185,7 @@ class HeadDrafter(Drafter):
             for rows_of_new, rows_of_old in zip(new, old, strict=False):
                 rows_of_new[:length] = rows_of_old[:length]
             old[:] = new
+        self._n_viewed, self._views = 0, []  # the rows that were asked for last
         self._places = torch.arange(rows, device=weight.device)
         cos, sin = rotations(block, self._places)
         self._cos, self._sin = cos.to(weight.dtype), sin.to(weight.dtype)

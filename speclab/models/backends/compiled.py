@@ -348,7 +348,8 @@ def _name(target: Any) -> str:
 
 def _called(module: fx.GraphModule) -> packages.Run:
     """Return a part that is not compiled as a function that is called like a compiled one."""
-    return lambda inputs: module(*inputs)
+    forward = module.forward  # calling the module looks for hooks first
+    return lambda inputs: forward(*inputs)
 
 
 def _is_size(node: fx.Node) -> bool:
