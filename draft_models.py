@@ -34,7 +34,7 @@ from speclab.core.sampling import (
     to_device,
 )
 from speclab.models.cached import CachedModel, tokens_to_keep
-from speclab.system.errors import EnvironmentProblem
+from speclab.system.errors import EnvironmentProblem, setting
 
 if TYPE_CHECKING:
     from speclab.core.law import Law
@@ -66,7 +66,9 @@ class ModelDrafter(Drafter):
         """Read the prompt, (1, prompt length) ids. Raises EnvironmentProblem where the logits are not finite."""
         self._sampling, self._vocab_size = sampling, target.vocab_size
         if not self.draft.prefill(self.draft.replace_unknown(prompt)).amax().isfinite():
-            raise EnvironmentProblem("the draft model returned logits that are not finite; try --dtype float32")
+            raise EnvironmentProblem(
+                f"the draft model returned logits that are not finite; try {setting('dtype', 'float32')}"
+            )
         self._not_fed, self._n_committed = [], self.draft.length
 
     @property

@@ -40,6 +40,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """Short buckets, and the recording, of passes and of every function that a GPU would replay."""
     seen = Recorder()
     monkeypatch.setattr(sampling, "GRAPHED", {"cuda", "cpu"})
+    monkeypatch.setattr(sampling, "LOOKED_AT", set())
     monkeypatch.setattr(graphs, "capture", seen.capture)
     monkeypatch.setattr(graphs, "on_graphs", lambda tensor: not seen.recording and not graphs.captures.paused)
     monkeypatch.setattr(cuda_graphs, "BUCKET", 16)

@@ -24,13 +24,15 @@ class Watch(TorchFunctionMode):
         self.calls: Counter = Counter()
 
     def __enter__(self) -> "Watch":
-        self._device = mock.patch.object(sampling, "GRAPHED", sampling.GRAPHED | {"cpu"})
+        self._device = mock.patch.object(sampling, "LOOKED_AT", set())
         self._device.start()
         return super().__enter__()
 
     def __exit__(self, *error) -> None:
-        super().__exit__(*error)
-        self._device.stop()
+        try:
+            super().__exit__(*error)
+        finally:
+            self._device.stop()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name = getattr(func, "__name__", "")

@@ -62,7 +62,7 @@ def judge(
     draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, rule: Callable, numbers: tuple[float, ...] = ()
 ) -> AcceptResult:
     """Call `rule(draft, target_probs, uniforms, *numbers)`; greedy, keep what is the target's own without asking it."""
-    if sampling.greedy and on_host(logits):
+    if sampling.greedy and on_host(logits):  # there is no graph to make shapes alike for
         return draft.matching(most_probable(logits))
     # The draft goes on without the fields that no rule reads: shapes, and so the CUDA graph, then depend on n only.
     return _judged(logits, draft.bare(), sampling, uniforms[:, : logits.shape[1]], rule, numbers)

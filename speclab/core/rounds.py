@@ -49,7 +49,7 @@ class Draft:
     tokens: Tensor  # (batch, n) ids
     size: Tensor  # (batch,) the first so many tokens of a row are drafted, the others are padding
     probs: Tensor | None = None  # (batch, n, vocab) what each token was drawn from; None = one-hot
-    faults: Tensor | None = None  # (batch,) NOT_FINITE where the logits were not finite, else 0; None: no logits
+    faults: Tensor | None = None  # (batch,) NOT_FINITE where the logits were not finite, else 0; None: nowhere
     parents: Tensor | None = None  # (batch, n) the number of the token that each follows; None: the one before it
 
     def verified_by(self, target: "Target", last_tokens: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class Draft:
             counts = list(map(_n_equal, self.tokens.tolist(), own.tolist(), self.size.tolist()))
             if len(counts) == 1:
                 return AcceptResult(repeated(counts[0], 1, own.device), own[:, counts[0]])
-            n_accepted = torch.tensor(counts)
+            n_accepted = torch.tensor(counts, dtype=torch.long)
         return AcceptResult(n_accepted, own.gather(-1, n_accepted[:, None])[:, 0])
 
 

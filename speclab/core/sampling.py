@@ -19,6 +19,7 @@ import operator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -26,7 +27,8 @@ from speclab.core import graphs
 from speclab.system.errors import EnvironmentProblem, setting
 
 GRAPHED = {"cuda"}  # devices on which pure functions run as graphs
-MANY = 2**15  # logits, from which on NumPy finds the largest sooner: it compares many with one instruction
+LOOKED_AT = {"cpu"}  # devices whose numbers the host sees without waiting; tests of what a GPU does leave it empty
+MANY = 2**14  # logits of a row, from which on NumPy finds the largest sooner: it compares many with one instruction
 NOT_FINITE = -1  # in place of a token: the distribution it should come from has NaN or infinite entries
 
 
@@ -175,15 +177,15 @@ def most_probable(logits: Tensor) -> Tensor:
 
 def largest(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Return the largest of (..., vocab) logits and their ids, (...) each; among equals the first."""
-    if on_host(logits) and logits.numel() > MANY and logits.dtype in (torch.float32, torch.float64):
-        return logits.amax(-1), torch.from_numpy(logits.detach().numpy().argmax(-1))
+    if on_host(logits) and logits.shape[-1] > MANY and logits.dtype in (torch.float32, torch.float64):
+        return logits.amax(-1), torch.from_numpy(numpy.asarray(logits.detach().numpy().argmax(-1)))
     return logits.max(-1)
 
 
 def on_host(tensor: Tensor) -> bool:
     """Tell whether the host can look at the numbers without waiting. Then a look takes less time than a kernel, which
     finds its code in the memory and not in the processor's cache: a pass has read all weights in between."""
-    return tensor.device.type == "cpu" and "cpu" not in GRAPHED
+    return tensor.device.type in LOOKED_AT
 
 
 def are_finite(numbers: Tensor) -> bool:
@@ -202,19 +204,21 @@ def uniforms(shape: tuple[int, ...], generator: torch.Generator | None, device: 
     a generator they are zeros, which nobody may change."""
     dtype = torch.float32 if device.type == "mps" else torch.float64
     if generator is None:
-        return _zeros(shape, dtype, device)
+        return _none(shape, dtype, device)
     return torch.rand(shape, generator=generator, device=generator.device, dtype=dtype).to(device, non_blocking=True)
 
 
 @functools.lru_cache(maxsize=4096)
 def repeated(number: int, n: int, device: torch.device) -> Tensor:
     """Return the number n times, (n,), which nobody may change: a new tensor would take a kernel."""
-    return torch.full((n,), number, device=device)
+    with torch.inference_mode(False):  # it is kept, and may be needed outside
+        return torch.full((n,), number, device=device)
 
 
-@functools.cache
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.zeros(shape, dtype=dtype, device=device)
+@functools.lru_cache(maxsize=4096)
+def _none(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.full(shape, math.nan, dtype=dtype, device=device)
 
 
 def to_device(ids: list[int], device: torch.device) -> Tensor:

@@ -18,6 +18,7 @@ from speclab.system import terminal
 
 LONGEST_LINE = 800  # characters of an error
 _flags = False  # whether messages name settings as flags
+CTRL_C = 130  # the exit code
 SAME_REQUEST_SECONDS = 1.0  # a second signal within them is the same request: some programs send it twice
 
 
@@ -145,7 +146,7 @@ def _run(main: Callable[..., int | None], *args: Any, **kwargs: Any) -> int:
         return report(error)
     except KeyboardInterrupt as stop:
         terminal.note("stopped")
-        return getattr(stop, "exit_code", 130)
+        return getattr(stop, "exit_code", CTRL_C)
     except Exception as error:
         if not is_out_of_memory(error):
             raise

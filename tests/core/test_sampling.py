@@ -29,6 +29,7 @@ from speclab.core.sampling import (
     largest,
     most_probable,
     parts_to_host,
+    repeated,
     to_host,
     uniforms,
 )
@@ -266,6 +267,17 @@ def test_uniforms_fill_the_unit_interval():
     assert len(u.unique()) == 20000  # 53 bits: float32 draws would repeat about a dozen times
 
 
+def test_without_a_generator_no_draft_is_accepted():
+    """A greedy decoding has none; a rule that asks for numbers all the same accepts nothing."""
+    none = uniforms((1, 3), None, torch.device("cpu"))
+    assert none.isnan().all()
+    draft = Draft(torch.tensor([[0, 1]]), torch.tensor([2]))
+    assert accept(draft, torch.full((1, 3, 4), 0.25, dtype=torch.float64), none).n_accepted.tolist() == [0]
+    with torch.inference_mode():
+        kept = repeated(3, 1, torch.device("cpu")), uniforms((1, 7), None, torch.device("cpu"))
+    assert not any(tensor.is_inference() for tensor in kept)
+
+
 def test_to_host_reports_what_is_not_finite():
     """The decoders have one place where damage is noticed; -1 must not get past it into a text."""
     assert to_host(torch.tensor([0, 5, 3])) == [0, 5, 3]
@@ -303,7 +315,7 @@ def test_a_damaged_draft_still_proposes_an_id_that_can_be_fed():
             assert as_drawn([drawn], torch.tensor([0, 1])).faults.tolist() == [0, 0], "a token that does not count"
     large = draw_draft(torch.tensor([[0.0, 3e38]]), Sampling(), double([0.5]))
     assert as_drawn([large, large]).faults is None, "the sum of two is infinite, and neither is"
-    with mock.patch.object(sampling_module, "GRAPHED", {"cpu"}):
+    with mock.patch.object(sampling_module, "LOOKED_AT", set()):
         assert as_drawn([large, large]).faults.tolist() == [0], "a device looks later"
 
 
@@ -350,7 +362,7 @@ def test_the_host_and_a_device_keep_the_same_drafted_tokens(n_rows, n, data):
 
     size = torch.tensor(data.draw(st.lists(st.integers(0, n), min_size=n_rows, max_size=n_rows)))
     draft, own = Draft(ids(n), size), ids(n + 1, least=NOT_FINITE)
-    with mock.patch.object(sampling_module, "GRAPHED", {"cpu"}):
+    with mock.patch.object(sampling_module, "LOOKED_AT", set()):
         right = draft.matching(own)
     ours = draft.matching(own)
     assert torch.equal(ours.n_accepted, right.n_accepted)
@@ -367,6 +379,7 @@ def test_the_largest_logits_are_the_first_ones_of_their_size(n, dtype):
         for place, value in changes.items():
             rows[0, place] = value
         values, found = largest(rows)
+        assert [int(largest(row)[1]) for row in rows] == found.tolist()
         first = rows.double().numpy().argmax(-1)  # NumPy takes what is no number for the largest, as PyTorch does
         assert found.tolist() == first.tolist()
         assert torch.equal(values.isnan(), rows.max(-1).values.isnan())
@@ -377,8 +390,8 @@ def test_the_largest_logits_are_the_first_ones_of_their_size(n, dtype):
 
 def test_several_tensors_come_to_the_host_as_they_are():
     parts = [torch.tensor([[1, 2], [3, 4]]), torch.tensor([5]), torch.empty(2, 0, dtype=torch.long)]
-    for graphed in ({"cuda"}, {"cpu"}):
-        with mock.patch.object(sampling_module, "GRAPHED", graphed):
+    for looked_at in ({"cpu"}, set()):
+        with mock.patch.object(sampling_module, "LOOKED_AT", looked_at):
             assert parts_to_host(parts) == [[1, 2, 3, 4], [5], []]
             with pytest.raises(EnvironmentProblem, match="not finite"):
                 parts_to_host([*parts, torch.tensor([NOT_FINITE])])

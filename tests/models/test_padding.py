@@ -266,7 +266,7 @@ def refusal(monkeypatch, free: float, dtype: torch.dtype, copies: int = 1) -> st
 
 def test_memory_is_checked_first(monkeypatch):
     assert refusal(monkeypatch, 24e9, torch.float32).startswith("lab:8b needs 32.0 GB in float32, and of the 24.0 GB")
-    assert refusal(monkeypatch, 24e9, torch.float32).endswith("bfloat16\", which takes 16.0 GB")
+    assert refusal(monkeypatch, 24e9, torch.float32).endswith('bfloat16", which takes 16.0 GB')
     assert refusal(monkeypatch, 24e9, torch.bfloat16) == "built"
     assert "32.0 GB in bfloat16 (2 copies" in refusal(monkeypatch, 24e9, torch.bfloat16, copies=2)
     assert refusal(monkeypatch, 34e9, torch.float32) != "built", "no room for the cache"

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from speclab.core import accept as accept_module
+from speclab.core import rounds, sampling
 from speclab.core.accept import accept as right_accept
 from speclab.core.accept import accept_from_logits as right_accept_from_logits
 from speclab.core.rounds import AcceptResult, Draft
@@ -217,3 +218,19 @@ def tempers_the_bonus_row_alone() -> None:
         return right_accept_from_logits(draft, uneven, sampling, uniforms)
 
     accept_module.accept_from_logits = functools.singledispatch(accept)  # as kinds of draft register with it
+
+
+@mutant(8, "the_host_and_a_device_keep_the_same_drafted_tokens", file="core/test_sampling")
+def compares_behind_the_drafted_tokens() -> None:
+    """goes on behind the drafted tokens of a row where the host compares them"""
+    right = rounds._n_equal
+    rounds._n_equal = lambda drafted, own, size: right(drafted, own, len(drafted))
+
+
+@mutant(22, "draw_survives_a_uniform_that_rounds_up_to_the_total", file="core/test_sampling")
+def looks_for_the_last_id_never() -> None:
+    """takes the id behind the last one where a uniform times the mass rounds up to the mass"""
+    sampling._drawn = lambda weights, uniforms: (
+        torch.searchsorted(cdf := weights.cumsum(-1), uniforms[:, None] * cdf[:, -1:], right=True)[:, 0],
+        cdf[:, -1],
+    )

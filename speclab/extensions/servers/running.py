@@ -25,7 +25,7 @@ from speclab.extensions.servers.shapes import (
     shape_of_lengths,
     shape_of_two,
 )
-from speclab.system.errors import EnvironmentProblem
+from speclab.system.errors import CTRL_C, EnvironmentProblem, Stopped
 from speclab.system.files import check_writable
 from speclab.system.terminal import note, say
 
@@ -46,11 +46,18 @@ class Findings:
     shapes: list[Shape]
     texts: Texts
     diagnosis: Diagnosis
+    stop: KeyboardInterrupt | None = None  # what ended the questions early, where the user did
 
     @property
     def code(self) -> int:
-        """Return the exit code: 1 where a text differs, and no tie explains it."""
-        return int(not set(self.verdicts) <= {texts.SAME, texts.TIED})
+        """Return the exit code: 1 where a text differs, and no tie explains it. After Ctrl-C it is that of what was
+        asked before; a signal that ends the program keeps its own."""
+        return _code(self.stop, int(not set(self.verdicts) <= {texts.SAME, texts.TIED}))
+
+
+def _code(stop: KeyboardInterrupt | None, code: int) -> int:
+    """Return the exit code of a signal that ends the program, else `code`."""
+    return stop.exit_code if isinstance(stop, Stopped) and stop.exit_code != CTRL_C else code
 
 
 def show(args: argparse.Namespace) -> int:
@@ -85,7 +92,7 @@ def show_plain(args: argparse.Namespace) -> int:
     prompts, key = inputs.prompts_of(args.texts), inputs.key()
     plain = find(check_url(args.plain_url), key)
     say("\n".join(screen.server_lines(plain, None)))
-    pairs, _ = ask_all(plain, None, prompts, _asking(args))
+    pairs, _, stop = ask_all(plain, None, prompts, _asking(args))
     if any(pair.speculative.n_drafts for pair in pairs):
         raise EnvironmentProblem(f"{plain.client.url} speculates; give it with --url, and the plain one as --plain-url")
     found = of_pairs(pairs)
@@ -95,7 +102,7 @@ def show_plain(args: argparse.Namespace) -> int:
     then = f"start the server with its draft, and ask it with --url URL --plain-ms {milliseconds}"
     said = f"a token takes {milliseconds} ms without speculation, in {len(pairs)} prompts"
     say("\n".join([screen.labelled("ANSWER", said), screen.labelled("try", then)]))
-    return 0
+    return _code(stop, 0)
 
 
 def _asking(args: argparse.Namespace) -> Asking:
@@ -107,15 +114,15 @@ def find_out(
 ) -> Findings:
     """Ask, and return what the answers say. other: another draft on the same target."""
     look = speculative.look()
-    pairs, again = ask_all(speculative, plain, prompts, how)
+    pairs, again, stop = ask_all(speculative, plain, prompts, how)
     _check_roles(speculative, pairs)
     whole = of_pairs(pairs, look.n_running if look else 0, how.plain_seconds)
     if whole.draft_length is None:
         whole = replace(whole, draft_length=speculative.draft_length)
     kinds = {kind: of_pairs([one for one in pairs if one.kind == kind], 0, how.plain_seconds) for kind in _kinds(pairs)}
-    verdicts = texts.judge(pairs, plain, how.chat) if plain else []
+    verdicts = texts.judge(pairs, None if stop else plain, how.chat) if plain else []
     seen = _shapes(pairs, again, whole, kinds, other)
-    written = _texts(pairs, again, verdicts, speculative, plain, how.chat)
+    written = _texts(pairs, again, verdicts, speculative, None if stop else plain, how.chat)
     return Findings(
         pairs=pairs,
         again=again,
@@ -125,6 +132,7 @@ def find_out(
         shapes=seen,
         texts=written,
         diagnosis=diagnose(whole, seen, written),
+        stop=stop,
     )
 
 

@@ -23,6 +23,15 @@ class Prompt(NamedTuple):
     text: str
 
 
+class Answers(NamedTuple):
+    """These are the answers. pairs: to every prompt, of both servers. again: of the one that speculates, to the first
+    prompts once more. stop: what ended the list before its end, where the user did."""
+
+    pairs: list[Pair]
+    again: list[Asked]
+    stop: KeyboardInterrupt | None = None
+
+
 class Asking(NamedTuple):
     """How servers are asked. n_tokens: of an answer, at most. chat: as messages of a user. seconds: no new prompt after
     them. plain_seconds: of a plain token, where somebody knows them."""
@@ -33,19 +42,17 @@ class Asking(NamedTuple):
     plain_seconds: float | None = None
 
 
-def ask_all(
-    speculative: Server, plain: Server | None, prompts: Sequence[Prompt], how: Asking
-) -> tuple[list[Pair], list[Asked]]:
-    """Ask both servers every prompt, in an order that changes from prompt to prompt.
+def ask_all(speculative: Server, plain: Server | None, prompts: Sequence[Prompt], how: Asking) -> Answers:
+    """Ask both servers every prompt, in an order that changes from prompt to prompt, and the server that speculates the
+    first AGAIN prompts once more.
 
-    What fails after LEAST prompts ends the list and is noted, and so does Ctrl-C: what was measured before it stays.
-    Also returned: the answers of the server that speculates to the first AGAIN prompts, asked once more; none where the
-    list has ended early.
+    What fails after LEAST prompts ends the list and is noted, and so does a stop: what was measured before it stays.
+    Nothing is asked again where the list has ended early.
     """
     servers = [server for server in (speculative, plain) if server]
     for server in servers:
         server.client.ask(Order(f"{WARM_UP_HEAD} {prompts[0].text}", WARM_UP_TOKENS, how.chat))
-    end, pairs = time.monotonic() + how.seconds, list[Pair]()
+    end, pairs, stop = time.monotonic() + how.seconds, list[Pair](), None
     with progress(len(prompts), "prompt", "asking") as bar:
         for number, prompt in enumerate(prompts):
             if number >= LEAST and time.monotonic() > end:
@@ -59,6 +66,7 @@ def ask_all(
                     raise
                 why = str(problem) or "stopped"
                 note(f"  only the first {len(pairs)} of {len(prompts)} prompts are counted: {why}")
+                stop = problem if isinstance(problem, KeyboardInterrupt) else None
                 break
             if plain and found[id(plain)].n_drafts:
                 raise EnvironmentProblem(
@@ -67,16 +75,12 @@ def ask_all(
             pairs.append(Pair(prompt.kind, prompt.text, found[id(speculative)], _of(found, plain)))
             bar.update()
     asked = prompts[:AGAIN] if len(pairs) == len(prompts) else []
-    return pairs, _asked_again(speculative, [Order(one.text, how.n_tokens, how.chat) for one in asked], end)
-
-
-def _asked_again(server: Server, orders: Sequence[Order], end: float) -> list[Asked]:
-    """Return the answers to orders that the server has had before; none where one of them fails."""
     try:
-        return [server.ask(order) for order in orders if time.monotonic() < end]
+        orders = [Order(one.text, how.n_tokens, how.chat) for one in asked]
+        return Answers(pairs, [speculative.ask(order) for order in orders if time.monotonic() < end], stop)
     except (EnvironmentProblem, KeyboardInterrupt) as problem:
         note(f"  a prompt that was asked before is not answered again: {str(problem) or 'stopped'}")
-        return []
+        return Answers(pairs, [], problem if isinstance(problem, KeyboardInterrupt) else None)
 
 
 def _of(found: dict[int, Asked], plain: Server | None) -> Asked | None:

@@ -26,8 +26,9 @@ class Step(NamedTuple):
     top: dict[str, float]  # token -> log-probability
 
 
-def judge(pairs: Sequence[Pair], plain: Server, chat: bool) -> list[Verdict]:
-    """Return a verdict for each prompt. A text that differs is asked for again, with log-probabilities."""
+def judge(pairs: Sequence[Pair], plain: Server | None, chat: bool) -> list[Verdict]:
+    """Return a verdict for each prompt. A text that differs is asked for again, with log-probabilities; without the
+    server it is not judged."""
     found: list[Verdict] = []
     for pair in pairs:
         assert pair.plain
@@ -35,7 +36,7 @@ def judge(pairs: Sequence[Pair], plain: Server, chat: bool) -> list[Verdict]:
         if ours.text == other.text:
             found.append(SAME)
         else:
-            steps = asked_again(plain, Order(pair.prompt, ours.n_tokens, chat))
+            steps = asked_again(plain, Order(pair.prompt, ours.n_tokens, chat)) if plain else []
             found.append(verdict(steps, ours.text, other.text))
     return found
 

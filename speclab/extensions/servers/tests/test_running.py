@@ -1,10 +1,14 @@
 """The command against simulated servers: what it finds is what was drawn, and what is wrong is one line."""
 
+import contextlib
+import dataclasses
 import json
 import math
 import re
+import signal
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -12,7 +16,9 @@ from speclab.extensions.servers import counters, measured, running, shapes
 from speclab.extensions.servers.ask import asking, engines, inputs
 from speclab.extensions.servers.ask.client import Order
 from speclab.extensions.servers.tests.simulated import Simulated
-from speclab.system.errors import EnvironmentProblem
+from speclab.extensions.servers.wrong import asking_wrong
+from speclab.extensions.servers.wrong.__main__ import CASES
+from speclab.system.errors import EnvironmentProblem, Stopped
 from speclab.system.paths import ROOT
 
 RATES = (0.8, 0.6, 0.5, 0.4)
@@ -22,7 +28,7 @@ PROMPTS = [asking.Prompt(("code", "prose")[i % 2], f"prompt {i}") for i in range
 def asked(fake, plain=None, n=40):
     """Every prompt once; the rounds of the warm-up are forgotten."""
     servers = [engines.find(one.url, None) if one else None for one in (fake, plain)]
-    pairs, again = asking.ask_all(*servers, PROMPTS, asking.Asking(n, True, math.inf))
+    pairs, again, _ = asking.ask_all(*servers, PROMPTS, asking.Asking(n, True, math.inf))
     n_again = sum(one.counted.speculation.n_drafts for one in again)  # What is asked a second time came last.
     n_asked = sum(pair.speculative.counted.speculation.n_drafts for pair in pairs)
     return pairs, fake.rounds[::-1][n_again:][:n_asked]
@@ -247,6 +253,27 @@ def test_ctrl_c_keeps_the_prompts_that_are_answered(fake, plain, command, monkey
         assert (found, "ANSWER" in out) == (code, said)
         assert ("only the first 5 of 12 prompts are counted: stopped" in err) == said
         assert f"{5 if said else 0} of 5 greedy texts" in out or not said
+
+
+def test_a_signal_keeps_its_exit_code_and_a_record_takes_no_part_of_its_prompts(fake, plain, command, monkeypatch):
+    usual = engines.Server.ask
+    count = iter(range(1000))
+
+    def ask(self, order):
+        if self.client.url == fake.url and next(count) == 5:
+            raise Stopped(signal.SIGTERM)
+        return usual(self, order)
+
+    monkeypatch.setattr(engines.Server, "ask", ask)
+    code, out, _ = command("--url", fake.url, "--plain-url", plain.url, "--max-new-tokens", 16)
+    assert (code, "ANSWER" in out) == (128 + signal.SIGTERM, True)
+    count = iter(range(1000))
+    found = types.SimpleNamespace(speculative=engines.find(fake.url, None), plain=engines.find(plain.url, None))
+    servers = types.SimpleNamespace(smollm2=False, prompts=lambda place: PROMPTS, model="", flags="")
+    servers.started = lambda place: contextlib.nullcontext(types.SimpleNamespace(**vars(found), flags=""))
+    case = dataclasses.replace(next(iter(CASES.values())), servers=servers, lengths=False, others=0)
+    with pytest.raises(Stopped):
+        asking_wrong.asked(case, "", None, 16)
 
 
 def test_a_profile_has_the_rates_and_the_rounds_that_were_drawn(fake, command, tmp_path, monkeypatch):

@@ -54,6 +54,8 @@ def asked(case: Wrong, half: str, place: Place, n_tokens: int) -> WrongServer:
                 if case.answer != DROPPED:  # a server that died or was too slow says nothing of the answers
                     raise
                 return refused(case, facts, *as_shown([str(problem)], both))
+            if found.stop:  # a part of its prompts is no answer for a record
+                raise found.stop
         equal = referee(case, place, both.speculative, n_tokens)
     lines = [*screen.server_lines(both.speculative, both.plain), *running.first_screen(found).split("\n")]
     counts = found.whole.counts or EngineCounts(n_drafts=0, n_drafted=0, n_accepted=0, accepted_at=[])
