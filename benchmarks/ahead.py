@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from baseline_autoregressive import autoregressive_decode
-from benchmarks.shared import common
+from benchmarks import common
 from speclab.cli import flags, parsing
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import Sampling

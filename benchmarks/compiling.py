@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.shared import common
+from benchmarks import common
 from speclab.cli import flags, parsing
 from speclab.drafts import registry
 from speclab.lab import padded_pair

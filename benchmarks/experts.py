@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from baseline_autoregressive import autoregressive_decode
-from benchmarks.shared import common
+from benchmarks import common
 from speclab.cli import flags, parsing
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.models import prompts

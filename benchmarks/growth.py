@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 import torch
 
-from benchmarks.shared import common
+from benchmarks import common
 from speclab.cli import parsing
 from speclab.present.pictures import figures
 from speclab.present.tables import Block, Cell, Heading, Lines, Table, number

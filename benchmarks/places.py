@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.shared import common
+from benchmarks import common
 from speclab.cli import flags, parsing
 from speclab.drafts import registry
 from speclab.drafts.heads.rollout import target_pass

@@ -31,7 +31,7 @@ from typing import Any, Literal
 
 import torch
 
-from benchmarks.shared import common
+from benchmarks import common
 from speclab.cli import flags, parsing
 from speclab.lab.harness import kept_when_stopped
 from speclab.models import loading

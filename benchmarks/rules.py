@@ -19,7 +19,7 @@ import itertools
 import sys
 from dataclasses import dataclass
 
-from benchmarks.shared import common
+from benchmarks import common
 from optimized_speculative import speculative_decode
 from speclab.cli import flags, parsing
 from speclab.core.counts import Counts

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 
 from baseline_autoregressive import autoregressive_decode
-from benchmarks.shared import common
+from benchmarks import common
 from optimized_speculative import speculative_decode
 from speclab.cli import flags, parsing
 from speclab.core.rounds import DecodeSettings, tokens_of

@@ -33,7 +33,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from benchmarks.shared import common
+from benchmarks import common
 from speclab.cli import flags, parsing
 from speclab.core.clock import old_objects_frozen
 from speclab.core.rounds import Round

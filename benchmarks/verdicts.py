@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from baseline_autoregressive import autoregressive_decode
-from benchmarks.shared import common
+from benchmarks import common
 from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
 from speclab.cli import flags, parsing

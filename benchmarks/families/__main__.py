@@ -34,6 +34,7 @@ from dataclasses import dataclass
 
 import torch
 
+from benchmarks import common
 from benchmarks.families.one_family import (
     BOTH,
     BROKEN,
@@ -47,7 +48,6 @@ from benchmarks.families.one_family import (
     limit,
 )
 from benchmarks.families.tiny_families import families
-from benchmarks.shared import common
 from speclab.cli import parsing
 from speclab.present.tables import Block, Cell, Heading, Lines, Table
 from speclab.system.errors import UsageProblem, reports_problems

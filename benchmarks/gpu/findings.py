@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.shared import common
+from benchmarks import common
 from speclab.present.tables import Block, Cell, Table
 from speclab.records.rows import Amount, RecordPart
 from speclab.system.errors import first_line, is_out_of_memory

@@ -21,12 +21,11 @@ from dataclasses import replace
 
 from transformers.utils import logging as transformers_logging
 
-from benchmarks import roofline
+from benchmarks import common, roofline
 from benchmarks.gpu.findings import Finding, FindingsRun, page
 from benchmarks.gpu.kernels import most_expensive
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import page as peers_page
-from benchmarks.shared import common
 from draft_models import NgramDrafter
 from speclab.cli import flags, parsing
 from speclab.core.drafter import Drafter

@@ -22,8 +22,8 @@ from torch import Tensor
 from transformers import StaticCache
 
 from baseline_autoregressive import autoregressive_decode
+from benchmarks import common
 from benchmarks.gpu.findings import FindingsRun, Numbers, add, page
-from benchmarks.shared import common
 from speclab.cli import flags, parsing
 from speclab.core.clock import synchronize
 from speclab.core.rounds import DecodeSettings, tokens_of

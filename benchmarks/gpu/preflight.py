@@ -21,8 +21,8 @@ from collections.abc import Callable
 
 import torch
 
+from benchmarks import common
 from benchmarks.gpu.findings import FindingsRun, Numbers, add, page
-from benchmarks.shared import common
 from speclab.cli import flags, parsing
 from speclab.core import graphs
 from speclab.drafts import registry

@@ -41,9 +41,9 @@ from typing import Any
 import torch
 from transformers.utils import logging as transformers_logging
 
+from benchmarks import common
 from benchmarks.peers import llama_cpp
 from benchmarks.peers.page import PEER, PeersRun, PeerTiming, page
-from benchmarks.shared import common
 from draft_models import Drafter, ModelDrafter, NgramDrafter
 from speclab.cli import flags, parsing
 from speclab.cli.output import describe_chat

@@ -5,8 +5,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from benchmarks import common
 from benchmarks.peers import llama_cpp
-from benchmarks.shared import common
 from speclab.drafts.lengths import LONGEST
 from speclab.present.run_lines import timed
 from speclab.present.tables import Block, Cell, Heading, Lines, Table, interval, speedup

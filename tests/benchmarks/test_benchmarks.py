@@ -5,11 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import experts, roofline, scaling, verdicts
+from benchmarks import common, experts, roofline, scaling, verdicts
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import llama_cpp
 from benchmarks.peers import page as peers_page
-from benchmarks.shared import common
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.cli import flags
 from speclab.core.counts import Counts

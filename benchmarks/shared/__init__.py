@@ -1,1 +1,0 @@
-"""What several benchmarks share: the head and the page of a record, and heads that learn side by side."""
