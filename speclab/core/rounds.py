@@ -17,7 +17,7 @@ class DecodeSettings:
 
     max_new_tokens: at most so many ids are generated.
     eos: ids that end the text; the one that ends it is emitted.
-    seed: the seed of the random numbers, of which greedy decoding needs none.
+    seed: the seed of the random numbers. Greedy decoding draws them too, and does not use them.
     """
 
     max_new_tokens: int
@@ -25,9 +25,9 @@ class DecodeSettings:
     eos: frozenset[int] = frozenset()
     seed: int = 0
 
-    def generator(self, device: torch.device) -> torch.Generator | None:
-        """Return a new generator on `device`, at the start of this decoding's random numbers; None for a greedy one."""
-        return None if self.sampling.greedy else torch.Generator(device).manual_seed(self.seed)
+    def generator(self, device: torch.device) -> torch.Generator:
+        """Return a new generator on `device`, at the start of this decoding's random numbers."""
+        return torch.Generator(device).manual_seed(self.seed)
 
 
 class AcceptResult(NamedTuple):

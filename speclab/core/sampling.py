@@ -199,12 +199,9 @@ def faults_in(logits: Tensor) -> Tensor:
     return (highest - highest).isnan() * NOT_FINITE
 
 
-def uniforms(shape: tuple[int, ...], generator: torch.Generator | None, device: torch.device) -> Tensor:
-    """Draw numbers in [0, 1) on `device`, float64 where the device has it. The generator may live on the host. Without
-    a generator they are zeros, which nobody may change."""
+def uniforms(shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:
+    """Draw numbers in [0, 1) on `device`, float64 where the device has it. The generator may live on the host."""
     dtype = torch.float32 if device.type == "mps" else torch.float64
-    if generator is None:
-        return _none(shape, dtype, device)
     return torch.rand(shape, generator=generator, device=generator.device, dtype=dtype).to(device, non_blocking=True)
 
 
@@ -213,12 +210,6 @@ def repeated(number: int, n: int, device: torch.device) -> Tensor:
     """Return the number n times, (n,), which nobody may change: a new tensor would take a kernel."""
     with torch.inference_mode(False):  # it is kept, and may be needed outside
         return torch.full((n,), number, device=device)
-
-
-@functools.lru_cache(maxsize=4096)
-def _none(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):
-        return torch.full(shape, math.nan, dtype=dtype, device=device)
 
 
 def to_device(ids: list[int], device: torch.device) -> Tensor:

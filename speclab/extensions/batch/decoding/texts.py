@@ -35,7 +35,7 @@ class Row:
         self.prompt, self.settings = request
         self.n_new = 0
         self.finish: str | None = None
-        self._device, self.generator = device, self.settings.generator(device)
+        self.generator = self.settings.generator(device)
 
     @property
     def n_left(self) -> int:
@@ -49,7 +49,7 @@ class Row:
 
     def uniforms(self, n: int) -> Tensor:
         """Draw (n,) of this text's own random numbers."""
-        return uniforms((n,), self.generator, self._device)
+        return uniforms((n,), self.generator, self.generator.device)
 
     def commit(self, tokens: list[int], n_drafted: int = 0, n_accepted: int = 0, n_rejected: int = 0) -> Round:
         """Add `tokens` to the text."""
