@@ -167,7 +167,7 @@ def test_dial_refuses_what_is_no_probability(accuracy):
 def test_dial_refuses_sampling(target):
     """It replays the greedy text; with sampling its proposals would not be what the rule takes them for."""
     dial = OracleModelDrafter(CachedModel(tiny("llama")), 0.5)
-    with pytest.raises(UsageProblem, match="temperature 0"):
+    with pytest.raises(UsageProblem, match="temperature=0"):
         rounds_of(target, dial, 3, 5, Sampling(temperature=0.7))
 
 
@@ -212,7 +212,7 @@ def test_free_dial_is_the_dial_without_a_model(target):
     rounds = rounds_of(target, free, 4, 31)
     assert [token for r in rounds for token in r.tokens] == text
     assert rounds[-2].n_drafted == 0
-    with pytest.raises(UsageProblem, match="temperature 0"):
+    with pytest.raises(UsageProblem, match="temperature=0"):
         rounds_of(target, free, 3, 5, Sampling(temperature=0.7))
 
 

@@ -443,7 +443,7 @@ def test_json_and_back():
 class CountingModel:
     """Stands in for a CachedModel: counts what goes into its cache and remembers how wide each pass was."""
 
-    device, vocab_size, max_length = torch.device("cpu"), 4, None
+    device, vocab_size, n_ids, max_length = torch.device("cpu"), 4, 4, None
 
     def replace_unknown(self, ids):
         return ids
