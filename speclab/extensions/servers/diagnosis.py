@@ -42,8 +42,7 @@ LOADED = 4  # requests of others at a time, from which on a batch may be what pa
 GOOD_ENOUGH = 0.5  # acceptance at the first position, from which on a shorter draft may be what is missing
 SELDOM = 0.5  # share of rounds that draft, below which a lookup finds too little to matter
 PREDICTS_NOTHING = 0.1  # acceptance at the first position
-
-
+# What tells a fault from easy texts beside hard ones.
 TELL_MORE = "more prompts of each kind, with --texts: inside the kinds a fault keeps this shape"
 
 
@@ -155,10 +154,11 @@ def _paying(found: Measured, seen: Sequence[Shape], numbers: list[str], then: st
 
 
 def _kept_more(found: Measured) -> str:
-    alpha = found.acceptance_rate
-    return (
-        "" if alpha is None else f"; one that is kept more often, {USUAL_ACCEPTANCE:.2f} is usual and α is {alpha:.2f}"
-    )
+    """Return the words that advise a draft that is kept more often, and how often this one is kept; "" where nobody
+    knows it."""
+    if (alpha := found.acceptance_rate) is None:
+        return ""
+    return f"; one that is kept more often, {USUAL_ACCEPTANCE:.2f} is usual and α is {alpha:.2f}"
 
 
 def _until_then(shorter: positions.Choice | None, speedup: float) -> str:
