@@ -1,0 +1,83 @@
+"""Compiles pass.c for this machine, once: two seconds, and the next run finds the library in the user's cache folder.
+
+The file's name is a digest of the source, the compiler, its flags and the processor. It is written under another name
+and moved to its own when it is whole. Nothing is loaded that others can write to (speclab/system/cache.py), and a file
+that is not what was written, byte by byte, is compiled again.
+"""
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import pathlib
+import platform
+import shutil
+import subprocess
+import tempfile
+
+from speclab.models.family import NoFastBackend
+from speclab.system import cache
+from speclab.system.terminal import note
+
+SOURCE = pathlib.Path(__file__).with_name("pass.c")
+# Sums keep their order, and NaN and infinity stay what they are: no flag lets the compiler assume there are none.
+FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared", "-pthread")
+OF_PROCESSORS = ("model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant")  # of /proc/cpuinfo
+NO_COMPILER = "there is no C compiler; install one, on Debian: apt install gcc"
+
+
+def compiler() -> str | None:
+    """Return the path of a C compiler: CC, cc, gcc or clang, None where there is none."""
+    names = (os.environ.get("CC"), "cc", "gcc", "clang")
+    return next((found for name in names if name and (found := shutil.which(name))), None)
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        return "".join(sorted({line for line in lines if line.startswith(OF_PROCESSORS)}))
+    return platform.processor()
+
+
+@functools.cache
+def library(kinds: int, more: tuple[str, ...] = ()) -> ctypes.CDLL:
+    """Return the library with the products of these kinds of weights, bit by bit (KINDS in pass.c).
+
+    more: further flags of the compiler. Raises NoFastBackend where it cannot be compiled or kept.
+    """
+    if (path := compiler()) is None:
+        raise NoFastBackend(NO_COMPILER)
+    flags = (*FLAGS, f"-DKINDS={kinds}", *more)
+    source = SOURCE.read_bytes()
+    about = repr((source, os.path.realpath(path), os.stat(path).st_mtime, flags, platform.machine(), _processor()))
+    try:
+        place = cache.make_folder() / f"{hashlib.sha256(about.encode()).hexdigest()[:40]}.so"
+        if not _is_whole(place):
+            note("compiling speclab/engines/pass.c, some seconds; the next run finds it")
+            _compile([path, *flags, "-o", "pass.so", str(SOURCE), "-lm"], place)
+        return ctypes.CDLL(str(place))
+    except OSError as error:
+        raise NoFastBackend(f"the compiled pass cannot be kept or loaded: {error}") from error
+
+
+def _is_whole(place: pathlib.Path) -> bool:
+    """Tell whether this user has put the library there, and it is what the compiler wrote."""
+    digest = place.with_suffix(".sha256")
+    if not (place.exists() and digest.exists() and cache.is_own(place) and cache.is_own(digest)):
+        return False
+    return digest.read_text(encoding="utf-8", errors="replace") == hashlib.sha256(place.read_bytes()).hexdigest()
+
+
+def _compile(command: list[str], place: pathlib.Path) -> None:
+    with tempfile.TemporaryDirectory(dir=place.parent) as scratch:
+        done = subprocess.run(command, cwd=scratch, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        made = pathlib.Path(scratch) / "pass.so"
+        if done.returncode or not made.exists():
+            said = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
+            raise NoFastBackend(f"the C compiler gave up: {said[0] if said else 'it said nothing'}")
+        written = made.with_suffix(".sha256")
+        written.write_text(hashlib.sha256(made.read_bytes()).hexdigest(), encoding="utf-8")
+        for file, final in ((made, place), (written, place.with_suffix(".sha256"))):
+            file.chmod(0o600)
+            file.replace(final)
