@@ -78,10 +78,10 @@ def stored(weight: Tensor) -> tuple[int, int, Tensor, Tensor | None, Tensor | No
 
     -> kind, columns of a group, the numbers (rows, columns), scales and lowest values (rows, groups), where there are any
     """
-    if torch.equal(weight.bfloat16().float(), weight):
+    if weight.shape[1] % 2 == 0 and torch.equal(weight.bfloat16().float(), weight):
         return BFLOAT16, weight.shape[1], weight.bfloat16(), None, None
     for group in (GROUP, weight.shape[1]):
-        if weight.shape[1] % group:
+        if weight.shape[1] % group or group % 4:
             continue
         groups = weight.unflatten(1, (-1, group))
         largest = groups.abs().amax(-1, keepdim=True).clamp(min=1e-30)
@@ -165,19 +165,17 @@ class Packed:
         kind, group, numbers, scale, low = found
 
         def blocks(part: Tensor) -> Tensor:
-            """(rows, n) -> (blocks, L, n), the rows that are missing filled up; two halves in turns."""
+            """(rows, n) -> (blocks, n, L), the rows that are missing filled up; two halves in turns."""
             each = part.unflatten(0, (halves, -1))
             each = nn.functional.pad(each, (0, 0, 0, -each.shape[1] % self.lanes)).unflatten(1, (-1, self.lanes))
-            return each.transpose(0, 1).flatten(0, 1)
+            return each.transpose(0, 1).flatten(0, 1).transpose(1, 2)
 
-        data = blocks(numbers)
-        if kind == INT4:
-            first, second = data.unflatten(2, (-1, 2, group // 2)).unbind(3)
-            data = (first | second << 4).flatten(2)
         columns = numbers.shape[1]
-        of_groups = (None if part is None else blocks(part).transpose(1, 2) for part in (scale, low))
-        bias = None if bias is None else blocks(bias.detach()[:, None])
-        return Matrix(kind, columns, group, *map(self._kept_at, (data.transpose(1, 2), *of_groups, bias)))
+        if kind == INT4:
+            numbers = numbers[:, ::2] | numbers[:, 1::2] << 4
+        words = numbers.contiguous().view(torch.int32)  # (rows, words), the first column in the lowest bits
+        rest = (scale, low, None if bias is None else bias.detach()[:, None])
+        return Matrix(kind, columns, group, *(self._kept_at(None if x is None else blocks(x)) for x in (words, *rest)))
 
     def reach(self, n: int, limit: int) -> None:
         """Make the angles of the first n positions, and of some more up to `limit`, where they are not there yet."""

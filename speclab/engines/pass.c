@@ -41,9 +41,6 @@
 typedef float vec __attribute__((vector_size(4 * L)));
 typedef int32_t ivec __attribute__((vector_size(4 * L)));
 typedef uint32_t uvec __attribute__((vector_size(4 * L)));
-typedef uint16_t halves __attribute__((vector_size(2 * L)));
-typedef int8_t bytes __attribute__((vector_size(L)));
-typedef uint8_t ubytes __attribute__((vector_size(L)));
 
 int lanes(void) { return L; }
 int page_tokens(void) { return PAGE; }
@@ -143,60 +140,53 @@ static void together(int n, work_of work, void *what) {
 /* ---- a product with a matrix ---- */
 
 enum { FLOAT32, BFLOAT16, INT8, INT4 };
-/* rows: in blocks of L. data: block by block, for each column L numbers; INT4: for each group of columns first half
-   and second half in the lower and upper bits of a byte. scale, low: (blocks, groups, L), a weight is scale * number + low;
-   low only of INT4. group: columns that share them. bias: (rows) or NULL. */
-typedef struct { int kind, columns, group; void *data; float *scale, *low, *bias; } Matrix;
+/* Words of 32 bits, L side by side, one for each row of a block: a word holds one, two, four or eight columns of its
+   row, the first in its lowest bits. data: (blocks, columns / columns of a word, L). scale, low: (blocks, groups, L), a
+   weight is number * scale + low, and low is only of INT4. group: columns that share them. bias: (rows) or NULL. */
+typedef struct { int kind, columns, group; uint32_t *data; float *scale, *low, *bias; } Matrix;
+#define IN_WORD(kind) (1 << (kind))
 
-INLINE vec weights(const int kind, const char *data, long at) { /* L weights of column `at` of all blocks; no INT4 */
-  if (kind == FLOAT32) return load((const float *)data + at * L);
-  if (kind == BFLOAT16) { halves h; memcpy(&h, data + at * sizeof h, sizeof h); return (vec)(__builtin_convertvector(h, uvec) << 16); }
-  bytes b; memcpy(&b, data + at * L, L); return __builtin_convertvector(__builtin_convertvector(b, ivec), vec);
+INLINE vec weights(const int kind, uvec words, const int k) { /* column k of each word */
+  if (kind == FLOAT32) return (vec)words;
+  if (kind == BFLOAT16) return (vec)(k ? words & 0xffff0000u : words << 16);
+  if (kind == INT8) return __builtin_convertvector((ivec)(words << (24 - 8 * k)) >> 24, vec);
+  return __builtin_convertvector((ivec)(words >> 4 * k & 15), vec);
 }
 /* out[i][block b] (+)= rows of blocks b .. b + T - 1, times x[i], for M tokens. U: sums of one output that run side by
    side, where there are few outputs: an addition takes longer than the time until the next one could begin. */
 INLINE void tile(const int M, const int T, const int U, const int kind, const Matrix *w, const float *x, long x_stride, long b, float *out, long stride, int add) {
-  const long n = w->columns, group = kind >= INT8 ? w->group : n, groups = kind >= INT8 ? n / group : 1;
-  vec sum[T * M];
+  const int N = IN_WORD(kind), step = U > N ? U : N;
+  const long n = w->columns, group = kind >= INT8 ? w->group : n;
+  vec sum[32];
   UNROLL for (int s = 0; s < T * M; s++) sum[s] = (vec){0};
-  for (long g = 0; g < groups; g++) {
-    vec part[U * T * M];
-    float of_x[M];
+  for (long j = 0, end = group, g = 0; j < n; end += group, g++) {
+    vec part[32];
+    float of_x[MOST];
     UNROLL for (int s = 0; s < U * T * M; s++) part[s] = (vec){0};
-    long j = g * group;
-    const long end = j + group;
-    if (kind == INT4) {
-      UNROLL for (int i = 0; i < M; i++) of_x[i] = 0;
-      for (long half = group / 2; j < end - half; j++) {
-        UNROLL for (int t = 0; t < T; t++) {
-          ubytes both; memcpy(&both, (const char *)w->data + ((b + t) * n / 2 + g * half + j - g * group) * L, L);
-          uvec pair = __builtin_convertvector(both, uvec);
-          vec first = __builtin_convertvector((ivec)(pair & 15), vec), second = __builtin_convertvector((ivec)(pair >> 4), vec);
-          UNROLL for (int i = 0; i < M; i++) {
-            part[t * M + i] += first * x[i * x_stride + j];
-            part[((U - 1) * T + t) * M + i] += second * x[i * x_stride + j + half];
+    UNROLL for (int i = 0; i < M; i++) of_x[i] = 0;
+    for (; j + step <= end; j += step)
+      UNROLL for (int c = 0; c < step; c += N) {
+        uvec words[8];
+        UNROLL for (int t = 0; t < T; t++) memcpy(&words[t], w->data + ((b + t) * n + j + c) / N * L, sizeof *words);
+        UNROLL for (int k = 0; k < N; k++) {
+          if (kind == INT4) UNROLL for (int i = 0; i < M; i++) of_x[i] += x[i * x_stride + j + c + k];
+          UNROLL for (int t = 0; t < T; t++) {
+            const vec v = weights(kind, words[t], k);
+            UNROLL for (int i = 0; i < M; i++) part[((c + k) % U * T + t) * M + i] += v * x[i * x_stride + j + c + k];
           }
         }
-        UNROLL for (int i = 0; i < M; i++) of_x[i] += x[i * x_stride + j] + x[i * x_stride + j + half];
       }
-    } else {
-      for (; j + U <= end; j += U)
-        UNROLL for (int u = 0; u < U; u++) {
-          vec v[T];
-          UNROLL for (int t = 0; t < T; t++) v[t] = weights(kind, w->data, (b + t) * n + j + u);
-          UNROLL for (int i = 0; i < M; i++) {
-            float number = x[i * x_stride + j + u];
-            UNROLL for (int t = 0; t < T; t++) part[(u * T + t) * M + i] += v[t] * number;
-          }
+    for (; j < end; j++) /* columns that are left over */
+      UNROLL for (int t = 0; t < T; t++) UNROLL for (int i = 0; i < M; i++)
+        for (int k = 0; k < N; k++) if (j % N == k) {
+          uvec words; memcpy(&words, w->data + ((b + t) * n + j) / N * L, sizeof words);
+          part[t * M + i] += weights(kind, words, k) * x[i * x_stride + j];
         }
-      for (; j < end; j++)
-        UNROLL for (int t = 0; t < T; t++) UNROLL for (int i = 0; i < M; i++) part[t * M + i] += weights(kind, w->data, (b + t) * n + j) * x[i * x_stride + j];
-    }
     UNROLL for (int t = 0; t < T; t++) UNROLL for (int i = 0; i < M; i++) {
       UNROLL for (int u = 1; u < U; u++) part[t * M + i] += part[(u * T + t) * M + i];
-      const long at = ((b + t) * groups + g) * L;
-      if (kind >= INT8) sum[t * M + i] += part[t * M + i] * load(w->scale + at);
-      else sum[t * M + i] = part[t * M + i];
+      const long at = ((b + t) * (n / group) + g) * L;
+      if (kind < INT8) sum[t * M + i] = part[t * M + i];
+      else sum[t * M + i] += part[t * M + i] * load(w->scale + at);
       if (kind == INT4) sum[t * M + i] += load(w->low + at) * of_x[i];
     }
   }
@@ -206,12 +196,14 @@ INLINE void tile(const int M, const int T, const int U, const int kind, const Ma
     store(o, add ? load(o) + sum[t * M + i] : sum[t * M + i]);
   }
 }
-#define REGISTERS (L == 16 ? 32 : 16)
-#define BLOCKS(M) (M == 1 ? 1 : (REGISTERS - 1) / (M + 1) > 4 ? 4 : (REGISTERS - 1) / (M + 1))
-#define SUMS(M) (M == 1 ? 8 : 1)
+#if L == 16 /* as many blocks as there are registers for their sums: reading is faster from several places at once */
+#define BLOCKS(M) (M <= 2 ? 8 : M <= 6 ? 4 : 2)
+#else
+#define BLOCKS(M) (M == 1 ? 8 : M <= 3 ? 4 : M <= 6 ? 2 : 1)
+#endif
 #define RUN(M, kind) case M: \
-  for (; b + BLOCKS(M) <= to; b += BLOCKS(M)) tile(M, BLOCKS(M), kind == INT4 ? 2 : SUMS(M), kind, w, x, x_stride, b, out + (b - from) * L, stride, add); \
-  for (; b < to; b++) tile(M, 1, kind == INT4 ? 2 : SUMS(M), kind, w, x, x_stride, b, out + (b - from) * L, stride, add); break;
+  for (; b + BLOCKS(M) <= to; b += BLOCKS(M)) tile(M, BLOCKS(M), 1, kind, w, x, x_stride, b, out + (b - from) * L, stride, add); \
+  for (; b < to; b++) tile(M, 1, M == 1 ? 8 : 1, kind, w, x, x_stride, b, out + (b - from) * L, stride, add); break;
 #define PRODUCT(name, kind) static void name(const Matrix *w, const float *x, long x_stride, int m, long from, long to, float *out, long stride, int add) { \
   long b = from; switch (m) { RUN(1, kind) RUN(2, kind) RUN(3, kind) RUN(4, kind) RUN(5, kind) RUN(6, kind) RUN(7, kind) RUN(8, kind) } }
 /* To compile each kind takes a while: KINDS says which ones, bit by bit. */
