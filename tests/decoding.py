@@ -14,7 +14,7 @@ from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import DecodeSettings, Round, tokens_of
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.models.backends import rewrites
-from speclab.models.backends.eager import EagerBackend
+from speclab.engines.eager import EagerBackend
 from speclab.models.cached import CachedModel
 
 _used: dict[int, tuple[torch.Generator, int]] = {}  # by id; the generator is held, so that no other one gets its id

@@ -7,7 +7,7 @@ import pytest
 
 from speclab.core import graphs, sampling
 from speclab.models.backends import buffers, cuda_graphs
-from speclab.models.backends.cuda_graphs import GraphedModel
+from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.models.cached import CachedModel
 from tests.tiny_models import perturbed, tiny
 

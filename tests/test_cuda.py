@@ -13,7 +13,7 @@ from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.models import loading, names
 from speclab.models.backends import attention, buffers
-from speclab.models.backends.cuda_graphs import GraphedModel
+from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.models.cached import CachedModel
 from speclab.models.checking import rounding
 from speclab.models.padded import padding

@@ -36,7 +36,7 @@ from speclab.lab.harness import Measurement, measure
 from speclab.lab.output_checks import exit_code, judge, judge_greedy, to_judge
 from speclab.lab.padded_pair import padded_kinds
 from speclab.lab.run_config import RunConfig
-from speclab.models.backends.cuda_graphs import GraphedModel
+from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.models.cached import CachedModel
 from speclab.models.padded.sizes import is_lab_size
 from speclab.present import first_screen

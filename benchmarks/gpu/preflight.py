@@ -27,9 +27,9 @@ from speclab.cli import flags, parsing
 from speclab.core import graphs
 from speclab.drafts import registry
 from speclab.models import loading, timing
-from speclab.models.backends.attention import Attend, TwoProducts, fused, shares
-from speclab.models.backends.buffers import causal_mask
-from speclab.models.backends.kernels import usable_compiler
+from speclab.engines.cuda.attention import Attend, TwoProducts, fused, shares
+from speclab.engines.cuda.buffers import causal_mask
+from speclab.engines.cuda.kernels import usable_compiler
 from speclab.records import files
 from speclab.system.errors import EnvironmentProblem, reports_problems
 

@@ -113,7 +113,7 @@ def _baseline(args: argparse.Namespace, baseline: Loop, functions: LoopFunctions
     setup, prompts, settings = _load(args)
     check_prompts(setup.target, [], prompts, args.max_new_tokens)
     no_effect.note_flags(args, [args.temperature], setup.device)
-    free_cores.say(free_cores.look(setup, [])[1])
+    free_cores.look(setup)
     note("\n".join([setup.describe(), *describe_chat(prompts, setup.tokenizer), *functions.head()]))
     decoded, n_wrong = _Decoded(setup, args), 0
     for prompt in prompts:
@@ -135,7 +135,7 @@ def _speculative(args: argparse.Namespace, functions: LoopFunctions) -> int:
     drafter = args.choice.make(setup, args.seed)
     check_prompts(setup.target, [drafter], prompts, args.max_new_tokens)
     no_effect.note_flags(args, [args.temperature], setup.device)
-    free_cores.say(free_cores.look(setup, [drafter])[1])
+    free_cores.look(setup)
     name, typed = args.choice.name, [] if auto or args.typed_length is None else [args.typed_length]
     notes = drafter.length_notes(name, typed)
     drafter, k, draft = with_length(drafter, name, setup, args.draft_length)

@@ -13,7 +13,7 @@ from speclab.system.terminal import note, say
 
 def look_at_cores(config: RunConfig) -> None:
     """Say where the cores are not free. The run may take one thread then, so this comes before the head."""
-    free_cores.say(config.look_at_cores())
+    config.look_at_cores()
 
 
 def show(output: Output, record: Head, texts: Sequence[View], page: View, pictures: Sequence[Step] = ()) -> int:

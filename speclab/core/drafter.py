@@ -94,9 +94,6 @@ class Drafter:
         a run."""
         return chain
 
-    def choose_packing(self) -> None:
-        """Choose again how weights are packed, since the number of threads has changed."""
-
     def forget(self) -> None:
         """Drop what it has learned from texts, and share nothing of it with its copies any more; costs stay."""
 

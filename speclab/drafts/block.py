@@ -5,8 +5,6 @@ before the head's last draft. Newer states wait, and are read before the next on
 read. A block's own keys and values stand behind them during its pass alone.
 """
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -15,7 +13,7 @@ from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Drawn, Sampling, draw_draft, to_device
 from speclab.drafts.heads.block import BlockHead
 from speclab.drafts.heads.drafter import HeadDrafter
-from speclab.models.backends.buffers import causal_mask
+from speclab.engines.cuda.buffers import causal_mask
 
 
 class BlockDrafter(HeadDrafter):
@@ -26,7 +24,6 @@ class BlockDrafter(HeadDrafter):
     """
 
     head: BlockHead
-    compiled_widths: ClassVar[dict[str, tuple[int, ...]]] = {"draft": (5, 9)}
     _anchor: Tensor | None  # (1,) the last committed token
 
     def __init__(self, head: BlockHead, ids: Tensor | None = None):
@@ -68,11 +65,6 @@ class BlockDrafter(HeadDrafter):
                 token = drawn[-1].token
         return as_drawn(drawn)
 
-    @property
-    def n_rows(self) -> int:
-        """Return how many rows the input of most of its products has, in a draft."""
-        return self.head.config.slots
-
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         """Take the states of the tokens that are final, and the last token."""
         if self._anchor is not None:  # not right after the prompt, whose states are here already
@@ -84,24 +76,18 @@ class BlockDrafter(HeadDrafter):
         (1, n, draft vocabulary), without the Markov bias."""
         assert self._anchor is not None
         config, length, n = self.head.config, self._length, self._hidden.shape[1]
-        run = self.head_pass("draft", n)
         begin, end = length + n, length + n + config.slots
-        rows = run.n_rows(max(end, length + run.width))
-        rotation = self._rotation(length, max(run.width, n + config.slots))
-        slots = slice(n, n + config.slots)
-        if config.causal:
-            mask: Tensor | None = causal_mask(config.slots, begin, rows, self._cos.dtype, self.device)
-        else:
-            mask = self._mask(end, rows, run)
-        logits = run(
-            run.padded(self._hidden),
+        rotation = self._rotation(length, n + config.slots)
+        mask = causal_mask(config.slots, begin, end, self._cos.dtype, self.device) if config.causal else None
+        logits = self.head.draft(
+            self._hidden,
             self._anchor[:, None],
-            *(part[:, : run.width] for part in rotation),
-            *(part[:, slots] for part in rotation),
-            self._places[length : length + run.width],
+            *(part[:, :n] for part in rotation),
+            *(part[:, n:] for part in rotation),
+            self._places[length:begin],
             self._places[begin:end],
             mask,
-            *self._first_rows(rows),
+            *(rows[:end] for pair in zip(self._keys, self._values, strict=True) for rows in pair),
         )
         self._length, self._hidden = begin, self._hidden[:, :0]
-        return logits[0] if isinstance(logits, list | tuple) else logits
+        return logits

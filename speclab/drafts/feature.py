@@ -6,7 +6,7 @@ together with the first pass of the next round, each with the token after it. Wi
 the place of the states that the target has not computed yet; those keys and values are overwritten in the next round.
 """
 
-from typing import ClassVar
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -15,7 +15,8 @@ from draft_models import as_draft, as_drawn
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Drawn, Sampling, draw_draft, probability, repeated, to_device
 from speclab.drafts.heads.drafter import HeadDrafter, joined
-from speclab.drafts.heads.feature import FeatureHead
+from speclab.drafts.heads.feature import FeatureHead, parts_of_head
+from speclab.engines.c_pass import CBackend, CModel
 
 
 class FeatureDrafter(HeadDrafter):
@@ -23,12 +24,24 @@ class FeatureDrafter(HeadDrafter):
 
     head: FeatureHead
     asks_to_go_on = True
-    compiled_widths: ClassVar[dict[str, tuple[int, ...]]] = {"step": (1,), "first_step": (1, 5, 9)}
+    packed: CModel | None = None  # the head on the engine `c`, where the target's passes run on it
+    _on_c: CBackend | None = None
+
+    def use_c(self) -> None:
+        """Run its passes on the engine `c`. Raises NoFastBackend where that cannot be."""
+        self.packed = CModel(parts_of_head(self.head))
+
+    def __deepcopy__(self, memo: dict) -> Self:
+        """The weights are shared; keys, values and text are the copy's own."""
+        twin = super().__deepcopy__(memo)
+        twin.packed = self.packed
+        return twin
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Take the target's states of the prompt, (1, prompt length) ids; they are read in the first round."""
         super().prefill(target, prompt, sampling)
         self._tokens = prompt[:, 1:]  # (1, rows), the token after each; the last one's comes with `observe`
+        self._on_c = self.packed.start((0,)) if self.packed else None
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         """Propose at most `k` tokens. uniforms (1, k), in [0, 1)."""
@@ -56,7 +69,7 @@ class FeatureDrafter(HeadDrafter):
 
     def _catch_up(self) -> tuple[Tensor, Tensor]:
         """Read what was committed since the last round -> the last position's output, (1, 1, hidden), and logits."""
-        output = self._forward(self._hidden, self._known(self._tokens), self._length, "first_step")
+        output = self._forward(self._fused(self._hidden), self._known(self._tokens), self._length)
         self._length += self._tokens.shape[1]
         self._hidden, self._tokens = self._hidden[:, :0], self._tokens[:, :0]
         return output
@@ -65,24 +78,18 @@ class FeatureDrafter(HeadDrafter):
         """Replace ids that the head lacks: a target may know more ids."""
         return tokens.clamp(max=self._n_ids - 1)
 
-    def _forward(self, states: Tensor, tokens: Tensor, length: int, step: str = "step") -> tuple[Tensor, Tensor]:
+    def _fused(self, hidden: Tensor) -> Tensor:
+        """Turn what the target gave, (1, m, layers * width), into states (1, m, hidden)."""
+        return self.head.fuse(hidden)
+
+    def _forward(self, states: Tensor, tokens: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Run a pass over states (1, m, hidden) from position `length` on, with the token after each, which it knows.
 
         -> the last output, (1, 1, hidden), and its logits, (1, draft vocabulary)
-
-        step: the head's function; `first_step` reads what the target gave, (1, m, layers * width).
         """
-        n, end = tokens.shape[1], length + tokens.shape[1]
-        run = self.head_pass(step, n)
-        rotation = self._rotation(length, run.width)
-        rows = run.n_rows(length + run.width)
-        output, logits = run(
-            run.padded(states),
-            run.padded(tokens),
-            *rotation,
-            repeated(n - 1, 1, self.device),
-            self._places[length : length + run.width],
-            self._mask(end, rows, run),
-            *self._first_rows(rows),
-        )
-        return output, logits[:, 0]
+        if self._on_c is None:
+            rotation = self._rotation(length, tokens.shape[1])
+            return self.head.step(states, tokens, rotation, length, self._keys[0], self._values[0])
+        logits = self._on_c.read(tokens, length, states, only_last=True)
+        output = self._on_c.hidden[0][:, -1:]
+        return self.head.norm(output) if self.head.config.norm_output else output, logits[:, 0]

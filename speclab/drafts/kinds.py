@@ -77,8 +77,8 @@ def _make_head(name: str, place: str, setup: Setup) -> Drafter:
     head, ids = read_head(place or own_head(name, named), target.model, name, own_width)
     target.hidden_layers = tuple(sorted({*target.hidden_layers, *head.config.layers}))
     drafter = BlockDrafter(head, ids) if isinstance(head, BlockHead) else FeatureDrafter(head, ids)
-    if target.fast and setup.compiles:
-        drafter.compile()
+    if isinstance(drafter, FeatureDrafter) and target.engine == "c":
+        drafter.use_c()
     return drafter
 
 

@@ -11,11 +11,10 @@ from ctypes import POINTER, Structure, c_float, c_int, c_void_p
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from speclab.engines.library import library
-from speclab.engines.parts import NormOf, Parts, parts_of
-from speclab.models.family import NoFastBackend, context_length
+from speclab.engines.parts import NormOf, Parts
+from speclab.models.family import NoFastBackend
 
 FLOAT32, BFLOAT16, INT8, INT4 = range(4)
 GROUP = 32  # columns that share a scale, in the formats of GGUF files
@@ -242,14 +241,18 @@ class Text:
 
 
 class CModel:
-    """A model on the engine `c`. window: the largest number of tokens that a layer reads, 0 where all read all."""
+    """A model, or a draft's head, on the engine `c`.
 
-    graphed = False
+    name: of the engine, for users. largest_window: the most tokens that a layer with a window reads, 0 where all read
+    all. page: the tokens of a page. most_positions: that a text may have.
+    """
 
-    def __init__(self, model: PreTrainedModel):
-        self.model, self.packed = model, Packed(parts_of(model))
-        self.most_positions = context_length(model) or sys.maxsize
-        self.window = max(layer.window for layer in self.packed.parts.layers)
+    name, graphed = "c", False
+
+    def __init__(self, parts: Parts, most_positions: int | None = None):
+        self.packed, self.most_positions = Packed(parts), most_positions or sys.maxsize
+        self.largest_window = max(layer.window for layer in parts.layers)
+        self.page = self.packed.page
 
     @property
     def bytes_spared(self) -> int:
@@ -274,37 +277,37 @@ class CBackend:
         self._model, self._packed, self._hidden_layers = model, model.packed, tuple(hidden_layers)
         self.hidden: dict[int, Tensor] = {}
         self.text = Text(model.packed)
-        self._layers = len(model.packed.layers)
+        self._all = range(len(model.packed.layers))
         self._given = Pass()
 
     def prefill(self, prompt: Tensor) -> Tensor:
         """Read a prompt, (1, prompt) ids.  -> (1, 1, vocab) logits of the last one"""
-        return self._whole(prompt, 0, only_last=True)
+        return self.read(prompt, 0, only_last=True)
 
     def step(self, tokens: Tensor, length: int) -> Tensor:
         """Do the same as `forward`."""
-        return self._whole(tokens, length)
+        return self.read(tokens, length)
 
     def forward(self, tokens: Tensor, length: int) -> Tensor:
         """Run a pass: (1, m) ids after `length` tokens -> (1, m, vocab) logits."""
-        return self._whole(tokens, length)
+        return self.read(tokens, length)
 
     def forward_masked(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
         """Do the same as `forward`, but each token has its position (1, m), and the mask (1, 1, m, length + m) says
         what it reads."""
         reads, places = (mask[0, 0] == 0).contiguous(), positions[0].int()
-        return self._run(tokens, length, 0, self._layers, self._hidden_layers, tokens.shape[1], (places, reads))
+        return self._run(tokens, None, length, self._all, self._hidden_layers, tokens.shape[1], (places, reads))
 
     def forward_first(self, tokens: Tensor, length: int, n_layers: int) -> Tensor:
         """Run the first `n_layers` layers alone: (1, m) ids after `length` tokens -> their outputs (1, m, hidden)."""
-        self._run(tokens, length, 0, n_layers, (n_layers - 1,), 0)
+        self._run(tokens, None, length, range(n_layers), (n_layers - 1,), 0)
         return self.hidden[n_layers - 1]
 
     def forward_rest(self, states: Tensor, length: int, n_layers: int) -> Tensor:
         """Run all other layers: the outputs of the first ones, (1, m, hidden), after `length` tokens -> (1, m, vocab)
         logits."""
         kept = [layer for layer in self._hidden_layers if layer >= n_layers]
-        logits = self._run(states.contiguous(), length, n_layers, self._layers, kept, states.shape[1])
+        logits = self._run(None, states, length, self._all[n_layers:], kept, states.shape[1])
         if n_layers - 1 in self._hidden_layers:
             self.hidden[n_layers - 1] = states
         return logits
@@ -318,50 +321,53 @@ class CBackend:
     def crop(self, n_tokens: int, length: int) -> None:
         """Do nothing: rows after the length are never read."""
 
-    def _whole(self, tokens: Tensor, length: int, only_last: bool = False) -> Tensor:
-        n = tokens.shape[1]
-        if n <= AT_ONCE:
-            return self._run(tokens, length, 0, self._layers, self._hidden_layers, 1 if only_last else n)
-        logits, hidden = [], []
-        for done in range(0, n, AT_ONCE):
+    def read(self, tokens: Tensor, length: int, states: Tensor | None = None, only_last: bool = False) -> Tensor:
+        """Run all layers over (1, m) ids after `length` tokens -> (1, m, vocab) logits, or those of the last token.
+
+        states: (1, m, hidden), which a draft's head reads beside the ids.
+        """
+        logits, hidden, n = [], [], tokens.shape[1]
+        for done in range(0, n, AT_ONCE):  # a long prompt is several passes
             part = tokens[:, done : done + AT_ONCE]
-            logits.append(self._run(part, length + done, 0, self._layers, self._hidden_layers, 1 if only_last else part.shape[1]))
+            beside = None if states is None else states[:, done : done + AT_ONCE]
+            wanted = 1 if only_last else part.shape[1]
+            logits.append(self._run(part, beside, length + done, self._all, self._hidden_layers, wanted))
             hidden.append(self.hidden)
-        self.hidden = {layer: torch.cat([part[layer] for part in hidden], dim=1) for layer in self._hidden_layers}
-        return logits[-1] if only_last else torch.cat(logits, dim=1)
+        if len(logits) > 1:
+            self.hidden = {layer: torch.cat([part[layer] for part in hidden], dim=1) for layer in self._hidden_layers}
+        return logits[-1] if only_last or len(logits) == 1 else torch.cat(logits, dim=1)
 
     def _run(
         self,
-        inputs: Tensor,
+        ids: Tensor | None,
+        states: Tensor | None,
         length: int,
-        first: int,
-        end: int,
+        layers: range,
         kept: Iterable[int],
         n_logits: int,
         masked: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """Run layers first .. end - 1 over (1, m) ids, or (1, m, hidden) states, after `length` tokens. The states
-        after the layers `kept` are kept.  -> (1, n_logits, vocab) logits of the last tokens
+        """Run these layers over (1, m) ids, (1, m, hidden) states, or both, after `length` tokens. The states after the
+        layers `kept` are kept.  -> (1, n_logits, vocab) logits of the last tokens
 
         masked: positions (m,), and which rows each token reads, (m, length + m) bool, where tokens do not all follow
         each other.
         """
-        packed, given, m = self._packed, self._given, inputs.shape[1]
+        packed, given = self._packed, self._given
+        inputs = [None if part is None else part.contiguous() for part in (ids, states)]
+        m = next(part.shape[1] for part in inputs if part is not None)
         total = length + m
         self.text.reserve(total)
         packed.reach(total, self._model.most_positions)
-        inputs = inputs.contiguous()
-        given.ids, given.states = (inputs.data_ptr(), None) if inputs.ndim == 2 else (None, inputs.data_ptr())
-        numbers = packed.numbers(total + 1)
-        given.position = given.row = numbers + 4 * length
+        given.ids, given.states = (None if part is None else part.data_ptr() for part in inputs)
+        numbers, zeros = packed.numbers(total + 1), packed.zeros(m)
+        given.text, given.position, given.row = zeros, numbers + 4 * length, numbers + 4 * length
         given.whole, given.wanted = numbers + 4 * (length + 1), numbers + 4 * (m - n_logits)
         given.mask, given.masked = None, 0
-        zeros = packed.zeros(m)
-        given.text = zeros
         if masked is not None:
             given.position, given.mask, given.masked = masked[0].data_ptr(), masked[1].data_ptr(), total
             given.whole = zeros
-        given.first, given.end = first, end
+        given.first, given.end = layers.start, layers.stop
         texts = (c_void_p * 1)(ctypes.addressof(self.text.addresses))
         given.pages = ctypes.addressof(texts)
         self.hidden = {layer: torch.empty(1, m, packed.hidden) for layer in kept}

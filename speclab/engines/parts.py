@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from speclab.models.backends.eager import decoder_layers
+from speclab.engines.eager import decoder_layers
 from speclab.models.family import NoFastBackend
 
 LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "gemma", "gemma2", "gemma3_text", "olmo2")

@@ -34,7 +34,7 @@
 #endif
 #define PAGE 64   /* tokens of one text in one page of the cache */
 #define MOST 8    /* tokens whose sums are in registers at once */
-#define CHUNK 12  /* blocks of a matrix that stay in the processor's cache while many tokens use them */
+#define CHUNK 16  /* blocks of a matrix that stay in the processor's cache while many tokens use them */
 #define UNROLL _Pragma("GCC unroll 16")
 #define INLINE static inline __attribute__((always_inline))
 

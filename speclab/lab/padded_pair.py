@@ -9,7 +9,6 @@ from dataclasses import replace
 from speclab.drafts import kind_table, registry
 from speclab.lab.run_config import RunConfig
 from speclab.models import prompts
-from speclab.models.backends.rewrites import can_prepack
 from speclab.models.memory import USABLE, free_memory
 from speclab.models.padded import sizes
 from speclab.models.setup import load_setup
@@ -39,7 +38,7 @@ def choose_size(bandwidth: float, free: int | None, itemsize: int, copies: int =
 def size_for(config: RunConfig, bandwidth: float) -> str | None:
     """Return the size for this run's machine, dtype and engine. bandwidth: bytes a second"""
     device, dtype = config.setup.device, config.setup.dtype
-    copies = 2 if can_prepack(device, dtype) else 1  # the fast engine packs a second one
+    copies = 2 if config.setup.engine == "c" else 1  # it has a copy of its own
     return choose_size(bandwidth, free_memory(device), dtype.itemsize, copies)
 
 

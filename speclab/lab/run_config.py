@@ -10,7 +10,7 @@ from speclab.lab import free_cores
 from speclab.lab.bench import SPECULATIVE, Bench
 from speclab.lab.harness import Measurement
 from speclab.lab.instruments import LoopFunctions
-from speclab.models import engine_choice, loading
+from speclab.models import loading
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
@@ -18,7 +18,6 @@ from speclab.records import files, runs
 from speclab.records.arms import AUTO, BASELINE, EAGER, GENERATE, Arm
 from speclab.records.log_files import LogFile
 
-SURELY = 1.15  # times as fast at one token in the race at the start: the eager engine need not be timed again
 
 
 @dataclass
@@ -62,10 +61,7 @@ class RunConfig:
         engine's where that may be the fastest."""
         if 0 not in self.temperatures:
             return self.arms()
-        fast = self.setup.target.fast
-        # On a GPU the race does not wait for the host as rounds do: there it is no proof.
-        surely_slower = fast is None or (not fast.graphed and (fast.one_token_gain or 0) > SURELY)
-        return [*self.arms(), GENERATE, *([] if surely_slower else [EAGER])]
+        return [*self.arms(), GENERATE, *([EAGER] if self.setup.target.graphed else [])]
 
     def instruments(self, arms: list[Arm]) -> dict[str, list[int]]:
         """Return for every draft the lengths that its instrumented decoding tries: all of them, those in use three
@@ -110,17 +106,14 @@ class RunConfig:
                 lines[name] = line
         return lines
 
-    def look_at_cores(self) -> str | None:
-        """Look whether the cores are free, for the record. The run may take one thread then.
-
-        -> a line about what is wrong with them and what to do, None where nothing is
-        """
-        self.probe, complaint = free_cores.look(self.setup, self.drafters.values())
-        return complaint
+    def look_at_cores(self) -> None:
+        """Look whether other work uses the cores, for the record, and say so."""
+        self.probe = free_cores.look(self.setup)
 
     def head(self, measured: Measurement) -> dict[str, Any]:
         """Return the fields of runs.LabRun: what ran, where and how."""
-        own, made = engine_choice.own_weights(self.setup.target.fast), files.when_and_where(self.setup.device)
+        made, fast = files.when_and_where(self.setup.device), self.setup.target.fast
+        kernels = fast.kernels.in_words if isinstance(fast, GraphedModel) else ""
         return {
             "schema_version": runs.SCHEMA_VERSION,
             **made,
@@ -137,7 +130,7 @@ class RunConfig:
                 "seed": self.seed,
                 "top_k": self.setup.sampling.top_k,
                 "top_p": self.setup.sampling.top_p,
-                "reasons": self.setup.reasons | ({"weights": own} if own else {}),
+                "reasons": self.setup.reasons | ({"kernels": kernels} if kernels else {}),
                 "unapplied_generation_settings": self.setup.unapplied,
                 **({"graphs": vars(measured.graphs)} if any(vars(measured.graphs).values()) else {}),
                 **({"rule": self.rule} if self.rule != TOKEN.name else {}),

@@ -31,12 +31,16 @@ from transformers import PreTrainedModel
 
 from speclab.core.rounds import Decided, Draft
 from speclab.core.sampling import to_device
-from speclab.models.backends.eager import EagerBackend
+from speclab.engines.eager import EagerBackend
 from speclab.models.family import Room, family_of
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 
 if TYPE_CHECKING:  # what a backend is, for the checker of types alone
-    from speclab.models.backends.protocols import Backend, FastModel
+    from speclab.engines.c_pass import CBackend, CModel
+    from speclab.engines.cuda.cuda_graphs import GraphBackend, GraphedModel
+
+    Backend = EagerBackend | CBackend | GraphBackend
+    FastModel = CModel | GraphedModel
 
 
 class CachedModel:
@@ -48,7 +52,7 @@ class CachedModel:
     n_ids: ids that have an embedding; no other can go into a pass.
     family: what is different in this kind of models (speclab/models/family.py).
     max_length: positions of a text, prompt and output together; None where the model has no limit.
-    fast: the same model exported, or with CUDA graphs; without it passes run eagerly.
+    fast: the same model in the form of another engine than the eager one (speclab/models/engine_choice.py).
     hidden_layers: decoder layers, from 0, whose outputs a draft reads; every decoding keeps them, the baseline too, so
     that both arms run on the same engine.
     keeps: the rule by which `commit` rolls back: (tokens in the cache, committed tokens) -> tokens that stay.
@@ -83,8 +87,8 @@ class CachedModel:
 
     @property
     def engine(self) -> str:
-        """Return the backend's name for users: eager or fast."""
-        return "eager" if self.fast is None else "fast"
+        """Return the engine's name for users: eager, c or graphs."""
+        return "eager" if self.fast is None else self.fast.name
 
     @property
     def bytes_spared(self) -> int:

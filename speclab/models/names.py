@@ -9,7 +9,7 @@ LAB_PAIR = MODELS / "lab-pair"
 LAB_TARGET, LAB_DRAFT = str(LAB_PAIR / "target"), str(LAB_PAIR / "draft")
 PROMPTS = DATA / "prompts"
 LAB_TEXTS = tuple(sorted(path.stem for path in PROMPTS.glob("*.jsonl")))
-ENGINES = ("auto", "fast", "compiled", "eager")
+ENGINES = ("auto", "c", "graphs", "eager")
 WITH_OTHER_TOKENIZERS: list[str] = []  # kinds of drafts whose model may have another one; extensions add theirs
 
 

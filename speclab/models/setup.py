@@ -10,8 +10,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.models import engine_choice, loading
-from speclab.models.backends.exported import ExportedModel
-from speclab.models.backends.rewrites import can_prepack
 from speclab.models.cached import CachedModel
 from speclab.models.checking.rounding import Reference
 from speclab.models.outside import generation
@@ -62,7 +60,7 @@ class Setup:
 
     @property
     def engine(self) -> str:
-        """Return the name of the engine: fast or eager."""
+        """Return the name of the engine: eager, c or graphs."""
         return self.target.engine
 
     @property
@@ -93,24 +91,16 @@ class Setup:
         """Return the text that a token adds after a prompt and the new ids `text`."""
         return added(self.tokenizer, self.ids_before(prompt) + text, [token])
 
-    @property
-    def compiles(self) -> bool:
-        """Tell whether the passes of drafts are compiled: where that was asked for, or the target's are."""
-        return self.wish == "compiled" or engine_choice.is_compiled(self.target.fast)
-
     def cached(self, model: PreTrainedModel, vocab_size: int, graphs: bool = True) -> CachedModel:
-        """Put another model on the target's backend, so that both arms run on the same engine.
+        """Put another model on the target's engine, so that both arms run on the same one.
 
         graphs: whether its passes have few widths, so that they can be CUDA graphs.
         """
         fast, why = None, "its passes have any width, and CUDA graphs are recorded for few"
-        if self.target.fast and (graphs or not engine_choice.runs_on_graphs(model)):
-            wish = "compiled" if self.compiles else "fast"
-            fast, why = engine_choice.choose(model, wish, engine_choice.PASSES_OF_DRAFT)
-        why = why.removeprefix(f"{engine_choice.ASKED_FOR}; ")
-        as_asked = engine_choice.is_compiled(fast) or why in (engine_choice.ASKED_FOR, engine_choice.AS_FAST_AS_KERNELS)
-        if self.target.fast and (fast is None or not as_asked):
-            note(f"this draft runs on the {'fast' if fast else 'eager'} engine: {why}")
+        if self.target.fast and (graphs or not self.target.graphed):
+            fast, why = engine_choice.choose(model, self.target.engine)
+        if self.target.fast and fast is None:
+            note(f"this draft runs on the eager engine: {why}")
         return CachedModel(model, vocab_size, fast)
 
     def use_eager(self, why: str) -> None:
@@ -126,8 +116,8 @@ class Setup:
         return self.cached(self.load_model(name), min(n_ids, self.target.vocab_size))
 
     def load_model(self, name: str) -> PreTrainedModel:
-        """Load the model of a draft; the fast engine packs a second copy of its weights."""
-        copies = 2 if isinstance(self.target.fast, ExportedModel) and self.target.fast.can_pack else 1
+        """Load the model of a draft; the engine `c` has a copy of its weights."""
+        copies = 2 if self.engine == "c" else 1
         return loading.load_model(name, self.device, self.dtype, "draft", copies)
 
     def describe(self) -> str:
@@ -135,12 +125,11 @@ class Setup:
         machine = f"{self.device.type} ({self.reasons['device']}), {self.dtype_name} ({self.reasons['dtype']})"
         n = torch.get_num_threads()
         threads = f", {n} thread{'s' * (n != 1)} ({self.reasons['threads']})" * (self.device.type == "cpu")
-        weights = f"; {own}" if (own := engine_choice.own_weights(self.target.fast)) else ""
         family = f"\n{head}" if (head := self.target.family.head(self.target.model)) else ""
         unused = f"\nunused  the checkpoint's generation settings {self.unapplied}" * bool(self.unapplied)
         return (
             f"target  {loading.describe_model(self.target_name, self.target.model)}\n"
-            f"on      {machine}{threads}\nengine  {self.engine} ({self.reasons['engine']}){weights}\n"
+            f"on      {machine}{threads}\nengine  {self.engine} ({self.reasons['engine']})\n"
             "checks  passed on a short random text: causal, cached passes as uncached ones, exact rollback"
             f"{family}{unused}"
         )
@@ -159,7 +148,7 @@ def load_setup(
     """Load and check a target. Raises UsageProblem or EnvironmentProblem where that is not possible.
 
     target: folder, hub name or lab:SIZE. device: auto, cpu, cuda, mps. dtype: auto, float32, bfloat16. engine: auto,
-    fast, compiled, eager. threads: the number of threads of the CPU, None for PyTorch's own number. tokenizer: the
+    c, graphs, eager. threads: the number of threads of the CPU, None for PyTorch's own number. tokenizer: the
     target's, where it is loaded already. device_map: the places of the target's weights, if they do not all lie on the
     device.
     """
@@ -175,8 +164,7 @@ def load_setup(
     if on_gpu:
         torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for every shape, and a text has many
     tokenizer = tokenizer or loading.load_tokenizer(target)
-    copies = 2 if engine != "eager" and can_prepack(where, precision) else 1  # the fast engine packs a second one
-    copies += engine == "compiled"  # and compiled passes have one in blocks
+    copies = 2 if engine in ("auto", "c") and not on_gpu and precision == torch.float32 else 1  # `c` has its own
     model = loading.load_model(target, where, precision, "target", copies, device_map)
     reasons = {"device": why_device, "dtype": why_dtype, "threads": why_threads(threads)}
     return setup_of(model, tokenizer, loading.short_name(target), sampling, engine, reasons)

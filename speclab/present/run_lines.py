@@ -147,9 +147,7 @@ def busy_line(run: Head) -> str | None:
     probe = run.machine.probe
     if probe is None or probe.free:
         return None
-    shares = cores.Shares(probe.threads, probe.alone, probe.together, probe.gain, probe.load)
-    took_one = "; this run took one thread" * (probe.threads > run.machine.threads == 1)
-    return f"BUSY: when the run began, {cores.complaint(shares) or 'the cores were not free'}{took_one}"
+    return f"BUSY: when the run began, {cores.complaint(probe.load, run.machine.cores or 1) or 'the cores were not free'}"
 
 
 def late_line(run: LabRun) -> str | None:
@@ -166,10 +164,9 @@ def rough_line(run: Head) -> str | None:
     if (said := rough_in_short(run)) is None:
         return None
     was_told = run.machine.probe is not None and not run.machine.probe.free
-    hint = f", or use {cores.ONE_THREAD}," * (run.machine.threads > 1)
     return (
         f"{said}, so speeds and speedups that are marked rough may be off by as much; texts and counts do not depend "
-        "on the clock" + f"; stop other work{hint} and run again for better ones" * (not was_told)
+        "on the clock" + f"; stop other work and run again for better ones" * (not was_told)
     )
 
 

@@ -26,15 +26,15 @@ SCHEMA_VERSION = 2
 
 @dataclass(kw_only=True)
 class CoreProbe(RecordPart):
-    """The result of the probe of the cores before the run (speclab/system/cores.py). Shares are processor time over
-    clock time."""
+    """Whether other work used the cores before the run (speclab/system/cores.py). Older records also have what a probe
+    of the cores found."""
 
     free: bool
-    threads: int
-    alone: Amount  # share of one thread
-    together: Amount  # share of all threads
-    gain: Amount  # work of all threads over that of one
     load: float | None  # load average of the minute before
+    threads: int | None = None
+    alone: Amount | None = None  # share of one thread
+    together: Amount | None = None  # share of all threads
+    gain: Amount | None = None  # work of all threads over that of one
 
 
 @dataclass(kw_only=True)

@@ -23,9 +23,9 @@ from speclab.lab.harness import measure
 from speclab.lab.run_config import RunConfig
 from speclab.models import engine_choice
 from speclab.models.backends import buffers, cuda_graphs, windows
-from speclab.models.backends.attention import GroupedAttention, TwoProducts, fused
-from speclab.models.backends.cuda_graphs import GraphedModel
-from speclab.models.backends.kernels import Joined, Kernels
+from speclab.engines.cuda.attention import GroupedAttention, TwoProducts, fused
+from speclab.engines.cuda.cuda_graphs import GraphedModel
+from speclab.engines.cuda.kernels import Joined, Kernels
 from speclab.models.cached import CachedModel
 from speclab.models.family import NoFastBackend
 from speclab.models.prompts import Prompt

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks.families import tiny_families
-from speclab.models.backends.eager import decoder_layers, layer_outputs
+from speclab.engines.eager import decoder_layers, layer_outputs
 from speclab.models.cached import CachedModel
 from tests.recorder import graphed, stand_in
 from tests.tiny_models import FAMILIES, VOCAB, flattened, in_parts, tiny

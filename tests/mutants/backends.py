@@ -10,12 +10,12 @@ from speclab.lab.bench import Bench
 from speclab.models import engine_choice
 from speclab.models.backends import buffers as buffers_module
 from speclab.models.backends import windows
-from speclab.models.backends.attention import GroupedAttention, TwoProducts
-from speclab.models.backends.buffers import Buffers
+from speclab.engines.cuda.attention import GroupedAttention, TwoProducts
+from speclab.engines.cuda.buffers import Buffers
 from speclab.models.backends.compiled import Program
-from speclab.models.backends.cuda_graphs import GraphBackend, GraphCache, GraphedModel
+from speclab.engines.cuda.cuda_graphs import GraphBackend, GraphCache, GraphedModel
 from speclab.models.backends.exported import ExportedModel
-from speclab.models.backends.kernels import Joined
+from speclab.engines.cuda.kernels import Joined
 from tests.mutants.bugs import mutant
 
 WIDTHS = "logits_at_every_width_and_across_a_growing_buffer"

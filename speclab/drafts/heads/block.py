@@ -95,7 +95,6 @@ class BlockHead(nn.Module):
         self.hidden_norm, self.norm = (Norm(block.hidden_size, block.rms_norm_eps) for _ in range(2))
         self.layers = nn.ModuleList([DecoderLayer(block, block.hidden_size) for _ in range(block.num_hidden_layers)])
         self.fused, self.output_product = Product(self.fc), Product(self.output)
-        self.compiled: dict[tuple[str, int], Any] = {}  # by function and width (passes.py)
         self.markov_head = (
             MarkovHead(block.vocab_size, config.draft_vocab, config.markov_rank) if config.markov_rank else None
         )
@@ -166,17 +165,6 @@ class BlockHead(nn.Module):
 
         states = self(anchor, (slot_cos, slot_sin), mask, seen)[:, 0]  # (1, slots, hidden)
         return self.logits(states[:, self.config.slots - self.config.longest :])
-
-    def example(self, step: str, width: int, n_rows: int) -> tuple[Tensor, ...]:
-        """Return inputs of `draft` for so many states of the target, with buffers of n rows."""
-        block, weight, slots = self.config.block, self.norm.weight, self.config.slots
-        hidden = weight.new_zeros(1, width, self.fc.weight.shape[1])
-        rotations = (weight.new_zeros(1, n, block.head_dim) for n in (width, width, slots, slots))
-        places = (torch.arange(n, device=weight.device) for n in (width, slots))
-        mask = weight.new_zeros(1, 1, slots if self.config.causal else 1, n_rows)
-        shape = (n_rows, block.num_key_value_heads, block.head_dim)
-        rows = (weight.new_zeros(shape) for _ in range(2 * len(self.layers)))
-        return hidden, weight.new_zeros(1, 1).long(), *rotations, *places, mask, *rows
 
     def logits(self, states: Tensor) -> Tensor:
         """Return the logits, (..., hidden) -> (..., draft_vocab), without the Markov head's bias."""

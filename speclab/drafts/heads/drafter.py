@@ -1,7 +1,7 @@
 """Drafters with a head have this in common: the place of its keys and values, and the target's ids of its own ids."""
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -11,12 +11,9 @@ from speclab.core.drafter import Drafter
 from speclab.core.law import ChainLaw, Law
 from speclab.core.rounds import Target
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.drafts.heads.parts import choose_packing, freeze, rotations
-from speclab.drafts.heads.passes import NO_FASTER, HeadPass, head_pass, use_compiled
+from speclab.drafts.heads.parts import freeze, rotations
 from speclab.drafts.heads.rollout import target_pass
-from speclab.models.backends.compile_functions import BLOCK
 from speclab.models.cached import CachedModel
-from speclab.system.terminal import note
 
 SPARE = 512  # rows of new buffers beyond what is needed
 
@@ -34,15 +31,11 @@ class HeadDrafter(Drafter):
     """
 
     draws = True
-    compiled_widths: ClassVar[dict[str, tuple[int, ...]]] = {}  # tokens of its passes, by function of the head
     _target: Target
-    _n_viewed: int
-    _views: list[Tensor]
 
     def __init__(self, head: Any, ids: Tensor | None = None):
         self.head, self.ids = head, ids
-        if freeze(head):
-            self.choose_packing()
+        freeze(head)
         self._layers = head.config.layers
         self._n_ids = head.config.block.vocab_size  # that it can read; a library's settings are slow to read
         self._sampling, self._vocab_size = GREEDY, 0  # the target's
@@ -54,25 +47,6 @@ class HeadDrafter(Drafter):
     def __deepcopy__(self, memo: dict) -> Self:
         """The weights are shared; keys, values and text are the copy's own."""
         return type(self)(self.head, self.ids)
-
-    @property
-    def n_rows(self) -> int:
-        """Return how many rows the input of most of its products has, in a draft."""
-        return 1
-
-    def compile(self) -> None:
-        """Let compiled functions make its passes, where they are faster."""
-        choose_packing(self.head, self.n_rows, packs=False)
-        if why := use_compiled(self.head, self.compiled_widths):
-            if why != NO_FASTER:  # nothing is lost there, and nobody need know
-                note(f"the draft's head is not compiled: {why}")
-            self.choose_packing()
-
-    def choose_packing(self) -> None:
-        """Pack its weights where that is faster, with as many threads as there are now. A compiled function has the
-        number of threads that it was made for, so none is kept."""
-        self.head.compiled = {}
-        choose_packing(self.head, self.n_rows)
 
     @property
     def device(self) -> torch.device:
@@ -98,7 +72,6 @@ class HeadDrafter(Drafter):
         n, layers = len(self.head.layers), ", ".join(map(str, self._layers))
         millions = sum(weight.numel() for weight in self.head.parameters()) / 1e6
         depth = "one layer" if n == 1 else f"{n} layers"
-        depth = f"compiled, {depth}" if self.head.compiled else depth
         return f"{depth} over the target's states after layers {layers} (from 0), {millions:.1f} M parameters"
 
     def as_target_logits(self, logits: Tensor, vocab_size: int) -> Tensor:
@@ -152,43 +125,19 @@ class HeadDrafter(Drafter):
 
     def _rotation(self, length: int, n: int) -> tuple[Tensor, Tensor]:
         """Return the rotations of n positions from `length` on, and make room for their keys and values."""
-        if length + n > len(self._keys[0]) - BLOCK:  # compiled passes read whole blocks
+        if length + n > len(self._keys[0]):
             self._reserve(2 * (length + n), length)
         return self._cos[:, length : length + n], self._sin[:, length : length + n]
-
-    def head_pass(self, step: str, n_tokens: int) -> HeadPass:
-        """Return a function of the head for so many tokens: compiled for them or for a few more, or as it is."""
-        return head_pass(self.head, step, n_tokens)
-
-    def _mask(self, length: int, n_rows: int, run: HeadPass) -> Tensor | None:
-        """Return the mask of a row that reads the first `length` of n rows, (1, 1, 1, n). A pass that is not compiled
-        gets the rows that it reads and no others, so it has none."""
-        if not run.is_masked:
-            return None
-        begin = len(self._places) - length
-        return self._masks[begin : begin + n_rows].view(1, 1, 1, -1)
-
-    def _first_rows(self, n: int) -> list[Tensor]:
-        """Return the first n rows of the keys and of the values of each layer."""
-        if n != self._n_viewed:
-            pairs = zip(self._keys, self._values, strict=True)
-            self._n_viewed, self._views = n, [rows[:n] for pair in pairs for rows in pair]
-        return self._views
 
     def _reserve(self, rows: int, length: int) -> None:
         """Make new buffers of so many rows with the first `length` old ones, and the rotations of their positions."""
         block, weight = self.head.config.block, self.head.norm.weight
-        rows = BLOCK * (2 + rows // BLOCK)
         shape = (rows, block.num_key_value_heads, block.head_dim)
         for old in (self._keys, self._values):
             new = [torch.zeros(shape, dtype=weight.dtype, device=weight.device) for _ in self.head.layers]
             for rows_of_new, rows_of_old in zip(new, old, strict=False):
                 rows_of_new[:length] = rows_of_old[:length]
             old[:] = new
-        self._n_viewed, self._views = 0, []  # the rows that were asked for last
         self._places = torch.arange(rows, device=weight.device)
         cos, sin = rotations(block, self._places)
         self._cos, self._sin = cos.to(weight.dtype), sin.to(weight.dtype)
-        # The rows from `rows - n` on are a mask for a text of n rows.
-        self._masks = torch.zeros(2 * rows, dtype=weight.dtype, device=weight.device)
-        self._masks[rows:] = float("-inf")

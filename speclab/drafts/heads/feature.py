@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from speclab.drafts.heads.parts import DecoderLayer, Norm, Product, Rotation
+from speclab.drafts.heads.parts import DecoderLayer, Norm, Product, Rotation, rotations
 from speclab.drafts.heads.rollout import rollout
+from speclab.engines.parts import ACTIVATIONS, LayerParts, Parts, linear
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,6 @@ class FeatureHead(nn.Module):
         self.norm = Norm(block.hidden_size, block.rms_norm_eps)
         self.lm_head = nn.Linear(block.hidden_size, config.draft_vocab, bias=False)
         self.fused, self.output_product = Product(self.fc), Product(self.lm_head)
-        self.compiled: dict[tuple[str, int], Any] = {}  # by function and width (passes.py)
 
     @property
     def layer(self) -> Layer:
@@ -105,47 +105,23 @@ class FeatureHead(nn.Module):
         return self.output_product(states if self.config.norm_output else self.norm(states))
 
     def step(
-        self,
-        states: Tensor,
-        tokens: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        last: Tensor,
-        places: Tensor,
-        mask: Tensor | None,
-        keys: Tensor,
-        values: Tensor,
+        self, states: Tensor, tokens: Tensor, rotation: Rotation, length: int, keys: Tensor, values: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Run the pass of a draft: states (1, m, hidden) and the token after each, (1, m).  -> what comes out at one
-        of them, (1, 1, hidden), and its logits, (1, 1, draft_vocab)
+        """Run a pass: states (1, m, hidden) from position `length` on, the token after each, (1, m), and the rotations
+        of their positions.  -> what comes out at the last one, (1, 1, hidden), and its logits, (1, draft_vocab)
 
-        last: the number of that one, (1,). places: the rows (m,) of keys and values, (rows, key heads, head size) each,
-        that the pass writes. mask: (1, 1, 1, rows), None where every row is read.
+        keys, values: (rows, key heads, head size) each; the pass writes m rows from `length` on, and reads all up to
+        them.
         """
-        residual, queries, *written = self.project(states, tokens, (cos, sin))
+        end = length + tokens.shape[1]
+        residual, queries, *written = self.project(states, tokens, rotation)
         for rows, of_states in zip((keys, values), written, strict=True):
-            rows.index_copy_(0, places, of_states[0].transpose(0, 1))
-        all_keys, all_values = (rows.transpose(0, 1)[None] for rows in (keys, values))
+            rows[length:end] = of_states[0].transpose(0, 1)
+        all_keys, all_values = (rows[:end].transpose(0, 1)[None] for rows in (keys, values))
         shared = queries.shape[1] != keys.shape[1]
-        queries = queries.index_select(2, last)
-        attended = scaled_dot_product_attention(queries, all_keys, all_values, attn_mask=mask, enable_gqa=shared)
-        output = self.finish(residual.index_select(1, last), attended)
-        return output, self.logits(output)
-
-    def first_step(self, hidden: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-        """Run the first pass of a draft, which reads what the target gave: (1, m, layers * target_hidden). Everything
-        else is as in `step`."""
-        return self.step(self.fuse(hidden), *arguments)
-
-    def example(self, step: str, width: int, n_rows: int) -> tuple[Tensor, ...]:
-        """Return inputs of `step` or `first_step` for so many tokens, with buffers of n rows."""
-        block, weight, ids = self.config.block, self.norm.weight, self.norm.weight.new_zeros(1, width).long()
-        n_states = self.fc.weight.shape[1] if step == "first_step" else block.hidden_size
-        states = weight.new_zeros(1, width, n_states)
-        cos, sin = (weight.new_zeros(1, width, block.head_dim) for _ in range(2))
-        rows = (weight.new_zeros(n_rows, block.num_key_value_heads, block.head_dim) for _ in range(2))
-        mask = weight.new_zeros(1, 1, 1, n_rows)
-        return states, ids, cos, sin, ids[0, :1], torch.arange(width, device=weight.device), mask, *rows
+        attended = scaled_dot_product_attention(queries[:, :, -1:], all_keys, all_values, enable_gqa=shared)
+        output = self.finish(residual[:, -1:], attended)
+        return output, self.logits(output)[:, 0]
 
     def chains(self, hidden: Tensor, tokens: Tensor, depth: int) -> Iterator[Tensor]:
         """Return the logits by depth j, at most `depth` of them: (batch, n - 1 - depth, draft vocabulary). Row t
@@ -154,3 +130,46 @@ class FeatureHead(nn.Module):
         hidden: (batch, n, layers * target_hidden). tokens: (batch, n), a known text.
         """
         yield from (logits for _, logits in rollout(self, hidden, tokens, depth))
+
+
+def parts_of_head(head: FeatureHead) -> Parts:
+    """Return what the engine `c` has to know of a head; fusing what the target gave is not among it."""
+    layer, block = head.layer, head.config.block
+    attention, mlp = layer.self_attn, layer.mlp
+
+    def angles(positions: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = rotations(block, positions)
+        half = cos.shape[-1] // 2
+        return cos[0, :, :half].contiguous(), sin[0, :, half:].contiguous()
+
+    def norm(module: nn.Module) -> tuple[Tensor, None] | None:
+        return (module.weight, None) if isinstance(module, Norm) else None
+
+    one = LayerParts(
+        qkv=linear(attention.q_proj, attention.k_proj, attention.v_proj),
+        out=linear(attention.o_proj),
+        up=linear(mlp.gate_proj, mlp.up_proj),
+        down=linear(mlp.down_proj),
+        before_attention=norm(layer.input_layernorm),
+        before_mlp=norm(layer.post_attention_layernorm),
+        queries=norm(attention.q_norm),
+        keys=norm(attention.k_norm),
+        rotary=0,
+    )
+    return Parts(
+        layers=[one],
+        embeddings=head.embed_tokens.weight,
+        head=linear(head.lm_head),
+        last=norm(head.norm),
+        heads=attention.n_queries,
+        kv_heads=attention.n_keys,
+        head_size=attention.head_size,
+        mlp=mlp.gate_proj.out_features,
+        epsilon=block.rms_norm_eps,
+        activation=ACTIVATIONS[block.hidden_act],
+        attention_scale=attention.head_size**-0.5,
+        angles=[angles],
+        states=norm(layer.hidden_norm),
+        beside=True,
+        start_normed=head.config.norm_before_residual,
+    )

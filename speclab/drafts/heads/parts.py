@@ -2,7 +2,6 @@
 
 import functools
 import math
-import time
 from typing import Any
 
 import torch
@@ -12,10 +11,7 @@ from torch.nn.functional import linear, rms_norm
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
-from speclab.models.backends.rewrites import can_prepack, packed_weight
 
-TRIES = 9  # of a head's products in each order; the fastest counts
-LARGE = 2**28  # bytes of weights that no cache holds
 Rotation = tuple[Tensor, Tensor]
 """Cosines of positions, and their sines, of which the first half has its sign changed: (1, n, head size) each."""
 
@@ -53,13 +49,12 @@ class Norm(nn.RMSNorm):
 class Product:
     """Linear layers of one input as one product: a small product takes as long as a large one.
 
-    Once frozen, its weights lie side by side, and on a CPU in oneDNN's own order where `packs` says so.
+    Once frozen, its weights lie side by side.
     """
 
     def __init__(self, *layers: nn.Module):
         self.layers = layers  # nn.Linear, or what else has a weight and a bias
         self.is_frozen = False  # the weights will not change any more
-        self.packs = False
 
     def joined(self) -> tuple[Tensor, Tensor | None]:
         """Return the weights side by side, (all widths, width), and the biases, where there are any."""
@@ -68,28 +63,16 @@ class Product:
             return weights[0], biases[0]
         return torch.cat(weights), None if biases[0] is None else torch.cat(biases)
 
-    def pack(self, packs: bool) -> None:
-        """Choose whether the frozen weights are kept in oneDNN's order; the next product brings them into it."""
-        self.packs = packs
-        self.__dict__.pop("_frozen", None)
-
     @functools.cached_property
     def _frozen(self) -> tuple[Tensor, Tensor | None]:
         """Return the weights and biases; made when they are first needed."""
         with torch.no_grad():
-            weight, bias = self.joined()
-            return packed_weight(weight) if self.packs else weight, bias
+            return self.joined()
 
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply: (..., width) -> (..., all widths), one layer after the other."""
         weight, bias = self._frozen if self.is_frozen else self.joined()
-        return _product(x, weight, bias, self.is_frozen and self.packs)
-
-
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None, is_packed: bool) -> Tensor:
-    if is_packed:
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return linear(x, weight, bias)
+        return linear(x, weight, bias)
 
 
 class Attention(nn.Module):
@@ -148,54 +131,15 @@ class DecoderLayer(nn.Module):
         return x + self.down(self.mlp.act_fn(gate) * up)
 
 
-def freeze(head: Any) -> bool:
-    """Make a head ready to decode: from now on its weights must not change, nor move to another device.
-
-    -> whether it was not so before
-    """
-    parts: list[Any] = [*_products(head), *(module for module in head.modules() if isinstance(module, Norm))]
-    is_new = not all(part.is_frozen for part in parts)
-    for part in parts:
+def freeze(head: Any) -> None:
+    """Make a head ready to decode: from now on its weights must not change, nor move to another device."""
+    for part in (*_products(head), *(module for module in head.modules() if isinstance(module, Norm))):
         part.is_frozen = True
     head.eval()
-    return is_new
 
 
 def _products(head: Any) -> list[Product]:
     return [part for module in head.modules() for part in vars(module).values() if isinstance(part, Product)]
-
-
-def choose_packing(head: Any, n_rows: int, packs: bool = True) -> None:
-    """Pack the weights of a frozen head where that is faster, or never.
-
-    n_rows: the usual number of rows of its products. packs: whether they may be packed.
-
-    Which order is faster depends on the processor's maker, the sizes and the threads. So both are timed, all products
-    of the head in turn: each then finds its weights where the others have left them. The weights of a large head come
-    from memory, which is what packing is for; they are packed without a trial, which would take a third copy of them.
-    """
-    products = _products(head)
-    weights = [part.joined()[0] for part in products]
-    packs = packs and bool(weights) and can_prepack(weights[0].device, weights[0].dtype)
-    if packs and sum(weight.nbytes for weight in weights) <= LARGE:
-        packs = _packing_pays(weights, n_rows)
-    for part in products:
-        part.pack(packs)
-
-
-@torch.inference_mode()
-def _packing_pays(weights: list[Tensor], n_rows: int) -> bool:
-    inputs = [weight.new_zeros(n_rows, weight.shape[1]) for weight in weights]
-    seconds: dict[bool, float] = {}
-    both = {False: weights, True: [packed_weight(weight) for weight in weights]}
-    for _ in range(TRIES):
-        for is_packed, matrices in both.items():
-            start = time.perf_counter()
-            for x, matrix in zip(inputs, matrices, strict=True):
-                _product(x, matrix, None, is_packed)
-            took = time.perf_counter() - start
-            seconds[is_packed] = min(took, seconds.get(is_packed, took))
-    return seconds[True] < seconds[False]
 
 
 def rotations(block: Any, positions: Tensor) -> Rotation:

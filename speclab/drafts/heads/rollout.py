@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
 from speclab.drafts.heads.parts import rotations
-from speclab.models.backends.eager import layer_outputs
+from speclab.engines.eager import layer_outputs
 
 
 @torch.no_grad()

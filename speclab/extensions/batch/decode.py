@@ -41,7 +41,7 @@ def run(args: argparse.Namespace, functions: LoopFunctions | None = None, rules:
     drafted = argparse.Namespace(**vars(args) | {"draft": None if drafter is None else args.draft})
     no_effect.note_flags(drafted, [args.temperature], setup.device)
     drafters = [drafter] if drafter else []
-    free_cores.say(free_cores.look(setup, drafters)[1])
+    free_cores.look(setup)
     programs = compile_for(setup, drafters, [args.size], {1, args.draft_length + 1} if drafter else {1})
     if drafter is None and args.draft_length is not None:
         note("-k has no effect: nothing is drafted")

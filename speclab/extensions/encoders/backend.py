@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
-from speclab.models.backends.eager import EagerBackend
+from speclab.engines.eager import EagerBackend
 from speclab.system.errors import EnvironmentProblem
 
 

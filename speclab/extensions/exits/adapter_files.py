@@ -28,7 +28,7 @@ from speclab.drafts.heads.files import (
 )
 from speclab.extensions.exits.adapter import ExitAdapter, ExitConfig
 from speclab.models import loading
-from speclab.models.backends.eager import decoder_layers
+from speclab.engines.eager import decoder_layers
 from speclab.system.errors import UsageProblem
 from speclab.system.files import whole_folder, write_whole
 

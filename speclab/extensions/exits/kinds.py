@@ -70,7 +70,7 @@ def _drafter(place: str, setup: Setup) -> ExitDrafter:
     """Make the drafter of early exit with an adapter, on an engine that runs the target in two parts."""
     check_family(setup.target.model, "--draft exit", OTHER_FAMILY)
     adapter = read_adapter(place, setup.target.model, sizes.is_lab_size(setup.target_name))
-    if setup.target.fast and not setup.target.fast.splits:
+    if setup.target.graphed:
         setup.use_eager(NO_SPLIT)
         note(f"{NO_SPLIT}: both arms run on the eager engine")
     check_split(setup.target, adapter.config.exit_layer)

@@ -5,11 +5,9 @@ from speclab.core.drafter import Drafter
 from speclab.drafts.choice import OTHER_FAMILY, Choice
 from speclab.drafts.registry import check_no_argument
 from speclab.extensions.int8 import rounded
-from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
-from speclab.models.family import NoFastBackend, check_family
+from speclab.models.family import check_family
 from speclab.models.setup import Setup
-from speclab.system.terminal import note
 
 
 class Int8Drafter(ModelDrafter):
@@ -34,15 +32,6 @@ def read_int8(argument: str, text: str) -> Choice:
 
 
 def rounded_target(setup: Setup) -> CachedModel:
-    """Return the target with rounded weights, exported where the target is. Raises EnvironmentProblem where the
-    machine has no kernels for it."""
+    """Return the target with rounded weights, on the target's engine."""
     model = rounded.rounded(setup.target.model)
-    fast = None
-    if setup.target.fast:
-        try:
-            # It is not held against uncached logits: states are rounded to steps, so the last bit of a sum can move a
-            # logit by much. A wrong draft costs acceptance, and never a text.
-            fast = ExportedModel(model, layers=())
-        except NoFastBackend as why:
-            note(f"the rounded target runs on the eager engine: {why}")
-    return CachedModel(model, setup.target.vocab_size, fast)
+    return setup.cached(model, setup.target.vocab_size)

@@ -1,97 +1,52 @@
 """A model whose linear layers have rounded weights: 8 bits a number, with a scale for each row of a matrix.
 
-The products are FBGEMM's, which PyTorch has for x86 processors: 8-bit numbers times 8-bit numbers, added in 32 bits. So
-the input of a product is rounded, too, each token by its own largest number. A token's result therefore does not depend
-on the other tokens of a pass, and one uncached pass says what the model drafts at every place.
+The rounded numbers times their scale stand in the copy as float32, so the library computes with them like with any
+other model's. The engine `c` finds that they are whole numbers with a scale, and reads a byte for each.
 
-Embeddings and norms stay as they are, and all of them are the target's own tensors: the copy adds one byte for each
-number of the matrices.
+Embeddings and norms stay as they are, and all of them are the target's own tensors.
 """
 
 import copy
-import itertools
-import warnings
-import weakref
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import Conv1D, PreTrainedModel
 
+from speclab.models.family import family_of
 from speclab.system.errors import EnvironmentProblem
 
-OTHER_DRAFT = "use --draft ngram, or --draft FOLDER with a smaller model"
 STEPS = 127  # of a weight's rounding, on either side of zero
-# Without VNNI the sum of two products of 8-bit numbers does not fit into 16 bits, so inputs get one bit less.
-INPUT_STEPS = 127 if torch.cpu._is_vnni_supported() else 63
-
-_PACKED: dict[int, torch.ScriptObject] = {}  # by the number of a layer, since torch.export refuses them in a module
-_numbers = itertools.count()
-_LIBRARY = torch.library.Library("speclab_int8", "DEF")
-_LIBRARY.define("product(Tensor x, int layer, int n_out) -> Tensor")
+MOST_LEFT = 0.1  # of the weights of matrices, which stay as they are
 
 
-class Int8Linear(nn.Module):
-    """A linear layer with rounded weights, (n_out, n_in). A call of it is one kernel for torch.export."""
-
-    def __init__(self, linear: nn.Linear):
-        super().__init__()
-        self.number, self.n_out, self.bias = next(_numbers), linear.out_features, linear.bias
-        _PACKED[self.number] = packed(linear.weight.detach().float())
-        weakref.finalize(self, _PACKED.pop, self.number)
-
-    def __deepcopy__(self, memo: dict) -> "Int8Linear":
-        """A copy of a model, as one in higher precision, has the same rounded weights."""
-        return self
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., n_in) -> (..., n_out)"""
-        y = torch.ops.speclab_int8.product(x, self.number, self.n_out)
-        return y if self.bias is None else y + self.bias
+def rounded_rows(weight: Tensor) -> Tensor:
+    """Round each row of (n_out, n_in) to whole multiples of its largest number / 127."""
+    scales = weight.abs().amax(-1, keepdim=True).clamp(min=1e-30) / STEPS
+    return (weight / scales).round() * scales
 
 
-def packed(weight: Tensor) -> torch.ScriptObject:
-    """Round a matrix, (n_out, n_in), row by row, and bring it into the order of the kernels."""
-    scales = largest_of(weight) / STEPS
-    rounded_weight, zeros = (weight / scales).round().to(torch.int8), torch.zeros(len(scales), dtype=torch.long)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch plans another way of making such tensors
-        quantized = torch._make_per_channel_quantized_tensor(rounded_weight, scales[:, 0].double(), zeros, 0)
-        return torch.ops.quantized.linear_prepack(quantized, None)
-
-
-def largest_of(rows: Tensor) -> Tensor:
-    """Return the largest absolute number of each row, never 0: (n, m) -> (n, 1)"""
-    return rows.abs().amax(-1, keepdim=True).clamp(min=1e-30)
-
-
-def product(x: Tensor, layer: int, n_out: int) -> Tensor:
-    """Multiply with the matrix of a layer, each token rounded by its own largest number: (..., n_in) -> (..., n_out)"""
-    rows = x.reshape(-1, x.shape[-1]).float()
-    largest = largest_of(rows)
-    y = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
-        rows / largest, 1 / INPUT_STEPS, INPUT_STEPS + 1, _PACKED[layer]
-    )
-    return y.mul_(largest).to(x.dtype).reshape(*x.shape[:-1], n_out)
-
-
-_LIBRARY.impl("product", product, "CPU")
-
-
-@torch.library.register_fake("speclab_int8::product")
-def _shape_of_product(x: Tensor, layer: int, n_out: int) -> Tensor:
-    return x.new_empty(*x.shape[:-1], n_out)
+def rounded_layer(layer: nn.Module) -> nn.Module:
+    """Return a linear layer with a rounded matrix. The library's Conv1D has its matrix turned."""
+    weight = layer.weight.T if type(layer) is Conv1D else layer.weight
+    made = rounded_rows(weight.detach().float()).to(weight.dtype)
+    twin = copy.copy(layer)
+    matrix = nn.Parameter(made.T if type(layer) is Conv1D else made, requires_grad=False)
+    twin._parameters = {**layer._parameters, "weight": matrix}
+    return twin
 
 
 def rounded(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the model with rounded linear layers; everything else is shared. Raises EnvironmentProblem where there is
-    no kernel for them."""
-    if model.device.type != "cpu" or "fbgemm" not in torch.backends.quantized.supported_engines:
-        raise EnvironmentProblem(f"--draft int8 needs an x86 processor and --device cpu; {OTHER_DRAFT}")
+    """Return the model with rounded linear layers; everything else is shared. Raises EnvironmentProblem where less than
+    nine tenths of the weights of its matrices lie in such layers."""
+    layers = {id(layer): layer for layer in model.modules() if type(layer) in (nn.Linear, Conv1D)}
+    n_rounded = sum(layer.weight.numel() for layer in layers.values())
+    output = model.get_output_embeddings()
+    tied = output.weight.numel() if output is not None and output.weight is model.get_input_embeddings().weight else 0
+    n_read = sum(p.numel() for p in family_of(model).weights(model) if p.ndim > 1) - model.get_input_embeddings().weight.numel() + tied
+    if n_rounded < (1 - MOST_LEFT) * n_read:
+        raise EnvironmentProblem(
+            f"--draft int8 rounds linear layers, and only {n_rounded / n_read:.0%} of the weights of "
+            f"{model.config.model_type} lie in such layers; use --draft ngram, or --draft FOLDER with a smaller model"
+        )
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    before = torch.backends.quantized.engine
-    torch.backends.quantized.engine = "fbgemm"
-    try:
-        layers = {id(module): Int8Linear(module) for module in model.modules() if type(module) is nn.Linear}
-    finally:
-        torch.backends.quantized.engine = before
-    return copy.deepcopy(model, {**shared, **layers}).eval()
+    return copy.deepcopy(model, {**shared, **{number: rounded_layer(layer) for number, layer in layers.items()}}).eval()

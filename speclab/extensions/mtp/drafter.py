@@ -25,26 +25,22 @@ class MtpDrafter(FeatureDrafter):
         super().prefill(target, prompt, sampling)
         self._cache = DynamicCache()
 
-    def choose_packing(self) -> None:
-        """Leave the weights as the library has them."""
-
-    def compile(self) -> None:
-        """Leave the passes to the library."""
-
     def _reserve(self, rows: int, length: int) -> None:
         """Keep no buffers of its own: the layer's keys and values may have any shape, so they are in a cache of the
         library."""
 
-    def _forward(self, states: Tensor, tokens: Tensor, length: int, step: str = "step") -> tuple[Tensor, Tensor]:
+    def _fused(self, hidden: Tensor) -> Tensor:
+        """Turn what the target's last layer gave into states."""
+        return self.head.read(hidden)
+
+    def _forward(self, states: Tensor, tokens: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Run a pass: states (1, m, hidden) from position `length` on and the token after each -> the last output,
         (1, 1, hidden), and its logits, (1, vocabulary).
 
-        step: `first_step` reads what the target's last layer gave. What is in the cache from `length` on is dropped.
+        What is in the cache from `length` on is dropped.
         """
         if n_more := self._cache.get_seq_length() - length:
             self._cache.crop(-n_more)
-        if step == "first_step":
-            states = self.head.read(states)
         places = torch.arange(length + tokens.shape[1], device=tokens.device)
         now = places[length:]
         output = self.head.run(states, self._known(tokens), now[None] + 1, self._cache, (places <= now[:, None])[None])

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from speclab.models.backends.eager import EagerBackend, layer_outputs
+from speclab.engines.eager import EagerBackend, layer_outputs
 
 
 class RecurrentBackend(EagerBackend):

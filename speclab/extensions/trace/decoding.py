@@ -55,7 +55,7 @@ def load(args: argparse.Namespace, functions: LoopFunctions | None = None) -> Lo
     check_prompts(setup.target, [drafter], prompts[:1], args.max_new_tokens)
     if len(prompts) > 1 and (args.prompt or args.prompts or args.typed_limit):
         note("the first prompt is decoded")
-    free_cores.say(free_cores.look(setup, [drafter])[1])
+    free_cores.look(setup)
     eos = frozenset() if args.ignore_eos else setup.eos
     settings = DecodeSettings(args.max_new_tokens, setup.sampling, eos, args.seed)
     drafter, length, about = with_length(drafter, choice.name, setup, args.draft_length)

@@ -18,8 +18,7 @@ from speclab.core.rounds import DecodeSettings
 from speclab.drafts.heads.rollout import target_pass
 from speclab.lab.harness import Measurement
 from speclab.lab.instruments import LoopFunctions, with_parts
-from speclab.models.backends.eager import first_states
-from speclab.models.backends.windows import Window
+from speclab.engines.eager import first_states
 from speclab.models.cached import CachedModel
 from speclab.records.arms import Arm
 from speclab.records.log import RoundCounts
@@ -35,10 +34,7 @@ class KnownText:
     they mean nothing. states: the same of all tokens of the text, as far as it is known; what is computed is added.
     """
 
-    graphed, splits = False, True
-    window: Window | None = None
-    bytes_spared = 0
-    one_token_gain: float | None = None
+    name, graphed, bytes_spared = "known text", False, 0
     n_replays = n_single = 0
     hidden: Mapping[int, Tensor]
 

@@ -24,10 +24,10 @@ from speclab.extensions.batch.decoding.row_buffers import (
     RowsPass,
     over_rows,
 )
-from speclab.models.backends.buffers import kv_shapes
+from speclab.engines.cuda.buffers import kv_shapes
 from speclab.models.backends.compile_functions import BLOCK
-from speclab.models.backends.cuda_graphs import GraphedModel
-from speclab.models.backends.eager import decoder_layers
+from speclab.engines.cuda.cuda_graphs import GraphedModel
+from speclab.engines.eager import decoder_layers
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
 from speclab.models.checking import checks

@@ -19,13 +19,13 @@ from transformers import Cache, PreTrainedModel
 
 from speclab.core import graphs
 from speclab.models.backends import rewrites
-from speclab.models.backends.buffers import WrittenInPlace
+from speclab.engines.cuda.buffers import WrittenInPlace
 from speclab.models.backends.compile_functions import BLOCK
-from speclab.models.backends.cuda_graphs import GraphedModel, rows_read
-from speclab.models.backends.eager import decoder_layers, layer_outputs
+from speclab.engines.cuda.cuda_graphs import GraphedModel, rows_read
+from speclab.engines.eager import decoder_layers, layer_outputs
 from speclab.models.backends.exported import EXAMPLE_ROWS, TOTALS, WIDTHS, ExportedModel, export, functions
 from speclab.models.backends.protocols import FastModel
-from speclab.models.backends.windows import masks, window_of
+from speclab.engines.windows import masks, window_of
 from speclab.models.family import context_length
 
 Pass = Callable[..., tuple[Tensor, ...]]

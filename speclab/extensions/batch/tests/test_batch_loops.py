@@ -26,7 +26,7 @@ from speclab.extensions.batch.decoding.loops import (
 from speclab.extensions.batch.decoding.texts import Request
 from speclab.extensions.batch.tests.test_batched_model import RowCache, in_rows
 from speclab.extensions.batch.tests.trees import trees
-from speclab.models.backends.cuda_graphs import GraphedModel
+from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.models.cached import CachedModel
 from speclab.system.errors import UsageProblem
 from tests.grids import pairs_often

@@ -13,7 +13,7 @@ from speclab.extensions.batch.decoding.batched_model import BatchedModel, check_
 from speclab.extensions.batch.decoding.row_buffers import Programs
 from speclab.extensions.batch.tests.trees import trees
 from speclab.models.backends import compiled
-from speclab.models.backends.cuda_graphs import GraphedModel
+from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem

@@ -8,8 +8,8 @@ from torch import Tensor
 from speclab.core.rounds import Draft
 from speclab.extensions.exits.drafter import ExitDrafter
 from speclab.models.backends import eager
-from speclab.models.backends.buffers import BufferedBackend
-from speclab.models.backends.eager import EagerBackend
+from speclab.engines.cuda.buffers import BufferedBackend
+from speclab.engines.eager import EagerBackend
 from speclab.models.backends.exported import ExportedModel
 from tests.mutants.bugs import mutant
 

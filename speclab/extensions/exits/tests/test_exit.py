@@ -16,7 +16,7 @@ from speclab.extensions.exits.drafter import ExitDrafter
 from speclab.extensions.exits.tests.adapters import tiny_adapter, trained_exit
 from speclab.lab.bench import Bench
 from speclab.lab.known_texts.acceptance_probs import accept_probs
-from speclab.models.backends.eager import EagerBackend, decoder_layers
+from speclab.engines.eager import EagerBackend, decoder_layers
 from speclab.models.cached import CachedModel
 from speclab.models.first_layers import FirstLayers, check_split
 from speclab.models.prompts import Prompt
@@ -100,7 +100,7 @@ def test_an_end_token_inside_a_block_ends_the_text():
 
 def test_buffers_grow_in_the_middle_of_a_round(monkeypatch):
     """The first layers outgrow the target's buffers, and the adapter's own, while the others wait."""
-    monkeypatch.setattr("speclab.models.backends.buffers.SPARE", 2)
+    monkeypatch.setattr("speclab.engines.cuda.buffers.SPARE", 2)
     monkeypatch.setattr("speclab.drafts.heads.drafter.SPARE", 8)
     model, adapter, texts = trained_exit()
     target = reading(model, adapter, "fast")

@@ -7,7 +7,7 @@ from transformers import Cache
 
 from speclab.extensions.recurrent import backend, family
 from speclab.extensions.recurrent.backend import RecurrentBackend
-from speclab.models.backends.eager import EagerBackend
+from speclab.engines.eager import EagerBackend
 from speclab.models.checking import checks
 from speclab.models.family import family_of
 from tests.mutants.bugs import mutant

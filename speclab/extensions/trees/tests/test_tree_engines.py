@@ -12,7 +12,7 @@ from speclab.extensions.trees.fixed import TreeDrafter
 from speclab.extensions.trees.merged import MergedDrafter
 from speclab.lab.bench import Bench
 from speclab.lab.harness import measure
-from speclab.models.backends.cuda_graphs import GraphedModel
+from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.records.arms import BASELINE, Arm

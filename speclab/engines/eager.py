@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from speclab.models.backends.windows import Window, keep_what_leaves, masks, reading_all_rows
+from speclab.engines.windows import Window, keep_what_leaves, masks, reading_all_rows
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
-from speclab.models.backends.eager import layer_outputs, move_rows
+from speclab.engines.eager import layer_outputs, move_rows
 from speclab.models.family import NoFastBackend, cached_layers, context_length, family_of
 
 SPARE = 512  # tokens that new buffers can take after a prompt before they have to grow

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from speclab.models.backends.attention import GroupedAttention, TwoProducts, asks_library, shares
+from speclab.engines.cuda.attention import GroupedAttention, TwoProducts, asks_library, shares
 from speclab.system.errors import first_line
 from speclab.system.terminal import note
 

@@ -25,10 +25,10 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from speclab.core import graphs
-from speclab.models.backends.buffers import BufferedBackend, Buffers, WrittenInPlace, kv_shapes, padded_mask
-from speclab.models.backends.eager import decoder_layers, layer_outputs
-from speclab.models.backends.kernels import Kernels, usable_compiler
-from speclab.models.backends.windows import masks, window_of
+from speclab.engines.cuda.buffers import BufferedBackend, Buffers, WrittenInPlace, kv_shapes, padded_mask
+from speclab.engines.eager import decoder_layers, layer_outputs
+from speclab.engines.cuda.kernels import Kernels, usable_compiler
+from speclab.engines.windows import masks, window_of
 from speclab.models.family import context_length
 
 BUCKET = 256  # rows
@@ -59,13 +59,12 @@ class GraphedModel:
     widths: the widths that passes are padded to. free: the graph caches that no decoding uses now.
     """
 
-    graphed = True
-    splits = False
-    one_token_gain: float | None = None
+    name, graphed = "graphs", True
     bytes_spared = 0
 
     def __init__(self, model: PreTrainedModel, compile_parts: bool = True):
         self.model, self.shapes, self.window = model, kv_shapes(model), window_of(model)
+        self.largest_window = self.window.size if self.window else 0
         self.kernels = Kernels(model, usable_compiler(model.device) if compile_parts else None)
         self.layers = range(len(decoder_layers(model)))
         self.widths: set[int] = {1}
