@@ -13,7 +13,7 @@ from torch import Tensor
 
 from draft_models import as_draft, as_drawn
 from speclab.core.rounds import Draft, Target
-from speclab.core.sampling import Drawn, Sampling, draw_draft, probability, repeated, to_device
+from speclab.core.sampling import Drawn, Sampling, draw_draft, probability, to_device
 from speclab.drafts.heads.drafter import HeadDrafter, joined
 from speclab.drafts.heads.feature import FeatureHead, parts_of_head
 from speclab.engines.c_pass import CBackend, CModel

@@ -122,7 +122,11 @@ class Packed:
         if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in (parts.embeddings, parts.head[0])):
             raise NoFastBackend("the engine c is made for float32 on a CPU")
         self.parts, self._kept, self._angles = parts, [], {}
-        found = {(i, name): stored(getattr(layer, name)[0].detach()) for i, layer in enumerate(parts.layers) for name in MATRICES}
+        found = {
+            (i, name): stored(getattr(layer, name)[0].detach())
+            for i, layer in enumerate(parts.layers)
+            for name in MATRICES
+        }
         found[-1, "head"] = stored(parts.head[0].detach())
         self.kinds = sum({1 << kind for kind, *_ in found.values()})
         self.library = library(self.kinds)
@@ -141,13 +145,23 @@ class Packed:
         sizes = {name: int(getattr(parts, name)) for name in (*SIZES, *SWITCHES)}
         numbers = {name: float(getattr(parts, name)) for name in NUMBERS}
         pointers = {"embeddings": self._kept_at(parts.embeddings), "places": self._kept_at(parts.places)}
-        self.model = Model(layers=len(parts.layers), hidden=self.hidden, ids=len(parts.head[0]), layer=self.layers, **sizes, **numbers, **pointers)
+        self.model = Model(
+            layers=len(parts.layers),
+            hidden=self.hidden,
+            ids=len(parts.head[0]),
+            layer=self.layers,
+            **sizes,
+            **numbers,
+            **pointers,
+        )
         self.model.last, self.model.states = self._norm(parts.last), self._norm(parts.states)
         self.model.head = self._matrix(found[-1, "head"], parts.head[1], 1)
         self.page_floats = self.library.page_floats(ctypes.byref(self.model))
         self.width = -(-len(parts.head[0]) // self.lanes) * self.lanes  # of the rows of logits
         weights = [(numbers, scale, low) for _, _, numbers, scale, low in found.values()]
-        self.bytes_spared = sum(4 * w[0].numel() for w in weights) - sum(part.nbytes for w in weights for part in w if part is not None)
+        self.bytes_spared = sum(4 * w[0].numel() for w in weights) - sum(
+            part.nbytes for w in weights for part in w if part is not None
+        )
         self._scratch, self._reached = torch.empty(0), 0
         self._numbers, self._zeros = (torch.zeros(0, dtype=torch.int32) for _ in range(2))
 

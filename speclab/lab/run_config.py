@@ -6,6 +6,7 @@ from typing import Any
 from speclab.core.drafter import Drafter
 from speclab.core.rules import TOKEN
 from speclab.drafts.lengths import LONGEST
+from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.lab import free_cores
 from speclab.lab.bench import SPECULATIVE, Bench
 from speclab.lab.harness import Measurement
@@ -17,7 +18,6 @@ from speclab.models.setup import Setup
 from speclab.records import files, runs
 from speclab.records.arms import AUTO, BASELINE, EAGER, GENERATE, Arm
 from speclab.records.log_files import LogFile
-
 
 
 @dataclass

@@ -147,7 +147,9 @@ def busy_line(run: Head) -> str | None:
     probe = run.machine.probe
     if probe is None or probe.free:
         return None
-    return f"BUSY: when the run began, {cores.complaint(probe.load, run.machine.cores or 1) or 'the cores were not free'}"
+    return (
+        f"BUSY: when the run began, {cores.complaint(probe.load, run.machine.cores or 1) or 'the cores were not free'}"
+    )
 
 
 def late_line(run: LabRun) -> str | None:

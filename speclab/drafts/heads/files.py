@@ -25,8 +25,8 @@ from transformers.utils import cached_file
 from speclab.drafts.heads.block import BlockConfig, BlockHead
 from speclab.drafts.heads.feature import FeatureHead, HeadConfig
 from speclab.drafts.heads.parts import rotations
-from speclab.models import loading
 from speclab.engines.eager import decoder_layers
+from speclab.models import loading
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.files import install_advice, parse_json, read_bytes, whole_folder, write_whole
 from speclab.system.terminal import note

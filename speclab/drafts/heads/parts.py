@@ -11,7 +11,6 @@ from torch.nn.functional import linear, rms_norm
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
-
 Rotation = tuple[Tensor, Tensor]
 """Cosines of positions, and their sines, of which the first half has its sign changed: (1, n, head size) each."""
 

@@ -26,8 +26,8 @@ from transformers.cache_utils import Cache
 
 from speclab.core import graphs
 from speclab.engines.cuda.buffers import BufferedBackend, Buffers, WrittenInPlace, kv_shapes, padded_mask
-from speclab.engines.eager import decoder_layers, layer_outputs
 from speclab.engines.cuda.kernels import Kernels, usable_compiler
+from speclab.engines.eager import decoder_layers, layer_outputs
 from speclab.engines.windows import masks, window_of
 from speclab.models.family import context_length
 

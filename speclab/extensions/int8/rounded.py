@@ -42,7 +42,11 @@ def rounded(model: PreTrainedModel) -> PreTrainedModel:
     n_rounded = sum(layer.weight.numel() for layer in layers.values())
     output = model.get_output_embeddings()
     tied = output.weight.numel() if output is not None and output.weight is model.get_input_embeddings().weight else 0
-    n_read = sum(p.numel() for p in family_of(model).weights(model) if p.ndim > 1) - model.get_input_embeddings().weight.numel() + tied
+    n_read = (
+        sum(p.numel() for p in family_of(model).weights(model) if p.ndim > 1)
+        - model.get_input_embeddings().weight.numel()
+        + tied
+    )
     if n_rounded < (1 - MOST_LEFT) * n_read:
         raise EnvironmentProblem(
             f"--draft int8 rounds linear layers, and only {n_rounded / n_read:.0%} of the weights of "

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings
 from speclab.drafts.heads.rollout import target_pass
+from speclab.engines.eager import first_states
 from speclab.lab.harness import Measurement
 from speclab.lab.instruments import LoopFunctions, with_parts
-from speclab.engines.eager import first_states
 from speclab.models.cached import CachedModel
 from speclab.records.arms import Arm
 from speclab.records.log import RoundCounts

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from speclab.models import memory
 from speclab.engines.cuda.buffers import kv_shapes
 from speclab.engines.windows import window_of
+from speclab.models import memory
 from speclab.models.cached import CachedModel
 from speclab.models.checking import rounding
 from speclab.models.checking.rounding import MARGIN, SAMPLES, Reference
