@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 import torch
+from speclab.models.backends import rewrites
 from torch import Tensor
 
 from baseline_autoregressive import autoregressive_decode
@@ -13,7 +14,6 @@ from optimized_speculative import speculative_decode
 from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import DecodeSettings, Round, tokens_of
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.models.backends import rewrites
 from speclab.engines.eager import EagerBackend
 from speclab.models.cached import CachedModel
 

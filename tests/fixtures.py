@@ -2,14 +2,11 @@
 
 import math
 import os
-import tempfile
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when the library is imported
 import pytest
 import torch
-import torch._dynamo
-import torch.fx.config
 from hypothesis import settings
 
 from speclab.models import timing
@@ -19,16 +16,13 @@ from speclab.theory import noise
 from tests.llamas import VOCAB, tiny_llama
 from training.pair import train_tokenizer
 
-NO_PACKAGES = tempfile.TemporaryDirectory(prefix="speclab-tests-")
-os.environ["SPECLAB_CACHE"] = NO_PACKAGES.name  # compiled passes of earlier runs must not change what is tested
+CACHE = Path(__file__).parents[1] / "build" / "test-cache"  # pass.c is compiled once for all runs of the tests
+CACHE.mkdir(mode=0o700, parents=True, exist_ok=True)
+os.environ["SPECLAB_CACHE"] = str(CACHE)
 # The same examples in every run, and no deadline: a slow machine must not fail a test.
 settings.register_profile("lab", deadline=None, derandomize=True, database=None)
 settings.load_profile("lab")
 torch.set_num_threads(1)  # the models are tiny: more threads only add noise and time
-# Without these a tiny model is exported in two thirds of the time. The lab's own pair is exported with them by
-# `make quick` and `make check`, which .ci/run calls.
-torch._dynamo.config.fake_tensor_cache_enabled = False
-torch.fx.config.do_not_emit_stack_traces = True
 
 
 @pytest.fixture(autouse=True)
@@ -39,11 +33,11 @@ def same_weights() -> None:
 
 @pytest.fixture(autouse=True)
 def quiet_machine(monkeypatch) -> None:
-    """No test depends on what else runs here; none waits for the probe of the cores, large blocks or fine pictures."""
+    """No test depends on what else runs here; none waits for large blocks or fine pictures."""
     monkeypatch.setattr(noise, "FURTHEST", math.inf)
     monkeypatch.setattr(timing, "LARGE", 2**20)
     monkeypatch.setattr(figures, "DPI", 40)
-    monkeypatch.setattr(cores, "together", lambda threads: cores.Work(100.0 * threads, 1.0 * threads, 1.0 * threads))
+    monkeypatch.setattr(cores, "AT_START", 0.0)
 
 
 @pytest.fixture

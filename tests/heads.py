@@ -4,6 +4,7 @@ import functools
 from typing import Any
 
 import torch
+from speclab.drafts.heads.passes import compile_steps
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
@@ -13,7 +14,6 @@ from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.heads.feature import FeatureHead, HeadConfig
 from speclab.drafts.heads.files import weights_of
 from speclab.drafts.heads.parts import rotations
-from speclab.drafts.heads.passes import compile_steps
 from speclab.drafts.heads.rollout import rollout, target_pass
 from speclab.lab.training.recipes import Likely, likely
 from speclab.models.cached import CachedModel

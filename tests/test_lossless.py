@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 import scipy.stats
 import torch
+from speclab.models.backends import eager
 from torch import Tensor
 from transformers import MixtralConfig, MixtralForCausalLM
 
@@ -29,7 +30,6 @@ from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength, RoundCosts
 from speclab.drafts.suffix import SuffixDrafter
 from speclab.lab.instruments import LoopFunctions, with_phases
-from speclab.models.backends import eager
 from speclab.models.cached import CachedModel
 from speclab.models.checking import wider
 from speclab.models.checking.rounding import Reference

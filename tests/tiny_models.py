@@ -5,12 +5,10 @@ Everything is built here, from seeds: no network, no files, no global random sta
 
 import copy
 import weakref
-from collections.abc import Callable
 from types import SimpleNamespace
-from unittest import mock
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -31,9 +29,8 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from speclab.models.backends import exported, packages
-from speclab.models.backends.exported import ExportedModel
-from speclab.models.backends.rewrites import copied
+from speclab.engines.c_pass import CModel
+from speclab.models import engine_choice
 
 VOCAB = 48
 WINDOW = 8  # of the sliding-window families: shorter than every prompt plus output
@@ -116,59 +113,14 @@ def perturbed(model: nn.Module, noise: float, seed: int = 1) -> nn.Module:
     return other.eval()
 
 
-_FLAT: weakref.WeakKeyDictionary[PreTrainedModel, ExportedModel] = weakref.WeakKeyDictionary()
-_IN_PARTS: weakref.WeakKeyDictionary[PreTrainedModel, ExportedModel] = weakref.WeakKeyDictionary()
-_KERNELS: dict[tuple, fx.GraphModule] = {}  # as exported, by all that they depend on
-_export = exported.export
+_ON_C: weakref.WeakKeyDictionary[PreTrainedModel, CModel] = weakref.WeakKeyDictionary()
 
 
-def in_parts(model: PreTrainedModel) -> ExportedModel:
-    """The same with its passes cut into layers, as they are compiled, of 1, 3, 5 and 9 tokens; nothing is compiled."""
-    if model not in _IN_PARTS:
-        exported = flattened(model)
-        parts = _IN_PARTS[model] = copy.copy(exported)
-        parts.programs = {width: exported.cut.program(width, 1, uncompiled) for width in (1, 3, 5, 9)}
-    return _IN_PARTS[model]
-
-
-def uncompiled(name: str, source: Callable[[], packages.Source]) -> packages.Run:
-    """The function that would be compiled, called as it is. It takes contiguous tensors and nothing else."""
-    module, *_ = source()
-
-    def call(inputs: list[Tensor]) -> list[Tensor]:
-        assert all(isinstance(x, Tensor) and x.is_contiguous() for x in inputs)
-        return module(*inputs)
-
-    return call
-
-
-def flattened(model: PreTrainedModel) -> ExportedModel:
-    """The model for the fast backend. An export takes seconds: models that differ in their weights alone share one."""
-    if model not in _FLAT:
-        with mock.patch.object(exported, "export", _exported_once):
-            _FLAT[model] = ExportedModel(model)
-    return _FLAT[model]
-
-
-def _exported_once(one_pass: nn.Module, arguments: tuple, dynamic: tuple) -> fx.GraphModule:
-    """The kernels of a pass, with the weights of this model."""
-    config = one_pass.model.config
-    key = config.to_json_string(use_diff=False), config._attn_implementation, one_pass.model.dtype, (*one_pass.layers,)
-    if key not in _KERNELS:
-        _KERNELS[key] = _export(one_pass, arguments, dynamic)
-    graph = copied(_KERNELS[key])  # rewrites change it
-    own = {**dict(one_pass.named_parameters(remove_duplicate=False)), **dict(one_pass.named_buffers())}
-    assert {name for name, _ in graph.named_parameters()} <= set(own)
-    for name, tensor in own.items():
-        where, _, last = name.rpartition(".")
-        try:
-            holder = graph.get_submodule(where)
-        except AttributeError:  # no kernel reads it
-            continue
-        if hasattr(holder, last):
-            delattr(holder, last)
-            setattr(holder, last, tensor)
-    return graph
+def on_c(model: PreTrainedModel) -> CModel:
+    """The model, in float32, for the engine `c`; packed once."""
+    if model not in _ON_C:
+        _ON_C[model] = engine_choice.on_c(model)
+    return _ON_C[model]
 
 
 class PlainTransformer(nn.Module):

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
+from speclab.models.backends.protocols import FastModel
 from transformers import GenerationConfig, PreTrainedModel
 
 from baseline_autoregressive import autoregressive_decode
@@ -25,7 +26,6 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.lab.training.degraded_drafts import noisy
 from speclab.models import engine_choice, loading, memory
-from speclab.models.backends.protocols import FastModel
 from speclab.models.cached import CachedModel
 from speclab.models.checking.checks import OTHER_DRAFT, check_model
 from speclab.models.checking.rounding import Reference

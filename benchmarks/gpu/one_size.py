@@ -31,12 +31,12 @@ from speclab.cli import flags, parsing
 from speclab.core.drafter import Drafter
 from speclab.drafts import registry
 from speclab.drafts.registry import check_prompts
+from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.lab import comparison
 from speclab.lab.harness import Measurement, measure
 from speclab.lab.output_checks import exit_code, judge, judge_greedy, to_judge
 from speclab.lab.padded_pair import padded_kinds
 from speclab.lab.run_config import RunConfig
-from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.models.cached import CachedModel
 from speclab.models.padded.sizes import is_lab_size
 from speclab.present import first_screen

@@ -26,10 +26,10 @@ from benchmarks.gpu.findings import FindingsRun, Numbers, add, page
 from speclab.cli import flags, parsing
 from speclab.core import graphs
 from speclab.drafts import registry
-from speclab.models import loading, timing
 from speclab.engines.cuda.attention import Attend, TwoProducts, fused, shares
 from speclab.engines.cuda.buffers import causal_mask
 from speclab.engines.cuda.kernels import usable_compiler
+from speclab.models import loading, timing
 from speclab.records import files
 from speclab.system.errors import EnvironmentProblem, reports_problems
 

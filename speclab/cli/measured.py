@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from speclab.cli.output import Output, Step, View
-from speclab.lab import free_cores
 from speclab.lab.run_config import RunConfig
 from speclab.present.pictures import library
 from speclab.records.runs import Head

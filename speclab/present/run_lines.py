@@ -168,7 +168,7 @@ def rough_line(run: Head) -> str | None:
     was_told = run.machine.probe is not None and not run.machine.probe.free
     return (
         f"{said}, so speeds and speedups that are marked rough may be off by as much; texts and counts do not depend "
-        "on the clock" + f"; stop other work and run again for better ones" * (not was_told)
+        "on the clock" + "; stop other work and run again for better ones" * (not was_told)
     )
 
 

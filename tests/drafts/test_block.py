@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from speclab.models.backends.rewrites import can_prepack
 from torch import Tensor
 
 from speclab.core.sampling import Sampling
@@ -15,7 +16,6 @@ from speclab.drafts.heads.parts import rotations
 from speclab.drafts.heads.rollout import target_pass
 from speclab.lab.bench import Bench
 from speclab.lab.known_texts.acceptance_probs import accept_probs
-from speclab.models.backends.rewrites import can_prepack
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup

@@ -6,9 +6,9 @@ import torch
 from speclab.core.sampling import Sampling
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.feature import FeatureHead
+from speclab.engines.eager import layer_outputs
 from speclab.lab.bench import Bench
 from speclab.lab.known_texts.acceptance_probs import accept_probs
-from speclab.engines.eager import layer_outputs
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup

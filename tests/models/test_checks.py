@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from speclab.models.backends import eager
 from transformers import (
     BertConfig,
     BertLMHeadModel,
@@ -18,7 +19,6 @@ from transformers import (
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from speclab.models import family
-from speclab.models.backends import eager
 from speclab.models.cached import CachedModel
 from speclab.models.checking import checks, rounding
 from speclab.models.checking.checks import (

@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from speclab.models.backends import eager, exported, windows
+from speclab.models.backends.exported import ExportedModel
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -22,8 +24,6 @@ from transformers import (
 )
 
 from speclab.models import engine_choice
-from speclab.models.backends import eager, exported, windows
-from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
 from speclab.models.checking import checks, rounding
 from speclab.models.checking.rounding import Reference

@@ -5,11 +5,11 @@ import functools
 
 import pytest
 import torch
+from speclab.models.backends.exported import ExportedModel
 from transformers import LlamaConfig, PreTrainedModel
 
 from draft_models import ModelDrafter
 from speclab.models import engine_choice
-from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
 from speclab.models.family import Room, configured_room
 from tests.decoding import plain_text, speculative_rounds

@@ -1,21 +1,21 @@
 """Bugs in speclab/models/backends: positions, masks, buffers and graphs of the fast engine."""
 
 import torch
+from speclab.models.backends import buffers as buffers_module
+from speclab.models.backends import windows
+from speclab.models.backends.compiled import Program
+from speclab.models.backends.exported import ExportedModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from speclab.core import graphs
 from speclab.core.sampling import Sampling
-from speclab.lab.bench import Bench
-from speclab.models import engine_choice
-from speclab.models.backends import buffers as buffers_module
-from speclab.models.backends import windows
 from speclab.engines.cuda.attention import GroupedAttention, TwoProducts
 from speclab.engines.cuda.buffers import Buffers
-from speclab.models.backends.compiled import Program
 from speclab.engines.cuda.cuda_graphs import GraphBackend, GraphCache, GraphedModel
-from speclab.models.backends.exported import ExportedModel
 from speclab.engines.cuda.kernels import Joined
+from speclab.lab.bench import Bench
+from speclab.models import engine_choice
 from tests.mutants.bugs import mutant
 
 WIDTHS = "logits_at_every_width_and_across_a_growing_buffer"

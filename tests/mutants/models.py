@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from speclab.models.backends.exported import ExportedModel
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from speclab.lab import decodings, instruments, output_checks
 from speclab.models import cached, engine_choice, family, loading, pieces, prompts, setup
-from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
 from speclab.models.checking import checks, rounding
 from speclab.models.padded import padding

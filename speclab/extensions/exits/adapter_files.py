@@ -26,9 +26,9 @@ from speclab.drafts.heads.files import (
     shapes_of,
     weights_of,
 )
+from speclab.engines.eager import decoder_layers
 from speclab.extensions.exits.adapter import ExitAdapter, ExitConfig
 from speclab.models import loading
-from speclab.engines.eager import decoder_layers
 from speclab.system.errors import UsageProblem
 from speclab.system.files import whole_folder, write_whole
 

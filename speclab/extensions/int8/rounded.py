@@ -8,7 +8,6 @@ Embeddings and norms stay as they are, and all of them are the target's own tens
 
 import copy
 
-import torch
 from torch import Tensor, nn
 from transformers import Conv1D, PreTrainedModel
 

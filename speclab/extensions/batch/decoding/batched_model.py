@@ -16,6 +16,9 @@ from torch import Tensor, nn
 
 from speclab.core.rounds import Decided, Draft
 from speclab.core.sampling import to_device
+from speclab.engines.cuda.buffers import kv_shapes
+from speclab.engines.cuda.cuda_graphs import GraphedModel
+from speclab.engines.eager import decoder_layers
 from speclab.extensions.batch.decoding.row_buffers import (
     CompiledRowBuffers,
     GraphedRowBuffers,
@@ -24,10 +27,7 @@ from speclab.extensions.batch.decoding.row_buffers import (
     RowsPass,
     over_rows,
 )
-from speclab.engines.cuda.buffers import kv_shapes
 from speclab.models.backends.compile_functions import BLOCK
-from speclab.engines.cuda.cuda_graphs import GraphedModel
-from speclab.engines.eager import decoder_layers
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
 from speclab.models.checking import checks

@@ -18,14 +18,14 @@ from torch import Tensor, fx, nn
 from transformers import Cache, PreTrainedModel
 
 from speclab.core import graphs
-from speclab.models.backends import rewrites
 from speclab.engines.cuda.buffers import WrittenInPlace
-from speclab.models.backends.compile_functions import BLOCK
 from speclab.engines.cuda.cuda_graphs import GraphedModel, rows_read
 from speclab.engines.eager import decoder_layers, layer_outputs
+from speclab.engines.windows import masks, window_of
+from speclab.models.backends import rewrites
+from speclab.models.backends.compile_functions import BLOCK
 from speclab.models.backends.exported import EXAMPLE_ROWS, TOTALS, WIDTHS, ExportedModel, export, functions
 from speclab.models.backends.protocols import FastModel
-from speclab.engines.windows import masks, window_of
 from speclab.models.family import context_length
 
 Pass = Callable[..., tuple[Tensor, ...]]

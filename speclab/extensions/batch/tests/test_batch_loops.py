@@ -15,6 +15,7 @@ from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
+from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.extensions.batch.decoding.batched_model import BatchedModel
 from speclab.extensions.batch.decoding.drafters import BatchedModelDrafter, RowByRow, RowOfTarget, side_by_side
 from speclab.extensions.batch.decoding.loops import (
@@ -26,7 +27,6 @@ from speclab.extensions.batch.decoding.loops import (
 from speclab.extensions.batch.decoding.texts import Request
 from speclab.extensions.batch.tests.test_batched_model import RowCache, in_rows
 from speclab.extensions.batch.tests.trees import trees
-from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.models.cached import CachedModel
 from speclab.system.errors import UsageProblem
 from tests.grids import pairs_often

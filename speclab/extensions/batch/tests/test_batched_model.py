@@ -4,17 +4,17 @@ from collections.abc import Iterable
 
 import pytest
 import torch
+from speclab.models.backends import compiled
+from speclab.models.backends.exported import ExportedModel
 from torch import Tensor
 
 from benchmarks.families import tiny_families
 from speclab.core import graphs
+from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.extensions.batch.decoding import batched_model, row_buffers
 from speclab.extensions.batch.decoding.batched_model import BatchedModel, check_batch
 from speclab.extensions.batch.decoding.row_buffers import Programs
 from speclab.extensions.batch.tests.trees import trees
-from speclab.models.backends import compiled
-from speclab.engines.cuda.cuda_graphs import GraphedModel
-from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem
 from tests.grids import pairs_often

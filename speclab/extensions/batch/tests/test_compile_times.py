@@ -1,13 +1,13 @@
 """What `python -m benchmarks.compiling` loads and how often, on a tiny pair whose functions are not really compiled."""
 
 import pytest
+from speclab.models.backends import packages
+from tests.models.test_compiled import pretend_to_compile
 
 from benchmarks import compiling
-from speclab.models.backends import packages
 from speclab.records import files
 from speclab.system import cache
 from speclab.system.errors import UsageProblem
-from tests.models.test_compiled import pretend_to_compile
 
 
 def test_everything_is_loaded_three_times_and_compiled_once(pair_folder, tmp_path, monkeypatch, capsys):

@@ -7,10 +7,10 @@ from transformers import PreTrainedModel
 from draft_models import ModelDrafter
 from speclab.core.rounds import Target
 from speclab.core.sampling import Sampling
+from speclab.engines.eager import EagerBackend
 from speclab.extensions.encoders import backend as encoders_backend
 from speclab.extensions.encoders.backend import EncoderDecoderBackend
 from speclab.extensions.encoders.family import EncoderRoom
-from speclab.engines.eager import EagerBackend
 from speclab.models.checking import rounding, uncached
 from tests.mutants.bugs import mutant
 

@@ -6,9 +6,9 @@ import torch
 from transformers import PreTrainedModel
 
 from speclab.drafts.heads.files import weights_of
+from speclab.engines.eager import decoder_layers
 from speclab.extensions.exits.adapter import ExitAdapter, ExitConfig
 from speclab.extensions.exits.recipe import exit_loss
-from speclab.engines.eager import decoder_layers
 from tests.heads import N_LEARNT, block, distance, learnt_texts, read
 from tests.tiny_models import tiny
 

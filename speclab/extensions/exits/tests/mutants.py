@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 import torch
+from speclab.models.backends import eager
+from speclab.models.backends.exported import ExportedModel
 from torch import Tensor
 
 from speclab.core.rounds import Draft
-from speclab.extensions.exits.drafter import ExitDrafter
-from speclab.models.backends import eager
 from speclab.engines.cuda.buffers import BufferedBackend
 from speclab.engines.eager import EagerBackend
-from speclab.models.backends.exported import ExportedModel
+from speclab.extensions.exits.drafter import ExitDrafter
 from tests.mutants.bugs import mutant
 
 FILE = "test_exit"

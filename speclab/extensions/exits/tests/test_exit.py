@@ -11,12 +11,12 @@ from draft_models import NgramDrafter
 from speclab.core.rounds import AcceptResult, Draft
 from speclab.core.sampling import Sampling
 from speclab.drafts.hybrid import HybridDrafter
+from speclab.engines.eager import EagerBackend, decoder_layers
 from speclab.extensions.exits.adapter import ExitAdapter
 from speclab.extensions.exits.drafter import ExitDrafter
 from speclab.extensions.exits.tests.adapters import tiny_adapter, trained_exit
 from speclab.lab.bench import Bench
 from speclab.lab.known_texts.acceptance_probs import accept_probs
-from speclab.engines.eager import EagerBackend, decoder_layers
 from speclab.models.cached import CachedModel
 from speclab.models.first_layers import FirstLayers, check_split
 from speclab.models.prompts import Prompt

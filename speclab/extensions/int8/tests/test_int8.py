@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from speclab.models.backends.exported import ExportedModel
 from torch import nn
 
 from speclab.core.rounds import tokens_of
@@ -9,7 +10,6 @@ from speclab.core.sampling import Sampling
 from speclab.extensions.int8 import __main__ as command
 from speclab.extensions.int8 import rounded
 from speclab.extensions.int8.kinds import Int8Drafter
-from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem
 from tests.cli.bad_inputs import Row, S

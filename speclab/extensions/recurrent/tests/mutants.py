@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from transformers import Cache
 
+from speclab.engines.eager import EagerBackend
 from speclab.extensions.recurrent import backend, family
 from speclab.extensions.recurrent.backend import RecurrentBackend
-from speclab.engines.eager import EagerBackend
 from speclab.models.checking import checks
 from speclab.models.family import family_of
 from tests.mutants.bugs import mutant

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from speclab.models.backends.exported import ExportedModel
 
 from speclab.core.sampling import Sampling
 from speclab.drafts.registry import check_prompts
@@ -14,7 +15,6 @@ from speclab.extensions.tokenizers.tests.test_retokenized import OF_TARGET, OTHE
 from speclab.lab.bench import Bench
 from speclab.lab.known_texts.acceptance_probs import accept_probs
 from speclab.models import engine_choice, loading, prompts
-from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
 from speclab.system.errors import UsageProblem

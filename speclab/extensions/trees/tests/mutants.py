@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
+from speclab.models.backends import windows
 from torch import Tensor
 
 from speclab.core import accept as accept_module
@@ -20,7 +21,6 @@ from speclab.extensions.trees.fixed import TreeDrafter
 from speclab.extensions.trees.fixed import without_replacement as right_children
 from speclab.extensions.trees.growing import GrowingFeature, GrowingModel
 from speclab.extensions.trees.merged import MergedDrafter
-from speclab.models.backends import windows
 from speclab.models.cached import CachedModel
 from tests.mutants.bugs import mutant
 from tests.mutants.settings import unfiltered

@@ -6,13 +6,13 @@ import torch
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import Sampling
+from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.extensions.trees.best import BestTreeDrafter
 from speclab.extensions.trees.checks import check_tree
 from speclab.extensions.trees.fixed import TreeDrafter
 from speclab.extensions.trees.merged import MergedDrafter
 from speclab.lab.bench import Bench
 from speclab.lab.harness import measure
-from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.records.arms import BASELINE, Arm

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from speclab.models.backends import windows
 from torch import Tensor
 
 from benchmarks.families import tiny_families
@@ -19,7 +20,6 @@ from speclab.extensions.trees.best import BestTreeDrafter
 from speclab.extensions.trees.checks import check_tree
 from speclab.extensions.trees.draft import TreeDraft, chain, reads
 from speclab.extensions.trees.fixed import TreeDrafter, level_parents
-from speclab.models.backends import windows
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
 from speclab.system.errors import EnvironmentProblem, UsageProblem
