@@ -354,8 +354,9 @@ static void attend(const Model *M, int l, int g, float **pages, const float *que
   float top = -INFINITY;
   for (int i = 0; i < L; i++) if (highest[i] > top) top = highest[i];
   vec sums = {0};
-  for (int r = 0; r < n; r += L) { /* a token that reads nothing is padding: its output is 0 */
-    vec e = top == -INFINITY ? (vec){0} : exponential(load(scores + r) - top);
+  if (top == -INFINITY) top = 0; /* a token that reads nothing is padding: its output is 0, but NaN stays NaN */
+  for (int r = 0; r < n; r += L) {
+    vec e = exponential(load(scores + r) - top);
     store(scores + r, e), sums += e;
   }
   const float sum = total(sums), scale = sum == 0 ? 0 : 1 / sum;
