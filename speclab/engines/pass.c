@@ -78,7 +78,14 @@ static struct {
   void *what;
 } team = {.calling = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .bell = PTHREAD_COND_INITIALIZER};
 
-/* A thread that waits long gives its core away: beside other work, the one that it waits for may need it. */
+/* Looking again and again keeps a core busy, and where two threads share one, the other one slow: so a look rests. A
+   thread that waits long gives its core away: beside other work, the one that it waits for may need it. */
+static void rest(int looks) {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+  if (looks > 500) sched_yield();
+}
 static void meet(int n) {
   if (n == 1) return;
   int now = atomic_load_explicit(&team.meeting, memory_order_relaxed);
@@ -86,16 +93,14 @@ static void meet(int n) {
     atomic_store_explicit(&team.arrived, 0, memory_order_relaxed);
     atomic_store_explicit(&team.meeting, now + 1, memory_order_release);
   } else
-    for (int looks = 0; atomic_load_explicit(&team.meeting, memory_order_acquire) == now; looks++)
-      if (looks > 2000) sched_yield();
+    for (int looks = 0; atomic_load_explicit(&team.meeting, memory_order_acquire) == now; looks++) rest(looks);
 }
 static void *wait_for_jobs(void *number) {
   int me = (int)(intptr_t)number, seen = atomic_load(&team.job);
   atomic_fetch_sub(&team.at_work, 1); /* it is ready */
   for (;;) {
     /* The next pass of a decoding comes soon, and to be woken takes longer than to look. */
-    for (int looks = 0; looks < 20000 && atomic_load_explicit(&team.job, memory_order_acquire) == seen; looks++)
-      if (looks % 16 == 15) sched_yield();
+    for (int looks = 0; looks < 5000 && atomic_load_explicit(&team.job, memory_order_acquire) == seen; looks++) rest(looks);
     pthread_mutex_lock(&team.lock);
     while (atomic_load(&team.job) == seen) pthread_cond_wait(&team.bell, &team.lock);
     pthread_mutex_unlock(&team.lock);
@@ -106,8 +111,7 @@ static void *wait_for_jobs(void *number) {
   return NULL;
 }
 static void wait_for_all(void) {
-  for (int looks = 0; atomic_load_explicit(&team.at_work, memory_order_acquire); looks++)
-    if (looks > 2000) sched_yield();
+  for (int looks = 0; atomic_load_explicit(&team.at_work, memory_order_acquire); looks++) rest(looks);
 }
 static void forget_threads(void) { /* a forked process has none of them */
   const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
