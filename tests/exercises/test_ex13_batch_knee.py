@@ -25,6 +25,7 @@ PASSES = [  # machine, model, texts, tokens each, context
     (MACHINE, TARGET, 30, 5, 0),
     (MACHINE, TARGET, 60, 5, 0),
     (MACHINE, TARGET, 300, 1, 0),
+    (MACHINE, TARGET, 2, 200, 0),
     (MACHINE, TARGET, 1, 1, 16000),
     (MACHINE, TARGET, 8, 5, 16000),
     (MACHINE, TARGET, 256, 5, 16000),
