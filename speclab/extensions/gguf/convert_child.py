@@ -61,7 +61,8 @@ def loaded(folder: str, name: str, of_file: dict[str, Any], tensors: dict[str, i
         raise ValueError(f"it lacks the weights {', '.join(missing[:3])}" + " and more" * (len(missing) > 3))
     own = {tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}
     elsewhere = [*entries.FACTORS, *["output.weight"] * config.tie_word_embeddings]  # read above; the embeddings again
-    extra = tuple(f"blk.{n_layers + i}." for i in range(entries.n_extra_layers(of_file)))
+    n_extra = of_file.get(f"{of_file['general.architecture']}.nextn_predict_layers", 0)  # which the library drops
+    extra = tuple(f"blk.{n_layers + i}." for i in range(n_extra))
     counted = (n for tensor, n in tensors.items() if tensor not in elsewhere and not tensor.startswith(extra))
     if (n_unused := sum(counted) - sum(own.values())) > 0:
         raise ValueError(f"{n_unused} numbers of its tensors have no place in the library's {config.model_type}")

@@ -68,16 +68,10 @@ class _Entries(dict):
             f"{self.family} has no place for it"
         )
 
-    def expect(self, entry: str, *values: Any) -> None:
-        """Take an entry that may have these values only, where it is there at all."""
-        if (value := self.pop(entry, values[0])) not in values:
+    def expect(self, entry: str, right: Any) -> None:
+        """Take an entry that may have one value only, where it is there at all."""
+        if (value := self.pop(entry, right)) != right:
             self.refuse(entry, value)
-
-
-def n_extra_layers(entries: Mapping[str, Any]) -> int:
-    """Return how many layers stand behind those of the model: they predict further tokens, and the library drops
-    them."""
-    return int(entries.get(f"{entries['general.architecture']}.nextn_predict_layers", 0))
 
 
 def applied(
@@ -95,6 +89,8 @@ def applied(
 
     default = AutoConfig.for_model(settings["model_type"])
     names, settings = {*default.to_dict(), *default.attribute_map}, dict(settings)
+    if "use_sliding_window" in names:  # such a model has windows in some of its layers, and no entry says in which
+        names -= {"sliding_window", "layer_types"}
     left = _Entries(entries, settings["model_type"])
     if rope := getattr(default, "rope_parameters", None):
         _set_rope(left, settings, settings.get("rope_parameters") or rope, factors)
@@ -113,15 +109,12 @@ def applied(
         settings["layer_types"] = ["sliding_attention" if slide else "full_attention" for slide in slides[:n_layers]]
     for entry, value in left.items():
         place = next((name for name in (PLACES | SIZES).get(entry, "").split() if name in names), None)
-        if "sliding_window" in entry and "use_sliding_window" in names:
-            place = None  # the library's model has windows in some layers and not in others, as no entry says
-        if entry in SIZES:
-            settings.setdefault(place or "_", value)
+        if place and entry in SIZES:
+            settings.setdefault(place, value)  # the library knows better where it counts layers in another way
         elif place and value is not None and not isinstance(value, list):
             settings[place] = value or None if "softcapping" in entry or "window" in entry else value
-        elif entry not in HARMLESS and (value is None or value not in (0, NEUTRAL.get(entry))):
+        elif entry not in (*SIZES, *HARMLESS) and (value is None or value not in (0, NEUTRAL.get(entry))):
             left.refuse(entry, "a list" if value is None else value)
-    settings.pop("_", None)
     library = settings.get("eos_token_id")
     ends = [*(library if isinstance(library, list) else [library]), *(entries.get(end) for end in ENDS)]
     ids = list(dict.fromkeys(end for end in ends if end is not None))
@@ -159,7 +152,8 @@ def _set_rope(left: _Entries, settings: dict[str, Any], rope: dict[str, Any], fa
     width = left.get("attention.key_length") or left["embedding_length"] // left["attention.head_count"]
     left.expect("rope.dimension_count_swa", width)
     if "partial_rotary_factor" in full:
-        full["partial_rotary_factor"] = left.pop("rope.dimension_count", width) / width
+        # One step up, since the library rounds the product with the width down.
+        full["partial_rotary_factor"] = math.nextafter(left.pop("rope.dimension_count", width) / width, 1)
     left.expect("rope.dimension_count", settings.get("rotary_dim", width))
     if "mrope_section" in full:
         left.pop("rope.dimension_sections", None)

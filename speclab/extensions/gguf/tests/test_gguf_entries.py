@@ -87,6 +87,11 @@ CASES = {
     "a window": Case(
         "starcoder2", {"sliding_window": 3, "norm_epsilon": 0.01}, {"attention.sliding_window": 3, **PLAIN}
     ),
+    "a part of 44": Case(  # 30 / 44 * 44 is below 30
+        "stablelm",
+        rope(partial_rotary_factor=0.69) | {"hidden_size": 88, "num_attention_heads": 2, "layer_norm_eps": 0.01},
+        {"rope.dimension_count": 30, **PLAIN},
+    ),
     "phi3": Case(
         "phi3",
         rope(partial_rotary_factor=0.5) | {"sliding_window": 3, "rms_norm_eps": 0.01},
@@ -188,6 +193,7 @@ def test_the_model_is_that_of_a_config_written_by_hand(case, tmp_path):
         ("llama", "expert_gating_func", 2),
         ("llama", "final_logit_softcapping", 30.0),
         ("qwen2", "attention.sliding_window", 16),
+        ("qwen2", "attention.sliding_window_pattern", 2),
         ("qwen2", "attention.scale", 0.5),
         ("qwen2", "logit_scale", 0.5),
         ("starcoder2", "residual_scale", 2.0),
