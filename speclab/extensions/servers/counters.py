@@ -7,8 +7,6 @@ vLLM and llama-server count the same things under the same names, vLLM with "vll
     spec_decode_num_draft_tokens               drafted tokens
     spec_decode_num_accepted_tokens            those that were kept
     spec_decode_num_accepted_tokens_per_pos    rounds that kept the token at this position of the draft
-
-SGLang has only the mean number of tokens of a round, as a gauge over all that it has done.
 """
 
 import math
@@ -22,10 +20,10 @@ from speclab.core.counts import Counts
 from speclab.extensions.servers.engine_counts import EngineCounts
 from speclab.system.errors import EnvironmentProblem
 
-GENERATED = {"vllm:": "generation_tokens", "llamacpp:": "tokens_predicted", "sglang:": "generation_tokens"}
-NAMES = {"vllm:": "vLLM", "llamacpp:": "llama-server", "sglang:": "SGLang"}
-RUNNING = {"vllm:": "num_requests_running", "llamacpp:": "requests_processing", "sglang:": "num_running_reqs"}
-WAITING = {"vllm:": "num_requests_waiting", "llamacpp:": "requests_deferred", "sglang:": "num_queue_reqs"}
+GENERATED = {"vllm:": "generation_tokens", "llamacpp:": "tokens_predicted"}
+NAMES = {"vllm:": "vLLM", "llamacpp:": "llama-server"}
+RUNNING = {"vllm:": "num_requests_running", "llamacpp:": "requests_processing"}
+WAITING = {"vllm:": "num_requests_waiting", "llamacpp:": "requests_deferred"}
 SPECULATION = "spec_decode_num_"
 LATENCY = "inter_token_latency_seconds"  # vLLM observes it once for each output, so once for each round
 MOST_POSITIONS = 256
@@ -41,7 +39,6 @@ class Look(NamedTuple):
     n_running: int  # requests that were being answered
     n_outputs: float = 0.0  # vLLM alone: outputs after the first one of each request, and the seconds before them
     output_seconds: float = 0.0
-    accept_length: float | None = None  # SGLang alone: tokens of a round, of all that it has ever done
     n_waiting: float | None = None  # requests in the server's queue
 
 
@@ -52,10 +49,9 @@ def read(page: str) -> Look:
         raise EnvironmentProblem("a /metrics page ends in the middle of a line; take it whole, from the engine itself")
     prefix = next((name for name in GENERATED if f"\n{name}" in f"\n{page}"), None)
     if prefix is None:
-        raise EnvironmentProblem("a /metrics page has no counters of vLLM, llama-server or SGLang")
+        raise EnvironmentProblem("a /metrics page has no counters of vLLM or llama-server")
     sums: dict[str, float] = {}
     at: dict[int, int] = {}
-    n_lengths = 0
     for sample in _samples(page, prefix):
         name = sample.name.removeprefix(prefix).removesuffix("_total")
         if name == SPECULATION + "accepted_tokens_per_pos":
@@ -63,14 +59,12 @@ def read(page: str) -> Look:
             at[place] = at.get(place, 0) + _count(sample, prefix)
         else:
             whole = name == GENERATED[prefix] or name.startswith(SPECULATION)
-            n_lengths += name == "spec_accept_length"
             sums[name] = sums.get(name, 0) + (_count(sample, prefix) if whole else _amount(sample))
     if GENERATED[prefix] not in sums:
         raise EnvironmentProblem(
             f"the /metrics page of {NAMES[prefix]} has no {prefix}{GENERATED[prefix]}_total: its counters are switched "
             "off; start it without the flag that does that"
         )
-    length = sums.get("spec_accept_length", 0.0) / max(1, n_lengths)  # a mean, of each of the engine's ranks
     return Look(
         engine=NAMES[prefix],
         n_generated=int(sums[GENERATED[prefix]]),
@@ -78,7 +72,6 @@ def read(page: str) -> Look:
         n_running=int(sums.get(RUNNING[prefix], 0)),
         n_outputs=sums.get(f"{LATENCY}_count", 0.0),
         output_seconds=sums.get(f"{LATENCY}_sum", 0.0),
-        accept_length=length if length >= 1 else None,
         n_waiting=sums.get(WAITING[prefix]),
     )
 
@@ -92,7 +85,6 @@ def _samples(page: str, prefix: str) -> Iterable[Sample]:
         WAITING[prefix],
         f"{LATENCY}_sum",
         f"{LATENCY}_count",
-        "spec_accept_length",
     )
     lines = [line for line in page.splitlines() if line.startswith(tuple(prefix + name for name in wanted))]
     try:
@@ -160,7 +152,6 @@ class Between(NamedTuple):
     speculation: EngineCounts | None
     n_outputs: float  # vLLM alone: rounds, those that drafted nothing included
     round_seconds: float | None  # vLLM alone: of an output after the first one
-    accept_length: float | None
 
 
 def between(before: Look, after: Look) -> Between:
@@ -195,7 +186,7 @@ def between(before: Look, after: Look) -> Between:
     if counts:
         _check(counts, "differences")
     seconds = values[2] / values[1] if values[1] else None
-    return Between(n_generated, counts, values[1], seconds, after.accept_length)
+    return Between(n_generated, counts, values[1], seconds)
 
 
 def total(parts: Iterable[EngineCounts]) -> EngineCounts:

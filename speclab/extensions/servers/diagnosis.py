@@ -215,7 +215,7 @@ def _without_counts(found: Measured) -> Diagnosis:
     gain = [f"speedup {found.speedup:.2f}x"] if found.speedup else []
     if found.speedup and found.speedup >= FASTER:
         return Diagnosis(NOTHING, gain, "the server counts no rounds, so what a better draft would bring is not known")
-    return Diagnosis(UNKNOWN, gain, "a server that counts its rounds: vLLM, llama-server with --metrics, or SGLang")
+    return Diagnosis(UNKNOWN, gain, "a server that counts its rounds: vLLM, or llama-server with --metrics")
 
 
 def _without_plain(found: Measured, tau: float, length: float, fault: Shape | None) -> Diagnosis:

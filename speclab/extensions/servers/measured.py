@@ -45,7 +45,6 @@ class Measured:
     tokens_interval: Interval = None
     n_running: int = 0  # requests of others that were being answered
     n_disturbed: int = 0  # prompts whose times are left out
-    accept_length: float | None = None  # the server's own word for tokens per round, where it counts nothing else
     reading_seconds: float | None = None  # of a token of a prompt on the plain server, beyond what every request costs
 
     @property
@@ -64,8 +63,6 @@ class Measured:
         """Return tau."""
         if self.n_rounds:
             return self.n_tokens / self.n_rounds
-        if self.accept_length:
-            return self.accept_length
         known = self.fraction is not None and self.draft_length
         return 1 + self.fraction * self.draft_length if known else None  # type: ignore[operator]
 
@@ -161,7 +158,6 @@ def _of_pairs(pairs: Sequence[Pair], n_running: int, plain_seconds: float | None
     both = len(plain) == len(found)
     n_tokens = sum(tokens)
     has_interval = bool(rounds) and min(*rounds, *tokens) > 0
-    lengths = [one.counted.accept_length for one in found if one.counted]
     return Measured(
         counts=counted,
         n_rounds=sum(rounds),
@@ -173,7 +169,6 @@ def _of_pairs(pairs: Sequence[Pair], n_running: int, plain_seconds: float | None
         speedup_interval=formulas.ratio_interval(same_work, seconds) if both and min(seconds) > 0 else None,
         tokens_interval=formulas.ratio_interval(tokens, rounds) if has_interval else None,
         n_running=n_running,
-        accept_length=lengths[-1] if lengths else None,
         reading_seconds=reading_seconds([pair.plain.answer for pair in pairs if pair.plain]),
     )
 
@@ -226,5 +221,4 @@ def of_pages(found: Between, plain_seconds: float | None, seconds: float | None,
         plain_seconds=plain_seconds,
         seconds=seconds,
         n_running=n_running,
-        accept_length=found.accept_length,
     )

@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +117,6 @@ def find_out(
     pairs, again, stop = ask_all(speculative, plain, prompts, how)
     _check_roles(speculative, pairs)
     whole = of_pairs(pairs, look.n_running if look else 0, how.plain_seconds)
-    if whole.draft_length is None:
-        whole = replace(whole, draft_length=speculative.draft_length)
     kinds = {kind: of_pairs([one for one in pairs if one.kind == kind], 0, how.plain_seconds) for kind in _kinds(pairs)}
     verdicts = texts.judge(pairs, None if stop else plain, how.chat) if plain else []
     seen = _shapes(pairs, again, whole, kinds, other)
@@ -239,13 +237,9 @@ def _check_same(speculative: Server, plain: Server) -> None:
 def _check_roles(speculative: Server, pairs: list[Pair]) -> None:
     """The server that is to speculate must do so, as far as its counters tell."""
     drafted = any(pair.speculative.n_drafts for pair in pairs)
-    if speculative.engine != OTHER and speculative.has_page and not drafted and not _gauge(pairs):
+    if speculative.engine != OTHER and speculative.has_page and not drafted:
         raise EnvironmentProblem(
             f"{speculative.client.url} has drafted nothing: it does not speculate, found nothing to draft, or has "
             "dropped its draft (of another vocabulary, say; its log tells); start it with a draft, and give the server "
             "without one with --plain-url"
         )
-
-
-def _gauge(pairs: list[Pair]) -> bool:
-    return any(one.speculative.counted and one.speculative.counted.accept_length for one in pairs)

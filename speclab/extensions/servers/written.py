@@ -52,18 +52,16 @@ def _from_pages(args: argparse.Namespace, plain: float | None, seconds: float | 
     )
     found = counters.between(before, after)
     counts = found.speculation
-    if counts is None and found.accept_length is None:
+    if counts is None:
         raise EnvironmentProblem(
             f"these pages of {after.engine} count no speculation; take them from the server that speculates"
         )
-    if counts and not counts.n_drafts:
+    if not counts.n_drafts:
         raise EnvironmentProblem(
             "no round drafted anything between the two pages; take them before and after some requests"
         )
-    longest = len(counts.accepted_at) if counts else 0
+    longest = len(counts.accepted_at)
     if args.draft_length and longest and args.draft_length != longest:
         raise UsageProblem(f"-k {args.draft_length}: the pages count drafts of {longest} tokens; give -k {longest}")
-    n_rounds = (
-        f"{counts.n_drafts} rounds drafted {counts.n_drafted / counts.n_drafts:.3g} tokens each" if counts else ""
-    )
+    n_rounds = f"{counts.n_drafts} rounds drafted {counts.n_drafted / counts.n_drafts:.3g} tokens each"
     return screen.labelled("pages", f"{after.engine}: {n_rounds}"), of_pages(found, plain, seconds, after.n_running)

@@ -1,6 +1,4 @@
-"""Finds out what answers at an address, and asks it: vLLM, llama-server, SGLang, or another OpenAI-compatible server.
-
-vLLM and llama-server were run. What is said of SGLang comes from its documentation and was not run here.
+"""Finds out what answers at an address, and asks it: vLLM, llama-server, or another OpenAI-compatible server.
 """
 
 import contextlib
@@ -14,7 +12,7 @@ from speclab.extensions.servers.counters import Between, Look
 from speclab.extensions.servers.engine_counts import EngineCounts
 from speclab.system.errors import EnvironmentProblem
 
-VLLM, LLAMA, SGLANG, OTHER = "vLLM", "llama-server", "SGLang", "an OpenAI-compatible server"
+VLLM, LLAMA, OTHER = "vLLM", "llama-server", "an OpenAI-compatible server"
 SETTLE_LOOKS, SETTLE_SECONDS = 150, 0.02  # looks until a page has counted a request, and the pause after each
 KEY = "SPECLAB_API_KEY"
 LONGEST_WORD = 60  # characters that are shown of what a server calls something
@@ -35,14 +33,13 @@ class Asked(NamedTuple):
 
 @dataclass
 class Server:
-    """What answers at an address. draft_length: as the server itself says it, where it does."""
+    """What answers at an address."""
 
     client: Client
     engine: str = OTHER
     version: str = ""
     model: str = ""
     root: str = ""  # the folder or hub name that the model was read from, where that is said
-    draft_length: int | None = None
     has_page: bool = False
     remarks: list[str] = field(default_factory=list)
 
@@ -67,7 +64,7 @@ class Server:
         """
         now = self.look()
         assert now
-        for _ in range(SETTLE_LOOKS if self.engine != SGLANG else 0):
+        for _ in range(SETTLE_LOOKS):
             last, now = now, self.look()
             assert now
             if now == last and now.n_generated - before.n_generated >= n_tokens:
@@ -77,7 +74,7 @@ class Server:
             if now.n_generated - before.n_generated > 2 * n_tokens and now.n_running:
                 return now  # others ask it all the time, so it never stands still
             time.sleep(SETTLE_SECONDS)
-        if self.engine != SGLANG and 0 <= now.n_generated - before.n_generated < n_tokens:
+        if 0 <= now.n_generated - before.n_generated < n_tokens:
             raise EnvironmentProblem(
                 f"{self.client.url} counts {now.n_generated - before.n_generated} of the {n_tokens} tokens it sent: "
                 "its /metrics page is far behind, or of another engine; give the address of the engine itself"
@@ -94,7 +91,7 @@ def _from_timings(answer: Answer) -> Between | None:
     if not 0 < n_rounds <= drafted:
         return None
     counts = EngineCounts(n_drafts=n_rounds, n_drafted=drafted, n_accepted=accepted, accepted_at=[])
-    return Between(answer.n_tokens, counts, 0.0, None, None)
+    return Between(answer.n_tokens, counts, 0.0, None)
 
 
 def find(url: str, key: str | None) -> Server:
@@ -134,13 +131,6 @@ def _name(server: Server) -> None:
         server.root = _word(props, "model_path") or server.root
         if not server.has_page:
             server.remarks.append("llama-server was started without --metrics: no acceptance by position; add it")
-    elif info := _page(client, "/server_info", "speculative_algorithm", "internal_states"):
-        server.engine, server.version = SGLANG, _word(info, "version")
-        steps = info.get("speculative_num_steps")
-        server.draft_length = steps if type(steps) is int and 0 < steps < counters.MOST_POSITIONS else None
-        server.remarks.append("SGLang is read as its documentation says; this was not run by the lab")
-        if not server.has_page:
-            server.remarks.append("SGLang was started without --enable-metrics: no tokens per round")
     elif version := _page(client, "/version", "version"):
         server.engine, server.version = VLLM, _word(version, "version")
     client.sends_ids = server.engine == VLLM

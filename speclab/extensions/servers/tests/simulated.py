@@ -1,4 +1,4 @@
-"""A simulated server on 127.0.0.1, which speaks as vLLM, llama-server, SGLang or another one and counts its rounds.
+"""A simulated server on 127.0.0.1, which speaks as vLLM, llama-server or another one and counts its rounds.
 
 Nothing is decoded. Whether a drafted token is kept is drawn from a seeded generator, with a rate for each position of a
 draft; the text is made of numbers that follow from the prompt alone. So what a client finds can be held against the
@@ -13,8 +13,8 @@ from http.server import BaseHTTPRequestHandler
 from speclab.extensions.servers.wrong.local_server import LocalServer, Speaking
 
 NAMES = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
-PREFIX = {"vllm": "vllm:", "llama": "llamacpp:", "sglang": "sglang:"}
-GENERATED = {"vllm": "generation_tokens", "llama": "tokens_predicted", "sglang": "generation_tokens"}
+PREFIX = {"vllm": "vllm:", "llama": "llamacpp:"}
+GENERATED = {"vllm": "generation_tokens", "llama": "tokens_predicted"}
 
 
 class Simulated(LocalServer):
@@ -69,13 +69,10 @@ class Simulated(LocalServer):
         lines = [f"# TYPE {prefix}{GENERATED[self.engine]}_total counter"]
         lines.append(f"{prefix}{GENERATED[self.engine]}_total{label} {self.generated}")
         lines.append("process_open_fds 34.0")
-        name = {"vllm": "num_requests_running", "llama": "requests_processing", "sglang": "num_running_reqs"}
+        name = {"vllm": "num_requests_running", "llama": "requests_processing"}
         lines.append(f"{prefix}{name[self.engine]}{label} {self.running}")
         drafting = [one for one in self.rounds if one[0]]
-        if self.rates and self.engine == "sglang":
-            made = sum(kept + 1 for _, kept in self.rounds)
-            lines.append(f"sglang:spec_accept_length {made / max(1, len(self.rounds))}")
-        elif self.rates:
+        if self.rates:
             counts = len(drafting), sum(n for n, _ in drafting), sum(kept for _, kept in drafting)
             for name, value in zip(NAMES, counts, strict=True):
                 lines.append(f"# TYPE {prefix}spec_decode_{name}_total counter")
@@ -102,9 +99,6 @@ class Simulated(LocalServer):
             "/v1/models": {"object": "list", "data": [{"id": self.model, "root": self.model}]},
             "/version": {"version": "0.32.0"} if self.engine == "vllm" else None,
             "/props": {"build_info": "b1", "model_path": f"/m/{self.model}"} if self.engine == "llama" else None,
-            "/server_info": {"version": "1", "speculative_algorithm": "EAGLE", "speculative_num_steps": len(self.rates)}
-            if self.engine == "sglang"
-            else None,
         }.get(path)
         return (200, json.dumps(found).encode()) if found else (404, b'{"error": {"message": "no such page"}}')
 

@@ -93,16 +93,6 @@ def test_llama_server_without_its_page_says_f_and_tokens_of_a_round():
     assert counts.n_drafts == 39 - kept
 
 
-def test_sglang_is_read_as_documented_and_that_is_said(command, monkeypatch):
-    monkeypatch.setattr(asking, "AGAIN", 0)
-    with Simulated("sglang", RATES, seed=3) as fake:
-        code, out, _ = command("--url", fake.url, "--max-new-tokens", 16)
-        mean = sum(kept + 1 for _, kept in fake.rounds) / len(fake.rounds)
-    assert code == 0
-    assert "was not run by the lab" in out
-    assert f"{mean:.2f}" in out
-
-
 def test_another_server_has_times_and_texts_only(command, plain):
     with Simulated("other") as fake, Simulated("other") as other:
         code, out, _ = command("--url", fake.url, "--plain-url", other.url, "--max-new-tokens", 16)
