@@ -5,7 +5,6 @@
     python -m speclab.extensions.servers --url http://127.0.0.1:8000 --plain-url http://127.0.0.1:8001 --load 1,2,4,8
     python -m speclab.extensions.servers --before a.txt --after b.txt --plain-ms 21.0 --spec-ms 13.3
     python -m speclab.extensions.servers --acceptance 0.35 -k 4 --plain-ms 21.0 --spec-ms 19.5
-    python -m speclab.extensions.servers --acceptance speculation_profile.json --plain-ms 21.0 --spec-ms 19.5
 
 The first form asks the server a dozen prompts, the second one asks the same server without speculation, too, in turns.
 Where there is no room for both, --plain-url alone says what to give as --plain-ms later.
@@ -65,9 +64,6 @@ def make_parser() -> argparse.ArgumentParser:
     ask.add_argument(
         "--seconds", type=_amount, default=120.0, metavar="S", help="no new prompt after them (default: 120)"
     )
-    ask.add_argument(
-        "--acceptance-profile", type=Path, metavar="FILE", help="write rates by position as JSON, in any form"
-    )
     load = parser.add_argument_group("a server under load")
     load.add_argument(
         "--load", type=_loads, metavar="N,N", help="users at a time, such as 1,2,4,8: where does it stop paying?"
@@ -81,12 +77,7 @@ def make_parser() -> argparse.ArgumentParser:
     known = parser.add_argument_group("what is written down")
     known.add_argument("--before", type=Path, metavar="FILE", help="a /metrics page, and")
     known.add_argument("--after", type=Path, metavar="FILE", help="a later one of the same server")
-    known.add_argument(
-        "--acceptance",
-        type=_acceptance,
-        metavar="F|FILE",
-        help="accepted / drafted, as servers print it, or a speculation_profile.json",
-    )
+    known.add_argument("--acceptance", type=_share, metavar="F", help="accepted / drafted, as servers print it")
     known.add_argument(
         "-k", "--draft-length", type=parsing.at_least(1, 256), metavar="K", help="drafted tokens of a round"
     )
@@ -120,11 +111,6 @@ def _share(text: str) -> float:
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no share, give a number from 0 to 1")
     return value
-
-
-def _acceptance(text: str) -> float | Path:
-    """Parse a share, or the file of a profile: what is no number is a file."""
-    return Path(text) if math.isnan(_number(text)) and text.casefold() != "nan" else _share(text)
 
 
 def _number(text: str) -> float:

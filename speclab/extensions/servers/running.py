@@ -3,10 +3,8 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from speclab.extensions.servers import counters, profile, screen
+from speclab.extensions.servers import counters, screen
 from speclab.extensions.servers.ask import inputs, texts
 from speclab.extensions.servers.ask.asking import Asking, Prompt, ask_all
 from speclab.extensions.servers.ask.client import check_url
@@ -19,14 +17,11 @@ from speclab.extensions.servers.measured import Measured, Pair, of_pairs
 from speclab.extensions.servers.shapes import (
     FORGETS,
     Shape,
-    fell_by_threshold,
-    same_with_both,
     shape_of,
     shape_of_lengths,
     shape_of_two,
 )
 from speclab.system.errors import CTRL_C, EnvironmentProblem, Stopped
-from speclab.system.files import check_writable
 from speclab.system.terminal import note, say
 
 MEND_TEXT = "use this server for nothing before its texts are right; report it with one prompt"
@@ -62,12 +57,9 @@ def _code(stop: KeyboardInterrupt | None, code: int) -> int:
 
 def show(args: argparse.Namespace) -> int:
     """Ask, and print the first screen.  -> exit code"""
-    if args.acceptance_profile:
-        check_writable(args.acceptance_profile, "--acceptance-profile")
     if args.load:
         load.check(args)
     prompts, key, plain = inputs.prompts_of(args.texts), inputs.key(), None
-    other = profile.read(args.acceptance) if isinstance(args.acceptance, Path) else None
     urls = [check_url(url) for url in (args.url, args.plain_url) if url]
     speculative = find(urls[0], key)
     if len(urls) > 1:
@@ -76,13 +68,8 @@ def show(args: argparse.Namespace) -> int:
     say("\n".join(screen.server_lines(speculative, plain)))
     if args.load:
         return load.show(args, speculative, plain, prompts)
-    found = find_out(_asking(args), speculative, plain, prompts, other)
+    found = find_out(_asking(args), speculative, plain, prompts)
     say(first_screen(found))
-    if args.acceptance_profile:
-        engine = f"{speculative.engine} {speculative.version}".strip()
-        conditions: dict[str, Any] = {"engine": engine, "model": speculative.model}
-        conditions |= {"temperature": 0, "n_prompts": len(found.pairs), "max_new_tokens": args.max_new_tokens}
-        profile.write(args.acceptance_profile, found.whole, conditions)
     return found.code
 
 
@@ -109,17 +96,15 @@ def _asking(args: argparse.Namespace) -> Asking:
     return Asking(args.max_new_tokens, not args.raw, args.seconds, args.plain_ms and args.plain_ms / 1e3)
 
 
-def find_out(
-    how: Asking, speculative: Server, plain: Server | None, prompts: Sequence[Prompt], other: Measured | None = None
-) -> Findings:
-    """Ask, and return what the answers say. other: another draft on the same target."""
+def find_out(how: Asking, speculative: Server, plain: Server | None, prompts: Sequence[Prompt]) -> Findings:
+    """Ask, and return what the answers say."""
     look = speculative.look()
     pairs, again, stop = ask_all(speculative, plain, prompts, how)
     _check_roles(speculative, pairs)
     whole = of_pairs(pairs, look.n_running if look else 0, how.plain_seconds)
     kinds = {kind: of_pairs([one for one in pairs if one.kind == kind], 0, how.plain_seconds) for kind in _kinds(pairs)}
     verdicts = texts.judge(pairs, None if stop else plain, how.chat) if plain else []
-    seen = _shapes(pairs, again, whole, kinds, other)
+    seen = _shapes(pairs, again, whole, kinds)
     written = _texts(pairs, again, verdicts, speculative, None if stop else plain, how.chat)
     return Findings(
         pairs=pairs,
@@ -153,16 +138,12 @@ def _texts(
     )
 
 
-def _shapes(
-    pairs: list[Pair], again: list[Asked], whole: Measured, kinds: dict[str, Measured], other: Measured | None
-) -> list[Shape]:
+def _shapes(pairs: list[Pair], again: list[Asked], whole: Measured, kinds: dict[str, Measured]) -> list[Shape]:
     """Return the shapes of the curve: of two curves where there are two, and of the one otherwise."""
     counts = whole.counts
     first, second = (_counts([pair.speculative for pair in pairs[: len(again)]]), _counts(again))
     found = [shape_of_two(first, second, FORGETS) if first and second else None]
     found.append(shape_of_lengths(_lengths(pairs)))
-    if counts and other and other.counts:
-        found += [same_with_both(counts, other.counts), fell_by_threshold(other.counts, counts)]
     named = [shape for shape in found if shape]
     by_kind = [one.counts for one in kinds.values() if one.counts]
     single = shape_of(counts, whole.n_rounds, by_kind) if counts and not named else None

@@ -1,5 +1,4 @@
-"""Finds out what answers at an address, and asks it: vLLM, llama-server, or another OpenAI-compatible server.
-"""
+"""Finds out what answers at an address, and asks it: vLLM, llama-server, or another OpenAI-compatible server."""
 
 import contextlib
 import time

@@ -62,8 +62,6 @@ def show(args: argparse.Namespace, speculative: Server, plain: Server | None, pr
 
     levels, stop = measure(speculative, plain, args.load, args.load_seconds, orders, not args.raw)
     say("\n" + screen.joined(load_screen.lines(levels)))
-    if args.acceptance_profile:
-        note("  --load writes no --acceptance-profile: ask once more without --load")
     if args.chart:
         from speclab.extensions.servers.load import load_chart
 

@@ -93,12 +93,6 @@ def asks_a_proxy() -> None:
     client.ONE_HOST = client.ONE_HOST | {"trust_env": True}
 
 
-@mutant(42, "a_profile_has_the_rates_and_the_rounds_that_were_drawn", file="test_running")
-def writes_marginal_rates_as_conditional_ones() -> None:
-    """gives the share of all rounds that kept a position as the share of those that reached it"""
-    measured.Measured.conditional = measured.Measured.marginal
-
-
 @mutant(42, "a_difference", file="test_server_texts")
 def takes_any_rival_for_a_tie() -> None:
     """takes two texts for a tie wherever the other token is among the most probable ones"""
@@ -217,12 +211,6 @@ def takes_the_second_request_for_the_first() -> None:
 def compares_no_lengths() -> None:
     """takes the curve of all texts for that of the long ones"""
     running.by_length = lambda pairs: ([], [])
-
-
-@mutant(42, "another_draft_with_the_same_fault_is_the_targets", file="test_running")
-def blames_one_draft_for_what_two_have() -> None:
-    """blames the draft where another one has the same cliff"""
-    running.same_with_both = lambda one, other: None
 
 
 @mutant(42, "single_tokens_and_second_requests_say_why_a_text_is_wrong", file="test_server_texts")

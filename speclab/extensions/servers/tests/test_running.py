@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import math
 import re
 import signal
@@ -159,15 +158,6 @@ def test_a_second_request_that_is_kept_less_is_named(fake, command, rates):
     assert len(out.splitlines()) <= 25
 
 
-def test_another_draft_with_the_same_fault_is_the_targets(command, tmp_path):
-    """The profile of one draft, and a server with another one: both lose everything behind the first position."""
-    for rates, named in (((0.7, 0.02, 0.0), True), ((0.7, 0.7, 0.7), False)):
-        with Simulated(rates=(0.8, 0.02, 0.0), seed=1) as one, Simulated(rates=rates, seed=2) as other:
-            command("--url", other.url, "--acceptance-profile", tmp_path / "p.json")
-            _, out, _ = command("--url", one.url, "--acceptance", tmp_path / "p.json")
-        assert (shapes.SAME_WITH_BOTH.name in out) == named
-
-
 @pytest.mark.parametrize("rates", [(0.9,) * 12, (0.02, 0.0), (1.0,)])
 def test_the_first_screen_has_at_most_25_lines(rates, command):
     with Simulated(rates=rates) as fake, Simulated() as plain:
@@ -264,25 +254,6 @@ def test_a_signal_keeps_its_exit_code_and_a_record_takes_no_part_of_its_prompts(
     case = dataclasses.replace(next(iter(CASES.values())), servers=servers, lengths=False, others=0)
     with pytest.raises(Stopped):
         asking_wrong.asked(case, "", None, 16)
-
-
-def test_a_profile_has_the_rates_and_the_rounds_that_were_drawn(fake, command, tmp_path, monkeypatch):
-    monkeypatch.setattr(asking, "AGAIN", 0)
-    code, _, err = command("--url", fake.url, "--max-new-tokens", 16, "--acceptance-profile", tmp_path / "p.json")
-    assert code == 0, err
-    found = json.loads((tmp_path / "p.json").read_text())
-    histogram = {int(length): n for length, n in found["acceptance_length_histogram"].items()}
-    n_rounds = sum(histogram.values())
-    kept = [n for _, n in fake.rounds[-n_rounds:]]
-    assert histogram == {length: kept.count(length - 1) for length in range(1, 6)}
-    assert found["mean_accept_length"] == pytest.approx(1 + sum(kept) / n_rounds)
-    product = 1.0
-    for one, other in zip(found["conditional_accept_rates"], found["marginal_accept_rates"], strict=True):
-        product *= one
-        assert product == pytest.approx(other)
-    assert found["measurement_conditions"]["n_prompts"] == 12
-    code, out, err = command("--acceptance", tmp_path / "p.json", "--plain-ms", 20, "--spec-ms", 15)
-    assert (code, "ANSWER" in out) == (0, True), err
 
 
 def test_the_command_needs_no_torch():
