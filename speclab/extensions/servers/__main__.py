@@ -37,10 +37,8 @@ def main(argv: list[str] | None = None) -> int:
         )
     from speclab.extensions.servers import running, written  # here: what they import may be missing
 
-    if (args.load or args.chart) and not (args.url and args.load):
-        raise UsageProblem(
-            "--load asks a server, and --chart shows what --load has found; give --url and --load 1,2,4,8"
-        )
+    if args.load and not args.url:
+        raise UsageProblem("--load asks a server; give --url and --load 1,2,4,8")
     if args.plain_url and not args.url:
         return running.show_plain(args)
     return running.show(args) if args.url else written.show(args)
@@ -70,9 +68,6 @@ def make_parser() -> argparse.ArgumentParser:
     )
     load.add_argument(
         "--load-seconds", type=_amount, default=15.0, metavar="S", help="of each window, at least (default: 15)"
-    )
-    load.add_argument(
-        "--chart", type=Path, metavar="FILE", help="tokens a second of all against those of one; .json beside it"
     )
     known = parser.add_argument_group("what is written down")
     known.add_argument("--before", type=Path, metavar="FILE", help="a /metrics page, and")

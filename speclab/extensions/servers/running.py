@@ -57,8 +57,6 @@ def _code(stop: KeyboardInterrupt | None, code: int) -> int:
 
 def show(args: argparse.Namespace) -> int:
     """Ask, and print the first screen.  -> exit code"""
-    if args.load:
-        load.check(args)
     prompts, key, plain = inputs.prompts_of(args.texts), inputs.key(), None
     urls = [check_url(url) for url in (args.url, args.plain_url) if url]
     speculative = find(urls[0], key)

@@ -8,7 +8,7 @@ from typing import Any
 from speclab.extensions.servers import counters, diagnosis, measured, running, shapes
 from speclab.extensions.servers.ask import client, engines, texts
 from speclab.extensions.servers.engine_counts import EngineCounts
-from speclab.extensions.servers.load import levels, load_chart, load_screen, showing, users
+from speclab.extensions.servers.load import levels, users
 from speclab.extensions.servers.referee import own
 from speclab.extensions.servers.referee.own import OwnRounds
 from speclab.extensions.servers.start import starting
@@ -171,30 +171,6 @@ def looks_at_the_first_window_alone() -> None:
 def takes_noise_for_a_gain_under_load() -> None:
     """calls a gain one that is smaller than the distance between two passes of one server"""
     levels.Level.apart = property(lambda level: 1.0)
-
-
-@mutant(42, "a_chart_replaces_no_file_of_another_kind", file="test_load")
-def writes_over_a_foreign_file_beside_the_chart() -> None:
-    """replaces whatever has the name of the chart's numbers"""
-    showing._check_numbers = lambda path: None
-
-
-@mutant(42, "the_chart_has_a_point_for_each_load", file="test_load")
-def draws_both_servers_as_one() -> None:
-    """draws the numbers of the server that speculates under the name of the plain one"""
-    right = load_chart._curve
-    load_chart._curve = lambda axis, found, sides, look: right(axis, found, [one.speculative for one in found], look)
-
-
-@mutant(42, "the_numbers_beside_a_chart_are_those_of_their_server", file="test_load")
-def writes_a_mean_as_every_pass() -> None:
-    """writes the first pass of a server as each of its passes"""
-    right = load_screen.numbers
-
-    def numbers(found: list) -> list:
-        return right([replace(one, speculative=one.speculative[:1] * len(one.speculative)) for one in found])
-
-    load_screen.numbers = numbers
 
 
 # --- two curves, texts and answers ------------------------------------------------------------------------------------

@@ -43,8 +43,6 @@ ROWS = [
     ("--url {fake} --load 1,many", 2, "numbers from 1 to"),
     ("--url {fake} --load 999999", 2, "numbers from 1 to"),
     ("--acceptance 0.35 -k 4 --load 1", 2, "give --url and --load"),
-    ("--url {fake} --chart {folder}/c.png", 2, "give --url and --load"),
-    ("--url {fake} --load 1 --chart {folder}/c.txt", 2, "give a name that ends in"),
 ]
 
 
