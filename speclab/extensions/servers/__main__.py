@@ -10,7 +10,7 @@ The first form asks the server a dozen prompts, the second one asks the same ser
 Where there is no room for both, --plain-url alone says what to give as --plain-ms later.
 The others use what you have written down: two /metrics pages of vLLM or llama-server, or the rate that the server
 prints. A key for the servers stands in the variable SPECLAB_API_KEY. See docs/serving.md. Exit code 1 where two servers
-write different texts that no tie explains.
+write different texts that no tie explains, or sampling is broken.
 """
 
 import argparse
@@ -61,6 +61,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     ask.add_argument(
         "--seconds", type=_amount, default=120.0, metavar="S", help="no new prompt after them (default: 120)"
+    )
+    parser.add_argument(
+        "--kind", choices=("model", "head", "lookup"), help="what drafts, where the server does not say it: causes"
     )
     load = parser.add_argument_group("a server under load")
     load.add_argument(

@@ -9,7 +9,6 @@ vLLM and llama-server count the same things under the same names, vLLM with "vll
     spec_decode_num_accepted_tokens_per_pos    rounds that kept the token at this position of the draft
 """
 
-import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -27,11 +26,12 @@ WAITING = {"vllm:": "num_requests_waiting", "llamacpp:": "requests_deferred"}
 SPECULATION = "spec_decode_num_"
 LATENCY = "inter_token_latency_seconds"  # vLLM observes it once for each output, so once for each round
 MOST_POSITIONS = 256
+MOST = 2.0**53  # of any amount: whole numbers above it have gaps, and no server has run so long
 SIX_DIGITS = 10**6  # llama-server prints six digits of a counter
 
 
 class Look(NamedTuple):
-    """A page at one moment, the sums over all engines behind it."""
+    """A page at one moment, the sums over all engines behind it. by_engine: what can only grow, of each of them."""
 
     engine: str
     n_generated: int
@@ -40,6 +40,7 @@ class Look(NamedTuple):
     n_outputs: float = 0.0  # vLLM alone: outputs after the first one of each request, and the seconds before them
     output_seconds: float = 0.0
     n_waiting: float | None = None  # requests in the server's queue
+    by_engine: dict[str, dict[str, float]] = {}  # noqa: RUF012 - a NamedTuple's default, which nothing changes
 
 
 def read(page: str) -> Look:
@@ -52,14 +53,20 @@ def read(page: str) -> Look:
         raise EnvironmentProblem("a /metrics page has no counters of vLLM or llama-server")
     sums: dict[str, float] = {}
     at: dict[int, int] = {}
+    by_engine: dict[str, dict[str, float]] = {}
     for sample in _samples(page, prefix):
         name = sample.name.removeprefix(prefix).removesuffix("_total")
+        whole = name == GENERATED[prefix] or name.startswith(SPECULATION)
+        value = _count(sample, prefix) if whole else _amount(sample)
         if name == SPECULATION + "accepted_tokens_per_pos":
             place = _position(sample)
-            at[place] = at.get(place, 0) + _count(sample, prefix)
+            at[place] = at.get(place, 0) + int(value)
+            name = f"{name} {place}"
         else:
-            whole = name == GENERATED[prefix] or name.startswith(SPECULATION)
-            sums[name] = sums.get(name, 0) + (_count(sample, prefix) if whole else _amount(sample))
+            sums[name] = sums.get(name, 0) + value
+        if name not in (RUNNING[prefix], WAITING[prefix]):
+            own = by_engine.setdefault(sample.labels.get("engine", ""), {})
+            own[name] = own.get(name, 0) + value
     if GENERATED[prefix] not in sums:
         raise EnvironmentProblem(
             f"the /metrics page of {NAMES[prefix]} has no {prefix}{GENERATED[prefix]}_total: its counters are switched "
@@ -73,6 +80,7 @@ def read(page: str) -> Look:
         n_outputs=sums.get(f"{LATENCY}_count", 0.0),
         output_seconds=sums.get(f"{LATENCY}_sum", 0.0),
         n_waiting=sums.get(WAITING[prefix]),
+        by_engine=by_engine,
     )
 
 
@@ -114,14 +122,14 @@ def _position(sample: Sample) -> int:
 
 
 def _amount(sample: Sample) -> float:
-    if not 0 <= sample.value < math.inf:
+    if not 0 <= sample.value < MOST:
         raise EnvironmentProblem(f"a /metrics page says {sample.name} {sample.value}, which is no amount")
     return sample.value
 
 
 def _count(sample: Sample, prefix: str) -> int:
     """Return a counter's value, which is a whole number and never negative."""
-    if not 0 <= sample.value < 2**53 or sample.value != int(sample.value):
+    if not 0 <= sample.value < MOST or sample.value != int(sample.value):
         raise EnvironmentProblem(f"a /metrics page says {sample.name} {sample.value}, which is no count")
     if prefix == "llamacpp:" and sample.value >= SIX_DIGITS and "position" not in sample.labels:
         raise EnvironmentProblem(
@@ -178,7 +186,7 @@ def between(before: Look, after: Look) -> Between:
     values = [n_generated, after.n_outputs - before.n_outputs, after.output_seconds - before.output_seconds]
     if counts:
         values += [counts.n_drafts, counts.n_drafted, counts.n_accepted, *counts.accepted_at]
-    if before.engine != after.engine or min(values) < 0:
+    if before.engine != after.engine or min(values) < 0 or _went_back(before, after):
         raise EnvironmentProblem(
             "a counter of the server went back: it was started again, or several engines answer at this address; "
             "ask one engine, and ask it again"
@@ -187,6 +195,15 @@ def between(before: Look, after: Look) -> Between:
         _check(counts, "differences")
     seconds = values[2] / values[1] if values[1] else None
     return Between(n_generated, counts, values[1], seconds)
+
+
+def _went_back(before: Look, after: Look) -> bool:
+    """Tell whether some engine has lost a part of what it had counted. Their sum may have grown all the same."""
+    return any(
+        after.by_engine.get(engine, {}).get(name, -1.0) < value
+        for engine, counted in before.by_engine.items()
+        for name, value in counted.items()
+    )
 
 
 def total(parts: Iterable[EngineCounts]) -> EngineCounts:

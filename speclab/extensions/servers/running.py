@@ -10,7 +10,7 @@ from speclab.extensions.servers.ask.asking import Asking, Prompt, ask_all
 from speclab.extensions.servers.ask.client import check_url
 from speclab.extensions.servers.ask.engines import OTHER, Asked, Server, find
 from speclab.extensions.servers.causes import Texts
-from speclab.extensions.servers.diagnosis import TEXT_WRONG, Diagnosis, diagnose
+from speclab.extensions.servers.diagnosis import SAMPLING_WRONG, TEXT_WRONG, Diagnosis, diagnose
 from speclab.extensions.servers.engine_counts import EngineCounts
 from speclab.extensions.servers.load import showing as load
 from speclab.extensions.servers.measured import Measured, Pair, of_pairs
@@ -24,7 +24,11 @@ from speclab.extensions.servers.shapes import (
 from speclab.system.errors import CTRL_C, EnvironmentProblem, Stopped
 from speclab.system.terminal import note, say
 
-MEND_TEXT = "use this server for nothing before its texts are right; report it with one prompt"
+MEND_TEXT = (
+    "use this server for nothing before its texts are right; where both have one model, precision and sampling "
+    "default (vLLM: --generation-config vllm), report it with one prompt"
+)
+MEND_SAMPLING = "sample with this server in no case; report it with one prompt"
 TWICE = 2  # times as long as short texts are long ones
 FEWEST_AGAIN = 2  # texts that were asked for again, from which on it is said that none of them came again
 
@@ -41,13 +45,14 @@ class Findings:
     shapes: list[Shape]
     texts: Texts
     diagnosis: Diagnosis
+    sampling: str = ""  # what is wrong where the server samples
     stop: KeyboardInterrupt | None = None  # what ended the questions early, where the user did
 
     @property
     def code(self) -> int:
-        """Return the exit code: 1 where a text differs, and no tie explains it. After Ctrl-C it is that of what was
-        asked before; a signal that ends the program keeps its own."""
-        return _code(self.stop, int(not set(self.verdicts) <= {texts.SAME, texts.TIED}))
+        """Return the exit code: 1 where a text differs, and no tie explains it, or sampling is broken. After Ctrl-C it
+        is that of what was asked before; a signal that ends the program keeps its own."""
+        return _code(self.stop, int(bool(self.sampling) or not set(self.verdicts) <= {texts.SAME, texts.TIED}))
 
 
 def _code(stop: KeyboardInterrupt | None, code: int) -> int:
@@ -60,6 +65,7 @@ def show(args: argparse.Namespace) -> int:
     prompts, key, plain = inputs.prompts_of(args.texts), inputs.key(), None
     urls = [check_url(url) for url in (args.url, args.plain_url) if url]
     speculative = find(urls[0], key)
+    speculative.kind = args.kind or speculative.kind
     if len(urls) > 1:
         plain = find(urls[1], key)
         _check_same(speculative, plain)
@@ -81,6 +87,10 @@ def show_plain(args: argparse.Namespace) -> int:
     if any(pair.speculative.n_drafts for pair in pairs):
         raise EnvironmentProblem(f"{plain.client.url} speculates; give it with --url, and the plain one as --plain-url")
     found = of_pairs(pairs)
+    if found.doubt:
+        raise EnvironmentProblem(
+            f"{plain.client.url} says no time of a token: {found.doubt}; ask both servers in turns"
+        )
     if not found.seconds:
         raise EnvironmentProblem(f"{plain.client.url} sent too few tokens to time them; give --max-new-tokens 96")
     milliseconds = f"{1e3 * found.seconds:.2f}"
@@ -96,13 +106,15 @@ def _asking(args: argparse.Namespace) -> Asking:
 
 def find_out(how: Asking, speculative: Server, plain: Server | None, prompts: Sequence[Prompt]) -> Findings:
     """Ask, and return what the answers say."""
-    look = speculative.look()
     pairs, again, stop = ask_all(speculative, plain, prompts, how)
     _check_roles(speculative, pairs)
-    whole = of_pairs(pairs, look.n_running if look else 0, how.plain_seconds)
-    kinds = {kind: of_pairs([one for one in pairs if one.kind == kind], 0, how.plain_seconds) for kind in _kinds(pairs)}
+    whole = of_pairs(pairs, how.plain_seconds)
+    kinds = {kind: of_pairs([one for one in pairs if one.kind == kind], how.plain_seconds) for kind in _kinds(pairs)}
     verdicts = texts.judge(pairs, None if stop else plain, how.chat) if plain else []
     seen = _shapes(pairs, again, whole, kinds)
+    sampling = ""
+    if not stop and texts.UNEXPLAINED not in verdicts:
+        sampling = texts.wrong_when_sampled(pairs, speculative, plain, how.n_tokens, how.chat)
     written = _texts(pairs, again, verdicts, speculative, None if stop else plain, how.chat)
     return Findings(
         pairs=pairs,
@@ -112,7 +124,8 @@ def find_out(how: Asking, speculative: Server, plain: Server | None, prompts: Se
         whole=whole,
         shapes=seen,
         texts=written,
-        diagnosis=diagnose(whole, seen, written),
+        diagnosis=diagnose(whole, seen, written, speculative.kind),
+        sampling=sampling,
         stop=stop,
     )
 
@@ -181,7 +194,14 @@ def first_screen(found: Findings) -> str:
     """Return what stands below the names of the servers."""
     lines = [screen.text_line(found.verdicts)] if found.verdicts else []
     if any(one.speculative.shared for one in found.pairs):
-        lines.append(screen.labelled("note", "others asked the server meanwhile: its counters hold their tokens, too"))
+        said = "others asked the server meanwhile: its counters, and so tok/rnd, are of their texts, too"
+        lines.append(screen.labelled("note", said))
+    if found.whole.doubt:
+        # One server alone gives no other time; two are compared by what both have in common.
+        instead = "whole answers are timed, prompts' own passes included" if found.verdicts else "no time is given"
+        lines.append(screen.labelled("note", f"{found.whole.doubt}; {instead}"))
+    if found.sampling:
+        lines.append(screen.labelled("sampling", found.sampling))
     if found.whole.n_disturbed:
         said = f"the times of {found.whole.n_disturbed} of {len(found.pairs)} prompts are left out: something else held"
         lines.append(screen.labelled("note", f"{said} them up"))
@@ -193,10 +213,13 @@ def first_screen(found: Findings) -> str:
 
 def answer_of(found: Findings) -> Diagnosis:
     """Return the answer as it is shown: that a text is wrong comes first, because no speed is worth it."""
-    if texts.UNEXPLAINED not in found.verdicts:
+    if texts.UNEXPLAINED in found.verdicts:
+        wrong, then = TEXT_WRONG, MEND_TEXT
+    elif found.sampling:
+        wrong, then = SAMPLING_WRONG, MEND_SAMPLING
+    else:
         return found.diagnosis
-    said = f"{TEXT_WRONG}, and of its speed: {found.diagnosis.answer}"
-    return found.diagnosis._replace(answer=said, then=MEND_TEXT)
+    return found.diagnosis._replace(answer=f"{wrong}, and of its speed: {found.diagnosis.answer}", then=then)
 
 
 def _kinds(pairs: list[Pair]) -> list[str]:

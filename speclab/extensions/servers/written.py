@@ -31,7 +31,7 @@ def show(args: argparse.Namespace) -> int:
         [label],
         [screen.table({}, found, {})],
         [*screen.position_lines(found), *screen.shape_lines(shapes)],
-        screen.answer_lines(diagnose(found, shapes)),
+        screen.answer_lines(diagnose(found, shapes, kind=args.kind or "")),
     ]
     say(screen.joined(blocks))
     return 0

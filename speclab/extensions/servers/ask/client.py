@@ -30,8 +30,8 @@ class Refused(EnvironmentProblem):
 
 
 class Order(NamedTuple):
-    """One request, greedy but for its temperature. prompt: a text, or token ids for a server that takes them. chat: as a
-    message of a user."""
+    """One request, greedy but for its temperature. prompt: a text, or token ids for a server that takes them. chat: as
+    a message of a user."""
 
     prompt: str | list[int]
     n_tokens: int

@@ -15,15 +15,15 @@ from speclab.system.errors import EnvironmentProblem
 VLLM, LLAMA, OTHER = "vLLM", "llama-server", "an OpenAI-compatible server"
 SETTLE_LOOKS, SETTLE_SECONDS = 150, 0.02  # looks until a page has counted a request, and the pause after each
 KEY = "SPECLAB_API_KEY"
-# What an engine understands besides: its own sampling parameters at the values of no effect, since generation_config.json
-# or a flag may set others, and token ids.
+# What an engine understands besides: its own sampling parameters at the values of no effect, where a flag or the
+# model's generation_config.json may set others, and token ids.
 WISHES: dict[str, dict[str, Any]] = {
     VLLM: {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "return_token_ids": True},
     LLAMA: {"top_k": 0, "min_p": 0.0, "typical_p": 1.0, "top_n_sigma": -1.0, "repeat_penalty": 1.0}
     | {"dry_multiplier": 0.0, "xtc_probability": 0.0, "dynatemp_range": 0.0, "mirostat": 0},
 }
 # What drafts, by the words of the engines for it. No other method is known to be one of the three.
-KINDS = {"model": r"draft", "lookup": r"ngram|suffix", "head": r"eagle|medusa|mtp|mlp|dflash|head"}
+KINDS = {"lookup": "ngram|suffix", "head": "eagle|medusa|mtp|mlp|dflash", "model": "draft"}
 LONGEST_WORD = 60  # characters that are shown of what a server calls something
 
 
@@ -44,7 +44,7 @@ class Asked(NamedTuple):
 
 @dataclass
 class Server:
-    """What answers at an address. kind: what drafts, "model", "head" or "lookup"; "" where the server does not say it."""
+    """What answers at an address. kind: what drafts, "model", "head" or "lookup"; "" where it is not known."""
 
     client: Client
     engine: str = OTHER
@@ -147,7 +147,8 @@ def _name(server: Server) -> None:
     elif version := _page(client, "/version", "version"):
         server.engine, server.version = VLLM, _word(version, "version")
         with contextlib.suppress(EnvironmentProblem):  # it has this page in its development mode alone
-            server.kind = _kind(client.page("/server_info").decode(errors="replace"), "speculative_config.{0,2000}?method")
+            page = client.page("/server_info").decode(errors="replace")
+            server.kind = _kind(page, "speculative_config.{0,2000}?method")
     client.wishes = WISHES.get(server.engine, {})
     if server.engine == VLLM and not server.has_page:
         why = f" ({problem})" if problem else ""

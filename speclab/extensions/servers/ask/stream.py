@@ -32,6 +32,7 @@ class Answer(NamedTuple):
     n_prompt: int = 0  # tokens of the prompt, as the server counts them; 0 where it does not say it
     n_cached: int = 0  # those that it took from its prefix cache
     n_seen: int = 0  # tokens that were seen to arrive; the events with text where nothing counts tokens on the way
+    n_events: int = 0  # events with text or ids
     has_count: bool = True  # whether the server counts its tokens
 
     @property
@@ -84,7 +85,7 @@ class Stream:
         """Raise EnvironmentProblem where what came is a page, or an answer that was not streamed."""
         head = self._head.lstrip()
         if head.startswith(b"<"):
-            raise EnvironmentProblem(f"{self._url} sends a page of HTML: it is no completions server, or a proxy answers")
+            raise EnvironmentProblem(f"{self._url} sends a page of HTML: no server of completions answers there")
         if head.startswith(b"{"):
             raise EnvironmentProblem(
                 f"{self._url} sends its answer as a whole although a stream was asked for, so that decoding cannot be "
@@ -120,6 +121,7 @@ class Stream:
             n_prompt=self._n_prompt,
             n_cached=min(self._n_cached, self._n_prompt),
             n_seen=n_seen,
+            n_events=len(self._pieces),
             has_count=bool(self._n_counted or self._ids),
         )
 
