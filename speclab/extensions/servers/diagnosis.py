@@ -39,6 +39,7 @@ UNKNOWN = "not known yet"  # behind which stands what a token without a draft mu
 # when these numbers and rules were made, so they do not test them. The third set does.
 FASTER = 1.05  # a speedup from here on is a gain
 USUAL_ACCEPTANCE, USUAL_TOKEN_COST = 0.7, 0.1  # alpha, and what a drafted token adds to a round in plain tokens
+MOST_MORE = 1000  # prompts
 LOADED = 4  # requests of others at a time, from which on a batch may be what pays
 GOOD_ENOUGH = 0.5  # acceptance at the first position, from which on a shorter draft may be what is missing
 SELDOM = 0.5  # share of rounds that draft, below which a lookup finds too little to matter
@@ -81,8 +82,10 @@ def diagnose(found: Measured, seen: Sequence[Shape] = (), texts: Texts | None = 
     certain = said.answer == LOAD or any(shape.faulty for shape in seen) or _predicts_nothing(found)
     if found.speedup is None or certain or not (n_more := more_prompts(found)):
         return said
-    more = f"{said.then}; about {n_more} more prompts like these, with --texts, to make it clear"
-    return said._replace(answer=f"{NOT_CLEAR}: {found.speedup:.2f}x, and its interval contains 1", then=more)
+    more = f"about {n_more}" if n_more <= MOST_MORE else f"over {MOST_MORE}"
+    return said._replace(
+        answer=f"{NOT_CLEAR}: {found.speedup:.2f}x, with 1 in its interval; {more} more prompts would tell"
+    )
 
 
 def more_prompts(found: Measured) -> int:

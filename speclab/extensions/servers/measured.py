@@ -122,14 +122,16 @@ class Measured:
 
 
 DISTURBED = 3.0  # times the median: what a round, or a plain token, of one prompt may take
+MOST_DISTURBED = 0.25  # of the prompts: more of them are no exceptions, and leaving them out would flatter the server
 
 
 def undisturbed(pairs: Sequence[Pair]) -> list[Pair]:
     """Return the pairs whose times may be believed: neither server took much longer for a round than it usually does.
 
     A round costs about the same in any text, so a prompt that took three times the median was held up by something
-    else: another program, a pause, a cold start. Of fewer than four pairs all are taken. Where no rounds are counted,
-    the plain server alone is judged: a token with speculation takes longer wherever fewer are accepted.
+    else: another program, a pause, a cold start. Of fewer than four pairs all are taken, and where many took so long.
+    Where no rounds are counted, the plain server alone is judged: a token with speculation takes longer wherever fewer
+    are accepted.
     """
     if len(pairs) < FEWEST_TO_JUDGE:
         return list(pairs)
@@ -137,7 +139,8 @@ def undisturbed(pairs: Sequence[Pair]) -> list[Pair]:
     own = [_round_seconds(pair.speculative) if counted else 0.0 for pair in pairs]
     plain = [pair.plain.answer.seconds_per_token if pair.plain else 0.0 for pair in pairs]
     ours, theirs = (DISTURBED * sorted(times)[len(times) // 2] for times in (own, plain))
-    return [pair for pair, one, two in zip(pairs, own, plain, strict=True) if one <= ours and two <= theirs]
+    usual = [pair for pair, one, two in zip(pairs, own, plain, strict=True) if one <= ours and two <= theirs]
+    return usual if len(pairs) - len(usual) <= MOST_DISTURBED * len(pairs) else list(pairs)
 
 
 def _round_seconds(one: Asked) -> float:

@@ -59,8 +59,8 @@ class Share(NamedTuple):
 ZERO = Shape(
     "nothing is kept from the first position on",
     (causes.STATES, causes.DAMAGED, causes.FOREIGN),
-    "the loader's log names missing weights; the draft's own page names its target and layers",
-    "check the draft's target, its vocabulary and the loader's log; of a head its layers, their order and its offset",
+    "a log names missing weights, and the draft's page its target",
+    "see the draft's target, its vocabulary, the loader's log; of a head its layers and its offset",
     faulty=True,
 )
 CLIFF = Shape(

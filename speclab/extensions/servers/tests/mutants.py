@@ -5,8 +5,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from speclab.extensions.servers import counters, diagnosis, measured, running, shapes
-from speclab.extensions.servers.ask import client, engines, texts
+from speclab.extensions.servers import causes, counters, diagnosis, measured, running, shapes
+from speclab.extensions.servers.ask import client, engines, stream, texts
 from speclab.extensions.servers.engine_counts import EngineCounts
 from speclab.extensions.servers.load import levels, users
 from speclab.extensions.servers.referee import own
@@ -171,6 +171,51 @@ def looks_at_the_first_window_alone() -> None:
 def takes_noise_for_a_gain_under_load() -> None:
     """calls a gain one that is smaller than the distance between two passes of one server"""
     levels.Level.apart = property(lambda level: 1.0)
+
+
+# --- faults that users meet -------------------------------------------------------------------------------------------
+
+
+@mutant(42, "a_fault_is_named", file="test_faults")
+def sees_arrivals_in_text_alone() -> None:
+    """takes the first text for the first token, whatever the server has counted before"""
+    stream.Answer.hides_tokens = property(lambda answer: False)
+
+
+@mutant(42, "a_fault_is_named", file="test_faults")
+def takes_events_for_tokens() -> None:
+    """compares seconds of tokens where equal texts have other numbers of them"""
+    measured.Pair.miscounted = property(lambda pair: False)
+
+
+@mutant(42, "a_fault_is_named", file="test_faults")
+def leaves_defaults_in_place() -> None:
+    """sends no sampling parameter but the temperature"""
+    engines.WISHES = {engines.VLLM: {"return_token_ids": True}}
+
+
+@mutant(42, "a_fault_is_named", file="test_faults")
+def is_always_certain() -> None:
+    """calls a speedup clear whose interval contains 1"""
+    diagnosis.more_prompts = lambda found: 0
+
+
+@mutant(42, "a_fault_is_named", file="test_faults")
+def adds_engines_up_before_it_compares_them() -> None:
+    """compares the sums over all engines, which hide that one was started anew"""
+    counters._went_back = lambda before, after: False
+
+
+@mutant(42, "a_fault_is_named", file="test_faults")
+def names_causes_of_any_kind_of_draft() -> None:
+    """names states of the target as what a draft model reads wrongly"""
+    causes.IMPOSSIBLE = dict.fromkeys(causes.IMPOSSIBLE, frozenset())
+
+
+@mutant(42, "a_fault_is_named", file="test_faults")
+def leaves_slow_prompts_out_however_many_they_are() -> None:
+    """calls every slow prompt an exception, so that a busy server looks fast"""
+    measured.MOST_DISTURBED = 1.0
 
 
 # --- two curves, texts and answers ------------------------------------------------------------------------------------

@@ -35,6 +35,12 @@ class Simulated(LocalServer):
         self.top = lambda place, token: {token: -0.1, f"{int(token) + 1} ": -3.0}
         self.drawn = None  # an iterator over rounds that are not drawn but given
         self.busy = 0  # tokens of somebody else's requests that are counted with each of ours
+        self.pace = lambda text, number: 0.1 + 0.02 * number  # seconds until a round has ended, by the prompt's text
+        self.usage = "end"  # of the answer alone; or "each" event, "none", or "half" of the tokens
+        self.hidden = 0.0  # share of the rounds whose text comes with that of the first one behind them
+        self.end_token = False  # the end of the text is one token more, without text
+        self.pings = b""  # what is sent before each event
+        self.sampled = None  # the rates and the text of a request that is not greedy
 
     def one_round(self, left):
         """Draw a round.  -> (drafted, kept)"""
@@ -125,7 +131,11 @@ class Handler(Speaking, BaseHTTPRequestHandler):
             self.whole(*fake.answer or (404, b'{"error": {"message": "The model does not exist."}}'))
             return
         chat = "messages" in body
-        words = fake.text_of(body["messages"][0]["content"] if chat else str(body["prompt"]), body["max_tokens"])
+        prompt = body["messages"][0]["content"] if chat else str(body["prompt"])
+        text_of, rates = fake.text_of, fake.rates
+        if body["temperature"] and fake.sampled:
+            fake.rates, text_of = fake.sampled
+        words = text_of(prompt, body["max_tokens"] - fake.end_token)
         if not body.get("stream"):
             steps = [{"token": word, "logprob": fake.top(place, word)[word], "top_logprobs": [
                 {"token": token, "logprob": value} for token, value in fake.top(place, word).items()]}
@@ -134,14 +144,27 @@ class Handler(Speaking, BaseHTTPRequestHandler):
             return
         self.begin_events()
         parts, rounds = fake.chunks(words)
-        for part in parts:
-            text = "".join(part)
-            said = {"delta": {"content": text}} if chat else {"text": text}
+        fake.rates, waiting, n_sent = rates, [], 0
+        for number, part in enumerate(parts):
+            waiting, n_sent, at = waiting + part, n_sent + len(part), fake.pace(prompt, number)
+            event, shown = {"at": at}, [] if number < fake.hidden * len(parts) else waiting
+            if fake.usage == "each":
+                event["usage"] = {"completion_tokens": n_sent}
+            elif not shown:
+                continue
+            said = {"delta": {"content": "".join(shown)}} if chat else {"text": "".join(shown)}
             if body.get("return_token_ids"):
-                said["token_ids"] = [int(word) for word in part]
-            self.event({"choices": [{"index": 0, **said}]})
+                said["token_ids"] = [int(word) for word in shown]
+            waiting = waiting if not shown else []
+            self.part(fake.pings)
+            self.event(event | {"choices": [{"index": 0, **said}]})
+        at = fake.pace(prompt, len(parts) - 1 + fake.end_token)
+        self.event({"at": at, "choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]})
         n_prompt = len(json.dumps(body.get("messages", body.get("prompt")))) // 4
-        end = {"choices": [], "usage": {"completion_tokens": len(words), "prompt_tokens": n_prompt}}
+        n_tokens = (len(words) + fake.end_token) // (2 if fake.usage == "half" else 1)
+        end = {"choices": [], "usage": {"completion_tokens": n_tokens, "prompt_tokens": n_prompt}}
+        if fake.usage == "none":
+            del end["usage"]
         if fake.engine == "llama":
             drafted, kept = sum(n for n, _ in rounds), sum(kept for _, kept in rounds)
             end["timings"] = {"predicted_n": len(words)} | (

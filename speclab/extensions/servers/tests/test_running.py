@@ -220,7 +220,7 @@ def test_what_was_measured_before_a_failure_stays(fake, command):
 def test_ctrl_c_keeps_the_prompts_that_are_answered(fake, plain, command, monkeypatch):
     """In the sixth prompt: five are counted. In the second one, where too few are there, the command is over."""
     usual, count = engines.Server.ask, iter(range(1000))
-    for stopped_at, code, said in ((5, 0, True), (1, 130, False)):
+    for stopped_at, code, said in ((6, 0, True), (2, 130, False)):  # the warm-up comes first
         count = iter(range(1000))
 
         def ask(self, order, count=count, stopped_at=stopped_at):
