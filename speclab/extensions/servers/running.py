@@ -24,10 +24,7 @@ from speclab.extensions.servers.shapes import (
 from speclab.system.errors import CTRL_C, EnvironmentProblem, Stopped
 from speclab.system.terminal import note, say
 
-MEND_TEXT = (
-    "use this server for nothing before its texts are right; where both have one model, precision and sampling "
-    "default (vLLM: --generation-config vllm), report it with one prompt"
-)
+MEND_TEXT = "use it for nothing; with the same model and sampling defaults in both, report it with one prompt"
 MEND_SAMPLING = "sample with this server in no case; report it with one prompt"
 TWICE = 2  # times as long as short texts are long ones
 FEWEST_AGAIN = 2  # texts that were asked for again, from which on it is said that none of them came again
