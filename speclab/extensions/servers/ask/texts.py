@@ -45,10 +45,11 @@ def judge(pairs: Sequence[Pair], plain: Server | None, chat: bool) -> list[Verdi
     return found
 
 
-def verdict(steps: Sequence[Step], ours: str, other: str, tie: float = TIE) -> Verdict:
+def verdict(steps: Sequence[Step], ours: str, other: str, tie: float = 0.0) -> Verdict:
     """Return whether the token where `other` leaves the plain text `ours` was as probable as the plain one.
 
-    steps: those of `ours`, asked for once more; where they make another text they judge nothing. tie: nats.
+    steps: those of `ours`, asked for once more; where they make another text they judge nothing. tie: nats, where more
+    than TIE are one.
     """
     place = 0
     for step in steps:
@@ -65,7 +66,7 @@ def verdict(steps: Sequence[Step], ours: str, other: str, tie: float = TIE) -> V
     rivals = [token for token in step.top if token and token != step.token and other.startswith(token, place)]
     if not rivals:
         return UNEXPLAINED
-    return TIED if step.top[step.token] - step.top[max(rivals, key=len)] <= tie else UNEXPLAINED
+    return TIED if step.top[step.token] - step.top[max(rivals, key=len)] <= max(TIE, tie) else UNEXPLAINED
 
 
 def agree_alone(
