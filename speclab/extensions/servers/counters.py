@@ -94,7 +94,7 @@ def _samples(page: str, prefix: str) -> Iterable[Sample]:
         f"{LATENCY}_sum",
         f"{LATENCY}_count",
     )
-    lines = [line for line in page.splitlines() if line.startswith(tuple(prefix + name for name in wanted))]
+    lines = [line for line in page.split("\n") if line.startswith(tuple(prefix + name for name in wanted))]
     try:
         for family in text_string_to_metric_families("\n".join(lines) + "\n"):
             yield from (one for one in family.samples if not one.name.endswith("_created"))
