@@ -12,7 +12,6 @@ from speclab.extensions.servers.load import levels, users
 from speclab.extensions.servers.referee import own
 from speclab.extensions.servers.referee.own import OwnRounds
 from speclab.extensions.servers.start import starting
-from speclab.extensions.servers.wrong import asking_wrong, wrong_views
 from tests.mutants.bugs import mutant
 
 BUGS = {42: "an engine's counters, servers or answers taken for what they are not"}
@@ -264,27 +263,3 @@ def charges_every_request_to_its_prompt() -> None:
 def starts_where_another_server_listens() -> None:
     """asks whatever listens at a port for the server that it has started there"""
     starting._check_free = lambda port: None
-
-
-@mutant(42, "an_answer_is_right_where_it_is_the_expected_one", file="test_wrong_servers")
-def takes_an_answer_about_speed_for_one_about_the_text() -> None:
-    """counts any answer about a wrong text as right"""
-    right = asking_wrong.is_right
-    asking_wrong.is_right = lambda expected, of_speed, shown: (
-        expected == asking_wrong.TEXT_WRONG or right(expected, of_speed, shown)
-    )
-
-
-@mutant(42, "a_cause_is_named_by_name_alone", file="test_wrong_servers")
-def counts_any_cause_as_the_true_one() -> None:
-    """counts a cause as named wherever some cause is shown"""
-    asking_wrong.is_named = lambda cause, causes, right: bool(causes) or right
-
-
-@mutant(42, "a_cause_counts_as_named_where_it_is_one_of_those_that_are_shown", file="test_wrong_servers")
-def scores_what_is_shown_as_what_is_true() -> None:
-    """shows a server as named whose causes are others"""
-    right = wrong_views.score
-    wrong_views.score = lambda run, half: right(
-        replace(run, wrong=[replace(one, named=bool(one.causes) or one.named) for one in run.wrong]), half
-    )

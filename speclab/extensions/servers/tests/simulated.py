@@ -10,7 +10,7 @@ import random
 import threading
 from http.server import BaseHTTPRequestHandler
 
-from speclab.extensions.servers.wrong.local_server import LocalServer, Speaking
+from speclab.extensions.servers.tests.local_server import LocalServer, Speaking
 
 NAMES = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 PREFIX = {"vllm": "vllm:", "llama": "llamacpp:"}
