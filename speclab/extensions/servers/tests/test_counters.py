@@ -118,7 +118,7 @@ ONE = EngineCounts(n_drafts=2, n_drafted=4, n_accepted=2, accepted_at=[2, 0])
             "went back",
         ),
         (looked(9, ONE), looked(12), "went away"),
-        (looked(9), looked(12, engine="SGLang"), "went back"),
+        (looked(9), looked(12, engine="llama-server"), "went back"),
         (
             looked(9, ONE),
             looked(12, EngineCounts(n_drafts=3, n_drafted=5, n_accepted=4, accepted_at=[2, 2])),
