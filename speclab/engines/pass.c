@@ -367,8 +367,9 @@ static void attend(const Model *M, int l, int g, float **pages, const float *que
   for (int r = 0; r < n; r += L) { vec s = load(scores + r); highest = choose(s > highest, s, highest); }
   float top = -INFINITY;
   for (int i = 0; i < L; i++) top = highest[i] > top ? highest[i] : top;
-  for (int r = 0; r < n; r += L) { /* a token that reads nothing is padding: its output is 0 */
-    vec e = top == -INFINITY ? (vec){0} : exponential(load(scores + r) - top);
+  if (top == -INFINITY) top = 0; /* a token that reads nothing is padding: its output is 0; NaN stays NaN */
+  for (int r = 0; r < n; r += L) {
+    vec e = exponential(load(scores + r) - top);
     store(scores + r, e), sums += e;
   }
   const float sum = total(sums), scale = sum == 0 ? 0 : 1 / sum;
