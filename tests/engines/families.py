@@ -1,4 +1,4 @@
-"""Tiny models of every family that pass.c knows, with sizes that are no multiples of a register and no weight of zero."""
+"""Tiny models of every family that pass.c knows, in sizes that are no multiples of a register; all weights are random."""
 
 import functools
 from typing import Any

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from speclab.engines.c_pass import AT_ONCE, Pass, Text
+from speclab.engines.eager import layer_outputs
 from speclab.engines.parts import FAMILIES
 from speclab.models import engine_choice
 from speclab.models.first_layers import check_split
@@ -153,7 +154,7 @@ def test_the_number_of_threads_changes_no_bit(case):
 @pytest.mark.parametrize("case", ["llama with biases", "gemma3_text", "gpt2", "gpt_neox", "olmo2"])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_a_weight_that_is_no_number_shows(case, bad):
-    """Where the library's logits are not finite, these are not either: nothing is assumed away, in any matrix or norm."""
+    """Where the library's logits are not finite, these are not either: nothing is assumed away in any part."""
     kind, changes = CASES[case]
     model = made(kind, **changes)
     text = text_of(model, 12)
@@ -174,5 +175,15 @@ def test_a_weight_that_is_no_number_shows(case, bad):
 
 @pytest.mark.parametrize("case", ["llama", "gemma3_text", "gpt2"])
 def test_a_pass_can_be_run_in_two_parts(case):
-    """The first layers over some tokens, and the others over their outputs later; states of every layer come with it."""
+    """The first layers over some tokens, and the others over their outputs later."""
     check_split(on_c(tiny(case)), 1)
+
+
+def test_states_of_a_long_prompt_are_whole():
+    """Of all its calls, one below the other."""
+    model, cached = tiny("qwen3"), on_c(tiny("qwen3"))
+    text, cached.hidden_layers = text_of(model, 2 * AT_ONCE + 30), (0, 1)
+    with torch.inference_mode(), layer_outputs(model, (0, 1)) as right:
+        model(input_ids=text, use_cache=False)
+    cached.prefill(text)
+    assert_close(cached.hidden((0, 1)), torch.cat([right[0], right[1]], dim=-1))
