@@ -1,4 +1,4 @@
-"""Tiny models of every family that pass.c knows, in sizes that are no multiples of a register; all weights are random."""
+"""Tiny models of every family that pass.c knows, in sizes that are no multiples of a register."""
 
 import functools
 from typing import Any

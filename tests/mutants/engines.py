@@ -22,9 +22,7 @@ from speclab.system import cache
 from tests.mutants.bugs import Mutant, mutant
 
 FILE = "engines/test_pass"
-CHECKED: dict[
-    str, str
-] = {}  # a mutant that the check at load has to refuse, and the family of tests/engines/families.py
+CHECKED: dict[str, str] = {}  # a mutant that the check at load has to refuse -> the case of tests/engines/families.py
 put = setattr  # a test that applies mutants in its own process takes them back
 
 
@@ -42,7 +40,7 @@ def refused(case: str, *killed_by: str, file: str = FILE) -> Callable[[Callable[
 
 
 def edit(*changes: tuple[str, str]) -> None:
-    """Compile pass.c with other text: (old, new) parts, each of which it has once. The library has a name of its own."""
+    """Compile pass.c with other text: (old, new) parts. It has each once, and the library gets a name of its own."""
     text = library.SOURCE.read_text(encoding="utf-8")
     for old, new in changes:
         if text.count(old) != 1:
@@ -179,6 +177,8 @@ def writes_one_row_too_early() -> None:
 @refused("llama")
 def reads_the_row_after_it() -> None:
     """lets a token read the row after it"""
+    right = Text.reserve
+    put(Text, "reserve", lambda text, n: right(text, n + 1))
 
     def further(packed: Packed, given: Pass) -> None:
         given.whole += 0 if given.masked else 4
