@@ -87,7 +87,7 @@ def made(kind: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         config = CONFIG_MAPPING[kind](**sizes | changes)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+        model = AutoModelForCausalLM.from_config(config).float().eval()
         for name, weight in model.named_parameters():
             is_gain = weight.ndim == 1 and "bias" not in name and "gemma" not in kind
             torch.nn.init.normal_(weight, mean=float(is_gain), std=0.3)

@@ -7,7 +7,6 @@ from transformers import MixtralConfig, MixtralForCausalLM
 from speclab.engines import c_pass, eager
 from speclab.models import engine_choice
 from speclab.models.cached import CachedModel
-from tests.engines.families import made
 from tests.engines.families import tiny as tiny_case
 from tests.mutants import engines
 from tests.tiny_models import VOCAB, tiny
@@ -51,10 +50,6 @@ EAGER = {
     "float64": (lambda: tiny("llama"), "float32"),
     "bfloat16": (lambda: tiny("llama", dtype=torch.bfloat16), "float32"),
     "damaged weights": (damaged, "off by nan"),
-    "caps that the library leaves out": (
-        lambda: made("gemma2", attn_logit_softcapping=1.5, attn_implementation="sdpa"),
-        "off by",
-    ),
 }
 
 

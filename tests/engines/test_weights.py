@@ -49,9 +49,7 @@ def q8_0(groups: Tensor) -> Tensor:
 def q4_0(groups: Tensor) -> Tensor:
     largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
     scale = half(largest / -8)
-    return (
-        torch.where(scale == 0, 0, (groups / torch.where(scale == 0, 1, scale) + 8.5).floor().clamp(0, 15) - 8) * scale
-    )
+    return ((groups / torch.where(scale == 0, 1, scale) + 8.5).floor().clamp(0, 15) - 8) * scale
 
 
 def q4_1(groups: Tensor) -> Tensor:

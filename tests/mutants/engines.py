@@ -22,6 +22,7 @@ from speclab.system import cache
 from tests.mutants.bugs import Mutant, mutant
 
 FILE = "engines/test_pass"
+TREE = "every_token_of_a_tree_gets_the_logits_of_its_branch"
 CHECKED: dict[str, str] = {}  # a mutant that the check at load has to refuse -> the case of tests/engines/families.py
 put = setattr  # a test that applies mutants in its own process takes them back
 
@@ -102,15 +103,13 @@ def does_not_activate_the_gate() -> None:
     edit(("activated(M, load(of)) * load(of + L)", "load(of) * load(of + L)"))
 
 
-@mutant(
-    10, "every_token_of_a_tree_gets_the_logits_of_its_branch[llama-61]", "a_tree_can_grow_by_several_passes", file=FILE
-)
+@mutant(10, f"{TREE}[llama-61]", "a_tree_can_grow_by_several_passes", file=FILE)
 def reads_other_branches() -> None:
     """lets a token of a tree read those of other branches"""
     edit(("!mask[r - whole]", "0"))
 
 
-@mutant(10, "every_token_of_a_tree_gets_the_logits_of_its_branch[mistral-61]", file=FILE)
+@mutant(10, f"{TREE}[mistral-61]", file=FILE)
 def counts_other_branches_into_the_window() -> None:
     """counts rows that a token does not read into its window"""
     edit(("left -= mask[begin - 1 - whole]", "left -= 1"))
@@ -239,9 +238,6 @@ def turns_all_layers_alike() -> None:
 def rounds_weights() -> None:
     """takes weights near whole steps for these"""
     put(c_pass, "EXACT", 0.1)
-
-
-TREE = "every_token_of_a_tree_gets_the_logits_of_its_branch"
 
 
 @mutant(10, TREE, file=FILE)
