@@ -16,7 +16,6 @@ from speclab.core.sampling import Sampling
 from speclab.drafts import registry
 from speclab.lab import bench, harness, output_checks, turns
 from speclab.lab.harness import Decoding
-from speclab.models import engine_choice as engines
 from speclab.models.cached import CachedModel
 from speclab.models.checking import rounding, uncached
 from speclab.models.checking.rounding import Reference
@@ -191,10 +190,10 @@ def lets_the_same_arm_go_first() -> None:
 # ---------------------------------------------------------------- noise
 
 
-@mutant(30, "a_busy_machine_is_named_with_the_flag_to_type", file="system/test_cores")
+@mutant(30, "a_loaded_machine_is_named", file="system/test_cores")
 def believes_that_all_cores_are_free() -> None:
     """believes that all cores are free"""
-    cores.are_free = lambda shares: True
+    cores.complaint = lambda average, n_cores: None
 
 
 @mutant(30, "a_floor_that_reaches_further_than_ten_per_cent_is_doubted", file="theory/test_noise")
@@ -208,12 +207,6 @@ def counts_a_turn_twice_that_was_taken_twice() -> None:
     """adds the counts of a turn that was taken once more to those of the first"""
     right = Line.extend
     Line.extend = lambda self, other: right(self, replace(other, again=None))
-
-
-@mutant(30, "engines_race_again_until_the_fast_one_wins", file="models/test_exported")
-def believes_the_first_race() -> None:
-    """believes the first race of two engines"""
-    engines.RACES = 1
 
 
 # ---------------------------------------------------------------- what an interruption leaves
