@@ -167,9 +167,8 @@ def test_greedy_is_token_identical_in_every_family(family, engine):
     )
     assert generated[0, s.prompt.shape[1] :].tolist() == s.text
 
-    turn = 2 * list(FAMILIES).index(family) + list(DTYPE_ON).index(
-        engine
-    )  # 0 … 15: every draft meets every k over the families
+    # 0 to 15: every draft meets every k over the families.
+    turn = 2 * list(FAMILIES).index(family) + list(DTYPE_ON).index(engine)
     for i, kind in enumerate(DRAFTS):
         check_kind(kind, check_greedy(s, kind, (turn + i) % 9, 1 + (7 * turn + 3 * i) % LONGEST))
 

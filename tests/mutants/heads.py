@@ -16,8 +16,8 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads import feature as feature_head
 from speclab.drafts.heads import files, rollout
 from speclab.drafts.heads.block import BlockHead
-from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.heads.feature import FeatureHead
+from speclab.engines.c_pass import CBackend
 from speclab.models.cached import CachedModel
 from tests.mutants.bugs import mutant
 
@@ -203,11 +203,17 @@ def begins_a_block_one_position_early() -> None:
     BlockHead.draft = early
 
 
-@mutant(33, f"{DEFINITION}[True-False-flags0]", file=FILE)
-def lets_a_head_read_its_padding() -> None:
-    """lets the last token of a compiled pass read the rows of the padding behind it"""
-    right = HeadDrafter._mask
-    HeadDrafter._mask = lambda drafter, length, n_rows, run: right(drafter, length + (n_rows > length), n_rows, run)
+@mutant(33, f"{DEFINITION}[c-False-flags0]", file=FILE)
+def reads_states_beside_the_tokens_before() -> None:
+    """gives the engine c each state of a head beside the token before its own"""
+    right = CBackend.read
+
+    def read(backend: CBackend, tokens: Tensor, length: int, states: Tensor | None = None, only_last=False) -> Tensor:
+        if states is not None and states.shape[1] > 1:
+            tokens = tokens.roll(1, dims=1)
+        return right(backend, tokens, length, states, only_last)
+
+    CBackend.read = read
 
 
 @mutant(33, "blocks_of_a_text_are_the_definitions", file=BLOCK)
