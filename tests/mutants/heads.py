@@ -16,6 +16,7 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads import feature as feature_head
 from speclab.drafts.heads import files, rollout
 from speclab.drafts.heads.block import BlockHead
+from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.heads.feature import FeatureHead
 from speclab.engines.c_pass import CBackend
 from speclab.models.cached import CachedModel
