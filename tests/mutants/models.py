@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from speclab.lab import decodings, instruments, output_checks
+from speclab.lab import decodings, instruments
 from speclab.models import cached, engine_choice, family, loading, pieces, prompts, setup
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
@@ -323,12 +323,6 @@ def leaves_another_rule_in_the_target() -> None:
         yield from rounds
 
     instruments.with_rule = with_rule
-
-
-@mutant(37, "a_round_near_the_end_asks_for_fewer_tokens", file="lab/test_lossy")
-def asks_near_the_end_as_in_the_middle() -> None:
-    """measures how far a lossy rule is off with the long proposals that no round near the end of a text asks for"""
-    output_checks.asked_at = lambda places, k, most: [(start, depth, k) for start, depth in places]
 
 
 @mutant(24, "an_encoder_decoder_without_its_extension_is_refused_at_load", file="models/test_family")
