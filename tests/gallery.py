@@ -7,12 +7,12 @@
 Bugs 1 to 23 have been seen in public code.
 From 24 on a guard of this lab against models and files is taken away.
 
-A mutant is an edit of the lab's source text (tests/mutants/bugs.py has its form), or a function that replaces functions,
-methods or attributes of the lab's modules by wrong ones. Both stand in tests/mutants/, and as `mutants` in an
-extension's tests. It is put in in a pytest of its own before the tests are imported (tests/mutants/plugin.py), and the
-tests named beside it run there, each of them up to its first case that fails, or in the one case that is named; what its
-other cases would do is not looked at. A kill is a failed assertion in every named test; a mutant that cannot be put in,
-or a test that breaks for another reason, is none.
+A mutant is an edit of the lab's source text (tests/mutants/bugs.py has its form), or a function that replaces things in
+the lab's modules by wrong ones. Both stand in tests/mutants/, and as `mutants` in an extension's tests. It is put in in
+a pytest of its own before the tests are imported (tests/mutants/plugin.py), and the tests named beside it run there,
+each of them up to its first case that fails, or in the one case that is named; what its other cases would do is not
+looked at. A kill is a failed assertion in every named test; a mutant that cannot be put in, or a test that breaks for
+another reason, is none.
 """
 
 import multiprocessing

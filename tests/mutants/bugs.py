@@ -1,7 +1,7 @@
 """What a mutant is, and the numbers of the bugs. Imports nothing of the lab: see plugin.py for why.
 
-Most mutants are edits of the lab's source text. They stand in text files, in this form, and are made where the module is
-imported; the text behind `-` has to be there exactly once:
+Most mutants are edits of the lab's source text. They stand in text files, in this form, and are made where the module
+is imported; the text behind `-` has to be there exactly once:
 
     [core/accept]
     4 draws the correction from p
@@ -15,6 +15,7 @@ production code is as good as a failed assertion. Further pairs of `-` and `+` a
 """
 
 import importlib
+import itertools
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -146,27 +147,19 @@ def mutants_of(file: Path) -> list[Mutant]:
 
 
 def _read(file: Path) -> Iterator[Mutant]:
-    shown = file.relative_to(ROOT).as_posix()
-    module, found = "", []
-    for line in file.read_text("utf-8").splitlines():
-        mark, _, rest = line.partition(" ")
-        if mark.startswith("["):
-            module = line.strip("[]")
-        elif mark.isdecimal():
-            found.append((int(mark), rest, module, [], {"by": "", "raises": ""}))
-        elif mark in ("-", "+"):
-            changes = found[-1][3]
-            if mark == "-" and (not changes or changes[-1][1]):
-                changes.append(([], []))
-            changes[-1][mark == "+"].append(rest)
-        elif mark in ("by", "raises"):
-            found[-1][4][mark] = rest
-        elif mark not in ("", "#", "bug"):
-            raise ValueError(f"{shown}: {line}")
-    for bug, what, module, changes, said in found:
-        edits = Edits(module, [("\n".join(old), "\n".join(new)) for old, new in changes])
-        tests = killers(shown.partition("/mutants")[0], *said["by"].split("::"))
-        yield Mutant(bug, edits, what, f"{shown}:{_identifier(what)}", tests, said["raises"])
+    shown, module = file.relative_to(ROOT).as_posix(), ""
+    for block in re.split(r"^(?=[\d[])", file.read_text("utf-8"), flags=re.MULTILINE):
+        title, *lines = block.splitlines() or [""]
+        if title.startswith("["):
+            module = title.strip("[]")
+        elif title[:1].isdecimal():
+            bug, _, what = title.partition(" ")
+            said = dict(re.findall(r"^(by|raises) (.*)$", block, re.MULTILINE))
+            texts = itertools.groupby(filter(None, lines), key=lambda line: line[0])
+            texts = ["\n".join(line[2:] for line in of_mark) for mark, of_mark in texts if mark in "-+"]
+            edits = Edits(module, list(zip(texts[::2], texts[1::2], strict=True)))
+            tests = killers(shown.partition("/mutants")[0], *said["by"].split("::"))
+            yield Mutant(int(bug), edits, what, f"{shown}:{_identifier(what)}", tests, said.get("raises", ""))
 
 
 def _identifier(what: str) -> str:
@@ -191,9 +184,8 @@ def mutant(
     """
 
     def made(apply: Callable[[], None]) -> Mutant:
-        folder, path = (part.replace(".", "/") for part in (apply.__module__.partition(".mutants")[0], apply.__module__))
-        tests = tuple(f"{folder}/{file}.py::test_{name}" for name in killed_by)
-        what = (apply.__doc__ or "").strip()
+        path, what = apply.__module__.replace(".", "/"), (apply.__doc__ or "").strip()
+        tests = tuple(f"{path.partition('/mutants')[0]}/{file}.py::test_{name}" for name in killed_by)
         return Mutant(bug, apply, what, f"{path}.py:{apply.__name__}", tests, raises, hangs)
 
     return made
