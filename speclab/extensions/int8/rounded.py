@@ -1,62 +1,52 @@
-"""A model whose linear layers have rounded weights: 8 bits a number, with a scale for each row of a matrix.
+"""A model whose matrices have rounded weights: rows of 8-bit numbers, each row with a scale.
 
-The products are FBGEMM's, which PyTorch has for x86 processors: 8-bit numbers times 8-bit numbers, added in 32 bits. So
-the input of a product is rounded, too, each token by its own largest number. A token's result therefore does not depend
-on the other tokens of a pass, and one uncached pass says what the model drafts at every place.
+A product is PyTorch's, of 8-bit weights with inputs as they are, summed in float32. It rests on no instruction that
+only some processors have, so a draft proposes the same on all of them, up to the order of a sum. And a token's result
+does not depend on the other tokens of a pass: one uncached pass says what the model drafts at every place.
 
 Embeddings and norms stay as they are, and all of them are the target's own tensors: the copy adds one byte for each
 number of the matrices.
 """
 
 import copy
-import itertools
-import warnings
-import weakref
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from speclab.system.errors import EnvironmentProblem
 
 OTHER_DRAFT = "use --draft ngram, or --draft FOLDER with a smaller model"
 STEPS = 127  # of a weight's rounding, on either side of zero
-# Without VNNI the sum of two products of 8-bit numbers does not fit into 16 bits, so inputs get one bit less.
-INPUT_STEPS = 127 if torch.cpu._is_vnni_supported() else 63
-
-_PACKED: dict[int, torch.ScriptObject] = {}  # by the number of a layer, since torch.export refuses them in a module
-_numbers = itertools.count()
-_LIBRARY = torch.library.Library("speclab_int8", "DEF")
-_LIBRARY.define("product(Tensor x, int layer, int n_out) -> Tensor")
+LEAST = 0.9  # of the numbers in matrices: with less, the copy reads hardly fewer bytes than the target
 
 
 class Int8Linear(nn.Module):
-    """A linear layer with rounded weights, (n_out, n_in). A call of it is one kernel for torch.export."""
+    """A linear layer with rounded weights, made of (n_out, n_in) ones."""
 
-    def __init__(self, linear: nn.Linear):
+    rows: Tensor
+    scales: Tensor
+
+    def __init__(self, weight: Tensor, bias: nn.Parameter | None):
         super().__init__()
-        self.number, self.n_out, self.bias = next(_numbers), linear.out_features, linear.bias
-        _PACKED[self.number] = packed(linear.weight.detach().float())
-        weakref.finalize(self, _PACKED.pop, self.number)
-
-    def __deepcopy__(self, memo: dict) -> "Int8Linear":
-        """A copy of a model, as one in higher precision, has the same rounded weights."""
-        return self
+        rows, scales = rounded_rows(weight.detach().float())
+        self.register_buffer("rows", rows)
+        self.register_buffer("scales", scales)
+        self.bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., n_in) -> (..., n_out)"""
-        y = torch.ops.speclab_int8.product(x, self.number, self.n_out)
+        y = product(x.reshape(-1, x.shape[-1]).float(), self.rows, self.scales.float()).to(x.dtype)
+        y = y.reshape(*x.shape[:-1], len(self.rows))
         return y if self.bias is None else y + self.bias
 
 
-def packed(weight: Tensor) -> torch.ScriptObject:
-    """Round a matrix, (n_out, n_in), row by row, and bring it into the order of the kernels."""
+def rounded_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Round a matrix row by row: (n_out, n_in) -> 8-bit numbers of that shape, and the step of each row, (n_out,)"""
     scales = largest_of(weight) / STEPS
-    rounded_weight, zeros = (weight / scales).round().to(torch.int8), torch.zeros(len(scales), dtype=torch.long)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch plans another way of making such tensors
-        quantized = torch._make_per_channel_quantized_tensor(rounded_weight, scales[:, 0].double(), zeros, 0)
-        return torch.ops.quantized.linear_prepack(quantized, None)
+    return (weight / scales).round().to(torch.int8).contiguous(), scales[:, 0]
 
 
 def largest_of(rows: Tensor) -> Tensor:
@@ -64,34 +54,47 @@ def largest_of(rows: Tensor) -> Tensor:
     return rows.abs().amax(-1, keepdim=True).clamp(min=1e-30)
 
 
-def product(x: Tensor, layer: int, n_out: int) -> Tensor:
-    """Multiply with the matrix of a layer, each token rounded by its own largest number: (..., n_in) -> (..., n_out)"""
-    rows = x.reshape(-1, x.shape[-1]).float()
-    largest = largest_of(rows)
-    y = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
-        rows / largest, 1 / INPUT_STEPS, INPUT_STEPS + 1, _PACKED[layer]
-    )
-    return y.mul_(largest).to(x.dtype).reshape(*x.shape[:-1], n_out)
-
-
-_LIBRARY.impl("product", product, "CPU")
-
-
-@torch.library.register_fake("speclab_int8::product")
-def _shape_of_product(x: Tensor, layer: int, n_out: int) -> Tensor:
-    return x.new_empty(*x.shape[:-1], n_out)
+def product(x: Tensor, rows: Tensor, scales: Tensor) -> Tensor:
+    """Multiply float32 inputs with a rounded matrix, (m, n_in) and (n_out, n_in) -> (m, n_out)"""
+    return torch._weight_int8pack_mm(x, rows, scales)
 
 
 def rounded(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the model with rounded linear layers; everything else is shared. Raises EnvironmentProblem where there is
-    no kernel for them."""
-    if model.device.type != "cpu" or "fbgemm" not in torch.backends.quantized.supported_engines:
-        raise EnvironmentProblem(f"--draft int8 needs an x86 processor and --device cpu; {OTHER_DRAFT}")
+    """Return the model with rounded matrices; everything else is shared. Raises EnvironmentProblem where that is not
+    what the model or this machine gives."""
+    if model.device.type != "cpu":
+        raise EnvironmentProblem(f"--draft int8 needs --device cpu; {OTHER_DRAFT}")
+    check_product()
+    if (share := share_rounded(model)) < LEAST:
+        raise EnvironmentProblem(
+            f"--draft int8 rounds linear layers, and they hold {share:.0%} of the numbers in this model's matrices "
+            f"(the others are experts, for example); {OTHER_DRAFT}"
+        )
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    before = torch.backends.quantized.engine
-    torch.backends.quantized.engine = "fbgemm"
-    try:
-        layers = {id(module): Int8Linear(module) for module in model.modules() if type(module) is nn.Linear}
-    finally:
-        torch.backends.quantized.engine = before
+    layers = {id(module): Int8Linear(weight, module.bias) for module, weight in matrices(model)}
     return copy.deepcopy(model, {**shared, **layers}).eval()
+
+
+def matrices(model: nn.Module) -> list[tuple[Any, Tensor]]:
+    """Return the layers that are rounded, with their weights, (n_out, n_in)."""
+    found: list[Any] = [module for module in model.modules() if type(module) in (nn.Linear, Conv1D)]
+    return [(module, module.weight if isinstance(module, nn.Linear) else module.weight.T) for module in found]
+
+
+def share_rounded(model: nn.Module) -> float:
+    """Return which part of the numbers in matrices is rounded. Tables that are only looked up are no matrices here."""
+    found = {module.weight for module, _ in matrices(model)}
+    tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    n_left = sum(weight.numel() for weight in {*model.parameters()} - found - tables if weight.ndim > 1)
+    n_rounded = sum(weight.numel() for weight in found)
+    return n_rounded / max(n_rounded + n_left, 1)
+
+
+def check_product() -> None:
+    """Raise EnvironmentProblem where this machine's product is not the sum of its terms, as with sums in 16 bits."""
+    x = torch.linspace(-1, 1, 3 * 70).reshape(3, 70)
+    rows = (127 - torch.arange(33 * 70).reshape(33, 70) % 31).to(torch.int8)
+    scales = torch.linspace(1, 2, 33)
+    right = x.double() @ (rows.double() * scales.double()[:, None]).T
+    if not torch.allclose(product(x, rows, scales).double(), right, rtol=1e-5, atol=1e-2):
+        raise EnvironmentProblem(f"products of 8-bit weights are wrong on this processor; {OTHER_DRAFT}")
