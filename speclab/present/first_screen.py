@@ -80,7 +80,7 @@ def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = No
         [
             chains_only_line(runs),
             *(line for shown in runs for line in facts_lines(shown)),
-            *(f"{target_name(shown)}: {line}" for shown in runs if (line := report.loops_line(shown))),
+            *(f"{target_name(shown)}: {report.loops_line(shown)}" for shown in runs if report.n_looping(shown)),
             noise_line(runs),
             no_gain_line(runs),
         ]

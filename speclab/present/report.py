@@ -123,17 +123,19 @@ def _z_value(z: float | None) -> str:
     return "inf" if z is None else f"{z:+.2f}"
 
 
+def n_looping(run: ComparisonRun) -> int | None:
+    """Return how many greedy texts end in repetition; None where nothing was decoded greedily."""
+    return run.prompts.get("n_cut", run.prompts.get("n_looping"))
+
+
 def loops_line(run: ComparisonRun) -> str | None:
     """Say how many greedy texts end in repetition, and what is forecast for each draft's fastest row with whole texts,
     lookups first; None where nothing was decoded greedily."""
-    n_texts, n_looping = run.prompts["n"], run.prompts.get("n_looping")
-    if n_looping is not None:  # a record from before texts were cut
-        return (
-            f"{n_looping} of {n_texts} greedy texts end in repetition (last 32 tokens of period 8 or less), which is "
-            "easy to draft and raises acceptance"
-        )
-    if (n_cut := run.prompts.get("n_cut")) is None:
+    if (n := n_looping(run)) is None:
         return None
+    said = f"{n} of {run.prompts['n']} greedy texts end in repetition (the last 32 tokens "
+    if "n_cut" not in run.prompts:  # a record from before texts were cut
+        return f"{said}have a period of 8 or less), which is easy to draft and raises acceptance"
     lengths = best_lengths(run.rows)
     rows = [row for row in shown(run.rows, lengths) if row.prompt_kind == "all" and row.forecast_whole]
     rows.sort(key=lambda row: row.draft not in kind_table.lookups())
@@ -141,12 +143,8 @@ def loops_line(run: ComparisonRun) -> str | None:
         f"{row.method} k = {row.draft_length} {speedup(row.forecast_whole)}, not {speedup(row.forecast)}"
         for row in rows
     ]
-    return (
-        f"{n_cut} of {n_texts} greedy texts end in repetition (the last 32 tokens equal those up to 48 places before) "
-        "and count only up to where it begins"
-        + f"; with whole texts the forecasts would be: {'; '.join(whole)}"
-        * bool(whole)
-    )
+    said += "equal those up to 48 places before) and count only up to where it begins"
+    return said + f"; with whole texts the forecasts would be: {'; '.join(whole)}" * bool(whole)
 
 
 # --- how fast ---------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from benchmarks.gpu import one_size, results
 from draft_models import ModelDrafter
 from speclab.core.drafter import Drafter
-from speclab.core.sampling import Sampling
+from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts import registry
 from speclab.lab import bench, harness, output_checks, turns
 from speclab.lab.harness import Decoding
@@ -21,6 +21,7 @@ from speclab.models.cached import CachedModel
 from speclab.models.checking import rounding, uncached
 from speclab.models.checking.rounding import Reference
 from speclab.present import tables
+from speclab.records.arms import BASELINE
 from speclab.records.log import Line
 from speclab.records.runs import ComparisonRun
 from speclab.system import cores
@@ -259,6 +260,33 @@ def forecasts_a_draft_with_all_rows_of_its_model() -> None:
         return right(model, prompt, tokens, sampling, model.config.vocab_size)[:, :n_ids]
 
     uncached.distributions = distributions
+
+
+REPETITION = "every_arm_is_cut_where_the_baselines_greedy_text_begins_to_repeat"
+
+
+@mutant(20, REPETITION, file="lab/test_repetition")
+def cuts_sampled_texts() -> None:
+    """cuts sampled texts where the greedy text begins to repeat"""
+    right = bench.Bench.budget
+    bench.Bench.budget = lambda self, prompt, sampling: right(self, prompt, GREEDY)
+
+
+@mutant(20, REPETITION, file="lab/test_repetition")
+def cuts_all_arms_but_the_baseline() -> None:
+    """lets the baseline alone decode repeated tokens"""
+    right = bench.Bench.decoding
+
+    def decoding(self, arm, sampling, prompt, stream=0, budget=None, lengths=None):
+        return right(self, arm, sampling, prompt, stream, None if arm == BASELINE else budget, lengths)
+
+    bench.Bench.decoding = decoding
+
+
+@mutant(20, "a_repetition_begins_with_the_first_token_that_is_repeated", file="lab/test_repetition")
+def sees_short_periods_alone() -> None:
+    """takes a text for one without repetition where its period is longer than eight tokens"""
+    bench.PERIOD = 8
 
 
 @mutant(20, "passes_of_which_a_part_is_left_are_told_apart", file="lab/test_harness")

@@ -73,9 +73,7 @@ def describe_padding(name: str, role: str = "target") -> str:
     """Return the remark that belongs next to every time of a padded model. name: lab:SIZE; role: target or draft"""
     size = parse_name(name)
     price = name.removeprefix(PREFIX).partition(":")[0].upper()
-    parts = [
-        f"padded: it writes the text of the lab's {role} of {OWN[role]} parameters, at the price of {price} parameters"
-    ]
+    parts = [f"padded: the text of the lab's {role} of {OWN[role]} parameters at the price of {price}"]
     parts += [f"{size.vocab_size} rows in the output layer"] if size.vocab_size else []
     parts += [f"each MLP {size.experts.n} times, of which a token uses {size.experts.n_used}"] if size.experts else []
     return ", ".join(parts)
