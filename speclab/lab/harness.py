@@ -276,7 +276,9 @@ def _one_turn(
     budget = bench.budget(prompt, sampling)
     instrumented = {Arm(INSTRUMENT, draft, max(lengths)): lengths for draft, lengths in instruments.items()}
     return [  # an instrument's rounds say what they cost, whatever the text: it decodes all of it
-        bench.decoding(arm, sampling, prompt, stream, None if arm in instrumented else budget, instrumented.get(arm))
+        bench.decoding(
+            arm, sampling, prompt, stream, None if arm in instrumented else budget, lengths=instrumented.get(arm)
+        )
         for arm in [*arms, *instrumented]
         if sampling.greedy or not bench.greedy_only(arm)
     ]
