@@ -111,6 +111,12 @@ def lets_tokens_read_one_beyond_the_window() -> None:
     windows.with_window = lambda mask, window: right(mask, window + 1)
 
 
+@mutant(30, "engines_race_again_until_the_fast_one_wins", file="models/test_exported")
+def believes_the_first_race() -> None:
+    """believes the first race of two engines"""
+    engine_choice.RACES = 1
+
+
 # ---------------------------------------------------------------- CUDA graphs
 
 

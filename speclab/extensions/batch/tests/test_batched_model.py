@@ -1,5 +1,6 @@
 """Passes over several texts: each row's logits, keys and values are those of the text alone."""
 
+import itertools
 from collections.abc import Iterable
 
 import pytest
@@ -23,8 +24,9 @@ from tests.recorder import stand_in
 from tests.tiny_models import CONTEXT, FAMILIES, VOCAB, copied, flattened, tiny, uncompiled
 
 GARBAGE = 1e4  # finite: attention multiplies what it masks by zero
-TEXTS = torch.randint(0, VOCAB, (3, 40), generator=torch.Generator().manual_seed(8))
+TEXTS = torch.randint(0, VOCAB, (3, 80), generator=torch.Generator().manual_seed(8))
 LENGTHS = (5, 11, 17)
+ENGINES = ["eager", "fast", "graphs", "in parts"]
 
 
 def on(engine: str, family: str = "llama") -> CachedModel:
@@ -84,7 +86,7 @@ class RowCache:
     ("family", "engine"),
     pairs_often(
         FAMILIES,
-        ["eager", "fast", "graphs", "in parts"],
+        ENGINES,
         lambda family, engine: engine == "eager" or family in ("gpt2", "gemma3_window"),
     ),
 )
@@ -106,6 +108,22 @@ def test_logits_of_each_row_are_those_of_its_text(family, engine, monkeypatch):
             assert worst_difference(RowCache(batch, row), TEXTS[row, : batch.lengths[row]].tolist()) < 1e-9
     assert batch.n_passes == 4
     assert recorder is None or recorder.n_replays > 0
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_rows_around_64_tokens_at_every_width(engine, monkeypatch):
+    """A pass that is padded may end in another block of places than its tokens."""
+    if engine == "graphs":
+        stand_in(monkeypatch)
+    target = on(engine)
+    batch = started(target, programs=in_rows(target) if engine == "in parts" else None)
+    batch.prefill(1, TEXTS[1:2, :58])
+    of_texts = [right(target.model, text) for text in TEXTS]
+    for length, width in itertools.product(range(58, 67), range(1, 6)):
+        before = (5, length, 17)
+        batch.crop(before)
+        for row, logits in enumerate(batch.forward(next_tokens(batch, width))):
+            assert torch.allclose(logits, of_texts[row][before[row] : before[row] + width], atol=1e-9)
 
 
 def test_a_graph_for_each_width_and_bucket(monkeypatch):
@@ -194,7 +212,7 @@ def test_states_of_a_prompt_are_its_rows():
 def test_padding_may_stand_behind_the_last_position():
     batch = BatchedModel(on("eager", "gpt2"), 2)
     batch.start(CONTEXT + 4)
-    text = TEXTS[:1].repeat(1, 4)[:, :CONTEXT]
+    text = TEXTS[:1].repeat(1, 7)[:, :CONTEXT]
     batch.prefill(0, text[:, :-1])
     batch.prefill(1, text[:, :7])
     tokens = torch.stack([text[0, [-1, 0, 0]], text[0, 7:10]])
