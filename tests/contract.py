@@ -22,9 +22,9 @@ from speclab.models.cached import CachedModel
 from tests.decoding import plain_text, speculative_rounds
 from tests.heads import prompts
 from tests.models.test_caches import worst_difference
-from tests.tiny_models import flattened, in_parts, tiny
+from tests.tiny_models import CLOSE, DTYPE_ON, on_engine, tiny
 
-ENGINES = {"eager": lambda model: None, "fast": flattened, "in parts": in_parts}
+ENGINES = tuple(DTYPE_ON)
 SAMPLINGS = (GREEDY, Sampling(0.8, top_k=20, top_p=0.95))
 WAYS = tuple(itertools.product(ENGINES, SAMPLINGS))  # the ways of decoding that every draft is tried in
 N_NEW = 24
@@ -41,7 +41,8 @@ def ways_of(kinds: Iterable[str], eager: Collection[str]) -> list[tuple[str, str
 
 
 Make = Callable[[nn.Module, Callable[[nn.Module], CachedModel]], Drafter]
-"""The target's model, and what puts a model on the engine -> the drafter. The model is a tiny llama in float64."""
+"""The target's model, and what puts a model on the engine -> the drafter. The model is a tiny llama, in float64 on the
+engine eager and in float32 on c."""
 
 
 def check(
@@ -56,14 +57,14 @@ def check(
     text alone, not from earlier rounds.
     """
 
-    def on_engine(model: nn.Module) -> CachedModel:
-        return CachedModel(model, fast=ENGINES[engine](model))
+    def cached(model: nn.Module) -> CachedModel:
+        return CachedModel(model, fast=on_engine(engine, model))
 
-    model = _model()
-    targets = [on_engine(model) for _ in range(2)]
+    model = _model(DTYPE_ON[engine])
+    targets = [cached(model) for _ in range(2)]
     for target in targets:
         target.hidden_layers = layers
-    drafter = make(model, on_engine)
+    drafter = make(model, cached)
     twin = copy.deepcopy(drafter)
     learnt, other, stutter = prompts(2)[:1], prompts(4)[3:], prompts(21)[20:]
     again = torch.tensor([plain_text(targets[0], other, N_NEW // 2)])
@@ -90,9 +91,9 @@ def check(
 
 
 @functools.cache
-def _model() -> nn.Module:
-    """One model for all drafts: an engine of its own is made of it once."""
-    return tiny("llama")
+def _model(dtype: torch.dtype) -> nn.Module:
+    """One model for all drafts: it is packed once."""
+    return tiny("llama", dtype=dtype)
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ class _Text:
             assert round_.n_accepted < left, "the last token of a round is the target's own"
             ids += round_.tokens
             assert target.length == len(ids) - 1, "the last committed token is never in the cache"
-            assert worst_difference(target, ids[:-1]) < 1e-10
+            assert worst_difference(target, ids[:-1]) < CLOSE[target.model.dtype]
             for part in drafter.parts:
                 self.check_models(part, ids)
             assert target.n_passes == n_passes, "one pass for the prompt and one for each round"
@@ -147,7 +148,7 @@ class _Text:
             read = part.read_as(ids[:-1])
             assert model.length <= len(read)
             if not part.needs_text:  # a dial's model reads what it would have drafted itself
-                assert worst_difference(model, read[: model.length]) < 1e-10
+                assert worst_difference(model, read[: model.length]) < CLOSE[model.model.dtype]
 
     def check_every_beginning(self, target: CachedModel, drafter: Drafter, rounds: list[Round]) -> None:
         """A drafter that reads the text up to a round as a prompt drafts in this round what it did before."""

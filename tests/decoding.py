@@ -1,12 +1,8 @@
 """Both loops as the tests call them: settings given one by one, whole decodings given back."""
 
-import contextlib
-from collections import Counter
 from collections.abc import Iterable, Iterator
 
-import pytest
 import torch
-from speclab.models.backends import rewrites
 from torch import Tensor
 
 from baseline_autoregressive import autoregressive_decode
@@ -14,6 +10,7 @@ from optimized_speculative import speculative_decode
 from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import DecodeSettings, Round, tokens_of
 from speclab.core.sampling import GREEDY, Sampling
+from speclab.engines.c_pass import CBackend, Text
 from speclab.engines.eager import EagerBackend
 from speclab.models.cached import CachedModel
 
@@ -48,23 +45,36 @@ def speculative_rounds(
 
 
 def keys_and_values(cached: CachedModel) -> list[tuple[Tensor, Tensor]]:
-    """What a cache holds, layer by layer: (1, kv heads, length, head width) each, views of the storage itself."""
-    backend = cached._backend
+    """What a cache holds, layer by layer: (1, kv heads, length, head width) each."""
+    backend = cached.backend
     if isinstance(backend, EagerBackend):
         return [(layer.keys, layer.values) for layer in backend._cache.layers]
+    if isinstance(backend, CBackend):
+        rows = [row_of(backend.text, i) for i in range(cached.length)]
+        keys, values = (torch.stack(parts, dim=2)[:, None] for parts in zip(*rows, strict=True))
+        return list(zip(keys, values, strict=True))  # (layers, 1, kv heads, length, head width)
     return list(zip(*backend._buffers.first(cached.length), strict=True))
 
 
-@contextlib.contextmanager
-def counted_kernels() -> Iterator[list[Counter[str]]]:
-    """Count what a model calls that is exported inside; there is a count for each of its lists of kernels."""
-    lists: list[Counter[str]] = []
-    right = rewrites.lift_constants
+def row_of(text: Text, row: int) -> tuple[Tensor, Tensor]:
+    """Keys and values of one token in the pages of the engine `c`: (layers, kv heads, head width), views."""
+    packed, (page, at) = text._packed, divmod(row, text._packed.page)
+    size, lanes = packed.parts.head_size, packed.lanes
+    parts = text.pages[page].view(len(packed.layers), packed.parts.kv_heads, -1)
+    keys, values = parts[..., : packed.page * size], parts[..., packed.page * size :]
+    block, lane = divmod(at, lanes)
+    return keys.unflatten(-1, (-1, size, lanes))[..., block, :, lane], values.unflatten(-1, (packed.page, -1))[
+        ..., at, :size
+    ]
 
-    def lift_constants(graph) -> list[Tensor]:
-        lists.append(Counter(str(node.target) for node in graph.graph.nodes if node.op == "call_function"))
-        return right(graph)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rewrites, "lift_constants", lift_constants)
-        yield lists
+def poison(cached: CachedModel, n_last: int) -> None:
+    """Write NaN over the last rows of a cache, in its storage."""
+    backend, length = cached.backend, cached.length
+    with torch.inference_mode():
+        if isinstance(backend, CBackend):
+            rows = [part for i in range(length - n_last, length) for part in row_of(backend.text, i)]
+        else:
+            rows = [part[..., -n_last:, :] for layer in keys_and_values(cached) for part in layer]
+        for row in rows:
+            row.fill_(torch.nan)

@@ -4,13 +4,11 @@ import functools
 from typing import Any
 
 import torch
-from speclab.drafts.heads.passes import compile_steps
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 
 from speclab.drafts.heads.block import BlockConfig, BlockHead
-from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.heads.feature import FeatureHead, HeadConfig
 from speclab.drafts.heads.files import weights_of
 from speclab.drafts.heads.parts import rotations
@@ -18,7 +16,7 @@ from speclab.drafts.heads.rollout import rollout, target_pass
 from speclab.lab.training.recipes import Likely, likely
 from speclab.models.cached import CachedModel
 from tests.decoding import plain_text
-from tests.tiny_models import VOCAB, tiny, uncompiled
+from tests.tiny_models import VOCAB, tiny
 from training.kinds import block_loss
 
 
@@ -186,9 +184,3 @@ def feature_row(head: FeatureHead, hidden: Tensor, text: list[int], drafted: lis
         if token is not None:
             states, tokens = torch.cat([states, output], dim=1), [*tokens, token]
     return head.logits(output)[0, -1]
-
-
-def in_fixed_widths(drafter: HeadDrafter) -> None:
-    """Let a draft's passes be those that would be compiled: padded, over whole blocks of rows. Nothing is compiled."""
-    drafter.head.compiled = compile_steps(drafter.head, drafter.compiled_widths, uncompiled)
-    assert drafter.head.compiled

@@ -4,9 +4,9 @@ What it gives back is overwritten by the next replay, as a graph's output is.
 """
 
 import pytest
-from speclab.models.backends import buffers, cuda_graphs
 
 from speclab.core import graphs, sampling
+from speclab.engines.cuda import buffers, cuda_graphs
 from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.models.cached import CachedModel
 from tests.tiny_models import perturbed, tiny

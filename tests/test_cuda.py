@@ -4,7 +4,6 @@ import warnings
 
 import pytest
 import torch
-from speclab.models.backends import attention, buffers
 
 from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter, NgramDrafter
@@ -12,6 +11,7 @@ from speclab.cli import flags, parsing
 from speclab.core import graphs
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import Sampling
+from speclab.engines.cuda import attention, buffers
 from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.models import loading, names
 from speclab.models.cached import CachedModel

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 import pytest
 import scipy.stats
 import torch
-from speclab.models.backends import eager
 from torch import Tensor
 from transformers import MixtralConfig, MixtralForCausalLM
 
@@ -29,6 +28,7 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength, RoundCosts
 from speclab.drafts.suffix import SuffixDrafter
+from speclab.engines import eager
 from speclab.lab.instruments import LoopFunctions, with_phases
 from speclab.models.cached import CachedModel
 from speclab.models.checking import wider

@@ -113,6 +113,23 @@ def perturbed(model: nn.Module, noise: float, seed: int = 1) -> nn.Module:
     return other.eval()
 
 
+CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest number: what rounding may change
+
+
+def assert_close(found: Tensor, right: Tensor) -> None:
+    """Within the rounding of the number format of `found`."""
+    close = CLOSE[found.dtype] * right.abs().max().item()
+    torch.testing.assert_close(found, right.to(found.dtype), rtol=0, atol=max(close, 1e-12))
+
+
+def on_engine(engine: str, model: PreTrainedModel) -> CModel | None:
+    """The model in the form that the engine eager or c runs."""
+    return on_c(model) if engine == "c" else None
+
+
+DTYPE_ON = {"eager": torch.float64, "c": torch.float32}  # what is compared exactly, and what `c` is made for
+
+
 _ON_C: weakref.WeakKeyDictionary[PreTrainedModel, CModel] = weakref.WeakKeyDictionary()
 
 

@@ -1,5 +1,6 @@
 """The contract of tests/contract.py, for the drafts of the ground floor."""
 
+import copy
 import functools
 
 import pytest
@@ -31,14 +32,27 @@ def auto(model, on_engine):
     return drafter
 
 
+@functools.cache
+def alike(head, dtype):
+    """The head in the number format of its target."""
+    return copy.deepcopy(head).to(dtype)
+
+
+def feature(model, on_engine):
+    drafter = FeatureDrafter(alike(trained()[1], model.dtype))
+    if on_engine(model).engine == "c":
+        drafter.use_c()
+    return drafter
+
+
 DRAFTS = {
     "model": model_draft,
     "auto": auto,
     "ngram": lambda model, on_engine: NgramDrafter(2, 1),
     "suffix": lambda model, on_engine: SuffixDrafter(),
     "hybrid": lambda model, on_engine: HybridDrafter(NgramDrafter(2, 1), model_draft(model, on_engine)),
-    "feature": lambda model, on_engine: FeatureDrafter(trained()[1]),
-    "block": lambda model, on_engine: BlockDrafter(trained_block(markov_rank=3)[1]),
+    "feature": feature,
+    "block": lambda model, on_engine: BlockDrafter(alike(trained_block(markov_rank=3)[1], model.dtype)),
 }
 DIALS = {
     "dial": lambda model, on_engine: OracleModelDrafter(on_engine(often_right(model)), 0.6),

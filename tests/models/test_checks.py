@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from speclab.models.backends import eager
 from transformers import (
     BertConfig,
     BertLMHeadModel,
@@ -18,6 +17,7 @@ from transformers import (
 )
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
+from speclab.engines import eager
 from speclab.models import family
 from speclab.models.cached import CachedModel
 from speclab.models.checking import checks, rounding

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from speclab.models.backends import eager, exported, windows
 from speclab.models.backends.exported import ExportedModel
 from torch import Tensor
 from transformers import (
@@ -23,6 +22,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from speclab.engines import eager, windows
 from speclab.models import engine_choice
 from speclab.models.cached import CachedModel
 from speclab.models.checking import checks, rounding

@@ -1,8 +1,6 @@
 """Bugs in speclab/models/backends: positions, masks, buffers and graphs of the fast engine."""
 
 import torch
-from speclab.models.backends import buffers as buffers_module
-from speclab.models.backends import windows
 from speclab.models.backends.compiled import Program
 from speclab.models.backends.exported import ExportedModel
 from torch import Tensor
@@ -10,6 +8,8 @@ from transformers import PreTrainedModel
 
 from speclab.core import graphs
 from speclab.core.sampling import Sampling
+from speclab.engines import buffers as buffers_module
+from speclab.engines import windows
 from speclab.engines.cuda.attention import GroupedAttention, TwoProducts
 from speclab.engines.cuda.buffers import Buffers
 from speclab.engines.cuda.cuda_graphs import GraphBackend, GraphCache, GraphedModel
