@@ -38,3 +38,9 @@ def rounds_matrices_the_wrong_way_round() -> None:
         return right(weight.T).T if not weight.is_contiguous() else right(weight)
 
     rounded.rounded_rows = rounded_rows
+
+
+@mutant(47, "a_model_that_is_hardly_rounded_is_refused", file=FILE)
+def counts_the_layers_it_knows() -> None:
+    """takes the layers that it rounds for all matrices"""
+    rounded.share_rounded = lambda model: 1.0

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from transformers import Conv1D, GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM
+from transformers import Conv1D, MixtralConfig, MixtralForCausalLM
 
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import Sampling
@@ -80,18 +80,15 @@ def test_everything_but_the_matrices_is_the_targets(family, tied):
     assert CachedModel(copied).vocab_size == CachedModel(model).vocab_size
 
 
-def test_what_is_rounded_must_be_most_of_a_model():
-    """Conv1D layers of GPT-2 are linear ones; the experts of Mixtral lie in no layer, and the share of the others is
-    said."""
-    sizes = {"vocab_size": 48, "num_hidden_layers": 2}
-    gpt2 = GPT2LMHeadModel(GPT2Config(n_embd=32, n_head=4, n_layer=2, vocab_size=48))
-    assert len(matrices(rounded.rounded(gpt2))) == 9
-    small = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4, "head_dim": 8}
-    mixtral = MixtralForCausalLM(MixtralConfig(**sizes, **small, hidden_size=32, intermediate_size=48))
-    n_linear = sum(layer.weight.numel() for layer in matrices(mixtral))
-    n_all = sum(p.numel() for p in mixtral.parameters() if p.ndim > 1) - 48 * 32  # all but the embedding
-    with pytest.raises(EnvironmentProblem, match=f"only {n_linear / n_all:.0%} of the weights of mixtral"):
-        rounded.rounded(mixtral)
+def test_a_model_that_is_hardly_rounded_is_refused():
+    """The experts of a mixture lie in no linear layers, and hold most of its numbers. All matrices of GPT-2 do."""
+    assert rounded.share_rounded(tiny("gpt2")) == rounded.share_rounded(tiny("llama")) == 1.0
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 8}
+    config = MixtralConfig(vocab_size=48, intermediate_size=64, num_hidden_layers=1, head_dim=8, **sizes)
+    matrices = 2 * 32 * 32 + 2 * 32 * 16 + 32 * 8 + 48 * 32
+    share = matrices / (matrices + 8 * 3 * 32 * 64)
+    with pytest.raises(EnvironmentProblem, match=f"they hold {share:.0%} .*experts.*ngram"):
+        rounded.rounded(MixtralForCausalLM(config))
 
 
 def test_what_is_drafted_is_drawn_from_its_law():
