@@ -12,7 +12,7 @@ import tempfile
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
@@ -23,7 +23,6 @@ from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, tokens_of
-from speclab.engines.c_pass import CModel
 from speclab.lab.training.degraded_drafts import noisy
 from speclab.models import engine_choice, loading, memory
 from speclab.models.cached import CachedModel
@@ -34,6 +33,9 @@ from speclab.models.family import check_family, family_of
 from speclab.records.rows import Count, RecordPart
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.theory.losslessness import judge_divergence
+
+if TYPE_CHECKING:
+    from speclab.models.engine_choice import FastModel
 
 Outcome = Literal["identical on both engines", "identical on eager", "refused", "cannot be built", "broken"]
 OUTCOMES = BOTH, EAGER, REFUSED, CANNOT, BROKEN = get_args(Outcome)
@@ -127,7 +129,7 @@ def prompt_of(length: int) -> torch.Tensor:
 Texts = dict[int, list[int]]  # by the length of the prompt
 
 
-def compare(model: PreTrainedModel, engines: Sequence[CModel | None], expected: Texts) -> tuple[Counts, CachedModel]:
+def compare(model: PreTrainedModel, engines: "Sequence[FastModel | None]", expected: Texts) -> tuple[Counts, CachedModel]:
     """Decode every prompt with and without drafts on these engines, or raise WrongText.  -> counts of the speculative
     rounds, and the draft"""
     counts = Counts()
@@ -148,7 +150,7 @@ def compare(model: PreTrainedModel, engines: Sequence[CModel | None], expected: 
     return counts, draft
 
 
-def in_trees(model: PreTrainedModel, fast: CModel | None, draft: CachedModel, expected: Texts) -> str:
+def in_trees(model: PreTrainedModel, fast: "FastModel | None", draft: CachedModel, expected: Texts) -> str:
     """Decode every prompt with trees, or raise WrongText.  -> why the family cannot have them; empty if it can"""
     # Here: everything else of this benchmark runs without the extension.
     from speclab.extensions.trees.checks import check_tree
@@ -168,7 +170,7 @@ def in_trees(model: PreTrainedModel, fast: CModel | None, draft: CachedModel, ex
     return ""
 
 
-def in_a_batch(model: PreTrainedModel, fast: CModel | None, draft: CachedModel, expected: Texts) -> str:
+def in_a_batch(model: PreTrainedModel, fast: "FastModel | None", draft: CachedModel, expected: Texts) -> str:
     """Decode the prompts side by side, or raise WrongText.  -> why the family cannot do that; empty if it can"""
     # Here: everything else of this benchmark runs without the extension.
     from speclab.extensions.batch.decoding.batched_model import BatchedModel, check_batch

@@ -3,7 +3,8 @@
 import pytest
 import torch
 from torch import nn
-from transformers import Conv1D, MixtralConfig, MixtralForCausalLM
+from transformers import MixtralConfig, MixtralForCausalLM
+from transformers.pytorch_utils import Conv1D
 
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import Sampling
