@@ -129,7 +129,9 @@ def prompt_of(length: int) -> torch.Tensor:
 Texts = dict[int, list[int]]  # by the length of the prompt
 
 
-def compare(model: PreTrainedModel, engines: "Sequence[FastModel | None]", expected: Texts) -> tuple[Counts, CachedModel]:
+def compare(
+    model: PreTrainedModel, engines: "Sequence[FastModel | None]", expected: Texts
+) -> tuple[Counts, CachedModel]:
     """Decode every prompt with and without drafts on these engines, or raise WrongText.  -> counts of the speculative
     rounds, and the draft"""
     counts = Counts()
