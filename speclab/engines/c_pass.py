@@ -95,6 +95,12 @@ class Stored(NamedTuple):
     scale: Tensor | None = None
     low: Tensor | None = None
 
+    @property
+    def n_bytes(self) -> int:
+        """Return the bytes that a pass reads of it."""
+        numbers = self.numbers.nbytes // (2 if self.kind == INT4 else 1)  # two in a byte
+        return numbers + sum(part.nbytes for part in (self.scale, self.low) if part is not None)
+
 
 def stored(weight: Tensor) -> Stored:
     """Find the shortest numbers for (rows, columns) float32 weights: bfloat16, or whole numbers of 8 or 4 bits with a
@@ -176,8 +182,7 @@ class Packed:
         self.model.head = self._matrix(found[-1, "head"], parts.head[1], 1)
         self.page_floats = self.library.page_floats(ctypes.byref(self.model))
         self.width = -(-len(parts.head[0]) // self.lanes) * self.lanes  # of the rows of logits
-        of_found = [part for one in found.values() for part in one[2:] if isinstance(part, Tensor)]
-        self.bytes_spared = sum(4 * one.numbers.numel() for one in found.values()) - sum(x.nbytes for x in of_found)
+        self.bytes_spared = sum(4 * one.numbers.numel() - one.n_bytes for one in found.values())
         self._scratch, self._reached = torch.empty(0), 0
         self._numbers, self._zeros = (torch.zeros(0, dtype=torch.int32) for _ in range(2))
 

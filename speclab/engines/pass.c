@@ -216,6 +216,7 @@ INLINE void tile(const int M, const int T, const int U, const int kind, const Ma
 #define RUN(M, kind) \
   case M: \
     TILES(M, BLOCKS(M), 1, kind) \
+    if (M == 1) TILES(1, 4, 1, kind) \
     TILES(M, 1, (M == 1 ? 8 : 1), kind) \
     break;
 typedef void product_of(const Matrix *w, const float *x, long x_stride, int m, long from, long to, float *out,
@@ -367,8 +368,9 @@ static void attend(const Model *M, int l, int g, float **pages, const float *que
   for (int r = 0; r < n; r += L) { vec s = load(scores + r); highest = choose(s > highest, s, highest); }
   float top = -INFINITY;
   for (int i = 0; i < L; i++) top = highest[i] > top ? highest[i] : top;
-  for (int r = 0; r < n; r += L) { /* a token that reads nothing is padding: its output is 0 */
-    vec e = top == -INFINITY ? (vec){0} : exponential(load(scores + r) - top);
+  if (top == -INFINITY) top = 0; /* a token that reads nothing is padding: its output is 0; NaN stays NaN */
+  for (int r = 0; r < n; r += L) {
+    vec e = exponential(load(scores + r) - top);
     store(scores + r, e), sums += e;
   }
   const float sum = total(sums), scale = sum == 0 ? 0 : 1 / sum;
@@ -387,10 +389,14 @@ static void attend(const Model *M, int l, int g, float **pages, const float *que
 /* ---- a pass ---- */
 
 #define PART(total, from, to) const long from = (total) * me / n, to = (total) * (me + 1) / n
+/* Blocks of a matrix are shared in fours, so that any number of threads runs the same ones beside each other. */
+#define BLOCKS_OF(total, from, to) \
+  const long from = (up_to(total) / L + 3) / 4 * me / n * 4; \
+  const long to = me == n - 1 ? up_to(total) / L : (up_to(total) / L + 3) / 4 * (me + 1) / n * 4
 /* A product's rows go into the residual stream: at once, or after a norm. y: where they are until then. */
 static void into_stream(const Model *M, const Matrix *w, Norm after, const float *x, long x_stride, int m,
                         float *stream, float *y, long hidden, int me, int n) {
-  PART(hidden / L, from, to);
+  BLOCKS_OF(hidden, from, to);
   multiply(w, x, x_stride, m, from, to, (after.gain ? y : stream) + from * L, hidden, !after.gain);
   meet(n);
   if (!after.gain) return;
@@ -445,7 +451,7 @@ static void run_pass(void *job, int me, int n) {
       if (M->beside) normalise(M, M->states, P->states + (long)i * H, H, x + i * input + H);
       if (M->parallel) normalise(M, layer->before_mlp, stream + i * W.hidden, H, normed + i * W.hidden);
     }
-    PART(W.qkv / L, q0, q1);
+    BLOCKS_OF(W.qkv, q0, q1);
     multiply(&layer->qkv, x, input, m, q0, q1, raw + q0 * L, W.qkv, 0);
     meet(n);
     PART((long)m * (M->heads + M->kv_heads), s0, s1);
@@ -462,7 +468,7 @@ static void run_pass(void *job, int me, int n) {
     if (!M->parallel)
       for (int i = 0; i < m; i++) normalise(M, layer->before_mlp, stream + i * W.hidden, H, normed + i * W.hidden);
     const long each = M->gated ? 2 : 1;
-    PART(W.mlp / L, m0, m1);
+    BLOCKS_OF(W.mlp, m0, m1);
     for (long k = m0, next; k < m1; k = next) { /* some blocks at once, whose factors stay in the cache */
       next = k + CHUNK / each < m1 ? k + CHUNK / each : m1;
       multiply(&layer->up, normed, W.hidden, m, k * each, next * each, factors, CHUNK * L, 0);
@@ -478,7 +484,7 @@ static void run_pass(void *job, int me, int n) {
       for (long i = mine; i < not_mine; i++) memcpy(P->outputs[l] + i * H, stream + i * W.hidden, H * sizeof(float));
   }
   for (int i = 0; i < P->n_logits; i++) normalise(M, M->last, stream + P->wanted[i] * W.hidden, H, x + i * W.hidden);
-  PART(P->n_logits ? up_to(M->ids) / L : 0, o0, o1);
+  BLOCKS_OF(P->n_logits ? M->ids : 0, o0, o1);
   multiply(&M->head, x, W.hidden, P->n_logits, o0, o1, P->logits + o0 * L, up_to(M->ids), 0);
   for (long j = o0 * L; M->logit_cap > 0 && j < o1 * L; j += L)
     for (int i = 0; i < P->n_logits; i++) {
