@@ -17,11 +17,10 @@ DEFAULT_RUN = RESULTS / "cpu-2-cores-default.json"  # python compare.py
 # The same command on an older commit and another processor, and a run half a day before that one, which had
 # --draft model,ngram -k 2,4,8.
 TWO_RUNS = RESULTS / "cpu-2-cores.json", RESULTS / "cpu-2-cores-again.json"
-COMPILED_RUN = RESULTS / "cpu-2-cores-compiled.json"  # --engine compiled
 GPU_RUN = RESULTS / "gpu-lab-8b-v128256.json"  # python -m benchmarks.gpu, its first size
-# --target smollm2 --draft ngram,suffix,int8 -k 2,4 --temperature 0 --texts served --limit 2 --engine compiled
+# --target smollm2 --draft ngram,suffix,int8 -k 2,4 --temperature 0 --texts served --limit 2
 REAL_RUN = RESULTS / "cpu-2-cores-smollm2.json"
-# --target smollm2 --draft feature,hybrid -k 2,4 --temperature 0 --texts served --limit 2 --engine compiled
+# --target smollm2 --draft feature,hybrid -k 2,4 --temperature 0 --texts served --limit 2
 HEAD_RUN = RESULTS / "cpu-2-cores-smollm2-head.json"
 FULL_RUN = RESULTS / "cpu-2-cores-full.json"  # --full --draft model,ngram -k 2,4,8 --max-new-tokens 96 --repeats 2
 # --target lab:200m --temperature 0 --limit 2 -k 4,6,8,12,auto
@@ -75,7 +74,7 @@ def headline() -> str:
         if best is not None and best is not row:
             highest = f"{best.method} at k = {best.draft_length}: {tables.speedup(best.speedup)}"
             lines[-1] += f" The highest row is {highest}."
-    return "\n".join([*lines, _compiled(run), _real_model()])
+    return "\n".join([*lines, _real_model()])
 
 
 def _gpu() -> str:
@@ -91,21 +90,6 @@ def _gpu() -> str:
         f"(*padded*), on an {run_lines.hardware(run)}, {run.settings['dtype']}, draft {model.draft}: "
         f"{tables.speedup(model.speedup)}** (95 %: {between}, {model.n_prompts} prompts) at k = {model.draft_length}. "
         f"Plain decoding makes {plain:.1f} tokens per second ([all](results/{GPU_RUN.stem}.md))."
-    )
-
-
-def _compiled(usual: ComparisonRun) -> str:
-    """Return what the compiled engine changes for the lab's pair. Raises ValueError as `headline`."""
-    run = comparison(COMPILED_RUN)
-    best = first_screen.best_row(run)
-    if best is None or run_lines.rough_line(run) or run_lines.hardware(run) != run_lines.hardware(usual):
-        raise ValueError(f"{COMPILED_RUN.name} has no headline")
-    between = tables.interval(best.speedup_low, best.speedup_high)
-    plain = [next(row for row in one.rows if not row.draft).tokens_per_second for one in (usual, run)]
-    return (
-        f"- **The lab pair with `--engine compiled`: {tables.speedup(best.speedup)}** ({between}) with "
-        f"{best.method} at k = {best.draft_length}, since plain decoding is "
-        f"{plain[1] / plain[0]:.1f} times as fast there ([all](results/{COMPILED_RUN.stem}.md))."
     )
 
 

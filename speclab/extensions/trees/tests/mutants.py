@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
-from speclab.models.backends import windows
 from torch import Tensor
 
 from speclab.core import accept as accept_module
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import AcceptResult, Draft
 from speclab.core.sampling import Sampling, draw
+from speclab.engines import windows
 from speclab.extensions.trees import accept as tree_module
 from speclab.extensions.trees import best, draft, merged
 from speclab.extensions.trees import fixed as fixed_module
