@@ -8,7 +8,9 @@ Rows may have different numbers of tokens in a pass, and a row without a text ha
 alone are computed; elsewhere the others are padding that nobody reads, and the next pass writes over it.
 """
 
+import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -109,20 +111,17 @@ class BatchedModel:
         """
         buffers, (n_rows, m), starts = self._running(), tokens.shape, self.lengths
         counted = [n if start or self.rules else 0 for n, start in zip(sizes or [m] * n_rows, starts, strict=True)]
-        total = max(starts) + m
-        if total > buffers.capacity:
-            raise RuntimeError(f"a text of {total} tokens in buffers of {buffers.capacity}")
+        placed = Placed(starts, counted, m, (self.model.max_length or sys.maxsize) - 1, reads)
+        if placed.total > buffers.capacity:
+            raise RuntimeError(f"a text of {placed.total} tokens in buffers of {buffers.capacity}")
         with torch.inference_mode():
-            first = to_device(starts, self.device)[:, None]  # (rows, 1)
-            places = first + torch.arange(m, device=self.device)  # (rows, m)
-            positions = places if reads is None else (first + reads.sum(-1) - 1).clamp(min=0)  # padding may read none
-            visible = None
-            if reads is None and self.rules:
-                positions = self.rules.positions(starts, m).to(positions)
-                visible = self.rules.visible(starts, m, total).to(self.device)
-            if self.model.max_length is not None:  # padding may stand behind the model's last position
-                positions = positions.clamp(max=self.model.max_length - 1)
-            placed = Placed(starts, counted, places, positions, total, reads, visible)
+            if reads is not None:  # padding may read none
+                at = to_device(starts, self.device)[:, None] + reads.sum(-1) - 1
+                placed = replace(placed, positions=at.clamp(0, placed.last))
+            elif self.rules:
+                at, seen = self.rules.positions(starts, m), self.rules.visible(starts, m, placed.total)
+                at = at.to(self.device).clamp(max=placed.last)
+                placed = replace(placed, positions=at, visible=seen.to(self.device))
             logits, self._hidden = buffers.forward(tokens, placed, self.model.hidden_layers)
         self._prefilled, self._starts = None, starts
         self.lengths = [start + n for start, n in zip(starts, counted, strict=True)]

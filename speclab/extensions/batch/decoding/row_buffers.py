@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
 from speclab.core import graphs
+from speclab.core.sampling import to_device
 from speclab.engines.cuda.buffers import WrittenInPlace, kv_shapes
 from speclab.engines.cuda.cuda_graphs import GraphedModel, rows_read
 from speclab.engines.eager import decoder_layers, layer_outputs
@@ -29,27 +30,33 @@ Outputs = tuple[Tensor, dict[int, Tensor]]
 
 @dataclass(frozen=True)
 class Placed:
-    """Where the m tokens of each row stand in a pass, and what they read.
+    """Where the `width` tokens of each row stand in a pass, and what they read.
 
     starts: the tokens of each row before the pass. sizes: so many first tokens of a row count, the others are padding.
-    places, positions: (rows, m). total: the places that are in use after the pass, in the longest row.
+    last: the highest position that there is.
     reads: (rows, m, m) bool, which of these tokens each one reads beside all before them; None: all up to itself.
+    positions: (rows, m); None: each stands at its place, the first one right behind its row's text.
     visible: (rows, m, total) bool, all places that each token reads, where somebody else decides about it.
     """
 
     starts: list[int]
     sizes: list[int]
-    places: Tensor
-    positions: Tensor
-    total: int
+    width: int
+    last: int
     reads: Tensor | None = None
+    positions: Tensor | None = None
     visible: Tensor | None = None
 
-    def mask(self, n_read: int) -> Tensor:
+    @property
+    def total(self) -> int:
+        """The places that are in use after the pass, in the longest row."""
+        return max(self.starts) + self.width
+
+    def mask(self, places: Tensor, n_read: int) -> Tensor:
         """Tell which of the first `n_read` places of its row each token reads, (rows, m, n_read) bool."""
         if self.visible is not None:
             return nn.functional.pad(self.visible, (0, n_read - self.total))
-        return visible(self.places, n_read, self.reads)
+        return visible(places, n_read, self.reads)
 
 
 def visible(places: Tensor, total: int, reads: Tensor | None) -> Tensor:
@@ -122,7 +129,10 @@ class RowBuffers:
         self.model, self.n_rows, self.capacity = model, n_rows, capacity
         self.run: Callable[..., tuple[Tensor, ...]] = RowsPass(model, range(len(decoder_layers(model))))
         self.keys, self.values = (
-            [torch.zeros(n_rows, heads, capacity, width, dtype=model.dtype, device=model.device) for heads, width in side]
+            [
+                torch.zeros(n_rows, heads, capacity, width, dtype=model.dtype, device=model.device)
+                for heads, width in side
+            ]
             for side in zip(*kv_shapes(model), strict=True)
         )
 
@@ -141,8 +151,12 @@ class RowBuffers:
 
     def forward(self, ids: Tensor, placed: Placed, layers: Iterable[int]) -> Outputs:
         """Run one pass over (rows, m) tokens."""
-        seen = placed.mask(self.n_read(placed.total))
-        given = ids, placed.positions, additive(seen, self.model.dtype), placed.places
+        places = to_device(placed.starts, ids.device)[:, None] + torch.arange(
+            placed.width, device=ids.device
+        )  # (rows, m)
+        positions = places.clamp(max=placed.last) if placed.positions is None else placed.positions
+        seen = placed.mask(places, self.n_read(placed.total))
+        given = ids, positions, additive(seen, self.model.dtype), places
         logits, *hidden = self._run(given, seen.shape[-1])
         return logits, {layer: hidden[layer] for layer in layers}
 
@@ -159,7 +173,7 @@ class RowBuffers:
     def move(self, starts: list[int], rows: Tensor) -> None:
         """Move keys and values of these tokens of each text's last pass, (texts, n), to its first places."""
         text = torch.arange(len(rows), device=rows.device)[:, None]
-        first = torch.tensor(starts, device=rows.device)[:, None]  # (texts, 1)
+        first = to_device(starts, rows.device)[:, None]  # (texts, 1)
         for part in self.keys + self.values:
             transposed = part.transpose(1, 2)
             transposed[text, first + torch.arange(rows.shape[1], device=rows.device)] = transposed[text, first + rows]
@@ -224,6 +238,4 @@ class GraphedRowBuffers(RowBuffers):
 def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
     """A mask as numbers to add: (rows, m, total) bool -> (rows, 1, m, total), 0 where a token reads, the lowest number
     elsewhere."""
-    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(
-        ~seen, torch.finfo(dtype).min
-    )[:, None]
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min)[:, None]

@@ -29,19 +29,31 @@ class RowPages:
 
     def forward(self, ids: Tensor, placed: Placed, layers: Iterable[int]) -> Outputs:
         """Run one pass over (rows, m) tokens. Of padding the logits and states are zeros."""
-        packed, (n_rows, m) = self.fast.packed, ids.shape
-        live = torch.tensor([row * m + i for row, n in enumerate(placed.sizes) for i in range(n)])
-        tokens, position, place = (part.flatten()[live] for part in (ids, placed.positions, placed.places))
-        text, position, place = (live // m).int(), position.int(), place.int()
-        whole, mask = place + 1, None  # a chain: all rows up to its own
+        packed, starts, (n_rows, m) = self.fast.packed, placed.starts, ids.shape
+        live = [(row, i) for row, n in enumerate(placed.sizes) for i in range(n)]
+        place_of = [starts[row] + i for row, i in live]
+        arrays = [row for row, _ in live], place_of, [place + 1 for place in place_of]  # a chain reads all up to itself
+        text, place, whole = torch.tensor(arrays, dtype=torch.int32)
+        number = None if len(live) == n_rows * m else torch.tensor([row * m + i for row, i in live])
+
+        def counted(part: Tensor) -> Tensor:
+            """(rows, m, ...) -> (tokens that count, ...)"""
+            part = part.flatten(0, 1)
+            return part.contiguous() if number is None else part[number]
+
+        tokens, position, mask, n_positions = counted(ids), place, None, max(place_of) + 1
+        if placed.positions is not None:
+            position = counted(placed.positions).int()
+            n_positions = int(position.max()) + 1
         if placed.visible is not None:
-            whole, mask = torch.zeros_like(place), placed.visible.flatten(0, 1)[live]
+            whole, mask = torch.zeros_like(place), counted(placed.visible)
         elif placed.reads is not None:
-            whole, mask = torch.tensor(placed.starts, dtype=torch.int32)[text], placed.reads.flatten(0, 1)[live]
-        for backend, start in zip(self.rows, placed.starts, strict=True):
+            before = [starts[row] for row, _ in live]
+            whole, mask = torch.tensor(before, dtype=torch.int32), counted(placed.reads)
+        for backend, start in zip(self.rows, starts, strict=True):
             backend.text.reserve(start + m if placed.visible is None else placed.total)
         pages = (ctypes.c_void_p * n_rows)(*(ctypes.addressof(one.text.addresses) for one in self.rows))
-        packed.reach(int(position.max()) + 1, self.fast.most_positions)
+        packed.reach(n_positions, self.fast.most_positions)
         given = Pass(
             first=0,
             end=len(packed.layers),
@@ -60,8 +72,8 @@ class RowPages:
 
         def by_row(found: Tensor) -> Tensor:
             """(1, tokens, width) -> (rows, m, width)"""
-            if len(live) < n_rows * m:
-                found = found.new_zeros(1, n_rows * m, found.shape[-1]).index_copy_(1, live, found)
+            if number is not None:
+                found = found.new_zeros(1, n_rows * m, found.shape[-1]).index_copy_(1, number, found)
             return found[0].unflatten(0, (n_rows, m))
 
         return by_row(logits), {layer: by_row(states) for layer, states in hidden.items()}
