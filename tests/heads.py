@@ -177,7 +177,7 @@ def feature_row(head: FeatureHead, hidden: Tensor, text: list[int], drafted: lis
     states, tokens = head.fuse(hidden[:, : len(text) - 1]), text[1:]
     for token in [*drafted, None]:
         n = len(tokens)
-        rotation = tuple(part.double() for part in rotations(head.config.block, torch.arange(n)))
+        rotation = tuple(part.to(states.dtype) for part in rotations(head.config.block, torch.arange(n)))
         residual, queries, keys, values = head.project(states, torch.tensor([tokens]), rotation)
         attended = scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
         output = head.finish(residual, attended)[:, -1:]

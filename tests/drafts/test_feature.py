@@ -14,8 +14,8 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.theory.forecast import forecast
 from tests.decoding import plain_text, speculative_rounds
-from tests.heads import LEARNT, N_NEW, Keeping, feature_row, in_fixed_widths, prompts, tiny_head, trained
-from tests.tiny_models import VOCAB, tiny
+from tests.heads import LEARNT, N_NEW, Keeping, feature_row, prompts, tiny_head, trained
+from tests.tiny_models import DTYPE_ON, VOCAB, on_engine, tiny
 
 
 def reading(model, drafter, fast=None) -> CachedModel:
@@ -38,15 +38,16 @@ def chain(head: FeatureHead, hidden: torch.Tensor, text: list[int], k: int) -> l
 
 @pytest.mark.parametrize("flags", [{}, {"norm_before_fc": True, "norm_before_residual": True}, {"fc_norm": True}])
 @pytest.mark.parametrize("qwen3", [False, True])
-@pytest.mark.parametrize("compiled", [False, True])
-def test_proposals_are_the_definitions(flags, qwen3, compiled):
+@pytest.mark.parametrize("engine", DTYPE_ON)
+def test_proposals_are_the_definitions(flags, qwen3, engine):
     """After prefill, whole, partly and fully rejected rounds: what was read, at which position, next to which token."""
-    model, _, texts = trained()
-    head = tiny_head(qwen3=qwen3, norm_output=bool(flags), **flags)
+    texts, model = trained()[2], tiny("llama", dtype=DTYPE_ON[engine])
+    head = tiny_head(qwen3=qwen3, norm_output=bool(flags), **flags).to(model.dtype)
     drafter = Kept(head)
-    if compiled:
-        in_fixed_widths(drafter)
-    rounds = list(speculative_rounds(reading(model, drafter), drafter, texts[:1, :9], 4, N_NEW))
+    if engine == "c":
+        drafter.use_c()
+    target = reading(model, drafter, on_engine(engine, model))
+    rounds = list(speculative_rounds(target, drafter, texts[:1, :9], 4, N_NEW))
     assert [t for r in rounds for t in r.tokens] == texts[0, 9 : 9 + N_NEW].tolist()
     check(model, head, drafter)
 
