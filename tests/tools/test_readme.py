@@ -210,7 +210,7 @@ def test_every_path_in_contributing_exists():
 
 
 def test_every_source_file_that_a_page_names_exists():
-    folders = {"docs": "**/*.md", "exercises": "*.py", "tests/mutants": "*.py"}
+    folders = {"docs": "**/*.md", "exercises": "*.py", "tests/mutants": "*.*"}
     pages = [page for folder, pattern in folders.items() for page in (ROOT / folder).glob(pattern)]
     path = re.compile(r"\b(?:speclab|tests|tools|training)/[\w./]+\.py\b")
     named = {(page.name, found) for page in pages for found in path.findall(page.read_text("utf-8"))}

@@ -23,7 +23,6 @@ from speclab.extensions.trees.growing import GrowingFeature, GrowingModel
 from speclab.extensions.trees.merged import MergedDrafter
 from speclab.models.cached import CachedModel
 from tests.mutants.bugs import mutant
-from tests.mutants.settings import unfiltered
 
 BUGS = {
     15: "children of a tree judged or drawn by a wrong law",
@@ -294,7 +293,7 @@ def draws_children_before_the_filters() -> None:
     def children(tree: TreeDrafter, logits: Tensor, points: Tensor) -> tuple[Tensor, Tensor | None]:
         if not tree.sampled or tree._sampling.greedy:
             return right(tree, logits, points)
-        tokens, _, _ = right_children(unfiltered(tree._sampling).probs(logits), points)
+        tokens, _, _ = right_children(Sampling(tree._sampling.temperature).probs(logits), points)
         _, laws, _ = right_children(tree._sampling.probs(logits), points)
         return tokens, laws
 
