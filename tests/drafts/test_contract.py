@@ -34,8 +34,11 @@ def auto(model, on_engine):
 
 @functools.cache
 def alike(head, dtype):
-    """The head in the number format of its target."""
-    return copy.deepcopy(head).to(dtype)
+    """The head in the number format of its target; what was frozen of it in another one is made anew."""
+    twin = copy.deepcopy(head).to(dtype)
+    for part in (part for module in twin.modules() for part in (module, *vars(module).values())):
+        getattr(part, "__dict__", {}).pop("_frozen", None)
+    return twin
 
 
 def feature(model, on_engine):
