@@ -20,11 +20,11 @@ def kept_at(place: int) -> str:
 def read_counters(page: str) -> dict[str, float]:
     r"""What a /metrics page has counted.  -> series and value, the sum over all engines behind the page
 
-    A line `# TYPE name kind` says what the lines after it are, up to the next such line. Those of a counter or of a
-    histogram count; those of a gauge go up and down, and are left out, as is what stands before the first such line.
-    Other lines that begin with # say nothing here. The rest are values: `name number`, or
-    `name{label="value",label="value"} number`. There is no quotation mark in a value, but any other character may be. A
-    number is written as Python's float() reads it.
+    A line `# TYPE name kind` says what the lines after it are, up to the next such line, whatever they are called.
+    Those of a counter or of a histogram count; those of any other kind (a gauge goes up and down) are left out, as is
+    what stands before the first such line. Other lines that begin with # say nothing here. The rest are values: `name
+    number`, or `name{label="value",label="value"} number`. There is no quotation mark in a value, but any other
+    character may be. A number is written as Python's float() reads it, +Inf and NaN too.
 
     A series is called as on the page, without the labels of LEFT_OUT, and without {} where no other one is left. Lines
     that are called the same then are added up.
@@ -99,9 +99,9 @@ def reconcile(counts: dict[str, float], own_rounds: list[tuple[int, int]], k: in
     own_rounds: (drafted, accepted) of the lab's rounds, in their order. A round that drafts nothing is in no counter of
     the server.
 
-    "equal": every counter says what these rounds say. "last round": they would, if the very last round, which has
-    drafted something, had drafted another number from 1 to k and kept another number of these. Else the first of these
-    that is not equal: "drafts", "drafted", "accepted".
+    "equal": every counter says what these rounds say. "last round": they would, if the last of own_rounds had drafted
+    another number from 1 to k, or kept another number of these; never where the last of own_rounds drafts nothing. Else
+    the first of these that is not equal: "drafts", "drafted", "accepted".
 
     >>> counts = {DRAFTS: 2.0, DRAFTED: 4.0, ACCEPTED: 3.0, kept_at(0): 2.0, kept_at(1): 1.0}
     >>> [reconcile(counts, rounds, 2) for rounds in ([(2, 2), (2, 1)], [(2, 2), (2, 0)], [(2, 1)])]

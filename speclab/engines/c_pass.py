@@ -8,6 +8,7 @@ import ctypes
 import sys
 from collections.abc import Iterable
 from ctypes import POINTER, Structure, c_float, c_int, c_void_p
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +20,20 @@ from speclab.models.family import NoFastBackend
 FLOAT32, BFLOAT16, INT8, INT4 = range(4)
 GROUP = 32  # columns that share a scale, in the formats of GGUF files
 AT_ONCE = 256  # tokens of one call: a longer prompt is several
+SAMPLE = 16  # rows that are looked at before a whole matrix
 EXACT = 1e-6  # of the largest weight of a group: float32 arithmetic, not another number
 ANGLES = 4096  # positions of the first table of angles
 
 
 class Norm(Structure):
+    """The struct of that name in pass.c."""
+
     _fields_ = [(name, c_void_p) for name in ("gain", "shift")]
 
 
 class Matrix(Structure):
+    """The struct of that name in pass.c."""
+
     _fields_ = [(name, c_int) for name in ("kind", "columns", "group")] + [
         (name, c_void_p) for name in ("data", "scale", "low", "bias")
     ]
@@ -38,6 +44,8 @@ MATRICES = ("qkv", "out", "up", "down")
 
 
 class Layer(Structure):
+    """The struct of that name in pass.c."""
+
     _fields_ = (
         [(name, Norm) for name in NORMS]
         + [(name, Matrix) for name in MATRICES]
@@ -51,6 +59,8 @@ NUMBERS = ("epsilon", "attention_scale", "attention_cap", "logit_cap", "embeddin
 
 
 class Model(Structure):
+    """The struct of that name in pass.c."""
+
     _fields_ = (
         [(name, c_int) for name in ("layers", "hidden", *SIZES, "turned", "ids", *SWITCHES)]
         + [(name, c_float) for name in NUMBERS]
@@ -60,6 +70,8 @@ class Model(Structure):
 
 
 class Pass(Structure):
+    """The struct of that name in pass.c."""
+
     _fields_ = [
         ("model", POINTER(Model)),
         *((name, c_int) for name in ("m", "first", "end")),
@@ -71,45 +83,57 @@ class Pass(Structure):
     ]
 
 
-def stored(weight: Tensor) -> tuple[int, int, Tensor, Tensor | None, Tensor | None]:
-    """Find the shortest numbers that (rows, columns) float32 weights are: bfloat16, or whole numbers of 8 or 4 bits with
-    a scale for each group of columns, as GGUF files and rounded models have them.
+class Stored(NamedTuple):
+    """A matrix in the shortest numbers that hold its weights exactly: number * scale + low.
 
-    -> kind, columns of a group, the numbers (rows, columns), scales and lowest values (rows, groups), where there are any
+    group: columns that share a scale. numbers: (rows, columns). scale, low: (rows, groups) or None.
     """
-    if weight.shape[1] % 2 == 0 and torch.equal(weight.bfloat16().float(), weight):
-        return BFLOAT16, weight.shape[1], weight.bfloat16(), None, None
-    for group in (GROUP, weight.shape[1]):
-        if weight.shape[1] % group or group % 4:
-            continue
-        groups = weight.unflatten(1, (-1, group))
-        largest = groups.abs().amax(-1, keepdim=True).clamp(min=1e-30)
-        scale = largest / 127
-        numbers = (groups / scale).round()
-        if _is_same(numbers * scale, groups, largest):
-            return INT8, group, numbers.flatten(1).to(torch.int8), scale[..., 0], None
-    if weight.shape[1] % GROUP == 0:
-        groups = weight.unflatten(1, (-1, GROUP))
-        if _in_steps(groups[:8]) and (found := _in_steps(groups)):
-            return INT4, GROUP, found[0].flatten(1).to(torch.uint8), found[1][..., 0], found[2][..., 0]
-    return FLOAT32, weight.shape[1], weight, None, None
+
+    kind: int
+    group: int
+    numbers: Tensor
+    scale: Tensor | None = None
+    low: Tensor | None = None
+
+    @property
+    def n_bytes(self) -> int:
+        """Return the bytes that a pass reads of it."""
+        numbers = self.numbers.nbytes // (2 if self.kind == INT4 else 1)  # two in a byte
+        return numbers + sum(part.nbytes for part in (self.scale, self.low) if part is not None)
 
 
-def _is_same(made: Tensor, groups: Tensor, largest: Tensor) -> bool:
-    return bool(((made - groups).abs() <= EXACT * largest).all())
+def stored(weight: Tensor) -> Stored:
+    """Find the shortest numbers for (rows, columns) float32 weights: bfloat16, or whole numbers of 8 or 4 bits with a
+    scale for each group of columns, as GGUF files and rounded models have them; else float32."""
+    n = weight.shape[1]
+    if n % 2 == 0 and torch.equal(weight.bfloat16().float(), weight):
+        return Stored(BFLOAT16, n, weight.bfloat16())
+    for group in (GROUP, n):
+        if n % group == 0 and group % 4 == 0 and (found := in_steps(weight.unflatten(1, (-1, group)), [127], True)):
+            return Stored(INT8, group, found[0].flatten(1).to(torch.int8), found[1][..., 0])
+    if n % GROUP == 0 and (found := in_steps(weight.unflatten(1, (-1, GROUP)), list(range(15, 0, -1)), False)):
+        return Stored(INT4, GROUP, found[0].flatten(1).to(torch.uint8), found[1][..., 0], found[2][..., 0])
+    return Stored(FLOAT32, n, weight)
 
 
-def _in_steps(groups: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Find each group's steps, at most 15 of them from its lowest number to its highest.  -> numbers, step, lowest"""
+def in_steps(groups: Tensor, counts: list[int], around_zero: bool) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Find equal steps on which the numbers of each group lie, (rows, groups, columns): from zero to the largest, or
+    from the lowest to the highest, for one of these counts of steps.  -> numbers, step and lowest of each group
+
+    None where a group does not lie on such steps; a few rows are looked at first.
+    """
+    if len(groups) > SAMPLE and in_steps(groups[:SAMPLE], counts, around_zero) is None:
+        return None
     low, high = groups.aminmax(dim=-1, keepdim=True)
-    largest = groups.abs().amax(-1, keepdim=True).clamp(min=1e-30)
-    step = torch.ones_like(low)
-    known = torch.zeros_like(low, dtype=torch.bool)
-    for n in range(15, 0, -1):
+    largest = torch.maximum(low.abs(), high.abs())
+    if around_zero:
+        low, high = torch.zeros_like(low), largest
+    step, known = torch.ones_like(low), torch.zeros_like(low, dtype=torch.bool)
+    for n in counts:
         tried = ((high - low) / n).clamp(min=1e-30)
-        fits = (((groups - low) / tried).round() * tried + low - groups).abs() <= EXACT * largest
-        new = fits.all(-1, keepdim=True) & ~known
-        step, known = torch.where(new, tried, step), known | new
+        exact = (((groups - low) / tried).round() * tried + low - groups).abs() <= EXACT * largest
+        fits = exact.all(-1, keepdim=True) & ~known
+        step, known = torch.where(fits, tried, step), known | fits
         if known.all():
             return ((groups - low) / step).round(), step, low
     return None
@@ -128,7 +152,7 @@ class Packed:
             for name in MATRICES
         }
         found[-1, "head"] = stored(parts.head[0].detach())
-        self.kinds = sum({1 << kind for kind, *_ in found.values()})
+        self.kinds = sum({1 << one.kind for one in found.values()})
         self.library = library(self.kinds)
         for name in ("page_floats", "floats_needed"):
             getattr(self.library, name).restype = ctypes.c_long
@@ -158,10 +182,7 @@ class Packed:
         self.model.head = self._matrix(found[-1, "head"], parts.head[1], 1)
         self.page_floats = self.library.page_floats(ctypes.byref(self.model))
         self.width = -(-len(parts.head[0]) // self.lanes) * self.lanes  # of the rows of logits
-        weights = [(numbers, scale, low) for _, _, numbers, scale, low in found.values()]
-        self.bytes_spared = sum(4 * w[0].numel() for w in weights) - sum(
-            part.nbytes for w in weights for part in w if part is not None
-        )
+        self.bytes_spared = sum(4 * one.numbers.numel() - one.n_bytes for one in found.values())
         self._scratch, self._reached = torch.empty(0), 0
         self._numbers, self._zeros = (torch.zeros(0, dtype=torch.int32) for _ in range(2))
 
@@ -174,7 +195,7 @@ class Packed:
     def _norm(self, norm: NormOf) -> Norm:
         return Norm(*map(self._kept_at, norm)) if norm else Norm()
 
-    def _matrix(self, found: tuple, bias: Tensor | None, halves: int) -> Matrix:
+    def _matrix(self, found: Stored, bias: Tensor | None, halves: int) -> Matrix:
         kind, group, numbers, scale, low = found
 
         def blocks(part: Tensor) -> Tensor:

@@ -160,7 +160,9 @@ def _layer(layer: Any, attention: Any, norm: Callable[[Any], NormOf], heads: int
     fused = _first(attention, "qkv_proj", "c_attn", "query_key_value")
     qkv = linear(fused) if fused is not None else linear(attention.q_proj, attention.k_proj, attention.v_proj)
     if hasattr(attention, "query_key_value"):  # query, key and value of each head in turn: all queries come first
-        qkv = tuple(part.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2) for part in qkv)  # type: ignore[assignment]
+        qkv = tuple(  # type: ignore[assignment]
+            part if part is None else part.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2) for part in qkv
+        )
     if hasattr(mlp, "gate_proj"):
         up = linear(mlp.gate_proj, mlp.up_proj)
     else:

@@ -40,7 +40,7 @@ def choose(model: PreTrainedModel, wish: str) -> "tuple[FastModel | None, str]":
 
     wish: auto, c, graphs or eager. Where an engine cannot run the model, it runs eagerly, and the words say why.
     """
-    on_cuda = model.device.type == "cuda"
+    on_cuda = runs_on_graphs(model)
     if wish == "eager":
         return None, ASKED_FOR
     if wish != "auto" and on_cuda != (wish == "graphs"):
@@ -52,12 +52,17 @@ def choose(model: PreTrainedModel, wish: str) -> "tuple[FastModel | None, str]":
     return fast, "; ".join(filter(None, (ASKED_FOR if wish != "auto" else usual, why)))
 
 
+def runs_on_graphs(model: PreTrainedModel) -> bool:
+    """Tell whether `graphs` is the engine of its device."""
+    return model.device.type == "cuda"
+
+
 def build(model: PreTrainedModel) -> "tuple[FastModel | None, str]":
     """Return a model in the form of its device's engine, checked; or None and why there is none."""
     if why := family_of(model).why_eager or placement.why_eager(model):
         return None, f"{model.config.model_type} runs eagerly: {why}"
     makers: list[Callable[[PreTrainedModel], FastModel]] = [on_c]
-    if model.device.type == "cuda":  # parts that cannot be compiled are no reason to go without graphs
+    if runs_on_graphs(model):  # parts that cannot be compiled are no reason to go without graphs
         makers = [GraphedModel, functools.partial(GraphedModel, compile_parts=False)]
     reason = ""
     fast: FastModel | None = None
@@ -116,7 +121,7 @@ def check(
     Rejected tokens are fed and rolled back on the way, and the text outgrows a page, with CUDA graphs a bucket, with
     sliding windows the window. Raises NoFastBackend where the logits differ by more than rounding explains.
     """
-    n_tokens = cuda_graphs.BUCKET + 8 if fast.graphed else fast.page + sum(widths)
+    n_tokens = cuda_graphs.BUCKET + 8 if isinstance(fast, GraphedModel) else fast.page + sum(widths)
     part: dict[str, int] = {}
     if window := fast.largest_window:
         n_tokens, part = n_tokens + window, {"n_last": sum(widths)}

@@ -6,6 +6,7 @@ the tokenizer. It runs in a process of its own (speclab/models/outside/templates
 
 import errno
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,12 +47,7 @@ class Prompt:
 
 def split(text: str) -> list[str]:
     """Return the texts between lines that hold only `%%`; the line end before a separator is not part of a prompt."""
-    texts = [""]
-    for line in text.splitlines(keepends=True):
-        if line.strip() == SEPARATOR:
-            texts.append("")
-        else:
-            texts[-1] += line
+    texts = re.split(rf"^[^\S\n]*{SEPARATOR}[^\S\n]*$\n?", text, flags=re.MULTILINE)  # lines end at \n alone
     return [stripped for stripped in (t.removesuffix("\n").removesuffix("\r") for t in texts) if stripped.strip()]
 
 

@@ -36,7 +36,8 @@ def read(name: str) -> list[Text]:
     is_own = name in LAB_TEXTS and not os.path.isfile(name)
     path = PROMPTS / f"{name}.jsonl" if is_own else Path(name)
     try:
-        lines = files.read_bytes(path, prompts.LARGEST_FILE).decode("utf-8-sig").splitlines()
+        # At \n alone: splitlines also cuts at what may stand inside a JSON string, such as U+2028.
+        lines = files.read_bytes(path, prompts.LARGEST_FILE).decode("utf-8-sig").split("\n")
     except (OSError, ValueError) as error:
         reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", error)
         own = " or ".join(LAB_TEXTS)

@@ -194,12 +194,23 @@ def walked(
         return script[len(seen) - 1] if len(seen) <= len(script) else 0
 
     logits = torch.tensor(slots[: len(script)], dtype=torch.float64).reshape(-1, len(bias))
-    given = learner.walk(logits, lambda token: rows(bias[int(token)])[0], last, powers, draw)
+    table = rows(*bias)
+    given = learner.walk(logits, lambda token: table[int(token)], last, powers, draw)
+    _unchanged(table, bias, about)
     if not isinstance(given, tuple | list) or len(given) != 2:
         wrong(f"{about}: return a pair, ids and rows; yours returns {given!r}")
     if any(not isinstance(row, Tensor) or row.shape != (len(bias),) for row in given[1]):
         wrong(f"{about}: each row is of shape ({len(bias)},)")
     return seen, [int(token) for token in given[0]], [[round(x, 9) for x in row.tolist()] for row in given[1]]
+
+
+def _unchanged(table: Tensor, bias: list[list[int]], about: str) -> None:
+    """What bias(token) gives is a view of the head's own table, as in a run."""
+    if table.tolist() != bias:
+        wrong(
+            f"{about}: it looks as if yours changes what bias(token) gives it: that is a row of the head's own table, "
+            "which later slots and rounds need as it was; make a new tensor of the sum"
+        )
 
 
 def in_fractions(some_rows: list[list[float]]) -> str:
@@ -252,10 +263,11 @@ def test_a_walk_at_temperature_0(learner):
         for slot in logits:
             before = int((slot + bias[before]).argmax())
             right.append(before)
-        tokens, handed = learner.walk(
-            logits.clone(), lambda token: bias[int(token)].clone(), last, certain, lambda row: int(row.argmax())
-        )
         about = f"temperature 0, slots {SLOTS} + (0, 0.0001, 0.0002), bias {BIAS}, last {last}"
+        tokens, handed = learner.walk(
+            logits.clone(), lambda token: bias[int(token)], last, certain, lambda row: int(row.argmax())
+        )
+        _unchanged(bias, BIAS, about)
         if [int(token) for token in tokens] != right:
             wrong(f"{about}: {right} are drawn, yours returns {[int(token) for token in tokens]}")
         if [row.tolist() for row in handed] != [[float(i == token) for i in range(3)] for token in right]:

@@ -25,6 +25,7 @@ PASSES = [  # machine, model, texts, tokens each, context
     (MACHINE, TARGET, 30, 5, 0),
     (MACHINE, TARGET, 60, 5, 0),
     (MACHINE, TARGET, 300, 1, 0),
+    (MACHINE, TARGET, 2, 200, 0),
     (MACHINE, TARGET, 1, 1, 16000),
     (MACHINE, TARGET, 8, 5, 16000),
     (MACHINE, TARGET, 256, 5, 16000),
@@ -105,6 +106,9 @@ CURVES = [
     ([2, 4], [0.9, 0.8]),
     ([1, 2, 4], [1.4, 1.0, 0.8]),
     ([1, 2, 4, 8], [1.4, 0.9, 1.1, 0.7]),  # noise: the first time counts
+    ([1, 2, 4], [1.5, 0.9, 1.2]),  # later gains do not matter
+    ([1, 2, 4], [1.2, 0.9, 1.5]),
+    ([1, 2, 4], [0.9, 1.2, 0.8]),
     ([8], [1.5]),
     ([3, 5], [1.0, 0.5]),
     ([1, 2], [1.5, 1.0]),  # at the last one it is 1: that is the knee

@@ -17,9 +17,9 @@ STEM = "ex14_ragged_batches"
 torch.set_num_threads(1)  # the model is tiny: more threads only add time, and wait for each other
 
 
-def listed(answer: object) -> object:
-    """A tensor as lists of whole numbers."""
-    return answer.long().tolist() if isinstance(answer, Tensor) else answer
+def kind(answer: object) -> str:
+    """What somebody returned, as a run reads it."""
+    return f"a tensor of {answer.dtype}" if isinstance(answer, Tensor) else f"a {type(answer).__name__}"
 
 
 # --- positions and mask -----------------------------------------------------------------------------------------------
@@ -32,9 +32,9 @@ def all_positions(learner: ModuleType) -> list[object]:
     found = []
     for lengths, m in PASSES:
         at = learner.positions(list(lengths), m)
-        if isinstance(at, Tensor) and at.dtype.is_floating_point:
-            wrong(f"positions are whole numbers; it looks as if yours are of {at.dtype}")
-        found.append(listed(at))
+        if not isinstance(at, Tensor) or at.dtype.is_floating_point or at.dtype == torch.bool:
+            wrong(f"positions are a tensor of whole numbers; it looks as if yours are {kind(at)}")
+        found.append(at.tolist())
     return found
 
 
@@ -50,9 +50,9 @@ def all_masks(learner: ModuleType) -> list[object]:
         found = []
         for lengths, m in PASSES:
             mask = learner.visible(list(lengths), m, max(lengths) + m + 2)
-            if isinstance(mask, Tensor) and mask.dtype != torch.bool:
-                wrong(f"the mask is to be of bool, yours is of {mask.dtype}")
-            found.append(listed(mask))
+            if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+                wrong(f"the mask is a tensor of torch.bool; it looks as if yours is {kind(mask)}")
+            found.append(mask.long().tolist())
         return found
     finally:
         learner.positions = own
@@ -96,7 +96,9 @@ def all_lengths(learner: ModuleType) -> list[object]:
     found = []
     for lengths, n_accepted, ended in ROUNDS:
         answer = learner.rolled_back(list(lengths), list(n_accepted), list(ended))
-        found.append([whole(n) for n in listed(answer)])
+        if not isinstance(answer, tuple | list):
+            wrong(f"the lengths are a list of whole numbers; it looks as if yours are {kind(answer)}")
+        found.append([whole(n) for n in answer])
     return found
 
 

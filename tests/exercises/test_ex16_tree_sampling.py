@@ -275,9 +275,8 @@ def test_the_table_of_the_chapter():
         best = sorted(range(len(draft)), key=lambda token: -draft[token])
         tested = [law_at(right, target, draft, m)[1] for m in (1, 2, 3)]
         followed = [float(sum(target[token] for token in best[:m])) for m in (1, 2, 3)]
-        assert [float(cell.strip().strip("*")) for cell in cells.split("|")] == pytest.approx(
-            [*tested, *followed], abs=5e-4
-        )
+        # The tests' uniforms are known to 2^-40, so that 15/16 comes a little lower and would be rounded down.
+        assert cells.replace("*", "") == " | ".join(f"{share + 1e-9:.3f}" for share in (*tested, *followed))
 
 
 def test_the_counted_rows_of_the_chapter_are_those_of_the_record():

@@ -291,6 +291,22 @@ def test_feed_and_rollback_give_the_uncached_logits(family):
     assert at > 2 * WINDOW
 
 
+@pytest.mark.parametrize("family", [f"{engine}{name}" for engine in ("", "c ") for name in FAMILIES])
+def test_every_token_of_a_tree_reads_its_window(family):
+    """Of its own branch alone, with the positions that it has there."""
+    engine, model = model_of(family)
+    cached, parents = CachedModel(model, fast=on_engine(engine, model)), [-1, 0, 0, 1, 2, 2, 5, 6, 7]
+    text = torch.randint(0, VOCAB, (1, 30), generator=torch.Generator().manual_seed(9))
+    cached.prefill(text[:, :21])
+    reads = torch.eye(len(parents), dtype=torch.bool)
+    for node, parent in enumerate(parents[1:], start=1):
+        reads[node] |= reads[parent]
+    tree = text[:, 21:]
+    for node, logits in enumerate(cached.forward(tree, reads[None])[0]):
+        branch = torch.cat([text[:, :21], tree[:, reads[node]]], dim=1)
+        assert_close(logits, uncached(model, branch)[0, -1])
+
+
 def test_rollback_cannot_go_forward():
     """The library does not check its own crop; a wrong length must not pass silently."""
     cached = CachedModel(tiny("llama"))

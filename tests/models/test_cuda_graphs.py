@@ -467,9 +467,8 @@ def test_the_faster_attention_is_taken(faster, monkeypatch):
 
     monkeypatch.setattr(engine_choice, "fastest", fastest)
     fast = GraphedModel(tiny("llama"), compile_parts=False)
-    engine_choice.choose_kernels(fast)
+    engine_choice.choose_attention(fast)
     assert isinstance(fast.kernels.attention.attend, TwoProducts) == faster
-    assert engine_choice.own_weights(fast) == ("attention as two products" if faster else "")
     assert fast.widths == {1}
 
 
@@ -478,7 +477,7 @@ def test_wrong_attention_is_not_taken(monkeypatch):
     monkeypatch.setattr(engine_choice, "fastest", lambda passes: [1.0, 2.0, 1.0, 2.0])
     monkeypatch.setattr(TwoProducts, "__call__", lambda self, queries, *rest: queries)
     fast = GraphedModel(tiny("llama"), compile_parts=False)
-    engine_choice.choose_kernels(fast)
+    engine_choice.choose_attention(fast)
     assert fast.kernels.attention.attend is fused
 
 
@@ -487,13 +486,13 @@ def test_wrong_attention_is_not_taken(monkeypatch):
 
 @pytest.fixture
 def on_cuda(monkeypatch):
-    """A choice as on a GPU."""
+    """A choice as on a GPU without a compiler."""
     monkeypatch.setattr(engine_choice, "runs_on_graphs", lambda model: True)
+    monkeypatch.setattr(cuda_graphs, "usable_compiler", lambda device: None)
 
 
 def test_a_recording_that_fails_leaves_no_graphs(on_cuda, monkeypatch):
     """After it none can be made, so the model decodes eagerly, and the reason is there."""
-    monkeypatch.setattr(cuda_graphs, "usable_compiler", lambda device: None)
     capture, used, ways = graphs.capture, Kernels.used, []
 
     def noted(kernels: Kernels):
@@ -517,8 +516,7 @@ def test_a_recording_that_fails_leaves_no_graphs(on_cuda, monkeypatch):
 
 
 def test_a_gpu_gets_graphs(on_cuda, monkeypatch):
-    monkeypatch.setattr(cuda_graphs, "usable_compiler", lambda device: None)
-    chosen, why = engine_choice.choose(tiny("llama"), "fast")
+    chosen, why = engine_choice.choose(tiny("llama"), "graphs")
     assert isinstance(chosen, GraphedModel)
     assert why == "asked for"
     assert chosen.widths == {1}, "those of the check are not those of the run"
@@ -526,8 +524,7 @@ def test_a_gpu_gets_graphs(on_cuda, monkeypatch):
 
 def test_windows_get_graphs(on_cuda, monkeypatch):
     """After a check of a text that is longer than the window."""
-    monkeypatch.setattr(cuda_graphs, "usable_compiler", lambda device: None)
-    chosen, why = engine_choice.choose(tiny("gemma3_window"), "fast")
+    chosen, why = engine_choice.choose(tiny("gemma3_window"), "graphs")
     assert isinstance(chosen, GraphedModel), why
     assert chosen.window == (8, False)
 
@@ -536,7 +533,7 @@ def test_parts_that_cannot_be_compiled_are_left_out(on_cuda, monkeypatch):
     """Graphs without them are still better than none."""
 
     monkeypatch.setattr(cuda_graphs, "usable_compiler", lambda device: lambda function: lambda *args: 1 / 0)
-    chosen, _ = engine_choice.choose(tiny("llama"), "fast")
+    chosen, _ = engine_choice.choose(tiny("llama"), "graphs")
     assert isinstance(chosen, GraphedModel)
     assert chosen.kernels.parts == {}
 
@@ -544,7 +541,7 @@ def test_parts_that_cannot_be_compiled_are_left_out(on_cuda, monkeypatch):
 def test_wrong_logits_are_no_graphs(on_cuda, monkeypatch):
     honest = GraphedModel.forward
     monkeypatch.setattr(GraphedModel, "forward", lambda self, ids, n, *rest: honest(self, ids, n - 1, *rest))
-    chosen, why = engine_choice.choose(tiny("llama"), "fast")
+    chosen, why = engine_choice.choose(tiny("llama"), "graphs")
     assert chosen is None
     assert "off by" in why
 

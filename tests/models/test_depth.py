@@ -9,8 +9,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from speclab.models.backends.exported import ExportedModel
-from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     Gemma3ForCausalLM,
@@ -23,11 +21,13 @@ from transformers import (
 )
 
 from speclab.engines import eager, windows
+from speclab.engines.c_pass import CModel
 from speclab.models import engine_choice
 from speclab.models.cached import CachedModel
 from speclab.models.checking import checks, rounding
 from speclab.models.checking.rounding import Reference
 from speclab.system.errors import EnvironmentProblem
+from tests.mutants import engines
 
 SMOLLM2 = os.environ.get("SPECLAB_SMOLLM2", "")
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -86,35 +86,11 @@ def test_broken_rollbacks_are_refused_however_deep_the_model_is(name, broken: Ca
         checks.check_model(model)
 
 
-def other_arguments(change: Callable[..., tuple]) -> Callable[[pytest.MonkeyPatch], None]:
-    """Return what makes the passes of the fast engine take other positions, masks and places."""
-
-    def broken(monkeypatch) -> None:
-        right = ExportedModel.forward
-
-        def forward(fast: ExportedModel, ids: Tensor, *given, **kernels) -> Tensor:
-            return right(fast, ids, *change(*given[:3]), *given[3:], **kernels)
-
-        monkeypatch.setattr(exported.ExportedModel, "forward", forward)
-
-    return broken
-
-
-def one_more_in_the_window(monkeypatch) -> None:
-    right = windows.with_window
-    monkeypatch.setattr(windows, "with_window", lambda mask, size: right(mask, size + 1))
-
-
-def reads_the_next(positions: Tensor, mask: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Each token reads what the token after it reads."""
-    return positions, torch.cat([mask[:, :, 1:], mask[:, :, -1:]], dim=2), places
-
-
 BROKEN = {
-    "positions": other_arguments(lambda positions, mask, places: ((positions - 1).clamp(min=0), mask, places)),
-    "mask": other_arguments(reads_the_next),
-    "places": other_arguments(lambda positions, mask, places: (positions, mask, (places - 1).clamp(min=0))),
-    "window": one_more_in_the_window,
+    "positions": engines.gives_tokens_the_positions_before,
+    "mask": engines.reads_the_row_after_it,
+    "rows": engines.writes_one_row_too_early,
+    "window": engines.reads_one_row_less_than_the_window,
 }
 
 
@@ -124,7 +100,8 @@ def test_broken_passes_are_no_fast_engine_however_deep_the_model_is(name, broken
     model = deep(name)
     if broken == "window" and windows.window_of(model) is None:
         pytest.skip("this model has no sliding window")
-    BROKEN[broken](monkeypatch)
+    monkeypatch.setattr(engines, "put", monkeypatch.setattr)
+    BROKEN[broken].apply()
     fast, why = engine_choice.build(model)
     assert fast is None
     assert "off by" in why
@@ -141,7 +118,7 @@ def test_behind_a_long_text_rounding_is_told_from_what_is_broken(name, monkeypat
     right, parts = checks.uncached_logits(model, text), [checks.in_two(model, text)]
     right = right[:, -sum(checks.WIDTHS) :]
 
-    def difference(fast: ExportedModel | None) -> str | None:
+    def difference(fast: CModel | None) -> str | None:
         logits = checks.cached_logits(CachedModel(model, fast=fast), text, wrong=checks.WRONG)
         return checks.unexplained(model, parts, logits, right)
 
@@ -153,9 +130,10 @@ def test_behind_a_long_text_rounding_is_told_from_what_is_broken(name, monkeypat
         with monkeypatch.context() as patch:
             broken(patch)
             assert difference(None) is not None, broken.__name__
-    for name_of_bug in ("positions", "places"):
+    for name_of_bug in ("positions", "rows"):
         with monkeypatch.context() as patch:
-            BROKEN[name_of_bug](patch)
+            patch.setattr(engines, "put", patch.setattr)
+            BROKEN[name_of_bug].apply()
             assert difference(fast) is not None, name_of_bug
 
 

@@ -1,13 +1,17 @@
-"""Hidden states of chosen layers: those of the uncached model, on every backend, width, and after every rollback."""
+"""Logits and hidden states of chosen layers: those of the uncached model, on every backend, width, and after every
+rollback."""
+
+import itertools
 
 import pytest
 import torch
 
 from benchmarks.families import tiny_families
 from speclab.engines.eager import decoder_layers, layer_outputs
+from speclab.engines.parts import FAMILIES as KNOWN
 from speclab.models.cached import CachedModel
 from tests.recorder import graphed, stand_in
-from tests.tiny_models import FAMILIES, VOCAB, flattened, in_parts, tiny
+from tests.tiny_models import DTYPE_ON, FAMILIES, VOCAB, assert_close, on_engine, tiny
 
 TEXT = torch.randint(0, VOCAB, (1, 40), generator=torch.Generator().manual_seed(4))
 
@@ -16,14 +20,27 @@ def model_on(engine: str, family: str, monkeypatch) -> CachedModel:
     if engine == "graphs":
         stand_in(monkeypatch)
         return graphed(family)
-    model = tiny(family)
-    return CachedModel(
-        model, fast={"eager": lambda model: None, "exported": flattened, "in parts": in_parts}[engine](model)
-    )
+    model = tiny(family, dtype=DTYPE_ON[engine])
+    return CachedModel(model, fast=on_engine(engine, model))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("engine", ["eager", "exported", "in parts", "graphs"])
+@pytest.mark.parametrize("engine", [*DTYPE_ON, "graphs"])
+def test_texts_around_64_tokens_at_every_width(engine, monkeypatch):
+    """A pass may begin in one page, or block of rows, and end in the next."""
+    cached, text = model_on(engine, "llama", monkeypatch), torch.cat([TEXT, TEXT.flip(1)], dim=1)
+    with torch.inference_mode():
+        right = cached.model(input_ids=text, use_cache=False).logits
+    cached.prefill(text[:, :58])
+    for length, width in itertools.product(range(58, 67), range(1, 10)):
+        cached.crop(length)
+        found = cached.forward(text[:, length : length + width])
+        assert_close(found, right[:, length : length + width])
+
+
+@pytest.mark.parametrize(
+    ("engine", "family"),
+    [(e, f) for e in (*DTYPE_ON, "graphs") for f in FAMILIES if e != "c" or FAMILIES[f][1].model_type in KNOWN],
+)
 def test_states_are_the_uncached_models(engine, family, monkeypatch):
     cached = model_on(engine, family, monkeypatch)
     with torch.inference_mode(), layer_outputs(cached.model, (0, 1)) as right:
@@ -39,7 +56,7 @@ def test_states_are_the_uncached_models(engine, family, monkeypatch):
         found.append(cached.hidden((1, 0)))  # the next pass leaves it as it is
         place += width
     assert place == TEXT.shape[1]
-    assert torch.allclose(torch.cat(found, dim=1), torch.cat([right[1], right[0]], dim=-1), atol=1e-9)
+    assert_close(torch.cat(found, dim=1), torch.cat([right[1], right[0]], dim=-1))
 
 
 def test_only_what_was_asked_for_is_kept():

@@ -71,7 +71,7 @@ def test_a_spread_model_runs_eagerly_and_its_weights_on_disk_go_with_it(folder, 
     monkeypatch.setattr(placement.tempfile, "tempdir", str(tmp_path))
     model = loaded(folder, MAP)
     (on_disk,) = tmp_path.glob("weights-*")
-    assert engine_choice.choose(model, "fast") == (None, "no fast engine: its weights lie on several devices")
+    assert engine_choice.choose(model, "c") == (None, "llama runs eagerly: its weights lie on several devices")
     assert placement.describe(model) == "modules on cpu: 5, disk: 1"
     assert rounding._in_higher_precision(model) is model
     del model
@@ -151,7 +151,7 @@ def test_quantised_weights_stay_as_they_are():
     model = copy.deepcopy(tiny_llama(3, dtype=torch.float32))
     assert not placement.is_quantised(model)
     model.hf_quantizer = SimpleNamespace()
-    assert engine_choice.choose(model, "auto") == (None, "no fast engine: its weights are quantised")
+    assert engine_choice.choose(model, "auto") == (None, "llama runs eagerly: its weights are quantised")
     assert placement.describe(model) == "quantised"
     assert rounding._in_higher_precision(model) is model
 

@@ -48,6 +48,7 @@ def test_separator_lines_and_line_ends():
     assert prompts.split("one %% two\n") == ["one %% two"]
     assert prompts.split("a\r\n%%\r\nb") == ["a", "b"]
     assert prompts.split("\n%%\n \n") == []
+    assert prompts.split(" %%\t\n%%\na\x0c%%\x0cb\u2028%%\u2028c\x85\n%%") == ["a\x0c%%\x0cb\u2028%%\u2028c\x85"]
     assert prompts.split("    indented\n") == ["    indented"]
 
 

@@ -1,19 +1,16 @@
 """Kinds of rotary and learned positions: up to the limit that is found for it every text is right, and no further."""
 
-import copy
 import functools
 
 import pytest
 import torch
-from speclab.models.backends.exported import ExportedModel
-from transformers import LlamaConfig, PreTrainedModel
+from transformers import LlamaConfig
 
 from draft_models import ModelDrafter
-from speclab.models import engine_choice
 from speclab.models.cached import CachedModel
 from speclab.models.family import Room, configured_room
 from tests.decoding import plain_text, speculative_rounds
-from tests.tiny_models import VOCAB, in_parts, perturbed, tiny
+from tests.tiny_models import DTYPE_ON, VOCAB, on_engine, perturbed, tiny
 
 BORDER, NAMED = 24, 40
 ORIGINAL = {"original_max_position_embeddings": BORDER}
@@ -26,17 +23,17 @@ KINDS = {
     "longrope": {"factor": 2.0, "short_factor": [1.0] * 4, "long_factor": [3.0] * 4, **ORIGINAL},
 }
 LIMIT = dict.fromkeys(KINDS, NAMED) | {"longrope": BORDER, "learned": NAMED}
-GRID = [*((kind, "eager") for kind in LIMIT), ("longrope", "fast")]
+GRID = [(kind, engine) for kind in LIMIT for engine in DTYPE_ON]
 CHANGES = ("dynamic", "longrope")  # factors of all positions, behind the limit
 PROMPT = torch.randint(0, VOCAB, (1, 6), generator=torch.Generator().manual_seed(3))
 
 
 @functools.cache
-def model_of(kind: str):
+def model_of(kind: str, dtype: torch.dtype = torch.float64):
     if kind == "learned":
-        return tiny("gpt2", n_positions=NAMED)
+        return tiny("gpt2", dtype=dtype, n_positions=NAMED)
     rope = {"rope_type": kind, "rope_theta": 1e4, **KINDS[kind]}
-    return tiny("llama", rope_parameters=rope, max_position_embeddings=NAMED)
+    return tiny("llama", dtype=dtype, rope_parameters=rope, max_position_embeddings=NAMED)
 
 
 def uncached(kind: str, n_tokens: int) -> list[int]:
@@ -71,26 +68,14 @@ def test_the_limit_is_where_the_factors_change(kind):
 
 def pair_of(kind: str, engine: str) -> tuple[CachedModel, CachedModel]:
     """A target and a draft on this engine."""
-    model = model_of(kind)
-    target, draft = CachedModel(model), CachedModel(perturbed(model, 0.1))
-    if engine == "fast":
-        target, draft = (CachedModel(part.model, fast=padded_to_nine(part.model)) for part in (target, draft))
+    model = model_of(kind, DTYPE_ON[engine])
+    target, draft = (CachedModel(part, fast=on_engine(engine, part)) for part in (model, perturbed(model, 0.1)))
     return target, draft
-
-
-def padded_to_nine(model: PreTrainedModel) -> ExportedModel:
-    """The exported model that pads every pass over fewer tokens, so that padding behind a text crosses the limit."""
-    parts = copy.copy(in_parts(model))
-    parts.programs = {9: parts.programs[9]}
-    return parts
 
 
 @pytest.mark.parametrize(("kind", "engine"), GRID)
 def test_texts_up_to_the_limit_are_those_of_uncached_passes(kind, engine):
-    """Padding behind the last position must not count as a longer text.
-
-    To the fast engine the factors of the other kinds are constants, and dynamic rope is not for it.
-    """
+    """The engine c makes the angles of more positions than a text has: these must not count as a longer text."""
     check_texts_up_to_the_limit(kind, engine, ModelDrafter)
 
 
@@ -102,16 +87,6 @@ def check_texts_up_to_the_limit(kind, engine, make_drafter):
     assert plain_text(target, PROMPT, n_tokens) == right
     rounds = speculative_rounds(target, make_drafter(draft), PROMPT, 4, n_tokens)
     assert [token for round_ in rounds for token in round_.tokens] == right
-
-
-def test_what_cannot_be_exported_is_one_reason_and_nothing_on_standard_error(capfd):
-    """torch.export prints what it has traced before it gives up, and warns of factors that a pass sets."""
-    model = model_of("dynamic").float()
-    fast, why = engine_choice.build(model)
-    assert fast is None
-    assert len(why.splitlines()) == 1
-    engine_choice.ExportedModel(model_of("longrope"))
-    assert capfd.readouterr() == ("", "")
 
 
 def test_layers_of_several_kinds_have_the_nearest_border():

@@ -57,6 +57,13 @@ def test_a_line_that_is_no_text_is_refused_by_its_number(tmp_path, entry):
         texts.read(str(file))
 
 
+def test_a_line_ends_at_a_line_feed_alone(tmp_path):
+    file, said = tmp_path / "x.jsonl", "a".join("\u2028\u2029\x85\x7f")
+    lines = [json.dumps({"prompt": text}, ensure_ascii=False) for text in (said, "b")]
+    file.write_bytes("\r\n".join(lines).encode())
+    assert [messages[0]["content"] for _, messages in texts.read(str(file))] == [said, "b"]
+
+
 @pytest.mark.parametrize("content", [b"", b"\n", b"{", b"[" * 10**5, b"\xff", b'{"prompt": "a", "prompt": "b"}'])
 def test_a_file_that_holds_no_texts_is_refused(tmp_path, content):
     (tmp_path / "x.jsonl").write_bytes(content)

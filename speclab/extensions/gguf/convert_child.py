@@ -13,35 +13,63 @@ import tempfile
 from pathlib import Path
 from typing import Any, cast
 
+from speclab.extensions.gguf import entries
 from speclab.models.outside.chat_child import limit
+from speclab.system.errors import EnvironmentProblem
 
 
-def convert(file: str, folder: str, n_tensors: int) -> None:
-    """Write the model and the tokenizer of a GGUF file into a folder. Raises the library's errors."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+def convert(question: dict[str, Any]) -> None:
+    """Write the model and the tokenizer of a GGUF file into a folder.
+
+    Raises the library's errors, and EnvironmentProblem for an entry that the library's model cannot follow.
+    """
+    from transformers import AutoTokenizer
 
     with tempfile.TemporaryDirectory() as alone:  # so that the library reads no other file beside it
         name = "model.gguf"
         try:
-            os.symlink(file, Path(alone) / name)
+            os.symlink(question["file"], Path(alone) / name)
         except OSError:  # Windows, without the right to do so
-            shutil.copyfile(file, Path(alone) / name)
-        options: dict[str, Any] = {"gguf_file": name, "trust_remote_code": False, "local_files_only": True}
-        config = AutoConfig.from_pretrained(alone, **options)
-        tokenizer = AutoTokenizer.from_pretrained(alone, **options)
-        if not 1 <= config.get_text_config().num_hidden_layers <= n_tensors:
-            raise ValueError(f"it names {config.get_text_config().num_hidden_layers} layers and {n_tensors} tensors")
-        loader = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-        options |= {"dtype": torch.float32, "output_loading_info": True}
-        model, report = cast(Any, loader).from_pretrained(alone, **options)
-        if missing := sorted(report["missing_keys"]):
-            raise ValueError(f"it lacks the weights {', '.join(missing[:3])}" + " and more" * (len(missing) > 3))
+            shutil.copyfile(question["file"], Path(alone) / name)
+        tokenizer = AutoTokenizer.from_pretrained(alone, gguf_file=name, trust_remote_code=False, local_files_only=True)
+        model = loaded(alone, name, question["entries"], question["tensors"])
+    model.save_pretrained(question["folder"])
+    tokenizer.save_pretrained(question["folder"])
+
+
+def loaded(folder: str, name: str, of_file: dict[str, Any], tensors: dict[str, int]) -> Any:
+    """Return the model of a GGUF file, whose head has these entries and sizes of tensors. Raises as `convert`."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedConfig
+
+    options: dict[str, Any] = {"gguf_file": name, "trust_remote_code": False, "local_files_only": True}
+    factors, settings = {}, PreTrainedConfig.get_config_dict(folder, **options)[0]
+    if not tensors.keys().isdisjoint(entries.FACTORS):
+        from gguf import GGUFReader, dequantize
+
+        read = [tensor for tensor in GGUFReader(Path(folder) / name).tensors if tensor.name in entries.FACTORS]
+        factors = {tensor.name: dequantize(tensor.data, tensor.tensor_type).tolist() for tensor in read}
+    settings = entries.applied(settings, of_file, tensors, factors)
+    config = type(AutoConfig.for_model(settings["model_type"])).from_dict(settings)
+    n_layers = config.get_text_config().num_hidden_layers
+    if not 1 <= n_layers <= len(tensors):
+        raise ValueError(f"it names {n_layers} layers and {len(tensors)} tensors")
+    loader = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    options |= {"dtype": torch.float32, "output_loading_info": True, "config": config}
+    model, report = cast(Any, loader).from_pretrained(folder, **options)
+    if missing := sorted(report["missing_keys"]):
+        raise ValueError(f"it lacks the weights {', '.join(missing[:3])}" + " and more" * (len(missing) > 3))
+    own = {tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}
+    elsewhere = [*entries.FACTORS, *["output.weight"] * config.tie_word_embeddings]  # read above; the embeddings again
+    n_extra = of_file.get(f"{of_file['general.architecture']}.nextn_predict_layers", 0)  # which the library drops
+    extra = tuple(f"blk.{n_layers + i}." for i in range(n_extra))
+    counted = (n for tensor, n in tensors.items() if tensor not in elsewhere and not tensor.startswith(extra))
+    if (n_unused := sum(counted) - sum(own.values())) > 0:
+        raise ValueError(f"{n_unused} numbers of its tensors have no place in the library's {config.model_type}")
     if hasattr(model.config, "quantization_config"):  # the weights are plain numbers from here on
         del model.config.quantization_config
     model.is_quantized, model.hf_quantizer = False, None
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    return model
 
 
 def answered(question: dict[str, Any]) -> dict[str, str]:
@@ -49,9 +77,11 @@ def answered(question: dict[str, Any]) -> dict[str, str]:
     limit(question["seconds"], question["memory"])
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            convert(question["file"], question["folder"], question["n_tensors"])
+            convert(question)
     except MemoryError:
         return {"problem": "it needs more memory than a model of its size"}
+    except EnvironmentProblem as error:
+        return {"problem": str(error)}
     except Exception as error:  # whatever the library does with a broken file
         first = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
         return {"problem": f"{type(error).__name__}: {first}"}

@@ -19,16 +19,21 @@ STRING, ARRAY = 8, 9
 MOST_ENTRIES = 1 << 16  # and as many tensors
 MOST_ITEMS = 1 << 23  # of all arrays together; a vocabulary of 262,000 words with its merges has 1.3 million
 LONGEST_TEXT = 1 << 20  # bytes
+LONGEST_LIST = 1 << 12  # numbers of an entry that are kept, which is one for each layer
 LARGEST_DIMENSIONS = 4
 ALIGNMENT = 32  # bytes, where the file names no other
 NO_PACKAGE = "a GGUF file is read with the package gguf, which is not installed; type: pip install gguf"
 
 
 class Head(NamedTuple):
-    """The facts of a file. types: the names of tensor types -> how many numbers the file holds in each."""
+    """The facts of a file.
 
-    architecture: str
-    n_tensors: int
+    entries: numbers, texts and short lists of numbers, None for other lists. tensors: their names -> how many numbers
+    each holds. types: the names of tensor types -> how many numbers the file holds in each.
+    """
+
+    entries: dict[str, Any]
+    tensors: dict[str, int]
     types: dict[str, int]
 
     @property
@@ -75,7 +80,7 @@ class _Bytes:
         return self.data[place : place + n].decode("utf-8", errors="replace")
 
     def value(self, kind: int) -> Any:
-        """Read a number or a text; the items of an array are skipped."""
+        """Read a number, a text or a short list of numbers; another array is skipped, and None is returned."""
         if kind == STRING:
             return self.text()
         if kind in SCALARS:
@@ -87,6 +92,8 @@ class _Bytes:
         if self.n_items > MOST_ITEMS:
             raise ValueError(f"its head holds more than {MOST_ITEMS} items of arrays")
         if of in SCALARS:
+            if n <= LONGEST_LIST:
+                return [self.number(SCALARS[of]) for _ in range(n)]
             self.skip(n * struct.calcsize(f"<{SCALARS[of]}"))
         elif of == STRING:
             for _ in range(n):
@@ -129,12 +136,13 @@ def _head(place: _Bytes) -> Head:
     alignment = entries.get("general.alignment", ALIGNMENT)
     if not isinstance(alignment, int) or not 8 <= alignment <= LONGEST_TEXT or alignment & (alignment - 1):
         raise ValueError(f"its alignment is {alignment}, no power of two")
-    start, types = place.place + -place.place % alignment, Counter[str]()
+    start, types, sizes = place.place + -place.place % alignment, Counter[str](), {}
     for name, kind, n_numbers, n_bytes, offset in tensors:
         if start + offset + n_bytes > len(place.data):
             raise ValueError(f"its tensor {name[:60]} ends behind the end of the file: it is truncated")
         types[kind] += n_numbers
-    return Head(str(entries.get("general.architecture")), n_tensors, dict(types))
+        sizes[name] = n_numbers
+    return Head(entries, sizes, dict(types))
 
 
 def _tensor(place: _Bytes) -> tuple[str, str, int, int, int]:

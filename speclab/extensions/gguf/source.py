@@ -51,11 +51,9 @@ def converted_folder(name: str) -> str:
 
 
 def description(name: str, model: PreTrainedModel) -> str:
-    """Say whose weights a model has: the types of the file, and what the library has left out."""
+    """Say whose weights a model has: the types of the file."""
     head = _head(*_identity(name))
-    left_out = head.n_numbers - sum(p.numel() for p in model.parameters())
-    unused = f", {left_out} numbers of it have no place in the library's model" * (left_out > 0)
-    return f"the weights of a GGUF file ({head.quantisation()}{unused}), run in {str(model.dtype).split('.')[-1]}"
+    return f"the weights of a GGUF file ({head.quantisation()}), run in {str(model.dtype).split('.')[-1]}"
 
 
 def _identity(name: str) -> tuple[str, int, int]:
@@ -84,7 +82,8 @@ def _converted(path: str, size: int, time: int) -> str:
         with open(path, "rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
         # Another version of what converts may write another folder.
-        writers = (version("transformers"), version("gguf"), Path(__file__).with_name("convert_child.py").read_text())
+        own = [Path(__file__).with_name(f"{module}.py").read_text() for module in ("head", "entries", "convert_child")]
+        writers = (version("transformers"), version("gguf"), own)
         folder = place / hashlib.sha256(repr((content, writers)).encode()).hexdigest()[:40]
         if not folder.is_dir():
             with FileLock(place / "lock"):
@@ -134,7 +133,8 @@ def _run_child(path: str, size: int, folder: Path, head: Head) -> None:
     question = {
         "file": path,
         "folder": str(folder),
-        "n_tensors": head.n_tensors,
+        "entries": {name: value for name, value in head.entries.items() if "chat_template" not in name},
+        "tensors": head.tensors,
         "seconds": SECONDS + head.n_numbers // NUMBERS_PER_SECOND,
         "memory": ADDRESSES + 2 * size + 16 * head.n_numbers,
     }
@@ -149,4 +149,4 @@ def _run_child(path: str, size: int, folder: Path, head: Head) -> None:
     else:
         why = json.loads(done.stdout.splitlines()[-1]).get("problem", "")
     if why:
-        raise EnvironmentProblem(f"the library cannot convert {name}: {why}; {advice}")
+        raise EnvironmentProblem(f"cannot convert {name}: {why}; {advice}")

@@ -15,9 +15,13 @@ class Int8Drafter(ModelDrafter):
 
     is_model = False  # it has a name of its own in tables
 
+    def __init__(self, model: CachedModel, share: float = 1.0):
+        super().__init__(model)
+        self.share = share
+
     def notes(self) -> str:
         """Say what was rounded."""
-        return ", and matrices whose rows are rounded to 8 bits"
+        return f", and {self.share:.0%} of the numbers in its matrices are rounded to 8 bits, row by row"
 
 
 def read_int8(argument: str, text: str) -> Choice:
@@ -26,7 +30,7 @@ def read_int8(argument: str, text: str) -> Choice:
 
     def build(setup: Setup, seed: int) -> Drafter:
         check_family(setup.target.model, f"--draft {text}", OTHER_FAMILY)
-        return Int8Drafter(rounded_target(setup))
+        return Int8Drafter(rounded_target(setup), rounded.share_rounded(setup.target.model))
 
     return Choice(text, text, build, can_branch=True, in_hybrid=True, any_family=False)
 

@@ -7,15 +7,16 @@ Embeddings and norms stay as they are, and all of them are the target's own tens
 """
 
 import copy
+from typing import Any
 
 from torch import Tensor, nn
-from transformers import Conv1D, PreTrainedModel
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
-from speclab.models.family import family_of
 from speclab.system.errors import EnvironmentProblem
 
 STEPS = 127  # of a weight's rounding, on either side of zero
-MOST_LEFT = 0.1  # of the weights of matrices, which stay as they are
+LEAST = 0.9  # of the numbers in matrices: with less, the copy reads hardly fewer bytes than the target
 
 
 def rounded_rows(weight: Tensor) -> Tensor:
@@ -24,7 +25,7 @@ def rounded_rows(weight: Tensor) -> Tensor:
     return (weight / scales).round() * scales
 
 
-def rounded_layer(layer: nn.Module) -> nn.Module:
+def rounded_layer(layer: Any) -> nn.Module:
     """Return a linear layer with a rounded matrix. The library's Conv1D has its matrix turned."""
     weight = layer.weight.T if type(layer) is Conv1D else layer.weight
     made = rounded_rows(weight.detach().float()).to(weight.dtype)
@@ -35,21 +36,26 @@ def rounded_layer(layer: nn.Module) -> nn.Module:
 
 
 def rounded(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the model with rounded linear layers; everything else is shared. Raises EnvironmentProblem where less than
-    nine tenths of the weights of its matrices lie in such layers."""
-    layers = {id(layer): layer for layer in model.modules() if type(layer) in (nn.Linear, Conv1D)}
-    n_rounded = sum(layer.weight.numel() for layer in layers.values())
-    output = model.get_output_embeddings()
-    tied = output.weight.numel() if output is not None and output.weight is model.get_input_embeddings().weight else 0
-    n_read = (
-        sum(p.numel() for p in family_of(model).weights(model) if p.ndim > 1)
-        - model.get_input_embeddings().weight.numel()
-        + tied
-    )
-    if n_rounded < (1 - MOST_LEFT) * n_read:
+    """Return the model with rounded linear layers; everything else is shared. Raises EnvironmentProblem where these
+    hold less than nine tenths of the numbers in the model's matrices."""
+    if (share := share_rounded(model)) < LEAST:
         raise EnvironmentProblem(
-            f"--draft int8 rounds linear layers, and only {n_rounded / n_read:.0%} of the weights of "
-            f"{model.config.model_type} lie in such layers; use --draft ngram, or --draft FOLDER with a smaller model"
+            f"--draft int8 rounds linear layers, and they hold {share:.0%} of the numbers in this model's matrices "
+            "(the others are experts, for example); use --draft ngram, or --draft FOLDER with a smaller model"
         )
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    return copy.deepcopy(model, {**shared, **{number: rounded_layer(layer) for number, layer in layers.items()}}).eval()
+    return copy.deepcopy(model, {**shared, **{id(layer): rounded_layer(layer) for layer in layers_of(model)}}).eval()
+
+
+def layers_of(model: nn.Module) -> list[Any]:
+    """Return the layers that are rounded."""
+    return [module for module in model.modules() if type(module) in (nn.Linear, Conv1D)]
+
+
+def share_rounded(model: nn.Module) -> float:
+    """Return which part of the numbers in matrices is rounded. Tables that are only looked up are no matrices here."""
+    found = {module.weight for module in layers_of(model)}
+    tables: set[Any] = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    n_left = sum(w.numel() for w in {*model.parameters()} - found - tables if w.ndim > 1)
+    n_rounded = sum(weight.numel() for weight in found)
+    return n_rounded / max(n_rounded + n_left, 1)

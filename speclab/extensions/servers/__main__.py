@@ -5,13 +5,12 @@
     python -m speclab.extensions.servers --url http://127.0.0.1:8000 --plain-url http://127.0.0.1:8001 --load 1,2,4,8
     python -m speclab.extensions.servers --before a.txt --after b.txt --plain-ms 21.0 --spec-ms 13.3
     python -m speclab.extensions.servers --acceptance 0.35 -k 4 --plain-ms 21.0 --spec-ms 19.5
-    python -m speclab.extensions.servers --acceptance speculation_profile.json --plain-ms 21.0 --spec-ms 19.5
 
 The first form asks the server a dozen prompts, the second one asks the same server without speculation, too, in turns.
 Where there is no room for both, --plain-url alone says what to give as --plain-ms later.
 The others use what you have written down: two /metrics pages of vLLM or llama-server, or the rate that the server
 prints. A key for the servers stands in the variable SPECLAB_API_KEY. See docs/serving.md. Exit code 1 where two servers
-write different texts that no tie explains.
+write different texts that no tie explains, or sampling is broken.
 """
 
 import argparse
@@ -38,10 +37,8 @@ def main(argv: list[str] | None = None) -> int:
         )
     from speclab.extensions.servers import running, written  # here: what they import may be missing
 
-    if (args.load or args.chart) and not (args.url and args.load):
-        raise UsageProblem(
-            "--load asks a server, and --chart shows what --load has found; give --url and --load 1,2,4,8"
-        )
+    if args.load and not args.url:
+        raise UsageProblem("--load asks a server; give --url and --load 1,2,4,8")
     if args.plain_url and not args.url:
         return running.show_plain(args)
     return running.show(args) if args.url else written.show(args)
@@ -65,8 +62,8 @@ def make_parser() -> argparse.ArgumentParser:
     ask.add_argument(
         "--seconds", type=_amount, default=120.0, metavar="S", help="no new prompt after them (default: 120)"
     )
-    ask.add_argument(
-        "--acceptance-profile", type=Path, metavar="FILE", help="write rates by position as JSON, in any form"
+    parser.add_argument(
+        "--kind", choices=("model", "head", "lookup"), help="what drafts, where the server does not say it: causes"
     )
     load = parser.add_argument_group("a server under load")
     load.add_argument(
@@ -75,18 +72,10 @@ def make_parser() -> argparse.ArgumentParser:
     load.add_argument(
         "--load-seconds", type=_amount, default=15.0, metavar="S", help="of each window, at least (default: 15)"
     )
-    load.add_argument(
-        "--chart", type=Path, metavar="FILE", help="tokens a second of all against those of one; .json beside it"
-    )
     known = parser.add_argument_group("what is written down")
     known.add_argument("--before", type=Path, metavar="FILE", help="a /metrics page, and")
     known.add_argument("--after", type=Path, metavar="FILE", help="a later one of the same server")
-    known.add_argument(
-        "--acceptance",
-        type=_acceptance,
-        metavar="F|FILE",
-        help="accepted / drafted, as servers print it, or a speculation_profile.json",
-    )
+    known.add_argument("--acceptance", type=_share, metavar="F", help="accepted / drafted, as servers print it")
     known.add_argument(
         "-k", "--draft-length", type=parsing.at_least(1, 256), metavar="K", help="drafted tokens of a round"
     )
@@ -120,11 +109,6 @@ def _share(text: str) -> float:
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no share, give a number from 0 to 1")
     return value
-
-
-def _acceptance(text: str) -> float | Path:
-    """Parse a share, or the file of a profile: what is no number is a file."""
-    return Path(text) if math.isnan(_number(text)) and text.casefold() != "nan" else _share(text)
 
 
 def _number(text: str) -> float:

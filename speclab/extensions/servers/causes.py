@@ -10,28 +10,35 @@ from speclab.extensions.servers.measured import Measured
 
 STATES = "the draft reads other states of the target than it was trained with, or is one place off"
 DAMAGED = "the draft's weights or settings are damaged, quantised too far, or not loaded"
-FOREIGN = "the draft was made for another model, or for texts of another kind"
+FOREIGN = "the draft was made for another model or for other texts, or was never trained"
 PARTIAL = "the draft knows a part of the texts: some rounds keep much, and others nothing"
 FEEDBACK = "what the draft feeds back into its second pass is the wrong state or token"
 SHALLOW = "the draft's later positions are untrained, or do not know of each other"
 WIDE_PASS = "the target's pass over several tokens is wrong: its mask, its positions or its rows"
 LENIENT = "tokens are kept that the target does not choose: a lenient rule, or nothing is verified"
 SAMPLES = "the server samples where it is asked greedily"
+DEFAULTS = "a server's sampling default changes the text: a penalty, a filter, a seeded temperature"
 OTHER_TARGET = "the two servers run different targets: other weights, another precision or template"
 SHORT = "the draft's context, its window or a buffer of its states ends"
 UNCACHED = "the draft's states are not stored with a cached prompt of the target"
 SAME_TEXT = "the text is a loop, or the draft is the target itself or nearly as good"
+LITTLE = "the texts repeat little, so that what the lookup finds is seldom what comes next"
 STOPS = "a threshold that ended drafts early has another default"
 TOO_LONG = "k is too long for this draft"
 DEAR_DRAFT = "drafting is dear: the draft is too large or too deep, or runs without the target's kernels"
 DEAR_PASS = "the target's pass over k + 1 tokens is dear on this machine, or what surrounds it is"
 BUSY = "other requests fill the batch"
 
+# What a kind of draft cannot have: a draft model sees tokens alone, and a lookup has neither weights nor states.
+KINDS = ("model", "head", "lookup")
+NO_MODEL = frozenset({STATES, SHALLOW, LITTLE})
+NO_LOOKUP = frozenset({STATES, SHALLOW, DAMAGED, FOREIGN, FEEDBACK, UNCACHED, DEAR_DRAFT})
+IMPOSSIBLE = {"": frozenset({LITTLE}), "model": NO_MODEL, "head": frozenset({LITTLE}), "lookup": NO_LOOKUP}
 EXPLAINS = 0.5  # of what a round costs beyond one plain token: from here on reading k tokens explains it
 
 
 class Named(NamedTuple):
-    """causes: one or two, the likelier first. tell: what tells two of them apart, or shows the one."""
+    """causes: the likelier first. tell: what tells two of them apart, or shows the one."""
 
     causes: tuple[str, ...]
     tell: str
@@ -49,6 +56,15 @@ class Texts(NamedTuple):
     wrong: bool = False
     repeats: bool | None = None
     alone: bool | None = None
+
+
+def of_kind(named: Named, kind: str) -> Named:
+    """Return at most two causes, of those that this kind of draft can have. Where the kind is not known and would rule
+    one out, that is said."""
+    left = tuple(cause for cause in named.causes if cause not in IMPOSSIBLE[kind])[:2] or (LITTLE,)
+    if not kind and any(set(left) & IMPOSSIBLE[known] for known in KINDS):
+        return Named(left, f"{named.tell}; or --kind {'|'.join(KINDS)}")
+    return Named(left, named.tell if len(left) > 1 or left == named.causes else "")
 
 
 def dear(found: Measured) -> tuple[str, str]:
@@ -86,7 +102,7 @@ def of_texts(texts: Texts, keeps_all: bool, breaks_off: bool) -> Named:
         second = LENIENT if texts.alone else OTHER_TARGET
         return Named((SAMPLES, second), f"asked for the same again, it wrote another text; {alone}")
     if texts.alone is False:
-        return Named((OTHER_TARGET, SAMPLES), alone)
+        return Named((OTHER_TARGET, DEFAULTS if texts.repeats else SAMPLES), alone)
     if keeps_all:
         return Named((LENIENT, WIDE_PASS if texts.alone else OTHER_TARGET), alone)
     if breaks_off:

@@ -7,11 +7,8 @@ vLLM and llama-server count the same things under the same names, vLLM with "vll
     spec_decode_num_draft_tokens               drafted tokens
     spec_decode_num_accepted_tokens            those that were kept
     spec_decode_num_accepted_tokens_per_pos    rounds that kept the token at this position of the draft
-
-SGLang has only the mean number of tokens of a round, as a gauge over all that it has done.
 """
 
-import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -22,18 +19,19 @@ from speclab.core.counts import Counts
 from speclab.extensions.servers.engine_counts import EngineCounts
 from speclab.system.errors import EnvironmentProblem
 
-GENERATED = {"vllm:": "generation_tokens", "llamacpp:": "tokens_predicted", "sglang:": "generation_tokens"}
-NAMES = {"vllm:": "vLLM", "llamacpp:": "llama-server", "sglang:": "SGLang"}
-RUNNING = {"vllm:": "num_requests_running", "llamacpp:": "requests_processing", "sglang:": "num_running_reqs"}
-WAITING = {"vllm:": "num_requests_waiting", "llamacpp:": "requests_deferred", "sglang:": "num_queue_reqs"}
+GENERATED = {"vllm:": "generation_tokens", "llamacpp:": "tokens_predicted"}
+NAMES = {"vllm:": "vLLM", "llamacpp:": "llama-server"}
+RUNNING = {"vllm:": "num_requests_running", "llamacpp:": "requests_processing"}
+WAITING = {"vllm:": "num_requests_waiting", "llamacpp:": "requests_deferred"}
 SPECULATION = "spec_decode_num_"
 LATENCY = "inter_token_latency_seconds"  # vLLM observes it once for each output, so once for each round
 MOST_POSITIONS = 256
+MOST = 2.0**53  # of any amount: whole numbers above it have gaps, and no server has run so long
 SIX_DIGITS = 10**6  # llama-server prints six digits of a counter
 
 
 class Look(NamedTuple):
-    """A page at one moment, the sums over all engines behind it."""
+    """A page at one moment, the sums over all engines behind it. by_engine: what can only grow, of each of them."""
 
     engine: str
     n_generated: int
@@ -41,8 +39,8 @@ class Look(NamedTuple):
     n_running: int  # requests that were being answered
     n_outputs: float = 0.0  # vLLM alone: outputs after the first one of each request, and the seconds before them
     output_seconds: float = 0.0
-    accept_length: float | None = None  # SGLang alone: tokens of a round, of all that it has ever done
     n_waiting: float | None = None  # requests in the server's queue
+    by_engine: dict[str, dict[str, float]] = {}  # noqa: RUF012 - a NamedTuple's default, which nothing changes
 
 
 def read(page: str) -> Look:
@@ -52,25 +50,28 @@ def read(page: str) -> Look:
         raise EnvironmentProblem("a /metrics page ends in the middle of a line; take it whole, from the engine itself")
     prefix = next((name for name in GENERATED if f"\n{name}" in f"\n{page}"), None)
     if prefix is None:
-        raise EnvironmentProblem("a /metrics page has no counters of vLLM, llama-server or SGLang")
+        raise EnvironmentProblem("a /metrics page has no counters of vLLM or llama-server")
     sums: dict[str, float] = {}
     at: dict[int, int] = {}
-    n_lengths = 0
+    by_engine: dict[str, dict[str, float]] = {}
     for sample in _samples(page, prefix):
         name = sample.name.removeprefix(prefix).removesuffix("_total")
+        whole = name == GENERATED[prefix] or name.startswith(SPECULATION)
+        value = _count(sample, prefix) if whole else _amount(sample)
         if name == SPECULATION + "accepted_tokens_per_pos":
             place = _position(sample)
-            at[place] = at.get(place, 0) + _count(sample, prefix)
+            at[place] = at.get(place, 0) + int(value)
+            name = f"{name} {place}"
         else:
-            whole = name == GENERATED[prefix] or name.startswith(SPECULATION)
-            n_lengths += name == "spec_accept_length"
-            sums[name] = sums.get(name, 0) + (_count(sample, prefix) if whole else _amount(sample))
+            sums[name] = sums.get(name, 0) + value
+        if name not in (RUNNING[prefix], WAITING[prefix]):
+            own = by_engine.setdefault(sample.labels.get("engine", ""), {})
+            own[name] = own.get(name, 0) + value
     if GENERATED[prefix] not in sums:
         raise EnvironmentProblem(
             f"the /metrics page of {NAMES[prefix]} has no {prefix}{GENERATED[prefix]}_total: its counters are switched "
             "off; start it without the flag that does that"
         )
-    length = sums.get("spec_accept_length", 0.0) / max(1, n_lengths)  # a mean, of each of the engine's ranks
     return Look(
         engine=NAMES[prefix],
         n_generated=int(sums[GENERATED[prefix]]),
@@ -78,8 +79,8 @@ def read(page: str) -> Look:
         n_running=int(sums.get(RUNNING[prefix], 0)),
         n_outputs=sums.get(f"{LATENCY}_count", 0.0),
         output_seconds=sums.get(f"{LATENCY}_sum", 0.0),
-        accept_length=length if length >= 1 else None,
         n_waiting=sums.get(WAITING[prefix]),
+        by_engine=by_engine,
     )
 
 
@@ -92,9 +93,8 @@ def _samples(page: str, prefix: str) -> Iterable[Sample]:
         WAITING[prefix],
         f"{LATENCY}_sum",
         f"{LATENCY}_count",
-        "spec_accept_length",
     )
-    lines = [line for line in page.splitlines() if line.startswith(tuple(prefix + name for name in wanted))]
+    lines = [line for line in page.split("\n") if line.startswith(tuple(prefix + name for name in wanted))]
     try:
         for family in text_string_to_metric_families("\n".join(lines) + "\n"):
             yield from (one for one in family.samples if not one.name.endswith("_created"))
@@ -122,14 +122,14 @@ def _position(sample: Sample) -> int:
 
 
 def _amount(sample: Sample) -> float:
-    if not 0 <= sample.value < math.inf:
+    if not 0 <= sample.value < MOST:
         raise EnvironmentProblem(f"a /metrics page says {sample.name} {sample.value}, which is no amount")
     return sample.value
 
 
 def _count(sample: Sample, prefix: str) -> int:
     """Return a counter's value, which is a whole number and never negative."""
-    if not 0 <= sample.value < 2**53 or sample.value != int(sample.value):
+    if not 0 <= sample.value < MOST or sample.value != int(sample.value):
         raise EnvironmentProblem(f"a /metrics page says {sample.name} {sample.value}, which is no count")
     if prefix == "llamacpp:" and sample.value >= SIX_DIGITS and "position" not in sample.labels:
         raise EnvironmentProblem(
@@ -160,7 +160,6 @@ class Between(NamedTuple):
     speculation: EngineCounts | None
     n_outputs: float  # vLLM alone: rounds, those that drafted nothing included
     round_seconds: float | None  # vLLM alone: of an output after the first one
-    accept_length: float | None
 
 
 def between(before: Look, after: Look) -> Between:
@@ -187,7 +186,7 @@ def between(before: Look, after: Look) -> Between:
     values = [n_generated, after.n_outputs - before.n_outputs, after.output_seconds - before.output_seconds]
     if counts:
         values += [counts.n_drafts, counts.n_drafted, counts.n_accepted, *counts.accepted_at]
-    if before.engine != after.engine or min(values) < 0:
+    if before.engine != after.engine or min(values) < 0 or _went_back(before, after):
         raise EnvironmentProblem(
             "a counter of the server went back: it was started again, or several engines answer at this address; "
             "ask one engine, and ask it again"
@@ -195,7 +194,16 @@ def between(before: Look, after: Look) -> Between:
     if counts:
         _check(counts, "differences")
     seconds = values[2] / values[1] if values[1] else None
-    return Between(n_generated, counts, values[1], seconds, after.accept_length)
+    return Between(n_generated, counts, values[1], seconds)
+
+
+def _went_back(before: Look, after: Look) -> bool:
+    """Tell whether some engine has lost a part of what it had counted. Their sum may have grown all the same."""
+    return any(
+        after.by_engine.get(engine, {}).get(name, -1.0) < value
+        for engine, counted in before.by_engine.items()
+        for name, value in counted.items()
+    )
 
 
 def total(parts: Iterable[EngineCounts]) -> EngineCounts:

@@ -31,13 +31,15 @@ REJECTED, COST, LOAD, NOTHING = (
     "load: the batch pays already",
     "nothing is wrong",
 )
-TEXT_WRONG = "the text is wrong"  # with which the shown answer begins then
+TEXT_WRONG, SAMPLING_WRONG = "the text is wrong", "sampling is broken"  # with which the shown answer begins then
+NOT_CLEAR = "not clear"  # where the interval of the speedup contains 1
 MORE = "it pays, and may pay more"  # between two of the four: a fault has this shape, and easy texts beside hard ones
 UNKNOWN = "not known yet"  # behind which stands what a token without a draft must take, where a round's time is known
 # Chosen by hand on the servers of docs/serving.md: the first two sets of those that are wrong on purpose were known
 # when these numbers and rules were made, so they do not test them. The third set does.
 FASTER = 1.05  # a speedup from here on is a gain
 USUAL_ACCEPTANCE, USUAL_TOKEN_COST = 0.7, 0.1  # alpha, and what a drafted token adds to a round in plain tokens
+MOST_MORE = 1000  # prompts
 LOADED = 4  # requests of others at a time, from which on a batch may be what pays
 GOOD_ENOUGH = 0.5  # acceptance at the first position, from which on a shorter draft may be what is missing
 SELDOM = 0.5  # share of rounds that draft, below which a lookup finds too little to matter
@@ -67,11 +69,36 @@ def usual_cost(draft_length: float) -> float:
     return 1 + USUAL_TOKEN_COST * draft_length
 
 
-def diagnose(found: Measured, seen: Sequence[Shape] = (), texts: Texts | None = None) -> Diagnosis:
-    """Return the answer for what was measured. seen: the shapes of its curve. texts: what both servers wrote."""
+def diagnose(found: Measured, seen: Sequence[Shape] = (), texts: Texts | None = None, kind: str = "") -> Diagnosis:
+    """Return the answer for what was measured. seen: the shapes of its curve. texts: what both servers wrote. kind: of
+    the draft, "" where it is not known."""
     said, texts = _answer(found, seen), texts or Texts()
     named = _causes(found, said, seen, texts)
-    return said._replace(causes=named.causes, tell=named.tell) if named else said
+    if named:
+        named = causes.of_kind(named, kind)
+        said = said._replace(causes=named.causes, tell=named.tell)
+    if kind == "lookup" and said.answer == REJECTED:
+        said = said._replace(then="a lookup that asks for a longer match, or a draft model or a head")
+    certain = said.answer == LOAD or any(shape.faulty for shape in seen) or _predicts_nothing(found)
+    if found.speedup is None or certain or not (n_more := more_prompts(found)):
+        return said
+    more = f"about {n_more}" if n_more <= MOST_MORE else f"over {MOST_MORE}"
+    return said._replace(
+        answer=f"{NOT_CLEAR}: {found.speedup:.2f}x, with 1 in its interval; {more} more prompts would tell"
+    )
+
+
+def more_prompts(found: Measured) -> int:
+    """Return how many more prompts would make the speedup clear, if they are like those that were asked: its interval
+    gets shorter by the root of their number. 0 where it is clear: 1 is outside, or all of it is within what is no gain
+    and no loss."""
+    low, high = map(math.log, found.speedup_interval or (1.0, 1.0))
+    small = math.log(FASTER)
+    if not low < 0 < high or (-small <= low and high <= small) or not found.speedup:
+        return 0
+    gain = math.log(found.speedup)
+    half, wanted = (gain - low if gain > 0 else high - gain), max(abs(gain), small / 2)
+    return max(1, math.ceil(found.n_timed * ((half / wanted) ** 2 - 1)))
 
 
 def _answer(found: Measured, seen: Sequence[Shape]) -> Diagnosis:
@@ -99,15 +126,15 @@ def _answer(found: Measured, seen: Sequence[Shape]) -> Diagnosis:
         if speedup >= FASTER:
             numbers[0] = f"it makes {speedup:.2f}x all the same, with a shape that a draft with a fault has"
         return Diagnosis(REJECTED, numbers, fault.then + _until_then(shorter, speedup))
-    if speedup >= FASTER:
-        better = shorter and shorter.speedup >= FASTER * speedup
-        then = f"k = {shorter.draft_length}, {expected(shorter)}" if shorter and better else _more(k, drafting)
-        return _paying(found, seen, numbers, then)
-    if share < SELDOM and speedup >= 1 / FASTER:
-        return Diagnosis(NOTHING, numbers, _seldom())
-    if found.n_running >= LOADED and cost > usual:
+    if found.n_running >= LOADED and cost > usual and (speedup < FASTER or more_prompts(found)):
         numbers[0] = f"{found.n_running} other requests were being answered at the same time"
         return Diagnosis(LOAD, numbers[::-1], "ask it when nobody else does, and see up to which load it pays: --load")
+    if speedup >= FASTER:
+        better = shorter if shorter and shorter.speedup >= FASTER * speedup else None
+        then = f"k = {better.draft_length}, {expected(better)}" if better else _more(k, drafting)
+        return _paying(found, seen, numbers, then)._replace(length=better.draft_length if better else None)
+    if share < SELDOM and speedup >= 1 / FASTER:
+        return Diagnosis(NOTHING, numbers, _seldom())
     if shorter and found.marginal[0] >= GOOD_ENOUGH:
         then = f"k = {shorter.draft_length}, {expected(shorter)}"
         return Diagnosis(COST, numbers[::-1], then, length=shorter.draft_length)
@@ -134,6 +161,8 @@ def _causes(found: Measured, said: Diagnosis, seen: Sequence[Shape], texts: Text
         return causes.of_cost(found, said.length is not None or shape is shapes.TOO_LONG, low)
     if shape is shapes.RISING and said.answer == MORE:
         return Named(shape.causes, TELL_MORE)
+    if said.answer == NOTHING and said.length and more_prompts(found):
+        return causes.of_cost(found, is_long=True, low=None)
     if shape is shapes.LOW and said.answer == NOTHING:
         return None  # a weak draft has it, too, and this one pays
     if shape:
@@ -215,7 +244,7 @@ def _without_counts(found: Measured) -> Diagnosis:
     gain = [f"speedup {found.speedup:.2f}x"] if found.speedup else []
     if found.speedup and found.speedup >= FASTER:
         return Diagnosis(NOTHING, gain, "the server counts no rounds, so what a better draft would bring is not known")
-    return Diagnosis(UNKNOWN, gain, "a server that counts its rounds: vLLM, llama-server with --metrics, or SGLang")
+    return Diagnosis(UNKNOWN, gain, "a server that counts its rounds: vLLM, or llama-server with --metrics")
 
 
 def _without_plain(found: Measured, tau: float, length: float, fault: Shape | None) -> Diagnosis:

@@ -1,5 +1,6 @@
 """What was measured of a server, or written down by somebody: counts and seconds, and the ratios that follow."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,22 @@ class Pair(NamedTuple):
     speculative: Asked
     plain: Asked | None
 
+    @property
+    def same_text(self) -> bool:
+        """Tell whether both servers have written the same."""
+        return self.plain is not None and self.plain.answer.text == self.speculative.answer.text
+
+    @property
+    def miscounted(self) -> bool:
+        """Tell whether a text has one number of tokens on one server, and another one on the other. One token more may
+        be the end of the text, which not every server counts."""
+        return self.same_text and self.n_tokens[-1] - self.n_tokens[0] > 1
+
+    @property
+    def n_tokens(self) -> list[int]:
+        """Return the tokens of the answer by each server, the smaller number first."""
+        return sorted(one.answer.n_tokens for one in (self.speculative, self.plain) if one)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
@@ -44,8 +61,9 @@ class Measured:
     speedup_interval: Interval = None
     tokens_interval: Interval = None
     n_running: int = 0  # requests of others that were being answered
-    n_disturbed: int = 0  # prompts whose times are left out
-    accept_length: float | None = None  # the server's own word for tokens per round, where it counts nothing else
+    n_timed: int = 0  # prompts whose times are taken
+    n_disturbed: int = 0  # those whose times are left out
+    doubt: str = ""  # why the seconds of tokens are not known, so that those of whole answers are compared
     reading_seconds: float | None = None  # of a token of a prompt on the plain server, beyond what every request costs
 
     @property
@@ -64,8 +82,6 @@ class Measured:
         """Return tau."""
         if self.n_rounds:
             return self.n_tokens / self.n_rounds
-        if self.accept_length:
-            return self.accept_length
         known = self.fraction is not None and self.draft_length
         return 1 + self.fraction * self.draft_length if known else None  # type: ignore[operator]
 
@@ -106,14 +122,16 @@ class Measured:
 
 
 DISTURBED = 3.0  # times the median: what a round, or a plain token, of one prompt may take
+MOST_DISTURBED = 0.25  # of the prompts: more of them are no exceptions, and leaving them out would flatter the server
 
 
 def undisturbed(pairs: Sequence[Pair]) -> list[Pair]:
     """Return the pairs whose times may be believed: neither server took much longer for a round than it usually does.
 
     A round costs about the same in any text, so a prompt that took three times the median was held up by something
-    else: another program, a pause, a cold start. Of fewer than four pairs all are taken. Where no rounds are counted,
-    the plain server alone is judged: a token with speculation takes longer wherever fewer are accepted.
+    else: another program, a pause, a cold start. Of fewer than four pairs all are taken, and where many took so long.
+    Where no rounds are counted, the plain server alone is judged: a token with speculation takes longer wherever fewer
+    are accepted.
     """
     if len(pairs) < FEWEST_TO_JUDGE:
         return list(pairs)
@@ -121,7 +139,8 @@ def undisturbed(pairs: Sequence[Pair]) -> list[Pair]:
     own = [_round_seconds(pair.speculative) if counted else 0.0 for pair in pairs]
     plain = [pair.plain.answer.seconds_per_token if pair.plain else 0.0 for pair in pairs]
     ours, theirs = (DISTURBED * sorted(times)[len(times) // 2] for times in (own, plain))
-    return [pair for pair, one, two in zip(pairs, own, plain, strict=True) if one <= ours and two <= theirs]
+    usual = [pair for pair, one, two in zip(pairs, own, plain, strict=True) if one <= ours and two <= theirs]
+    return usual if len(pairs) - len(usual) <= MOST_DISTURBED * len(pairs) else list(pairs)
 
 
 def _round_seconds(one: Asked) -> float:
@@ -130,13 +149,34 @@ def _round_seconds(one: Asked) -> float:
     return one.answer.seconds_per_token * n_tokens / max(1.0, _n_rounds(one, n_tokens))
 
 
-def of_pairs(pairs: Sequence[Pair], n_running: int = 0, plain_seconds: float | None = None) -> Measured:
+def doubt_of(pairs: Sequence[Pair]) -> str:
+    """Return why the arrivals of the tokens do not say what one takes; "" where they do. An event is no token, and
+    tokens that come behind a proxy or a filter are not seen."""
+    asked = [one for pair in pairs for one in (pair.speculative, pair.plain) if one]
+    uncounted = not all(one.answer.has_count for one in asked)
+    for pair in pairs:
+        if pair.miscounted:
+            why = "one server counts none, and its events are no tokens" if uncounted else "one server counts wrongly"
+            return f"equal texts have {pair.n_tokens[0]} and {pair.n_tokens[-1]} tokens: {why}"
+    for one in asked:
+        answer, n_rounds = one.answer, _n_rounds(one, one.answer.n_tokens - 1.0) if one.n_drafts else math.inf
+        if answer.hides_tokens and answer.n_events < n_rounds:  # an event for each round is all that comes
+            return f"a server counts {answer.n_tokens} tokens of an answer, and {answer.n_seen} were seen to arrive"
+    alone = uncounted and all(pair.plain is None for pair in pairs)
+    return "the server counts no tokens, and its events are none" if alone else ""
+
+
+def of_pairs(pairs: Sequence[Pair], plain_seconds: float | None = None) -> Measured:
     """Return what the answers to some prompts say together. plain_seconds: given where no plain server was asked.
 
-    Counts are of all prompts, and times of those that nothing disturbed.
+    Counts are of all prompts, and times of those that nothing disturbed. Where texts are miscounted, times are those of
+    equal texts, which have as many tokens on both servers, however many these are.
     """
-    timed = undisturbed(pairs)
-    whole, times = _of_pairs(pairs, n_running, plain_seconds), _of_pairs(timed, n_running, plain_seconds)
+    doubt, timed = doubt_of(pairs), undisturbed(pairs)
+    n_disturbed = len(pairs) - len(timed)
+    if any(pair.miscounted for pair in pairs):
+        timed = [pair for pair in timed if pair.same_text]
+    whole, times = _of_pairs(pairs, plain_seconds, doubt), _of_pairs(timed, plain_seconds, doubt)
     return replace(
         whole,
         plain_seconds=times.plain_seconds,
@@ -144,37 +184,48 @@ def of_pairs(pairs: Sequence[Pair], n_running: int = 0, plain_seconds: float | N
         round_seconds=times.round_seconds,
         reading_seconds=times.reading_seconds,
         speedup_interval=times.speedup_interval,
-        n_disturbed=len(pairs) - len(timed),
+        n_timed=len(timed),
+        n_disturbed=n_disturbed,
     )
 
 
-def _of_pairs(pairs: Sequence[Pair], n_running: int, plain_seconds: float | None) -> Measured:
+def _seconds(pair: Pair, doubt: str) -> tuple[float, float, float | None]:
+    """Return tokens of an answer, their seconds, and those of as many plain tokens. In doubt all seconds of the answer
+    are taken, the prompt's own pass included; those of one server alone mean nothing then."""
+    one, other = pair.speculative.answer, pair.plain.answer if pair.plain else None
+    if not doubt:  # A first chunk may carry several tokens, whose time is not known: all tokens but one are taken.
+        n = float(one.n_tokens - 1)
+        return n, one.seconds_per_token * n, other.seconds_per_token * n if other else None
+    if other is None:
+        return 0.0, 0.0, None
+    n, n_plain = (pair.n_tokens[-1], pair.n_tokens[-1]) if pair.same_text else (one.n_tokens, other.n_tokens)
+    return float(n), one.whole_seconds, other.whole_seconds * n / n_plain
+
+
+def _of_pairs(pairs: Sequence[Pair], plain_seconds: float | None, doubt: str) -> Measured:
     found = [pair.speculative for pair in pairs]
     counts = [one.counted.speculation for one in found if one.counted and one.counted.speculation]
     counted = counters.total(counts) if len(counts) == len(found) else None
     tokens = [float(one.answer.n_tokens - 1) for one in found]
-    # A first chunk may carry several tokens, whose time is not known: seconds are those of all tokens but one.
-    seconds = [one.answer.seconds_per_token * n for one, n in zip(found, tokens, strict=True)]
+    times = [_seconds(pair, doubt) for pair in pairs]
+    n_timed, seconds = sum(n for n, _, _ in times), [own for _, own, _ in times]
     rounds: list[float] = [float(_n_rounds(one, n)) for one, n in zip(found, tokens, strict=True)] if counted else []
-    plain = [pair.plain.answer.seconds_per_token for pair in pairs if pair.plain]
-    same_work = [each * n for each, n in zip(plain, tokens, strict=False)]  # plain seconds of as many tokens
-    both = len(plain) == len(found)
-    n_tokens = sum(tokens)
+    same_work = [plain for _, _, plain in times if plain is not None]
+    both = len(same_work) == len(found) > 0
     has_interval = bool(rounds) and min(*rounds, *tokens) > 0
-    lengths = [one.counted.accept_length for one in found if one.counted]
     return Measured(
         counts=counted,
         n_rounds=sum(rounds),
-        n_tokens=n_tokens if rounds else 0.0,
+        n_tokens=sum(tokens) if rounds else 0.0,
         draft_length=counted.n_drafted / counted.n_drafts if counted and counted.n_drafts else None,
-        plain_seconds=sum(same_work) / n_tokens if both and n_tokens else plain_seconds,
-        seconds=sum(seconds) / n_tokens if n_tokens else None,
-        round_seconds=sum(seconds) / sum(rounds) if rounds and sum(rounds) else None,
+        plain_seconds=sum(same_work) / n_timed if both and n_timed else plain_seconds,
+        seconds=sum(seconds) / n_timed if n_timed else None,
+        round_seconds=sum(seconds) / sum(rounds) if n_timed and rounds and sum(rounds) else None,
         speedup_interval=formulas.ratio_interval(same_work, seconds) if both and min(seconds) > 0 else None,
         tokens_interval=formulas.ratio_interval(tokens, rounds) if has_interval else None,
-        n_running=n_running,
-        accept_length=lengths[-1] if lengths else None,
-        reading_seconds=reading_seconds([pair.plain.answer for pair in pairs if pair.plain]),
+        n_running=statistics.median_low([one.n_running for one in found] or [0]),
+        reading_seconds=None if doubt else reading_seconds([pair.plain.answer for pair in pairs if pair.plain]),
+        doubt=doubt,
     )
 
 
@@ -226,5 +277,4 @@ def of_pages(found: Between, plain_seconds: float | None, seconds: float | None,
         plain_seconds=plain_seconds,
         seconds=seconds,
         n_running=n_running,
-        accept_length=found.accept_length,
     )

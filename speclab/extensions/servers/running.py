@@ -2,34 +2,30 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
-from speclab.extensions.servers import counters, profile, screen
+from speclab.extensions.servers import counters, screen
 from speclab.extensions.servers.ask import inputs, texts
 from speclab.extensions.servers.ask.asking import Asking, Prompt, ask_all
 from speclab.extensions.servers.ask.client import check_url
 from speclab.extensions.servers.ask.engines import OTHER, Asked, Server, find
 from speclab.extensions.servers.causes import Texts
-from speclab.extensions.servers.diagnosis import TEXT_WRONG, Diagnosis, diagnose
+from speclab.extensions.servers.diagnosis import SAMPLING_WRONG, TEXT_WRONG, Diagnosis, diagnose
 from speclab.extensions.servers.engine_counts import EngineCounts
 from speclab.extensions.servers.load import showing as load
 from speclab.extensions.servers.measured import Measured, Pair, of_pairs
 from speclab.extensions.servers.shapes import (
     FORGETS,
     Shape,
-    fell_by_threshold,
-    same_with_both,
     shape_of,
     shape_of_lengths,
     shape_of_two,
 )
 from speclab.system.errors import CTRL_C, EnvironmentProblem, Stopped
-from speclab.system.files import check_writable
 from speclab.system.terminal import note, say
 
-MEND_TEXT = "use this server for nothing before its texts are right; report it with one prompt"
+MEND_TEXT = "use it for nothing; with the same model and sampling defaults in both, report it with one prompt"
+MEND_SAMPLING = "sample with this server in no case; report it with one prompt"
 TWICE = 2  # times as long as short texts are long ones
 FEWEST_AGAIN = 2  # texts that were asked for again, from which on it is said that none of them came again
 
@@ -46,13 +42,14 @@ class Findings:
     shapes: list[Shape]
     texts: Texts
     diagnosis: Diagnosis
+    sampling: str = ""  # what is wrong where the server samples
     stop: KeyboardInterrupt | None = None  # what ended the questions early, where the user did
 
     @property
     def code(self) -> int:
-        """Return the exit code: 1 where a text differs, and no tie explains it. After Ctrl-C it is that of what was
-        asked before; a signal that ends the program keeps its own."""
-        return _code(self.stop, int(not set(self.verdicts) <= {texts.SAME, texts.TIED}))
+        """Return the exit code: 1 where a text differs, and no tie explains it, or sampling is broken. After Ctrl-C it
+        is that of what was asked before; a signal that ends the program keeps its own."""
+        return _code(self.stop, int(bool(self.sampling) or not set(self.verdicts) <= {texts.SAME, texts.TIED}))
 
 
 def _code(stop: KeyboardInterrupt | None, code: int) -> int:
@@ -62,27 +59,18 @@ def _code(stop: KeyboardInterrupt | None, code: int) -> int:
 
 def show(args: argparse.Namespace) -> int:
     """Ask, and print the first screen.  -> exit code"""
-    if args.acceptance_profile:
-        check_writable(args.acceptance_profile, "--acceptance-profile")
-    if args.load:
-        load.check(args)
     prompts, key, plain = inputs.prompts_of(args.texts), inputs.key(), None
-    other = profile.read(args.acceptance) if isinstance(args.acceptance, Path) else None
     urls = [check_url(url) for url in (args.url, args.plain_url) if url]
     speculative = find(urls[0], key)
+    speculative.kind = args.kind or speculative.kind
     if len(urls) > 1:
         plain = find(urls[1], key)
         _check_same(speculative, plain)
     say("\n".join(screen.server_lines(speculative, plain)))
     if args.load:
         return load.show(args, speculative, plain, prompts)
-    found = find_out(_asking(args), speculative, plain, prompts, other)
+    found = find_out(_asking(args), speculative, plain, prompts)
     say(first_screen(found))
-    if args.acceptance_profile:
-        engine = f"{speculative.engine} {speculative.version}".strip()
-        conditions: dict[str, Any] = {"engine": engine, "model": speculative.model}
-        conditions |= {"temperature": 0, "n_prompts": len(found.pairs), "max_new_tokens": args.max_new_tokens}
-        profile.write(args.acceptance_profile, found.whole, conditions)
     return found.code
 
 
@@ -96,6 +84,10 @@ def show_plain(args: argparse.Namespace) -> int:
     if any(pair.speculative.n_drafts for pair in pairs):
         raise EnvironmentProblem(f"{plain.client.url} speculates; give it with --url, and the plain one as --plain-url")
     found = of_pairs(pairs)
+    if found.doubt:
+        raise EnvironmentProblem(
+            f"{plain.client.url} says no time of a token: {found.doubt}; ask both servers in turns"
+        )
     if not found.seconds:
         raise EnvironmentProblem(f"{plain.client.url} sent too few tokens to time them; give --max-new-tokens 96")
     milliseconds = f"{1e3 * found.seconds:.2f}"
@@ -109,19 +101,17 @@ def _asking(args: argparse.Namespace) -> Asking:
     return Asking(args.max_new_tokens, not args.raw, args.seconds, args.plain_ms and args.plain_ms / 1e3)
 
 
-def find_out(
-    how: Asking, speculative: Server, plain: Server | None, prompts: Sequence[Prompt], other: Measured | None = None
-) -> Findings:
-    """Ask, and return what the answers say. other: another draft on the same target."""
-    look = speculative.look()
+def find_out(how: Asking, speculative: Server, plain: Server | None, prompts: Sequence[Prompt]) -> Findings:
+    """Ask, and return what the answers say."""
     pairs, again, stop = ask_all(speculative, plain, prompts, how)
     _check_roles(speculative, pairs)
-    whole = of_pairs(pairs, look.n_running if look else 0, how.plain_seconds)
-    if whole.draft_length is None:
-        whole = replace(whole, draft_length=speculative.draft_length)
-    kinds = {kind: of_pairs([one for one in pairs if one.kind == kind], 0, how.plain_seconds) for kind in _kinds(pairs)}
+    whole = of_pairs(pairs, how.plain_seconds)
+    kinds = {kind: of_pairs([one for one in pairs if one.kind == kind], how.plain_seconds) for kind in _kinds(pairs)}
     verdicts = texts.judge(pairs, None if stop else plain, how.chat) if plain else []
-    seen = _shapes(pairs, again, whole, kinds, other)
+    seen = _shapes(pairs, again, whole, kinds)
+    sampling = ""
+    if not stop and texts.UNEXPLAINED not in verdicts:
+        sampling = texts.wrong_when_sampled(pairs, speculative, plain, how.n_tokens, how.chat)
     written = _texts(pairs, again, verdicts, speculative, None if stop else plain, how.chat)
     return Findings(
         pairs=pairs,
@@ -131,7 +121,8 @@ def find_out(
         whole=whole,
         shapes=seen,
         texts=written,
-        diagnosis=diagnose(whole, seen, written),
+        diagnosis=diagnose(whole, seen, written, speculative.kind),
+        sampling=sampling,
         stop=stop,
     )
 
@@ -155,16 +146,12 @@ def _texts(
     )
 
 
-def _shapes(
-    pairs: list[Pair], again: list[Asked], whole: Measured, kinds: dict[str, Measured], other: Measured | None
-) -> list[Shape]:
+def _shapes(pairs: list[Pair], again: list[Asked], whole: Measured, kinds: dict[str, Measured]) -> list[Shape]:
     """Return the shapes of the curve: of two curves where there are two, and of the one otherwise."""
     counts = whole.counts
     first, second = (_counts([pair.speculative for pair in pairs[: len(again)]]), _counts(again))
     found = [shape_of_two(first, second, FORGETS) if first and second else None]
     found.append(shape_of_lengths(_lengths(pairs)))
-    if counts and other and other.counts:
-        found += [same_with_both(counts, other.counts), fell_by_threshold(other.counts, counts)]
     named = [shape for shape in found if shape]
     by_kind = [one.counts for one in kinds.values() if one.counts]
     single = shape_of(counts, whole.n_rounds, by_kind) if counts and not named else None
@@ -204,7 +191,14 @@ def first_screen(found: Findings) -> str:
     """Return what stands below the names of the servers."""
     lines = [screen.text_line(found.verdicts)] if found.verdicts else []
     if any(one.speculative.shared for one in found.pairs):
-        lines.append(screen.labelled("note", "others asked the server meanwhile: its counters hold their tokens, too"))
+        said = "others asked the server meanwhile: its counters, and so tok/rnd, are of their texts, too"
+        lines.append(screen.labelled("note", said))
+    if found.whole.doubt:
+        # One server alone gives no other time; two are compared by what both have in common.
+        instead = "whole answers are timed, prompts' own passes included" if found.verdicts else "no time is given"
+        lines.append(screen.labelled("note", f"{found.whole.doubt}; {instead}"))
+    if found.sampling:
+        lines.append(screen.labelled("sampling", found.sampling))
     if found.whole.n_disturbed:
         said = f"the times of {found.whole.n_disturbed} of {len(found.pairs)} prompts are left out: something else held"
         lines.append(screen.labelled("note", f"{said} them up"))
@@ -216,10 +210,13 @@ def first_screen(found: Findings) -> str:
 
 def answer_of(found: Findings) -> Diagnosis:
     """Return the answer as it is shown: that a text is wrong comes first, because no speed is worth it."""
-    if texts.UNEXPLAINED not in found.verdicts:
+    if texts.UNEXPLAINED in found.verdicts:
+        wrong, then = TEXT_WRONG, MEND_TEXT
+    elif found.sampling:
+        wrong, then = SAMPLING_WRONG, MEND_SAMPLING
+    else:
         return found.diagnosis
-    said = f"{TEXT_WRONG}, and of its speed: {found.diagnosis.answer}"
-    return found.diagnosis._replace(answer=said, then=MEND_TEXT)
+    return found.diagnosis._replace(answer=f"{wrong}, and of its speed: {found.diagnosis.answer}", then=then)
 
 
 def _kinds(pairs: list[Pair]) -> list[str]:
@@ -239,13 +236,9 @@ def _check_same(speculative: Server, plain: Server) -> None:
 def _check_roles(speculative: Server, pairs: list[Pair]) -> None:
     """The server that is to speculate must do so, as far as its counters tell."""
     drafted = any(pair.speculative.n_drafts for pair in pairs)
-    if speculative.engine != OTHER and speculative.has_page and not drafted and not _gauge(pairs):
+    if speculative.engine != OTHER and speculative.has_page and not drafted:
         raise EnvironmentProblem(
             f"{speculative.client.url} has drafted nothing: it does not speculate, found nothing to draft, or has "
             "dropped its draft (of another vocabulary, say; its log tells); start it with a draft, and give the server "
             "without one with --plain-url"
         )
-
-
-def _gauge(pairs: list[Pair]) -> bool:
-    return any(one.speculative.counted and one.speculative.counted.accept_length for one in pairs)

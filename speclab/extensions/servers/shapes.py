@@ -28,8 +28,9 @@ LONG, LONG_TAIL, RARELY = 6, 0.15, 0.1  # k; what its second half brings of all 
 
 
 class Shape(NamedTuple):
-    """A shape in words. causes: at most two. tell: how to tell them apart. then: the next step. faulty: a draft with a
-    fault has it, and easy texts beside hard ones do not make it, so that it counts however fast the server is."""
+    """A shape in words. causes: the likelier first; two are shown. tell: how to tell them apart. then: the next step.
+    faulty: a draft with a fault has it, and easy texts beside hard ones do not make it, so that it counts however fast
+    the server is."""
 
     name: str
     causes: tuple[str, ...]
@@ -57,9 +58,9 @@ class Share(NamedTuple):
 
 ZERO = Shape(
     "nothing is kept from the first position on",
-    (causes.STATES, causes.DAMAGED),
-    "the loader's log names missing weights; the draft's configuration names the layers",
-    "check the layers, their order, the token's offset, the vocabulary's table, the loader's log",
+    (causes.STATES, causes.DAMAGED, causes.FOREIGN),
+    "a log names missing weights, and the draft's page its target",
+    "see the draft's target, its vocabulary, the loader's log; of a head its layers and its offset",
     faulty=True,
 )
 CLIFF = Shape(
@@ -216,7 +217,7 @@ def named(shape: Shape, counts: EngineCounts | None, texts: Texts) -> Named:
     """Return a shape's causes, as far as the counts and the texts leave them open."""
     found, tell = shape.causes, shape.tell
     if shape is ZERO and counts and _under(_first(counts), AT_ALL):
-        found = found[::-1]
+        found = (causes.DAMAGED, causes.STATES, causes.FOREIGN)
     if shape is CLIFF and texts.compared:  # the text is right, so the target's pass is
         found, tell = (causes.FEEDBACK, causes.SHALLOW), "the draft's training code on one text, pass by pass"
     if shape is ALL and texts.compared:

@@ -139,4 +139,9 @@ WRONG = {
     ),
     "no draft is longer than eight tokens": _best(test="k <= 8 and speed > highest"),
     "the bias is written into the slots": _walk(row="probs(slot.add_(bias(before)))"),
+    "the slot is written into the bias": _walk(row="probs(bias(before).add_(slot))"),
+    "the slot's probabilities are written into the bias": _walk(
+        row="bias(before).copy_(probs(slot + bias(before)))", handed="row.clone()"
+    ),
+    "the bias that was used is set to 0": _walk(after="bias(before).zero_(); before = token"),
 }

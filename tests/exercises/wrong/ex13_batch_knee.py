@@ -52,6 +52,8 @@ def best_k(machine, target, draft, n_texts, context, survival):
 
 
 def _knee(
+    never: str = "False",
+    small: str = "speedups[0] <= 1",
     first: str = "batches[0]",
     share: str = "(speedups[i - 1] - 1) / (speedups[i - 1] - speedups[i])",
     found: str = "math.exp(low + share * (high - low))",
@@ -63,7 +65,9 @@ def _knee(
         f"""
 def knee(batches, speedups):
     import math
-    if speedups[0] <= 1:
+    if {never}:
+        return None
+    if {small}:
         return {first}
     for i in range(1, len(batches)):
         if {test}:
@@ -139,6 +143,9 @@ def knee(batches, speedups):
     return found
 """,
     ),
+    "None where the last batch gains again: later ones do not matter": _knee(never="speedups[-1] > 1"),
+    "None where the last batch gains more than the first": _knee(never="speedups[-1] > max(1, speedups[0])"),
+    "a first batch without a gain is passed over where a later one gains": _knee(small="max(speedups) <= 1"),
     "a speedup of 1 at the last batch is no knee": _knee(test="speedups[i] < 1"),
     "the line begins at the lowest speedup so far": _knee(
         share="(min(speedups[:i]) - 1) / (min(speedups[:i]) - speedups[i])"

@@ -4,19 +4,20 @@ Every one must fail a check. The checks also call a mistake by its name here, wh
 """
 
 
-def _positions(starts: str, step: str = "torch.arange(m)"):
+def _positions(starts: str = "starts[:, None]", step: str = "torch.arange(m)", answer: str = "at"):
     return (
         "positions",
         f"""
 def positions(lengths, m):
     import torch
     starts = torch.tensor(lengths)
-    return {starts} + {step}
+    at = {starts} + {step}
+    return {answer}
 """,
     )
 
 
-def _visible(line: str):
+def _visible(line: str, answer: str = "seen"):
     return (
         "visible",
         f"""
@@ -24,18 +25,21 @@ def visible(lengths, m, total):
     import torch
     starts = torch.tensor(lengths)[:, None]
     ends, places = starts + torch.arange(m), torch.arange(total)
-    return {line}
+    seen = {line}
+    return {answer}
 """,
     )
 
 
-def _rolled(one: str, before: str = "pass"):
+def _rolled(one: str, before: str = "pass", answer: str = "lengths"):
     return (
         "rolled_back",
         f"""
 def rolled_back(lengths, n_accepted, ended):
+    import torch
     {before}
-    return [{one} for length, n, over in zip(lengths, n_accepted, ended)]
+    lengths = [{one} for length, n, over in zip(lengths, n_accepted, ended)]
+    return {answer}
 """,
     )
 
@@ -117,6 +121,12 @@ def admit(rows, waiting):
     ),
     "a token reads the last 16 places alone": _visible("(places <= ends[..., None]) & (places > ends[..., None] - 16)"),
     "positions are no whole numbers": _positions("starts[:, None].float()"),
+    "positions are a list": _positions(answer="at.tolist()"),
+    "the mask is a list": _visible("places <= ends[..., None]", "seen.tolist()"),
+    "the mask is of whole numbers": _visible("places <= ends[..., None]", "seen.long()"),
+    "the lengths are a tensor": _rolled("0 if over else length + 1 + n", answer="torch.tensor(lengths)"),
+    "the lengths are an array": _rolled("0 if over else length + 1 + n", answer="torch.tensor(lengths).numpy()"),
+    "the lengths are no whole numbers": _rolled("0.0 if over else length + 1.0 + n"),
     "positions are of 8 bits": _positions("starts[:, None].char()", "torch.arange(m).char()"),
     "no position is above 63": _positions("starts[:, None].clamp(max=63)"),
     "four rows are looked at": _admit(

@@ -12,6 +12,7 @@ def _read(
     labels: str = """re.findall(r'\\w+="[^"]*"', series)""",
     keep: str = 'label.partition("=")[0] not in LEFT_OUT',
     test: str = "labels",
+    lose: str = "False",
     add: str = "found[name] = found.get(name, 0.0) + float(number)",
 ):
     return (
@@ -30,7 +31,8 @@ def read_counters(page):
         labels = [label for label in {labels} if {keep}]
         if {test}:
             name += "{{" + ",".join(labels) + "}}"
-        {add}
+        if not ({lose}):
+            {add}
     return found
 """,
     )
@@ -150,6 +152,18 @@ WRONG = {
     ),
     "what stands before the first TYPE line is counted": _read(first="True"),
     "gauges are told by their name alone": _read(kind="counts = not line.split()[2].endswith('_created')"),
+    "everything but gauges is counted": _read(kind='counts = line.split()[-1] != "gauge"'),
+    "summaries are counted, too": _read(kind='counts = line.split()[-1] in ("counter", "histogram", "summary")'),
+    "what has no kind of its own is counted": _read(
+        kind='counts = line.split()[-1] in ("counter", "histogram", "untyped", "unknown")'
+    ),
+    "what ends in _created is left out, though its kind is that of a counter": _read(
+        lose='series.partition("{")[0].endswith("_created")'
+    ),
+    "inf and NaN are left out": _read(lose='number.strip("+-").lower() in ("inf", "nan")'),
+    "NaN is left out": _read(lose='number == "NaN"'),
+    "inf and NaN count as 0": _read(lose='number in ("+Inf", "NaN", "inf") and found.setdefault(name, 0.0) == 0'),
+    "a number begins with a digit": _read(lose="not number[0].isdigit()"),
     "histograms are left out": _read(kind='counts = line.split()[-1] == "counter"'),
     "one engine stands for all: the last one": _read(add="found[name] = float(number)"),
     "one engine stands for all: the first one": _read(add="found.setdefault(name, float(number))"),
@@ -177,6 +191,13 @@ WRONG = {
     "a series that stood still is left out": _between(keep="value != before.get(series, 0.0)"),
     "a series that is gone goes unnoticed": _between(wrong="after.get(series, value) < value"),
     "a counter that fell goes unnoticed": _between(wrong="series not in after"),
+    "a fall of less than 1 goes unnoticed: values are compared as whole numbers": _between(
+        wrong="series not in after or int(after[series]) < int(value)"
+    ),
+    "a small fall is taken for rounding: a counter never falls": _between(
+        wrong="series not in after or after[series] < value - 1e-3"
+    ),
+    "a fall of less than 1 is taken for rounding": _between(wrong="series not in after or after[series] <= value - 1"),
     "a counter that fell counts as 0": _between(
         wrong="series not in after", change="max(0.0, value - before.get(series, 0.0))"
     ),
@@ -187,6 +208,10 @@ WRONG = {
     "rounds that kept all count as those with a rejection": _acceptance(rejected="counts[kept_at(k - 1)]"),
     "alpha is how often the first token is kept": _acceptance(alpha="counts[kept_at(0)] / drafts"),
     "alpha is said where drafts came shorter than k": _acceptance(whole="True"),
+    "short drafts are told by their sum, which may be a multiple of k all the same": _acceptance(
+        whole="not drafted % k"
+    ),
+    "short drafts are told by their mean, which may be whole all the same": _acceptance(whole="not drafted % drafts"),
     "alpha is left out where drafts are whole": _acceptance(whole="drafted != k * drafts"),
     "f is left to the tested ones: it is accepted / drafted": _acceptance(fraction="accepted / (accepted + rejected)"),
     "the target's own token is forgotten": _acceptance(length="accepted / drafts"),
@@ -238,6 +263,19 @@ WRONG = {
     "the last round must keep nothing": _reconcile(others="[(drafted, 0) for drafted in range(1, k + 1)]"),
     "the last round must have drafted as many": _reconcile(
         others="[(own_rounds[-1][0], accepted) for accepted in range(own_rounds[-1][0] + 1)]"
+    ),
+    "the last round may draft at most as many": _reconcile(
+        others="[(drafted, kept) for drafted in range(1, own_rounds[-1][0] + 1) for kept in range(drafted + 1)]"
+    ),
+    "the last round may draft at least as many": _reconcile(
+        others="[(drafted, kept) for drafted in range(own_rounds[-1][0], k + 1) for kept in range(drafted + 1)]"
+    ),
+    "the last round may keep at most what the lab's drafted": _reconcile(
+        others="[(drafted, kept) for drafted in range(1, k + 1) for kept in range(min(drafted, own_rounds[-1][0]) + 1)]"
+    ),
+    "a round before one that drafted nothing has the excuse: only the very last one has it": _reconcile(
+        excuse="any(drafted for drafted, _ in own_rounds)",
+        changed="[*[one for one in own_rounds if one[0]][:-1], last]",
     ),
     "the last round must keep as many": _reconcile(
         others="[(drafted, own_rounds[-1][1]) for drafted in range(1, k + 1)]"

@@ -1,5 +1,6 @@
 """Passes over several texts: each row's logits, keys and values are those of the text alone."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -114,6 +115,22 @@ def test_logits_of_each_row_are_those_of_its_text(family, engine, monkeypatch):
             assert found < CLOSE[target.model.dtype]
     assert batch.n_passes == 4
     assert recorder is None or recorder.n_replays > 0
+
+
+@pytest.mark.parametrize("engine", ["eager", "c", "graphs"])
+def test_rows_around_64_tokens_at_every_width(engine, monkeypatch):
+    """A pass may begin in one page, or block of places, and end in the next."""
+    if engine == "graphs":
+        stand_in(monkeypatch)
+    target = on(engine)
+    batch = started(target)
+    batch.prefill(1, TEXTS[1:2, :58])
+    of_texts = [right(target.model, text) for text in TEXTS]
+    for length, width in itertools.product(range(58, 67), range(1, 6)):
+        before = (5, length, 17)
+        batch.crop(before)
+        for row, logits in enumerate(batch.forward(next_tokens(batch, width))):
+            assert_close(logits, of_texts[row][before[row] : before[row] + width])
 
 
 def test_a_graph_for_each_width_and_bucket(monkeypatch):

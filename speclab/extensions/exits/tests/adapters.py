@@ -1,5 +1,6 @@
 """Tiny adapters behind the first layers of a tiny target: random ones, and one that was trained for a moment."""
 
+import copy
 import functools
 
 import torch
@@ -45,3 +46,11 @@ def trained_exit(family: str = "llama", n_layers: int = 4, exit_layer: int = 2) 
             exit_loss(adapter, read_target, texts[:N_LEARNT], torch.zeros(0), distance).backward()
             stepper.step()
     return target, adapter.eval().requires_grad_(False), texts
+
+
+@functools.cache
+def trained_exit_in_float32(family: str = "llama") -> tuple:
+    """The same, as the engine `c` takes them."""
+    target, adapter, texts = trained_exit(family)
+    target, adapter = copy.deepcopy((target, adapter))
+    return target.float(), adapter.float(), texts

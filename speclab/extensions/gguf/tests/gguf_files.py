@@ -1,8 +1,64 @@
 """GGUF files for tests: a tiny model in float32, and the same with its matrices quantised."""
 
 from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
 
 from speclab.models.outside import written_gguf
+
+BASICS = {  # of every family: an entry -> the name of it in configs
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "vocab_size": "vocab_size",
+}
+
+
+def random_model(
+    path: Path, model: PreTrainedModel, kind: str, entries: dict[str, Any], tensors: dict[str, Any]
+) -> Path:
+    """Write a model of any family in float32, without a tokenizer.
+
+    kind: the family as the format calls it. entries: those beside BASICS, without the family's name before
+    them. tensors: further ones by name.
+    """
+    from gguf import MODEL_ARCH_NAMES, GGUFWriter, get_tensor_name_map
+
+    config, writer = model.config, GGUFWriter(path, kind)
+    basics = {entry: getattr(config, name, None) for entry, name in BASICS.items()}
+    for entry, value in {**basics, **entries}.items():
+        if value is not None:
+            _add(writer, entry if entry.startswith(("general.", "tokenizer.")) else f"{kind}.{entry}", value)
+    names = get_tensor_name_map(next(a for a, n in MODEL_ARCH_NAMES.items() if n == kind), config.num_hidden_layers)
+    for name, weight in model.named_parameters():
+        values = weight.detach()
+        if kind == "llama" and ("q_proj" in name or "k_proj" in name):
+            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+            values = written_gguf.interleaved(values, heads)
+        if kind in ("gemma2", "gemma3", "nemotron") and name.endswith("norm.weight"):
+            values = values + 1
+        if kind == "gpt2" and values.ndim == 2 and "wte" not in name and "wpe" not in name:
+            values = values.T
+        place, _, suffix = name.rpartition(".")
+        writer.add_tensor(f"{names.get_name(place)}.{suffix}", values.contiguous().numpy())
+    for name, values in tensors.items():
+        writer.add_tensor(name, torch.as_tensor(values, dtype=torch.float32).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add(writer: Any, name: str, value: Any) -> None:
+    """Add an entry to a file, with the type of its value."""
+    add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    add.get(type(value), writer.add_array)(name, value)
 
 
 def plain(folder: Path, path: Path) -> bytes:
@@ -10,17 +66,18 @@ def plain(folder: Path, path: Path) -> bytes:
     return written_gguf.write(folder, path).read_bytes()
 
 
-def quantised(file: Path, to: Path, kind: str, drop: str = "", rename: dict[str, int] | None = None) -> Path:
-    """Write the file again with its matrices in a quantised type. drop: a tensor that is left out. rename: entries of
-    the head with other numbers."""
+def quantised(file: Path, to: Path, kind: str, drop: str = "", entries: dict[str, Any] | None = None) -> Path:
+    """Write the file again with its matrices in a quantised type. drop: a tensor that is left out. entries: further
+    entries of the head, or the same with other values."""
     from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, quants
 
     reader, writer = GGUFReader(file), GGUFWriter(to, "llama")
     for name, field in reader.fields.items():
-        if not name.startswith("GGUF.") and name != "general.architecture":
-            value = (rename or {}).get(name, field.contents())
+        if not name.startswith("GGUF.") and name not in {"general.architecture", *(entries or {})}:
             inner = field.types[1] if field.types[0] == GGUFValueType.ARRAY else None
-            writer.add_key_value(name, value, field.types[0], inner)
+            writer.add_key_value(name, field.contents(), field.types[0], inner)
+    for name, value in (entries or {}).items():
+        _add(writer, name, value)
     for tensor in reader.tensors:
         if tensor.name == drop:
             continue

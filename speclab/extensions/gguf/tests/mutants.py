@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from speclab.extensions.gguf import head, source
+from speclab.extensions.gguf import entries, head, source
 from speclab.system import cache
 from tests.mutants.bugs import mutant
 
@@ -57,3 +57,15 @@ def converts_in_place() -> None:
 def trusts_every_folder() -> None:
     """reads a cache into which others can write"""
     cache.is_own = lambda path: True
+
+
+@mutant(46, "the_model_is_that_of_a_config_written_by_hand[yarn]", file="test_gguf_entries")
+def drops_entries_of_the_rotation() -> None:
+    """takes rotary positions as the library's converter does"""
+    entries._set_rope = lambda left, settings, rope, factors: [left.pop(e) for e in list(left) if e.startswith("rope")]
+
+
+@mutant(46, "a_text_ends_at_every_end_that_the_file_names", file="test_gguf_entries")
+def knows_one_end() -> None:
+    """reads on behind the end of a turn"""
+    del entries.ENDS[1:]

@@ -6,13 +6,14 @@ import sys
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from speclab.drafts import registry
 from speclab.extensions.gguf import packaged, source
 from speclab.extensions.gguf.head import read_head
 from speclab.extensions.gguf.tests.gguf_files import plain, quantised
 from speclab.models import loading, memory, sources
+from speclab.models.outside import generation
 from speclab.system import cache
 from speclab.system.errors import EnvironmentProblem
 
@@ -74,13 +75,25 @@ def test_the_model_has_the_numbers_of_the_file_and_its_words(files, cached, pair
     assert "the weights of a GGUF file" in about
     assert kind in about
     assert "float32" in about
-    assert "no place" not in about, "every number of the file is a weight"
 
 
 def test_an_unquantised_file_gives_the_models_own_logits(files, cached, pair_folder):
     """The rows of queries and keys come back in the library's order."""
     model = loading.load_model(str(files / "F32.gguf"), CPU, torch.float32)
     right = AutoModelForCausalLM.from_pretrained(pair_folder / "target", dtype=torch.float32)
+    ids = torch.arange(12)[None]
+    assert torch.equal(model(ids).logits, right(ids).logits)
+
+
+def test_entries_of_a_file_reach_the_model_that_is_loaded(files, own_cache, tmp_path, pair_folder):
+    """A scaled rotation and a second end token, from the file to the folder that every command reads."""
+    entries = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0, "tokenizer.ggml.eot_token_id": 5}
+    file = quantised(files / "F32.gguf", tmp_path / "scaled.gguf", "F32", entries=entries)
+    model = loading.load_model(str(file), CPU, torch.float32)
+    assert generation.eos_ids(model.generation_config) == {0, 5}
+    config = AutoConfig.from_pretrained(pair_folder / "target")
+    config.rope_parameters |= {"rope_type": "linear", "factor": 4.0}
+    right = AutoModelForCausalLM.from_pretrained(pair_folder / "target", config=config, dtype=torch.float32)
     ids = torch.arange(12)[None]
     assert torch.equal(model(ids).logits, right(ids).logits)
 
@@ -146,7 +159,8 @@ def test_too_little_room_is_said_before_anything_is_written(files, own_cache, mo
     ("changes", "said"),
     [
         ({"drop": "blk.1.ffn_up.weight"}, "lacks the weights model.layers.1.mlp.up_proj.weight"),
-        ({"rename": {"llama.block_count": 10**9}}, "layers"),
+        ({"entries": {"llama.block_count": 10**9}}, "layers"),
+        ({"entries": {"llama.logit_scale": 0.5}}, "llama.logit_scale"),
     ],
 )
 def test_what_the_library_cannot_convert_is_one_line_and_leaves_nothing(files, own_cache, tmp_path, changes, said):
@@ -183,6 +197,6 @@ def test_the_file_of_a_package_is_found_without_importing_it(name):
     code += f"sys.exit({packaged.MODELS[name].module!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     head = read_head(packaged.Path(file))
-    assert head.architecture == "llama"
+    assert head.entries["general.architecture"] == "llama"
     assert head.quantisation().startswith("Q4_1")
     assert sum(head.types.values()) == head.n_numbers > 100e6

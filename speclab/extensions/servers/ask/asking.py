@@ -51,7 +51,7 @@ def ask_all(speculative: Server, plain: Server | None, prompts: Sequence[Prompt]
     """
     servers = [server for server in (speculative, plain) if server]
     for server in servers:
-        server.client.ask(Order(f"{WARM_UP_HEAD} {prompts[0].text}", WARM_UP_TOKENS, how.chat))
+        server.ask(Order(f"{WARM_UP_HEAD} {prompts[0].text}", WARM_UP_TOKENS, how.chat))
     end, pairs, stop = time.monotonic() + how.seconds, list[Pair](), None
     with progress(len(prompts), "prompt", "asking") as bar:
         for number, prompt in enumerate(prompts):

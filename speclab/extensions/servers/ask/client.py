@@ -18,7 +18,7 @@ from speclab.system.errors import EnvironmentProblem, UsageProblem
 CONNECT_SECONDS, PAGE_SECONDS = 5.0, 30.0  # of a page: from the request to its last byte
 ANSWER_SECONDS, TOKEN_SECONDS = 120.0, 5.0  # of an answer, and for each of its tokens more
 PAGE_BYTES, ANSWER_BYTES = 2**23, 2**26
-OK = 200
+OK, BUSY, FAILED = 200, (408, 425, 429), 500  # BUSY, and from FAILED on: the same request may be answered later
 
 
 class ConnectionProblem(EnvironmentProblem):
@@ -30,16 +30,20 @@ class Refused(EnvironmentProblem):
 
 
 class Order(NamedTuple):
-    """One greedy request. prompt: a text, or token ids for a server that takes them. chat: as a message of a user."""
+    """One request, greedy but for its temperature. prompt: a text, or token ids for a server that takes them. chat: as
+    a message of a user."""
 
     prompt: str | list[int]
     n_tokens: int
     chat: bool = True
     ids: bool = False  # whether all n_tokens are wanted, with their ids, as vLLM sends them
+    temperature: float = 0.0
 
 
 # What a request may end in, whatever comes back.
 BROKEN = (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, OSError, ValueError)
+# A server's own defaults would change the text: those that every server knows are sent, at the values of no effect.
+NEUTRAL: dict[str, Any] = {"top_p": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
 # Requests go to the address that the user named, and nowhere else.
 ONE_HOST: dict[str, Any] = {"trust_env": False, "follow_redirects": False}
 
@@ -47,7 +51,7 @@ ONE_HOST: dict[str, Any] = {"trust_env": False, "follow_redirects": False}
 class Client:
     """One server, by its address. key: an API key, sent to this server alone and never shown.
 
-    sends_ids: whether it knows `return_token_ids`, as vLLM does. A chunk may carry several tokens.
+    wishes: what else its engine understands in a request.
 
     `page`, `json`, `post` and `ask` send one request and wait for its end, in an event loop of its own; where a loop
     runs already, as in a notebook, they raise RuntimeError. `got` and `answered` take what `opened` gives, so that
@@ -55,7 +59,7 @@ class Client:
     """
 
     def __init__(self, url: str, key: str | None = None):
-        self.url, self.model, self.sends_ids = url, "", False
+        self.url, self.model, self.wishes = url, "", dict[str, Any]()
         headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
         trusted = httpx2.create_ssl_context(trust_env=False)  # made once: it reads a file
@@ -111,9 +115,10 @@ class Client:
     def body(self, order: Order) -> dict[str, Any]:
         """Return what a request says, its form of the prompt included."""
         what = {"messages": [{"role": "user", "content": order.prompt}]} if order.chat else {"prompt": order.prompt}
-        greedy = {"model": self.model, "max_tokens": order.n_tokens, "temperature": 0, "seed": 0}
-        ids = {"return_token_ids": True} if order.ids or self.sends_ids else {}
-        return {**what, **greedy, **ids, **({"ignore_eos": True} if order.ids else {})}
+        how = {"model": self.model, "max_tokens": order.n_tokens, "temperature": order.temperature}
+        how |= {} if order.temperature else {"seed": 0}
+        ids = {"return_token_ids": True, "ignore_eos": True} if order.ids else {}
+        return {**what, **how, **NEUTRAL, **self.wishes, **ids}
 
     def _alone(self, send: Callable[[httpx2.AsyncClient], Awaitable[Any]]) -> Any:
         async def alone() -> Any:
@@ -155,9 +160,9 @@ class Client:
         except BROKEN as error:
             raise self._problem(error, seconds) from None
         if response.status_code != OK:
-            page = f"{self.url}{path} answers {response.status_code}"
-            said = page if method == "GET" else f"{self.url} refuses the request"
-            raise Refused(f"{said}: {message(reason)}")
+            again = "; try again later" if response.status_code in BUSY or response.status_code >= FAILED else ""
+            said = f"{self.url}{path} answers {response.status_code}: {message(reason).rstrip('.')}{again}"
+            raise Refused(said)
 
     def _check_head(self, response: httpx2.Response, path: str) -> None:
         """Raise EnvironmentProblem where an answer points elsewhere, or is compressed."""

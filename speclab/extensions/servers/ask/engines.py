@@ -1,9 +1,7 @@
-"""Finds out what answers at an address, and asks it: vLLM, llama-server, SGLang, or another OpenAI-compatible server.
-
-vLLM and llama-server were run. What is said of SGLang comes from its documentation and was not run here.
-"""
+"""Finds out what answers at an address, and asks it: vLLM, llama-server, or another OpenAI-compatible server."""
 
 import contextlib
+import re
 import time
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -14,18 +12,29 @@ from speclab.extensions.servers.counters import Between, Look
 from speclab.extensions.servers.engine_counts import EngineCounts
 from speclab.system.errors import EnvironmentProblem
 
-VLLM, LLAMA, SGLANG, OTHER = "vLLM", "llama-server", "SGLang", "an OpenAI-compatible server"
+VLLM, LLAMA, OTHER = "vLLM", "llama-server", "an OpenAI-compatible server"
 SETTLE_LOOKS, SETTLE_SECONDS = 150, 0.02  # looks until a page has counted a request, and the pause after each
 KEY = "SPECLAB_API_KEY"
+# What an engine understands besides: its own sampling parameters at the values of no effect, where a flag or the
+# model's generation_config.json may set others, and token ids.
+WISHES: dict[str, dict[str, Any]] = {
+    VLLM: {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "return_token_ids": True},
+    LLAMA: {"top_k": 0, "min_p": 0.0, "typical_p": 1.0, "top_n_sigma": -1.0, "repeat_penalty": 1.0}
+    | {"dry_multiplier": 0.0, "xtc_probability": 0.0, "dynatemp_range": 0.0, "mirostat": 0},
+}
+# What drafts, by the words of the engines for it. No other method is known to be one of the three.
+KINDS = {"lookup": "ngram|suffix", "head": "eagle|medusa|mtp|mlp|dflash", "model": "draft"}
 LONGEST_WORD = 60  # characters that are shown of what a server calls something
 
 
 class Asked(NamedTuple):
-    """One answer, and what the server counted meanwhile. shared: it counted requests of others, too."""
+    """One answer, and what the server counted meanwhile. shared: it counted requests of others, too. n_running: those
+    that it was answering before."""
 
     answer: Answer
     counted: Between | None
     shared: bool = False
+    n_running: int = 0
 
     @property
     def n_drafts(self) -> int:
@@ -35,15 +44,15 @@ class Asked(NamedTuple):
 
 @dataclass
 class Server:
-    """What answers at an address. draft_length: as the server itself says it, where it does."""
+    """What answers at an address. kind: what drafts, "model", "head" or "lookup"; "" where it is not known."""
 
     client: Client
     engine: str = OTHER
     version: str = ""
     model: str = ""
     root: str = ""  # the folder or hub name that the model was read from, where that is said
-    draft_length: int | None = None
     has_page: bool = False
+    kind: str = ""
     remarks: list[str] = field(default_factory=list)
 
     def look(self) -> Look | None:
@@ -58,7 +67,7 @@ class Server:
             return Asked(answer, _from_timings(answer))
         after = self._settled(before, answer.n_tokens)
         counted = counters.between(before, after)
-        return Asked(answer, counted, counted.n_generated > answer.n_tokens)
+        return Asked(answer, counted, counted.n_generated > answer.n_tokens, before.n_running)
 
     def _settled(self, before: Look, n_tokens: int) -> Look:
         """Return the counters after `n_tokens` more, which a page may show a moment late.
@@ -67,7 +76,7 @@ class Server:
         """
         now = self.look()
         assert now
-        for _ in range(SETTLE_LOOKS if self.engine != SGLANG else 0):
+        for _ in range(SETTLE_LOOKS):
             last, now = now, self.look()
             assert now
             if now == last and now.n_generated - before.n_generated >= n_tokens:
@@ -77,7 +86,7 @@ class Server:
             if now.n_generated - before.n_generated > 2 * n_tokens and now.n_running:
                 return now  # others ask it all the time, so it never stands still
             time.sleep(SETTLE_SECONDS)
-        if self.engine != SGLANG and 0 <= now.n_generated - before.n_generated < n_tokens:
+        if 0 <= now.n_generated - before.n_generated < n_tokens:
             raise EnvironmentProblem(
                 f"{self.client.url} counts {now.n_generated - before.n_generated} of the {n_tokens} tokens it sent: "
                 "its /metrics page is far behind, or of another engine; give the address of the engine itself"
@@ -91,10 +100,10 @@ def _from_timings(answer: Answer) -> Between | None:
     if type(drafted) is not int or type(accepted) is not int or not 0 <= accepted <= drafted:
         return None
     n_rounds = answer.n_tokens - 1 - accepted
-    if not 0 < n_rounds <= drafted:
+    if not 0 < n_rounds <= drafted <= n_rounds * counters.MOST_POSITIONS:
         return None
     counts = EngineCounts(n_drafts=n_rounds, n_drafted=drafted, n_accepted=accepted, accepted_at=[])
-    return Between(answer.n_tokens, counts, 0.0, None, None)
+    return Between(answer.n_tokens, counts, 0.0, None)
 
 
 def find(url: str, key: str | None) -> Server:
@@ -132,18 +141,15 @@ def _name(server: Server) -> None:
     if props := _page(client, "/props", "build_info", "default_generation_settings"):
         server.engine, server.version = LLAMA, _word(props, "build_info")
         server.root = _word(props, "model_path") or server.root
+        server.kind = _kind(str(props.get("default_generation_settings")), "speculative.types?")
         if not server.has_page:
             server.remarks.append("llama-server was started without --metrics: no acceptance by position; add it")
-    elif info := _page(client, "/server_info", "speculative_algorithm", "internal_states"):
-        server.engine, server.version = SGLANG, _word(info, "version")
-        steps = info.get("speculative_num_steps")
-        server.draft_length = steps if type(steps) is int and 0 < steps < counters.MOST_POSITIONS else None
-        server.remarks.append("SGLang is read as its documentation says; this was not run by the lab")
-        if not server.has_page:
-            server.remarks.append("SGLang was started without --enable-metrics: no tokens per round")
     elif version := _page(client, "/version", "version"):
         server.engine, server.version = VLLM, _word(version, "version")
-    client.sends_ids = server.engine == VLLM
+        with contextlib.suppress(EnvironmentProblem):  # it has this page in its development mode alone
+            page = client.page("/server_info").decode(errors="replace")
+            server.kind = _kind(page, "speculative_config.{0,2000}?method")
+    client.wishes = WISHES.get(server.engine, {})
     if server.engine == VLLM and not server.has_page:
         why = f" ({problem})" if problem else ""
         raise EnvironmentProblem(
@@ -152,6 +158,12 @@ def _name(server: Server) -> None:
         )
     if server.engine == OTHER:
         server.remarks.append(f"{client.url} is no engine that is known here: times and texts only")
+
+
+def _kind(page: str, name: str) -> str:
+    """Return what drafts by a page that names it behind `name`; "" where it does not say one of the three."""
+    found = re.search(rf"{name}\W{{1,6}}([\w-]+)", page)
+    return next((kind for kind, words in KINDS.items() if found and re.search(words, found[1])), "")
 
 
 def _page(client: Client, path: str, *names: str) -> dict[str, Any] | None:

@@ -6,14 +6,18 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from speclab.extensions.servers.ask.client import Order, path_of, seconds_of
-from speclab.extensions.servers.ask.engines import Server
+from speclab.extensions.servers.ask.engines import Asked, Server
 from speclab.extensions.servers.measured import Pair
 from speclab.system.errors import EnvironmentProblem
+from speclab.system.terminal import note
 
 # A logit of 16 to 32 in bfloat16 is rounded to an eighth, and two of them may be off by one step each.
 TIE = 0.25  # nats between two tokens, up to which rounding alone may decide
 TOP = 5
 PLACES, MOST_PAIRS = 6, 3  # where single tokens are asked for: places of a text, and texts
+NEARLY_GREEDY = 0.05  # a temperature, at which a token FAR nats behind comes once in a million draws
+FAR = 0.7
+FEWEST_KEPT = 10  # drafted tokens of a greedy text, from which on it is no accident that none are kept
 FEWEST_ALONE, FEWEST_APART = 6, 2  # single tokens that show anything; those that differ: one may be a tie
 Verdict = str
 SAME, TIED, UNEXPLAINED, UNJUDGED = "same", "tie within rounding", "different", "not judged"
@@ -41,10 +45,11 @@ def judge(pairs: Sequence[Pair], plain: Server | None, chat: bool) -> list[Verdi
     return found
 
 
-def verdict(steps: Sequence[Step], ours: str, other: str) -> Verdict:
+def verdict(steps: Sequence[Step], ours: str, other: str, tie: float = 0.0) -> Verdict:
     """Return whether the token where `other` leaves the plain text `ours` was as probable as the plain one.
 
-    steps: those of `ours`, asked for once more; where they make another text they judge nothing.
+    steps: those of `ours`, asked for once more; where they make another text they judge nothing. tie: nats, where more
+    than TIE are one.
     """
     place = 0
     for step in steps:
@@ -61,7 +66,7 @@ def verdict(steps: Sequence[Step], ours: str, other: str) -> Verdict:
     rivals = [token for token in step.top if token and token != step.token and other.startswith(token, place)]
     if not rivals:
         return UNEXPLAINED
-    return TIED if step.top[step.token] - step.top[max(rivals, key=len)] <= TIE else UNEXPLAINED
+    return TIED if step.top[step.token] - step.top[max(rivals, key=len)] <= max(TIE, tie) else UNEXPLAINED
 
 
 def agree_alone(
@@ -83,6 +88,34 @@ def agree_alone(
                 one, other = (server.client.ask(order).text for server in (speculative, plain))
                 n_asked, n_apart = n_asked + 1, n_apart + (one != other)
     return n_apart < FEWEST_APART if n_asked >= FEWEST_ALONE else None
+
+
+def wrong_when_sampled(
+    pairs: Sequence[Pair], speculative: Server, plain: Server | None, n_tokens: int, chat: bool
+) -> str:
+    """Ask the server that speculates once nearly greedily, and return what is wrong then; "" where nothing is seen. Its
+    drafts must be kept about as often as greedily, and its text must be one that the probabilities allow."""
+    pair = max(pairs, key=lambda one: _kept(one.speculative)[1])
+    try:
+        found = speculative.ask(Order(pair.prompt, n_tokens, chat, temperature=NEARLY_GREEDY))
+    except EnvironmentProblem as problem:
+        note(f"  a request at temperature {NEARLY_GREEDY} is not answered: {problem}")
+        return ""
+    (n_drafted, n_kept), (n_before, n_greedy), said = _kept(found), _kept(pair.speculative), list[str]()
+    if n_greedy >= FEWEST_KEPT and 2 * n_drafted >= n_before and not n_kept:
+        said.append(f"keeps none of {n_drafted} drafted tokens, and greedily {n_greedy} of {n_before}")
+    greedy, server = (pair.plain, plain) if pair.plain and plain else (pair.speculative, speculative)
+    ours, other = greedy.answer.text, found.answer.text
+    steps = asked_again(server, Order(pair.prompt, greedy.answer.n_tokens, chat)) if ours != other else []
+    if steps and verdict(steps, ours, other, FAR) == UNEXPLAINED:
+        said.append("writes a text that the target's probabilities rule out")
+    return f"at temperature {NEARLY_GREEDY} it {' and '.join(said)}" if said else ""
+
+
+def _kept(asked: Asked) -> tuple[int, int]:
+    """Return drafted and kept tokens; none where they are not counted."""
+    counts = asked.counted.speculation if asked.counted else None
+    return (counts.n_drafted, counts.n_accepted) if counts else (0, 0)
 
 
 def asked_again(server: Server, order: Order) -> list[Step]:

@@ -3,8 +3,6 @@
     python -m speclab.extensions.servers.curves
     python -m speclab.extensions.servers.curves --limit 1       # one prompt of each kind: a try in a minute
 
-    python -m speclab.extensions.servers.curves --profiles results/cpu-curves.json   # speculation_profile.json of heads
-
 What comes out: a table, a record, a page and a picture. They hold counts and no times, so a busy machine changes
 nothing; all of it takes ten minutes on one core.
 """
@@ -15,36 +13,23 @@ if __name__ == "__main__":
 import argparse
 import functools
 import sys
-from pathlib import Path
 
 from speclab.cli import flags, parsing
 from speclab.cli.output import Output
-from speclab.extensions.servers import profile
 from speclab.extensions.servers.curves import curve_views, measuring
 from speclab.extensions.servers.curves.curve_record import CurveEntry, CurvesRun
-from speclab.extensions.servers.measured import Measured
 from speclab.lab.harness import kept_when_stopped
 from speclab.models import loading, prompts
 from speclab.models.setup import load_setup
-from speclab.records import files
-from speclab.system.errors import UsageProblem, reports_problems
-from speclab.system.files import do_all, shown
+from speclab.system.errors import reports_problems
+from speclab.system.files import do_all
 from speclab.system.terminal import say
-
-HEADS = {"feature": "feature", "block": "block", "draft": "model"}  # folder of models/lab-pair -> its curve
 
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     """Measure, print and write.  -> exit code"""
     args = make_parser().parse_args(argv)
-    if args.profiles:
-        run = files.read(args.profiles, CurvesRun)
-        if missing := [name for name in HEADS.values() if name not in curve_views.by_name(run)]:
-            raise UsageProblem(
-                f"--profiles {shown(args.profiles)} has no curve of {missing[0]}; give results/cpu-curves.json"
-            )
-        return do_all([functools.partial(write_profile, run, name, loading.LAB_PAIR / name) for name in HEADS])
     output = Output(args, f"{args.name}-curves")
     output.check()
     setup = load_setup(loading.LAB_TARGET, threads=args.threads, engine="eager")
@@ -63,15 +48,6 @@ def main(argv: list[str] | None = None) -> int:
     return code
 
 
-def write_profile(run: CurvesRun, name: str, folder: Path) -> Path:
-    """Write the curve of a draft with nothing wrong beside its weights."""
-    entry = curve_views.by_name(run)[HEADS[name]]
-    counts, settings = entry.counts, run.settings
-    conditions = {"engine": f"speclab {run.versions.commit}", "model": settings["target"], "temperature": 0}
-    conditions |= {"n_prompts": entry.n_prompts, "max_new_tokens": settings["max_new_tokens"], "measured": run.created}
-    return profile.write(folder / profile.NAME, Measured(counts=counts), conditions)
-
-
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all flags."""
     parser = parsing.make_parser(__doc__, "python -m speclab.extensions.servers.curves")
@@ -84,12 +60,6 @@ def make_parser() -> argparse.ArgumentParser:
     )
     group.add_argument("--seed", type=flags.seed, default=0, metavar="N", help="of damage and samples (default: 0)")
     group.add_argument("--threads", type=parsing.at_least(1), metavar="N", help="of the CPU (default: one per core)")
-    group.add_argument(
-        "--profiles",
-        type=parsing.some_path,
-        metavar="RECORD",
-        help="measure nothing; write the curves of a record beside the lab's drafts",
-    )
     flags.add_output_flags(parser.add_argument_group("results"))
     return parser
 

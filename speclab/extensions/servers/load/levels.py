@@ -73,7 +73,7 @@ def _tokens_per_round(window: Window) -> float | None:
     if len(window.looks) < 2:
         return None
     found = counters.between(window.looks[0], window.looks[-1])
-    return of_pages(found, None, None, 0).tokens_per_round if found.speculation or found.accept_length else None
+    return of_pages(found, None, None, 0).tokens_per_round if found.speculation else None
 
 
 def checks(window: Window, inside: Sequence[Request]) -> list[Check]:

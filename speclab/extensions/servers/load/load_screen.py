@@ -2,7 +2,6 @@
 to try."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from speclab.extensions.servers.load.levels import LOSES, PAYS, Level, Side, stops_paying, verdict
 from speclab.extensions.servers.screen import compact, labelled
@@ -84,34 +83,6 @@ def lines(levels: Sequence[Level]) -> list[list[str]]:
     doubt = f" (not before these are mended: {', '.join(failed)})" if failed else ""
     end = [labelled("ANSWER", answer(levels) + doubt), labelled("try", advice(levels))]
     return [[table(levels), labelled("read", READ)], check_lines(levels), end]
-
-
-def numbers(levels: Sequence[Level]) -> list[dict[str, Any]]:
-    """Return everything that was measured, checks that are fine included, as JSON has it."""
-
-    def of(side: Side) -> dict[str, Any]:
-        checks = {one.name: {"value": one.value, "good": one.good} for one in side.checks}
-        return {
-            "tokens_per_second": side.tokens_per_second,
-            "user_tokens_per_second": side.user_tokens_per_second,
-            "first_seconds": side.first_seconds,
-            "window_seconds": side.seconds,
-            "tokens_per_round": side.tokens_per_round,
-            "checks": checks,
-        }
-
-    return [
-        {
-            "users": level.n_users,
-            "speedup": level.speedup,
-            "speedups": level.speedups,
-            "verdict": verdict(level),
-            "plain": [of(side) for side in level.plain],
-            "speculative": [of(side) for side in level.speculative],
-            "checks": {one.name: {"value": one.value, "good": one.good} for one in level.checks},
-        }
-        for level in levels
-    ]
 
 
 def _together(side: Side) -> float:

@@ -116,6 +116,7 @@ class Users:
         answer = await self._server.client.answered(http, Order(prompt, n_tokens, self._chat))
         first, ended = sent + answer.first_seconds, sent + answer.whole_seconds
         last = first + answer.decode_seconds
+        first = sent if answer.hides_tokens else first  # they lie somewhere before the first one that was seen
         return Request(sent, first, last, ended, answer.n_tokens, answer.n_prompt, answer.n_cached, prompt, user)
 
     async def _looks(self, http: httpx2.AsyncClient, window: Window, seconds: float) -> None:

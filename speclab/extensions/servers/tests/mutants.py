@@ -5,14 +5,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from speclab.extensions.servers import counters, diagnosis, measured, running, shapes
-from speclab.extensions.servers.ask import client, engines, texts
+from speclab.extensions.servers import causes, counters, diagnosis, measured, running, shapes
+from speclab.extensions.servers.ask import client, engines, stream, texts
 from speclab.extensions.servers.engine_counts import EngineCounts
-from speclab.extensions.servers.load import levels, load_chart, load_screen, showing, users
+from speclab.extensions.servers.load import levels, users
 from speclab.extensions.servers.referee import own
 from speclab.extensions.servers.referee.own import OwnRounds
 from speclab.extensions.servers.start import starting
-from speclab.extensions.servers.wrong import asking_wrong, wrong_views
 from tests.mutants.bugs import mutant
 
 BUGS = {42: "an engine's counters, servers or answers taken for what they are not"}
@@ -91,12 +90,6 @@ def follows_a_redirect() -> None:
 def asks_a_proxy() -> None:
     """sends requests by a proxy that a variable of the environment names"""
     client.ONE_HOST = client.ONE_HOST | {"trust_env": True}
-
-
-@mutant(42, "a_profile_has_the_rates_and_the_rounds_that_were_drawn", file="test_running")
-def writes_marginal_rates_as_conditional_ones() -> None:
-    """gives the share of all rounds that kept a position as the share of those that reached it"""
-    measured.Measured.conditional = measured.Measured.marginal
 
 
 @mutant(42, "a_difference", file="test_server_texts")
@@ -179,28 +172,49 @@ def takes_noise_for_a_gain_under_load() -> None:
     levels.Level.apart = property(lambda level: 1.0)
 
 
-@mutant(42, "a_chart_replaces_no_file_of_another_kind", file="test_load")
-def writes_over_a_foreign_file_beside_the_chart() -> None:
-    """replaces whatever has the name of the chart's numbers"""
-    showing._check_numbers = lambda path: None
+# --- faults that users meet -------------------------------------------------------------------------------------------
 
 
-@mutant(42, "the_chart_has_a_point_for_each_load", file="test_load")
-def draws_both_servers_as_one() -> None:
-    """draws the numbers of the server that speculates under the name of the plain one"""
-    right = load_chart._curve
-    load_chart._curve = lambda axis, found, sides, look: right(axis, found, [one.speculative for one in found], look)
+@mutant(42, "a_fault_is_named", file="test_faults")
+def sees_arrivals_in_text_alone() -> None:
+    """takes the first text for the first token, whatever the server has counted before"""
+    stream.Answer.hides_tokens = property(lambda answer: False)
 
 
-@mutant(42, "the_numbers_beside_a_chart_are_those_of_their_server", file="test_load")
-def writes_a_mean_as_every_pass() -> None:
-    """writes the first pass of a server as each of its passes"""
-    right = load_screen.numbers
+@mutant(42, "a_fault_is_named", file="test_faults")
+def takes_events_for_tokens() -> None:
+    """compares seconds of tokens where equal texts have other numbers of them"""
+    measured.Pair.miscounted = property(lambda pair: False)
 
-    def numbers(found: list) -> list:
-        return right([replace(one, speculative=one.speculative[:1] * len(one.speculative)) for one in found])
 
-    load_screen.numbers = numbers
+@mutant(42, "a_fault_is_named", file="test_faults")
+def leaves_defaults_in_place() -> None:
+    """sends no sampling parameter but the temperature"""
+    engines.WISHES = {engines.VLLM: {"return_token_ids": True}}
+
+
+@mutant(42, "a_fault_is_named", file="test_faults")
+def is_always_certain() -> None:
+    """calls a speedup clear whose interval contains 1"""
+    diagnosis.more_prompts = lambda found: 0
+
+
+@mutant(42, "a_fault_is_named", file="test_faults")
+def adds_engines_up_before_it_compares_them() -> None:
+    """compares the sums over all engines, which hide that one was started anew"""
+    counters._went_back = lambda before, after: False
+
+
+@mutant(42, "a_fault_is_named", file="test_faults")
+def names_causes_of_any_kind_of_draft() -> None:
+    """names states of the target as what a draft model reads wrongly"""
+    causes.IMPOSSIBLE = dict.fromkeys(causes.IMPOSSIBLE, frozenset())
+
+
+@mutant(42, "a_fault_is_named", file="test_faults")
+def leaves_slow_prompts_out_however_many_they_are() -> None:
+    """calls every slow prompt an exception, so that a busy server looks fast"""
+    measured.MOST_DISTURBED = 1.0
 
 
 # --- two curves, texts and answers ------------------------------------------------------------------------------------
@@ -217,12 +231,6 @@ def takes_the_second_request_for_the_first() -> None:
 def compares_no_lengths() -> None:
     """takes the curve of all texts for that of the long ones"""
     running.by_length = lambda pairs: ([], [])
-
-
-@mutant(42, "another_draft_with_the_same_fault_is_the_targets", file="test_running")
-def blames_one_draft_for_what_two_have() -> None:
-    """blames the draft where another one has the same cliff"""
-    running.same_with_both = lambda one, other: None
 
 
 @mutant(42, "single_tokens_and_second_requests_say_why_a_text_is_wrong", file="test_server_texts")
@@ -255,27 +263,3 @@ def charges_every_request_to_its_prompt() -> None:
 def starts_where_another_server_listens() -> None:
     """asks whatever listens at a port for the server that it has started there"""
     starting._check_free = lambda port: None
-
-
-@mutant(42, "an_answer_is_right_where_it_is_the_expected_one", file="test_wrong_servers")
-def takes_an_answer_about_speed_for_one_about_the_text() -> None:
-    """counts any answer about a wrong text as right"""
-    right = asking_wrong.is_right
-    asking_wrong.is_right = lambda expected, of_speed, shown: (
-        expected == asking_wrong.TEXT_WRONG or right(expected, of_speed, shown)
-    )
-
-
-@mutant(42, "a_cause_is_named_by_name_alone", file="test_wrong_servers")
-def counts_any_cause_as_the_true_one() -> None:
-    """counts a cause as named wherever some cause is shown"""
-    asking_wrong.is_named = lambda cause, causes, right: bool(causes) or right
-
-
-@mutant(42, "a_cause_counts_as_named_where_it_is_one_of_those_that_are_shown", file="test_wrong_servers")
-def scores_what_is_shown_as_what_is_true() -> None:
-    """shows a server as named whose causes are others"""
-    right = wrong_views.score
-    wrong_views.score = lambda run, half: right(
-        replace(run, wrong=[replace(one, named=bool(one.causes) or one.named) for one in run.wrong]), half
-    )

@@ -1,4 +1,4 @@
-"""A simulated server on 127.0.0.1, which speaks as vLLM, llama-server, SGLang or another one and counts its rounds.
+"""A simulated server on 127.0.0.1, which speaks as vLLM, llama-server or another one and counts its rounds.
 
 Nothing is decoded. Whether a drafted token is kept is drawn from a seeded generator, with a rate for each position of a
 draft; the text is made of numbers that follow from the prompt alone. So what a client finds can be held against the
@@ -10,11 +10,11 @@ import random
 import threading
 from http.server import BaseHTTPRequestHandler
 
-from speclab.extensions.servers.wrong.local_server import LocalServer, Speaking
+from speclab.extensions.servers.tests.local_server import LocalServer, Speaking
 
 NAMES = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
-PREFIX = {"vllm": "vllm:", "llama": "llamacpp:", "sglang": "sglang:"}
-GENERATED = {"vllm": "generation_tokens", "llama": "tokens_predicted", "sglang": "generation_tokens"}
+PREFIX = {"vllm": "vllm:", "llama": "llamacpp:"}
+GENERATED = {"vllm": "generation_tokens", "llama": "tokens_predicted"}
 
 
 class Simulated(LocalServer):
@@ -35,6 +35,12 @@ class Simulated(LocalServer):
         self.top = lambda place, token: {token: -0.1, f"{int(token) + 1} ": -3.0}
         self.drawn = None  # an iterator over rounds that are not drawn but given
         self.busy = 0  # tokens of somebody else's requests that are counted with each of ours
+        self.pace = lambda text, number: 0.1 + 0.02 * number  # seconds until a round has ended, by the prompt's text
+        self.usage = "end"  # of the answer alone; or "each" event, "none", or "half" of the tokens
+        self.hidden = 0.0  # share of the rounds whose text comes with that of the first one behind them
+        self.end_token = False  # the end of the text is one token more, without text
+        self.pings = b""  # what is sent before each event
+        self.sampled = None  # the rates and the text of a request that is not greedy
 
     def one_round(self, left):
         """Draw a round.  -> (drafted, kept)"""
@@ -69,13 +75,10 @@ class Simulated(LocalServer):
         lines = [f"# TYPE {prefix}{GENERATED[self.engine]}_total counter"]
         lines.append(f"{prefix}{GENERATED[self.engine]}_total{label} {self.generated}")
         lines.append("process_open_fds 34.0")
-        name = {"vllm": "num_requests_running", "llama": "requests_processing", "sglang": "num_running_reqs"}
+        name = {"vllm": "num_requests_running", "llama": "requests_processing"}
         lines.append(f"{prefix}{name[self.engine]}{label} {self.running}")
         drafting = [one for one in self.rounds if one[0]]
-        if self.rates and self.engine == "sglang":
-            made = sum(kept + 1 for _, kept in self.rounds)
-            lines.append(f"sglang:spec_accept_length {made / max(1, len(self.rounds))}")
-        elif self.rates:
+        if self.rates:
             counts = len(drafting), sum(n for n, _ in drafting), sum(kept for _, kept in drafting)
             for name, value in zip(NAMES, counts, strict=True):
                 lines.append(f"# TYPE {prefix}spec_decode_{name}_total counter")
@@ -102,9 +105,6 @@ class Simulated(LocalServer):
             "/v1/models": {"object": "list", "data": [{"id": self.model, "root": self.model}]},
             "/version": {"version": "0.32.0"} if self.engine == "vllm" else None,
             "/props": {"build_info": "b1", "model_path": f"/m/{self.model}"} if self.engine == "llama" else None,
-            "/server_info": {"version": "1", "speculative_algorithm": "EAGLE", "speculative_num_steps": len(self.rates)}
-            if self.engine == "sglang"
-            else None,
         }.get(path)
         return (200, json.dumps(found).encode()) if found else (404, b'{"error": {"message": "no such page"}}')
 
@@ -131,7 +131,11 @@ class Handler(Speaking, BaseHTTPRequestHandler):
             self.whole(*fake.answer or (404, b'{"error": {"message": "The model does not exist."}}'))
             return
         chat = "messages" in body
-        words = fake.text_of(body["messages"][0]["content"] if chat else str(body["prompt"]), body["max_tokens"])
+        prompt = body["messages"][0]["content"] if chat else str(body["prompt"])
+        text_of, rates = fake.text_of, fake.rates
+        if body["temperature"] and fake.sampled:
+            fake.rates, text_of = fake.sampled
+        words = text_of(prompt, body["max_tokens"] - fake.end_token)
         if not body.get("stream"):
             steps = [{"token": word, "logprob": fake.top(place, word)[word], "top_logprobs": [
                 {"token": token, "logprob": value} for token, value in fake.top(place, word).items()]}
@@ -140,14 +144,27 @@ class Handler(Speaking, BaseHTTPRequestHandler):
             return
         self.begin_events()
         parts, rounds = fake.chunks(words)
-        for part in parts:
-            text = "".join(part)
-            said = {"delta": {"content": text}} if chat else {"text": text}
+        fake.rates, waiting, n_sent = rates, [], 0
+        for number, part in enumerate(parts):
+            waiting, n_sent, at = waiting + part, n_sent + len(part), fake.pace(prompt, number)
+            event, shown = {"at": at}, [] if number < fake.hidden * len(parts) else waiting
+            if fake.usage == "each":
+                event["usage"] = {"completion_tokens": n_sent}
+            elif not shown:
+                continue
+            said = {"delta": {"content": "".join(shown)}} if chat else {"text": "".join(shown)}
             if body.get("return_token_ids"):
-                said["token_ids"] = [int(word) for word in part]
-            self.event({"choices": [{"index": 0, **said}]})
+                said["token_ids"] = [int(word) for word in shown]
+            waiting = waiting if not shown else []
+            self.part(fake.pings)
+            self.event(event | {"choices": [{"index": 0, **said}]})
+        at = fake.pace(prompt, len(parts) - 1 + fake.end_token)
+        self.event({"at": at, "choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]})
         n_prompt = len(json.dumps(body.get("messages", body.get("prompt")))) // 4
-        end = {"choices": [], "usage": {"completion_tokens": len(words), "prompt_tokens": n_prompt}}
+        n_tokens = (len(words) + fake.end_token) // (2 if fake.usage == "half" else 1)
+        end = {"choices": [], "usage": {"completion_tokens": n_tokens, "prompt_tokens": n_prompt}}
+        if fake.usage == "none":
+            del end["usage"]
         if fake.engine == "llama":
             drafted, kept = sum(n for n, _ in rounds), sum(kept for _, kept in rounds)
             end["timings"] = {"predicted_n": len(words)} | (

@@ -67,10 +67,10 @@ def test_a_chunk_may_carry_several_tokens(fake):
 @pytest.mark.parametrize(
     ("status", "data", "words"),
     [
-        (400, b'{"error": {"message": "max_tokens is too large"}}', "refuses the request: max_tokens is too large"),
-        (500, b"", "refuses the request: no reason given"),
-        (500, b"[" * 100_000, r"refuses the request: \[\["),
-        (400, b'{"error": {"message": "one\\ntwo"}}', "refuses the request: one two"),
+        (400, b'{"error": {"message": "max_tokens is too large"}}', "answers 400: max_tokens is too large$"),
+        (500, b"", "answers 500: no reason given; try again later"),
+        (500, b"[" * 100_000, r"answers 500: \[\["),
+        (400, b'{"error": {"message": "one\\ntwo"}}', "answers 400: one two"),
         (200, b"data: {oops\n\n", "no JSON"),
         (200, b"data: 7\n\n", "no object"),
         (200, b"data: " + b"[" * 100_000 + b"\n\n", "no JSON"),

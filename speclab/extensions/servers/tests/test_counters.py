@@ -32,6 +32,11 @@ def test_a_real_page_of_vllm():
     assert found.round_seconds == pytest.approx(0.0208, abs=1e-4)
 
 
+def test_a_label_may_hold_what_ends_a_line_elsewhere():
+    page = 'vllm:generation_tokens_total{model_name="a\x0cb\x85c\u2028d"} 30\n'
+    assert read(page).n_generated == read(page.replace("\n", "\r\n")).n_generated == 30
+
+
 def test_a_real_page_of_llama_server():
     """As it came from a server with the target as its own draft, k = 4."""
     look = read((RECORDED / "llama-server.txt").read_text())
@@ -113,7 +118,7 @@ ONE = EngineCounts(n_drafts=2, n_drafted=4, n_accepted=2, accepted_at=[2, 0])
             "went back",
         ),
         (looked(9, ONE), looked(12), "went away"),
-        (looked(9), looked(12, engine="SGLang"), "went back"),
+        (looked(9), looked(12, engine="llama-server"), "went back"),
         (
             looked(9, ONE),
             looked(12, EngineCounts(n_drafts=3, n_drafted=5, n_accepted=4, accepted_at=[2, 2])),

@@ -55,7 +55,6 @@ def of(rates, cost, plain=0.02, n_running=0):
         (Measured(), UNKNOWN),
         (Measured(fraction=0.35, draft_length=4, plain_seconds=0.021, seconds=0.0225), COST),
         (Measured(fraction=0.05, draft_length=4, plain_seconds=0.021, seconds=0.0235), REJECTED),
-        (Measured(accept_length=1.1, draft_length=4, plain_seconds=0.02, seconds=0.03), REJECTED),
     ],
 )
 def test_the_answer(found, answer):

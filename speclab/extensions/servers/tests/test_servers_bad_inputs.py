@@ -11,7 +11,6 @@ FILES = {
     "cut.txt": GOOD[:-3],
     "no-page.txt": "hello\n",
     "empty-texts.txt": "no heads here\n",
-    "lies.json": '{"acceptance_length_histogram": {"1": 3, "999999999": 1}}',
     "bytes.txt": b"\xff\xfe",
 }
 NOBODY = "http://127.0.0.1:1"
@@ -37,20 +36,13 @@ ROWS = [
     ("--before {folder}/good.txt --after {folder}/no-page.txt", 3, "no counters of vLLM"),
     ("--before {folder}/good.txt --after {folder}/good.txt", 3, "take them from the server that speculates"),
     ("--before {folder}/none --after {folder}/none", 3, "give another file"),
-    ("--acceptance 0.35 -k 4 --acceptance-profile {folder}/p.json", 3, "acceptance by position"),
-    ("--url {fake} --acceptance-profile {folder}", 3, "--acceptance-profile"),
     ("--acceptance 35 -k 4", 2, "from 0 to 1"),
-    ("--acceptance {folder}/none.json", 3, "give another file"),
-    ("--acceptance {folder}/good.txt", 3, "speculation_profile.json"),
-    ("--acceptance {folder}/lies.json", 3, "speculation_profile.json"),
     ("--acceptance 0.35 -k 0", 2, "give 1 or more"),
     ("--acceptance 0.35 -k 4 --plain-ms nan", 2, "above 0"),
     ("--url {fake} --load 0", 2, "numbers from 1 to"),
     ("--url {fake} --load 1,many", 2, "numbers from 1 to"),
     ("--url {fake} --load 999999", 2, "numbers from 1 to"),
     ("--acceptance 0.35 -k 4 --load 1", 2, "give --url and --load"),
-    ("--url {fake} --chart {folder}/c.png", 2, "give --url and --load"),
-    ("--url {fake} --load 1 --chart {folder}/c.txt", 2, "give a name that ends in"),
 ]
 
 

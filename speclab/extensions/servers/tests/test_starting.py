@@ -15,8 +15,7 @@ from speclab.extensions.servers.ask.client import Order
 from speclab.extensions.servers.referee.own import ended_rounds
 from speclab.extensions.servers.start import programs, starting
 from speclab.extensions.servers.start.__main__ import commands
-from speclab.extensions.servers.wrong import asking_wrong
-from speclab.extensions.servers.wrong.lab_server import LabServer
+from speclab.extensions.servers.tests.lab_server import LabServer
 from speclab.models import loading, prompts, sources
 from speclab.models.outside import written_gguf
 from speclab.models.setup import load_setup
@@ -164,15 +163,6 @@ def test_the_labs_own_server_counts_the_labs_own_rounds(setup, some, draft):
         found = steps["choices"][0]["logprobs"]
         tops = [max(top.values()) for top in found["top_logprobs"]]
         assert tops == found["token_logprobs"], "a greedy token is the most probable one"
-
-
-def test_short_and_long_prompts_take_turns(some):
-    from speclab.extensions.servers.ask.asking import Prompt
-
-    found = asking_wrong.short_and_long([Prompt(one.kind, one.text) for one in some])
-    assert len(found) == 2 * len(some)
-    assert max(len(one.text) for one in found[::2]) <= asking_wrong.SHORT_CHARACTERS
-    assert min(len(one.text) for one in found[1::2]) > asking_wrong.SHORT_CHARACTERS
 
 
 @pytest.mark.skipif(not Path(LLAMA_SERVER).is_file(), reason="SPECLAB_LLAMA_SERVER names no llama-server")

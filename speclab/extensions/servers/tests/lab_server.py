@@ -1,7 +1,7 @@
-"""An OpenAI-compatible server around the lab's own loop, for faults that no flag of another server makes.
+"""An OpenAI-compatible server around the lab's own loop, for tests of what the command counts.
 
 It answers one request at a time, counts its rounds under the names that vLLM has, and says at /version that it is the
-lab's own loop. It is for measurements on this machine: it listens on 127.0.0.1 alone and checks little.
+lab's own loop. It is for tests: it listens on 127.0.0.1 alone and checks little.
 """
 
 import json
@@ -19,7 +19,7 @@ from speclab.core.accept import accept_from_logits
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import AcceptRule, DecodeSettings, Round
 from speclab.core.sampling import Sampling
-from speclab.extensions.servers.wrong.local_server import LocalServer, Speaking
+from speclab.extensions.servers.tests.local_server import LocalServer, Speaking
 from speclab.models.setup import Setup
 
 VERSION, LABEL = "the lab's loop", '{engine="0"}'

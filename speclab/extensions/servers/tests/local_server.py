@@ -59,13 +59,16 @@ class Speaking(BaseHTTPRequestHandler):
 
     def event(self, what: dict[str, Any]) -> None:
         """Send an event."""
-        self._part(b"data: " + json.dumps(what).encode() + b"\n\n")
+        self.part(b"data: " + json.dumps(what).encode() + b"\n\n")
 
     def end_events(self) -> None:
         """Say that the answer is whole."""
-        self._part(b"data: [DONE]\n\n")
-        self._part(b"")
+        self.part(b"data: [DONE]\n\n")
+        self.wfile.write(b"0\r\n\r\n")
 
-    def _part(self, data: bytes) -> None:
+    def part(self, data: bytes) -> None:
+        """Send some bytes, however they are cut; none where there are none."""
+        if not data:
+            return
         self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
         self.wfile.flush()

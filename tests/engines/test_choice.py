@@ -1,0 +1,122 @@
+"""The choice of an engine: what `c` cannot run stays eager, and nothing wrong gets through the check."""
+
+import pytest
+import torch
+from transformers import MixtralConfig, MixtralForCausalLM
+
+from speclab.engines import c_pass, eager
+from speclab.models import engine_choice
+from speclab.models.cached import CachedModel
+from tests.engines.families import tiny as tiny_case
+from tests.mutants import engines
+from tests.tiny_models import VOCAB, tiny
+
+
+def float32(family: str = "llama", **changes):
+    return tiny(family, dtype=torch.float32, **changes)
+
+
+@pytest.mark.parametrize(
+    ("wish", "engine", "words"),
+    [
+        ("auto", "c", "a whole pass in C"),
+        ("c", "c", "asked for"),
+        ("eager", "eager", "asked for"),
+        ("graphs", "eager", "is for CUDA"),
+    ],
+)
+def test_a_cpu_has_one_engine_of_its_own(wish, engine, words):
+    model = float32()
+    fast, why = engine_choice.choose(model, wish)
+    assert CachedModel(model, fast=fast).engine == engine
+    assert words in why
+
+
+def mixtral():
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return MixtralForCausalLM(MixtralConfig(**sizes, num_key_value_heads=2, vocab_size=VOCAB)).eval()
+
+
+def damaged():
+    model = float32(seed=5)
+    with torch.no_grad():
+        model.model.layers[1].self_attn.k_proj.weight[3] = torch.nan
+    return model
+
+
+EAGER = {
+    "another family": (mixtral, "does not know mixtral"),
+    "another activation": (lambda: float32(hidden_act="tanh"), "the activation tanh"),
+    "float64": (lambda: tiny("llama"), "float32"),
+    "bfloat16": (lambda: tiny("llama", dtype=torch.bfloat16), "float32"),
+    "damaged weights": (damaged, "off by nan"),
+}
+
+
+@pytest.mark.parametrize(("make", "words"), EAGER.values(), ids=EAGER)
+def test_what_c_cannot_run_stays_eager(make, words):
+    fast, why = engine_choice.choose(make(), "auto")
+    assert fast is None
+    assert words in why
+    assert len(why.splitlines()) == 1
+
+
+@pytest.mark.parametrize("error", [KeyError("what"), RuntimeError(), torch.OutOfMemoryError("too large\nreally")])
+def test_any_trouble_leaves_the_eager_engine(monkeypatch, error):
+    """Also one without words."""
+
+    def trouble(*args):
+        raise error
+
+    monkeypatch.setattr(engine_choice, "parts_of", trouble)
+    fast, why = engine_choice.choose(float32(), "auto")
+    assert fast is None
+    assert type(error).__name__ in why
+    assert "\n" not in why
+
+
+def test_the_check_of_a_window_reads_a_longer_text(monkeypatch):
+    """The text outgrows a page and the window; where that would take too long there is no other engine."""
+    model, lengths = float32("gemma3_window"), []
+    right = engine_choice.checks.cached_logits
+    monkeypatch.setattr(
+        engine_choice.checks,
+        "cached_logits",
+        lambda cached, text, **how: lengths.append(text.shape[1]) or right(cached, text, **how),
+    )
+    fast, _ = engine_choice.build(model)
+    assert lengths[0] > fast.page + fast.largest_window
+    monkeypatch.setattr(engine_choice.checks, "MOST_OPERATIONS", 1e3)
+    fast, why = engine_choice.build(model)
+    assert fast is None
+    assert "a check of its window of 8 tokens would take too long" in why
+
+
+def test_wrong_logits_are_no_engine_however_noisy_the_eager_one(monkeypatch):
+    """The bound comes from uncached logits: an eager cache that is broken as well does not widen it."""
+    monkeypatch.setattr(eager.EagerBackend, "crop", lambda self, n_tokens, length: None)
+    right = c_pass.Packed.run
+    monkeypatch.setattr(c_pass.Packed, "run", lambda *args: right(*args).flip(-1))
+    fast, why = engine_choice.choose(float32(), "c")
+    assert fast is None
+    assert "64 * eps(float32) * max|logit|" in why
+
+
+def test_the_model_itself_is_left_as_it_was():
+    """Weights are packed as copies; checks and `generate` go on using the model."""
+    model = float32("qwen2")
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    assert engine_choice.build(model)[0] is not None
+    assert all(torch.equal(before[name], weight) for name, weight in model.named_parameters())
+
+
+@pytest.mark.parametrize("name", engines.CHECKED)
+def test_the_check_at_load_refuses_a_pass_that_is_wrong(name, monkeypatch):
+    """Mistakes that a chain of tokens shows. Trees have a check of their own (speclab/extensions/trees/checks.py)."""
+    model = tiny_case(engines.CHECKED[name])
+    assert engine_choice.build(model)[0] is not None
+    monkeypatch.setattr(engines, "put", monkeypatch.setattr)
+    getattr(engines, name).apply()
+    fast, why = engine_choice.build(model)
+    assert fast is None
+    assert "off by" in why

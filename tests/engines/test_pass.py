@@ -1,0 +1,189 @@
+"""pass.c computes what the library computes: every family, width, length, mask and number of threads."""
+
+import ctypes
+import itertools
+
+import pytest
+import torch
+
+from speclab.engines.c_pass import AT_ONCE, Pass, Text
+from speclab.engines.eager import layer_outputs
+from speclab.engines.parts import FAMILIES
+from speclab.models import engine_choice
+from speclab.models.first_layers import check_split
+from tests.engines.families import CASES, WINDOW, check_passes, made, on_c, packed, text_of, tiny, uncached
+from tests.tiny_models import assert_close
+
+
+def test_every_family_is_tried():
+    assert {kind for kind, _ in CASES.values()} == set(FAMILIES)
+
+
+@pytest.mark.parametrize("n_prompt", [20, AT_ONCE + 70])  # within a page and across; several calls
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_the_librarys(case, n_prompt):
+    check_passes(tiny(case), n_prompt)
+
+
+TURNED = ("phi3, some turned", "gpt_neox")  # four of six numbers of a head
+
+
+def test_the_cases_are_what_they_are_called():
+    assert [packed(tiny(case)).packed.parts.angles[0](torch.arange(3))[0].shape for case in TURNED] == [(3, 2)] * 2
+    assert packed(tiny("smollm3")).packed.parts.layers[1].rotary is None
+    assert {layer.window for layer in packed(tiny("gemma3_text")).packed.parts.layers} == {0, WINDOW}
+    assert packed(tiny("olmo2")).packed.parts.whole_norms
+    for case in ("llama with biases", "qwen2", "gpt2", "gpt_neox"):
+        assert all(layer.qkv[1].abs().min() > 0 for layer in packed(tiny(case)).packed.parts.layers)
+
+
+@pytest.mark.parametrize("case", ["llama", "mistral"])
+def test_lengths_at_every_edge_of_a_page(case):
+    model, cached = tiny(case), on_c(tiny(case))
+    text = text_of(model, 2 * cached.fast.page + 12)
+    right = uncached(model, text)
+    for edge, n, width in itertools.product((1, 2), range(-2, 3), (1, 2, 9)):
+        n += edge * cached.fast.page
+        cached.prefill(text[:, :n])
+        assert_close(cached.forward(text[:, n : n + width]), right[:, n : n + width])
+        cached.crop(n - 3)
+        assert_close(cached.forward(text[:, n - 3 : n + 1]), right[:, n - 3 : n + 1])
+
+
+# --- Trees, and several texts -----------------------------------------------------------------------------------------
+
+PARENTS = [-1, 0, 0, 1, 1, 4, 2, 6, 5, 7, -1, 10]  # of drafted tokens; -1: the last committed token
+
+
+def path_to(node: int) -> list[int]:
+    return [] if node < 0 else [*path_to(PARENTS[node]), node]
+
+
+@pytest.mark.parametrize("n_prompt", [5, 61, AT_ONCE - 4])  # within the window, over the end of a page, later
+@pytest.mark.parametrize("case", ["llama", "mistral", "gemma3_text", "qwen2", "gpt2", "gpt_neox", "smollm3"])
+def test_every_token_of_a_tree_gets_the_logits_of_its_branch(case, n_prompt):
+    """And where one branch is kept, the text goes on as after that branch alone; nothing of the others is read."""
+    model, cached = tiny(case), on_c(tiny(case))
+    text, tree = text_of(model, n_prompt + 9), text_of(model, 1 + len(PARENTS), seed=2)
+    cached.hidden_layers = (0, 1)
+    for deepest in (9, 8, 3, 11):
+        cached.prefill(text[:, :n_prompt])
+        reads = torch.zeros(1, 1 + len(PARENTS), 1 + len(PARENTS), dtype=torch.bool)
+        for node in range(-1, len(PARENTS)):
+            reads[0, 1 + node, [0, *(1 + i for i in path_to(node))]] = True
+        found, states = cached.forward(tree, reads), cached.hidden((1,))
+        for node in range(-1, len(PARENTS)):
+            rows = [0, *(1 + i for i in path_to(node))]
+            branch = torch.cat([text[:, :n_prompt], tree[:, rows]], dim=1)
+            assert_close(found[:, 1 + node], uncached(model, branch)[:, -1])
+        path = path_to(deepest)
+        cached.keep(path)
+        kept = [0, *(1 + i for i in path)]
+        assert torch.equal(cached.hidden((1,)), states[:, kept])
+        whole = torch.cat([text[:, :n_prompt], tree[:, kept], text[:, n_prompt:]], dim=1)
+        assert_close(cached.forward(text[:, n_prompt:]), uncached(model, whole)[:, -9:])
+
+
+@pytest.mark.parametrize("case", ["llama", "mistral", "gpt2"])
+def test_a_tree_can_grow_by_several_passes(case):
+    """A mask over the last tokens of the cache, too, of which some are not read."""
+    model, cached, text = tiny(case), on_c(tiny(case)), text_of(tiny(case), 70)
+    cached.prefill(text[:, :62])
+    tree, parents = text[:, 62:69], [-1, 0, 0, 1, 2, 2, 5]
+    reads = torch.eye(7, dtype=torch.bool)
+    for node, parent in enumerate(parents[1:], start=1):
+        reads[node] |= reads[parent]
+    found = [cached.forward(tree[:, a:b], reads[None, a:b, :b]) for a, b in ((0, 3), (3, 6), (6, 7))]
+    for node, logits in enumerate(torch.cat(found, dim=1)[0]):
+        branch = torch.cat([text[:, :62], tree[:, reads[node]]], dim=1)
+        assert_close(logits, uncached(model, branch)[0, -1])
+
+
+@pytest.mark.parametrize("case", ["llama", "mistral", "gemma2", "gpt2"])
+def test_several_texts_in_one_pass_are_each_alone(case):
+    """Texts of other lengths, their tokens in turns; logits are asked of some, in another order."""
+    model, packing = tiny(case), packed(tiny(case)).packed
+    ids, lengths, width = [text_of(model, n, seed=n) for n in (4, 63, 90)], (1, 60, 86), 3
+    texts = [Text(packing) for _ in ids]
+    packing.reach(90, 90)
+    for i in range(max(lengths) + width):
+        now = [(t, i) for t, n in enumerate(lengths) if i < n]  # every text that is not yet so long, by one token
+        now += [(t, lengths[t] + j) for t in range(3) for j in range(width)] if i >= max(lengths) else []
+        if not now:
+            break
+        found = several(packing, texts, ids, now)
+        if i >= max(lengths):
+            break
+    assert len(now) == 9
+    for (t, row), logits in zip(now[::-1], found, strict=True):
+        assert_close(logits, uncached(model, ids[t][:, : row + 1])[0, -1])
+
+
+def several(packing, texts, ids, now):
+    """A pass over tokens, each (number of its text, row). -> (tokens, ids) logits, the last token's first"""
+    for t, row in now:
+        texts[t].reserve(row + 1)
+    numbers = torch.tensor([[t, row, row, row + 1, len(now) - 1 - i] for i, (t, row) in enumerate(now)]).int()
+    columns = [column.contiguous() for column in numbers.T]
+    chosen = torch.tensor([ids[t][0, row] for t, row in now])
+    pages = (ctypes.c_void_p * 3)(*(ctypes.addressof(text.addresses) for text in texts))
+    given = Pass(first=0, end=len(packing.layers), ids=chosen.data_ptr(), pages=ctypes.addressof(pages))
+    given.text, given.position, given.row, given.whole, given.wanted = (column.data_ptr() for column in columns)
+    return packing.run(given, len(now), len(now), {})[0]
+
+
+# --- Numbers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["llama, three blocks", "gemma2", "gpt_neox", "qwen3"])
+def test_the_number_of_threads_changes_no_bit(case):
+    model, found = tiny(case), []
+    text = text_of(model, 100)
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3, 1):
+            torch.set_num_threads(threads)
+            cached = on_c(model)
+            first = cached.prefill(text[:, :70])
+            found.append(torch.cat([first, *(cached.forward(text[:, i : i + 5]) for i in range(70, 100, 5))], dim=1))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+@pytest.mark.parametrize("case", ["llama with biases", "gemma3_text", "gpt2", "gpt_neox", "olmo2"])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_weight_that_is_no_number_shows(case, bad):
+    """Where the library's logits are not finite, these are not either: nothing is assumed away in any part."""
+    kind, changes = CASES[case]
+    model = made(kind, **changes)
+    text = text_of(model, 12)
+    for name, weight in model.named_parameters():
+        place = (
+            (int(text[0, 5]), 3)
+            if weight.shape[0] == model.config.vocab_size and "head" not in name
+            else (0,) * weight.ndim
+        )
+        before = weight.data[place].clone()
+        weight.data[place] = bad
+        right = uncached(model, text)
+        with torch.inference_mode():
+            found = on_c(model, engine_choice.on_c(model)).prefill(text)
+        weight.data[place] = before
+        assert torch.equal(found.isfinite(), right[:, -1:].isfinite()), name
+
+
+@pytest.mark.parametrize("case", ["llama", "gemma3_text", "gpt2"])
+def test_a_pass_can_be_run_in_two_parts(case):
+    """The first layers over some tokens, and the others over their outputs later."""
+    check_split(on_c(tiny(case)), 1)
+
+
+def test_states_of_a_long_prompt_are_whole():
+    """Of all its calls, one below the other."""
+    model, cached = tiny("qwen3"), on_c(tiny("qwen3"))
+    text, cached.hidden_layers = text_of(model, 2 * AT_ONCE + 30), (0, 1)
+    with torch.inference_mode(), layer_outputs(model, (0, 1)) as right:
+        model(input_ids=text, use_cache=False)
+    cached.prefill(text)
+    assert_close(cached.hidden((0, 1)), torch.cat([right[0], right[1]], dim=-1))
