@@ -23,14 +23,16 @@ from speclab.records.log import Line, RoundCounts
 def compare_batches(config: RunConfig, batches: list[int]) -> tuple[BatchRun, Measurement]:
     """Measure, check, predict.  -> the record, and the texts with what their checks say"""
     decoded = Batches(config)
-    timer = make_timer(config, round(mean_context(config)), sorted({1, *batches}))
+    context = round(mean_context(config))
+    timer = make_timer(config, context, sorted({1, *batches}))
     with kept_when_stopped(lambda: decoded.complete) as stops:
         decode(decoded, arms(config, batches), timer)
     measured, expected = judge(decoded), None
     measured.stop = measured.stop or (stops[0] if stops else None)
     with measured.kept("the rows are complete, what is expected of them is not"):
         if not measured.interrupted:
-            expected = Expectations(timer.context, timer.times, known(decoded), config.setup.engine != "c")
+            pads = config.setup.engine != "c"
+            expected = Expectations(context, timer.times, known(decoded), networks_by_row(config), pads)
     return record(decoded, measured, expected, batches), measured
 
 
@@ -62,6 +64,12 @@ def record(decoded: Batches, measured: Measurement, expected: Expectations | Non
         n_distinct=n_distinct(config),
         row_by_row=[name for name, drafter in config.drafters.items() if not shared_model(drafter)],
     )
+
+
+def networks_by_row(config: RunConfig) -> set[str]:
+    """Name the drafts that draw from probabilities, so a network makes them, and have no pass for all rows together."""
+    drafters = {name: drafter for name, drafter in config.drafters.items() if not shared_model(drafter)}
+    return {name for name, drafter in drafters.items() if any(part.draws for part in drafter.parts)}
 
 
 def known(decoded: Batches) -> dict[Way, OfOne]:

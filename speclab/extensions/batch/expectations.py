@@ -1,17 +1,19 @@
 """The expected speed of a batch, from one text at a time. No batch of several texts is timed for it.
 
-A pass over n texts of w tokens each multiplies every weight with n * w tokens, so it should take as long as a pass over
-one text of n * w tokens:
+A pass over n texts of w tokens each multiplies every weight with n * w tokens, as a pass over one text of n * w tokens
+does. But each text has keys and values of its own to read; one token after n times as many tokens of context reads as
+many. So, with C tokens of context,
 
-    t(n, w) = t(1, n * w)
+    t(n, w, C) = t(1, n * w, C) + t(1, 1, n * C) - t(1, 1, C)
 
 A round takes its passes, and what the loop does outside of them, which a batch does once for all of its texts. That is
-measured where one text is decoded at a time: the seconds of a round, less those of its passes. What drafts row by row
-does its work for each text anew, so what its rounds take outside of passes beyond those of plain decoding counts once
-for each text.
+measured where one text is decoded at a time: the seconds of a round, less those of its passes. A head, or another
+network that drafts row by row, works for each text anew: what its rounds take beyond those of plain decoding counts
+once for each text.
 
 While reading the weights takes most of the time, more tokens in a pass cost nothing, and drafted tokens are verified
-for free. A large batch removes this gain: every drafted token then costs what a token of another text would.
+for free. A large batch removes this gain: every drafted token then costs what a token of another text would. A long
+context restores it: keys and values are read once for a text, not for every token. MagicDec, arXiv 2408.11049.
 """
 
 import functools
@@ -37,6 +39,8 @@ from speclab.theory.knees import knee_of
 TARGET = "target"
 Way = tuple[str, int]
 """a draft and its length; PLAIN for plain decoding"""
+Pass = tuple[int, int]
+"""tokens of a pass over one text, tokens of the text before it"""
 PLAIN: Way = ("", 0)
 
 
@@ -71,14 +75,15 @@ def of_one(rounds: Sequence[Round], taken: float, k: int) -> OfOne:
 class Expectations:
     """Rates of any number of texts at a time.
 
-    context: the tokens before a pass, where passes were timed. times: of TARGET and of draft models, the seconds of a
-    pass over one text, by its tokens. known: of each way to decode. pads: whether all rows of a pass have as many
-    tokens as the longest one, as on all engines but `c`.
+    context: the tokens before a pass. times: of TARGET and of draft models, the seconds of passes over one text. known:
+    of each way to decode. row_by_row: drafts whose network works for one text at a time. pads: whether all rows of a
+    pass have as many tokens as the longest one, as on all engines but `c`.
     """
 
     context: int
-    times: dict[str, dict[int, float]]
+    times: dict[str, dict[Pass, float]]
     known: dict[Way, OfOne]
+    row_by_row: set[str]
     pads: bool
 
     def rate(self, draft: str, k: int, n_texts: int) -> float | None:
@@ -86,7 +91,7 @@ class Expectations:
         if not all(self.times.values()) or not {PLAIN, (draft, k)} <= self.known.keys():
             return None
         outside = self.outside((draft, k))
-        own = 0.0 if k == 0 or draft in self.times else max(0.0, outside - self.outside(PLAIN))
+        own = max(0.0, outside - self.outside(PLAIN)) if draft in self.row_by_row else 0.0
         round_ = self._passes((draft, k), n_texts) + outside + (n_texts - 1) * own
         return n_texts * self.known[draft, k].tokens / round_
 
@@ -98,25 +103,28 @@ class Expectations:
         """The seconds of the passes of a round."""
         one, (draft, _) = self.known[way], way
         longest = n_texts if self.pads else 1
-        taken = self._of(TARGET, n_texts * (1 + one.drafted(longest)))
+        taken = self._of(TARGET, n_texts, 1 + one.drafted(longest))
         if draft not in self.times or not one.at_least:
             return taken
         two = 1 - (1 - one.full) ** longest  # how likely the first pass of the draft reads two tokens of a text
         steps, first = one.drafted(n_texts), 1 - (1 - one.at_least[0]) ** n_texts  # some rounds draft nothing
-        return taken + first * self._of(draft, n_texts * (1 + two)) + (steps - first) * self._of(draft, n_texts)
+        return taken + first * self._of(draft, n_texts, 1 + two) + (steps - first) * self._of(draft, n_texts, 1)
 
-    def _of(self, model: str, width: float) -> float:
-        times = self.times[model]
-        return float(np.interp(width, sorted(times), [times[one] for one in sorted(times)]))
+    def _of(self, model: str, n_texts: int, width: float) -> float:
+        """The seconds of a pass over so many texts, with so many tokens of each on average."""
+        times, one = self.times[model], self.context
+        of_width = sorted((tokens, taken) for (tokens, context), taken in times.items() if context == one)
+        multiplied = float(np.interp(n_texts * width, *zip(*of_width, strict=True)))
+        return multiplied + times[1, n_texts * one] - times[1, one]
 
     # --- what goes into the record ------------------------------------------------------------------------------------
 
     def passes(self) -> list[PassTime]:
         """Every pass that was timed."""
-        timed = [(model, width, taken) for model, times in self.times.items() for width, taken in times.items()]
+        timed = [(model, one, taken) for model, times in self.times.items() for one, taken in times.items()]
         return [
-            PassTime(model=model, n_texts=1, width=width, context=self.context, seconds=taken, predicted=None)
-            for model, width, taken in timed
+            PassTime(model=model, n_texts=1, width=width, context=context, seconds=taken, predicted=None)
+            for model, (width, context), taken in timed
         ]
 
     def facts(self) -> Facts:
@@ -144,7 +152,7 @@ class Expectations:
 
 
 class PassTimer:
-    """Times passes over one text: of each model those of its widths, after `context` tokens.
+    """Times passes over one text, of each model its own.
 
     A pass that follows the same pass finds its code, its weights and the processor's threads as that one has left them.
     In a decoding other work comes in between, and a pass takes longer. So `step` is called between the rounds of the
@@ -152,15 +160,15 @@ class PassTimer:
     numbers: memory that was never written is read for nothing.
     """
 
-    def __init__(self, models: Mapping[str, CachedModel], widths: Mapping[str, set[int]], context: int):
-        self.context, self.models = context, models
+    def __init__(self, models: Mapping[str, CachedModel], passes: Mapping[str, set[Pass]]):
+        self.models = models
         self._batches = {name: BatchedModel(model, 1) for name, model in models.items()}
-        self._passes = [(name, width) for name in models for width in sorted(widths[name])]
-        self._timed: dict[tuple[str, int], list[float]] = {one: [] for one in self._passes}
+        self._passes = [(name, one) for name in models for one in sorted(passes[name])]
+        self._timed: dict[tuple[str, Pass], list[float]] = {one: [] for one in self._passes}
         self._random = random.Random(0)
-        self._left: list[tuple[str, int]] = []  # what is left of this turn
+        self._left: list[tuple[str, Pass]] = []  # what is left of this turn
         for name, batch in self._batches.items():
-            batch.start(context + max(widths[name]))
+            batch.start(max(map(sum, passes[name])))
             batch.fill(seed=0)
         for one in self._passes:  # meets the shapes
             self._seconds(one)
@@ -178,23 +186,23 @@ class PassTimer:
         one = self._left.pop()
         self._timed[one].append(self._seconds(one))
 
-    def _seconds(self, one: tuple[str, int]) -> float:
-        name, width = one
+    def _seconds(self, one: tuple[str, Pass]) -> float:
+        name, (width, context) = one
         batch, device = self._batches[name], self.models[name].device
-        batch.lengths = [self.context]
+        batch.lengths = [context]
         tokens = torch.zeros(1, width, dtype=torch.long, device=device)
         return seconds(functools.partial(batch.forward, tokens), device)
 
     @property
-    def times(self) -> dict[str, dict[int, float]]:
-        """The seconds of passes, by model and tokens: the mean of the middle half of each series, which a disturbed
+    def times(self) -> dict[str, dict[Pass, float]]:
+        """The seconds of passes, by model: the mean of the middle half of each series, which a disturbed
         moment does not move, times what such moments add to all series together. The predicted rates are of the whole
         time, those moments included."""
         series = {one: timed for one, timed in self._timed.items() if timed}
         middle = {one: middle_mean(timed) for one, timed in series.items()}
         undisturbed = sum(middle[one] * len(timed) for one, timed in series.items())
         more = sum(map(sum, series.values())) / undisturbed if series else 1.0
-        return {name: {w: more * mean for (of, w), mean in middle.items() if of == name} for name in self.models}
+        return {name: {one: more * mean for (of, one), mean in middle.items() if of == name} for name in self.models}
 
 
 def middle_mean(values: Sequence[float]) -> float:
@@ -204,10 +212,15 @@ def middle_mean(values: Sequence[float]) -> float:
 
 
 def make_timer(config: RunConfig, context: int, sizes: Sequence[int]) -> PassTimer:
-    """A timer for passes over one text that are as wide as those over so many texts."""
+    """A timer for passes over one text that multiply as much as those over so many texts, and for those that read as
+    much."""
     lengths = {k for drafter in config.drafters.values() for k in drafter.lengths(config.draft_lengths)}
-    models, widths = {TARGET: config.setup.target}, {TARGET: {n * (k + 1) for n in sizes for k in {0, *lengths}}}
+    models, widths = {TARGET: config.setup.target}, {TARGET: {1, *(k + 1 for k in lengths)}}
     for name, drafter in config.drafters.items():
         if model := shared_model(drafter):
-            models[name], widths[name] = model, {n * width for n in sizes for width in (1, 2)}
-    return PassTimer(models, widths, context)
+            models[name], widths[name] = model, {1, 2}
+    passes = {
+        name: {one for n in sizes for one in ((1, n * context), *((n * width, context) for width in widths[name]))}
+        for name in models
+    }
+    return PassTimer(models, passes)

@@ -41,10 +41,9 @@ class RowPages:
             part = part.flatten(0, 1)
             return part.contiguous() if number is None else part[number]
 
-        tokens, position, mask, n_positions = counted(ids), place, None, max(place_of) + 1
+        tokens, position, mask = counted(ids), place.clamp(max=placed.last), None
         if placed.positions is not None:
             position = counted(placed.positions).int()
-            n_positions = int(position.max()) + 1
         if placed.visible is not None:
             whole, mask = torch.zeros_like(place), counted(placed.visible)
         elif placed.reads is not None:
@@ -53,7 +52,7 @@ class RowPages:
         for backend, start in zip(self.rows, starts, strict=True):
             backend.text.reserve(start + m if placed.visible is None else placed.total)
         pages = (ctypes.c_void_p * n_rows)(*(ctypes.addressof(one.text.addresses) for one in self.rows))
-        packed.reach(n_positions, self.fast.most_positions)
+        packed.reach(int(position.max()) + 1, self.fast.most_positions)
         given = Pass(
             first=0,
             end=len(packed.layers),

@@ -58,9 +58,11 @@ def test_a_run_leaves_its_record_page_and_picture(run, tmp_path, engine):
     assert len(made.correctness) == len(made.raw) - 1, "all but plain decoding of one text at a time"
     assert out.index("same text? target") < out.index("the best draft length of each batch")
     assert {entry.source for entry in made.knees} == {"measured", "predicted"}
-    assert {(one.model, one.width) for one in made.passes} == {
-        *((TARGET, n * width) for n in sizes for width in (1, 2, 4)),
-        *(("draft", n * width) for n in sizes for width in (1, 2)),
+    once = round(made.mean_context)
+    assert {(one.model, one.width, one.context) for one in made.passes} == {
+        *((TARGET, n * width, once) for n in sizes for width in (1, 2, 4)),
+        *(("draft", n * width, once) for n in sizes for width in (1, 2)),
+        *((name, 1, n * once) for n in sizes for name in (TARGET, "draft")),
     }
     assert made.costs["pads"] == (engine != "c")
     assert (tmp_path / "plots" / "local-batch.png").stat().st_size > 5000
@@ -159,42 +161,48 @@ def test_rounds_are_booked_by_pass(monkeypatch):
 
 
 def expected(pads: bool = True) -> Expectations:
-    """A pass takes 1 + 0.1 for each token, a draft's pass 0.1. A round of one text takes 0.25 more than its passes."""
-    times = {TARGET: {1: 1.1, 101: 11.1}, "model": {1: 0.1, 101: 0.1}}
+    """A pass takes 0.95 + 0.1 for each token + 0.05 for each text, a draft's 0.1; a round of one text 0.25 more."""
+    times = {
+        TARGET: {(1, 50): 1.1, (101, 50): 11.1} | {(1, 50 * n): 1.05 + 0.05 * n for n in range(1, 17)},
+        "model": {(1, 50): 0.1, (101, 50): 0.1} | {(1, 50 * n): 0.1 for n in range(1, 17)},
+    }
     # half of the rounds accept both tokens; the other draft proposes in half of the rounds alone
     known = {
         PLAIN: OfOne(1, 1.1 + 0.25),
         ("model", 2): OfOne(2, 1.3 + 0.2 + 0.25, (1.0, 1.0), 0.5),
         ("other", 2): OfOne(2, 1.2 + 0.45, (0.5, 0.5), 0.5),
     }
-    return Expectations(50, times, known, pads)
+    return Expectations(50, times, known, {"other"}, pads)
 
 
 def test_rates_by_hand():
-    """One text at a time is expected to take what it took; of several, the weights are read once."""
+    """One text at a time is expected to take what it took; of several, the weights are read once, not the caches."""
     e = expected()
     assert e.rate(*PLAIN, 1) == pytest.approx(1 / 1.35)
-    assert e.rate(*PLAIN, 4) == pytest.approx(4 / (1.4 + 0.25))
+    assert e.rate(*PLAIN, 4) == pytest.approx(4 / (1.4 + 0.15 + 0.25))
     assert e.rate("model", 2, 1) == pytest.approx(2 / 1.75)
-    assert e.rate("model", 2, 4) == pytest.approx(8 / (2.2 + 0.2 + 0.25))
+    assert e.rate("model", 2, 4) == pytest.approx(8 / (2.2 + 0.15 + 0.2 + 0.25))
     # of four texts one at least drafts in 15 of 16 rounds, and all rows are padded to it; drafting is paid four times
     assert e.rate("other", 2, 1) == pytest.approx(2 / 1.65)
-    assert e.rate("other", 2, 4) == pytest.approx(8 / (1 + 0.4 * (1 + 2 * 15 / 16) + 0.45 + 3 * 0.2))
-    assert expected(pads=False).rate("other", 2, 4) == pytest.approx(8 / (1 + 0.4 * (1 + 1) + 0.45 + 3 * 0.2))
+    assert e.rate("other", 2, 4) == pytest.approx(8 / (1.15 + 0.4 * (1 + 2 * 15 / 16) + 0.45 + 3 * 0.2))
+    assert expected(pads=False).rate("other", 2, 4) == pytest.approx(8 / (1.15 + 0.4 * (1 + 1) + 0.45 + 3 * 0.2))
+    e.row_by_row.clear()  # a lookup
+    assert e.rate("other", 2, 4) == pytest.approx(8 / (1.15 + 0.4 * (1 + 2 * 15 / 16) + 0.45))
 
 
 def test_a_draft_model_catches_up():
     """Its first pass reads two tokens of a text whose whole draft was accepted; padded, of all where one was."""
     for pads, first in ((True, 4 * (1 + 1 - 0.5**4)), (False, 4 * 1.5)):
         e = expected(pads)
-        e.times["model"] = {1: 0.1, 101: 10.1}  # 0.1 for each token
+        e.times["model"] |= {(1, 50): 0.1, (101, 50): 10.1, (1, 200): 0.1}  # 0.1 for each token
         e.known["model", 2] = OfOne(2, 1.3 + 0.15 + 0.1 + 0.25, (1.0, 1.0), 0.5)
-        assert e.rate("model", 2, 4) == pytest.approx(8 / (2.2 + 0.1 * first + 0.4 + 0.25))
+        assert e.rate("model", 2, 4) == pytest.approx(8 / (2.2 + 0.15 + 0.1 * first + 0.4 + 0.25))
 
 
 def test_the_expected_knee():
-    """Beyond it, every drafted token costs what a token of another text would."""
+    """Beyond it, every drafted token costs what a token of another text would, where reading caches costs nothing."""
     e, batches = expected(), (1, 2, 4, 8, 16)
+    e.times[TARGET] |= {(1, 50 * n): 1.1 for n in batches}
     entries = {entry.draft: entry for entry in e.knees(batches)}
     speedups = {n: e.rate("model", 2, n) / e.rate(*PLAIN, n) for n in batches}
     assert entries["model"].best == {str(n): [2, pytest.approx(one)] for n, one in speedups.items()}
@@ -230,11 +238,11 @@ def test_passes_over_one_text_are_timed_in_turns(pair_folder, monkeypatch):
         return {1: 1.0, 6: 2.0}[asked[-1]] + 8.0 * (len(asked) == 10)
 
     monkeypatch.setattr(expectations, "seconds", seconds)
-    timer = PassTimer({TARGET: setup.target}, {TARGET: {1, 6}}, 4)
+    timer = PassTimer({TARGET: setup.target}, {TARGET: {(1, 9), (6, 4)}})
     for _ in range(4 * timer.n_steps):
         timer.step()
     assert asked[:2] == [1, 6]
     assert [set(asked[i : i + 2]) for i in (2, 4, 6, 8)] == [{1, 6}] * 4
     more = (4 * 1.0 + 4 * 2.0 + 8) / (4 * 1.0 + 4 * 2.0)
-    assert timer.times == {TARGET: {1: pytest.approx(1.0 * more), 6: pytest.approx(2.0 * more)}}
+    assert timer.times == {TARGET: {(1, 9): pytest.approx(1.0 * more), (6, 4): pytest.approx(2.0 * more)}}
     assert all((part != 0).all() for part in timer._batches[TARGET]._buffers.keys)
