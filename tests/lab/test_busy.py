@@ -16,7 +16,6 @@ from speclab.system import cores
 from speclab.theory import noise
 
 TEXTS = [("code", "def f(x):"), ("prose", "return x"), ("copy", "x + 1, x + 1,")]
-HALF = cores.Work(blocks=50.0, got=0.5, wanted=1.0)
 
 
 @pytest.fixture
