@@ -6,7 +6,7 @@ Everything goes through the real cached loop. `make test` runs a covering subset
 import functools
 import itertools
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import scipy.stats
@@ -28,8 +28,9 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength, RoundCosts
 from speclab.drafts.suffix import SuffixDrafter
-from speclab.engines import eager
+from speclab.engines import eager, parts
 from speclab.lab.instruments import LoopFunctions, with_phases
+from speclab.models import engine_choice
 from speclab.models.cached import CachedModel
 from speclab.models.checking import wider
 from speclab.models.checking.rounding import Reference
@@ -39,10 +40,9 @@ from tests.decoding import plain_text, speculative_rounds
 from tests.grids import pairs_often
 from tests.heads import tiny_block_head, tiny_head
 from tests.rules import RULES
-from tests.tiny_models import CONTEXT, FAMILIES, VOCAB, PlainTransformer, perturbed, tiny
+from tests.tiny_models import CONTEXT, DTYPE_ON, FAMILIES, VOCAB, PlainTransformer, on_engine, perturbed, tiny
 
 LONGEST = 20  # new tokens
-DTYPES = (torch.float32, torch.float64)
 PROMPT_IDS = torch.tensor([[5, 9, 2, 40, 7]])
 DRAFTS = ("good", "bad", "identical", "ngram")  # tests/contract.py has the other kinds
 
@@ -59,11 +59,18 @@ class Subject:
     bad: torch.nn.Module
     prompt: Tensor
     text: list[int]
+    engine: str
+
+    def cached(self, model: torch.nn.Module) -> CachedModel:
+        """A model on the engine of this subject. A family that `c` does not know runs eagerly there, in float32."""
+        known = model.config.model_type in parts.FAMILIES
+        return CachedModel(model, fast=on_engine(self.engine, model) if known else None)
 
 
 @functools.cache
-def subject(family: str, dtype: torch.dtype) -> Subject:
+def subject(family: str, engine: str = "eager") -> Subject:
     """The target of `family` and its drafts; its text must be varied and free of near-ties."""
+    dtype = DTYPE_ON[engine]
     model = tiny(family, dtype=dtype)
     prompt = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(0))
     ids, gaps = prompt, []
@@ -75,7 +82,7 @@ def subject(family: str, dtype: torch.dtype) -> Subject:
     text = ids[0, prompt.shape[1] :].tolist()
     assert len(set(text)) >= 6, f"{family}: a text of few tokens proves little: {text}"
     assert min(gaps) > 5e-4, f"{family}: a near-tie would let float32 rounding decide: {min(gaps)}"
-    return Subject(model, perturbed(model, 0.07), tiny("llama", seed=99, dtype=dtype), prompt, text)
+    return Subject(model, perturbed(model, 0.07), tiny("llama", seed=99, dtype=dtype), prompt, text, engine)
 
 
 class Spy:
@@ -100,7 +107,7 @@ class Spy:
 def make_drafter(kind: str, s: Subject):
     if kind == "ngram":
         return NgramDrafter(longest=3, shortest=1)
-    return ModelDrafter(CachedModel({"good": s.good, "bad": s.bad, "identical": s.model}[kind]))
+    return ModelDrafter(s.cached({"good": s.good, "bad": s.bad, "identical": s.model}[kind]))
 
 
 def rounds_that_must_come(text: list[int], proposed: list[list[int]], limit: int, eos: frozenset[int]) -> list[Round]:
@@ -125,7 +132,7 @@ def rounds_that_must_come(text: list[int], proposed: list[list[int]], limit: int
 
 def check_greedy(s: Subject, kind: str, k: int, limit: int, eos: frozenset[int] = frozenset()) -> list[Round]:
     """One decoding: its text, every count of every round, the pass count and the budget."""
-    target, spy = CachedModel(s.model), Spy(make_drafter(kind, s))
+    target, spy = s.cached(s.model), Spy(make_drafter(kind, s))
     rounds = list(speculative_rounds(target, spy, s.prompt, k, limit, eos=eos))
     ends = [i + 1 for i, token in enumerate(s.text[:limit]) if token in eos]
     label = f"{kind}, k = {k}, {limit} new tokens, eos {set(eos)}"
@@ -147,12 +154,12 @@ def check_kind(kind: str, rounds: list[Round]) -> None:
     assert kind != "identical" or not any(r.n_rejected for r in rounds)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("engine", DTYPE_ON)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_is_token_identical_in_every_family(family, dtype):
-    """A cache, mask or position bug of one architecture or dtype changes the text."""
-    s = subject(family, dtype)
-    target = CachedModel(s.model)
+def test_greedy_is_token_identical_in_every_family(family, engine):
+    """A cache, mask or position bug of one architecture or engine changes the text."""
+    s = subject(family, engine)
+    target = s.cached(s.model)
     assert plain_text(target, s.prompt, LONGEST) == s.text
     assert target.n_passes == LONGEST, "the baseline pays one pass per token, the first from the prompt"
     generated = s.model.generate(
@@ -160,7 +167,8 @@ def test_greedy_is_token_identical_in_every_family(family, dtype):
     )
     assert generated[0, s.prompt.shape[1] :].tolist() == s.text
 
-    turn = 2 * list(FAMILIES).index(family) + DTYPES.index(dtype)  # 0 … 15: every draft meets every k over the families
+    # 0 to 15: every draft meets every k over the families.
+    turn = 2 * list(FAMILIES).index(family) + list(DTYPE_ON).index(engine)
     for i, kind in enumerate(DRAFTS):
         check_kind(kind, check_greedy(s, kind, (turn + i) % 9, 1 + (7 * turn + 3 * i) % LONGEST))
 
@@ -171,17 +179,18 @@ def test_greedy_is_token_identical_in_every_family(family, dtype):
     assert any(r.n_accepted == r.n_drafted > 0 for r in good), "no bonus token: catch-up not tested"
 
 
+@pytest.mark.parametrize("engine", DTYPE_ON)
 @pytest.mark.parametrize("kind", ["good", "ngram"])
-def test_greedy_at_every_draft_length(kind):
+def test_greedy_at_every_draft_length(kind, engine):
     """k from 0 (plain decoding) to 8: every width of the verification pass, every depth of rollback."""
-    s = subject("llama", torch.float64)
+    s = subject("llama", engine)
     for k in range(9):
         check_kind(kind, check_greedy(s, kind, k, LONGEST))
 
 
 def test_greedy_at_every_budget():
     """1 … 20 new tokens: a block that does not fit must be cut short, and the budget never overshot."""
-    s = subject("gpt2", torch.float64)
+    s = subject("gpt2")
     for limit in range(1, LONGEST + 1):
         check_greedy(s, "good", 5, limit)
 
@@ -204,14 +213,14 @@ def check_eos_everywhere(s: Subject, kind: str, k: int) -> set[str]:
 
 def test_eos_anywhere_in_a_block():
     """An EOS inside a block ends the text there: what stands behind it is neither said nor counted."""
-    s = subject("llama", torch.float64)
+    s = subject("llama")
     places = set().union(*(check_eos_everywhere(s, kind, 5) for kind in ("good", "identical", "ngram")))
     assert places == {"prefill", "drafted", "drafted, then refused", "correction", "bonus"}
 
 
 def test_eos_as_generate_and_the_baseline_see_it():
     """All three stop behind the same token, whatever the baseline's chunk; several EOS ids count as one."""
-    s = subject("llama", torch.float64)
+    s = subject("llama")
     mask = torch.ones_like(s.prompt)
     for eos in [{token} for token in s.text[:12:2]] + [{s.text[5], s.text[9]}, {VOCAB - 1, s.text[7]}]:
         right = s.text[: 1 + min(s.text.index(token) for token in eos if token in s.text)]
@@ -231,27 +240,28 @@ def test_eos_as_generate_and_the_baseline_see_it():
 def test_sliding_window_changes_the_text():
     """Else the sliding-window families would prove nothing about rolling back past a window."""
     for family in ("mistral_window", "gemma3_window"):
-        s = subject(family, torch.float64)
+        s = subject(family)
         unlimited = tiny(family, sliding_window=CONTEXT)
         assert plain_text(CachedModel(unlimited), s.prompt, LONGEST) != s.text
 
 
+@pytest.mark.parametrize("engine", DTYPE_ON)
 @pytest.mark.parametrize("family", ["mistral_window", "gemma3_window"])
-def test_prompt_longer_than_the_window(family):
-    """Prefill drops what left the window before recording starts; rollback must still find the rest."""
-    s = subject(family, torch.float64)
-    longer = Subject(s.model, s.good, s.bad, torch.cat([s.prompt, torch.tensor([s.text[:9]])], dim=1), s.text[9:])
+def test_prompt_longer_than_the_window(family, engine):
+    """The eager prefill drops what left the window before recording starts; rollback must still find the rest."""
+    s = subject(family, engine)
+    longer = replace(s, prompt=torch.cat([s.prompt, torch.tensor([s.text[:9]])], dim=1), text=s.text[9:])
     for kind, k in itertools.product(("good", "bad", "identical"), (1, 4, 8)):
         check_greedy(longer, kind, k, LONGEST - 9)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", DRAFTS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("engine", DTYPE_ON)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_full_grid(family, dtype, kind):
-    """Every family, dtype, draft, k and budget."""
-    s = subject(family, dtype)
+def test_greedy_full_grid(family, engine, kind):
+    """Every family, engine, draft, k and budget."""
+    s = subject(family, engine)
     for k, limit in itertools.product(range(9), range(1, LONGEST + 1)):
         check_kind(kind, check_greedy(s, kind, k, limit))
 
@@ -262,7 +272,7 @@ def test_greedy_full_grid(family, dtype, kind):
 def test_eos_full_grid(family, kind):
     """Every family and draft meets an EOS at every place of its text."""
     for k in (1, 3, 6):
-        assert check_eos_everywhere(subject(family, torch.float64), kind, k) >= {"prefill"}
+        assert check_eos_everywhere(subject(family), kind, k) >= {"prefill"}
 
 
 # --- Sampling: the joint law -----------------------------------------------------------------------------------------
@@ -426,11 +436,13 @@ def test_joint_law(law, n_draws):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("engine", DTYPE_ON)
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mistral_window"])
-def test_joint_law_of_a_real_architecture(family):
+def test_joint_law_of_a_real_architecture(family, engine):
     """The same through Hugging Face's own models."""
-    model = tiny(family, vocab_size=IDS)
-    check_law(Law(1.0, 2), model, ModelDrafter(CachedModel(perturbed(model, 0.2))), 3000)
+    model = tiny(family, dtype=DTYPE_ON[engine], vocab_size=IDS)
+    target, draft = (CachedModel(m, fast=on_engine(engine, m)) for m in (model, perturbed(model, 0.2)))
+    check_law(Law(1.0, 2), target, ModelDrafter(draft), 3000)
 
 
 @pytest.mark.full
@@ -524,7 +536,7 @@ WARM = Sampling(temperature=0.9, top_p=0.95)
 
 
 def sampled_text(seed: int, k: int = 3, kind: str = "good") -> list[int]:
-    s = subject("llama", torch.float64)
+    s = subject("llama")
     generator = torch.Generator().manual_seed(seed)
     rounds = speculative_rounds(
         CachedModel(s.model), make_drafter(kind, s), s.prompt, k, LONGEST, WARM, generator=generator
@@ -534,7 +546,7 @@ def sampled_text(seed: int, k: int = 3, kind: str = "good") -> list[int]:
 
 def test_global_random_state_is_left_alone():
     """With a generator given, neither decoder nor drafter draws from, or seeds, the global one; the seed says all."""
-    s = subject("llama", torch.float64)
+    s = subject("llama")
     torch.manual_seed(123)
     before = torch.get_rng_state()
     for kind in ("good", "ngram"):
@@ -546,7 +558,7 @@ def test_global_random_state_is_left_alone():
 
 def test_draft_length_0_is_the_baseline():
     """k = 0 takes one uniform per token, as the baseline does: the same seed gives the same sampled text."""
-    s = subject("llama", torch.float64)
+    s = subject("llama")
     for seed in range(3):
         for chunk in (1, 6):
             generator = torch.Generator().manual_seed(seed)
@@ -556,7 +568,7 @@ def test_draft_length_0_is_the_baseline():
 
 def test_timed_rounds_say_the_same():
     """The instrument adds seconds for every phase and changes nothing else."""
-    s = subject("llama", torch.float64)
+    s = subject("llama")
     plain = list(speculative_rounds(CachedModel(s.model), make_drafter("good", s), s.prompt, 3, LONGEST))
     args = (CachedModel(s.model), make_drafter("good", s), s.prompt, 3, DecodeSettings(LONGEST))
     timed = list(with_phases(LoopFunctions(speculative_decode), *args))
@@ -569,52 +581,57 @@ def test_timed_rounds_say_the_same():
 # --- What must be refused --------------------------------------------------------------------------------------------
 
 
-def both_decoders(model, prompt, limit, sampling=Sampling(), draft=None):
+def both_decoders(model, prompt, limit, sampling=Sampling(), draft=None, engine="eager"):
     """The two decoders as things to call."""
+
+    def cached(model):
+        return CachedModel(model, fast=engine_choice.on_c(model) if engine == "c" else None)
 
     def generator():
         return torch.Generator().manual_seed(0)
 
     def plain():
-        return plain_text(CachedModel(model), prompt, limit, sampling, generator())
+        return plain_text(cached(model), prompt, limit, sampling, generator())
 
     def speculative():
-        drafter = ModelDrafter(CachedModel(draft or model))
-        return list(speculative_rounds(CachedModel(model), drafter, prompt, 3, limit, sampling, generator()))
+        drafter = ModelDrafter(cached(draft or model))
+        return list(speculative_rounds(cached(model), drafter, prompt, 3, limit, sampling, generator()))
 
     return plain, speculative
 
 
+@pytest.mark.parametrize("engine", DTYPE_ON)
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)])
-def test_non_finite_logits_are_reported(sampling):
+def test_non_finite_logits_are_reported(sampling, engine):
     """A damaged weight must end in a clear problem, not in made-up tokens: of the target, or of the draft alone."""
-    s = subject("llama", torch.float64)
-    broken = tiny("llama")
+    s = subject("llama", engine)
+    broken = tiny("llama", dtype=DTYPE_ON[engine])
     with torch.no_grad():
         broken.lm_head.weight[3, 3] = torch.nan
-    of_target = both_decoders(broken, s.prompt, 5, sampling, draft=s.model)
-    for decode in (*of_target, both_decoders(s.model, s.prompt, 5, sampling, draft=broken)[1]):
+    of_target = both_decoders(broken, s.prompt, 5, sampling, s.model, engine)
+    for decode in (*of_target, both_decoders(s.model, s.prompt, 5, sampling, broken, engine)[1]):
         with pytest.raises(EnvironmentProblem, match="finite"):
             decode()
 
 
-def test_logits_that_turn_bad_later_are_reported():
+@pytest.mark.parametrize("engine", DTYPE_ON)
+def test_logits_that_turn_bad_later_are_reported(engine):
     """The prompt's pass is fine; the first pass that reads the damaged row is not."""
-    s = subject("llama", torch.float64)
+    s = subject("llama", engine)
     at = next(i for i in range(2, LONGEST) if s.text[i] not in s.text[:i] + s.prompt[0].tolist())
-    broken = tiny("llama")
+    broken = tiny("llama", dtype=DTYPE_ON[engine])
     with torch.no_grad():
         broken.get_input_embeddings().weight[s.text[at]] = torch.nan
-    for decode in both_decoders(broken, s.prompt, at + 1, draft=s.model):
+    for decode in both_decoders(broken, s.prompt, at + 1, draft=s.model, engine=engine):
         assert decode(), "up to the damaged token all is well"
-    for decode in both_decoders(broken, s.prompt, at + 2, draft=s.model):
+    for decode in both_decoders(broken, s.prompt, at + 2, draft=s.model, engine=engine):
         with pytest.raises(EnvironmentProblem, match="finite"):
             decode()
 
 
 def test_prompts_that_do_not_fit_are_refused():
     """An empty prompt has no last token; a long one would run past the positions the model knows."""
-    model = subject("gpt2", torch.float64).model
+    model = subject("gpt2").model
     for length, limit in ((0, 5), (CONTEXT - 4, 5), (CONTEXT + 1, 0)):
         for decode in both_decoders(model, torch.zeros((1, length), dtype=torch.long), limit):
             with pytest.raises(UsageProblem):
@@ -626,14 +643,14 @@ def test_prompts_that_do_not_fit_are_refused():
 
 def test_no_new_tokens():
     """A budget of 0 says nothing and runs nothing."""
-    s = subject("llama", torch.float64)
+    s = subject("llama")
     for decode in both_decoders(s.model, s.prompt, 0):
         assert decode() == []
 
 
 def test_padded_rows_are_never_said():
     """Output rows above the shared vocabulary are cut off in both decoders, also where they would win."""
-    s = subject("llama", torch.float64)
+    s = subject("llama")
     shared = VOCAB - 8
     assert max(s.text) >= shared, "the whole vocabulary would say such a token"
     plain = plain_text(CachedModel(s.model, shared), s.prompt, LONGEST)
@@ -649,7 +666,7 @@ def test_padded_rows_are_never_said():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_judge_calls_a_wrong_token_a_bug(dtype):
     """Only the first difference counts, and a token far from the top is no rounding error."""
-    s = subject("llama", torch.float64)
+    s = subject("llama")
     model = tiny("llama", dtype=dtype)
     wrong = list(s.text)
     wrong[6], wrong[7] = (wrong[6] + 1) % VOCAB, (wrong[7] + 1) % VOCAB
@@ -661,7 +678,7 @@ def test_judge_calls_a_wrong_token_a_bug(dtype):
 
 def test_judge_calls_an_early_stop_a_bug():
     """One output is a prefix of the other: rounding does not shorten a text."""
-    s = subject("llama", torch.float64)
+    s = subject("llama")
     for ours, theirs in ((s.text, s.text[:9]), (s.text[:9], s.text)):
         verdict = judge_divergence(Reference(s.model), s.prompt[0].tolist(), ours, theirs, VOCAB)
         assert verdict.position == 9
@@ -671,7 +688,7 @@ def test_judge_calls_an_early_stop_a_bug():
 
 def test_judge_calls_a_bfloat16_tie_numerical():
     """Two output rows that differ by less than bfloat16 can tell: either token may win, and neither is a bug."""
-    s = subject("llama", torch.float64)
+    s = subject("llama")
     model = tiny("llama", dtype=torch.bfloat16)
     prompt = s.prompt[0].tolist()
     text = plain_text(CachedModel(model), s.prompt, 8)
@@ -691,7 +708,7 @@ def test_judge_calls_a_bfloat16_tie_numerical():
 
 def test_a_broken_cache_cannot_excuse_its_own_text(monkeypatch):
     """The judge's tolerance comes from uncached passes: a cache that keeps rejected tokens is still a bug."""
-    s = subject("llama", torch.float64)
+    s = subject("llama")
     model = tiny("llama", dtype=torch.float32)
     right = plain_text(CachedModel(model), s.prompt, 24)
     with monkeypatch.context() as broken:
@@ -706,7 +723,7 @@ def test_a_broken_cache_cannot_excuse_its_own_text(monkeypatch):
 
 def test_the_judge_leaves_out_ids_that_are_never_emitted():
     """A padded row far above all others is no top logit, and its rounding is nobody's."""
-    s = subject("llama", torch.float64)
+    s = subject("llama")
     model = tiny("llama", dtype=torch.float32)
     shared = VOCAB - 8
     with torch.no_grad():

@@ -7,6 +7,7 @@ from transformers import MixtralConfig, MixtralForCausalLM
 from speclab.engines import c_pass, eager
 from speclab.models import engine_choice
 from speclab.models.cached import CachedModel
+from tests.decoding import row_of
 from tests.engines.families import tiny as tiny_case
 from tests.mutants import engines
 from tests.tiny_models import VOCAB, tiny
@@ -100,6 +101,21 @@ def test_wrong_logits_are_no_engine_however_noisy_the_eager_one(monkeypatch):
     fast, why = engine_choice.choose(float32(), "c")
     assert fast is None
     assert "64 * eps(float32) * max|logit|" in why
+
+
+def test_an_engine_that_loses_what_was_rolled_back_is_refused(monkeypatch):
+    """Its logits are right as long as nothing is rejected."""
+    monkeypatch.setattr(c_pass.CBackend, "crop", loses_its_last_key)
+    fast, why = engine_choice.choose(float32(), "c")
+    assert fast is None
+    assert "off by" in why
+
+
+def loses_its_last_key(backend: c_pass.CBackend, n_tokens: int, length: int) -> None:
+    if n_tokens:
+        keys, _ = row_of(backend.text, length - n_tokens - 1)
+        with torch.inference_mode():
+            keys.zero_()
 
 
 def test_the_model_itself_is_left_as_it_was():

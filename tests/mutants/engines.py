@@ -115,6 +115,12 @@ def counts_other_branches_into_the_window() -> None:
     edit(("left -= mask[begin - 1 - whole]", "left -= 1"))
 
 
+@mutant(33, "proposals_are_the_definitions[c-False-flags1]", file="drafts/test_feature")
+def begins_a_head_without_its_norm() -> None:
+    """leaves out the norm that a head has before its residual stream begins"""
+    edit(("M->start_normed ? M->states : (Norm){0}", "(Norm){0}"))
+
+
 @mutant(10, "the_number_of_threads_changes_no_bit", file=FILE)
 def shares_blocks_one_by_one() -> None:
     """shares a matrix among threads so that blocks run beside others, in sums of another order"""

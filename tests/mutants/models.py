@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from speclab.models.backends.exported import ExportedModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from speclab.engines.c_pass import CModel
 from speclab.models import cached, engine_choice, family, loading, pieces, prompts, setup
 from speclab.models.cached import CachedModel
 from speclab.models.checking import checks, rounding
@@ -66,9 +66,9 @@ def rolls_nothing_back_in_the_check() -> None:
     change_cached_logits(lambda right, cached, text: right(cached, text), eager=True, rolled_back=True)
 
 
-@mutant(24, "experts_do_not_excuse_a_fast_engine_that_loses_its_cache", file="models/test_exported")
-def rolls_nothing_back_in_the_fast_engines_check() -> None:
-    """rolls nothing back when it checks the fast engine"""
+@mutant(24, "an_engine_that_loses_what_was_rolled_back_is_refused", file="engines/test_choice")
+def rolls_nothing_back_in_the_engines_check() -> None:
+    """rolls nothing back when it checks another engine"""
     change_cached_logits(lambda right, cached, text: right(cached, text), eager=False, rolled_back=True)
 
 
@@ -103,16 +103,20 @@ def counts_masked_tokens() -> None:
     rounding.rounding_unit = unit
 
 
-@mutant(28, "wrong_logits_are_no_fast_engine_however_noisy_the_eager_one", file="models/test_exported")
-def holds_the_fast_engine_against_itself() -> None:
-    """holds the fast engine against itself"""
+@mutant(28, "wrong_logits_are_no_engine_however_noisy_the_eager_one", file="engines/test_choice")
+def holds_an_engine_against_itself() -> None:
+    """holds another engine against itself"""
     right, uncached = engine_choice.check, checks.uncached_logits
 
-    def check(model: PreTrainedModel, exported: ExportedModel) -> None:
-        fast = CachedModel(model, fast=exported)
-        checks.uncached_logits = lambda model, text: checks.cached_logits(fast, text, wrong=checks.WRONG)
+    def check(model: PreTrainedModel, fast: CModel) -> None:
+        cached = CachedModel(model, fast=fast)
+
+        def own(model: PreTrainedModel, text: Tensor) -> Tensor:
+            return checks.cached_logits(cached, text, wrong=checks.WRONG)
+
+        checks.uncached_logits = own
         try:
-            right(model, exported)
+            right(model, fast)
         finally:
             checks.uncached_logits = uncached
 

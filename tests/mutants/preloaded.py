@@ -12,9 +12,7 @@ ENCODED = ("bart", "bert", "t5")
 RECURRENT = ("lfm2", "mamba")
 OTHERS = """hypothesis _hypothesis_pytestplugin pytest_socket pytest_timeout torch scipy.stats tabulate pydantic.main
     transformers.models.auto.modeling_auto transformers.generation.utils transformers.tokenization_utils_tokenizers
-    matplotlib.pyplot matplotlib.backends.backend_agg torch._functorch.partitioners torch._export.serde
-    torch._subclasses.schema_check_mode torch._functorch.aot_autograd torch.export._trace torch.export._unlift
-    torch._export.passes.add_runtime_assertions_for_constraints_pass torch.fx.experimental.validator"""
+    matplotlib.pyplot matplotlib.backends.backend_agg"""
 
 for name in MODELS + ENCODED + RECURRENT:
     importlib.import_module(f"transformers.models.{name}.modeling_{name}")
