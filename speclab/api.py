@@ -32,6 +32,7 @@ from speclab.lab.instruments import LoopFunctions
 from speclab.lab.round_costs import measure_costs
 from speclab.models import loading
 from speclab.models.checking.checks import check_model
+from speclab.models.names import why_no_engine
 from speclab.models.outside import generation
 from speclab.models.outside.templates import Messages
 from speclab.models.pieces import with_text
@@ -70,10 +71,12 @@ def load(
     target: folder, hub name, lab:SIZE, or a model that is loaded. draft: the same, "model" (the lab's own draft), or
     "ngram" (prompt lookup). tokenizer: needed where the target is a loaded model; a draft that is loaded must have the
     same one, which nothing can check. device (auto, cpu, cuda, mps), dtype (auto, float32, bfloat16) and threads are
-    for models that are loaded here; engine: auto, fast, compiled, eager.
+    for models that are loaded here; engine: auto, c, graphs, eager.
 
     Raises UsageProblem or EnvironmentProblem.
     """
+    if why := why_no_engine(engine):
+        raise UsageProblem(why)
     choice = registry.read(draft) if isinstance(draft, str) else None
     if choice and choice.only_greedy:
         raise UsageProblem(f"draft {draft!r} replays the baseline's output, which is for compare.py alone")

@@ -7,14 +7,14 @@
 Bugs 1 to 23 have been seen in public code.
 From 24 on a guard of this lab against models and files is taken away.
 
-A mutant is a function in tests/mutants/, or in speclab/extensions/NAME/tests/mutants.py, that replaces functions,
-methods or attributes of the lab's modules by wrong ones. It is called in a pytest of its own before the tests are
-imported (tests/mutants/plugin.py), and the tests named beside it run there, each of them up to its first case that
-fails, or in the one case that is named; what its other cases would do is not looked at. A kill is a failed assertion in
-every named test; a mutant that cannot be put in, or a test that breaks for another reason, is none.
+A mutant is an edit of the lab's source text (tests/mutants/bugs.py has its form), or a function that replaces things in
+the lab's modules by wrong ones. Both stand in tests/mutants/, and as `mutants` in an extension's tests. It is put in in
+a pytest of its own before the tests are imported (tests/mutants/plugin.py), and the tests named beside it run there,
+each of them up to its first case that fails, or in the one case that is named; what its other cases would do is not
+looked at. A kill is a failed assertion in every named test; a mutant that cannot be put in, or a test that breaks for
+another reason, is none.
 """
 
-import importlib
 import multiprocessing
 import os
 import re
@@ -23,45 +23,36 @@ import tempfile
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.context import BaseContext
-from pathlib import Path
-from types import ModuleType
 
 from tabulate import tabulate
 
 from speclab.cli import parsing
 from speclab.system.errors import reports_problems
-from tests.mutants.bugs import BUGS, Mutant
+from tests.mutants.bugs import BUGS, ROOT, Mutant, bugs_of, mutants_of
 
-ROOT = Path(__file__).parent.parent
 TIMEOUT = 120  # seconds for one run of pytest; it needs a few on an idle core
 UNTOUCHED = 4  # times as long for all tests of a file
 RETURNED = "\nexit code "  # of pytest, the last line of its output
 NO_MUTANTS = ("bugs.py", "plugin.py", "preloaded.py")  # in tests/mutants/
-OF_EXTENSIONS = "speclab/extensions/*/tests/mutants.py"
+OF_EXTENSIONS = "speclab/extensions/*/tests/mutants.*"
 PRELOADED = "tests.mutants.preloaded"
 # Plugins that the tests of a mutant can do without. Some take longer to load than a test to run; unraisableexception
 # looks for garbage five times at the end, among all that is preloaded.
 WITHOUT = ("cacheprovider", "unraisableexception", "xdist", "xdist.looponfail", "anyio")
 
 
-def files_of_mutants() -> list[ModuleType]:
-    """The modules that hold mutants. Imports the lab: not for the processes in which mutants are tried."""
-    paths = [*sorted((ROOT / "tests" / "mutants").glob("*.py")), *sorted(ROOT.glob(OF_EXTENSIONS))]
-    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths if path.name not in NO_MUTANTS]
-    return [importlib.import_module(name) for name in names]
-
-
 def all_bugs() -> dict[int, str]:
-    """Every bug, by its number."""
+    """Every bug, by its number. Imports the lab: not for the processes in which mutants are tried."""
     bugs = dict(BUGS)
-    for file in files_of_mutants():
-        bugs |= getattr(file, "BUGS", {})
+    for file in ROOT.glob(OF_EXTENSIONS):
+        bugs |= bugs_of(file)
     return bugs
 
 
 def all_mutants() -> tuple[Mutant, ...]:
-    """Every mutant, by bug."""
-    mutants = [item for file in files_of_mutants() for item in vars(file).values() if isinstance(item, Mutant)]
+    """Every mutant, by bug. Imports the lab, too."""
+    files = [file for file in (ROOT / "tests" / "mutants").glob("*.*") if file.name not in NO_MUTANTS]
+    mutants = [mutant for file in sorted([*files, *ROOT.glob(OF_EXTENSIONS)]) for mutant in mutants_of(file)]
     return tuple(sorted(mutants, key=lambda mutant: mutant.bug))
 
 
@@ -73,7 +64,7 @@ def run_tests(
     The code is the one that pytest returned, where it came to that: `process.exitcode` is 255 where another thread
     starts a process at the moment at which this one ends, and reads its end first.
     """
-    name = mutant.name if mutant else "tests.mutants.cli"  # a file alone: as much is imported early, and no bug
+    name = mutant.name if mutant else "tests/mutants/models.py"  # a file alone: as much is imported early, and no bug
     with tempfile.NamedTemporaryFile("r", encoding="utf-8") as output:
         process = context.Process(target=_pytest, args=(tests, name, output.name))
         process.start()

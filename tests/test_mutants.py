@@ -1,25 +1,29 @@
 """The gallery itself: its mutants change something, their killers exist, and only a failed assertion is a kill."""
 
 import ast
-import importlib
+import importlib.util
 import inspect
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
 from tests import gallery
 from tests.gallery import ROOT, all_mutants, judge
-from tests.mutants.bugs import BUGS
+from tests.mutants.bugs import BUGS, Edits
 
 MUTANTS = all_mutants()
+EDITS = [m for m in MUTANTS if isinstance(m.apply, Edits)]
+FUNCTIONS = [m for m in MUTANTS if not isinstance(m.apply, Edits)]
 
 
 def test_every_bug_has_a_mutant():
     assert {m.bug for m in MUTANTS} == set(gallery.all_bugs())
-    assert {m.bug for m in MUTANTS if m.name.startswith("tests.")} == set(BUGS)
+    assert {m.bug for m in MUTANTS if m.name.startswith("tests/")} == set(BUGS)
 
 
 LAB = ("benchmarks", "speclab", "training", "draft_models", "baseline_autoregressive", "optimized_speculative")
@@ -37,7 +41,27 @@ def right() -> dict[object, dict[str, object]]:
     return names()
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
+@pytest.mark.parametrize("mutant", EDITS, ids=lambda m: m.name)
+def test_an_edit_leaves_a_module(mutant):
+    """And each of its texts is there exactly once, or `text` raises."""
+    assert ast.dump(ast.parse(mutant.apply.text())) != ast.dump(ast.parse(mutant.apply.file.read_text("utf-8")))
+
+
+@pytest.mark.parametrize("old", ["no such text", "self", "n_rounds: int = 0"])
+def test_an_edit_is_made_in_one_place_where_its_module_is_imported(old):
+    edits = Edits("core/counts", [(old, "n_rounds: int = 9")])
+    assert edits.find_spec("speclab.core.rounds") is None
+    with nullcontext() if "int" in old else pytest.raises(ImportError, match=old):
+        spec = edits.find_spec("speclab.core.counts")
+        module = importlib.util.module_from_spec(spec)
+        with mock.patch.dict(sys.modules, {spec.name: module}):
+            spec.loader.exec_module(module)
+        assert module.Counts().n_rounds == 9
+    with pytest.raises(ImportError, match="already"):
+        edits()
+
+
+@pytest.mark.parametrize("mutant", FUNCTIONS, ids=lambda m: m.name)
 def test_a_mutant_replaces_something_that_exists(mutant, right):
     mutant.apply()
     wrong = {owner: now for owner, now in names().items() if now != right.get(owner)}
@@ -59,8 +83,8 @@ def test_what_is_preloaded_exists_and_holds_nothing_of_the_lab():
 
 
 def test_no_mutant_is_there_twice():
-    bodies = set()
-    for mutant in MUTANTS:
+    bodies = {(m.apply.name, *m.apply.changes) for m in EDITS}
+    for mutant in FUNCTIONS:
         (function,) = ast.parse(inspect.getsource(mutant.apply)).body
         bodies.add("".join(ast.dump(statement) for statement in function.body[1:]))  # without the docstring
     names, descriptions = ({getattr(m, key) for m in MUTANTS} for key in ("name", "what"))
@@ -128,7 +152,7 @@ class Ended:
 
 
 def test_with_a_mutant_a_tests_other_cases_are_left_out(monkeypatch):
-    monkeypatch.setenv("MUTANT", "tests.mutants.cli")
+    monkeypatch.setenv("MUTANT", "tests/mutants/core.txt")
     plugin = importlib.import_module("tests.mutants.plugin")
     failed, other, another = (SimpleNamespace(nodeid=f"x.py::test_{name}") for name in ("a[1]", "a[2]", "b[1]"))
     monkeypatch.setattr(plugin, "_failed", set())

@@ -4,6 +4,7 @@ A test fails when the block is stale, when an import runs upward, or when there 
 """
 
 import ast
+import itertools
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,18 +19,23 @@ ABOVE = {
 }
 
 
-def _rooms() -> Iterator[str]:
-    """The rooms from the ground up: a room may import the rooms before it. The package's own are the layers of its
-    contract."""
+def _heights() -> Iterator[tuple[str, int]]:
+    """The rooms from the ground up: a room may import the rooms that are lower, and those of its own height where their
+    contract has a colon between them. The package's own are the layers of its contract."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
     layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
-    for name in (name.strip() for layer in reversed(layers) for name in layer.split("|")):
-        room = ROOT / "speclab" / name
-        yield f"speclab/{name}" if room.is_dir() else f"speclab/{name}.py"
-        yield from ABOVE.get(name, ())
+    height = 0
+    for group in (group for layer in reversed(layers) for group in layer.split(" | ")):
+        for name in group.split(" : "):
+            yield f"speclab/{name}" if (ROOT / "speclab" / name).is_dir() else f"speclab/{name}.py", height
+        height += 1
+        for room in itertools.chain(*(ABOVE.get(name, ()) for name in group.split(" : "))):
+            yield room, height
+            height += 1
 
 
-ROOMS = tuple(_rooms())
+HEIGHTS = dict(_heights())
+ROOMS = tuple(HEIGHTS)
 # A loop that runs as a script asks the command line whether its words are right; then its main() hands itself to it.
 ALLOWED = {
     (script, f"speclab/cli/{name}.py")
@@ -76,7 +82,8 @@ def plan() -> str:
     lines = ["```mermaid", "flowchart TD"]
     lines += [f'    {_id(room)}["{room}"]' for room in reversed(ROOMS)]
     for room in reversed(ROOMS):
-        indirect = {far for near in uses[room] for far in _reached(uses, near)}
+        below = [near for near in uses[room] if HEIGHTS[near] < HEIGHTS[room]]
+        indirect = {far for near in below for far in _reached(uses, near)}
         lines += [f"    {_id(room)} --> {_id(other)}" for other in reversed(ROOMS) if other in uses[room] - indirect]
     return "\n".join([*lines, "```"])
 

@@ -30,7 +30,7 @@ FOLDER = Path("speclab", "extensions")
 SCRIPTS = ("baseline_autoregressive", "optimized_speculative", "draft_models", "compare", "check")
 LARGE = 100_000  # bytes; a file of this size or larger is linked, not copied
 # Loaded once, before a process is forked for each copy. Nothing of the lab may be among them.
-PRELOADED = ["torch", "torch.export", "transformers.models.auto.modeling_auto", "transformers.generation.utils"]
+PRELOADED = ["torch", "transformers.models.auto.modeling_auto", "transformers.generation.utils"]
 PRELOADED += ["transformers.models.llama.modeling_llama", "matplotlib.pyplot", "jinja2", "pydantic", "pytest"]
 
 GROUND_FILES = ("baseline_autoregressive.py", "optimized_speculative.py", "draft_models.py", "speclab/core/*.py")

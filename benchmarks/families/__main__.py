@@ -1,14 +1,14 @@
 """Does the lab decode every family of causal language models and of encoder-decoders, or say why not?
 
 For each model type of the installed transformers a tiny random-weight model is built (tiny_families.py) and decoded
-greedily: plainly and speculatively with k = 1 and k = 4, on both engines, then with trees and in a batch where it can.
-"bart" is the decoder of that family alone, "bart+encoder" all of it. The draft is a noisy copy of the model, so
-that drafts are accepted and rejected. Every text is compared with `model.generate(do_sample=False)`.
+greedily: plainly and speculatively with k = 1 and k = 4, on the engines eager and c, then with trees and in a batch
+where it can. "bart" is the decoder of that family alone, "bart+encoder" all of it. The draft is a noisy copy of the
+model, so that drafts are accepted and rejected. Every text is compared with `model.generate(do_sample=False)`.
 
 What comes out: one outcome for each family.
 
     identical on both engines   every text is the library's (a near-tie of two logits may be decided the other way)
-    identical on eager          the same, and the fast engine refused the model
+    identical on eager          the same, and the engine c does not know the model
     refused                     the checks at loading refuse the model
     cannot be built             there is no tiny model of it here, or its plain forward pass fails
     broken                      anything else; the exit code is then 1
@@ -158,7 +158,7 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(1)  # as each family's process does
     common.check_result_flags(args)
     rows, interrupted = sweep(types, args.jobs)
-    settings = {"device": "cpu", "dtype": "float32", "engine": "eager and fast", "seed": 0}
+    settings = {"device": "cpu", "dtype": "float32", "engine": "eager and c", "seed": 0}
     settings |= {"n_tokens": N_TOKENS, "prompts": PROMPTS, "draft_lengths": DRAFT_LENGTHS}
     fields = common.head(args, torch.device("cpu"), settings) | {"interrupted": interrupted}
     code = common.finish(args, FamiliesRun(**fields, families=rows), page)

@@ -12,10 +12,9 @@ import tempfile
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
-from speclab.models.backends.protocols import FastModel
 from transformers import GenerationConfig, PreTrainedModel
 
 from baseline_autoregressive import autoregressive_decode
@@ -34,6 +33,9 @@ from speclab.models.family import check_family, family_of
 from speclab.records.rows import Count, RecordPart
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.theory.losslessness import judge_divergence
+
+if TYPE_CHECKING:
+    from speclab.models.engine_choice import FastModel
 
 Outcome = Literal["identical on both engines", "identical on eager", "refused", "cannot be built", "broken"]
 OUTCOMES = BOTH, EAGER, REFUSED, CANNOT, BROKEN = get_args(Outcome)
@@ -86,12 +88,12 @@ def examine(model_type: str) -> FamilyRow:
         return replace(row, outcome=CANNOT, reason=WHY.get(model_type) or in_one_line(error))
     try:
         model = loaded(model)
-        backend, why = engine_choice.choose(model, "fast")
-        backends = [None, backend] if backend else [None]
+        on_c, why = engine_choice.build(model)
+        engines = [None, on_c] if on_c else [None]
         expected = library_texts(model)
-        counts, draft = compare(model, backends, expected)
+        counts, draft = compare(model, engines, expected)
         trees, batches = (
-            next(filter(None, (why_not(model, one, draft, expected) for one in backends)), "")
+            next(filter(None, (why_not(model, one, draft, expected) for one in engines)), "")
             for why_not in (in_trees, in_a_batch)
         )
     except EnvironmentProblem as problem:
@@ -99,8 +101,8 @@ def examine(model_type: str) -> FamilyRow:
     except Exception as error:
         return replace(row, reason=in_one_line(error))
     row = replace(row, accepted=counts.n_accepted, rejected=counts.n_rejected, no_trees=trees, no_batches=batches)
-    why = why.removeprefix(f"no fast engine for {model.config.model_type}: ")
-    return replace(row, outcome=BOTH) if backend else replace(row, outcome=EAGER, reason=why)
+    why = why.removeprefix(f"{model.config.model_type} runs eagerly: ")
+    return replace(row, outcome=BOTH) if on_c else replace(row, outcome=EAGER, reason=why)
 
 
 def loaded(model: PreTrainedModel) -> PreTrainedModel:
@@ -128,19 +130,19 @@ Texts = dict[int, list[int]]  # by the length of the prompt
 
 
 def compare(
-    model: PreTrainedModel, backends: Sequence[FastModel | None], expected: Texts
+    model: PreTrainedModel, engines: "Sequence[FastModel | None]", expected: Texts
 ) -> tuple[Counts, CachedModel]:
     """Decode every prompt with and without drafts on these engines, or raise WrongText.  -> counts of the speculative
     rounds, and the draft"""
     counts = Counts()
-    for backend, length in itertools.product(backends, PROMPTS):
-        target = CachedModel(model, fast=backend)
+    for fast, length in itertools.product(engines, PROMPTS):
+        target = CachedModel(model, fast=fast)
         check_text(target, length, expected, tokens_of(autoregressive_decode(target, prompt_of(length), SETTINGS)))
     for noise in NOISES:
         draft = CachedModel(noisy(model, noise, seed=1))
         drafter = ModelDrafter(draft)
-        for backend, length, k in itertools.product(backends, PROMPTS, DRAFT_LENGTHS):
-            target = CachedModel(model, fast=backend)
+        for fast, length, k in itertools.product(engines, PROMPTS, DRAFT_LENGTHS):
+            target = CachedModel(model, fast=fast)
             rounds = list(speculative_decode(target, drafter, prompt_of(length), k, SETTINGS))
             check_text(target, length, expected, tokens_of(rounds), f"k = {k}")
             for round_ in rounds:
@@ -150,13 +152,13 @@ def compare(
     return counts, draft
 
 
-def in_trees(model: PreTrainedModel, backend: FastModel | None, draft: CachedModel, expected: Texts) -> str:
+def in_trees(model: PreTrainedModel, fast: "FastModel | None", draft: CachedModel, expected: Texts) -> str:
     """Decode every prompt with trees, or raise WrongText.  -> why the family cannot have them; empty if it can"""
     # Here: everything else of this benchmark runs without the extension.
     from speclab.extensions.trees.checks import check_tree
     from speclab.extensions.trees.fixed import TreeDrafter
 
-    target = CachedModel(model, fast=backend)
+    target = CachedModel(model, fast=fast)
     try:
         for one in (target, draft):
             check_family(one.model, "a tree", OTHER_DRAFT, crops=False)
@@ -170,7 +172,7 @@ def in_trees(model: PreTrainedModel, backend: FastModel | None, draft: CachedMod
     return ""
 
 
-def in_a_batch(model: PreTrainedModel, backend: FastModel | None, draft: CachedModel, expected: Texts) -> str:
+def in_a_batch(model: PreTrainedModel, fast: "FastModel | None", draft: CachedModel, expected: Texts) -> str:
     """Decode the prompts side by side, or raise WrongText.  -> why the family cannot do that; empty if it can"""
     # Here: everything else of this benchmark runs without the extension.
     from speclab.extensions.batch.decoding.batched_model import BatchedModel, check_batch
@@ -178,7 +180,7 @@ def in_a_batch(model: PreTrainedModel, backend: FastModel | None, draft: CachedM
     from speclab.extensions.batch.decoding.loops import speculative_decode_batch
     from speclab.extensions.batch.decoding.texts import Request
 
-    target = CachedModel(model, fast=backend)
+    target = CachedModel(model, fast=fast)
     try:
         for one in (target, draft):
             check_batch(one)
@@ -238,7 +240,7 @@ def limit() -> None:
         signal.signal(signal.SIGXCPU, _out_of_time)
         resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 5))
         resource.setrlimit(resource.RLIMIT_AS, (GIGABYTES << 30, GIGABYTES << 30))
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # torch.export prints pages about what it cannot do
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the library prints a page about a family here and there
     torch.set_num_threads(1)
 
 

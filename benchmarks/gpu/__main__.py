@@ -127,7 +127,7 @@ def make_parser() -> parsing.Parser:
     parser.add_argument("--minutes", type=parsing.positive, default=8.5, help="for everything (default: 8.5)")
     parser.add_argument("--device", choices=("cuda", "cpu", "mps"), default="cuda", help="(default: cuda)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="(default: bfloat16)")
-    parser.add_argument("--engine", choices=("auto", "fast", "eager"), default="auto", help="(default: auto)")
+    parser.add_argument("--engine", choices=("auto", "graphs", "eager"), default="auto", help="(default: auto)")
     parser.add_argument("--sizes", default=stages.SIZES, help="targets, the headline's first (default: %(default)s)")
     parser.add_argument("--draft", metavar="KIND", help="of every size (default: the lab's, as above)")
     parser.add_argument("--limit", type=parsing.at_least(1), default=2, help="prompts of each kind (default: 2)")

@@ -2,7 +2,7 @@
 
 What is looked at: the names of the targets, the device, a CUDA graph that is recorded and replayed, memory bandwidth,
 products of one weight matrix with 1 to 9 rows, which is what a decode step and a verification consist of, and attention
-of 1 and 5 tokens to 512 rows in two ways (speclab/models/backends/attention.py). The record is written before each of
+of 1 and 5 tokens to 512 rows in two ways (speclab/engines/cuda/attention.py). The record is written before each of
 them, so that also a process that crashes leaves its place.
 
     python -m benchmarks.gpu.preflight --sizes lab --device cpu --dtype float32

@@ -17,7 +17,7 @@ the texts agree, and what was asked for beside what was measured, missed numbers
     python -m benchmarks.peers                               # the lab's pair, about three minutes on two cores
     python -m benchmarks.peers -k 4 --limit 2 --repeats 1    # half a minute
     python -m benchmarks.peers --target lab:200m --draft lab:20m -k 4 --limit 2
-    python -m benchmarks.peers --engine compiled --also feature,hybrid -k 4
+    python -m benchmarks.peers --also feature,hybrid -k 4
     python -m benchmarks.peers --target smollm2 --draft ngram --texts served    # no draft model: lookups alone
     python -m benchmarks.peers --target Qwen/Qwen2.5-1.5B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct --device cuda
 

@@ -26,13 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter
 from speclab.core.counts import Counts
-from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.lab.bench import Bench
 from speclab.lab.decodings import Decoding, LibraryDecoding
@@ -241,7 +238,7 @@ class LlamaDecoding(Decoding):
         text = whole_text(self._prompt, self._peers.setup.tokenizer)
         made = self._peers.llama.generate(text, self.arm.draft_length, self.budget)
         self.prefill_seconds, self.decode_seconds, self.counts = made.prefill, made.decode, made.counts
-        expected = self._peers.expected(self._prompt.ids)[: self.budget]
+        expected = self._peers.whole_text(self._prompt)[: self.budget]
         self.tokens = ids_of(made.text, expected, self._peers.setup.tokenizer)
 
 
@@ -277,11 +274,3 @@ class PeersBench(Bench):
     def greedy_only(self, arm: Arm) -> bool:
         """llama.cpp and the library's early exit are compared token for token, too."""
         return arm.method in (METHOD, EARLY_EXIT) or super().greedy_only(arm)
-
-    def expected(self, ids: Tensor) -> list[int]:
-        """The baseline's text, decoded once more where it is not known yet; no clock runs."""
-        key = tuple(ids[0].tolist())
-        if key not in self._references:
-            target = self.setup.target.with_own_cache()
-            self._references[key] = tokens_of(autoregressive_decode(target, ids, DecodeSettings(self.max_new_tokens)))
-        return self._references[key]

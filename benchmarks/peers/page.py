@@ -128,7 +128,7 @@ def goals(run: PeersRun) -> list[Goal]:
         decoding = {k: ratio(arms["baseline", 0], arms[method, k], "decode_seconds") for k in lengths}
         best = max(lengths, key=lambda k: decoding[k].value)
         n_rounds = sum(t.n_passes - 1 for t in arms[method, best])
-        tokens_per_round = len(arms[method, best]) * (run.settings["max_new_tokens"] - 1) / n_rounds
+        tokens_per_round = sum(t.n_passes - 1 for t in arms["baseline", 0]) / n_rounds
         rows.append(Goal(f"{method} ÷ baseline", best, "all", ASKED_SHARE * tokens_per_round, decoding[best]))
     return rows
 
@@ -170,7 +170,7 @@ def speed_tables(run: PeersRun) -> list[Block]:
     """A table with a line for every arm, over all prompts; then the lab's arms over their peers for each kind of
     prompt."""
     arms, to_peer = by_arm(run.raw), over_peers(run)
-    n_tokens = len(arms["baseline", 0]) * run.settings["max_new_tokens"]
+    n_tokens = sum(t.n_passes for t in arms["baseline", 0])  # a token for every pass
     same = {
         check["arm"]: f"{check['n_prompts'] - len(check['differences'])} of {check['n_prompts']}"
         for check in run.correctness
@@ -206,7 +206,7 @@ def llama_table(run: PeersRun) -> list[Block]:
     }
     if not theirs:
         return []
-    n_tokens = len(arms["baseline", 0]) * (run.settings["max_new_tokens"] - 1)  # the first comes with the prompt
+    n_tokens = sum(t.n_passes - 1 for t in arms["baseline", 0])  # the first comes with the prompt
 
     def speed(timings: Timings) -> str:
         return f"{n_tokens / sum(typical(timings, 'decode_seconds')):.1f}"
@@ -266,7 +266,7 @@ def page(run: PeersRun) -> list[Block]:
     """The whole page, from the record alone."""
     settings = run.settings
     size = (
-        f"{settings['n_prompts']} prompts, {settings['max_new_tokens']} new tokens each, "
+        f"{settings['n_prompts']} prompts, up to {settings['max_new_tokens']} new tokens each, "
         f"{timed(settings['repeats'])}, greedy; seconds end to end, reading the prompt included"
     )
     differences = Lines()

@@ -19,7 +19,7 @@ from speclab.system.terminal import note
 def head(config: RunConfig) -> str:
     """Say what runs, on what, and how much of it."""
     drafts = [f"draft   {text}" for name, text in config.models().items() if name != "target"]
-    size = f"{config.max_new_tokens} new tokens each, {timed(config.repeats)}, seed {config.seed}"
+    size = f"up to {config.max_new_tokens} new tokens each, {timed(config.repeats)}, seed {config.seed}"
     chat = describe_chat(config.prompts, config.setup.tokenizer)
     about = [*config.functions.head(), *config.rule_lines(), f"prompts {len(config.prompts)}, {size}", ""]
     return "\n".join([config.setup.describe(), *drafts, *chat, *about])

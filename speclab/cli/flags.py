@@ -20,7 +20,7 @@ from speclab.cli.parsing import (
     typed_lengths,
     typed_temperatures,
 )
-from speclab.models.names import ENGINES, LAB_TARGET, LAB_TEXTS
+from speclab.models.names import ENGINES, LAB_TARGET, LAB_TEXTS, why_no_engine
 from speclab.models.outside.device_maps import PLANS, read_device_map
 from speclab.models.padded import sizes
 from speclab.system.errors import UsageProblem
@@ -91,11 +91,18 @@ def add_engine_flag(group: argparse._ArgumentGroup) -> None:
     """Add --engine."""
     group.add_argument(
         "--engine",
-        choices=ENGINES,
+        type=_engine,
         default="auto",
         metavar="NAME",
-        help=f"{', '.join(ENGINES)}; auto: fast and eager are timed, and the faster one runs",
+        help=f"{', '.join(ENGINES)}; auto: c on a CPU, graphs on cuda, else eager",
     )
+
+
+def _engine(text: str) -> str:
+    """Read the name of an engine, as an argparse type."""
+    if why := why_no_engine(text):
+        raise argparse.ArgumentTypeError(why)
+    return text
 
 
 def add_text_flags(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""The commands that measure share this: a look at the cores before, and what is shown and written afterwards."""
+"""The commands that measure share this: a look at other work before, and what is shown and written afterwards."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from speclab.system.terminal import note, say
 
 
 def look_at_cores(config: RunConfig) -> None:
-    """Say where the cores are not free. The run may take one thread then, so this comes before the head."""
+    """Say where other work uses the machine, before the head of the run."""
     config.look_at_cores()
 
 

@@ -35,7 +35,7 @@ def record_of(measured: log_files.LoggedMeasurement) -> ComparisonRun:
         prompts={
             "n": len({line.prompt_index for line in measured.lines}),
             "kinds": list(dict.fromkeys(line.prompt_kind for line in measured.lines)),
-            "n_looping": sum(bool(line.loops) for line in greedy) if greedy else None,
+            "n_cut": sum(bool(line.loops) for line in greedy) if greedy else None,
         },
         correctness=[],
         noise=[],

@@ -77,13 +77,15 @@ class BlockDrafter(HeadDrafter):
         assert self._anchor is not None
         config, length, n = self.head.config, self._length, self._hidden.shape[1]
         begin, end = length + n, length + n + config.slots
-        rotation = self._rotation(length, n + config.slots)
+        cos, sin = self._rotation(length, n + config.slots)
         mask = causal_mask(config.slots, begin, end, self._cos.dtype, self.device) if config.causal else None
         logits = self.head.draft(
             self._hidden,
             self._anchor[:, None],
-            *(part[:, :n] for part in rotation),
-            *(part[:, n:] for part in rotation),
+            cos[:, :n],
+            sin[:, :n],
+            cos[:, n:],
+            sin[:, n:],
             self._places[length:begin],
             self._places[begin:end],
             mask,

@@ -2,7 +2,7 @@
 have to record before a clock counts."""
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from baseline_autoregressive import autoregressive_decode
 from optimized_speculative import speculative_decode
 from speclab.core import graphs
 from speclab.core.drafter import Drafter
-from speclab.core.rounds import DecodeSettings, Draft
+from speclab.core.rounds import DecodeSettings, Draft, tokens_of
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.oracle import reference_text
 from speclab.lab.decodings import Decoding, LibraryDecoding
@@ -23,6 +23,23 @@ from speclab.records.arms import EAGER, LIBRARY, Arm
 from speclab.records.log_files import LogFile
 
 SPECULATIVE = LoopFunctions(speculative_decode)
+PERIOD, REPEATED = 48, 32  # tokens: the longest period that counts as repetition, and how many tokens must repeat
+
+
+def n_before_repetition(tokens: Sequence[int]) -> int:
+    """Return how many tokens of a text come before it begins to repeat: all of them where it does not end in
+    repetition.
+
+    It does where its last REPEATED tokens equal those a period before, which has at most PERIOD tokens. The repetition
+    begins with the first token from which on all equal those a period before.
+    """
+    begins = [len(tokens)]
+    for period in range(1, min(PERIOD, len(tokens) - REPEATED) + 1):
+        n = len(tokens)
+        while n > period and tokens[n - 1] == tokens[n - 1 - period]:
+            n -= 1
+        begins += [n] * (len(tokens) - n >= REPEATED)
+    return min(begins)
 
 
 class Bench:
@@ -40,6 +57,7 @@ class Bench:
         self.functions = functions
         self.log: LogFile | None = None  # where the lines of every turn are written, if anywhere
         self._references: dict[tuple[int, ...], list[int]] = {}  # draft length and prompt -> greedy text
+        self._whole_texts: dict[tuple[int, ...], list[int]] = {}  # prompt -> greedy text of the baseline
         self._own: dict[Arm, Drafter] = {}  # of each arm: drafts learn, and one arm teaches no other
 
     def decoding(
@@ -79,6 +97,28 @@ class Bench:
                 rounds = self.functions.rounds(target, drafter, ids, arm.draft_length, settings)
             rounds = with_parts(rounds, own)
         return Decoding(arm, rounds, ids.shape[1], budget, arm.speculative and self.has_own_verify(arm.draft))
+
+    def budget(self, prompt: Prompt, sampling: Sampling) -> int:
+        """Return how many tokens an arm decodes of this prompt, the same for every arm and every repeat.
+
+        A greedy text that ends in repetition is decoded only up to where that begins: repeated tokens are easy to draft
+        and would raise every speedup, most of all those of lookups. Where it begins follows from the baseline's text
+        alone, and every arm ends there as at any other end of a text: the last round drafts no further. So all arms are
+        timed over the same tokens, and no round is counted in part. Two tokens are the least, since the first one comes
+        with the prompt's own pass. Sampled texts differ from draw to draw and are not cut.
+        """
+        if not sampling.greedy or self.max_new_tokens <= REPEATED:
+            return self.max_new_tokens
+        return max(2, n_before_repetition(self.whole_text(prompt)))
+
+    def whole_text(self, prompt: Prompt) -> list[int]:
+        """Return the baseline's greedy text of `max_new_tokens` tokens. It is decoded once; no clock runs."""
+        key = tuple(prompt.id_list)
+        if key not in self._whole_texts:
+            target, settings = self.setup.target.with_own_cache(), DecodeSettings(self.max_new_tokens)
+            rounds = autoregressive_decode(target, prompt.ids.to(self.setup.device), settings, self.setup.chunk)
+            self._whole_texts[key] = tokens_of(rounds)
+        return self._whole_texts[key]
 
     def greedy_only(self, arm: Arm) -> bool:
         """Other plain decoding than the baseline is compared greedily, and an oracle draft replays greedy text."""

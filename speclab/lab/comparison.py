@@ -88,7 +88,7 @@ def comparison_record(config: RunConfig, measured: Measurement, costs: CostTable
         prompts={
             "n": len({s.prompt_index for s in measured.lines}),
             "kinds": list(dict.fromkeys(s.prompt_kind for s in measured.lines)),
-            "n_looping": sum(bool(line.loops) for line in greedy) if greedy else None,
+            "n_cut": sum(bool(line.loops) for line in greedy) if greedy else None,
         },
         correctness=measured.correctness,
         noise=[noise for temperature in config.temperatures if (noise := noise_at(measured, temperature))],
@@ -137,8 +137,7 @@ def noise_at(measured: Measurement, temperature: float) -> Noise | None:
 
 
 def build_rows(config: RunConfig, measured: Measurement, costs: CostTable) -> list[Row]:
-    """Return the rows for all prompts, for each kind, and for the prompts whose greedy text does not end in
-    repetition."""
+    """Return the rows for all prompts, and for each kind."""
     predicted, best_lengths = _predicted(measured, costs), _best_lengths(measured, costs)
     rerun, rows = _Rerun(measured), []
     for temperature, kind, lines in groups_of(measured.lines):
@@ -207,8 +206,15 @@ def _predicted(measured: Measurement, costs: CostTable) -> dict[tuple[Arm, float
             predicted["accept_probs"] = functools.partial(probs, arm.draft, *place)
         elif sample.temperature == 0:
             predicted["rounds_along"] = functools.partial(rounds_along, arm, sample.prompt_index)
-        draft_costs = costs[arm.draft, sample.temperature]
-        priced[arm, *place] = attribution.price(sample, baseline[place], draft_costs, **predicted)
+        draft_costs, line = costs[arm.draft, sample.temperature], baseline[place]
+        priced[arm, *place] = part = attribution.price(sample, line, draft_costs, **predicted)
+        if "accept_probs" in predicted:
+            n, whole = len(line.texts), part
+            if line.loops:  # what the whole text would have given is only forecast
+                text = measured.bench.whole_text(measured.prompts[sample.prompt_index])
+                uncut = replace(sample, rounds=[[]] * n), replace(line, texts=[text] * n)
+                whole = attribution.price(*uncut, draft_costs, **predicted)
+            part.baseline_whole, part.expected_whole = whole.baseline, whole.expected
     return priced
 
 

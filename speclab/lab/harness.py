@@ -228,6 +228,7 @@ def _line_of(bench: Bench, decoding: Decoding, sampling: Sampling, prompts: list
     """What a decoding of prompt number `index` leaves behind."""
     line = Line.begin(decoding.arm, sampling.temperature, index, prompts[index].kind, decoding.n_prompt)
     line.lossy_rule = bench.lossy_rule(decoding.arm)
+    line.loops = (decoding.arm == BASELINE and decoding.budget < bench.max_new_tokens) or None
     line.add(
         as_written(decoding.prefill_seconds),
         as_written(decoding.decode_seconds),
@@ -272,9 +273,12 @@ def _one_turn(
 ) -> list[Decoding]:
     """Every arm and every instrument that can decode like this, ready to work on one prompt."""
     stream = repeat * 100_003 + index  # another one for every prompt and repeat, the same for every arm
+    budget = bench.budget(prompt, sampling)
     instrumented = {Arm(INSTRUMENT, draft, max(lengths)): lengths for draft, lengths in instruments.items()}
-    return [
-        bench.decoding(arm, sampling, prompt, stream, lengths=instrumented.get(arm))
+    return [  # an instrument's rounds say what they cost, whatever the text: it decodes all of it
+        bench.decoding(
+            arm, sampling, prompt, stream, None if arm in instrumented else budget, lengths=instrumented.get(arm)
+        )
         for arm in [*arms, *instrumented]
         if sampling.greedy or not bench.greedy_only(arm)
     ]

@@ -24,13 +24,12 @@ class Group(NamedTuple):
     """The lines of one group of prompts at one temperature."""
 
     temperature: float
-    kind: str  # "all", a kind of prompts, or "not looping"
+    kind: str  # "all" or a kind of prompts
     lines: dict[Arm, list[Line]]
 
 
 def groups_of(log: list[Line]) -> Iterator[Group]:
-    """Return the groups that get rows of their own: all prompts, each kind, and those whose greedy text does not end in
-    repetition."""
+    """Return the groups that get rows of their own: all prompts, and each kind."""
     for temperature in dict.fromkeys(line.temperature for line in log):
         for kind, members in groups(log).items():
             lines: dict[Arm, list[Line]] = {}
@@ -167,9 +166,6 @@ def groups(log: list[Line]) -> dict[str, set[int]]:
     if len(set(kinds.values())) > 1:
         for index, kind in kinds.items():
             members.setdefault(kind, set()).add(index)
-    looping = {s.prompt_index for s in log if s.loops}
-    if looping and members["all"] - looping:
-        members["not looping"] = members["all"] - looping
     return members
 
 

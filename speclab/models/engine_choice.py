@@ -121,7 +121,7 @@ def check(
     Rejected tokens are fed and rolled back on the way, and the text outgrows a page, with CUDA graphs a bucket, with
     sliding windows the window. Raises NoFastBackend where the logits differ by more than rounding explains.
     """
-    n_tokens = cuda_graphs.BUCKET + 8 if fast.graphed else fast.page + sum(widths)
+    n_tokens = cuda_graphs.BUCKET + 8 if isinstance(fast, GraphedModel) else fast.page + sum(widths)
     part: dict[str, int] = {}
     if window := fast.largest_window:
         n_tokens, part = n_tokens + window, {"n_last": sum(widths)}

@@ -10,7 +10,15 @@ from typing import NamedTuple
 
 from speclab.drafts import kind_table
 from speclab.present import by_kind, report, tables
-from speclab.present.run_lines import floor_text, marked, provenance, remarks, rough_line, wrong_line
+from speclab.present.run_lines import (
+    floor_text,
+    marked,
+    padding_remark,
+    provenance,
+    remarks,
+    rough_line,
+    wrong_line,
+)
 from speclab.present.tables import (
     Block,
     Heading,
@@ -59,16 +67,20 @@ def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = No
     speeds: list[Block] = []
     for shown in runs:
         speeds.append(Heading(target_name(shown), 3) if len(runs) > 1 else None)
-        speeds += [Lines([result_line(shown)])] * (not brief)
+        said = [padding_remark(shown.settings["target"]).strip(), None if brief else result_line(shown)]
+        speeds += [Lines(said)] * any(said)
         speeds.append(marked(shown, speed_table(shown)))
     if brief:
         return tables.show([Lines(filter(None, map(wrong_line, runs))), rough, *speeds], markdown)
-    said = (line for shown in runs for line in (*same_text_lines(shown, shown.correctness), *remarks(shown)))
-    agreement = Lines(dict.fromkeys(said))  # both sizes were run on the same cores: what is said of those stands once
+    checked = (line for shown in runs for line in (*same_text_lines(shown, shown.correctness), *remarks(shown)))
+    agreement = Lines(
+        dict.fromkeys(checked)
+    )  # both sizes were run on the same cores: what is said of those stands once
     facts = Lines(
         [
             chains_only_line(runs),
             *(line for shown in runs for line in facts_lines(shown)),
+            *(f"{target_name(shown)}: {report.loops_line(shown)}" for shown in runs if report.n_looping(shown)),
             noise_line(runs),
             no_gain_line(runs),
         ]
@@ -308,10 +320,16 @@ def reading_line(run: ComparisonRun) -> str | None:
 
 
 def between(row: Row) -> str:
-    """Name the two largest factors between the formula and the row's speedup, as the end of a line about both."""
-    largest = sorted(factors(row).items(), key=lambda item: -abs(math.log(max(item[1], 1e-9))))[:2]
+    """Name the two largest factors between the formula and the row's speedup, as the end of a line about both.
+
+    All else is computed from the numbers as they are printed: their product rounds to the speedup that is printed.
+    """
+    if not (all_factors := factors(row)) or not row.book_formula:
+        return ""
+    largest = sorted(all_factors.items(), key=lambda item: -abs(math.log(max(item[1], 1e-9))))[:2]
+    said = math.prod([round(row.book_formula, 2), *(round(factor, 2) for _, factor in largest)])
     named = ", ".join(f"x{factor:.2f} {name}" for name, factor in largest)
-    return f"; between them: {named}" * bool(named)
+    return f"; between them: {named}, x{round(row.speedup, 2) / said:.3f} all else" if said else ""
 
 
 def noise_line(runs: list[ComparisonRun]) -> str | None:

@@ -6,7 +6,9 @@ Every line of text is a fixed template filled with numbers of the record.
 import itertools
 
 from speclab.core.counts import Counts
+from speclab.drafts import kind_table
 from speclab.present import explanations, tables
+from speclab.present.by_kind import best_lengths, shown
 from speclab.present.run_lines import REJECTED_PLACES, REPLAYS, marked, noise_lines, remarks, rough_line
 from speclab.present.tables import (
     Block,
@@ -53,8 +55,6 @@ def comparison(run: ComparisonRun, by_kind: bool = False, markdown: bool = False
     """
     blocks: list[Block] = [Lines([functions_line(run)]), Heading("Do the outputs agree?")]
     blocks.append(Lines([*agreement_lines(run.correctness), *remarks(run), rough_line(run)]))
-    # So many that the other texts deserve a table of their own.
-    many_loops = (run.prompts["n_looping"] or 0) > run.prompts["n"] / 4
     temperatures, kinds = (dict.fromkeys(getattr(row, x) for row in run.rows) for x in ("temperature", "prompt_kind"))
     for temperature, kind in itertools.product(temperatures, kinds):
         rows = [row for row in run.rows if (row.temperature, row.prompt_kind) == (temperature, kind)]
@@ -63,8 +63,6 @@ def comparison(run: ComparisonRun, by_kind: bool = False, markdown: bool = False
             blocks += [*_speed(run, rows), Heading(PREDICTED, 3), explanations.prediction_table(rows)]
             blocks.append(explanations.errors_table(prediction_rows(pool)))
             blocks += [Heading(WHY, 3), explanations.ladder_table(rows, markdown)]
-        elif rows and kind == "not looping" and temperature == 0 and many_loops:
-            blocks += _speed(run, rows)
     lengths = explanations.lengths_table(run)
     if lengths.rows:
         blocks += [Heading("Draft lengths chosen in every round (-k auto)"), lengths, explanations.LENGTHS]
@@ -125,15 +123,28 @@ def _z_value(z: float | None) -> str:
     return "inf" if z is None else f"{z:+.2f}"
 
 
+def n_looping(run: ComparisonRun) -> int | None:
+    """Return how many greedy texts end in repetition; None where nothing was decoded greedily."""
+    return run.prompts.get("n_cut", run.prompts.get("n_looping"))
+
+
 def loops_line(run: ComparisonRun) -> str | None:
-    """Say how many greedy texts end in repetition; None where nothing was decoded greedily."""
-    n_looping, n_texts = run.prompts["n_looping"], run.prompts["n"]
-    if n_looping is None:
+    """Say how many greedy texts end in repetition, and what is forecast for each draft's fastest row with whole texts,
+    lookups first; None where nothing was decoded greedily."""
+    if (n := n_looping(run)) is None:
         return None
-    return (
-        f"{n_looping} of {n_texts} greedy texts end in repetition (last 32 tokens of period 8 or less), which is easy "
-        "to draft and raises acceptance"
-    )
+    said = f"{n} of {run.prompts['n']} greedy texts end in repetition (the last 32 tokens "
+    if "n_cut" not in run.prompts:  # a record from before texts were cut
+        return f"{said}have a period of 8 or less), which is easy to draft and raises acceptance"
+    lengths = best_lengths(run.rows)
+    rows = [row for row in shown(run.rows, lengths) if row.prompt_kind == "all" and row.forecast_whole]
+    rows.sort(key=lambda row: row.draft not in kind_table.lookups())
+    whole = [
+        f"{row.method} k = {row.draft_length} {speedup(row.forecast_whole)}, not {speedup(row.forecast)}"
+        for row in rows
+    ]
+    said += "equal those up to 48 places before) and count only up to where it begins"
+    return said + f"; with whole texts the forecasts would be: {'; '.join(whole)}" * bool(whole)
 
 
 # --- how fast ---------------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def provenance(run: LabRun) -> str:
     """Return the circumstances and the size of a run, in one paragraph."""
     settings = run.settings
     return (
-        f"{circumstances(run)}; {settings['n_prompts']} prompts, {settings['max_new_tokens']} new tokens each, "
+        f"{circumstances(run)}; {settings['n_prompts']} prompts, up to {settings['max_new_tokens']} new tokens each, "
         f"{timed(settings['repeats'])}.{padding_remark(settings['target'])}"
     )
 

@@ -164,7 +164,9 @@ class Prompts:
 
     n: Count
     kinds: list[str]
-    n_looping: Count | None  # greedy texts that end in repetition; None: none was decoded greedily
+    n_cut: Count | None = None  # greedy texts that are cut where they begin to repeat; None: none was decoded greedily
+    # In records from before texts were cut: greedy texts whose last 32 tokens have a period of at most 8.
+    n_looping: Count | None = None
 
 
 class Phases:

@@ -30,7 +30,7 @@ LARGEST = 16 * 2**20  # bytes of a record; the longest of all runs here has half
 OPTIONAL = (
     *("unchecked", "probe", "weight_bytes", "bandwidth", "padded", "gpu_state", "n_without_drafts"),
     *("lossy_rule", "total_variation", "n_replays", "own_rates"),
-    *("best_plain", "speedup_best_plain", "best_plain_low", "best_plain_high", "oracle"),
+    *("best_plain", "speedup_best_plain", "best_plain_low", "best_plain_high", "oracle", "forecast_whole"),
     *("branches", "loops", "distance", "again", "ended"),
     *("choice", "band_low", "band_high", "time_low", "time_high", "noise", "acceptance_profile"),
     *("chosen", "raw", "n_distinct", "row_by_row"),

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from speclab.core.counts import Counts
-from speclab.records.arms import BASELINE, Arm
+from speclab.records.arms import Arm
 from speclab.records.rows import Amount, ArmCounts, Count, as_written
 
 SUMS = ("n_rounds", "n_drafted", "n_accepted", "n_rejected", "n_emitted")
-PERIOD, REPEATED = 8, 32  # tokens: the longest period that counts as repetition, and how many tokens must repeat
 
 
 class RoundCounts(NamedTuple):
@@ -47,7 +46,9 @@ class Line(ArmCounts):
     rounds: list[list[RoundCounts]] = field(default_factory=list)  # of a draft; absent in older records
     again: list[Count] | None = None  # the repeats that were timed once more; their seconds are means. Absent: none
     branches: bool | None = None  # whether the draft is a tree; absent: it is none
-    loops: bool | None = None  # whether a greedy text of the baseline ends in repetition; absent: it does not
+    # Whether a greedy text of the baseline ends in repetition; absent: it does not. In records that have `n_cut` it is
+    # cut where that begins.
+    loops: bool | None = None
     lossy_rule: str | None = None  # that judged its drafted tokens; absent: a lossless one did, or there were none
     distance: Amount | None = None  # with a lossy rule, the sum of speclab/lab/output_checks.py; absent: not measured
     own_rates: dict[str, float] | None = None  # the sums of `note_own_rates`, speclab/lab/known_texts/
@@ -92,8 +93,6 @@ class Line(ArmCounts):
         for name in SUMS:
             setattr(self, name, getattr(self, name) + getattr(counts, name))
         self.n_replays = (self.n_replays or 0) + counts.n_replays or None
-        if self.arm == BASELINE and self.temperature == 0:
-            self.loops = ends_in_repetition(self.texts[0]) or None
 
     def extend(self, other: "Line") -> None:
         """Add the repeats of another line of the same arm, prompt and temperature.
@@ -147,9 +146,3 @@ class Line(ArmCounts):
     def recorded(self) -> "Line":
         """Return the line as a record holds it: without texts, and without rounds where there is no draft."""
         return replace(self, texts=[], rounds=self.rounds if self.draft else [])
-
-
-def ends_in_repetition(tokens: list[int]) -> bool:
-    """Tell whether the last REPEATED tokens repeat with some period of at most PERIOD."""
-    tail = tokens[-REPEATED:]
-    return len(tail) == REPEATED and any(tail[p:] == tail[:-p] for p in range(1, PERIOD + 1))

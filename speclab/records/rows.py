@@ -118,6 +118,7 @@ class Row(ArmCounts):
     cost_model: float | None = None
     accounting: float | None = None
     forecast: float | None = None
+    forecast_whole: float | None = None  # the forecast with whole texts in place of those that are cut; absent: none is
     forecast_tokens_per_round: float | None = None
     ladder: list[Rung] | None = None
     verdict: Verdict | None = None

@@ -58,6 +58,8 @@ class PredictedSeconds:
     draft_early: float = 0.0
     verify_early: float = 0.0
     expected: float = 0.0  # seconds of the rounds that the forecast expects
+    baseline_whole: float = 0.0  # both for texts that are not cut where they begin to repeat
+    expected_whole: float = 0.0
     expected_early: float = 0.0
     expected_rounds: float = 0.0
     endless_early: float = 0.0  # expected seconds of a text that has no last round
@@ -178,6 +180,7 @@ def predictions(row: Row, part: PredictedSeconds) -> dict[str, Any]:
         "overhead": part.overhead / part.n_rounds / step,
         "accounting": accounting,
         "forecast": part.baseline / part.expected if part.expected else None,
+        "forecast_whole": part.baseline_whole / part.expected_whole if part.baseline_whole > part.baseline else None,
         "forecast_tokens_per_round": part.n_tokens / part.expected_rounds if part.expected else None,
     }
     acceptance_rate, k = row.acceptance_rate, row.draft_length

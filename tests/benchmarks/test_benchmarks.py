@@ -194,7 +194,7 @@ def record_by_hand() -> peers_page.PeersRun:
     settings = {"n_prompts": 6, "max_new_tokens": 28, "repeats": 3, "seed": 0, "device": "cpu", "dtype": "float32"}
     args = SimpleNamespace(benchmark="peers")
     return peers_page.PeersRun(
-        **common.head(args, torch.device("cpu"), settings | {"engine": "fast"}),
+        **common.head(args, torch.device("cpu"), settings | {"engine": "c"}),
         models={"target": "a target", "draft": "a draft"},
         correctness=[
             check | {"arm": "model k=4", "differences": [near_tie]},

@@ -15,12 +15,12 @@ from speclab.records import files
 COVERING = {
     "llama": (BOTH, ""),
     "gpt2": (BOTH, ""),  # learned positions
-    "falcon": (BOTH, ""),  # attention beside the MLP, one head of keys for all
-    "mixtral": (BOTH, ""),  # a mixture of experts
-    "deepseek_v3": (BOTH, ""),  # latent attention
+    "falcon": (EAGER, "does not know"),  # attention beside the MLP, one head of keys for all
+    "mixtral": (EAGER, "does not know"),  # a mixture of experts
+    "deepseek_v3": (EAGER, "does not know"),  # latent attention
     "gemma3_text": (BOTH, ""),  # sliding windows among full layers
-    "llama4_text": (EAGER, "chunks of the text"),
-    "bloom": (EAGER, "torch.export gave up"),  # ALiBi
+    "llama4_text": (EAGER, "does not know"),
+    "bloom": (EAGER, "does not know"),  # ALiBi
     "recurrent_gemma": (REFUSED, "cannot be rolled back"),  # the state is no part of its cache
     "rwkv": (REFUSED, "ignores its cache"),
     "openai-gpt": (REFUSED, "ignores its cache"),  # has none

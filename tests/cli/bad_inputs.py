@@ -248,7 +248,6 @@ USUAL = {
     "benchmarks.scaling": FILED,
     "benchmarks.families": ["--out-dir", "out"],
     "benchmarks.ahead": FILED,
-    "benchmarks.compiling": ["--target", "target", "--threads", "1", "--out-dir", "out"],
     "benchmarks.gpu": ["--out", "out", "--device", "cpu"],
     "training.heads": ["pair", "--out", "out", "--work-dir", "out"],
 }
@@ -274,6 +273,8 @@ ROWS = [
     Row(f"{B} --max-new-tokens 0", 2, ("--max-new-tokens", "1 or more")),
     Row(f"{B} --max-new-tokens 600 --prompt x", 2, ("context of 512", "at most 511 new tokens")),
     Row(f"{B} --engine slow", 2, ("slow", "eager")),
+    Row(f"{B} --engine fast", 2, ("fast", "auto", "graphs on CUDA")),
+    Row(f"{C} --engine compiled", 2, ("compiled", "auto", "c took its place")),
     Row(f"{B} --device gpu", 2, ("gpu", "cuda")),
     Row(f"{B} --device cuda", 3, ("device cuda", "device cpu")),
     Row(f"{B} --dtype int8", 2, ("int8", "bfloat16")),
@@ -357,7 +358,6 @@ ROWS = [
     Row(f"{C} --engine vllm", 2, ("invalid choice: 'vllm'", "eager")),
     Row(f"{B} --prompt x --target lab:20m --device-map auto", 2, ("lab:20m is made on one device",)),
     Row("-m benchmarks.roofline --target lab:20m --device-map auto", 2, ("lab:20m is made on one device",)),
-    Row("-m benchmarks.compiling --rows 2", 2, ("--rows 2", "for example 2x1,2x5")),
     # --- weights and tokenizer again ---
     Row(f"{B} --prompt x --target weights-other-shape", 3, ("differ in shape", "config.json")),
     Row(f"{B} --prompt x --target weights-none", 3, ("lacks the weights",)),

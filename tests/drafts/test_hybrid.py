@@ -220,6 +220,10 @@ def test_what_was_right_is_counted_where_it_belongs():
     assert all(tally.tested == 8 for tally in known.matches[:-1])
     assert by_model > 0
     assert by_lookup > 0
+    list(speculative_rounds(target_of(), copied, PROMPT, 3, 40, Sampling(0.9)))
+    assert known.model.tested - 8 == by_model, "another temperature has counts of its own"
+    assert hybrid.known.keys() == {0.0, 0.9}
+    assert hybrid.known[0.9].matches[-1].tested > 8
 
 
 def test_a_lookup_is_judged_in_the_rounds_of_the_model_too():

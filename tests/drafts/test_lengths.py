@@ -94,6 +94,30 @@ def test_expectation_and_choice_are_the_definitions(chain, seconds, rate, drawn)
     assert max(gains) not in gains[: chosen - drawn]
 
 
+def test_a_drawn_token_counts_only_where_those_before_it_are_kept():
+    """After .3 and .99 the draft survives with their product: it stops where it goes on after .99 alone."""
+    target, drafter = pair()
+    auto = AutoLength(drafter)
+    auto.costs[0.0] = RoundCosts((0.0,) * 9, tuple(1 + 0.15 * n for n in range(9)))
+    auto.prefill(target, PROMPT, Sampling())
+    for probabilities, pays in (((0.3, 0.99), False), ((0.99, 0.3), False), ((0.99, 0.99), True)):
+        auto.propose(0, torch.zeros(1, 0))
+        auto._last = 4
+        assert [auto._pays(probability) for probability in probabilities][-1] == pays
+
+
+def test_a_texts_own_rate_moves_the_acceptance_at_every_depth():
+    seen = Acceptance()
+    for _ in range(4):
+        seen.add(True, 0, None)
+    seen.begin()
+    for _ in range(4):
+        seen.add(False, 1, None)
+    text, all_texts = 8 * 0.8 / 12, 8 * 1.2 / 16  # a guess of .7, or of .8 for a text after the first, counts as eight
+    rates = [9.6 / 12, 5.6 / 12, *[0.7] * (LONGEST - 2)]
+    assert [seen.at_depth(depth) for depth in range(LONGEST)] == pytest.approx([text / all_texts * r for r in rates])
+
+
 # --- in the loop ------------------------------------------------------------------------------------------------------
 
 

@@ -6,16 +6,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
 from speclab.core.rounds import DecodeSettings
-from speclab.drafts.suffix import SuffixDrafter
 from speclab.lab.decodings import Decoding
 from speclab.lab.rows import ended, rows_of
 from speclab.models.cached import CachedModel
 from speclab.present import by_kind, tables
 from speclab.records.arms import BASELINE, Arm
 from speclab.records.log import Line
-from tests.tiny_models import tiny
+from tests.tiny_models import perturbed, tiny
 
 ARM = Arm("suffix", "suffix", 4)
 COMMON = {"target": "t", "device": "cpu", "dtype": "float32"}
@@ -23,10 +23,11 @@ BUDGET = 40
 
 
 def decoded(eos: frozenset[int] = frozenset()) -> Decoding:
-    """A tiny model's text, which repeats itself, so that drafts are accepted."""
-    target = CachedModel(tiny("llama", dtype=torch.float32))
+    """A tiny model's text, with a draft that is often right and often wrong, so that a draft may hold its end."""
+    target = CachedModel(tiny("llama"))
+    drafter = ModelDrafter(CachedModel(perturbed(target.model, 0.05)))
     settings = DecodeSettings(BUDGET, eos=eos)
-    rounds = list(speculative_decode(target, SuffixDrafter(), torch.tensor([[1, 2, 3, 1, 2, 3, 1]]), 4, settings))
+    rounds = list(speculative_decode(target, drafter, torch.tensor([[1, 2, 3, 1, 2, 3, 1]]), 4, settings))
     made = Decoding(ARM, iter(rounds), 7, sum(len(round_.tokens) for round_ in rounds))
     while not made.done:
         made.advance()

@@ -42,7 +42,10 @@ def common_of(run: ComparisonRun) -> dict:
 
 def pairs_of(run: ComparisonRun) -> list[tuple[Row, Row]]:
     """Every row of a record, beside the same row computed from its log; those of the padded pair, too."""
-    pairs = list(zip(run.rows, rows_of(run.raw, common_of(run)), strict=True))
+    rows = [
+        row for row in run.rows if row.prompt_kind != "not looping"
+    ]  # older records have rows that no run makes now
+    pairs = list(zip(rows, rows_of(run.raw, common_of(run)), strict=True))
     return pairs + (pairs_of(run.padded) if run.padded else [])
 
 

@@ -6,7 +6,7 @@ from speclab.core.counts import Counts
 from speclab.lab.rows import build_row
 from speclab.records import files
 from speclab.records.arms import BASELINE, GENERATE, Arm
-from speclab.records.log import Line, RoundCounts, ends_in_repetition
+from speclab.records.log import Line, RoundCounts
 
 MODEL = Arm("model", "model", 2)
 COMMON = {"target": "t", "device": "cpu", "dtype": "float32"}
@@ -143,16 +143,3 @@ def test_a_recorded_line_holds_every_second_and_count_and_no_text():
         "n_rounds": 10, "n_drafted": 20, "n_accepted": 10, "n_rejected": 8, "n_emitted": 20,
         "rounds": [[(2, 1, False)] * 5] * 2,
     }  # fmt: skip
-
-
-# --- repetition -------------------------------------------------------------------------------------------------------
-
-
-def test_repetition_at_the_end_is_seen():
-    assert ends_in_repetition([9] * 5 + [1, 2, 3] * 12)
-    assert ends_in_repetition([7] * 32)
-    assert not ends_in_repetition([7] * 31)
-    assert not ends_in_repetition(list(range(9)) * 8), "period 9 is too long to count"
-    assert ends_in_repetition(list(range(8)) * 8)
-    assert not ends_in_repetition([1, 2, 3] * 12 + [4])
-    assert not ends_in_repetition([1, 2, 3] * 5 + [4] + [1, 2, 3] * 10), "only 30 tokens repeat"

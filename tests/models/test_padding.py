@@ -1,5 +1,7 @@
 """lab:SIZE: a padded model says what its lab model says, is as large as asked, and is refused where it cannot fit."""
 
+import re
+
 import pytest
 import torch
 from transformers import AutoConfig
@@ -9,7 +11,9 @@ from speclab.models import loading, memory, prompts
 from speclab.models.cached import CachedModel
 from speclab.models.checking.checks import check_model
 from speclab.models.padded import padding, sizes
+from speclab.records.files import read_json
 from speclab.system.errors import EnvironmentProblem, UsageProblem
+from speclab.system.paths import ROOT
 from tests.decoding import plain_text
 from tests.llamas import tiny_llama
 
@@ -251,6 +255,13 @@ def test_names():
     assert sizes.size_name(10_164_480, up=True) == "lab:10.2m"
     assert sizes.size_name(900_000) == "lab:900k"
     assert sizes.size_name(8 * 10**9, vocab_size=128256) == "lab:8b:v128256"
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_a_padded_model_is_told_with_the_size_of_the_model_whose_text_it_writes(role):
+    n = read_json(ROOT / "models" / "lab-pair" / "training.json")[role]["parameters"]
+    said = sizes.describe_padding("lab:8b", role)
+    assert re.search(rf"{role} of ({n / 1e6:.0f}|{n / 1e6:.1f}) M parameters .* 8B$", said), said
 
 
 def refusal(monkeypatch, free: float, dtype: torch.dtype, copies: int = 1) -> str:

@@ -1,7 +1,30 @@
-"""What a mutant is, and the numbers of the bugs. Imports nothing of the lab: see plugin.py for why."""
+"""What a mutant is, and the numbers of the bugs. Imports nothing of the lab: see plugin.py for why.
 
-from collections.abc import Callable
+Most mutants are edits of the lab's source text. They stand in text files, in this form, and are made where the module
+is imported; the text behind `-` has to be there exactly once:
+
+    [core/accept]
+    4 draws the correction from p
+    by gallery::correction_comes_from_the_residual, joint_law_of_a_round_is_the_targets
+    - (target_here - draft_here).clamp(min=0)
+    + target_here
+
+`by` names tests: gallery::x, y are test_x and test_y of test_gallery.py. `raises ERROR` says that this error of the
+production code is as good as a failed assertion. Further pairs of `-` and `+` are further edits of the same module.
+`bug NUMBER WORDS` is a number of an extension.
+"""
+
+import importlib
+import itertools
+import re
+import sys
+from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import spec_from_file_location
+from pathlib import Path
 from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent.parent
 
 # An extension has further ones: BUGS of its own mutants.
 BUGS = {
@@ -43,29 +66,111 @@ BUGS = {
 }
 
 
+def name_of(file: Path) -> str:
+    """The name of a module of this checkout."""
+    return ".".join(file.relative_to(ROOT).with_suffix("").parts)
+
+
+class Edits:
+    """Changes of the source text of one module, made where it is imported: a finder of modules and a loader.
+
+    module: a path in speclab/ or in the root, without .py. changes: pairs of an old text and a new one.
+    """
+
+    def __init__(self, module: str, changes: list[tuple[str, str]]):
+        self.changes = changes
+        self.file = next(file for folder in ("speclab", "") if (file := ROOT / folder / f"{module}.py").is_file())
+        self.name = name_of(self.file)
+
+    def __call__(self) -> None:
+        """Make them from now on. Raises ImportError where the module has been imported before."""
+        if self.name in sys.modules:
+            raise ImportError(f"{self.name} has been imported already")
+        sys.meta_path.insert(0, self)
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """This is asked by the import system for every module."""
+        if name != self.name:
+            return None
+        return spec_from_file_location(name, self.file, loader=_Loader(name, str(self.file), self.text()))
+
+    def text(self) -> str:
+        """The source text with the changes. Raises ImportError where an old text is not there exactly once."""
+        text = self.file.read_text("utf-8")
+        for old, new in self.changes:
+            if (n := text.count(old)) != 1:
+                raise ImportError(f"{self.file} has {n} times: {old}")
+            text = text.replace(old, new)
+        return text
+
+
+class _Loader(SourceFileLoader):
+    def __init__(self, name: str, path: str, source: str):
+        super().__init__(name, path)
+        self._source = source
+
+    def get_code(self, fullname: str):
+        """That of the changed text, never one from a cache of compiled files."""
+        return compile(self._source, self.path, "exec", dont_inherit=True)
+
+
 class Mutant(NamedTuple):
-    """A function that puts a bug into the lab, and the tests that must notice."""
+    """What puts a bug into the lab, and the tests that must notice."""
 
     bug: int
-    apply: Callable[[], None]  # replaces functions, methods or attributes of the lab's modules; its docstring: the bug
+    apply: Callable[[], None]  # edits of a module, or a function that replaces functions of the lab's modules
+    what: str  # what it does, in a line
+    name: str  # how plugin.py finds it: file and name
     killed_by: tuple[str, ...]  # tests that must fail, "file::name", or "file::name[case]" where others take long
     raises: str = ""  # an error of the production code that is as good as a failed assertion
     hangs: bool = False  # running out of time is a kill
 
     @property
-    def what(self) -> str:
-        """What it does, in a line."""
-        return (self.apply.__doc__ or "").strip()
-
-    @property
-    def name(self) -> str:
-        """How plugin.py finds it: module and function."""
-        return f"{self.apply.__module__}:{self.apply.__name__}"
-
-    @property
     def file(self) -> str:
         """Where it stands."""
-        return f"{self.apply.__module__.replace('.', '/')}.py"
+        return self.name.partition(":")[0]
+
+
+def bugs_of(file: Path) -> dict[int, str]:
+    """The numbers that a file of mutants adds."""
+    if file.suffix == ".txt":
+        return {int(bug): what for bug, what in re.findall(r"^bug (\d+) (.*)", file.read_text("utf-8"), re.MULTILINE)}
+    return getattr(importlib.import_module(name_of(file)), "BUGS", {})
+
+
+def mutants_of(file: Path) -> list[Mutant]:
+    """Those of a text file, or of a module, which imports the lab."""
+    if file.suffix == ".txt":
+        return list(_read(file))
+    module = importlib.import_module(name_of(file))
+    return [item for item in vars(module).values() if isinstance(item, Mutant)]
+
+
+def _read(file: Path) -> Iterator[Mutant]:
+    shown, module = file.relative_to(ROOT).as_posix(), ""
+    for block in re.split(r"^(?=[\d[])", file.read_text("utf-8"), flags=re.MULTILINE):
+        title, *lines = block.splitlines() or [""]
+        if title.startswith("["):
+            module = title.strip("[]")
+        elif title[:1].isdecimal():
+            bug, _, what = title.partition(" ")
+            said = dict(re.findall(r"^(by|raises) (.*)$", block, re.MULTILINE))
+            texts = itertools.groupby(filter(None, lines), key=lambda line: line[0])
+            texts = ["\n".join(line[2:] for line in of_mark) for mark, of_mark in texts if mark in "-+"]
+            edits = Edits(module, list(zip(texts[::2], texts[1::2], strict=True)))
+            tests = killers(shown.partition("/mutants")[0], *said["by"].split("::"))
+            yield Mutant(int(bug), edits, what, f"{shown}:{_identifier(what)}", tests, said.get("raises", ""))
+
+
+def _identifier(what: str) -> str:
+    return re.sub(r"\W", "_", what.lower().replace("'", ""))
+
+
+def killers(folder: str, file: str, tests: str) -> tuple[str, ...]:
+    """Tests by their names, without "test_", in test_FILE.py of a folder."""
+    room, _, last = file.rpartition("/")
+    path = "/".join(filter(None, [folder, room, f"test_{last}.py"]))
+    return tuple(f"{path}::test_{test}" for test in tests.split(", "))
 
 
 def mutant(
@@ -79,7 +184,8 @@ def mutant(
     """
 
     def made(apply: Callable[[], None]) -> Mutant:
-        folder = apply.__module__.partition(".mutants")[0].replace(".", "/")
-        return Mutant(bug, apply, tuple(f"{folder}/{file}.py::test_{name}" for name in killed_by), raises, hangs)
+        path, what = apply.__module__.replace(".", "/"), (apply.__doc__ or "").strip()
+        tests = tuple(f"{path.partition('/mutants')[0]}/{file}.py::test_{name}" for name in killed_by)
+        return Mutant(bug, apply, what, f"{path}.py:{apply.__name__}", tests, raises, hangs)
 
     return made

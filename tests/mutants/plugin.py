@@ -1,22 +1,23 @@
 """A pytest plugin: puts the mutant that $MUTANT names into the lab, before any test is collected.
 
-    MUTANT=tests.mutants.core:ends_the_text_at_id_0 python -m pytest -p tests.mutants.plugin tests/test_gallery.py
+    MUTANT=tests/mutants/core.txt:ends_the_text_at_id_0 python -m pytest -p tests.mutants.plugin tests/test_gallery.py
 
-Many modules import functions of lower rooms by name, and some bind them as defaults of arguments. They see the wrong
-function because they are imported after it was put in its place: each file of mutants imports the rooms that it
-changes and those below them, nothing above. Where two modules of one file's rooms share a function by name, a mutant
-replaces it in both.
+An edit changes a module where it is imported. A mutant that is a function puts another one in its place, which many
+modules import from lower rooms by name, and some bind as defaults of arguments. They see the wrong one because they are
+imported afterwards: each file of mutants imports the rooms that it changes and those below them, nothing above. Where
+two modules of one file's rooms share a function by name, a mutant replaces it in both.
 """
 
-import importlib
 import os
 
 import pytest
 
-_module, _, _name = os.environ["MUTANT"].partition(":")
-_mutants = importlib.import_module(_module)
-if _name:
-    getattr(_mutants, _name).apply()
+from tests.mutants.bugs import ROOT, mutants_of
+
+_file, _, _name = os.environ["MUTANT"].partition(":")
+for _mutant in mutants_of(ROOT / _file):
+    if _mutant.name == os.environ["MUTANT"]:
+        _mutant.apply()
 _failed: set[str] = set()  # names of tests
 
 

@@ -1,16 +1,23 @@
 """The first screen of a comparison."""
 
+import json
+import math
+import re
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from speclab.drafts import kind_table
-from speclab.present import first_screen, report
+from speclab.present import first_screen, report, tables
+from speclab.records import files
 from speclab.records.arms import BASELINE
 from speclab.records.runs import ComparisonRun
+from speclab.system.paths import ROOT
 from speclab.theory import noise
 from speclab.theory.ladder import factors
-from tests.present.test_report import make_run
+from tests.present.test_report import make_row, make_run
 
 
 def two_regimes() -> ComparisonRun:
@@ -98,6 +105,51 @@ def test_rough_speeds_are_marked_and_nothing_is_hidden(monkeypatch):
     text = first_screen.screen(run)
     assert text.count(" rough\n") == 2 * len(rows)
     assert "1/(1" in text
+
+
+def product_of(line: str) -> float:
+    """What a reader gets who multiplies the numbers of a line, as they are printed."""
+    book = float(re.search(r"says (\d+\.\d+)x", line)[1])
+    factors = re.findall(r"\bx(\d+\.\d+) ", line.partition("between them: ")[2])
+    assert len(factors) == 3
+    assert line.endswith(" all else")
+    return book * math.prod(map(float, factors))
+
+
+COMPARISONS = [path for path in sorted((ROOT / "results").glob("*.json")) if "headline" in json.loads(path.read_text())]
+
+
+@pytest.mark.parametrize("path", COMPARISONS, ids=lambda path: path.stem)
+def test_the_factors_of_a_line_multiply_to_the_measured_speedup(path):
+    """All rows of all committed comparisons that have a ladder, and the lines of their first screens."""
+    run = files.read(path, ComparisonRun)
+    for one in filter(None, (run, run.padded)):
+        rows = [row for row in one.rows if row.ladder]
+        for row in rows:
+            line = f"says {tables.speedup(row.book_formula)}{first_screen.between(row)}"
+            assert f"{product_of(line):.2f}x" == tables.speedup(row.speedup), line
+        lines = [line for line in first_screen.facts_lines(one) if line and "between them" in line]
+        assert bool(lines) == bool(rows)
+        for line in lines:
+            assert f"; measured {product_of(line):.2f}x" in line
+
+
+@given(st.lists(st.floats(0.3, 1.6), min_size=8, max_size=8))
+def test_any_factors_multiply_to_the_measured_speedup(effects):
+    row = make_row(effects=effects)
+    row = replace(row, speedup=row.ladder[-2].speedup)
+    line = f"says {tables.speedup(row.book_formula)}{first_screen.between(row)}"
+    assert f"{product_of(line):.2f}x" == tables.speedup(row.speedup), line
+
+
+@pytest.mark.parametrize("options", [{}, {"brief": True}, {"markdown": True}])
+def test_whose_text_a_padded_target_writes_stands_over_its_numbers(options):
+    run = two_regimes()
+    text = first_screen.screen(run, **options)
+    assert text.count("lab:200m is padded") == 1
+    assert text.index("10 M parameters") > text.index("lab pair\n")
+    assert "padded" not in first_screen.screen(replace(run, padded=None), **options)
+    assert "lab:200m is padded" in first_screen.screen(run.padded, **options), "alone, too"
 
 
 def test_counts_stand_in_the_first_table():

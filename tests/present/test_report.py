@@ -123,7 +123,7 @@ def make_run(
             "seed": 0,
         },
         models={"target": "llama, 12 layers", "model": "llama, 1 layer"},
-        prompts={"n": 12, "kinds": list(kinds), "n_looping": 2},
+        prompts={"n": 12, "kinds": list(kinds), "n_cut": 2},
         correctness=correctness,
         noise=[Noise(temperature=t, ratio=1.01, low=0.99, high=1.03) for t in temperatures],
         costs=[make_costs(m, t) for t in temperatures for m in methods],

@@ -18,7 +18,6 @@ import torch
 
 from benchmarks import (
     ahead,
-    compiling,
     experts,
     growth,
     places,
@@ -54,7 +53,6 @@ BENCHMARKS = {
     "peers": (peers_page.PeersRun, peers_page.page),
     **dict.fromkeys(("plain", "preflight", "profile"), (findings.FindingsRun, findings.page)),
     "roofline": (roofline.RooflineRun, roofline.page),
-    "compiling": (compiling.CompilingRun, compiling.page),
     "growth": (growth.GrowthRun, growth.page),
     "places": (places.PlacesRun, places.page),
     "rules": (rules.RulesRun, rules.page),
@@ -65,7 +63,7 @@ BENCHMARKS = {
     "verdicts": (verdicts.VerdictsRun, verdicts.page),
 }
 # Records of programs that only the history has: what all records have is checked, and their pages stay as they are.
-OF_THE_PAST = {f"cpu-2-cores-{name}" for name in ("drawn", "losses", "states", "sure", "tried")}
+OF_THE_PAST = {f"cpu-2-cores-{name}" for name in ("compiling", "drawn", "losses", "states", "sure", "tried")}
 OF_THE_PAST |= {path.stem for path in (ROOT / "results").glob("cpu-2-cores-*wrong-servers.json")}
 RECORDS = sorted((ROOT / "results").glob("cpu-2-cores*.json"))
 WITH_A_PAGE = [path for path in RECORDS if path.with_suffix(".md").exists() and path.stem not in OF_THE_PAST]
@@ -212,7 +210,7 @@ def test_every_path_in_contributing_exists():
 
 
 def test_every_source_file_that_a_page_names_exists():
-    folders = {"docs": "**/*.md", "exercises": "*.py", "tests/mutants": "*.py"}
+    folders = {"docs": "**/*.md", "exercises": "*.py", "tests/mutants": "*.*"}
     pages = [page for folder, pattern in folders.items() for page in (ROOT / folder).glob(pattern)]
     path = re.compile(r"\b(?:speclab|tests|tools|training)/[\w./]+\.py\b")
     named = {(page.name, found) for page in pages for found in path.findall(page.read_text("utf-8"))}

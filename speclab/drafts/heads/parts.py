@@ -132,7 +132,8 @@ class DecoderLayer(nn.Module):
 
 def freeze(head: Any) -> None:
     """Make a head ready to decode: from now on its weights must not change, nor move to another device."""
-    for part in (*_products(head), *(module for module in head.modules() if isinstance(module, Norm))):
+    parts: list[Any] = [*_products(head), *(module for module in head.modules() if isinstance(module, Norm))]
+    for part in parts:
         part.is_frozen = True
     head.eval()
 

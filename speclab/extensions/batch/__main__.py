@@ -2,16 +2,13 @@
 
     python -m speclab.extensions.batch                      # 1, 2, 4, 8 and 16 texts at a time
     python -m speclab.extensions.batch --quick -B 1,4       # fewer prompts, tokens and lengths
-    python -m speclab.extensions.batch --thorough           # also in lockstep, after long contexts, and the library's
     python -m speclab.extensions.batch decode -B 8          # decode eight prompts side by side and print the texts
     python -m speclab.extensions.batch decode -B 8 --draft none    # the same token by token
 
 All prompts are decoded so many at a time, token by token and with every draft at every length. A row whose text has
 ended takes the next prompt. What comes out: whether the texts are right, the best draft length of each batch beside
-what was expected of it, a run record (JSON), a page in Markdown, and a picture. See docs/which-method.md. Compiled
-passes have at most 40 tokens in all: with -k 2,4,6 those over 1, 2 and 4 texts. The head of the run says for which
-numbers of texts they are taken. Exit code 1 if a greedy difference is not a near-tie, or a sampled
-row fails its statistics.
+what was expected of it, a run record (JSON), a page in Markdown, and a picture. See docs/which-method.md. Exit code 1
+if a greedy difference is not a near-tie, or a sampled row fails its statistics.
 """
 
 if __name__ == "__main__":
@@ -32,7 +29,6 @@ from speclab.extensions.batch import batch_plots, batch_views, decode
 from speclab.extensions.batch.batch_comparison import check, compare_batches
 from speclab.extensions.batch.batch_flags import OTHERS, batch_sizes, make_parser
 from speclab.extensions.batch.decoding.batched_model import RowRules
-from speclab.extensions.batch.decoding.compiled_rows import compile_for
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
@@ -61,11 +57,8 @@ def main(argv: list[str] | None = None, functions: LoopFunctions | None = None, 
     config, output, sizes = _prepare(args)
     with output.redirected():
         look_at_cores(config)
-        drafters = config.drafters.values()
-        lengths = {k for drafter in drafters for k in drafter.lengths(config.draft_lengths)}
-        programs = compile_for(config.setup, drafters, {1, *sizes}, {1, *(k + 1 for k in lengths)}, as_one=True)
         say(compare_config.head(config))
-        record, measured = compare_batches(config, sizes, args.thorough, programs)
+        record, measured = compare_batches(config, sizes)
         text = functools.partial(batch_views.text, record)
         page = functools.partial(batch_views.page, record, f"../plots/{output.name}.png")
         picture = functools.partial(batch_plots.picture, record, output.plots, output.name)
@@ -89,7 +82,7 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output, list[int]]:
         raise UsageProblem("-k auto chooses by the costs of one text, and a batch has other costs; give -k numbers")
     compare_config.check_tokens(args)
     flags.sampling_from(args)
-    output = Output(args, args.name + ("-sweep-batch" if args.thorough else "-batch"))
+    output = Output(args, f"{args.name}-batch")
     output.check()
     kinds = [kind for kind in args.draft.split(",") if kind]
     choices = compare_config.read_drafts(kinds, [args.temperature])

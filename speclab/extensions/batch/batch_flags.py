@@ -36,11 +36,6 @@ def make_parser(doc: str | None) -> argparse.ArgumentParser:
         default=BATCHES,
         help="texts that are decoded side by side (default: %(default)s)",
     )
-    group.add_argument(
-        "--thorough",
-        action="store_true",
-        help="also batches in lockstep and after long contexts, the library's own batches, and other machines",
-    )
     flags.add_draft_flag(group, DRAFTS, "as of compare.py; several with commas (default: %(default)s)")
     group.add_argument(
         "-k",

@@ -30,7 +30,7 @@ def _speedups(run: BatchRun, draft: str) -> Panel:
     series = []
     lengths = sorted({row.draft_length for row in run.rows if row.draft == draft})
     for look, k in enumerate(lengths):
-        rows = [r for r in run.rows if (r.draft, r.draft_length, r.lockstep) == (draft, k, False)]
+        rows = [r for r in run.rows if (r.draft, r.draft_length) == (draft, k)]
         series += _series(
             rows, f"k = {k}", look, lambda r: Value(r.speedup, r.speedup_low, r.speedup_high), "predicted_speedup"
         )

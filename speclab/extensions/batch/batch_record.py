@@ -1,32 +1,26 @@
 """The record of `python -m speclab.extensions.batch`: texts that are decoded side by side, and their passes."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
-from speclab.records.facts import Entries, Facts, Judged, Pair
+from speclab.records.facts import Facts, Judged
 from speclab.records.knees import KneeEntry
-from speclab.records.rows import Amount, Count, RecordPart, Share, Verdict, Within
+from speclab.records.rows import Amount, Count, RecordPart, Share, Verdict
 from speclab.records.runs import LabRun, Noise
 
-
-class LibraryBatch:
-    """This is one batch of `model.generate`."""
-
-    n_texts: Count
-    n_tokens: Count
-    seconds: Annotated[float, Within(1e-12)]  # it is divided by
+OLDER = RecordPart.__pydantic_config__ | {"extra": "ignore"}  # of older records, entries that nothing shows any more
 
 
 @dataclass(kw_only=True)
 class PassTime(RecordPart):
-    """A pass over `n_texts` texts, `width` tokens of each, after `context` tokens each."""
+    """A pass over `n_texts` texts, `width` tokens of each, after `context` tokens each. Older records have passes over
+    several texts."""
 
     model: str  # "target" or the name of a draft
     n_texts: Count
     width: Count
     context: Count
     seconds: Amount
-    predicted: Amount | None  # from passes over one text; None for those that the prediction is made from
+    predicted: Amount | None  # of several texts, from passes over one
 
 
 @dataclass(kw_only=True)
@@ -40,7 +34,6 @@ class BatchRow(RecordPart):
     method: str
     draft: str | None  # None: plain decoding
     draft_length: Count
-    lockstep: bool  # all texts keep as many drafted tokens as the one that keeps fewest
     n_passes: Count
     n_tokens: Count
     seconds: Amount
@@ -50,7 +43,7 @@ class BatchRow(RecordPart):
     speedup_high: float | None
     predicted_tokens_per_second: float | None
     predicted_speedup: float | None
-    acceptance_rate: Share | None  # None in lockstep: what is kept there is less than what was accepted
+    acceptance_rate: Share | None
     tokens_per_round: float | None  # of one text
     latency: Amount  # seconds of a text from its prompt to its last token, the median
     between_tokens: Amount | None  # seconds, the median
@@ -58,6 +51,7 @@ class BatchRow(RecordPart):
     total_seconds: Amount  # of all requests, prompts' own passes included
     n_drafted: Count | None = None  # tokens, of all texts; absent in older records, like the next
     verdict: Verdict | None = None  # None for plain decoding, and where nothing was drafted
+    lockstep: bool = False  # of older records: all texts keep as many drafted tokens as the one that keeps fewest
 
 
 @dataclass(kw_only=True)
@@ -88,39 +82,27 @@ class PromptTimes(RecordPart):
     """For one way to decode, the tokens and seconds of each prompt, in order. A prompt has an equal part of the seconds
     of every pass that it was in, as far as every row had a text."""
 
+    __pydantic_config__ = OLDER
+
     n_texts: Count
     method: str
     draft_length: Count
-    lockstep: bool
     n_tokens: list[Count]
     seconds: list[Amount]
 
 
 @dataclass(kw_only=True)
-class MachineEntry(RecordPart):
-    """The same model of costs predicts another machine from its data sheet. Nothing of this is measured."""
-
-    machine: str
-    models: str
-    context: Count
-    batch: float | None
-    below: bool
-    best: dict[str, Pair]
-
-
-@dataclass(kw_only=True)
 class BatchRun(LabRun):
-    """This is the record of `python -m speclab.extensions.batch`; with `--thorough` there is more of everything."""
+    """This is the record of `python -m speclab.extensions.batch`."""
+
+    __pydantic_config__ = OLDER
 
     batches: list[int]
-    thorough: bool  # --thorough
     n_requests: Count
     mean_context: Amount  # tokens before a pass, over all passes
     correctness: list[Judged]
     costs: Facts  # what the predictions are made from; no view reads them
-    library: list[Annotated[Facts, Entries(LibraryBatch)]]  # `model.generate` over as many prompts at once
     knees: list[KneeEntry]
-    machines: list[MachineEntry]
     rows: list[BatchRow]
     passes: list[PassTime]
     chosen: list[Chosen] | None = None  # absent in older records, like the next
@@ -128,3 +110,6 @@ class BatchRun(LabRun):
     raw: list[PromptTimes] | None = None
     n_distinct: Count | None = None  # different prompts
     row_by_row: list[str] | None = None  # drafts that have no pass for all rows together
+
+    def __post_init__(self) -> None:
+        self.rows = [row for row in self.rows if not row.lockstep]

@@ -75,14 +75,13 @@ def row(decoded: Batches, one: BatchArm, expected: Expectations | None) -> Batch
     n_tokens, seconds = sum(made.n_tokens for made in full), sum(made.seconds for made in full)
     itself, over = gain(decoded, one, one), gain(decoded, one, BatchArm(BASELINE, one.n_texts))
     drafts = arm.speculative and counts.n_drafted > 0
-    predicted = expected.rate(arm.draft, arm.draft_length, one.n_texts, one.lockstep) if expected else None
+    predicted = expected.rate(arm.draft, arm.draft_length, one.n_texts) if expected else None
     of_baseline = expected.rate("", 0, one.n_texts) if expected else None
     return BatchRow(
         n_texts=one.n_texts,
         method=arm.method,
         draft=arm.draft or None,
         draft_length=arm.draft_length,
-        lockstep=one.lockstep,
         n_passes=len(full),
         n_tokens=n_tokens,
         seconds=seconds,
@@ -92,7 +91,7 @@ def row(decoded: Batches, one: BatchArm, expected: Expectations | None) -> Batch
         speedup_high=over.high if over and drafts else None,
         predicted_tokens_per_second=predicted,
         predicted_speedup=predicted / of_baseline if predicted and of_baseline else None,
-        acceptance_rate=counts.acceptance_rate if arm.speculative and not one.lockstep else None,
+        acceptance_rate=counts.acceptance_rate if arm.speculative else None,
         tokens_per_round=counts.tokens_per_round if arm.speculative else None,
         latency=decoding.latency,
         between_tokens=decoding.between_tokens,
@@ -109,7 +108,7 @@ def chosen(decoded: Batches) -> list[Chosen]:
     chosen_on = [n for n in range(len(decoded.config.prompts)) if n not in reported_on] or reported_on
     groups: dict[tuple[str, int], list[BatchArm]] = {}
     for one, decoding in decoded.decodings.items():
-        if one.arm.speculative and not one.lockstep and decoding.counts.n_drafted:
+        if one.arm.speculative and decoding.counts.n_drafted:
             groups.setdefault((one.arm.draft, one.n_texts), []).append(one)
     entries = []
     for (draft, n_texts), ways in groups.items():
@@ -163,7 +162,6 @@ def raw(decoded: Batches) -> list[PromptTimes]:
                 n_texts=one.n_texts,
                 method=one.arm.method,
                 draft_length=one.arm.draft_length,
-                lockstep=one.lockstep,
                 n_tokens=[part.n_tokens for part in every],
                 seconds=[part.seconds for part in every],
             )

@@ -3,7 +3,7 @@
 import statistics
 from typing import NamedTuple
 
-from speclab.extensions.batch.batch_record import BatchRow, BatchRun, Chosen, MachineEntry
+from speclab.extensions.batch.batch_record import BatchRow, BatchRun, Chosen
 from speclab.present.first_screen import same_text_lines
 from speclab.present.run_lines import floor_text, marked, provenance, remarks, rough_line
 from speclab.present.tables import (
@@ -23,8 +23,6 @@ from speclab.present.tables import (
     with_verdict,
 )
 from speclab.records.knees import KneeEntry
-
-SHOWN_BATCHES = 5  # of a machine
 
 
 class Pair(NamedTuple):
@@ -59,7 +57,7 @@ def pairs(run: BatchRun, draft: str) -> list[Pair]:
     """The table has the best length of every batch, and leaves out batches for which nothing was ever drafted."""
     of_batches = []
     for n in run.batches:
-        rows = [row for row in run.rows if (row.n_texts, row.draft, row.lockstep) == (n, draft, False)]
+        rows = [row for row in run.rows if (row.n_texts, row.draft) == (n, draft)]
         if run.chosen is None:
             of_batches.append(Pair(max(rows, key=lambda row: row.speedup), plain_row(run, n), None))
         for entry in run.chosen or []:
@@ -98,7 +96,7 @@ BEST: dict[str, Cell] = {
     "plain ms": lambda pair: milliseconds(pair.plain.between_tokens),
 }
 ALL: dict[str, Cell] = {
-    "draft": lambda row: row.method + ", lockstep" * row.lockstep,
+    "draft": lambda row: row.method,
     "B": lambda row: str(row.n_texts),
     "k": lambda row: str(row.draft_length) if row.draft else "-",
     "tok/s": lambda row: rate(row.tokens_per_second),
@@ -123,42 +121,7 @@ PASSES: dict[str, Cell] = {
 }
 
 
-class Waiting(NamedTuple):
-    """A batch that waits for the row that keeps fewest, beside one that does not."""
-
-    lockstep: BatchRow
-    ragged: BatchRow
-
-
-LOCKSTEP: dict[str, Cell] = {
-    "draft": lambda both: both.ragged.method,
-    "B": lambda both: str(both.ragged.n_texts),
-    "k": lambda both: str(both.ragged.draft_length),
-    "tok/s": lambda both: rate(both.ragged.tokens_per_second),
-    "in lockstep": lambda both: rate(both.lockstep.tokens_per_second),
-    "change": lambda both: percent(both.lockstep.tokens_per_second / both.ragged.tokens_per_second - 1),
-    "expected": lambda both: _change(
-        both.lockstep.predicted_tokens_per_second, both.ragged.predicted_tokens_per_second
-    ),
-}
-
-
-def _change(one: float | None, other: float | None) -> str:
-    return "-" if one is None or not other else percent(one / other - 1)
-
-
-def waiting(run: BatchRun) -> list[Waiting]:
-    """Every row in lockstep, together with the row of the same arm that does not wait."""
-    both = []
-    for row in run.rows:
-        if row.lockstep:
-            key = (row.n_texts, row.draft, row.draft_length)
-            like = (one for one in run.rows if (one.n_texts, one.draft, one.draft_length) == key and not one.lockstep)
-            both.append(Waiting(row, next(like)))
-    return both
-
-
-def knee(entry: KneeEntry | MachineEntry) -> str:
+def knee(entry: KneeEntry) -> str:
     """The number of texts at which the best speedup falls below 1."""
     if entry.below:
         return "none: slower at every batch"
@@ -170,7 +133,7 @@ def knee(entry: KneeEntry | MachineEntry) -> str:
 def _at(batch: int) -> Cell:
     """A cell with the best length at a batch and its speedup."""
 
-    def cell(entry: KneeEntry | MachineEntry) -> str:
+    def cell(entry: KneeEntry) -> str:
         if str(batch) not in entry.best:
             return "-"
         k, ratio = entry.best[str(batch)]
@@ -191,40 +154,13 @@ def knees(run: BatchRun) -> Table:
     return Table(run.knees, columns, n_words=2)
 
 
-def machines(run: BatchRun) -> Table:
-    """The table says what data sheets promise."""
-    batches = [int(n) for n in run.machines[0].best][::2][:SHOWN_BATCHES] if run.machines else []
-    columns: dict[str, Cell] = {
-        "machine": lambda entry: entry.machine,
-        "context": lambda entry: str(entry.context),
-        **{f"B = {n}": _at(n) for n in batches},
-        "pays up to B": knee,
-    }
-    return Table(run.machines, columns)
-
-
-def library(run: BatchRun) -> Table:
-    """`model.generate` over as many prompts, beside plain decoding here, both with prompts' own passes."""
-
-    def ours(entry: dict) -> float:
-        row = plain_row(run, entry["n_texts"])
-        return row.n_requests * run.settings["max_new_tokens"] / row.total_seconds
-
-    columns: dict[str, Cell] = {
-        "B": lambda entry: str(entry["n_texts"]),
-        "generate tok/s": lambda entry: rate(entry["n_tokens"] / entry["seconds"]),
-        "plain tok/s": lambda entry: rate(ours(entry)),
-    }
-    return Table([entry for entry in run.library if entry["n_texts"] in run.batches], columns)
-
-
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 COLUMNS = (
     "B is the number of texts that are decoded side by side. plain is decoding token by token, as many texts at a "
     "time, on the same engine; a speedup is over that. tok/s counts all texts together, in the rounds in which every "
     "row has a text, without the prompts' own passes. text s runs from a text's prompt to its last token. expected "
-    "follows from passes over one text, never from a batch."
+    "follows from decoding one text at a time and from passes over one text, never from a batch."
 )
 CHOSEN = (
     "best k is chosen on half of the prompts. tok/s, plain tok/s, speedup and 95 % are measured on the other half ({n} "
@@ -234,21 +170,17 @@ CHOSEN = (
 CHOSEN_ON_ALL = (
     "best k is chosen on the prompts that are shown, so its speedup tends to be too high: this run has no second half."
 )
-FROM_DATA_SHEETS = (
-    "This is PREDICTED, not measured. The same model of costs gets the bandwidth and the arithmetic of data sheets, "
-    "weights of two bytes and the acceptance of this run; nothing but passes takes time."
-)
 
 
 def text(run: BatchRun) -> str:
     """The terminal shows whether the texts are right, and then the speeds."""
-    return show([*correctness(run), *_blocks(run, whole=run.thorough)])
+    return show([*correctness(run), *_blocks(run)])
 
 
 def page(run: BatchRun, picture: str) -> str:
     """Everything in Markdown, with where it comes from."""
     head: list[Block] = [Markdown("# Batches"), provenance(run), *correctness(run), Markdown(f"![Batches]({picture})")]
-    return show([*head, *_blocks(run, whole=True), *_details(run)], markdown=True)
+    return show([*head, *_blocks(run), *_details(run)], markdown=True)
 
 
 def correctness(run: BatchRun) -> list[Block]:
@@ -307,7 +239,7 @@ def copies_line(run: BatchRun) -> str | None:
     if max(run.batches) <= n:
         return None
     several = ", ".join(str(batch) for batch in run.batches if batch > n)
-    return f"B = {several}: more rows than different prompts ({n}), so some decode copies; in lockstep only up to {n}"
+    return f"B = {several}: more rows than different prompts ({n}), so some decode copies"
 
 
 def one_by_one_lines(run: BatchRun) -> list[str]:
@@ -318,29 +250,23 @@ def one_by_one_lines(run: BatchRun) -> list[str]:
     ]
 
 
-def _blocks(run: BatchRun, whole: bool) -> list[Block]:
+def _blocks(run: BatchRun) -> list[Block]:
     blocks: list[Block] = []
     for draft in drafts(run):
         blocks += [
             Heading(f"{draft}: the best draft length of each batch"),
             marked(run, Table(pairs(run, draft), BEST)),
         ]
-    blocks += [notes(run), lines(run)]
-    if whole:
-        blocks += [Heading("Where speculation stops paying"), knees(run)]
-        blocks += [Heading("What waiting for the slowest row costs"), marked(run, Table(waiting(run), LOCKSTEP))]
-        blocks += [Heading("The library's own batches, with the prompts' own passes"), library(run)]
-        if run.machines:
-            title = f"Other machines: {run.machines[0].models}"
-            blocks += [Heading(title), machines(run), FROM_DATA_SHEETS]
-    return blocks
+    return [*blocks, notes(run), lines(run)]
 
 
 def _details(run: BatchRun) -> list[Block]:
-    timed = [one for one in run.passes if one.n_texts > 1]
+    several = [one for one in run.passes if one.n_texts > 1]  # of older records
     return [
+        Heading("Where speculation stops paying"),
+        knees(run),
         Heading("All rows"),
         marked(run, Table(run.rows, ALL)),
-        Heading("Passes over several texts"),
-        Table(timed, PASSES),
+        Heading(f"Passes over {'several texts' if several else 'one text'}"),
+        Table(several or run.passes, PASSES),
     ]

@@ -12,11 +12,9 @@ from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.drafts import registry
 from speclab.extensions.batch.batch_flags import DRAFT_LENGTH, NO_DRAFT
 from speclab.extensions.batch.decoding.batched_model import BatchedModel, RowRules, check_batch
-from speclab.extensions.batch.decoding.compiled_rows import compile_for
 from speclab.extensions.batch.decoding.decodings import BatchDecoding
 from speclab.extensions.batch.decoding.drafters import batch_drafter, check_drafter
 from speclab.extensions.batch.decoding.loops import autoregressive_decode_batch, speculative_decode_batch
-from speclab.extensions.batch.decoding.row_buffers import Programs
 from speclab.extensions.batch.decoding.texts import Request
 from speclab.lab import free_cores
 from speclab.lab.instruments import LoopFunctions
@@ -40,9 +38,7 @@ def run(args: argparse.Namespace, functions: LoopFunctions | None = None, rules:
     registry.check_prompts(setup.target, [drafter] if drafter else [], prompts, args.max_new_tokens)
     drafted = argparse.Namespace(**vars(args) | {"draft": None if drafter is None else args.draft})
     no_effect.note_flags(drafted, [args.temperature], setup.device)
-    drafters = [drafter] if drafter else []
     free_cores.look(setup)
-    programs = compile_for(setup, drafters, [args.size], {1, args.draft_length + 1} if drafter else {1})
     if drafter is None and args.draft_length is not None:
         note("-k has no effect: nothing is drafted")
     head = [setup.describe(), f"draft   {draft}", *describe_chat(prompts, setup.tokenizer), *functions.head()]
@@ -50,7 +46,7 @@ def run(args: argparse.Namespace, functions: LoopFunctions | None = None, rules:
     if len(prompts) < args.size:
         note(f"{len(prompts)} prompts for {args.size} rows: the others stay empty; give more prompts, or --limit 0")
     settings = _settings(args, setup)
-    decoding, n_wrong = _decoded(args, setup, prompts, drafter, settings, rules, programs), 0
+    decoding, n_wrong = _decoded(args, setup, prompts, drafter, settings, rules), 0
     for number, prompt in enumerate(prompts):
         text = "".join(round_.text for round_ in with_text(decoding.rounds[number], setup.pieces(prompt)))
         print(harmless(f"{prompt_heading(prompt)}\n{text}"))
@@ -96,13 +92,12 @@ def _decoded(
     drafter: Drafter | None,
     settings: DecodeSettings,
     rules: RowRules | None,
-    programs: Programs,
 ) -> BatchDecoding:
     """Decode all prompts, each with the same settings."""
-    target = BatchedModel(setup.target, args.size, rules, programs)
+    target = BatchedModel(setup.target, args.size, rules)
     requests = [Request(prompt.ids.to(setup.device), settings) for prompt in prompts]
     if drafter:
-        of_rows = batch_drafter(drafter, args.size, programs)
+        of_rows = batch_drafter(drafter, args.size)
         rounds = speculative_decode_batch(target, of_rows, requests, args.draft_length)
     else:
         rounds = autoregressive_decode_batch(target, requests, setup.chunk)

@@ -1,243 +1,226 @@
-"""The expected cost of rounds of a batch, from passes over one text and from the loops without their models."""
+"""The expected speed of a batch, from one text at a time. No batch of several texts is timed for it.
 
-import sys
-from collections import Counter
-from collections.abc import Callable
+A pass over n texts of w tokens each multiplies every weight with n * w tokens, as a pass over one text of n * w tokens
+does. But each text has keys and values of its own to read; one token after n times as many tokens of context reads as
+many. So, with C tokens of context,
+
+    t(n, w, C) = t(1, n * w, C) + t(1, 1, n * C) - t(1, 1, C)
+
+A round takes its passes, and what the loop does outside of them, which a batch does once for all of its texts. That is
+measured where one text is decoded at a time: the seconds of a round, less those of its passes. A head, or another
+network that drafts row by row, works for each text anew: what its rounds take beyond those of plain decoding counts
+once for each text.
+
+While reading the weights takes most of the time, more tokens in a pass cost nothing, and drafted tokens are verified
+for free. A large batch removes this gain: every drafted token then costs what a token of another text would. A long
+context restores it: keys and values are read once for a text, not for every token. MagicDec, arXiv 2408.11049.
+"""
+
+import functools
+import random
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from speclab.extensions.batch import pass_costs
-from speclab.extensions.batch.batch_record import MachineEntry, PassTime
+import numpy as np
+import torch
+
+from speclab.core.rounds import Round
+from speclab.extensions.batch.batch_record import PassTime
+from speclab.extensions.batch.decoding.batched_model import BatchedModel
 from speclab.extensions.batch.decoding.drafters import shared_model
-from speclab.extensions.batch.decoding.row_buffers import Programs
-from speclab.extensions.batch.pass_costs import PassCosts, on_machines
-from speclab.extensions.batch.passes import LoopKey, PassTimer, Shape, fitted_costs
 from speclab.lab.run_config import RunConfig
 from speclab.models.cached import CachedModel
+from speclab.models.timing import seconds
 from speclab.records.facts import Facts
 from speclab.records.knees import KneeEntry
 from speclab.theory.knees import knee_of
 
-LONG = (1024, 3072)  # tokens of context, as far as the models have room
 TARGET = "target"
+Way = tuple[str, int]
+"""a draft and its length; PLAIN for plain decoding"""
+Pass = tuple[int, int]
+"""tokens of a pass over one text, tokens of the text before it"""
+PLAIN: Way = ("", 0)
 
 
-@dataclass
-class Draft:
-    """The facts about a draft at one length that decoding one text at a time gives.
+@dataclass(frozen=True)
+class OfOne:
+    """Rounds of one text at a time, on average. at_least: the share of them that draft 1, 2, ... tokens or more.
 
-    survival: how likely the first 1, 2, ... drafted tokens are all accepted. drafted: tokens of a draft -> its share
-    of the rounds.
+    full: the share in which a whole draft was accepted, after which a draft model has two tokens to read.
     """
 
-    survival: list[float]
-    drafted: dict[int, float]
+    tokens: float
+    seconds: float
+    at_least: tuple[float, ...] = ()
+    full: float = 0.0
 
-    def widths(self, n_texts: int) -> dict[int, float]:
-        """The probability of each length of the longest draft of so many texts, by that length."""
-        below, likely = 0.0, {}
-        for n in sorted(self.drafted):
-            reached = below + self.drafted[n]
-            likely[n] = reached**n_texts - below**n_texts
-            below = reached
-        return likely
+    def drafted(self, n_texts: int) -> float:
+        """The drafted tokens of the text that has most of them, among so many."""
+        return sum(1 - (1 - share) ** n_texts for share in self.at_least)
 
 
-def known_of(counts: list[tuple[int, int]], k: int) -> Draft:
-    """The facts about a draft from the (drafted, accepted) tokens of rounds."""
-    n = len(counts)
-    survival = [sum(accepted >= i for _, accepted in counts) / n for i in range(1, k + 1)]
-    return Draft(survival, {drafted: times / n for drafted, times in Counter(d for d, _ in counts).items()})
+def of_one(rounds: Sequence[Round], taken: float, k: int) -> OfOne:
+    """From rounds of one text at a time, which took so many seconds. Of plain decoding a round is a token, k = 0."""
+    n = len(rounds)
+    if k == 0:
+        return OfOne(1, taken / sum(len(one.tokens) for one in rounds))
+    at_least = tuple(sum(one.n_drafted >= i for one in rounds) / n for i in range(1, k + 1))
+    full = sum(0 < one.n_drafted == one.n_accepted for one in rounds) / n
+    return OfOne(sum(len(one.tokens) for one in rounds) / n, taken / n, at_least, full)
 
 
 @dataclass
 class Expectations:
-    """Seconds and rates of rounds with any number of texts, from measurements of one text."""
+    """Rates of any number of texts at a time.
 
-    context: int  # at which passes were timed
-    contexts: dict[int, float]  # texts -> tokens before a pass of the longest of them, on average: all are padded to it
-    known: dict[tuple[str, int], Draft]  # by draft and its length
-    times: dict[str, dict[Shape, float]]  # of the passes of TARGET and of draft models
-    costs: dict[str, PassCosts]
-    one_draft: dict[tuple[str, int], float]  # seconds of a round to draft for one text, of drafts that are no models
-    loops: dict[LoopKey, float]  # seconds of a round without its models
+    context: the tokens before a pass. times: of TARGET and of draft models, the seconds of passes over one text. known:
+    of each way to decode. row_by_row: drafts whose network works for one text at a time. pads: whether all rows of a
+    pass have as many tokens as the longest one, as on all engines but `c`.
+    """
 
-    def rate(self, draft: str, k: int, n_texts: int, lockstep: bool = False) -> float | None:
-        """The tokens a second of all texts together; with k = 0, those of plain decoding."""
-        return self._rate(self._expected, self.contexts[n_texts], draft, k, n_texts, lockstep)
+    context: int
+    times: dict[str, dict[Pass, float]]
+    known: dict[Way, OfOne]
+    row_by_row: set[str]
+    pads: bool
 
-    def _expected(self, model: str, n_texts: int, width: int, context: float) -> float | None:
-        return self.costs[model].of(n_texts, width, context)
-
-    def _measured(self, model: str, n_texts: int, width: int, context: float) -> float | None:
-        return self.times[model].get((n_texts, width, round(context)))
-
-    def _rate(
-        self,
-        seconds: Callable[[str, int, int, float], float | None],
-        context: float,
-        draft: str,
-        k: int,
-        n_texts: int,
-        lockstep: bool = False,
-    ) -> float | None:
-        """The same with a function of the seconds: seconds(model, texts, width, context) of a pass; None where they are
-        unknown."""
-        loop = self.loops.get((draft, k, n_texts))
-        if loop is None:
+    def rate(self, draft: str, k: int, n_texts: int) -> float | None:
+        """The tokens a second of all texts together; with k = 0, those of plain decoding. None where it is unknown."""
+        if not all(self.times.values()) or not {PLAIN, (draft, k)} <= self.known.keys():
             return None
-        if k == 0:
-            step = seconds(TARGET, n_texts, 1, context)
-            return None if step is None else n_texts / (step + loop)
-        known = self.known[draft, k]
-        whole = known.survival[-1]  # how likely a text's whole draft is accepted
-        two_waiting = whole**n_texts if lockstep else pass_costs.catches_up(whole, n_texts)
-        models, priced = 0.0, 0.0
-        for n, share in known.widths(n_texts).items():
-            verify = seconds(TARGET, n_texts, n + 1, context)
-            drafting = self._drafting(seconds, context, draft, n, n_texts, two_waiting)
-            if verify is None or drafting is None:
-                if share < 0.05:  # near the end of a text drafts are shorter: hardly any round of a full batch
-                    continue
-                return None
-            models, priced = models + share * (verify + drafting), priced + share
-        tokens = pass_costs.lockstep_tokens(known.survival, n_texts if lockstep else 1, 1 - known.drafted.get(0, 0.0))
-        return n_texts * tokens / (loop + n_texts * self.one_draft.get((draft, k), 0.0) + models / priced)
+        outside = self.outside((draft, k))
+        own = max(0.0, outside - self.outside(PLAIN)) if draft in self.row_by_row else 0.0
+        round_ = self._passes((draft, k), n_texts) + outside + (n_texts - 1) * own
+        return n_texts * self.known[draft, k].tokens / round_
 
-    def _drafting(
-        self,
-        seconds: Callable[[str, int, int, float], float | None],
-        context: float,
-        draft: str,
-        n: int,
-        n_texts: int,
-        two_waiting: float,
-    ) -> float | None:
-        """The seconds of a draft model's passes for n tokens of each text.
+    def outside(self, way: Way) -> float:
+        """The seconds of a round of one text outside of its passes."""
+        return self.known[way].seconds - self._passes(way, 1)
 
-        two_waiting: how likely the first pass has to read two tokens of some text.
-        """
-        if n == 0 or draft not in self.costs:
-            return 0.0
-        one, two = seconds(draft, n_texts, 1, context), seconds(draft, n_texts, 2, context)
-        if one is None or two is None:
-            return None
-        return two_waiting * two + (1 - two_waiting) * one + (n - 1) * one
+    def _passes(self, way: Way, n_texts: int) -> float:
+        """The seconds of the passes of a round."""
+        one, (draft, _) = self.known[way], way
+        longest = n_texts if self.pads else 1
+        taken = self._of(TARGET, n_texts, 1 + one.drafted(longest))
+        if draft not in self.times or not one.at_least:
+            return taken
+        two = 1 - (1 - one.full) ** longest  # how likely the first pass of the draft reads two tokens of a text
+        steps, first = one.drafted(n_texts), 1 - (1 - one.at_least[0]) ** n_texts  # some rounds draft nothing
+        return taken + first * self._of(draft, n_texts, 1 + two) + (steps - first) * self._of(draft, n_texts, 1)
+
+    def _of(self, model: str, n_texts: int, width: float) -> float:
+        """The seconds of a pass over so many texts, with so many tokens of each on average."""
+        times, one = self.times[model], self.context
+        of_width = sorted((tokens, taken) for (tokens, context), taken in times.items() if context == one)
+        multiplied = float(np.interp(n_texts * width, *zip(*of_width, strict=True)))
+        return multiplied + times[1, n_texts * one] - times[1, one]
 
     # --- what goes into the record ------------------------------------------------------------------------------------
 
     def passes(self) -> list[PassTime]:
-        """Every pass that was timed, with what the passes over one text predict of those over several."""
-        passes = []
-        for model, times in self.times.items():
-            for (n_texts, width, context), seconds in times.items():
-                predicted = None if n_texts == 1 else self.costs[model].of(n_texts, width, context)
-                passes.append(
-                    PassTime(
-                        model=model,
-                        n_texts=n_texts,
-                        width=width,
-                        context=context,
-                        seconds=seconds,
-                        predicted=predicted,
-                    )
-                )
-        return passes
+        """Every pass that was timed."""
+        timed = [(model, one, taken) for model, times in self.times.items() for one, taken in times.items()]
+        return [
+            PassTime(model=model, n_texts=1, width=width, context=context, seconds=taken, predicted=None)
+            for model, (width, context), taken in timed
+        ]
 
     def facts(self) -> Facts:
         """The numbers that the predictions are made from."""
-        return {
-            "passes": {model: asdict(costs) for model, costs in self.costs.items()},
-            "one_draft": [{"draft": d, "draft_length": k, "seconds": s} for (d, k), s in self.one_draft.items()],
-            "loops": [
-                {"draft": d, "draft_length": k, "n_texts": n, "seconds": s} for (d, k, n), s in self.loops.items()
-            ],
-            "known": [{"draft": d, "draft_length": k, "survival": one.survival} for (d, k), one in self.known.items()],
-        }
+        ways = [(way, one) for way, one in self.known.items() if all(self.times.values())]
+        entries = [
+            {"draft": draft, "draft_length": k, "outside": self.outside((draft, k)), **asdict(one)}
+            for (draft, k), one in ways
+        ]
+        return {"one_text": entries, "pads": self.pads}
 
-    def knees(self) -> list[KneeEntry]:
-        """The expected knee of every draft, at the context of the run and at each long context that was timed."""
+    def knees(self, batches: Sequence[int]) -> list[KneeEntry]:
+        """The expected knee of every draft."""
         knees = []
-        batches = sorted(self.contexts)
-        ways = {"predicted": self._expected, "from measured passes": self._measured}
-        for draft in dict.fromkeys(name for name, _ in self.known):
-            for context in sorted({self.context, *(c for _, _, c in self.times[TARGET] if c > self.context)}):
-                for source, seconds in ways.items():
-                    speedups = self._speedups(seconds, context, draft, batches)
-                    if speedups and {n for n, _ in speedups} == set(batches):
-                        knees.append(knee_of(draft, context, source, speedups))
+        for draft in dict.fromkeys(name for name, k in self.known if k):
+            lengths = [k for name, k in self.known if k and name == draft]
+            rates = {(n, k): (self.rate(draft, k, n), self.rate(*PLAIN, n)) for n in batches for k in lengths}
+            speedups = {key: rate / plain for key, (rate, plain) in rates.items() if rate and plain}
+            if speedups:
+                knees.append(knee_of(draft, self.context, "predicted", speedups))
         return knees
 
-    def _speedups(
-        self, seconds: Callable[[str, int, int, float], float | None], context: int, draft: str, batches: list[int]
-    ) -> dict[tuple[int, int], float]:
-        """The speedups by (texts, k), where they are known."""
-        speedups = {}
-        for n in batches:
-            plain = self._rate(seconds, context, "", 0, n)
-            for k in (k for name, k in self.known if name == draft):
-                rate = self._rate(seconds, context, draft, k, n)
-                if rate and plain:
-                    speedups[n, k] = rate / plain
-        return speedups
 
-    def machines(self) -> list[MachineEntry]:
-        """The predictions from data sheets, at the acceptance of the longest draft of a model; none where there is no
-        model."""
-        models = [key for key in self.known if key[0] in self.costs]
-        longest = max(models, key=lambda key: key[1], default=None)
-        return on_machines(longest[0], self.known[longest].survival) if longest else []
+# --- passes over one text ---------------------------------------------------------------------------------------------
 
 
-# --- measuring --------------------------------------------------------------------------------------------------------
+class PassTimer:
+    """Times passes over one text, of each model its own.
 
-
-def make_timer(
-    config: RunConfig, context: int, sizes: list[int], thorough: bool, programs: Programs | None = None
-) -> PassTimer:
-    """A timer for passes over one text, and for passes over several, which are predicted from them.
-
-    programs: those of them that are compiled.
+    A pass that follows the same pass finds its code, its weights and the processor's threads as that one has left them.
+    In a decoding other work comes in between, and a pass takes longer. So `step` is called between the rounds of the
+    decodings that are to be predicted. In a turn every pass comes once, in another order every time. Caches hold random
+    numbers: memory that was never written is read for nothing.
     """
-    lengths = {k for drafter in config.drafters.values() for k in drafter.lengths(config.draft_lengths) if k}
-    models, widths = {TARGET: config.setup.target}, {TARGET: sorted({1, *(k + 1 for k in lengths)})}
+
+    def __init__(self, models: Mapping[str, CachedModel], passes: Mapping[str, set[Pass]]):
+        self.models = models
+        self._batches = {name: BatchedModel(model, 1) for name, model in models.items()}
+        self._passes = [(name, one) for name in models for one in sorted(passes[name])]
+        self._timed: dict[tuple[str, Pass], list[float]] = {one: [] for one in self._passes}
+        self._random = random.Random(0)
+        self._left: list[tuple[str, Pass]] = []  # what is left of this turn
+        for name, batch in self._batches.items():
+            batch.start(max(map(sum, passes[name])))
+            batch.fill(seed=0)
+        for one in self._passes:  # meets the shapes
+            self._seconds(one)
+
+    @property
+    def n_steps(self) -> int:
+        """The number of steps in a turn."""
+        return len(self._passes)
+
+    def step(self) -> None:
+        """Time the next pass."""
+        if not self._left:
+            self._left = list(self._passes)
+            self._random.shuffle(self._left)
+        one = self._left.pop()
+        self._timed[one].append(self._seconds(one))
+
+    def _seconds(self, one: tuple[str, Pass]) -> float:
+        name, (width, context) = one
+        batch, device = self._batches[name], self.models[name].device
+        batch.lengths = [context]
+        tokens = torch.zeros(1, width, dtype=torch.long, device=device)
+        return seconds(functools.partial(batch.forward, tokens), device)
+
+    @property
+    def times(self) -> dict[str, dict[Pass, float]]:
+        """The seconds of passes, by model: the mean of the middle half of each series, which a disturbed
+        moment does not move, times what such moments add to all series together. The predicted rates are of the whole
+        time, those moments included."""
+        series = {one: timed for one, timed in self._timed.items() if timed}
+        middle = {one: middle_mean(timed) for one, timed in series.items()}
+        undisturbed = sum(middle[one] * len(timed) for one, timed in series.items())
+        more = sum(map(sum, series.values())) / undisturbed if series else 1.0
+        return {name: {one: more * mean for (of, one), mean in middle.items() if of == name} for name in self.models}
+
+
+def middle_mean(values: Sequence[float]) -> float:
+    """The mean of the values without the lowest and the highest quarter."""
+    drop = len(values) // 4
+    return statistics.mean(sorted(values)[drop : len(values) - drop])
+
+
+def make_timer(config: RunConfig, context: int, sizes: Sequence[int]) -> PassTimer:
+    """A timer for passes over one text that multiply as much as those over so many texts, and for those that read as
+    much."""
+    lengths = {k for drafter in config.drafters.values() for k in drafter.lengths(config.draft_lengths)}
+    models, widths = {TARGET: config.setup.target}, {TARGET: {1, *(k + 1 for k in lengths)}}
     for name, drafter in config.drafters.items():
         if model := shared_model(drafter):
-            models[name], widths[name] = model, [1, 2]
-    shapes = {name: _shapes(models[name], widths[name], sizes, context, thorough) for name in models}
-    return PassTimer(models, shapes, programs)
-
-
-def expectations(
-    contexts: dict[int, float],
-    known: dict[tuple[str, int], Draft],
-    timer: PassTimer,
-    one_draft: dict[tuple[str, int], float],
-) -> Expectations:
-    """The expectations from everything that was timed. one_draft: the seconds of a round that go into drafting for one
-    text, for every draft at every length; they are used for drafts that are no models."""
-    context, times = round(contexts[1]), timer.times
-    costs = {
-        name: fitted_costs(timed, context, _nearest_long(timed, context)) for name, timed in times.items() if timed
+            models[name], widths[name] = model, {1, 2}
+    passes = {
+        name: {one for n in sizes for one in ((1, n * context), *((n * width, context) for width in widths[name]))}
+        for name in models
     }
-    others = {key: seconds for key, seconds in one_draft.items() if key[0] not in costs}
-    return Expectations(context, contexts, known, times, costs, others, timer.loops)
-
-
-def _shapes(model: CachedModel, widths: list[int], sizes: list[int], context: int, thorough: bool) -> set[Shape]:
-    """The shapes of passes over one text, as wide as those over several, and of passes over several."""
-    room = (model.max_length or sys.maxsize) - max(widths) * max(sizes)
-    shapes = {(n, width, context) for n in sizes for width in widths}
-    shapes |= {(1, n * width, context) for n in sizes for width in widths}
-    long = [one for one in LONG if context < one <= room]
-    if long:
-        wide = max(widths)
-        shapes |= {(1, width, long[0]) for width in (1, wide, wide * min(4, max(sizes)))}
-        shapes |= {(1, wide * min(4, max(sizes)), context)}
-    if thorough:
-        shapes |= {(n, width, one) for one in long for n in sizes for width in widths}
-    return shapes
-
-
-def _nearest_long(times: dict[Shape, float], context: int) -> int | None:
-    """The shortest of the long contexts that were timed."""
-    return min((one for _, _, one in times if one > context), default=None)
+    return PassTimer(models, passes)

@@ -8,11 +8,9 @@ from speclab.core.rounds import DecodeSettings
 from speclab.extensions.batch.decoding.batched_model import BatchedModel
 from speclab.extensions.batch.decoding.decodings import BatchDecoding
 from speclab.extensions.batch.decoding.drafters import BatchDrafter, batch_drafter
-from speclab.extensions.batch.decoding.empty_loops import EmptyLoop, WatchedDrafter
-from speclab.extensions.batch.decoding.loops import autoregressive_decode_batch, in_lockstep, speculative_decode_batch
-from speclab.extensions.batch.decoding.row_buffers import Programs
+from speclab.extensions.batch.decoding.loops import autoregressive_decode_batch, speculative_decode_batch
 from speclab.extensions.batch.decoding.texts import Request
-from speclab.extensions.batch.passes import LoopKey, PassTimer
+from speclab.extensions.batch.expectations import PassTimer
 from speclab.lab.run_config import RunConfig
 from speclab.lab.turns import Recorded, take_turns, timed_turns
 from speclab.records.arms import BASELINE, BASELINE_REPEAT, Arm
@@ -27,30 +25,25 @@ class BatchArm:
 
     arm: Arm
     n_texts: int
-    lockstep: bool = False
 
     @property
     def name(self) -> str:
         """The name by which checks and notes call it."""
-        return f"{self.arm.label}, {self.n_texts} at a time" + ", in lockstep" * self.lockstep
+        return f"{self.arm.label}, {self.n_texts} at a time"
 
 
 FIRST = BatchArm(BASELINE, 1)  # plain decoding of one text at a time, which all others are judged by
 
 
-def arms(config: RunConfig, batches: list[int], thorough: bool) -> list[BatchArm]:
-    """All ways to decode, FIRST first; plain decoding twice for every batch: its distance from itself is noise.
-
-    In lockstep a batch has no two copies of a prompt: greedily they would always keep as many tokens as each other.
-    """
+def arms(config: RunConfig, batches: list[int]) -> list[BatchArm]:
+    """All ways to decode, FIRST first; plain decoding twice for every batch: its distance from itself is noise."""
     sizes = sorted({1, *batches})
     ways: list[BatchArm] = []
     for name, drafter in config.drafters.items():
         for k in drafter.lengths(config.draft_lengths):
             if k:
                 arm = Arm(config.method(name), name, k)
-                together = [n for n in sizes if thorough and 1 < n <= n_distinct(config) and not arm.branches]
-                ways += [BatchArm(arm, n) for n in sizes] + [BatchArm(arm, n, True) for n in together]
+                ways += [BatchArm(arm, n) for n in sizes]
     middle = len(ways) // 2  # half a round of turns away from the first, as the other arms are on average
     again = [BatchArm(BASELINE_REPEAT, n) for n in sizes]
     return [*(BatchArm(BASELINE, n) for n in sizes), *ways[:middle], *again, *ways[middle:]]
@@ -80,7 +73,6 @@ class Engine:
 
     target: BatchedModel
     drafter: BatchDrafter | None
-    watched: WatchedDrafter | None = None  # the same drafter, where it drafts for one text
 
 
 @dataclass
@@ -91,7 +83,6 @@ class Batches:
     decodings: dict[BatchArm, BatchDecoding] = field(default_factory=dict)
     engines: dict[BatchArm, Engine] = field(default_factory=dict)
     graphs: Recorded = field(default_factory=Recorded)
-    programs: Programs = field(default_factory=dict)  # the passes that are compiled
 
     @property
     def complete(self) -> str:
@@ -99,21 +90,10 @@ class Batches:
         full = [decoding.full(one.n_texts) for one, decoding in self.decodings.items()]
         return "the rounds so far are complete" if full and all(full) else ""
 
-    @property
-    def watched(self) -> dict[tuple[str, int], WatchedDrafter]:
-        """The drafts of one text, by name and length."""
-        return {
-            (one.arm.draft, one.arm.draft_length): engine.watched
-            for one, engine in self.engines.items()
-            if engine.watched
-        }
 
-
-def mean_context(config: RunConfig, n_texts: int) -> float:
-    """The number of tokens before a pass of plain decoding in the longest of so many texts, on average."""
-    lengths = [config.prompts[number].ids.shape[1] for number in requests_of(config, n_texts)]
-    longest = (max((lengths * 2)[i : i + n_texts]) for i in range(len(lengths)))
-    return statistics.mean(longest) + config.max_new_tokens / 2
+def mean_context(config: RunConfig) -> float:
+    """The number of tokens before a pass of plain decoding, on average."""
+    return statistics.mean(prompt.ids.shape[1] for prompt in config.prompts) + config.max_new_tokens / 2
 
 
 def decode(decoded: Batches, ways: list[BatchArm], timer: PassTimer) -> None:
@@ -123,7 +103,6 @@ def decode(decoded: Batches, ways: list[BatchArm], timer: PassTimer) -> None:
     def warm_up() -> None:
         for one in ways:
             decoded.engines[one] = _warmed(decoded, one)
-        timer.add(empty_loops(decoded, sorted({one.n_texts for one in ways})))
 
     with timed_turns(decoded.graphs, warm_up):
         decoded.decodings = {
@@ -148,38 +127,23 @@ def decode(decoded: Batches, ways: list[BatchArm], timer: PassTimer) -> None:
             take_turns(every, between)
 
 
-def empty_loops(decoded: Batches, sizes: list[int]) -> dict[LoopKey, EmptyLoop]:
-    """The loops without their models: plain decoding, and every draft at every length."""
-    config = decoded.config
-    setup, accept = config.setup, config.functions.accept
-    sampling = setup.sampling_at(config.temperatures[0])
-    loops = {("", 0, n): EmptyLoop(setup.target, accept, n, sampling, setup.chunk) for n in sizes}
-    for (name, k), watched in decoded.watched.items():
-        for n in sizes:
-            loops[name, k, n] = EmptyLoop(
-                setup.target, accept, n, sampling, k=k, drafter=config.drafters[name], seen=watched.seen
-            )
-    return loops
-
-
 def _warmed(decoded: Batches, one: BatchArm) -> Engine:
     """The engine of this way to decode. Every shape is met once before the clock counts; on CUDA graphs all passes that
     will come are recorded."""
-    config, programs = decoded.config, decoded.programs
+    config = decoded.config
     setup, k = config.setup, one.arm.draft_length
     requests = requests_of(config, one.n_texts)
     longest = max(config.prompts[number].ids.shape[1] for number in requests) + config.max_new_tokens
     longest += k + 1 if one.arm.speculative else setup.chunk
-    target = BatchedModel(setup.target, one.n_texts, programs=programs)
+    target = BatchedModel(setup.target, one.n_texts)
     engine = Engine(target, None)
     target.start(longest)
     target.prepare(range(1, k + 2), longest)
     if one.arm.speculative:
-        drafter = batch_drafter(copy.deepcopy(config.drafters[one.arm.draft]), one.n_texts, programs)
+        drafter = batch_drafter(copy.deepcopy(config.drafters[one.arm.draft]), one.n_texts)
         drafter.start(target, setup.sampling_at(config.temperatures[0]), longest)
         drafter.prepare(longest)
-        watched = WatchedDrafter(drafter) if one.n_texts == 1 else None
-        engine = Engine(target, watched or drafter, watched)
+        engine = Engine(target, drafter)
     budget = min(max(WARM_UP_TOKENS, k + 2), config.max_new_tokens)
     warm = _decoding(config, one, engine, requests[: 2 * one.n_texts], budget)
     take_turns([warm])
@@ -197,7 +161,5 @@ def _decoding(config: RunConfig, one: BatchArm, engine: Engine, numbers: list[in
     ]
     if engine.drafter is None:
         return BatchDecoding(autoregressive_decode_batch(engine.target, requests, setup.chunk), len(requests))
-    accept = config.functions.accept
-    accept = in_lockstep(accept) if one.lockstep else accept
-    rounds = speculative_decode_batch(engine.target, engine.drafter, requests, one.arm.draft_length, accept)
-    return BatchDecoding(rounds, len(requests))
+    k, accept = one.arm.draft_length, config.functions.accept
+    return BatchDecoding(speculative_decode_batch(engine.target, engine.drafter, requests, k, accept), len(requests))

@@ -7,6 +7,7 @@ Embeddings and norms stay as they are, and all of them are the target's own tens
 """
 
 import copy
+from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -24,7 +25,7 @@ def rounded_rows(weight: Tensor) -> Tensor:
     return (weight / scales).round() * scales
 
 
-def rounded_layer(layer: nn.Module) -> nn.Module:
+def rounded_layer(layer: Any) -> nn.Module:
     """Return a linear layer with a rounded matrix. The library's Conv1D has its matrix turned."""
     weight = layer.weight.T if type(layer) is Conv1D else layer.weight
     made = rounded_rows(weight.detach().float()).to(weight.dtype)
@@ -46,7 +47,7 @@ def rounded(model: PreTrainedModel) -> PreTrainedModel:
     return copy.deepcopy(model, {**shared, **{id(layer): rounded_layer(layer) for layer in layers_of(model)}}).eval()
 
 
-def layers_of(model: nn.Module) -> list[nn.Module]:
+def layers_of(model: nn.Module) -> list[Any]:
     """Return the layers that are rounded."""
     return [module for module in model.modules() if type(module) in (nn.Linear, Conv1D)]
 
@@ -54,7 +55,7 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
 def share_rounded(model: nn.Module) -> float:
     """Return which part of the numbers in matrices is rounded. Tables that are only looked up are no matrices here."""
     found = {module.weight for module in layers_of(model)}
-    tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
-    n_left = sum(weight.numel() for weight in {*model.parameters()} - found - tables if weight.ndim > 1)
+    tables: set[Any] = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    n_left = sum(w.numel() for w in {*model.parameters()} - found - tables if w.ndim > 1)
     n_rounded = sum(weight.numel() for weight in found)
     return n_rounded / max(n_rounded + n_left, 1)

@@ -40,7 +40,6 @@ class MtpHead(nn.Module):
         self.project = project
         self.config = MtpConfig(model.config, (n_layers - 1,))
         self.model, self.norm = model, norm
-        self.compiled: dict[tuple[str, int], Any] = {}
 
     def read(self, hidden: Tensor) -> Tensor:
         """Turn the outputs of the target's last layer (batch, n, hidden) into the states that the head reads."""

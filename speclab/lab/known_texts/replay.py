@@ -9,6 +9,7 @@ belong together. No end token is looked for: timed runs have none.
 import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -153,7 +154,8 @@ def replay_rounds(
 
     The drafter learns. states: as of `KnownText`.
     """
-    known = CachedModel(target.model, target.vocab_size, KnownText(target, prompt, text, states))
+    stand_in: Any = KnownText(target, prompt, text, states)
+    known = CachedModel(target.model, target.vocab_size, stand_in)
     known.hidden_layers, known.max_length = target.hidden_layers, target.max_length
     rounds = functions.rounds(known, drafter, prompt, draft_length, DecodeSettings(len(text)))
     told = with_parts(rounds, drafter)

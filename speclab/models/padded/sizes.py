@@ -12,6 +12,7 @@ from speclab.system.errors import UsageProblem
 
 PREFIX = "lab:"
 SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9}
+OWN = {"target": "10 M", "draft": "1.6 M"}  # parameters of the lab's pair, which is padded
 MOST_EXPERTS = 512
 LONGEST = 40  # characters of a name
 
@@ -72,7 +73,7 @@ def describe_padding(name: str, role: str = "target") -> str:
     """Return the remark that belongs next to every time of a padded model. name: lab:SIZE; role: target or draft"""
     size = parse_name(name)
     price = name.removeprefix(PREFIX).partition(":")[0].upper()
-    parts = [f"padded: the lab {role}'s text at the price of {price} parameters"]
+    parts = [f"padded: the text of the lab's {role} of {OWN[role]} parameters at the price of {price}"]
     parts += [f"{size.vocab_size} rows in the output layer"] if size.vocab_size else []
     parts += [f"each MLP {size.experts.n} times, of which a token uses {size.experts.n_used}"] if size.experts else []
     return ", ".join(parts)

@@ -19,7 +19,6 @@ from speclab.core.drafter import Drafter
 from speclab.core.rounds import Decided, Draft
 from speclab.core.sampling import GREEDY, Drawn, Sampling, draw_draft, to_device
 from speclab.extensions.batch.decoding.batched_model import BatchedModel, check_batch
-from speclab.extensions.batch.decoding.row_buffers import Programs
 from speclab.models.cached import CachedModel, tokens_to_keep
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 
@@ -146,18 +145,19 @@ class BatchedModelDrafter:
             return side_by_side([as_draft([], device)] * len(k), self._vocab_size)
         for row in (row for row, left in enumerate(room) if left == 0):  # it drafts no more
             self._forget(row)
-        not_fed = [tokens or [0] for tokens in self._not_fed]
-        width = max(map(len, not_fed))
+        not_fed = [tokens if most else [] for tokens, most in zip(self._not_fed, k, strict=True)]
+        sizes = list(map(len, not_fed))
+        width = max(sizes)
         ids = to_device([token for tokens in not_fed for token in tokens + [0] * (width - len(tokens))], device)
-        last = to_device([len(tokens) - 1 for tokens in not_fed], device)
-        lengths = [length + len(tokens) for length, tokens in zip(self.draft.lengths, not_fed, strict=True)]
-        logits = self.draft.forward(self.draft.model.replace_unknown(ids.view(-1, width)))  # (rows, width, vocab)
-        self.draft.crop(lengths)
+        ids = self.draft.model.replace_unknown(ids.view(-1, width))
+        last = to_device([max(0, size - 1) for size in sizes], device)
+        logits = self.draft.forward(ids, sizes=sizes)  # (rows, width, vocab)
         logits = logits[torch.arange(len(k), device=device), last]  # (rows, vocab)
         drawn: list[Drawn] = []
         for i in range(n):
             if i:
-                logits = self.draft.forward(drawn[-1].token[:, None])[:, -1]
+                sizes = [int(i < most) for most in k]
+                logits = self.draft.forward(drawn[-1].token[:, None], sizes=sizes)[:, -1]
             drawn.append(draw_draft(logits, self._sampling, uniforms[:, i]))
         draft = as_drawn(drawn, to_device(k, device))
         if draft.probs is None:
@@ -230,10 +230,10 @@ def shared_model(drafter: Drafter) -> CachedModel | None:
     return model_of(drafter) if model_of else None
 
 
-def batch_drafter(drafter: Drafter, n_rows: int, programs: Programs | None = None) -> BatchDrafter:
-    """The same drafter for the rows of a batch. programs: as in BatchedModel"""
+def batch_drafter(drafter: Drafter, n_rows: int) -> BatchDrafter:
+    """The same drafter for the rows of a batch."""
     if model := shared_model(drafter):
-        return BatchedModelDrafter(BatchedModel(model, n_rows, programs=programs))
+        return BatchedModelDrafter(BatchedModel(model, n_rows))
     return RowByRow(drafter, n_rows)
 
 

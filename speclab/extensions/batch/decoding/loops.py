@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from speclab.core.accept import accept_from_logits
-from speclab.core.rounds import AcceptResult, AcceptRule, Draft, Round, fetch_rows
-from speclab.core.sampling import Sampling, draw_next, to_host
+from speclab.core.rounds import AcceptRule, Draft, Round, fetch_rows
+from speclab.core.sampling import draw_next, to_host
 from speclab.extensions.batch.decoding.batched_model import BatchedModel
 from speclab.extensions.batch.decoding.drafters import BatchDrafter
 from speclab.extensions.batch.decoding.texts import Request, Row, Rows
@@ -104,23 +104,3 @@ def judging(draft: Draft, uniforms: Tensor) -> Tensor:
     """
     n = draft.tokens.shape[1]
     return torch.cat([uniforms[:, :n], uniforms.gather(1, draft.size[:, None])], dim=1)
-
-
-def in_lockstep(accept: AcceptRule) -> AcceptRule:
-    """The same rule, but every row keeps only as many drafted tokens as the row that keeps the fewest.
-
-    A batch that has one length for all rows does this. It is lossless: a row's text is cut at a place that its own
-    tokens did not choose, and goes on from there. It works for chains; rows without drafted tokens do not count.
-    """
-
-    def judge(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
-        result = accept(draft, logits, sampling, uniforms)
-        n = draft.tokens.shape[1]
-        if n == 0:
-            return result
-        fewest = torch.where(draft.size > 0, result.n_accepted, n).amin()
-        kept = result.n_accepted.minimum(fewest)
-        own = draft.tokens.gather(1, kept.clamp(max=n - 1)[:, None])[:, 0]  # the accepted token at the cut
-        return AcceptResult(kept, torch.where(kept < result.n_accepted, own, result.next_token))
-
-    return judge

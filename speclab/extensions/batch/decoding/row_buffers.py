@@ -4,38 +4,69 @@ Keys and values of all texts lie in buffers with a row for each. A pass writes a
 places, and the mask keeps every token from what is not its text: the places behind it, which hold rejected tokens and
 padding, are read by the kernel and count for nothing. They are finite numbers, so that 0 times them is 0.
 
-The same pass runs as the library's own code, as an exported list of kernels, as compiled functions, or as CUDA graphs,
-one for each width and number of places.
+The same pass runs as the library's own code, or as CUDA graphs, one for each width and number of places. The engine `c`
+has pages in the place of buffers (row_pages.py).
 """
 
-import functools
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from weakref import WeakKeyDictionary
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
 from speclab.core import graphs
-from speclab.engines.cuda.buffers import WrittenInPlace
+from speclab.core.sampling import to_device
+from speclab.engines.cuda.buffers import WrittenInPlace, kv_shapes
 from speclab.engines.cuda.cuda_graphs import GraphedModel, rows_read
 from speclab.engines.eager import decoder_layers, layer_outputs
 from speclab.engines.windows import masks, window_of
-from speclab.models.backends import rewrites
-from speclab.models.backends.compile_functions import BLOCK
-from speclab.models.backends.exported import EXAMPLE_ROWS, TOTALS, WIDTHS, ExportedModel, export, functions
-from speclab.models.backends.protocols import FastModel
 from speclab.models.family import context_length
 
-Pass = Callable[..., tuple[Tensor, ...]]
-"""(ids, positions, mask, places, keys, values) -> (logits, outputs of all layers), see `RowsPass.forward`"""
-Compiled = Callable[..., list[Tensor]]
-"""a compiled pass, of the same inputs and outputs"""
-Shape = tuple[int, int]
-"""texts, tokens of each in the pass"""
-Programs = Mapping[FastModel, Mapping[Shape, Compiled]]
-"""the compiled passes of each model"""
+Outputs = tuple[Tensor, dict[int, Tensor]]
+"""(rows, m, vocab) logits, and (rows, m, hidden) outputs of the layers that were asked for"""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where the `width` tokens of each row stand in a pass, and what they read.
+
+    starts: the tokens of each row before the pass. sizes: so many first tokens of a row count, the others are padding.
+    last: the highest position that there is.
+    reads: (rows, m, m) bool, which of these tokens each one reads beside all before them; None: all up to itself.
+    positions: (rows, m); None: each stands at its place, the first one right behind its row's text.
+    visible: (rows, m, total) bool, all places that each token reads, where somebody else decides about it.
+    """
+
+    starts: list[int]
+    sizes: list[int]
+    width: int
+    last: int
+    reads: Tensor | None = None
+    positions: Tensor | None = None
+    visible: Tensor | None = None
+
+    @property
+    def total(self) -> int:
+        """The places that are in use after the pass, in the longest row."""
+        return max(self.starts) + self.width
+
+    def mask(self, places: Tensor, n_read: int) -> Tensor:
+        """Tell which of the first `n_read` places of its row each token reads, (rows, m, n_read) bool."""
+        if self.visible is not None:
+            return nn.functional.pad(self.visible, (0, n_read - self.total))
+        return visible(places, n_read, self.reads)
+
+
+def visible(places: Tensor, total: int, reads: Tensor | None) -> Tensor:
+    """(rows, m) places of a pass's tokens, the first one right behind the row's text -> (rows, m, total) bool"""
+    columns = torch.arange(total, device=places.device)
+    if reads is None:
+        return columns <= places[..., None]
+    among = columns - places[:, :1]  # (rows, total) the number of the token that stands there, below 0 the text
+    of_pass = reads.gather(-1, among.clamp(0, reads.shape[-1] - 1)[:, None].expand(-1, reads.shape[1], -1))
+    return (among < 0)[:, None] | (of_pass & (among < reads.shape[-1])[:, None])
 
 
 class WrittenAtPlaces(WrittenInPlace):
@@ -92,18 +123,20 @@ class RowsPass(nn.Module):
 
 
 class RowBuffers:
-    """Keys and values of several texts: (rows, kv heads, capacity, head width) each, a pair for every layer.
+    """Keys and values of several texts: (rows, kv heads, capacity, head width) each, a pair for every layer."""
 
-    run: the pass. shapes: for every layer the (kv heads, head width) of its keys and of its values.
-    """
-
-    def __init__(self, model: PreTrainedModel, run: Pass, shapes: list, n_rows: int, capacity: int):
-        self.model, self.run, self.n_rows, self.capacity = model, run, n_rows, capacity
+    def __init__(self, model: PreTrainedModel, n_rows: int, capacity: int):
+        self.model, self.n_rows, self.capacity = model, n_rows, capacity
+        self.run: Callable[..., tuple[Tensor, ...]] = RowsPass(model, range(len(decoder_layers(model))))
         self.keys, self.values = (
-            [self._zeros(heads, width) for heads, width in side] for side in zip(*shapes, strict=True)
+            [
+                torch.zeros(n_rows, heads, capacity, width, dtype=model.dtype, device=model.device)
+                for heads, width in side
+            ]
+            for side in zip(*kv_shapes(model), strict=True)
         )
 
-    def prefill(self, row: int, prompt: Tensor, layers: Iterable[int]) -> tuple[Tensor, dict[int, Tensor]]:
+    def prefill(self, row: int, prompt: Tensor, layers: Iterable[int]) -> Outputs:
         """Read a prompt, (1, n) ids, into a row.  -> (1, 1, vocab) logits of the last one, outputs of these layers
 
         The model's own code reads it: a prompt is bound by arithmetic, not by kernel launches.
@@ -116,61 +149,64 @@ class RowBuffers:
         with layer_outputs(self.model, layers) as hidden:
             return self.model(input_ids=prompt, **options).logits, hidden
 
-    def forward(self, ids: Tensor, positions: Tensor, places: Tensor, visible: Tensor) -> tuple[Tensor, ...]:
-        """Run one pass over (rows, m) tokens.  -> the outputs of RowsPass.forward
+    def forward(self, ids: Tensor, placed: Placed, layers: Iterable[int]) -> Outputs:
+        """Run one pass over (rows, m) tokens."""
+        places = to_device(placed.starts, ids.device)[:, None] + torch.arange(
+            placed.width, device=ids.device
+        )  # (rows, m)
+        positions = places.clamp(max=placed.last) if placed.positions is None else placed.positions
+        seen = placed.mask(places, self.n_read(placed.total))
+        given = ids, positions, additive(seen, self.model.dtype), places
+        logits, *hidden = self._run(given, seen.shape[-1])
+        return logits, {layer: hidden[layer] for layer in layers}
 
-        visible: (rows, m, total) bool, the places that each token reads, itself included.
-        """
-        return self.run(ids, positions, additive(visible, self.model.dtype), places, *self._first(visible.shape[-1]))
+    def _run(self, given: tuple[Tensor, ...], n_read: int) -> tuple[Tensor, ...]:
+        return self.run(*given, *self._first(n_read))
 
     def n_read(self, total: int) -> int:
         """The number of places that a pass reads, of which `total` may be in use."""
         return total
 
-    def width(self, m: int) -> int:
-        """The number of tokens to which m tokens of each text are padded."""
-        return m
-
     def prepare(self, widths: Iterable[int], longest: int) -> None:
         """Announce the passes that will come. They need no preparation here: any width and length runs."""
 
-    def move(self, sources: Tensor, places: Tensor) -> None:
-        """Copy keys and values of each text from some of its places to others, (rows, n) both."""
-        row = torch.arange(len(places), device=places.device)[:, None]
+    def move(self, starts: list[int], rows: Tensor) -> None:
+        """Move keys and values of these tokens of each text's last pass, (texts, n), to its first places."""
+        text = torch.arange(len(rows), device=rows.device)[:, None]
+        first = to_device(starts, rows.device)[:, None]  # (texts, 1)
         for part in self.keys + self.values:
             transposed = part.transpose(1, 2)
-            transposed[row, places] = transposed[row, sources]
+            transposed[text, first + torch.arange(rows.shape[1], device=rows.device)] = transposed[text, first + rows]
+
+    def fill(self, generator: torch.Generator) -> None:
+        """Write random numbers into all places."""
+        for part in self.keys + self.values:
+            part.normal_(generator=generator)
 
     def _first(self, total: int) -> tuple[list[Tensor], list[Tensor]]:
         return [by_place(keys)[:total] for keys in self.keys], [by_place(values)[:total] for values in self.values]
-
-    def _zeros(self, heads: int, width: int) -> Tensor:
-        """Allocate the keys or values of a layer, (rows, heads, capacity, width)."""
-        shape = self.n_rows, heads, self.capacity, width
-        return torch.zeros(shape, dtype=self.model.dtype, device=self.model.device)
 
 
 class GraphedRowBuffers(RowBuffers):
     """Row buffers with one CUDA graph for each width and number of places that are read, recorded when first needed."""
 
     def __init__(self, graphed: GraphedModel, n_rows: int, capacity: int):
-        rows_pass = RowsPass(graphed.model, graphed.layers)
+        super().__init__(graphed.model, n_rows, capacity)
+        rows_pass = self.run
 
         def run(*inputs: Tensor | list[Tensor]) -> tuple[Tensor, ...]:
             with graphed.kernels.used():
                 return rows_pass(*inputs)
 
-        super().__init__(graphed.model, run, graphed.shapes, n_rows, capacity)
+        self.run = run
         self.graphs: dict[tuple[int, int], graphs.Graph] = {}
 
     def n_read(self, total: int) -> int:
         """The number of places that the graphs of single texts read."""
         return rows_read(total, self.capacity)
 
-    def forward(self, ids: Tensor, positions: Tensor, places: Tensor, visible: Tensor) -> tuple[Tensor, ...]:
-        """Run one pass over (rows, m) tokens as a replay: the next one writes the outputs of layers to the same
-        places."""
-        given = [ids, positions, additive(visible, self.model.dtype), places]
+    def _run(self, given: tuple[Tensor, ...], n_read: int) -> tuple[Tensor, ...]:
+        """Run a pass as a replay: the next one writes the outputs of layers to the same places."""
         graph = self._graph(given)
         for fixed, tensor in zip(graph.inputs, given, strict=True):
             fixed.copy_(tensor)
@@ -184,12 +220,12 @@ class GraphedRowBuffers(RowBuffers):
             while total <= min(longest, self.capacity):
                 read = self.n_read(total)
                 places = torch.arange(read - width, read, device=self.model.device).expand(self.n_rows, -1)
-                visible = places.new_ones((self.n_rows, width, read), dtype=torch.bool)
+                seen = places.new_ones((self.n_rows, width, read), dtype=torch.bool)
                 positions = places.clamp(max=(context_length(self.model) or sys.maxsize) - 1)  # buffers may hold more
-                self._graph([torch.zeros_like(places), positions, additive(visible, self.model.dtype), places])
+                self._graph((torch.zeros_like(places), positions, additive(seen, self.model.dtype), places))
                 total = read + 1
 
-    def _graph(self, given: list[Tensor]) -> graphs.Graph:
+    def _graph(self, given: tuple[Tensor, ...]) -> graphs.Graph:
         """The graph of passes with tensors of these shapes: ids, positions, mask, places."""
         key = (given[0].shape[1], given[2].shape[-1])
         if key not in self.graphs:
@@ -199,99 +235,7 @@ class GraphedRowBuffers(RowBuffers):
         return self.graphs[key]
 
 
-class CompiledRowBuffers(RowBuffers):
-    """Row buffers whose passes are compiled functions. A pass wider than all of them runs on the kernels one by one.
-
-    In memory the places stand first: the first ones of any number are one piece, and their strides are always the same.
-    programs: the compiled passes over so many texts, by the tokens of each.
-    """
-
-    def __init__(self, fast: ExportedModel, n_rows: int, capacity: int, programs: Mapping[int, Compiled]):
-        self.programs = programs
-        capacity = self.n_read(capacity + max(programs))
-        super().__init__(fast.model, functools.partial(over_rows, fast), fast.shapes, n_rows, capacity)
-
-    def n_read(self, total: int) -> int:
-        """The number of places in whole blocks."""
-        return -(-total // BLOCK) * BLOCK
-
-    def width(self, m: int) -> int:
-        """The number of tokens of the compiled pass."""
-        return min((width for width in self.programs if width >= m), default=m)
-
-    def forward(self, ids: Tensor, positions: Tensor, places: Tensor, visible: Tensor) -> tuple[Tensor, ...]:
-        """Run one pass over (rows, m) tokens."""
-        run = self.programs.get(ids.shape[1])
-        if run is None:  # the kernels of a single token read all places
-            return super().forward(ids, positions, places, visible[..., : int(places.max()) + 1])
-        given = ids, positions, additive(visible, self.model.dtype), places
-        return tuple(run(*given, *self._first(visible.shape[-1])))
-
-    def _zeros(self, heads: int, width: int) -> Tensor:
-        return by_row(torch.zeros(self.capacity, self.n_rows, heads, width, dtype=self.model.dtype))
-
-
-def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
     """A mask as numbers to add: (rows, m, total) bool -> (rows, 1, m, total), 0 where a token reads, the lowest number
     elsewhere."""
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
-        ~visible, torch.finfo(dtype).min
-    )[:, None]
-
-
-# --- the kernels of RowsPass on the exported backend ------------------------------------------------------------------
-
-_TEXTS = torch.export.Dim("texts", min=2, max=EXAMPLE_ROWS - 1)
-Kernels = Callable[..., tuple[Tensor, ...]]
-# The pass of each model, by whether it reads packed weights.
-EXPORTED: WeakKeyDictionary[ExportedModel, dict[bool, Kernels]] = WeakKeyDictionary()
-WRITTEN_DOWN: WeakKeyDictionary[ExportedModel, fx.GraphModule] = WeakKeyDictionary()
-
-
-def over_rows(
-    fast: ExportedModel,
-    ids: Tensor,
-    positions: Tensor,
-    mask: Tensor,
-    places: Tensor,
-    keys: list[Tensor],
-    values: list[Tensor],
-) -> tuple[Tensor, ...]:
-    """Run a pass over several texts, as RowsPass.forward does; it is exported when it is first needed.
-
-    One text runs on the kernels of one text, a single token on those that are fastest for it: a batch of one costs what
-    a loop over one text does. Its tokens stand at the last places of the views.
-    """
-    if ids.shape[0] == 1:
-        rows = [[buffer[:, 0] for buffer in side] for side in (keys, values)]
-        return fast.forward(ids, positions, mask, places[0], rows[0], rows[1])
-    kernels = EXPORTED.setdefault(fast, {})
-    if fast.packs_several not in kernels:
-        graph = rewrites.copied(exported_rows(fast))
-        if fast.packs_several:
-            rewrites.pack_products(graph)
-        kernels[fast.packs_several] = functions(graph)[0]
-    return kernels[fast.packs_several](ids, positions, mask, places, *keys, *values)
-
-
-def exported_rows(fast: ExportedModel) -> fx.GraphModule:
-    """Return the kernels of a pass over several texts, exported when they are first needed."""
-    if fast not in WRITTEN_DOWN:
-        WRITTEN_DOWN[fast] = export_rows(fast.model, fast.shapes, range(len(decoder_layers(fast.model))))
-    return WRITTEN_DOWN[fast]
-
-
-def export_rows(model: PreTrainedModel, shapes: list, layers: Iterable[int]) -> fx.GraphModule:
-    """The kernels of one pass over several texts, for any number of them, any width and any context."""
-    rows, width, total = 3, 5, 7
-    ids = torch.zeros(rows, width, dtype=torch.long, device=model.device)
-    places = ids + torch.arange(width, device=model.device)
-    mask = torch.zeros(rows, 1, width, total, dtype=model.dtype, device=model.device)
-    keys, values = (
-        [mask.new_zeros(EXAMPLE_ROWS, rows, n_heads, size)[:total] for n_heads, size in side]
-        for side in zip(*shapes, strict=True)
-    )
-    of_ids, of_mask = {0: _TEXTS, 1: WIDTHS}, {0: _TEXTS, 2: WIDTHS, 3: TOTALS}
-    of_buffers = [{0: TOTALS, 1: _TEXTS}] * len(shapes)
-    dynamic = (of_ids, of_ids, of_mask, of_ids, of_buffers, of_buffers)
-    return export(RowsPass(model, layers), (ids, places, mask, places.clone(), keys, values), dynamic)
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min)[:, None]

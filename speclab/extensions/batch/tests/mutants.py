@@ -1,92 +1,100 @@
 """Bugs in batches: rows that are not kept apart, and rates that hold what is not theirs."""
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from speclab.core.rounds import Decided, Round
+from speclab.core.rounds import Decided, Draft, Round
 from speclab.core.sampling import Sampling, draw_next, to_host
 from speclab.extensions.batch import batch_rows, decode
-from speclab.extensions.batch.decoding import batched_model, compiled_rows, drafters, loops, texts
+from speclab.extensions.batch.decoding import batched_model, drafters, loops, row_buffers, texts
 from speclab.extensions.batch.decoding.batched_model import BatchedModel
 from speclab.extensions.batch.decoding.decodings import BatchDecoding, PassMade
 from speclab.extensions.batch.decoding.drafters import BatchedModelDrafter
-from speclab.extensions.batch.decoding.row_buffers import CompiledRowBuffers
+from speclab.extensions.batch.decoding.row_buffers import Outputs, Placed
+from speclab.extensions.batch.decoding.row_pages import RowPages
 from speclab.extensions.batch.decoding.texts import Row, Rows
-from speclab.models.cached import CachedModel
 from tests.mutants.bugs import mutant
 
 BUGS = {19: "rows of a batch that read, move or wait for what is not theirs"}
 MODEL, LOOPS, RATES = "test_batched_model", "test_batch_loops", "test_batch_rates"
 LOGITS, ALONE = "logits_of_each_row_are_those_of_its_text", "rounds_of_each_text_are_those_that_it_has_alone"
 CACHES = "caches_equal_a_recomputation_after_every_round"
-right_visible = batched_model._visible
+right_visible = row_buffers.visible
+
+
+def up_to_the_longest(places: Tensor, total: int, reads: Tensor | None) -> Tensor:
+    return right_visible(places.amax(0, keepdim=True).expand_as(places), total, reads)
 
 
 @mutant(19, LOGITS, file=MODEL)
 def reads_what_lies_between_a_row_and_the_longest() -> None:
     """lets every row read as many places as the longest text has"""
-
-    def visible(places: Tensor, total: int, reads: Tensor | None) -> Tensor:
-        longest = places.amax(0, keepdim=True).expand_as(places)
-        return right_visible(longest, total, reads)
-
-    batched_model._visible = visible
+    row_buffers.visible = up_to_the_longest
 
 
-@mutant(19, LOGITS, file=MODEL)
+@mutant(19, f"{LOGITS}[llama-c]", file=MODEL)
+def reads_rejected_rows_of_pages() -> None:
+    """on the engine c, lets every row read as many places as the longest text has"""
+    right = RowPages.forward
+
+    def forward(self: RowPages, ids: Tensor, placed: Placed, layers: Iterable[int]) -> Outputs:
+        places = torch.tensor(placed.starts)[:, None] + torch.arange(placed.width)
+        seen = up_to_the_longest(places, placed.total, placed.reads)
+        return right(self, ids, replace(placed, visible=seen), layers)
+
+    RowPages.forward = forward
+
+
+@mutant(19, LOGITS, f"{LOGITS}[llama-c]", file=MODEL)
 def puts_all_rows_at_the_longest_ones_positions() -> None:
     """gives the tokens of every row the positions of the longest text"""
+
+    def placed(starts: list[int], sizes: list[int], width: int, *rest) -> Placed:
+        longest = torch.full((len(starts), 1), max(starts)) + torch.arange(width)
+        return Placed(starts, sizes, width, *rest, positions=longest)
+
+    batched_model.Placed = placed
+
+
+@mutant(19, "rows_may_have_different_numbers_of_tokens", file=MODEL)
+def counts_padding() -> None:
+    """counts as many tokens of every row as the row with the most has"""
     right = BatchedModel.forward
 
-    def forward(self: BatchedModel, tokens: Tensor, reads: Tensor | None = None) -> Tensor:
-        run = self._running()
-        honest = run.forward
-
-        def shifted(ids: Tensor, positions: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-            return honest(ids, positions.amax(0, keepdim=True).expand_as(positions), *rest)
-
-        run.forward = shifted
-        try:
-            return right(self, tokens, reads)
-        finally:
-            del run.forward
+    def forward(
+        self: BatchedModel, tokens: Tensor, reads: Tensor | None = None, sizes: Sequence[int] | None = None
+    ) -> Tensor:
+        return right(self, tokens, reads)
 
     BatchedModel.forward = forward
 
 
-@mutant(19, f"{LOGITS}[gpt2-in parts]", file=MODEL)
-def reads_the_rest_of_a_block_in_every_row() -> None:
-    """lets compiled passes over several texts read the places behind a row's text, up to the end of the block"""
-    right = CompiledRowBuffers.forward
+@mutant(19, "padding_is_never_computed_on_c", file=MODEL)
+def computes_padding() -> None:
+    """lets the pass that verifies compute the padding of short drafts"""
 
-    def forward(self: CompiledRowBuffers, ids: Tensor, positions: Tensor, places: Tensor, visible: Tensor):
-        return right(self, ids, positions, places, visible | ~visible[:, -1:])
+    def verify(self: BatchedModel, last_tokens: Tensor, draft: Draft) -> Tensor:
+        return draft.verified_by(self, last_tokens)
 
-    CompiledRowBuffers.forward = forward
-
-
-@mutant(19, "a_wrong_pass_is_refused", file="test_compiled_rows")
-def takes_compiled_passes_unchecked() -> None:
-    """takes compiled passes over several texts without a look at their logits"""
-    compiled_rows.check_batch = lambda *about: None
+    BatchedModel.verify = verify
 
 
-@mutant(19, "both_arms_run_on_one_engine[8-5-compiled]", file="test_compiled_rows")
-def compiles_the_narrow_passes_of_a_run_alone() -> None:
-    """compiles the passes of plain decoding where those of speculation have too many tokens"""
-    right = compiled_rows.compile_rows
+@mutant(19, "trees_in_rows[c-llama]", file=MODEL)
+def reads_trees_as_chains_on_c() -> None:
+    """on the engine c, lets every token of a tree read all tokens before it"""
+    right = RowPages.forward
 
-    def compile_rows(model: CachedModel, shapes: Iterable[tuple[int, int]], *rest: bool | str):
-        return right(model, [one for one in shapes if one[0] * one[1] <= compiled_rows.MOST_TOKENS], *rest)
+    def forward(self: RowPages, ids: Tensor, placed: Placed, layers: Iterable[int]) -> Outputs:
+        return right(self, ids, replace(placed, reads=None), layers)
 
-    compiled_rows.compile_rows = compile_rows
+    RowPages.forward = forward
 
 
-@mutant(19, "trees_in_rows", file=MODEL)
+@mutant(19, "trees_in_rows[eager-llama]", "trees_in_rows[c-llama]", file=MODEL)
 def keeps_the_first_rows_branch_in_all_rows() -> None:
     """moves keys and values of every row as those of the first one"""
     right = BatchedModel.keep
@@ -109,7 +117,7 @@ def rolls_all_rows_back_by_the_same_number() -> None:
     BatchedModel.crop = crop
 
 
-@mutant(19, f"{ALONE}[model-sampled]", "neighbours_play_no_part", file=LOOPS)
+@mutant(19, f"{ALONE}[model-sampled-eager]", "neighbours_play_no_part", file=LOOPS)
 def draws_all_rows_from_one_generator() -> None:
     """draws the random numbers of all texts from the first one's generator"""
     right = Row.__init__
@@ -123,7 +131,7 @@ def draws_all_rows_from_one_generator() -> None:
     Row.__init__ = make
 
 
-@mutant(19, f"{ALONE}[best tree-sampled]", file=LOOPS)
+@mutant(19, f"{ALONE}[best tree-sampled-eager]", file=LOOPS)
 def draws_the_next_token_with_the_number_of_the_widest_row() -> None:
     """draws a row's next token with another number where a neighbour drafted more"""
     loops.judging = lambda draft, uniforms: uniforms[:, : draft.tokens.shape[1] + 1]
@@ -179,24 +187,7 @@ def feeds_every_row_of_the_draft_one_token() -> None:
     BatchedModelDrafter.observe = observe
 
 
-@mutant(19, "in_lockstep_all_rows_keep_as_many_as_the_one_that_keeps_fewest", "the_law_in_lockstep", file=LOOPS)
-def redraws_what_lockstep_cut_off() -> None:
-    """in lockstep, takes the token after the cut from the end of what the row had kept"""
-    right = loops.in_lockstep
-
-    def in_lockstep(accept):
-        honest = right(accept)
-
-        def judge(draft, logits, sampling, uniforms):
-            own, result = accept(draft, logits, sampling, uniforms), honest(draft, logits, sampling, uniforms)
-            return result._replace(next_token=own.next_token)
-
-        return judge
-
-    loops.in_lockstep = in_lockstep
-
-
-@mutant(6, f"{ALONE}[model-sampled]", file=LOOPS)
+@mutant(6, f"{ALONE}[model-sampled-eager]", file=LOOPS)
 def first_token_of_a_batch_is_not_filtered() -> None:
     """draws the first token of every text of a batch before the filters"""
 

@@ -4,19 +4,18 @@ import gc
 import json
 
 import pytest
-import torch
 
 from speclab.core.rounds import Round
 from speclab.extensions.batch import __main__ as command
-from speclab.extensions.batch import batch_comparison, expectations, passes, turns
+from speclab.extensions.batch import expectations, turns
 from speclab.extensions.batch.batch_record import BatchRun
 from speclab.extensions.batch.decoding import decodings
 from speclab.extensions.batch.decoding.decodings import BatchDecoding
-from speclab.extensions.batch.expectations import TARGET, Expectations, known_of
-from speclab.extensions.batch.passes import PassCosts
+from speclab.extensions.batch.expectations import PLAIN, TARGET, Expectations, OfOne, PassTimer, of_one
 from speclab.models import prompts
+from speclab.models.setup import load_setup
 from speclab.records.files import read
-from tests.decoding import plain_text
+from speclab.theory.knees import knee
 
 TEXTS = [("code", "def f(x):"), ("prose", "return x + 1"), ("copy", "x + 1, x + 1,")]
 
@@ -39,16 +38,14 @@ def run(pair_folder, tmp_path, capsys, monkeypatch):
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [pytest.param(["-B", "1,2,4"], marks=pytest.mark.full), ["--thorough", "-B", "2,3"]])
-def test_a_run_leaves_its_record_page_and_picture(run, tmp_path, words):
-    thorough = "--thorough" in words
-    code, out, _ = run(*words, drafts="both")
-    name = "local-sweep-batch" if thorough else "local-batch"
-    made = read(tmp_path / "results" / f"{name}.json", BatchRun)
+@pytest.mark.parametrize("engine", [pytest.param("eager", marks=pytest.mark.full), "c"])
+def test_a_run_leaves_its_record_page_and_picture(run, tmp_path, engine):
+    code, out, _ = run("-B", "2,3", "--engine", engine, drafts="both")
+    made = read(tmp_path / "results" / "local-batch.json", BatchRun)
     assert code == 0
-    assert (made.batches, made.thorough) == (([2, 3], True) if thorough else ([1, 2, 4], False))
+    assert (made.batches, made.settings["engine"]) == ([2, 3], engine)
     sizes = {1, *made.batches}
-    assert len(made.rows) == len(sizes) * (1 + 2 * 2) + (thorough and 2 * 2 * 2)
+    assert len(made.rows) == len(sizes) * (1 + 2 * 2)
     assert {one.n_texts for one in made.noise} == sizes
     assert len(made.raw) == len(made.rows) + len(sizes), "plain decoding a second time"
     assert (made.n_distinct, made.row_by_row) == (3, ["ngram"])
@@ -56,20 +53,25 @@ def test_a_run_leaves_its_record_page_and_picture(run, tmp_path, words):
     assert all(row.speedup == 1 for row in made.rows if row.draft is None)
     assert all(row.predicted_tokens_per_second for row in made.rows)
     assert all(row.n_requests >= 3 * row.n_texts for row in made.rows)
-    assert all((row.acceptance_rate is None) == (row.lockstep or row.draft is None) for row in made.rows)
+    assert all((row.acceptance_rate is None) == (row.draft is None) for row in made.rows)
     assert all(entry["passed"] for entry in made.correctness)
     assert len(made.correctness) == len(made.raw) - 1, "all but plain decoding of one text at a time"
     assert out.index("same text? target") < out.index("the best draft length of each batch")
-    assert {entry.source for entry in made.knees} >= {"measured", "predicted", "from measured passes"}
-    assert bool(made.library) == bool(made.machines) == any(row.lockstep for row in made.rows) == thorough
-    assert all((one.predicted is None) == (one.n_texts == 1) for one in made.passes)
-    assert (tmp_path / "plots" / f"{name}.png").stat().st_size > 5000
-    page = (tmp_path / "results" / f"{name}.md").read_text()
-    assert f"../plots/{name}.png" in page
-    assert ("PREDICTED, not measured" in page) == thorough
+    assert {entry.source for entry in made.knees} == {"measured", "predicted"}
+    once = round(made.mean_context)
+    assert {(one.model, one.width, one.context) for one in made.passes} == {
+        *((TARGET, n * width, once) for n in sizes for width in (1, 2, 4)),
+        *(("draft", n * width, once) for n in sizes for width in (1, 2)),
+        *((name, 1, n * once) for n in sizes for name in (TARGET, "draft")),
+    }
+    assert made.costs["pads"] == (engine != "c")
+    assert (tmp_path / "plots" / "local-batch.png").stat().st_size > 5000
+    page = (tmp_path / "results" / "local-batch.md").read_text()
+    assert "../plots/local-batch.png" in page
+    assert "Passes over one text" in page
     assert max(map(len, out.splitlines())) <= 100
     assert "speculation pays up to a batch of" in out
-    assert str(tmp_path) not in (tmp_path / "results" / f"{name}.json").read_text()
+    assert str(tmp_path) not in (tmp_path / "results" / "local-batch.json").read_text()
 
 
 def test_sampled_texts_are_held_to_the_targets_law(run, tmp_path):
@@ -158,100 +160,89 @@ def test_rounds_are_booked_by_pass(monkeypatch):
 # --- expectations -----------------------------------------------------------------------------------------------------
 
 
-def expected(**others) -> Expectations:
-    """A step of a text costs 1 + 0.1 for each token in the pass, a draft's pass 0.1."""
-    costs = {
-        TARGET: PassCosts((1, 101), (1.1, 11.1), 50, 0.0, 0.0),
-        "model": PassCosts((1, 101), (0.1, 0.1), 50, 0.0, 0.0),
+def expected(pads: bool = True) -> Expectations:
+    """A pass takes 0.95 + 0.1 for each token + 0.05 for each text, a draft's 0.1; a round of one text 0.25 more."""
+    times = {
+        TARGET: {(1, 50): 1.1, (101, 50): 11.1} | {(1, 50 * n): 1.05 + 0.05 * n for n in range(1, 17)},
+        "model": {(1, 50): 0.1, (101, 50): 0.1} | {(1, 50 * n): 0.1 for n in range(1, 17)},
     }
-    known = {("model", 2): known_of([(2, 2), (2, 0)], 2), ("other", 2): known_of([(2, 2), (0, 0)], 2)}
-    loops = {(draft, k, n): 0.01 * n for n in (1, 4) for draft, k in (("", 0), ("model", 2), ("other", 2))}
-    times = {name: {} for name in costs}
-    fields = {"contexts": {1: 50.0, 4: 50.0}, "one_draft": {("other", 2): 0.2}, "loops": loops}
-    return Expectations(**{"context": 50, "known": known, "times": times, "costs": costs} | fields | others)
+    # half of the rounds accept both tokens; the other draft proposes in half of the rounds alone
+    known = {
+        PLAIN: OfOne(1, 1.1 + 0.25),
+        ("model", 2): OfOne(2, 1.3 + 0.2 + 0.25, (1.0, 1.0), 0.5),
+        ("other", 2): OfOne(2, 1.2 + 0.45, (0.5, 0.5), 0.5),
+    }
+    return Expectations(50, times, known, {"other"}, pads)
 
 
 def test_rates_by_hand():
+    """One text at a time is expected to take what it took; of several, the weights are read once, not the caches."""
     e = expected()
-    assert e.rate("", 0, 1) == pytest.approx(1 / 1.11)
-    assert e.rate("", 0, 4) == pytest.approx(4 / 1.44)
-    # half of the rounds accept both tokens: 2 tokens in a round; two draft passes, one target pass over 3 tokens each
-    assert e.rate("model", 2, 1) == pytest.approx(2 / (1.3 + 0.2 + 0.01))
-    assert e.rate("model", 2, 4) == pytest.approx(8 / (2.2 + 0.2 + 0.04))
-    assert e.rate("model", 2, 4, lockstep=True) == pytest.approx(4 * (1 + 2 * 0.5**4) / (2.2 + 0.2 + 0.04))
-    # the other draft proposes in half of the rounds; of four texts one at least does so in 15 of 16
-    assert e.rate("other", 2, 1) == pytest.approx(2 / (0.5 * 1.3 + 0.5 * 1.1 + 0.2 + 0.01))
-    widths = e.known["other", 2].widths(4)
-    assert widths == pytest.approx({0: 1 / 16, 2: 15 / 16})
-    assert e.rate("other", 2, 4) == pytest.approx(8 / (15 / 16 * 2.2 + 1 / 16 * 1.4 + 0.8 + 0.04))
+    assert e.rate(*PLAIN, 1) == pytest.approx(1 / 1.35)
+    assert e.rate(*PLAIN, 4) == pytest.approx(4 / (1.4 + 0.15 + 0.25))
+    assert e.rate("model", 2, 1) == pytest.approx(2 / 1.75)
+    assert e.rate("model", 2, 4) == pytest.approx(8 / (2.2 + 0.15 + 0.2 + 0.25))
+    # of four texts one at least drafts in 15 of 16 rounds, and all rows are padded to it; drafting is paid four times
+    assert e.rate("other", 2, 1) == pytest.approx(2 / 1.65)
+    assert e.rate("other", 2, 4) == pytest.approx(8 / (1.15 + 0.4 * (1 + 2 * 15 / 16) + 0.45 + 3 * 0.2))
+    assert expected(pads=False).rate("other", 2, 4) == pytest.approx(8 / (1.15 + 0.4 * (1 + 1) + 0.45 + 3 * 0.2))
+    e.row_by_row.clear()  # a lookup
+    assert e.rate("other", 2, 4) == pytest.approx(8 / (1.15 + 0.4 * (1 + 2 * 15 / 16) + 0.45))
+
+
+def test_a_draft_model_catches_up():
+    """Its first pass reads two tokens of a text whose whole draft was accepted; padded, of all where one was."""
+    for pads, first in ((True, 4 * (1 + 1 - 0.5**4)), (False, 4 * 1.5)):
+        e = expected(pads)
+        e.times["model"] |= {(1, 50): 0.1, (101, 50): 10.1, (1, 200): 0.1}  # 0.1 for each token
+        e.known["model", 2] = OfOne(2, 1.3 + 0.15 + 0.1 + 0.25, (1.0, 1.0), 0.5)
+        assert e.rate("model", 2, 4) == pytest.approx(8 / (2.2 + 0.15 + 0.1 * first + 0.4 + 0.25))
+
+
+def test_the_expected_knee():
+    """Beyond it, every drafted token costs what a token of another text would, where reading caches costs nothing."""
+    e, batches = expected(), (1, 2, 4, 8, 16)
+    e.times[TARGET] |= {(1, 50 * n): 1.1 for n in batches}
+    entries = {entry.draft: entry for entry in e.knees(batches)}
+    speedups = {n: e.rate("model", 2, n) / e.rate(*PLAIN, n) for n in batches}
+    assert entries["model"].best == {str(n): [2, pytest.approx(one)] for n, one in speedups.items()}
+    assert (entries["model"].batch, entries["model"].source) == (knee(speedups).n_texts, "predicted")
+    assert speedups[1] > 1 > speedups[16]
 
 
 def test_what_is_not_known_has_no_rate():
-    assert expected().knees()[0].source == "predicted"
-    assert {entry.source for entry in expected().knees()} == {"predicted"}, "no pass over several texts was timed"
+    e = expected()
+    assert e.rate("model", 4, 4) is None
+    e.times["model"] = {}
+    assert (e.rate(*PLAIN, 4), e.knees((1, 4)), e.facts()["one_text"]) == (None, [], [])
 
 
-def test_costs_are_those_of_one_text():
-    times = {(1, 1, 50): 1.0, (1, 4, 50): 1.6, (4, 1, 50): 9.9, (1, 1, 150): 1.1, (1, 4, 150): 1.9}
-    costs = passes.fitted_costs(times, 50, 150)
-    assert (costs.widths, costs.seconds, costs.context) == ((1, 4), (1.0, 1.6), 50)
-    assert costs.per_place == pytest.approx((0.1 - 0.2 / 3) / 100)
-    assert costs.per_pair == pytest.approx(0.2 / 3 / 100)
-    assert passes.fitted_costs(times, 50, None).per_place == 0
+def test_what_rounds_of_one_text_say():
+    rounds = [Round([1, 2, 3], 2, 2, 0), Round([4], 2, 0, 1), Round([5], 0, 0, 0), Round([6, 7], 1, 1, 0)]
+    assert of_one(rounds, 8.0, 2) == OfOne(7 / 4, 2.0, (3 / 4, 2 / 4), 2 / 4)
+    assert of_one(rounds, 8.0, 0) == OfOne(1, 8 / 7)
 
 
 def test_the_middle_half_counts():
-    assert passes.middle_mean([1.0, 2.0, 4.0, 99.0]) == 3.0
-    assert passes.middle_mean([5.0]) == 5.0
+    assert expectations.middle_mean([1.0, 2.0, 4.0, 99.0]) == 3.0
+    assert expectations.middle_mean([5.0]) == 5.0
 
 
-def test_every_shape_that_a_round_needs_is_timed():
-    class Room:
-        max_length = 2000
-
-    shapes = expectations._shapes(Room(), [1, 5], [1, 4], 100, thorough=True)
-    assert {(n, w, c) for n in (1, 4) for w in (1, 5) for c in (100, 1024)} <= shapes
-    assert {(1, 4, 100), (1, 20, 100), (1, 20, 1024)} <= shapes
-    assert not any(c > 1024 for _, _, c in shapes), "no room"
-
-
-def test_the_librarys_batch_is_its_text(pair_folder, monkeypatch):
-    """Left padding does not change what it generates."""
-    from types import SimpleNamespace
-
-    from speclab.models.setup import load_setup
-
+def test_passes_over_one_text_are_timed_in_turns(pair_folder, monkeypatch):
+    """Each comes once in a turn, over memory that was written; disturbed moments count for all of them alike."""
     setup = load_setup(str(pair_folder / "target"), engine="eager", threads=1)
-    texts = prompts.encode(TEXTS, setup.tokenizer, False)
-    made, generate = [], setup.target.model.generate
+    asked = []
 
-    def kept(*args, **how):
-        made.append(generate(*args, **how))
-        return made[-1]
+    def seconds(call, device):
+        asked.append(call().shape[1])
+        return {1: 1.0, 6: 2.0}[asked[-1]] + 8.0 * (len(asked) == 10)
 
-    monkeypatch.setattr(setup.target.model, "generate", kept)
-    found = batch_comparison.library_batches(SimpleNamespace(setup=setup, prompts=texts, max_new_tokens=5), [1, 4])
-    assert [(entry["n_texts"], entry["n_tokens"]) for entry in found] == [(1, 5), (4, 20)]
-    side_by_side = [texts[i % len(texts)] for i in range(4)]
-    assert [row[-5:].tolist() for row in made[-1]] == [plain_text(setup.target, one.ids, 5) for one in side_by_side]
-    assert all(entry["seconds"] > 0 for entry in found)
-
-
-def test_passes_are_timed_over_written_memory(pair_folder):
-    from speclab.extensions.batch.decoding.batched_model import BatchedModel
-    from speclab.models.setup import load_setup
-
-    setup = load_setup(str(pair_folder / "target"), engine="eager", threads=1)
-    batch = BatchedModel(setup.target, 2)
-    batch.start(8)
-    batch.fill(seed=0)
-    assert all((part != 0).all() for part in batch._buffers.keys + batch._buffers.values)
-    timer = passes.PassTimer({TARGET: setup.target}, {TARGET: [(1, 1, 4), (2, 3, 4)]})
-    for _ in range(timer.n_steps):
+    monkeypatch.setattr(expectations, "seconds", seconds)
+    timer = PassTimer({TARGET: setup.target}, {TARGET: {(1, 9), (6, 4)}})
+    for _ in range(4 * timer.n_steps):
         timer.step()
-    timed = [part for one in timer._batches.values() for part in one._buffers.keys + one._buffers.values]
-    assert timed
-    assert all((part != 0).all() for part in timed)
-    assert set(timer.times[TARGET]) == {(1, 1, 4), (2, 3, 4)}
-    assert all(seconds > 0 for seconds in timer.times[TARGET].values())
-    assert torch.isfinite(torch.tensor(list(timer.times[TARGET].values()))).all()
+    assert asked[:2] == [1, 6]
+    assert [set(asked[i : i + 2]) for i in (2, 4, 6, 8)] == [{1, 6}] * 4
+    more = (4 * 1.0 + 4 * 2.0 + 8) / (4 * 1.0 + 4 * 2.0)
+    assert timer.times == {TARGET: {(1, 9): pytest.approx(1.0 * more), (6, 4): pytest.approx(2.0 * more)}}
+    assert all((part != 0).all() for part in timer._batches[TARGET]._buffers.keys)

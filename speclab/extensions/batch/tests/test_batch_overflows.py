@@ -26,7 +26,7 @@ def test_a_batch_says_so_too(model, way, temperature):  # noqa: F811
     if way == "all rows in one pass":
         draft = BatchedModel(CachedModel(perturbed(tiny("llama"), 0.1)), 2)
         right = draft.forward
-        draft.forward = lambda *args: right(*args) * float("nan")
+        draft.forward = lambda *args, **how: right(*args, **how) * float("nan")
         drafter = BatchedModelDrafter(draft)
     else:
         one = drafter_of("feature", model)
@@ -43,8 +43,8 @@ def test_rows_that_draft_nothing_are_not_asked(model):  # noqa: F811
     draft = BatchedModel(CachedModel(perturbed(tiny("llama"), 0.1)), 2)
     right = draft.forward
 
-    def forward(tokens):
-        return torch.cat([right(tokens)[:1], torch.full((1, tokens.shape[1], VOCAB), float("nan"))])
+    def forward(tokens, **how):
+        return torch.cat([right(tokens, **how)[:1], torch.full((1, tokens.shape[1], VOCAB), float("nan"))])
 
     drafter = BatchedModelDrafter(draft)
     drafter.start(target, GREEDY, 64)

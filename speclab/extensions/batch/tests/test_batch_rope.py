@@ -10,7 +10,7 @@ from tests.decoding import settings
 from tests.models.test_rope import LIMIT, PROMPT, pair_of, uncached
 
 
-@pytest.mark.parametrize(("kind", "engine"), [("dynamic", "eager"), ("learned", "eager"), ("longrope", "fast")])
+@pytest.mark.parametrize(("kind", "engine"), [("dynamic", "eager"), ("learned", "eager"), ("longrope", "c")])
 def test_texts_up_to_the_limit_are_those_of_uncached_passes(kind, engine):
     """Padding behind the last position must not count as a longer text."""
     n_tokens = LIMIT[kind] - PROMPT.shape[1]

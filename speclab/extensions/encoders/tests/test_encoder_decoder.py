@@ -424,10 +424,10 @@ def test_a_step_reads_the_decoder_alone():
     assert memory.cache_bytes(model, 10) == 2 * 2 * 32 * 8 * 10  # layers, keys and values, width, bytes, tokens
 
 
-def test_no_fast_engine_is_built_and_the_reason_said():
+def test_it_runs_eagerly_and_the_reason_is_said():
     fast, why = engine_choice.choose(target_of("t5"), "auto")
     assert fast is None
-    assert why == "no fast engine for t5: the eager engine alone runs an encoder"
+    assert why == "t5 runs eagerly: the eager engine alone runs an encoder"
 
 
 def test_no_head_is_trained_for_it():

@@ -1,5 +1,6 @@
 """Tiny adapters behind the first layers of a tiny target: random ones, and one that was trained for a moment."""
 
+import copy
 import functools
 
 import torch
@@ -9,6 +10,7 @@ from speclab.drafts.heads.files import weights_of
 from speclab.engines.eager import decoder_layers
 from speclab.extensions.exits.adapter import ExitAdapter, ExitConfig
 from speclab.extensions.exits.recipe import exit_loss
+from tests.drafts.test_contract import alike
 from tests.heads import N_LEARNT, block, distance, learnt_texts, read
 from tests.tiny_models import tiny
 
@@ -45,3 +47,10 @@ def trained_exit(family: str = "llama", n_layers: int = 4, exit_layer: int = 2) 
             exit_loss(adapter, read_target, texts[:N_LEARNT], torch.zeros(0), distance).backward()
             stepper.step()
     return target, adapter.eval().requires_grad_(False), texts
+
+
+@functools.cache
+def trained_exit_in_float32(family: str = "llama") -> tuple:
+    """The same, as the engine `c` takes them."""
+    target, adapter, texts = trained_exit(family)
+    return copy.deepcopy(target).float(), alike(adapter, torch.float32), texts

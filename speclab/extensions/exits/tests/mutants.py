@@ -3,12 +3,11 @@
 from dataclasses import replace
 
 import torch
-from speclab.models.backends import eager
-from speclab.models.backends.exported import ExportedModel
 from torch import Tensor
 
 from speclab.core.rounds import Draft
-from speclab.engines.cuda.buffers import BufferedBackend
+from speclab.engines import eager
+from speclab.engines.c_pass import Packed, Pass, Text
 from speclab.engines.eager import EagerBackend
 from speclab.extensions.exits.drafter import ExitDrafter
 from tests.mutants.bugs import mutant
@@ -70,24 +69,29 @@ def puts_the_second_part_one_position_further() -> None:
 
 @mutant(38, TEXT, CACHES, file=FILE)
 def puts_the_second_part_one_position_back() -> None:
-    """gives the layers behind the exit the positions before theirs, on the fast engine"""
-    right = ExportedModel.forward
+    """gives the layers behind the exit the positions before theirs, on the engine c"""
+    right = Packed.run
 
-    def forward(model: ExportedModel, inputs: Tensor, positions: Tensor, *more, **kernels) -> Tensor:
-        return right(model, inputs, positions - int(inputs.ndim == 3), *more, **kernels)
+    def run(packed: Packed, given: Pass, *more) -> Tensor:
+        if given.ids is None:
+            given.position -= 4  # bytes
+        return right(packed, given, *more)
 
-    ExportedModel.forward = forward
+    Packed.run = run
 
 
-@mutant(38, "buffers_grow_in_the_middle_of_a_round", file=FILE)
-def forgets_what_the_first_layers_wrote() -> None:
-    """keeps of buffers that grow what all layers have, and not what the first ones are ahead"""
-    right = BufferedBackend._reserve
+@mutant(38, "caches_grow_in_the_middle_of_a_round", file=FILE)
+def empties_a_page_when_another_begins() -> None:
+    """begins a new page and empties the one before it"""
+    right = Text.reserve
 
-    def reserve(backend: BufferedBackend, total: int, length: int) -> None:
-        right(backend, total, min(length, 9))
+    def reserve(text: Text, n: int) -> None:
+        n_before = len(text.pages)
+        right(text, n)
+        if 0 < n_before < len(text.pages):
+            text.pages[n_before - 1].zero_()
 
-    BufferedBackend._reserve = reserve
+    Text.reserve = reserve
 
 
 @mutant(38, TEXT, CACHES, file=FILE)

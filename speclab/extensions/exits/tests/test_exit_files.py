@@ -133,10 +133,9 @@ def test_names_of_adapters(folder):
 
 
 class Graphed:
-    """A fast form that cannot be split, as CUDA graphs."""
+    """A form that cannot be run in two parts."""
 
     graphed = True
-    splits = False
 
 
 def test_an_engine_that_cannot_split_gives_way_to_the_eager_one(target, folder, capsys):
@@ -171,7 +170,7 @@ def pair_adapter(pair_folder, tmp_path):
 
 def test_one_script_decodes_with_it(pair_folder, pair_adapter, capsys):
     common = ["--target", str(pair_folder / "target"), "--prompt", "def f(x):", "--max-new-tokens", "12"]
-    common += ["--ignore-eos", "--threads", "1", "--engine", "fast", "-k", "auto"]
+    common += ["--ignore-eos", "--threads", "1", "--engine", "c", "-k", "auto"]
     texts = []
     for draft in (f"hybrid:suffix+{pair_adapter}", "ngram"):
         assert optimized_speculative.main([*common, "--draft", draft]) == 0

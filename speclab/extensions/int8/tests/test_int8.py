@@ -1,12 +1,7 @@
-"""The target in 8 bits: rounded weights, tokens that do not depend on each other, and the contract of all drafts."""
-
-import os
-import subprocess
-import sys
+"""The rounded target: its numbers, what it shares with the target, the contract of all drafts, and what is refused."""
 
 import pytest
 import torch
-from speclab.models.backends.exported import ExportedModel
 from torch import nn
 from transformers import MixtralConfig, MixtralForCausalLM
 from transformers.pytorch_utils import Conv1D
@@ -16,8 +11,8 @@ from speclab.core.sampling import Sampling
 from speclab.extensions.int8 import __main__ as command
 from speclab.extensions.int8 import rounded
 from speclab.extensions.int8.kinds import Int8Drafter
+from speclab.models import engine_choice
 from speclab.models.cached import CachedModel
-from speclab.system import paths
 from speclab.system.errors import EnvironmentProblem
 from tests.cli.bad_inputs import Row, S
 from tests.cli.test_bad_inputs import check_row, folder  # noqa: F401 - a fixture
@@ -31,7 +26,7 @@ def coarse(model, on_engine) -> Int8Drafter:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rounded, "STEPS", 6)
         copied = rounded.rounded(model)
-    return Int8Drafter(CachedModel(copied, fast=ExportedModel(copied, layers=()) if on_engine(model).fast else None))
+    return Int8Drafter(on_engine(copied))
 
 
 @pytest.mark.parametrize(("engine", "sampling"), WAYS, ids=str)
@@ -39,81 +34,62 @@ def test_a_draft_keeps_the_contract(engine, sampling):
     check(coarse, engine, sampling)
 
 
-def right_product(linear: nn.Linear, x: torch.Tensor) -> torch.Tensor:
-    """What a layer gives whose weights are whole multiples of their row's step."""
-    weight, bias = linear.weight.detach().double(), linear.bias.detach().double()
-    steps = (weight.abs().amax(1, keepdim=True) / 127).clamp(min=1e-30)
-    return x.double() @ ((weight / steps).round() * steps).T + bias
-
-
-def test_a_product_is_that_of_rounded_rows():
+def test_rows_are_whole_multiples_of_their_steps():
+    """No kernel has a part in it, so every processor gives these numbers. Each row has its own step, and zeros stay."""
     torch.manual_seed(0)
-    linear, x = nn.Linear(40, 24, bias=True), torch.randn(3, 40)
-    with torch.no_grad():
-        linear.weight[5] = 0.0
-        linear.weight *= torch.logspace(-3, 2, 24)[:, None]
-    x[1] *= 1e4
-    x[2] = 0.0
-    found = rounded.Int8Linear(linear.weight, linear.bias)(x).double()
-    assert torch.allclose(found, right_product(linear, x), rtol=1e-5, atol=1e-6)
-    assert (found[2] == linear.bias).all()
+    weight = torch.randn(24, 40) * torch.logspace(-3, 2, 24)[:, None]
+    weight[5] = 0.0
+    found = rounded.rounded_rows(weight).double()
+    steps = weight.double().abs().amax(1, keepdim=True).clamp(min=1e-30) / 127
+    assert ((found / steps) - (found / steps).round()).abs().max() < 1e-4
+    assert ((found - weight).abs() <= 0.501 * steps).all()
+    assert (found[5] == 0).all()
 
 
-@pytest.mark.parametrize("instructions", ["default", "avx2", "avx512"])
-def test_a_product_does_not_depend_on_the_processors_instructions(instructions, tmp_path):
-    """In a process of its own, for which PyTorch takes no instructions beyond the named ones."""
-    torch.manual_seed(2)
-    linear, x = nn.Linear(70, 33), 1e3 * torch.randn(5, 70)
-    torch.save((linear.weight.data, linear.bias.data, x), tmp_path / "x.pt")
-    code = (
-        "import sys, torch; from speclab.extensions.int8 import rounded; rounded.check_product(); "
-        "weight, bias, x = torch.load(sys.argv[1]); torch.save(rounded.Int8Linear(weight, bias)(x), sys.argv[2])"
-    )
-    words = [sys.executable, "-c", code, str(tmp_path / "x.pt"), str(tmp_path / "y.pt")]
-    environment = os.environ | {"PYTHONPATH": str(paths.ROOT), "ATEN_CPU_CAPABILITY": instructions}
-    subprocess.run(words, env=environment, check=True)
-    right = right_product(linear, x)
-    assert (torch.load(tmp_path / "y.pt").double() - right).abs().max() < 1e-5 * right.abs().max()
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3_window"])
+def test_both_engines_compute_with_the_same_weights(family):
+    """The engine c reads a byte for each, and gives the library's logits of the same model."""
+    copied = rounded.rounded(tiny(family, dtype=torch.float32))
+    fast = engine_choice.on_c(copied)
+    engine_choice.check(copied, fast)
+    n_weights = sum(layer.weight.numel() for layer in matrices(copied))
+    assert 2.5 * n_weights < fast.bytes_spared < 3 * n_weights, "three of four bytes, less the scales"
 
 
-def saturating(x: torch.Tensor, rows: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """The product of a processor that adds pairs of 8-bit products in sixteen bits."""
-    steps = x.abs().amax(1, keepdim=True) / 127
-    pairs = ((x / steps).round()[:, None] * rows).unflatten(-1, (-1, 2)).sum(-1).clamp(-(2**15), 2**15 - 1)
-    return pairs.sum(-1) * steps * scales
+def matrices(model) -> list[nn.Module]:
+    """The linear layers, and those that the library calls Conv1D."""
+    return [layer for layer in model.modules() if isinstance(layer, nn.Linear | Conv1D)]
 
 
-def test_a_product_that_saturates_is_refused_when_it_is_loaded(monkeypatch):
-    monkeypatch.setattr(rounded, "product", saturating)
-    with pytest.raises(EnvironmentProblem, match=r"processor.*ngram"):
-        rounded.rounded(tiny("llama"))
-
-
-def test_a_token_does_not_depend_on_the_others_of_its_pass():
-    torch.manual_seed(1)
-    layer = rounded.Int8Linear(torch.randn(48, 64), None)
-    x = torch.randn(5, 64) * torch.logspace(-2, 3, 5)[:, None]
-    together = layer(x)
-    assert all(torch.equal(layer(x[i : i + 1])[0], together[i]) for i in range(5))
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3_window", "gpt2"])
-def test_everything_but_the_matrices_is_the_targets(family):
-    model = tiny(family, dtype=torch.float32)
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3_window"])
+def test_everything_but_the_matrices_is_the_targets(family, tied):
+    """A table that is both embedding and output layer is rounded as the output layer alone."""
+    model = tiny(family, dtype=torch.float32, tie_word_embeddings=tied)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     copied = rounded.rounded(model)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
-    of_layers = {
-        id(b) for module in copied.modules() if isinstance(module, rounded.Int8Linear) for b in module.buffers()
-    }
-    assert {id(tensor) for tensor in (*copied.parameters(), *copied.buffers())} - of_layers <= own
-    assert not any(type(module) in (nn.Linear, Conv1D) for module in copied.modules())
-    assert rounded.share_rounded(model) == 1.0
+    rounded_ones = {id(layer.weight) for layer in matrices(copied)}
+    assert len(rounded_ones) == len(matrices(model))
+    assert not rounded_ones & own
+    assert {id(tensor) for tensor in (*copied.parameters(), *copied.buffers())} - rounded_ones <= own
+    assert copied.get_input_embeddings().weight is model.get_input_embeddings().weight
     ids = torch.arange(12)[None]
     right, found = model(ids).logits, copied(ids).logits
     assert 0 < (found - right).abs().max() < 0.1 * right.abs().max()
     assert CachedModel(copied).vocab_size == CachedModel(model).vocab_size
+
+
+def test_a_model_that_is_hardly_rounded_is_refused():
+    """The experts of a mixture lie in no linear layers, and hold most of its numbers. All matrices of GPT-2 do."""
+    assert rounded.share_rounded(tiny("gpt2")) == rounded.share_rounded(tiny("llama")) == 1.0
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 8}
+    config = MixtralConfig(vocab_size=48, intermediate_size=64, num_hidden_layers=1, head_dim=8, **sizes)
+    matrices = 2 * 32 * 32 + 2 * 32 * 16 + 32 * 8 + 48 * 32
+    share = matrices / (matrices + 8 * 3 * 32 * 64)
+    with pytest.raises(EnvironmentProblem, match=f"they hold {share:.0%} .*experts.*ngram"):
+        rounded.rounded(MixtralForCausalLM(config))
 
 
 def test_what_is_drafted_is_drawn_from_its_law():
@@ -133,21 +109,6 @@ def test_what_is_drafted_is_drawn_from_its_law():
         assert torch.allclose(draft.probs[0][:n_known], rows, atol=1e-9)
         n_compared, start = n_compared + n_known, start + len(round_.tokens)
     assert n_compared > 12
-
-
-def test_another_device_is_refused():
-    with pytest.raises(EnvironmentProblem, match="--device cpu"):
-        rounded.rounded(tiny("llama").to("meta"))
-
-
-def test_a_model_that_is_hardly_rounded_is_refused():
-    """The experts of a mixture are no linear layers, and hold most of its numbers."""
-    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 8}
-    config = MixtralConfig(vocab_size=48, intermediate_size=64, num_hidden_layers=1, head_dim=8, **sizes)
-    matrices = 2 * 32 * 32 + 2 * 32 * 16 + 32 * 8 + 48 * 32
-    share = matrices / (matrices + 8 * 3 * 32 * 64)
-    with pytest.raises(EnvironmentProblem, match=f"they hold {share:.0%} .*experts.*ngram"):
-        rounded.rounded(MixtralForCausalLM(config))
 
 
 @pytest.mark.parametrize("row", [Row(f"{S} --draft int8:4", 2, ("takes no argument", "give int8"))], ids=str)

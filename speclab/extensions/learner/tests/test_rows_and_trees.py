@@ -24,7 +24,7 @@ from speclab.extensions.learner.rows_and_trees.sampled import OwnSampledTrees
 from speclab.extensions.learner.rows_and_trees.trees import with_branches
 from speclab.models.cached import CachedModel
 from speclab.system.errors import Problem
-from tests.tiny_models import VOCAB, perturbed, tiny
+from tests.tiny_models import DTYPE_ON, VOCAB, on_engine, perturbed, tiny
 
 STEMS = {exercise.number: exercise.stem for exercise in checklist.exercises()}
 WARM = Sampling(temperature=0.8, top_k=6)
@@ -46,11 +46,18 @@ def asked_of(number: int, **functions) -> Asked:
     return Asked(number, SimpleNamespace(**{**vars(right), **functions}), right)
 
 
-@pytest.fixture(scope="module")
-def pair() -> tuple[CachedModel, CachedModel]:
+@functools.cache
+def pair_on(engine: str) -> tuple[CachedModel, CachedModel]:
     """A target, and a draft that is often right."""
-    target = tiny("llama")
-    return CachedModel(target), CachedModel(perturbed(target, 0.1))
+    target = tiny("llama", dtype=DTYPE_ON[engine])
+    target, draft = (CachedModel(model, fast=on_engine(engine, model)) for model in (target, perturbed(target, 0.1)))
+    return target, draft
+
+
+@pytest.fixture
+def pair() -> tuple[CachedModel, CachedModel]:
+    """Both on the eager engine."""
+    return pair_on("eager")
 
 
 def prompt_of(n: int, seed: int = 3) -> torch.Tensor:
@@ -79,9 +86,11 @@ def batch(pair, asked: Asked | None, sampling: Sampling = GREEDY, n_rows: int = 
     return texts
 
 
+@pytest.mark.parametrize("engine", ["eager", "c"])
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
-def test_the_solutions_keep_the_texts_of_a_batch_apart(pair, sampling):
+def test_the_solutions_keep_the_texts_of_a_batch_apart(sampling, engine):
     """Round for round as the lab does, with more texts than rows, and as each text is alone."""
+    pair = pair_on(engine)
     for n_rows in (1, 2, 4):
         asked = asked_of(14)
         found = batch(pair, asked, sampling, n_rows)
@@ -110,8 +119,10 @@ WRONG_ROWS = {
 }
 
 
+@pytest.mark.parametrize("engine", ["eager", "c"])
 @pytest.mark.parametrize("name", WRONG_ROWS)
-def test_a_wrong_function_of_a_batch_makes_a_wrong_text_and_is_named(pair, name):
+def test_a_wrong_function_of_a_batch_makes_a_wrong_text_and_is_named(name, engine):
+    pair = pair_on(engine)
     asked = asked_of(14, **{name: WRONG_ROWS[name]})
     assert [tokens_of(rounds) for rounds in batch(pair, asked)] != [tokens_of(rounds) for rounds in batch(pair, None)]
     assert asked.first.startswith(f"exercise 14: {name} is the first function")

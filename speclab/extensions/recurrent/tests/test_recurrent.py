@@ -247,7 +247,7 @@ def test_what_cannot_be_restored_is_refused(family, reason):
 
 
 def test_what_needs_something_of_each_token_refuses_recurrent_models():
-    """The buffers of the fast engine and of branches, and drafts that read the states of the target's tokens."""
+    """The pages and buffers of engines, branches, and drafts that read the states of the target's tokens."""
     model = tiny("lfm2")
     assert family.family_of(model) is CachedModel(model).family is RECURRENT
     with pytest.raises(EnvironmentProblem, match=r"lfm2 cannot be that: it has recurrent layers.*; choose another"):

@@ -52,12 +52,16 @@ def overwrite(weight: Tensor, seed: int) -> None:
 class StaleToken(FeatureDrafter):
     """Reads in every pass after the first one the token before the one that it should read."""
 
-    _before: Tensor
+    _before: Tensor | None
 
-    def _forward(self, states: Tensor, tokens: Tensor, length: int, step: str = "step") -> tuple[Tensor, Tensor]:
-        read = tokens if step == "first_step" else self._before
+    def _catch_up(self) -> tuple[Tensor, Tensor]:
+        self._before = None
+        return super()._catch_up()
+
+    def _forward(self, states: Tensor, tokens: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        read = tokens if self._before is None else self._before
         self._before = tokens[:, -1:]
-        return super()._forward(states, read, length, step)
+        return super()._forward(states, read, length)
 
 
 class NoMarkov(BlockDrafter):

@@ -89,7 +89,7 @@ def point(
     )
 
 
-SETTINGS = {"target": "models/lab-pair/target", "device": "cpu", "dtype": "float32", "engine": "fast", "n_prompts": 8}
+SETTINGS = {"target": "models/lab-pair/target", "device": "cpu", "dtype": "float32", "engine": "c", "n_prompts": 8}
 SETTINGS |= {"seed": 0, "max_new_tokens": 64, "repeats": 1}
 
 

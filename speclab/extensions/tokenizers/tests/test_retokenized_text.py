@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from speclab.models.backends.exported import ExportedModel
 
 from speclab.core.sampling import Sampling
 from speclab.drafts.registry import check_prompts
@@ -164,31 +163,27 @@ def test_prompts_are_counted_in_the_drafts_tokens(capsys):
 def test_the_head_of_a_run_says_on_which_engine_it_is():
     drafter = drafter_for(OTHERS["others"])
     assert drafter.describe("own", "eager").endswith("; its text is tokenized again for the target")
-    assert drafter.describe("own", "fast").endswith("tokenized again for the target; on the eager engine")
+    assert drafter.describe("own", "c").endswith("tokenized again for the target; on the eager engine")
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_it_is_loaded_as_every_draft(packed, monkeypatch, capsys):
-    """With room for a packed second copy; its passes never become CUDA graphs, and a line says so."""
+@pytest.mark.parametrize("engine", ["c", "graphs"])
+def test_it_is_loaded_as_every_draft(engine, monkeypatch, capsys):
+    """With room for the copy of the engine c; its passes never become CUDA graphs, and a line says so."""
     model, tokenizer, asked = tiny("llama", vocab_size=len(byte_level()) + 8), byte_level(), []
     monkeypatch.setattr(loading, "load_tokenizer", lambda name: tokenizer)
     monkeypatch.setattr(loading, "load_model", lambda *given: asked.append(given) or model)
-    fast = object.__new__(ExportedModel)
-    fast.can_pack, fast.model, fast.programs = packed, model, {}
+    fast = SimpleNamespace(name=engine, graphed=engine == "graphs")
     setup = Setup(CachedModel(model), tokenizer, "tiny", Sampling(), model.device, model.dtype)
     setup.target.fast = fast
     monkeypatch.setattr(engine_choice, "choose", lambda model, *wish: (fast, engine_choice.ASKED_FOR))
     of_draft, (other, own) = setup.load_draft("other/name"), load_other_draft("other/name", "retokenize:x/y", setup)
     assert asked[0] == asked[1]
-    assert asked[0][-2:] == ("draft", 1 + packed)
-    assert of_draft.fast is other.fast is fast
+    assert asked[0][-2:] == ("draft", 2 if engine == "c" else 1)
+    assert of_draft.fast is fast
+    assert other.fast is (fast if engine == "c" else None)
     assert own is tokenizer
     assert other.vocab_size == max(tokenizer.get_vocab().values()) + 1
-    monkeypatch.setattr(engine_choice, "runs_on_graphs", lambda model: True)
-    monkeypatch.setattr(engine_choice, "choose", None)
-    assert "eager" not in capsys.readouterr().err
-    assert load_other_draft("other/name", "retokenize:x/y", setup)[0].fast is None
-    assert "this draft runs on the eager engine" in capsys.readouterr().err
+    assert ("this draft runs on the eager engine" in capsys.readouterr().err) is (engine == "graphs")
 
 
 # --- what the lab predicts --------------------------------------------------------------------------------------------

@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
-from speclab.models.backends import windows
 from torch import Tensor
 
 from speclab.core import accept as accept_module
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import AcceptResult, Draft
 from speclab.core.sampling import Sampling, draw
+from speclab.engines import windows
 from speclab.extensions.trees import accept as tree_module
 from speclab.extensions.trees import best, draft, merged
 from speclab.extensions.trees import fixed as fixed_module
@@ -23,7 +23,6 @@ from speclab.extensions.trees.growing import GrowingFeature, GrowingModel
 from speclab.extensions.trees.merged import MergedDrafter
 from speclab.models.cached import CachedModel
 from tests.mutants.bugs import mutant
-from tests.mutants.settings import unfiltered
 
 BUGS = {
     15: "children of a tree judged or drawn by a wrong law",
@@ -294,7 +293,7 @@ def draws_children_before_the_filters() -> None:
     def children(tree: TreeDrafter, logits: Tensor, points: Tensor) -> tuple[Tensor, Tensor | None]:
         if not tree.sampled or tree._sampling.greedy:
             return right(tree, logits, points)
-        tokens, _, _ = right_children(unfiltered(tree._sampling).probs(logits), points)
+        tokens, _, _ = right_children(Sampling(tree._sampling.temperature).probs(logits), points)
         _, laws, _ = right_children(tree._sampling.probs(logits), points)
         return tokens, laws
 

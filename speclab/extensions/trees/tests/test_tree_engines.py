@@ -61,7 +61,7 @@ def test_no_graph_is_recorded_in_a_timed_turn_with_trees(monkeypatch):
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.usefixtures("exact_products")
-@pytest.mark.parametrize("fast", [False, True], ids=["eager", "fast"])
+@pytest.mark.parametrize("fast", [False, True], ids=["eager", "graphs"])
 @pytest.mark.parametrize("family", ["llama", "mistral_window", "gemma3_window"])
 def test_trees_in_bfloat16(family, fast):
     """Passes over eight tokens after texts of every length: no kernel refuses a mask because of where it begins."""

@@ -33,7 +33,7 @@ from tests.test_filtered_laws import (
     target_row,
 )
 from tests.test_lossless import IDS, Law, check_law
-from tests.tiny_models import flattened, perturbed, tiny
+from tests.tiny_models import DTYPE_ON, on_engine, perturbed, tiny
 
 # --- many texts -------------------------------------------------------------------------------------------------------
 
@@ -53,12 +53,12 @@ def test_joint_law_of_merged_drafts(rule):
 @pytest.mark.parametrize("kind", ["model", "feature", "block"])
 def test_joint_law_of_trees(kind, rule, sampled):
     """Tokens that are drawn without replacement, and the most probable ones, tested in turn or followed."""
-    llama = tiny("llama", vocab_size=IDS)
-    target = CachedModel(llama, fast=flattened(llama))
+    llama = tiny("llama", vocab_size=IDS, dtype=DTYPE_ON["c"])
+    target = CachedModel(llama, fast=on_engine("c", llama))
     target.hidden_layers = (0, 1)
     drafters = {
         "model": lambda: ModelDrafter(CachedModel(perturbed(llama, 0.4))),
-        "feature": lambda: FeatureDrafter(tiny_head(vocab=IDS)),
+        "feature": lambda: FeatureDrafter(tiny_head(vocab=IDS).float()),
         "block": lambda: BlockDrafter(tiny_block_head(llama, markov_rank=4, std=0.7)),
     }
     tree = TreeDrafter(drafters[kind](), (2, 2), sampled)
