@@ -1,5 +1,6 @@
 """Tiny heads that read a tiny target's hidden states: random ones, and one that was trained for a moment."""
 
+import copy
 import functools
 from typing import Any
 
@@ -32,6 +33,16 @@ def block(hidden: int = 32, qwen3: bool = False, vocab: int = VOCAB, **changes) 
         "tie_word_embeddings": False,
     }
     return (Qwen3Config if qwen3 else LlamaConfig)(**sizes | changes)
+
+
+@functools.cache
+def in_format(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+    """A copy in another number format; what its parts have made of their weights is made anew."""
+    module = copy.deepcopy(module).to(dtype)
+    for part in module.modules():
+        for inner in (part, *vars(part).values()):
+            getattr(inner, "__dict__", {}).pop("_frozen", None)
+    return module
 
 
 class Keeping:

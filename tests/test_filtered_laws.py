@@ -10,7 +10,6 @@ the draft, the places where pieces end, and the law. Sums are of float64 numbers
 bit as in tests/test_exact.py, where rows are fractions.
 """
 
-import copy
 import functools
 import itertools
 import sys
@@ -35,7 +34,7 @@ from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import WEIGHT, AutoLength, RoundCosts
 from speclab.models.cached import CachedModel
 from tests.drafts.test_block import block_rows
-from tests.heads import feature_row, target_states, tiny_block_head, tiny_head
+from tests.heads import feature_row, in_format, target_states, tiny_block_head, tiny_head
 from tests.test_exact import Job, Tables, cdf_corners, token_pieces
 from tests.test_lossless import reference_probs
 from tests.tiny_models import DTYPE_ON, on_engine, perturbed, tiny
@@ -67,11 +66,6 @@ def models() -> tuple[torch.nn.Module, torch.nn.Module]:
     """A target and a draft for it, whose filtered rows have other tokens in them."""
     target = tiny("llama", seed=1, vocab_size=IDS, initializer_range=0.15)
     return target, perturbed(target, NOISE)
-
-
-@functools.cache
-def in_format(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
-    return copy.deepcopy(module).to(dtype)
 
 
 def cached(model: torch.nn.Module) -> CachedModel:

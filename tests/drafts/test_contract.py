@@ -1,6 +1,5 @@
 """The contract of tests/contract.py, for the drafts of the ground floor."""
 
-import copy
 import functools
 
 import pytest
@@ -13,7 +12,7 @@ from speclab.drafts.lengths import AutoLength, RoundCosts
 from speclab.drafts.oracle import FreeOracleDrafter, OracleModelDrafter
 from speclab.drafts.suffix import SuffixDrafter
 from tests.contract import ENGINES, GREEDY, check, id_of, ways_of
-from tests.heads import trained, trained_block
+from tests.heads import in_format, trained, trained_block
 from tests.tiny_models import perturbed
 
 
@@ -32,17 +31,8 @@ def auto(model, on_engine):
     return drafter
 
 
-@functools.cache
-def alike(head, dtype):
-    """The head in the number format of its target; what was frozen of it in another one is made anew."""
-    twin = copy.deepcopy(head).to(dtype)
-    for part in (part for module in twin.modules() for part in (module, *vars(module).values())):
-        getattr(part, "__dict__", {}).pop("_frozen", None)
-    return twin
-
-
 def feature(model, on_engine):
-    drafter = FeatureDrafter(alike(trained()[1], model.dtype))
+    drafter = FeatureDrafter(in_format(trained()[1], model.dtype))
     if on_engine(model).engine == "c":
         drafter.use_c()
     return drafter
@@ -55,7 +45,7 @@ DRAFTS = {
     "suffix": lambda model, on_engine: SuffixDrafter(),
     "hybrid": lambda model, on_engine: HybridDrafter(NgramDrafter(2, 1), model_draft(model, on_engine)),
     "feature": feature,
-    "block": lambda model, on_engine: BlockDrafter(alike(trained_block(markov_rank=3)[1], model.dtype)),
+    "block": lambda model, on_engine: BlockDrafter(in_format(trained_block(markov_rank=3)[1], model.dtype)),
 }
 DIALS = {
     "dial": lambda model, on_engine: OracleModelDrafter(on_engine(often_right(model)), 0.6),
