@@ -1,16 +1,11 @@
 """A draft that proposes a block in one pass: what it reads, what it proposes, and that it learns."""
 
-import copy
-from types import SimpleNamespace
-
 import pytest
 import torch
-from speclab.models.backends.rewrites import can_prepack
 from torch import Tensor
 
 from speclab.core.sampling import Sampling
 from speclab.drafts.block import BlockDrafter
-from speclab.drafts.heads import parts
 from speclab.drafts.heads.block import BlockHead, blocks
 from speclab.drafts.heads.parts import rotations
 from speclab.drafts.heads.rollout import target_pass
@@ -21,7 +16,7 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.theory.forecast import forecast
 from tests.decoding import plain_text, speculative_rounds
-from tests.heads import LEARNT, N_NEW, Keeping, in_fixed_widths, learnt_texts, prompts, tiny_block_head, trained_block
+from tests.heads import LEARNT, N_NEW, Keeping, learnt_texts, prompts, tiny_block_head, trained_block
 from tests.tiny_models import VOCAB, tiny
 
 TRAINED = {"markov_rank": 3}  # the one that tests/drafts/test_contract.py trains, too
@@ -96,16 +91,10 @@ def check(model, drafter: Kept) -> None:
 
 
 @pytest.mark.parametrize("options", SHAPES)
-@pytest.mark.parametrize("compiled", [False, True])
-def test_proposals_are_the_definitions(options, compiled):
-    """Whatever was accepted: what a block reads, at which positions, and which row each token was drawn from.
-
-    Both temperatures share the head, whose passes take a second to be exported.
-    """
+def test_proposals_are_the_definitions(options):
+    """Whatever was accepted: what a block reads, at which positions, and which row each token was drawn from."""
     model = tiny("llama")
     head = tiny_block_head(model, **options)
-    if compiled:
-        in_fixed_widths(BlockDrafter(head))
     for temperature in (0.0, 1.0):
         drafter = Kept(head)
         how = (Sampling(temperature), torch.Generator().manual_seed(3))
@@ -220,39 +209,3 @@ def test_the_forecast_of_sampling_is_the_share_that_is_accepted():
     differences = torch.tensor(differences)
     assert differences.std() > 0.1
     assert differences.mean().abs() < 5 * differences.std() / len(differences) ** 0.5
-
-
-@pytest.mark.parametrize("packed_wins", [False, True])
-def test_products_of_a_head_are_packed_where_that_is_faster(packed_wins, monkeypatch):
-    """The whole list is timed both ways; what a head gives is the same."""
-    target = tiny("llama", dtype=torch.float32)
-    if not can_prepack(target.device, target.dtype):
-        pytest.skip("oneDNN is not here")
-    head = tiny_block_head(target)
-    x = torch.randn(1, 3, head.fc.in_features)
-    right, now = head.fused(x), [0.0]
-    honest, n_rows = parts._product, set()
-
-    def slow(x, weight, bias, is_packed):
-        n_rows.add(x.shape[0])
-        now[0] += 2 - (is_packed == packed_wins)
-        return honest(x, weight, bias, is_packed)
-
-    monkeypatch.setattr(parts, "_product", slow)
-    monkeypatch.setattr(parts, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    drafter = BlockDrafter(head)
-    assert n_rows == {head.config.slots}
-    assert head.fused.packs is head.layers[0].down.packs is packed_wins
-    assert torch.allclose(head.fused(x), right, atol=1e-5)
-    before = now[0]
-    copy.deepcopy(drafter)
-    assert now[0] == before, "a frozen head is timed once"
-    packed_wins = not packed_wins
-    drafter.choose_packing()  # with another number of threads
-    assert head.fused.packs is packed_wins
-    assert torch.allclose(head.fused(x), right, atol=1e-5)
-    monkeypatch.setattr(parts, "LARGE", 0)
-    before = now[0]
-    drafter.choose_packing()
-    assert head.fused.packs
-    assert now[0] == before, "a large head is packed without a trial"

@@ -1,13 +1,15 @@
 """Bugs in speclab/models: what a model is fed, and the checks before it decodes."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from speclab.models.backends.exported import ExportedModel
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
+from speclab.engines.c_pass import CModel
+from speclab.lab import decodings, instruments, output_checks
 from speclab.models import cached, engine_choice, family, loading, pieces, prompts, setup
 from speclab.models.cached import CachedModel
 from speclab.models.checking import checks, rounding
@@ -66,9 +68,9 @@ def rolls_nothing_back_in_the_check() -> None:
     change_cached_logits(lambda right, cached, text: right(cached, text), eager=True, rolled_back=True)
 
 
-@mutant(24, "experts_do_not_excuse_a_fast_engine_that_loses_its_cache", file="models/test_exported")
-def rolls_nothing_back_in_the_fast_engines_check() -> None:
-    """rolls nothing back when it checks the fast engine"""
+@mutant(24, "an_engine_that_loses_what_was_rolled_back_is_refused", file="engines/test_choice")
+def rolls_nothing_back_in_the_engines_check() -> None:
+    """rolls nothing back when it checks another engine"""
     change_cached_logits(lambda right, cached, text: right(cached, text), eager=False, rolled_back=True)
 
 
@@ -103,16 +105,20 @@ def counts_masked_tokens() -> None:
     rounding.rounding_unit = unit
 
 
-@mutant(28, "wrong_logits_are_no_fast_engine_however_noisy_the_eager_one", file="models/test_exported")
-def holds_the_fast_engine_against_itself() -> None:
-    """holds the fast engine against itself"""
+@mutant(28, "wrong_logits_are_no_engine_however_noisy_the_eager_one", file="engines/test_choice")
+def holds_an_engine_against_itself() -> None:
+    """holds another engine against itself"""
     right, uncached = engine_choice.check, checks.uncached_logits
 
-    def check(model: PreTrainedModel, exported: ExportedModel) -> None:
-        fast = CachedModel(model, fast=exported)
-        checks.uncached_logits = lambda model, text: checks.cached_logits(fast, text, wrong=checks.WRONG)
+    def check(model: PreTrainedModel, fast: CModel) -> None:
+        cached = CachedModel(model, fast=fast)
+
+        def own(model: PreTrainedModel, text: Tensor) -> Tensor:
+            return checks.cached_logits(cached, text, wrong=checks.WRONG)
+
+        checks.uncached_logits = own
         try:
-            right(model, exported)
+            right(model, fast)
         finally:
             checks.uncached_logits = uncached
 
@@ -213,6 +219,27 @@ def takes_a_prompt_with_unknown_ids() -> None:
     cached.check_prompt = check
 
 
+OWN_SETTINGS = "the_library_runs_with_the_labs_settings_and_gets_its_own_back"
+
+
+@mutant(26, OWN_SETTINGS, file="models/test_loading")
+def lets_generate_apply_the_checkpoints_settings() -> None:
+    """lets generate apply the checkpoint's settings"""
+    decodings.settings_of_the_lab = contextlib.nullcontext
+
+
+@mutant(26, OWN_SETTINGS, file="models/test_loading")
+def keeps_the_labs_settings_in_the_model() -> None:
+    """keeps the lab's settings in the model after generate"""
+
+    @contextlib.contextmanager
+    def settings(model: PreTrainedModel) -> Iterator[None]:
+        model.generation_config = GenerationConfig(pad_token_id=0)
+        yield
+
+    decodings.settings_of_the_lab = settings
+
+
 @mutant(26, "settings_that_the_lab_leaves_out_are_named_once", file="models/test_loading")
 def names_no_settings() -> None:
     """does not name the settings that are left out"""
@@ -283,6 +310,29 @@ def lets_added_ids_win() -> None:
 def checks_no_step_of_plain_decoding() -> None:
     """checks the passes of rounds alone, and not the steps of plain decoding"""
     checks._one_step = CachedModel.forward
+
+
+@mutant(20, "events_of_a_round_are_read_after_it", file="lab/test_instruments")
+def reads_events_inside_the_round() -> None:
+    """reads the events of a GPU's round before the round ends, which counts as the host's part of it"""
+    instruments.LateSeconds = lambda read: read()
+
+
+@mutant(32, "a_rule_for_the_cache_stands_in_its_own_rounds_alone", file="lab/test_instruments")
+def leaves_another_rule_in_the_target() -> None:
+    """leaves the rule by which one decoding rolls the target back to the next decoding"""
+
+    def with_rule(rounds: Iterator, target: Any, keeps: Callable[[int, int], int]) -> Iterator:
+        target.keeps = keeps
+        yield from rounds
+
+    instruments.with_rule = with_rule
+
+
+@mutant(37, "a_round_near_the_end_asks_for_fewer_tokens", file="lab/test_lossy")
+def asks_near_the_end_as_in_the_middle() -> None:
+    """measures how far a lossy rule is off with the long proposals that no round near the end of a text asks for"""
+    output_checks.asked_at = lambda places, k, most: [(start, depth, k) for start, depth in places]
 
 
 @mutant(24, "an_encoder_decoder_without_its_extension_is_refused_at_load", file="models/test_family")
