@@ -29,7 +29,7 @@ def rounds_the_targets_own_weights() -> None:
     rounded.rounded_layer = rounded_layer
 
 
-@mutant(47, "everything_but_the_matrices_is_the_targets", file=FILE)
+@mutant(47, "both_engines_compute_with_the_same_weights[gpt2]", file=FILE)
 def rounds_matrices_the_wrong_way_round() -> None:
     """takes the columns of the library's Conv1D for its rows"""
     right = rounded.rounded_rows
