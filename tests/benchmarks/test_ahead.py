@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from benchmarks import ahead
-from solutions import ex19_draft_ahead as chapter
 from speclab.records import files
 from speclab.system.paths import ROOT
 
@@ -43,20 +42,6 @@ def test_outcomes_are_those_of_a_loop():
     assert seen
 
 
-def test_hits_and_times_are_those_of_the_chapter():
-    counts = ahead.outcomes(*rows_and_text(1), K)
-    n_rounds = sum(map(sum, counts))
-    chances = [[n / n_rounds for n in sorted(row[:-1], reverse=True)] for row in counts]
-    costs = ahead.RoundCosts(name="x", tokens_per_round=2.5, draft=1.75, verify=1.25)
-    assert ahead.speed(costs, None) == pytest.approx(2.5 / 3.0)
-    for budget in ahead.BUDGETS:
-        prepared = chapter.fan_out(chances, budget)
-        hit = sum(sum(row[:m]) for row, m in zip(chances, prepared, strict=True))
-        assert ahead.hit_rate(counts, counts, budget) == pytest.approx(hit)
-        time = chapter.round_time(hit, costs.verify, costs.draft, costs.draft, ahead.SYNC)
-        assert ahead.speed(costs, hit) == pytest.approx(costs.tokens_per_round / time)
-
-
 def test_outcomes_are_chosen_on_other_rounds_than_those_they_are_scored_on():
     ours, theirs = (ahead.outcomes(*rows_and_text(seed), K) for seed in (1, 2))
     nothing = [[0] * (ahead.GUESSES + 1) for _ in range(K + 1)]
@@ -71,13 +56,6 @@ def test_outcomes_are_chosen_on_other_rounds_than_those_they_are_scored_on():
         assert ahead.hit_rate(ours, nothing, budget) is None
         assert ahead.hit_rate(nothing, ours, budget) is None
     assert any(ahead.hit_rate(ours, theirs, b) != ahead.hit_rate(theirs, theirs, b) for b in ahead.BUDGETS)
-
-
-@pytest.mark.parametrize(("draft", "verify"), [(0.75, 2.0), (2.0, 0.75), (0.1, 1.0), (0.05, 1.0), (0.0, 1.0)])
-def test_the_needed_hit_rate_is_the_chapters(draft, verify):
-    costs = ahead.RoundCosts(name="x", tokens_per_round=2.5, draft=draft, verify=verify)
-    theirs = chapter.needed_hit_rate(2.5, verify, draft, draft, ahead.SYNC, ahead.speed(costs, None))
-    assert ahead.needed(costs) == (None if theirs is None else pytest.approx(theirs))
 
 
 def test_the_record_has_the_costs_of_the_comparison_that_it_names():

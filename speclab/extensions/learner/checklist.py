@@ -104,14 +104,14 @@ class Exercise:
 
 
 def exercises() -> list[Exercise]:
-    """All that have a chapter, in order; a learner's own file may be missing."""
+    """All chapters that have checks, in order; a learner's own file may be missing."""
     if not paths.IS_CLONE:
         raise EnvironmentProblem("the exercises belong to a clone of the lab; clone it and type the command there")
     folder = paths.ROOT / "docs" / "chapters"
     chapters = sorted(path for path in folder.glob("*.md") if re.fullmatch(r"\d\d-[\w-]+", path.stem))
     if not chapters:
         raise EnvironmentProblem(f"there is no chapter in {shown(folder)}; type: {restore(folder)}")
-    return [Exercise(chapter) for chapter in chapters]
+    return [one for one in map(Exercise, chapters) if one.test_file.is_file()]
 
 
 def restore(path: Path) -> str:
