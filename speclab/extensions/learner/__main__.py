@@ -14,10 +14,6 @@ With --run, the functions that pass their checks then decide in one of the lab's
     python check.py 2,3 --run optimized_speculative.py --stream  # these only; what follows --run is the script's
     python check.py 4 --run compare.py --temperature 0.8         # exercise 4 decides the sampled rows
 
-Batches and trees are decoded with the functions of exercises 14 to 16 by a command of its own:
-
-    python -m speclab.extensions.learner run 14                  # also 15 and 16; run --help says more
-
 Underneath it is pytest (tests/exercises/), in a process of its own, which is ended together with all that your code has
 started. Exit code 0 when nothing is wrong: a function that is still open is not wrong. Exit code 1 when a check fails,
 or a text is not the baseline's.
@@ -41,10 +37,6 @@ from speclab.system.terminal import say
 def main(argv: list[str] | None = None) -> int:
     """Run the checks and say what became of them, or run a script.  -> exit code"""
     words = sys.argv[1:] if argv is None else argv
-    if words[:1] == ["run"]:
-        from speclab.extensions.learner.rows_and_trees import command  # here, as below
-
-        return command.run(words[1:], PACKAGES)
     known = checklist.exercises()
     parser = parsing.make_parser(__doc__, "check.py")
     parser.add_argument(

@@ -20,8 +20,6 @@ from speclab.core.drafter import Drafter
 from speclab.core.rounds import AcceptResult, DecodeSettings, Draft, tokens_of
 from speclab.core.rules import TOKEN, Rule
 from speclab.core.sampling import Sampling
-from speclab.drafts.block import BlockDrafter
-from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength
 from speclab.extensions.learner.adapters import (
@@ -34,7 +32,6 @@ from speclab.extensions.learner.adapters import (
     whole_loop,
 )
 from speclab.extensions.learner.ask import ask, each, finite, seconds, whole
-from speclab.extensions.learner.heads import LearnerBlock, LearnerFeature
 from speclab.lab.instruments import Loop, LoopFunctions
 from speclab.models.cached import tokens_to_keep
 from speclab.models.prompts import Prompt
@@ -55,15 +52,12 @@ ROLES = {
     8: "the whole loop",
     9: "when a draft stops",
     10: "verification when sampling, all drafts together",
-    11: "what a feature draft reads",
-    12: "the walk along a block",
 }
 # The field of LoopFunctions that an exercise changes, beside those that `adapt` changes; 10 is another rule.
 FIELDS = {1: "shapes", 2: "accept", 3: "keeps", 4: "accept", 8: "decode", 10: "rule"}
 WHOLE_LOOP = 8  # takes the place of all others
 BLOCK_RULE = 10  # takes the place of exercise 4
 BY_NUMBER = {WHOLE_LOOP, BLOCK_RULE}  # only where they are asked for
-OWN_RUNS = (14, 15, 16)  # they decode batches and trees: rows_and_trees/command.py
 # What a run says of BLOCK_RULE; a learner's function judges.
 TOGETHER = Rule("block", accept_from_logits, "drafted tokens are judged together (block verification)")
 
@@ -119,8 +113,8 @@ def keep_tokens(modules: Modules, n_cached: int, n_committed: int) -> int:
 
 
 def adapt(modules: Modules, drafter: Drafter, longest: int | None = None) -> Drafter:
-    """The drafter of one decoding: exercise 7 in place of the n-grams, exercise 3 feeding a model, exercises 11 and
-    12 in drafts with a head, exercise 9 where a draft chooses its length, exercise 6 around any of them where
+    """The drafter of one decoding: exercise 7 in place of the n-grams, exercise 3 feeding a model,
+    exercise 9 where a draft chooses its length, exercise 6 around any of them where
     `longest` says up to which it may choose. What IN_ITS_PLACE does not name is an instrument, and stays the lab's.
 
     UsageProblem for a draft that runs a part of the target, with a loop of the learner's own, whose passes are whole.
@@ -144,22 +138,13 @@ def _model(modules: Modules, drafter: ModelDrafter) -> Drafter:
     return LearnerCatchUp(drafter, functools.partial(keep_tokens, modules), modules[3].catch_up)
 
 
-def _feature(modules: Modules, drafter: FeatureDrafter) -> Drafter:
-    return LearnerFeature(drafter, modules[11].new_pairs, modules[11].draft_chain) if 11 in modules else drafter
-
-
-def _block(modules: Modules, drafter: BlockDrafter) -> Drafter:
-    return LearnerBlock(drafter, modules[12].walk) if 12 in modules else drafter
-
-
 def _hybrid(modules: Modules, drafter: HybridDrafter) -> Drafter:
     drafter.drafter = adapt(modules, drafter.drafter)
     return drafter
 
 
 def _auto(modules: Modules, drafter: AutoLength) -> Drafter:
-    # A head is asked after each token whether it goes on; exercise 11 has a fixed length.
-    drafter.drafter = adapt({n: module for n, module in modules.items() if n != 11}, drafter.drafter)
+    drafter.drafter = adapt(modules, drafter.drafter)
     goes_on = 9 in modules and drafter.drafter.asks_to_go_on
     return LearnerStop(drafter, modules[9].keep_drafting) if goes_on else drafter
 
@@ -168,8 +153,6 @@ def _auto(modules: Modules, drafter: AutoLength) -> Drafter:
 IN_ITS_PLACE: dict[type[Drafter], Callable[[Modules, Any], Drafter]] = {
     NgramDrafter: _lookup,
     ModelDrafter: _model,
-    FeatureDrafter: _feature,
-    BlockDrafter: _block,
     HybridDrafter: _hybrid,
     AutoLength: _auto,
 }

@@ -11,7 +11,7 @@ from speclab.drafts import kind_table
 from speclab.extensions.learner import runner
 from speclab.extensions.learner.ask import ask
 from speclab.extensions.learner.checklist import Exercise, check_command, exercises, report
-from speclab.extensions.learner.functions import BLOCK_RULE, BY_NUMBER, OWN_RUNS, ROLES, WHOLE_LOOP, Modules
+from speclab.extensions.learner.functions import BLOCK_RULE, BY_NUMBER, ROLES, WHOLE_LOOP, Modules
 from speclab.system.errors import Problem, UsageProblem
 from speclab.system.terminal import note
 
@@ -25,7 +25,6 @@ def of_decoding(temperature: float, draft: str, auto: bool = False) -> set[int]:
         | ({6} if not auto else {9} if steps else set())
         | of_temperature(temperature)
         | ({7} if draft == "ngram" else set())
-        | of_heads([draft], auto)
     )
 
 
@@ -33,13 +32,7 @@ def of_comparison(temperatures: Iterable[float], drafts: Iterable[str]) -> set[i
     """What a comparison can use. Each of its rows has a fixed k; exercise 6 is asked afterwards for the best one."""
     rules = set().union(*map(of_temperature, temperatures))
     drafts = set(drafts)
-    return {3, 5, 6} | rules | ({7} if "ngram" in drafts else set()) | of_heads(drafts)
-
-
-def of_heads(drafts: Iterable[str], auto: bool = False) -> set[int]:
-    """Exercises about drafts with a head. Under -k auto a feature draft is asked after each token, by the lab's own."""
-    kinds = {kind.name for draft in drafts if (kind := kind_table.kind_of(draft))}
-    return ({11} if "feature" in kinds and not auto else set()) | ({12} if "block" in kinds else set())
+    return {3, 5, 6} | rules | ({7} if "ngram" in drafts else set())
 
 
 def of_temperature(temperature: float) -> set[int]:
@@ -62,14 +55,9 @@ def load(package: str, numbers: list[int], usable: set[int]) -> Chosen:
     """
     known = {exercise.number: exercise for exercise in exercises()}
     for number in numbers:
-        if number in OWN_RUNS:
-            raise UsageProblem(
-                f"exercise {number} decodes by a command of its own; type: "
-                f"python -m speclab.extensions.learner run {number}"
-            )
         if number not in ROLES:
             raise UsageProblem(
-                f"exercise {number} has no part in a run: the cost of a batch, servers and curves are the lab's own; "
+                f"exercise {number} has no part in a run: batches, trees, heads, servers and curves are the lab's own; "
                 f"leave it out, or try it: {check_command(str(number))}"
             )
         if number not in usable:

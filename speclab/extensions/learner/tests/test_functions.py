@@ -2,7 +2,6 @@
 silence."""
 
 import argparse
-import copy
 import importlib
 import json
 import re
@@ -18,7 +17,6 @@ import torch
 
 import check
 import compare
-import speclab
 from draft_models import ModelDrafter, NgramDrafter
 from exercises import guard
 from exercises.guard import has_alarm
@@ -26,16 +24,10 @@ from optimized_speculative import speculative_decode
 from speclab.core.rounds import DecodeSettings, Round
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
-from speclab.drafts.block import BlockDrafter
-from speclab.drafts.feature import FeatureDrafter
-from speclab.drafts.hybrid import HybridDrafter
-from speclab.drafts.lengths import AutoLength
-from speclab.drafts.oracle import FreeOracleDrafter
 from speclab.extensions.learner import checklist, functions, loading, predictions, runner
 from speclab.extensions.learner.adapters import CheckedDrafter, accept_sampled
 from speclab.extensions.learner.ask import ask, finite, whole
 from speclab.extensions.learner.functions import Modules, learner_functions
-from speclab.extensions.learner.heads import LearnerBlock, LearnerFeature
 from speclab.lab.instruments import LoopFunctions
 from speclab.models import prompts
 from speclab.models.cached import CachedModel
@@ -45,8 +37,6 @@ from speclab.records.runs import ComparisonRun
 from speclab.system import extensions, paths
 from speclab.system.errors import Problem, UsageProblem
 from speclab.theory.costs import Costs
-from tests.heads import N_NEW, tiny_block_head, trained, trained_block
-from tests.heads import prompts as some_prompts
 from tests.tiny_models import VOCAB, perturbed, tiny
 
 STEMS = {exercise.number: exercise.stem for exercise in checklist.exercises()}
@@ -92,21 +82,9 @@ def rounds(
     return list(learner.rounds(pair[0], learner.adapt(drafter, longest), prompt, k, settings))
 
 
-def with_head(model, drafter, learner: LoopFunctions, prompt, sampling: Sampling, k: int) -> list[Round]:
-    """The same with a draft that has a head."""
-    target = CachedModel(model)
-    target.hidden_layers = drafter.head.config.layers
-    settings = DecodeSettings(N_NEW, sampling, seed=5)
-    return list(learner.rounds(target, learner.adapt(copy.deepcopy(drafter), None), prompt, k, settings))
-
-
 def words(found: list[Round]) -> list[int]:
     """The text that rounds have written."""
     return [token for round_ in found for token in round_.tokens]
-
-
-def n_accepted(found: list[Round]) -> int:
-    return sum(round_.n_accepted for round_ in found)
 
 
 # --- right answers ----------------------------------------------------------------------------------------------------
@@ -154,106 +132,6 @@ def test_exercise_six_chooses_every_length(pair):
     assert seen == [(k, r.n_drafted, r.n_accepted, 6) for (k, *_), r in zip(seen, found[1:], strict=True)]
     assert [k for k, *_ in seen[:4]] == [4, 2, 5, 2]
     assert all(r.n_drafted == 4 for r in rounds(pair, learner, GREEDY)[1:4]), "where nobody names a longest it is off"
-
-
-def beside_its_own_token(text, n_read, states):
-    return states[: len(text) - 1 - n_read], text[n_read:-1]
-
-
-def without_bias(logits, bias, last, probs, draw):
-    rows = [probs(slot) for slot in logits]
-    return [draw(row) for row in rows], rows
-
-
-HEADS = {
-    11: (lambda: trained(), FeatureDrafter, {"new_pairs": beside_its_own_token}),
-    12: (lambda: trained_block(markov_rank=8), BlockDrafter, {"walk": without_bias}),
-}
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.7, top_k=9)], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("number", HEADS)
-def test_a_head_drafts_as_the_labs_does(number, sampling):
-    """Round for round, with a head that is often right; a mistake changes the counts and never a greedy text."""
-    make, kind, mistake = HEADS[number]
-    model, head, texts = make()
-    given = model, kind(head)
-    for k in (0, 1, 3):
-        expected = with_head(*given, LAB, texts[:1, :9], sampling, k)
-        assert (n_accepted(expected) > 0) == (k > 0)
-        assert with_head(*given, solutions(number), texts[:1, :9], sampling, k) == expected
-    if sampling.greedy:
-        mistaken = with_head(*given, with_function(number, **mistake), texts[:1, :9], sampling, 3)
-        assert words(mistaken) == words(expected)
-        assert n_accepted(mistaken) < n_accepted(with_head(*given, LAB, texts[:1, :9], sampling, 3))
-
-
-@pytest.mark.parametrize("options", [{}, {"markov_rank": 8, "draft_vocab": 12}])
-def test_exercise_twelve_walks_along_any_block(options):
-    """Without a Markov head, and with ids of the head's own."""
-    model = tiny("llama")
-    head = tiny_block_head(model, **options)
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randperm(VOCAB, generator=generator)[:12].sort().values if "draft_vocab" in options else None
-    lab, own = (
-        with_head(model, BlockDrafter(head, ids), learner, some_prompts(1), SAMPLED, 4)
-        for learner in (LAB, solutions(12))
-    )
-    assert lab == own
-
-
-def test_exercise_eleven_waits_while_nothing_is_drafted():
-    """What rounds without a draft leave is read in the next one that has a draft, in a hybrid for example."""
-    model, head, texts = trained()
-    target = CachedModel(model)
-    target.hidden_layers = head.config.layers
-    drafted = []
-    for learner in (LAB, solutions(11)):
-        drafter = learner.adapt(FeatureDrafter(head), None)
-        target.prefill(texts[:1, :9])
-        drafter.prefill(target, texts[:1, :9], GREEDY)
-        drafter.observe(0, texts[0, 9:10].tolist())
-        for i in range(9, 12):
-            assert drafter.propose(0, torch.zeros(1, 0)).tokens.shape == (1, 0)
-            target.forward(texts[:1, i : i + 1])
-            drafter.observe(0, texts[0, i + 1 : i + 2].tolist())
-        drafted.append(drafter.propose(3, torch.zeros(1, 3)).tokens.tolist())
-    assert drafted[0] == drafted[1]
-    assert drafted[0][0][0] == texts[0, 13]
-
-
-def test_which_drafts_are_the_learners(pair):
-    """Under -k auto a feature draft stays the lab's; inside a hybrid it is the learner's; an instrument never is."""
-    _, head, _ = trained()
-    _, block, _ = trained_block(markov_rank=8)
-    auto, hybrid = AutoLength(FeatureDrafter(head)), HybridDrafter(NgramDrafter(), FeatureDrafter(head))
-    assert type(solutions(11).adapt(auto, None).drafter) is FeatureDrafter
-    assert type(solutions(11).adapt(hybrid, None).drafter) is LearnerFeature
-    assert type(solutions(12).adapt(AutoLength(BlockDrafter(block)), None).drafter) is LearnerBlock
-    oracle, plain = FreeOracleDrafter(0.5), ModelDrafter(pair[1])
-    assert solutions(3).adapt(oracle, None) is oracle
-    assert LAB.adapt(plain, 4) is plain
-    assert LAB.head() == []
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("draft", "number"), [("feature", 11), ("block", 12)])
-def test_what_a_chapter_says_of_the_labs_head(draft, number):
-    """About 3 tokens of a round at k = 4, and less than 1.5 or 2 with the mistake, on two texts."""
-    lab = speclab.load(draft=draft, engine="eager", threads=1)
-    beginnings = ["def read_config(path):\n", "class Stack:\n    def push(self"]
-    texts, sizes = [], []
-    for learner in (LAB, with_function(number, **HEADS[number][2])):
-        found = []
-        for text in beginnings:
-            ids = torch.tensor([lab.setup.tokenizer(text).input_ids])
-            drafter = learner.adapt(copy.deepcopy(lab.drafter), None)
-            found += list(learner.rounds(lab.setup.target, drafter, ids, 4, DecodeSettings(64)))
-        texts.append(words(found))
-        sizes.append(len(beginnings) * 63 / sum(not r.prefill for r in found))
-    assert texts[0] == texts[1]
-    assert round(sizes[0]) == 3
-    assert sizes[1] < (1.5 if number == 11 else 2)
 
 
 # --- answers of another kind ------------------------------------------------------------------------------------------
@@ -341,40 +219,6 @@ def test_an_impossible_answer_is_one_line(pair, learner, sampling, named):
     assert caught.value.exit_code == 1
     for word in [*named, "on real data; its arguments were "]:
         assert word in str(caught.value)
-
-
-def walk_with(row=lambda row: row, token=lambda token: token, asked=lambda before: before):
-    """A walk in which something is another."""
-
-    def walk(logits, bias, last, probs, draw):
-        rows = [probs(slot + bias(asked(last))) for slot in logits]
-        return [token(draw(one)) for one in rows], [row(one) for one in rows]
-
-    return walk
-
-
-@pytest.mark.parametrize(
-    ("number", "wrong", "named"),
-    [
-        (11, {"new_pairs": lambda text, n_read, states: (states, text)}, "as many ids"),
-        (11, {"new_pairs": lambda text, n_read, states: (states[:1], [VOCAB])}, f"{VOCAB}, not a whole number"),
-        (11, {"draft_chain": lambda *_: [0] * 4}, "[0, 0, 0, 0], not the 4 ids that were drawn"),
-        (11, {"draft_chain": lambda forward, *_: forward(*_[1:3], 10**9)}, "raised ValueError: forward was"),
-        (11, {"draft_chain": lambda _, draw, states, *__: [draw(states[-1:]) for _ in range(9)]}, "more than k = 4"),
-        (12, {"walk": walk_with(token=lambda token: token + 1)}, "not the 4 ids that were drawn"),
-        (12, {"walk": walk_with(row=lambda row: row[:-1])}, f"not 4 rows of shape ({VOCAB},)"),
-        (12, {"walk": walk_with(row=lambda row: row * float("nan"))}, "rows that are not finite"),
-        (12, {"walk": walk_with(asked=lambda before: VOCAB)}, f"bias was called with {VOCAB}, which is no id"),
-        (12, {"walk": lambda logits, _, __, probs, draw: [draw(probs(logits[0])) for _ in range(5)]}, "more than k = "),
-    ],
-)
-def test_what_no_head_can_use_is_one_line(number, wrong, named):
-    make, kind, _ = HEADS[number]
-    model, head, texts = make()
-    with pytest.raises(Problem) as caught:
-        with_head(model, kind(head), with_function(number, **wrong), texts[:1, :9], SAMPLED, 4)
-    assert f"exercise {number}: " in str(caught.value)
-    assert named in str(caught.value)
 
 
 class Wild:
@@ -531,13 +375,11 @@ def test_every_script_asks_for_what_it_can_use(monkeypatch, tmp_path):
     """The rule of a run: greedy or sampled, n-grams or not."""
     assert loading.of_decoding(0.0, "model") == {2, 3, 6, 8}
     assert loading.of_decoding(0.7, "ngram") == {3, 4, 6, 7, 8, 10}
-    assert loading.of_decoding(0.0, "feature") == {2, 3, 6, 8, 11}
     assert loading.of_decoding(0.0, "feature", auto=True) == {2, 3, 8, 9}
-    assert loading.of_decoding(0.0, "block:elsewhere", auto=True) == {2, 3, 8, 12}
+    assert loading.of_decoding(0.0, "block:elsewhere", auto=True) == {2, 3, 8}
     for folder in ("blocky/model", "dialogue/model", "./ngram"):  # a model, whatever its name begins with
         assert loading.of_decoding(0.0, folder, auto=True) == loading.of_decoding(0.0, "model", auto=True)
     assert loading.of_comparison([0.0, 0.8], ["model", "ngram"]) == {2, 3, 4, 5, 6, 7, 10}
-    assert loading.of_comparison([0.0], ["feature", "block"]) == {2, 3, 5, 6, 11, 12}
     calls = []
 
     def load(package, numbers, usable):
