@@ -36,7 +36,6 @@ from speclab.system.terminal import say
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     """Run the checks and say what became of them, or run a script.  -> exit code"""
-    words = sys.argv[1:] if argv is None else argv
     known = checklist.exercises()
     parser = parsing.make_parser(__doc__, "check.py")
     parser.add_argument(
@@ -50,13 +49,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--run", nargs=argparse.REMAINDER, metavar="SCRIPT", help="a script of the lab, then the script's own flags"
     )
-    args = parser.parse_args(words)
+    args = parser.parse_args(argv)
     numbers: list[int] = sorted({number for some in args.exercises for number in some})
-    if len(numbers) != 1 and (flag := parsing.first_given(args, "hint", "traceback")):
+    flag = parsing.first_given(args, "hint", "traceback")
+    if flag and len(numbers) != 1:
         raise UsageProblem(f"{flag} needs one exercise; type: {checklist.check_command('3', flag)}")
+    if flag and args.run is not None:
+        raise UsageProblem(f"--run starts a script, and {flag} is about a check; leave one of the two out")
     if args.run is not None:
-        if flag := parsing.first_given(args, "hint", "traceback"):
-            raise UsageProblem(f"--run starts a script, and {flag} is about a check; leave one of the two out")
         from speclab.extensions.learner import run  # here: it loads torch, and the checks answer at once
 
         return run.run(args.impl, numbers, args.run)

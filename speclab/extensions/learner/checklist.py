@@ -42,10 +42,8 @@ class Check:
 
         It does where it uses these and further ones, and where it tries the same ones all together.
         """
-        if not other.reach or (other.is_whole and not self.is_whole):
-            return False
         mine, its = set(self.reach), set(other.reach)
-        return its < mine or (its == mine and self.is_whole)
+        return bool(its) and its <= mine and (self.is_whole or (its < mine and not other.is_whole))
 
 
 @dataclass
@@ -55,49 +53,31 @@ class Exercise:
     chapter: Path  # docs/chapters/03-rollback.md
     checks: list[Check] = field(default_factory=list)
 
-    @property
-    def number(self) -> int:
-        """The chapter's."""
-        return int(self.chapter.stem[:2])
-
-    @property
-    def stem(self) -> str:
-        """Of its files: ex03_rollback."""
-        return f"ex{self.chapter.stem.replace('-', '_')}"
-
-    @property
-    def title(self) -> str:
-        """The chapter's."""
-        return self.chapter.read_text("utf-8").partition("\n")[0].partition(". ")[2]
+    def __post_init__(self):
+        self.number = int(self.chapter.stem[:2])
+        self.title = self.chapter.read_text("utf-8").partition("\n")[0].partition(". ")[2]
+        self.stem = f"ex{self.chapter.stem.replace('-', '_')}"
+        self.test_file = paths.ROOT / "tests" / "exercises" / f"test_{self.stem}.py"
 
     def path(self, package: str) -> Path:
         """Its file in exercises/ or solutions/."""
         return paths.ROOT / package / f"{self.stem}.py"
 
     @property
-    def test_file(self) -> Path:
-        """Its checks."""
-        return paths.ROOT / "tests" / "exercises" / f"test_{self.stem}.py"
-
-    def with_outcome(self, outcome: str) -> list[Check]:
-        """The checks that have passed, failed, ..."""
-        return [check for check in self.checks if check.outcome == outcome]
-
-    @property
     def failed(self) -> list[Check]:
         """The checks that have failed."""
-        return self.with_outcome("failed")
+        return [check for check in self.checks if check.outcome == "failed"]
 
     @property
     def open_functions(self) -> list[str]:
         """The functions that still raise Todo, in the order of the checks; of a method, `Class.method`."""
-        names = [check.message.rpartition(": ")[2] for check in self.with_outcome("todo")]
+        names = [check.message.rpartition(": ")[2] for check in self.checks if check.outcome == "todo"]
         return [name for name in dict.fromkeys(names) if name.replace(".", "").isidentifier()]
 
     @property
     def status(self) -> str:
         """todo: nothing begun. done: every check passes. Else how many of them pass."""
-        n_passed = len(self.with_outcome("passed"))
+        n_passed = sum(check.outcome == "passed" for check in self.checks)
         if n_passed == len(self.checks) > 0:
             return "done"
         return f"{n_passed} of {len(self.checks)}" if n_passed or self.failed else "todo"
@@ -108,10 +88,10 @@ def exercises() -> list[Exercise]:
     if not paths.IS_CLONE:
         raise EnvironmentProblem("the exercises belong to a clone of the lab; clone it and type the command there")
     folder = paths.ROOT / "docs" / "chapters"
-    chapters = sorted(path for path in folder.glob("*.md") if re.fullmatch(r"\d\d-[\w-]+", path.stem))
-    if not chapters:
+    found = [Exercise(path) for path in sorted(folder.glob("*.md")) if re.fullmatch(r"\d\d-[\w-]+", path.stem)]
+    if not found:
         raise EnvironmentProblem(f"there is no chapter in {shown(folder)}; type: {restore(folder)}")
-    return [one for one in map(Exercise, chapters) if one.test_file.is_file()]
+    return [one for one in found if one.test_file.is_file()]
 
 
 def restore(path: Path) -> str:
@@ -124,9 +104,6 @@ def check_command(*words: str) -> str:
     return command(paths.ROOT / "check.py", *words)
 
 
-# --- hints ------------------------------------------------------------------------------------------------------------
-
-
 def hints(exercise: Exercise) -> dict[str, list[str]]:
     """Function -> three levels, in the order of the exercise; a method goes by its own name."""
     path = paths.ROOT / "exercises" / "hints.toml"
@@ -137,37 +114,29 @@ def hints(exercise: Exercise) -> dict[str, list[str]]:
 
 
 def function_with_hints(exercise: Exercise) -> str | None:
-    """The function, or the check, whose hints help next; None where no hint is about what is unfinished.
-
-    What the first failing check uses is the likeliest place to look first.
-    """
-    known = hints(exercise)
-    if not exercise.failed:
+    """The function, or the check, whose hints help next: what the first failing check uses, or what is still open.
+    None where no hint is about what is unfinished."""
+    known, first = hints(exercise), next(iter(exercise.failed), None)
+    if first is None:
         names = [name.rpartition(".")[2] for name in exercise.open_functions]
         return next((name for name in known if name in names), next(iter(known), None))
     if any("cannot be imported" in check.message for check in exercise.failed):
         return None
-    check = exercise.failed[0]
-    return next((name for name in known if name in [*check.uses, check.function.removeprefix("test_")]), None)
+    return next((name for name in known if name in [*first.uses, first.function.removeprefix("test_")]), None)
 
 
 def hint_text(exercise: Exercise, level: int) -> str:
     """The first unfinished function's hints up to this level."""
     if exercise.status == "done":
         return f"exercise {exercise.number} is done: there is nothing to hint at"
-    again = check_command(str(exercise.number))
-    name = function_with_hints(exercise)
+    again, name = check_command(str(exercise.number)), function_with_hints(exercise)
     if name is None:
         return f"no hint is about what is wrong here; type: {again}"
-    levels = hints(exercise)[name]
     lines = [f"{name}, in {shown(exercise.path('exercises'))}", ""]
-    for n, text in enumerate(levels[:level], start=1):
+    for n, text in enumerate(hints(exercise)[name][:level], start=1):
         lines.append(textwrap.fill(text, 100, initial_indent=f"  {n}. ", subsequent_indent="     "))
-    more = f"--hint {level + 1} says more. " if level < len(levels) else ""
+    more = f"--hint {level + 1} says more. " if level < 3 else ""
     return "\n".join([*lines, "", f"{more}next: {again}"])
-
-
-# --- results ----------------------------------------------------------------------------------------------------------
 
 
 def summary(chosen: list[Exercise]) -> str:
@@ -187,15 +156,14 @@ def report(exercise: Exercise, traceback: bool = False) -> str:
     indent = " " * 9
     causes: list[Check] = []
     for check in exercise.checks:
-        remark = check.message
-        if check.outcome == "failed":
-            remark = ""
-            if any(check.message == cause.message for cause in causes):
-                remark = "the same as above"
-            elif any(check.follows_from(cause) for cause in causes):
+        remark, is_cause = check.message, check.outcome == "failed"
+        if is_cause:
+            same = any(check.message == cause.message for cause in causes)
+            remark = "the same as above" if same else ""
+            if not same and any(check.follows_from(cause) for cause in causes):
                 remark = "follows from the above"
         lines.append(f"  {MARKS[check.outcome]:>5}  {check.name:<{width}}  {remark}".rstrip())
-        if check.outcome == "failed" and not remark:
+        if is_cause and not remark:
             lines.append(textwrap.fill(check.message, 110, initial_indent=indent, subsequent_indent=indent))
             if not causes:  # only for the first: a print in a loop would bury the others
                 lines += [indent + line for line in check.printed]
@@ -208,13 +176,16 @@ def report(exercise: Exercise, traceback: bool = False) -> str:
 def next_step(chosen: list[Exercise], package: str) -> str:
     """One line: what to type next, for the first exercise that is not done."""
     exercise = next((exercise for exercise in chosen if exercise.status != "done"), None)
+    if exercise is None and len(chosen) > 1:
+        return "all exercises are done"
     if exercise is None:
-        return _after(chosen[0]) if len(chosen) == 1 else "all exercises are done"
+        following = next((other for other in exercises() if other.number > chosen[0].number), None)
+        read = f"read {shown(following.chapter)}, or " if following else ""
+        return f"next: {read}see where you are: {check_command()}"
     number, path = str(exercise.number), exercise.path(package)
     if not exercise.failed:
-        names = exercise.open_functions
-        task = f"write {names[0]} in {shown(path)}" if names else f"work on {shown(path)}"
-        return f"next: read {shown(exercise.chapter)}, {task}, then type: {check_command(number)}"
+        task = f"write {exercise.open_functions[0]} in" if exercise.open_functions else "work on"
+        return f"next: read {shown(exercise.chapter)}, {task} {shown(path)}, then type: {check_command(number)}"
     if package == "solutions":
         return f"next, for all that pytest says: {check_command(number, '--impl', 'solutions', '--traceback')}"
     if len(chosen) > 1:
@@ -224,10 +195,3 @@ def next_step(chosen: list[Exercise], package: str) -> str:
     if function_with_hints(exercise):
         return f"next, for a hint: {check_command(number, '--hint')}"
     return f"next, for another look when you have changed it: {check_command(number)}"
-
-
-def _after(exercise: Exercise) -> str:
-    """What comes after an exercise that is done."""
-    following = next((other for other in exercises() if other.number > exercise.number), None)
-    read = f"read {shown(following.chapter)}, or " if following else ""
-    return f"next: {read}see where you are: {check_command()}"

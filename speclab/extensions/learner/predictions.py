@@ -1,49 +1,63 @@
-"""What exercises 5 and 6 say of a comparison once it is measured: a speedup for every row, and the best draft length.
-
-They are asked after the comparison has been shown and written, so that a mistake in them loses nothing.
-"""
+"""What exercises 5 and 6 say of a measured comparison: a speedup for every row, and the best draft length."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import ModuleType
+from typing import NamedTuple
 
 from speclab.extensions.learner.ask import ask, finite, whole
 from speclab.lab.harness import Measurement
 from speclab.present import explanations, tables
-from speclab.present.tables import Cell, Table, cells, column, number, prediction, speedup, speedup_of
+from speclab.present.tables import Cell, Table, cells, column, number, prediction, speedup, speedup_of, through
 from speclab.records.arms import AUTO, Arm
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
 from speclab.theory.costs import Costs
 
 
-def show(modules: dict[int, ModuleType], run: ComparisonRun, measured: Measurement, say: Callable[[str], None]) -> None:
-    """Ask those of the two exercises that take part, and show a table of each."""
-    rows = [row for row in run.rows if row.draft and row.prompt_kind == "all"]
-    if 5 in modules:
-        said = [predicted(modules[5], row, rounds_of(measured, row)) for row in rows]
-        say("\n" + tables.show([tables.Heading("What you predicted"), predictions_table(said)]))
-    if 6 in modules:
-        choices = [choice for entry in run.costs if (choice := chosen(modules[6], run, rows, entry))]
-        say("\n" + tables.show([tables.Heading("The draft lengths that you would take"), choices_table(choices)]))
-
-
-def rounds_of(measured: Measurement, row: Row) -> list[tuple[int, int]]:
-    """(drafted, accepted) of every round of a row."""
-    arm = Arm(row.method, row.draft or "", row.draft_length)
-    return [made[:2] for s in measured.of(arm, row.temperature) for text in s.rounds for made in text]
-
-
-# --- exercise 5 -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Predicted:
+class Predicted(NamedTuple):
     """A row, and what exercise 5's functions say of it: None where nothing was tested or nothing calibrated."""
 
     row: Row
     alpha: float | None
     speedup: float | None
+
+
+class Choice(NamedTuple):
+    """The best measured row of a draft, and the length that exercise 6 chooses from that row's alpha and its costs."""
+
+    best: Row
+    length: int
+    measured: float | None  # the speedup of that length; None where no row has it
+
+
+def show(modules: dict[int, ModuleType], run: ComparisonRun, measured: Measurement, say: Callable[[str], None]) -> None:
+    """Ask those of the two exercises that take part, and show a table of each."""
+    rows = [row for row in run.rows if row.draft and row.prompt_kind == "all"]
+    if 5 in modules:
+        said = []
+        for row in rows:
+            made = measured.of(Arm(row.method, row.draft or "", row.draft_length), row.temperature)
+            said.append(predicted(modules[5], row, [pair[:2] for s in made for text in s.rounds for pair in text]))
+        measurements = {"measured": speedup_of, "book(α)": column("book_formula"), "accounting": column("accounting")}
+        columns: dict[str, Cell] = {
+            **through(lambda one: one.row, cells("draft", "k", "T")),
+            "your α": lambda one: number(one.alpha),
+            "yours": lambda one: prediction(lambda row: one.speedup)(one.row),
+            **through(lambda one: one.row, measurements),
+        }
+        say("\n" + tables.show([tables.Heading("What you predicted"), Table(said, columns)]))
+    if 6 in modules:
+        choices = [choice for entry in run.costs if (choice := chosen(modules[6], run, rows, entry))]
+        columns = {
+            "draft": lambda one: one.best.method,
+            "T": lambda one: f"{one.best.temperature:g}",
+            "α": lambda one: number(one.best.acceptance_rate),
+            "your k": lambda one: str(one.length),
+            "measured": lambda one: speedup(one.measured),
+            "best k": lambda one: str(one.best.draft_length),
+            "its speedup": lambda one: speedup(one.best.speedup),
+        }
+        say("\n" + tables.show([tables.Heading("The draft lengths that you would take"), Table(choices, columns)]))
 
 
 def predicted(learner: ModuleType, row: Row, rounds: list[tuple[int, int]]) -> Predicted:
@@ -55,31 +69,6 @@ def predicted(learner: ModuleType, row: Row, rounds: list[tuple[int, int]]) -> P
     if alpha is not None and None not in costs:
         speedup = ask(5, learner.predicted_speedup, alpha, k, *costs, check=finite)
     return Predicted(row, alpha, speedup)
-
-
-def predictions_table(said: list[Predicted]) -> Table:
-    """Your predictions beside the measurement and the lab's own predictions."""
-    of_row = {id(one.row): one for one in said}
-    columns: dict[str, Cell] = {
-        "your α": lambda row: number(of_row[id(row)].alpha),
-        "measured": speedup_of,
-        "yours": prediction(lambda row: of_row[id(row)].speedup),
-        "book(α)": column("book_formula"),
-        "accounting": column("accounting"),
-    }
-    return Table([one.row for one in said], cells("draft", "k", "T") | columns)
-
-
-# --- exercise 6 -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The best measured row of a draft, and the length that exercise 6 chooses from that row's alpha and its costs."""
-
-    best: Row
-    length: int
-    measured: float | None  # the speedup of that length; None where no row has it
 
 
 def chosen(learner: ModuleType, run: ComparisonRun, rows: list[Row], entry: dict) -> Choice | None:
@@ -100,17 +89,3 @@ def chosen(learner: ModuleType, run: ComparisonRun, rows: list[Row], entry: dict
     )
     length = ask(6, learner.best_draft_length, best.acceptance_rate, *prices, longest, check=whole(0, longest))
     return Choice(best, length, next((row.speedup for row in fixed if row.draft_length == length), None))
-
-
-def choices_table(choices: list[Choice]) -> Table:
-    """Your lengths beside the best ones that were measured."""
-    columns: dict[str, Cell] = {
-        "draft": lambda one: one.best.method,
-        "T": lambda one: f"{one.best.temperature:g}",
-        "α": lambda one: number(one.best.acceptance_rate),
-        "your k": lambda one: str(one.length),
-        "measured": lambda one: speedup(one.measured),
-        "best k": lambda one: str(one.best.draft_length),
-        "its speedup": lambda one: speedup(one.best.speedup),
-    }
-    return Table(choices, columns)

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +26,8 @@ from speclab.system.terminal import note
 SILENCE = 45  # seconds without the end of a check, after which the process is ended
 STACK = 30  # seconds after which pytest logs where a check is; pytest-timeout has stopped before what it can stop
 WORST_FIRST = ("none", "failed", "todo", "passed")
+# Only the lab's own settings: no plugins and no options of whoever runs this.
+SETTINGS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 class Run(NamedTuple):
@@ -50,7 +51,6 @@ def run_checks(package: str, chosen: list[Exercise]) -> None:
 
 
 def _fill_in(package: str, chosen: list[Exercise]) -> None:
-    """One process for the checks of these exercises; a check that has no outcome has failed."""
     # At once: pytest, and the torch of some exercises, take seconds to load.
     what = package.removesuffix("s") if len(chosen) == 1 else package
     note(f"running the checks of {what} {', '.join(str(exercise.number) for exercise in chosen)} ...")
@@ -58,21 +58,31 @@ def _fill_in(package: str, chosen: list[Exercise]) -> None:
     if not run.outcomes:
         raise EnvironmentProblem(_why_nothing_ran(run.log))
     for exercise in chosen:
-        exercise.checks = checks_of(run, exercise.test_file.name)
+        lines = [line for line in run.outcomes if line["file"] == exercise.test_file.name]
+        cases = {line["case"]: Check(**line["check"]) for line in lines}  # what the last line of a case says
+        worst: dict[str, Check] = {}
+        for check in cases.values():
+            others = (worst.get(check.function, check), check)
+            worst[check.function] = min(others, key=lambda one: WORST_FIRST.index(one.outcome))
+            if worst[check.function].outcome == "none":
+                check.outcome, check.message = "failed", _why_it_ended(run)
+        exercise.checks = list(worst.values())
 
 
 def _pytest(package: str, files: list[Path]) -> Run:
     """Run these test files in a process; whatever it has started is ended with it, also where this process stops."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         outcomes, log = Path(folder) / "outcomes", Path(folder) / "log"
-        # Only the lab's own settings: no plugins and no options of whoever runs this.
-        settings = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTHONDONTWRITEBYTECODE": "1"}
+        words = ["-p", "no:cacheprovider", "-c", str(paths.ROOT / "pyproject.toml")]
+        words += ["--confcutdir", str(paths.ROOT / "tests" / "exercises")]
+        words += ["-p", "pytest_timeout", "-o", f"faulthandler_timeout={STACK}"]
+        words += ["--impl", package, "--outcomes", str(outcomes), *map(str, files)]
         outcomes.touch()
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "pytest", *pytest_words(package, outcomes, files)],
+                [sys.executable, "-m", "pytest", *words],
                 cwd=paths.ROOT,
-                env={**os.environ, **settings},
+                env={**os.environ, **SETTINGS},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -82,20 +92,7 @@ def _pytest(package: str, files: list[Path]) -> Run:
                 code = _wait(process, outcomes)
             finally:
                 _end(process)
-        return read_run(code, log, outcomes)
-
-
-def pytest_words(package: str, outcomes: Path, files: list[Path]) -> list[str]:
-    """What pytest is called with to run the checks in these files and to write their outcomes."""
-    words = ["-p", "no:cacheprovider", "-c", str(paths.ROOT / "pyproject.toml")]
-    words += ["--confcutdir", str(paths.ROOT / "tests" / "exercises")]
-    words += ["-p", "pytest_timeout", "-o", f"faulthandler_timeout={STACK}"]
-    return [*words, "--impl", package, "--outcomes", str(outcomes), *map(str, files)]
-
-
-def read_run(exit_code: int | None, log: Path, outcomes: Path) -> Run:
-    """What a process that has ended has left in its two files."""
-    return Run(exit_code, log.read_text("utf-8", errors="replace"), list(_parsed(outcomes.read_bytes())))
+        return Run(code, log.read_text("utf-8", errors="replace"), _parsed(outcomes.read_bytes()))
 
 
 def _wait(process: subprocess.Popen, outcomes: Path) -> int | None:
@@ -117,25 +114,13 @@ def _end(process: subprocess.Popen) -> None:
     process.wait()
 
 
-def _parsed(outcomes: bytes) -> Iterator[dict]:
+def _parsed(outcomes: bytes) -> list[dict]:
     """The lines of a report; the last one may be torn where the process was ended."""
+    found = []
     for line in outcomes.splitlines():
         with contextlib.suppress(ValueError):
-            yield json.loads(line)
-
-
-def checks_of(run: Run, test_file: str) -> list[Check]:
-    """The checks of a file, each as good as its worst case; a case without an outcome has failed."""
-    lines = [line for line in run.outcomes if line["file"] == test_file]
-    cases = {line["case"]: Check(**line["check"]) for line in lines}  # what the last line of a case says
-    worst: dict[str, Check] = {}
-    for check in cases.values():
-        other = worst.get(check.function, check)
-        worst[check.function] = min(other, check, key=lambda check: WORST_FIRST.index(check.outcome))
-    for check in worst.values():
-        if check.outcome == "none":
-            check.outcome, check.message = "failed", _why_it_ended(run)
-    return list(worst.values())
+            found.append(json.loads(line))
+    return found
 
 
 def _why_it_ended(run: Run) -> str:
@@ -157,8 +142,7 @@ def _why_nothing_ran(log: str) -> str:
     lines = [line for line in log.splitlines() if line.strip()] or ["pytest said nothing"]
     errors = [line for line in lines if line.startswith("E  ")] or lines
     error = errors[-1].removeprefix("E  ").strip()[:300]
-    files = re.findall(r"^_* ?ERROR collecting (\S+)", log, re.MULTILINE)
     module = re.search(r"No module named '?(\w+)", error)
-    own = module and [path for path in (paths.ROOT / module[1], paths.ROOT / f"{module[1]}.py") if path.exists()]
-    advice = restore(paths.ROOT / "tests") if own or not module else install_advice()
-    return f"the checks cannot be run ({', '.join(files) or 'pytest stopped'}): {error}; type: {advice}"
+    is_own = module and any((paths.ROOT / name).exists() for name in (module[1], f"{module[1]}.py"))
+    advice = install_advice() if module and not is_own else restore(paths.ROOT / "tests")
+    return f"the checks cannot be run (pytest stopped): {error}; type: {advice}"

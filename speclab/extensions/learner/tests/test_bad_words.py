@@ -29,7 +29,7 @@ ROWS = [
     ("--run compare.py --quick --full", ("--quick", "--full")),
     ("0 --run optimized_speculative.py", ("exercise 0", "choose from 2")),
     ("2 --run compare.py --temperature 0.8", ("exercise 2", "choose from 3")),
-    ("17 --run compare.py", ("exercise 17 has no part in a run", "check.py 17")),
+    ("17 --run compare.py", ("exercise 17 has no part in this run", "choose from 2")),
     ("2,8 --run optimized_speculative.py", ("exercise 8", "goes alone", "check.py 8")),
     ("4,10 --run compare.py", ("both the rule for sampled tokens", "leave one of them out")),
     ("2 --run optimized_speculative.py --draft tree:2x2:model", ("your code knows chains only", "leave it out")),

@@ -24,10 +24,9 @@ from optimized_speculative import speculative_decode
 from speclab.core.rounds import DecodeSettings, Round
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
-from speclab.extensions.learner import checklist, functions, loading, predictions, runner
-from speclab.extensions.learner.adapters import CheckedDrafter, accept_sampled
+from speclab.extensions.learner import checklist, functions, predictions, run, runner
 from speclab.extensions.learner.ask import ask, finite, whole
-from speclab.extensions.learner.functions import Modules, learner_functions
+from speclab.extensions.learner.functions import CheckedDrafter, Modules, accept_sampled, learner_functions
 from speclab.lab.instruments import LoopFunctions
 from speclab.models import prompts
 from speclab.models.cached import CachedModel
@@ -289,19 +288,19 @@ class Endless:
 
 @endless
 @pytest.mark.parametrize(
-    ("name", "run"),
+    ("name", "decoded"),
     [
         ("decode", lambda pair: rounds(pair, with_function(8, decode=forever_after_a_round), GREEDY)),
         ("Endless", lambda _: ask(2, Endless, check=whole(0, 9))),
     ],
     ids=["a loop", "an answer"],
 )
-def test_what_never_ends_is_stopped(pair, monkeypatch, name, run):
+def test_what_never_ends_is_stopped(pair, monkeypatch, name, decoded):
     """The alarm and its handler are as before."""
     monkeypatch.setattr(guard, "SECONDS", 0.05 if name == "decode" else 0.1)
     before = signal.getsignal(signal.SIGALRM)
     with pytest.raises(Problem, match=rf"{name} is still running after 0\.[15] s: a loop .* -- on real data"):
-        run(pair)
+        decoded(pair)
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
     assert signal.getsignal(signal.SIGALRM) is before
 
@@ -328,27 +327,27 @@ def checked(monkeypatch):
     """The checks' outcomes by exercise: "failed", "todo", "passed", or several of them."""
     outcomes: dict[int, list[str]] = {}
 
-    def run(package, chosen):
+    def fill_in(package, chosen):
         for exercise in chosen:
             found = outcomes.get(exercise.number, ["todo"])
             exercise.checks = [
                 checklist.Check(f"test_number_{i}", [], what, f"why {i}") for i, what in enumerate(found)
             ]
 
-    monkeypatch.setattr(runner, "run_checks", run)
+    monkeypatch.setattr(runner, "run_checks", fill_in)
     return outcomes
 
 
 def test_what_is_finished_is_used_and_the_rest_is_named(checked):
     checked |= {2: ["passed"], 6: ["passed", "todo"]}
-    chosen = loading.load("solutions", [], {2, 3, 6, 8})
+    chosen = run.load("solutions", [], {2, 3, 6, 8})
     assert chosen == ({2: solution(2)}, {3: "todo", 6: "1 of 2"})
     (line,) = learner_functions(speculative_decode, "solutions", *chosen).head()
     assert "from solutions/: 2 (" in line
     assert "the lab's own: 3 (" in line
     assert ": 1 of 2)" in line
     checked[1] = ["passed"]
-    (module,) = loading.load("solutions", [1], {1}).modules.values()
+    (module,) = run.load("solutions", [1], {1}).modules.values()
     learner = learner_functions(speculative_decode, "solutions", {1: module})
     assert learner.shapes(2, 4, 8, 2, 1000)["scores"] == (2, 4, 6)
 
@@ -358,14 +357,14 @@ def test_what_is_not_finished_is_refused(checked, numbers):
     if numbers == [2, 3]:
         checked[2] = ["passed"]
     with pytest.raises(UsageProblem, match=r"not finished: .*todo\)") as caught:
-        loading.load("exercises", numbers, {2, 3, 8})
+        run.load("exercises", numbers, {2, 3, 8})
     assert "3 (which tokens stay" in str(caught.value)
 
 
 def test_failing_checks_end_it_as_check_py_says_them(checked, capsys):
     checked |= {2: ["passed", "failed"], 3: ["failed", "failed"]}
     with pytest.raises(Problem, match=r"^3 checks fail, so nothing was run; type: .*check\.py 2") as caught:
-        loading.load("exercises", [], {2, 3})
+        run.load("exercises", [], {2, 3})
     assert caught.value.exit_code == 1
     err = capsys.readouterr().err
     assert [err.count(word) for word in ("Exercise 2", "Exercise 3", "FAILS", "why")] == [1, 1, 3, 4]
@@ -373,20 +372,20 @@ def test_failing_checks_end_it_as_check_py_says_them(checked, capsys):
 
 def test_every_script_asks_for_what_it_can_use(monkeypatch, tmp_path):
     """The rule of a run: greedy or sampled, n-grams or not."""
-    assert loading.of_decoding(0.0, "model") == {2, 3, 6, 8}
-    assert loading.of_decoding(0.7, "ngram") == {3, 4, 6, 7, 8, 10}
-    assert loading.of_decoding(0.0, "feature", auto=True) == {2, 3, 8, 9}
-    assert loading.of_decoding(0.0, "block:elsewhere", auto=True) == {2, 3, 8}
+    assert run.of_decoding(0.0, "model") == {2, 3, 6, 8}
+    assert run.of_decoding(0.7, "ngram") == {3, 4, 6, 7, 8, 10}
+    assert run.of_decoding(0.0, "feature", auto=True) == {2, 3, 8, 9}
+    assert run.of_decoding(0.0, "block:elsewhere", auto=True) == {2, 3, 8}
     for folder in ("blocky/model", "dialogue/model", "./ngram"):  # a model, whatever its name begins with
-        assert loading.of_decoding(0.0, folder, auto=True) == loading.of_decoding(0.0, "model", auto=True)
-    assert loading.of_comparison([0.0, 0.8], ["model", "ngram"]) == {2, 3, 4, 5, 6, 7, 10}
+        assert run.of_decoding(0.0, folder, auto=True) == run.of_decoding(0.0, "model", auto=True)
+    assert run.of_comparison([0.0, 0.8], ["model", "ngram"]) == {2, 3, 4, 5, 6, 7, 10}
     calls = []
 
     def load(package, numbers, usable):
         calls.append((package, numbers, usable))
         raise Problem("enough")
 
-    monkeypatch.setattr(loading, "load", load)
+    monkeypatch.setattr(run, "load", load)
     assert check.main(["--run", "compare.py", "--temperature", "0.8", "--draft", "ngram,model"]) == 1
     words = ["--temperature", "0.7"]
     assert check.main(["--impl", "solutions", "4", "--run", "optimized_speculative.py", *words]) == 1
@@ -400,11 +399,11 @@ def test_every_script_asks_for_what_it_can_use(monkeypatch, tmp_path):
 
 def test_two_accept_rules_do_not_go_together(monkeypatch, capsys):
     """Another exercise has no opinion of the rule, and so no complaint either."""
-    monkeypatch.setattr(loading, "load", lambda *_: loading.Chosen({10: solution(10)}, {}))
+    monkeypatch.setattr(run, "load", lambda *_: run.Chosen({10: solution(10)}, {}))
     words = ["--temperature", "0.8", "--rule", "block"]
     assert check.main(["10", "--run", "compare.py", *words]) == 2
     assert "--rule block and exercise 10 decide the same" in capsys.readouterr().err
-    monkeypatch.setattr(loading, "load", lambda *_: loading.Chosen({3: solution(3)}, {}))
+    monkeypatch.setattr(run, "load", lambda *_: run.Chosen({3: solution(3)}, {}))
     monkeypatch.setattr(compare, "main", lambda words, functions: 7)
     assert check.main(["3", "--run", "compare.py", *words]) == 7
 
@@ -414,10 +413,10 @@ def test_two_accept_rules_do_not_go_together(monkeypatch, capsys):
 
 @pytest.fixture
 def script(pair_folder, capsys, monkeypatch):
-    """A script on the tiny pair, with these modules in place of what loading.load would choose."""
+    """A script on the tiny pair, with these modules in place of what run.load would choose."""
 
     def call(name: str, modules: Modules, *words: str, package: str = "exercises"):
-        monkeypatch.setattr(loading, "load", lambda *_: loading.Chosen(modules, {}))
+        monkeypatch.setattr(run, "load", lambda *_: run.Chosen(modules, {}))
         machine = ["--target", str(pair_folder / "target"), "--threads", "1", "--engine", "eager"]
         code = check.main(["--impl", package, "--run", name, *machine, *words])
         return (code, *capsys.readouterr())
@@ -463,9 +462,7 @@ def test_a_command_of_an_extension_gets_the_functions_that_it_uses(monkeypatch):
     monkeypatch.setattr(extensions, "commands", lambda: {"looking": "looks"})
     monkeypatch.setitem(sys.modules, "speclab.extensions.looking.__main__", command)
     usable = []
-    monkeypatch.setattr(
-        loading, "load", lambda *given: usable.append(given[-1]) or loading.Chosen({1: solution(1)}, {})
-    )
+    monkeypatch.setattr(run, "load", lambda *given: usable.append(given[-1]) or run.Chosen({1: solution(1)}, {}))
     assert check.main(["1", "--run", "looking", "shapes"]) == 5
     assert check.main(["1", "--run", "looking", "accept", "keeps", "adapt"]) == 5
     assert usable == [{1}, {2, 3, 6, 7}]
@@ -618,7 +615,7 @@ def test_a_prediction_that_cannot_be_leaves_the_record(comparison, number, name,
 def test_a_comparison_takes_the_drafts_that_exercises_are_about(monkeypatch):
     """And no second size; what is typed stays."""
     seen = []
-    monkeypatch.setattr(loading, "load", lambda *_: loading.Chosen(solved(3), {}))
+    monkeypatch.setattr(run, "load", lambda *_: run.Chosen(solved(3), {}))
     monkeypatch.setattr(compare, "main", lambda words, functions: seen.append(words) or 0)
     for words in ([], ["--draft", "feature"], ["--no-padded"]):
         assert check.main(["--run", "compare.py", *words]) == 0
