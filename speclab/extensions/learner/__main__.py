@@ -27,7 +27,7 @@ import sys
 
 from exercises.guard import PACKAGES
 from speclab.cli import parsing
-from speclab.extensions.learner import checklist, runner
+from speclab.extensions.learner import checks
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.numbers import whole_number
 from speclab.system.terminal import say
@@ -36,7 +36,7 @@ from speclab.system.terminal import say
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     """Run the checks and say what became of them, or run a script.  -> exit code"""
-    known = checklist.exercises()
+    known = checks.exercises()
     parser = parsing.make_parser(__doc__, "check.py")
     parser.add_argument(
         "exercises", nargs="*", type=_numbers_among(known), metavar="N", help="exercises by number (default: all)"
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
     numbers: list[int] = sorted({number for some in args.exercises for number in some})
     flag = parsing.first_given(args, "hint", "traceback")
     if flag and len(numbers) != 1:
-        raise UsageProblem(f"{flag} needs one exercise; type: {checklist.check_command('3', flag)}")
+        raise UsageProblem(f"{flag} needs one exercise; type: {checks.check_command('3', flag)}")
     if flag and args.run is not None:
         raise UsageProblem(f"--run starts a script, and {flag} is about a check; leave one of the two out")
     if args.run is not None:
@@ -61,16 +61,16 @@ def main(argv: list[str] | None = None) -> int:
 
         return run.run(args.impl, numbers, args.run)
     chosen = [exercise for exercise in known if not numbers or exercise.number in numbers]
-    runner.run_checks(args.impl, chosen)
+    checks.run_checks(args.impl, chosen)
     if args.hint:
-        say(checklist.hint_text(chosen[0], args.hint))
+        say(checks.hint_text(chosen[0], args.hint))
         return 0
-    say(checklist.report(chosen[0], args.traceback) if len(numbers) == 1 else checklist.summary(chosen))
-    say("\n" + checklist.next_step(chosen, args.impl))
+    say(checks.report(chosen[0], args.traceback) if len(numbers) == 1 else checks.summary(chosen))
+    say("\n" + checks.next_step(chosen, args.impl))
     return int(any(exercise.failed for exercise in chosen))
 
 
-def _numbers_among(known: list[checklist.Exercise]):
+def _numbers_among(known: list[checks.Exercise]):
     """An argparse type: the numbers of some exercises, in order."""
     numbers = [exercise.number for exercise in known]
 

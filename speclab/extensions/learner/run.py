@@ -15,22 +15,30 @@ is timed, and one that fails ends the run. The script's main() gets the function
 
 import argparse
 import importlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from baseline_autoregressive import autoregressive_decode
 from optimized_speculative import speculative_decode
 from speclab.cli import compare_flags, decoding, parsing
 from speclab.drafts import kind_table, registry
-from speclab.extensions.learner import predictions, runner
-from speclab.extensions.learner.ask import ask
-from speclab.extensions.learner.checklist import check_command, exercises, report
+from speclab.extensions.learner import checks
+from speclab.extensions.learner.ask import ask, finite, whole
+from speclab.extensions.learner.checks import check_command
 from speclab.extensions.learner.functions import BLOCK_RULE, ROLES, WHOLE_LOOP, Modules, learner_functions
+from speclab.lab.harness import Measurement
+from speclab.present import explanations, tables
+from speclab.present.tables import Cell, Table, cells, column, number, prediction, speedup, speedup_of, through
+from speclab.records.arms import AUTO, Arm
+from speclab.records.rows import Row
+from speclab.records.runs import ComparisonRun
 from speclab.system import extensions
 from speclab.system.errors import Problem, UsageProblem
 from speclab.system.terminal import note, say
+from speclab.theory.costs import Costs
 
 BASELINE, SPECULATIVE, COMPARISON = SCRIPTS = ("baseline_autoregressive.py", "optimized_speculative.py", "compare.py")
 ACCEPT_RULES = {2, 4, WHOLE_LOOP, BLOCK_RULE}
@@ -67,7 +75,7 @@ def run(package: str, numbers: list[int], words: list[str]) -> int:
     seen: list[tuple[Any, Any]] = []
     code = script.main([*words[1:], *further], replace(functions, look_at=lambda *pair: seen.append(pair)))
     for record, measured in seen:  # after it has been shown and written, so that a mistake loses nothing
-        predictions.show(chosen.modules, record, measured, note if args.json == parsing.DASH else say)
+        show_predictions(chosen.modules, record, measured, note if args.json == parsing.DASH else say)
     if name == SPECULATIVE and args.temperature > 0 and not code:
         print(NOT_JUDGED)
     return code
@@ -88,7 +96,7 @@ def _read(name: str, script: Any, words: list[str]) -> tuple[argparse.Namespace,
     registry.check_chains(YOURS, [registry.read(args.draft)])
     usable = of_decoding(args.temperature, args.draft, args.draft_length == parsing.AUTO)
     if name != SPECULATIVE:
-        usable = {number for number in {1} | usable if FIELDS.get(number, "adapt") in args.uses}
+        usable = {n for n in {1} | usable if FIELDS.get(n, "adapt") in args.uses}
     return args, usable
 
 
@@ -122,20 +130,19 @@ def load(package: str, numbers: list[int], usable: set[int]) -> Chosen:
     numbers: only these, all of which must be finished; none: all of them. Raises UsageProblem where one of them has no
     part in the run or none is finished, and Problem where a check of one in use fails.
     """
-    for number in numbers:
-        if number not in usable:
-            could = ", ".join(f"{n} ({ROLES[n]})" for n in sorted(usable))
-            raise UsageProblem(f"exercise {number} has no part in this run; choose from {could}")
+    if others := [n for n in numbers if n not in usable]:
+        could = ", ".join(f"{n} ({ROLES[n]})" for n in sorted(usable))
+        raise UsageProblem(f"exercise {others[0]} has no part in this run; choose from {could}")
     if WHOLE_LOOP in numbers and len(numbers) > 1:
         raise UsageProblem(f"exercise 8 is the whole loop and goes alone; type: {check_command('8', '--run', '...')}")
     if {4, BLOCK_RULE} <= set(numbers):
         raise UsageProblem(f"exercises 4 and {BLOCK_RULE} are both the rule for sampled tokens; leave one of them out")
     wanted = numbers or usable - {WHOLE_LOOP, BLOCK_RULE}  # these two only where they are asked for
-    chosen = [exercise for exercise in exercises() if exercise.number in wanted]
-    runner.run_checks(package, chosen)
+    chosen = [exercise for exercise in checks.exercises() if exercise.number in wanted]
+    checks.run_checks(package, chosen)
     failed = [exercise for exercise in chosen if exercise.failed]
     for exercise in failed:
-        note(report(exercise))
+        note(checks.report(exercise))
     if failed:
         n_failed = sum(len(exercise.failed) for exercise in failed)
         words = [str(failed[0].number), *(["--impl", package] if package != "exercises" else [])]
@@ -148,3 +155,85 @@ def load(package: str, numbers: list[int], usable: set[int]) -> Chosen:
     names = {exercise.number: f"{package}.{exercise.stem}" for exercise in chosen if exercise.status == "done"}
     # The checks have imported the file in another process. Here it may still fail, so it is asked as a function is.
     return Chosen({n: ask(n, importlib.import_module, name, lab_inside=True) for n, name in names.items()}, unfinished)
+
+
+# --- what exercises 5 and 6 say of a comparison -----------------------------------------------------------------------
+
+
+class Predicted(NamedTuple):
+    """A row, and what exercise 5's functions say of it: None where nothing was tested or nothing calibrated."""
+
+    row: Row
+    alpha: float | None
+    speedup: float | None
+
+
+class Choice(NamedTuple):
+    """The best measured row of a draft, and the length that exercise 6 chooses from that row's alpha and its costs."""
+
+    best: Row
+    length: int
+    measured: float | None  # the speedup of that length; None where no row has it
+
+
+def show_predictions(
+    modules: dict[int, ModuleType], run: ComparisonRun, measured: Measurement, say: Callable[[str], None]
+) -> None:
+    """Ask exercises 5 and 6, where they take part, about a measured comparison, and show a table of each."""
+    rows = [row for row in run.rows if row.draft and row.prompt_kind == "all"]
+    if 5 in modules:
+        said = []
+        for row in rows:
+            made = measured.of(Arm(row.method, row.draft or "", row.draft_length), row.temperature)
+            said.append(predicted(modules[5], row, [pair[:2] for s in made for text in s.rounds for pair in text]))
+        measurements = {"measured": speedup_of, "book(α)": column("book_formula"), "accounting": column("accounting")}
+        columns: dict[str, Cell] = {
+            **through(lambda one: one.row, cells("draft", "k", "T")),
+            "your α": lambda one: number(one.alpha),
+            "yours": lambda one: prediction(lambda row: one.speedup)(one.row),
+            **through(lambda one: one.row, measurements),
+        }
+        say("\n" + tables.show([tables.Heading("What you predicted"), Table(said, columns)]))
+    if 6 in modules:
+        choices = [choice for entry in run.costs if (choice := chosen(modules[6], run, rows, entry))]
+        columns = {
+            "draft": lambda one: one.best.method,
+            "T": lambda one: f"{one.best.temperature:g}",
+            "α": lambda one: number(one.best.acceptance_rate),
+            "your k": lambda one: str(one.length),
+            "measured": lambda one: speedup(one.measured),
+            "best k": lambda one: str(one.best.draft_length),
+            "its speedup": lambda one: speedup(one.best.speedup),
+        }
+        say("\n" + tables.show([tables.Heading("The draft lengths that you would take"), Table(choices, columns)]))
+
+
+def predicted(learner: ModuleType, row: Row, rounds: list[tuple[int, int]]) -> Predicted:
+    """Exercise 5 on a row of a comparison and its (drafted, accepted) rounds."""
+    alpha, speedup = None, None
+    if any(drafted for drafted, _ in rounds):
+        alpha = ask(5, learner.acceptance_rate, rounds, check=finite)
+    k, costs = row.draft_length, (row.draft_cost, row.verify_cost, row.overhead)
+    if alpha is not None and None not in costs:
+        speedup = ask(5, learner.predicted_speedup, alpha, k, *costs, check=finite)
+    return Predicted(row, alpha, speedup)
+
+
+def chosen(learner: ModuleType, run: ComparisonRun, rows: list[Row], entry: dict) -> Choice | None:
+    """Exercise 6 on one draft's calibrated costs, an entry of `run.costs`. None without a fixed length that was tested.
+
+    Costs in target steps, as in theory/formulas.py.
+    """
+    same = [r for r in rows if (r.method, r.temperature) == (entry["drafter"], entry["temperature"])]
+    fixed = [r for r in same if r.draft_length and not (r.draft or "").endswith(AUTO) and r.acceptance_rate is not None]
+    if not fixed:
+        return None
+    best, longest = max(fixed, key=lambda row: row.speedup), max(run.settings["draft_lengths"])
+    costs, context, k = Costs.from_json(entry["costs"]), explanations.usual_context(run), best.draft_length
+    prices = (
+        costs.draft_cost(k, context),
+        lambda width: costs.verify_cost(width, context),
+        costs.overhead(k, context),
+    )
+    length = ask(6, learner.best_draft_length, best.acceptance_rate, *prices, longest, check=whole(0, longest))
+    return Choice(best, length, next((row.speedup for row in fixed if row.draft_length == length), None))

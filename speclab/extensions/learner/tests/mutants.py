@@ -4,7 +4,7 @@ import operator
 from types import ModuleType
 from typing import Any
 
-from speclab.extensions.learner import functions, predictions, run
+from speclab.extensions.learner import functions, run
 from speclab.lab.instruments import Loop, LoopFunctions
 from tests.mutants.bugs import mutant
 
@@ -36,9 +36,9 @@ def runs_the_labs_own() -> None:
 @mutant(45, "predictions_and_lengths_stand_at_the_end_of_a_comparison", file="test_functions")
 def predicts_without_rejections() -> None:
     """hands exercise 5 the rounds in which every drafted token was accepted"""
-    right = predictions.predicted
+    right = run.predicted
 
-    def predicted(learner: ModuleType, row: Any, rounds: list[tuple[int, int]]) -> predictions.Predicted:
+    def predicted(learner: ModuleType, row: Any, rounds: list[tuple[int, int]]) -> run.Predicted:
         return right(learner, row, [(drafted, drafted) for drafted, _ in rounds])
 
-    predictions.predicted = predicted
+    run.predicted = predicted

@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 import check
-from speclab.extensions.learner import runner
+from speclab.extensions.learner import checks
 
 DIGITS = "9" * 5000  # Python reads no number of so many
 
@@ -40,7 +40,7 @@ ROWS = [
 
 @pytest.mark.parametrize(("words", "said"), ROWS, ids=lambda value: ascii(value)[1:50])
 def test_bad_words_are_one_line(words, said, monkeypatch, capsys):
-    monkeypatch.setattr(runner, "run_checks", lambda *_: pytest.fail("checks were run"))
+    monkeypatch.setattr(checks, "run_checks", lambda *_: pytest.fail("checks were run"))
     code = check.main(shlex.split(words))
     out, err = capsys.readouterr()
     assert (code, out) == (2, "")

@@ -15,15 +15,15 @@ import compare
 import optimized_speculative
 from exercises import simulator
 from speclab.cli import flags
-from speclab.extensions.learner import checklist, runner
+from speclab.extensions.learner import checks
 from speclab.extensions.learner.functions import ROLES
 from speclab.models.cached import CachedModel
 from speclab.system import paths
 from tests.exercises.answers import committed, with_wrong_answer
 
 ROOT = paths.ROOT
-STEMS = [exercise.stem for exercise in checklist.exercises()]
-CHAPTERS = {exercise.stem: exercise.chapter for exercise in checklist.exercises()}
+STEMS = [exercise.stem for exercise in checks.exercises()]
+CHAPTERS = {exercise.stem: exercise.chapter for exercise in checks.exercises()}
 
 
 def as_committed(path: str) -> str:
@@ -105,10 +105,10 @@ def test_exercise_and_solution_promise_the_same(stem):
 @pytest.mark.parametrize("stem", STEMS)
 def test_every_exercise_has_its_five_parts(stem):
     """Chapter, stub, solution, checks, hints of three levels for every hole."""
-    exercise = next(e for e in checklist.exercises() if e.stem == stem)
+    exercise = next(e for e in checks.exercises() if e.stem == stem)
     for path in (exercise.path("exercises"), exercise.path("solutions"), exercise.test_file):
         assert path.is_file(), path
-    known = checklist.hints(exercise)
+    known = checks.hints(exercise)
     wanted = {name.rpartition(".")[2] for name in holes(as_committed(f"exercises/{stem}.py"))}
     assert wanted <= set(known)
     for hole, levels in known.items():
@@ -168,7 +168,7 @@ def test_every_command_of_a_chapter_can_be_typed(path, monkeypatch, tmp_path):
         raise Parsed
 
     for module, name in (
-        (runner, "run_checks"),
+        (checks, "run_checks"),
         (flags, "load"),
         (flags, "setup_from"),
         (simulator, "fixed"),
