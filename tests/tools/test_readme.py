@@ -65,6 +65,8 @@ BENCHMARKS = {
 # Records of programs that only the history has: what all records have is checked, and their pages stay as they are.
 OF_THE_PAST = {f"cpu-2-cores-{name}" for name in ("compiling", "drawn", "losses", "states", "sure", "tried")}
 OF_THE_PAST |= {path.stem for path in (ROOT / "results").glob("cpu-2-cores-*wrong-servers.json")}
+OF_THE_PAST |= {path.stem for path in (ROOT / "results").glob("cpu-2-cores-sweep-*.json")} - {"cpu-2-cores-sweep-batch"}
+OF_THE_PAST |= {"cpu-2-cores-plan"}
 RECORDS = sorted((ROOT / "results").glob("cpu-2-cores*.json"))
 WITH_A_PAGE = [path for path in RECORDS if path.with_suffix(".md").exists() and path.stem not in OF_THE_PAST]
 

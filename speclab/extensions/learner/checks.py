@@ -106,10 +106,11 @@ def exercises() -> list[Exercise]:
     """All chapters that have checks, in order; a learner's own file may be missing."""
     if not paths.IS_CLONE:
         raise EnvironmentProblem("the exercises belong to a clone of the lab; clone it and type the command there")
-    folder = paths.ROOT / "docs" / "chapters"
-    found = [Exercise(path) for path in sorted(folder.glob("*.md")) if re.fullmatch(r"\d\d-[\w-]+", path.stem)]
-    if not found:
-        raise EnvironmentProblem(f"there is no chapter in {shown(folder)}; type: {restore(folder)}")
+    chapters, tests = paths.ROOT / "docs" / "chapters", paths.ROOT / "tests" / "exercises"
+    found = [Exercise(path) for path in sorted(chapters.glob("*.md")) if re.fullmatch(r"\d\d-[\w-]+", path.stem)]
+    if not found or not tests.is_dir():
+        gone = tests if found else chapters
+        raise EnvironmentProblem(f"there is no exercise in {shown(gone)}; type: {restore(gone)}")
     return [one for one in found if one.test_file.is_file()]
 
 
