@@ -20,7 +20,7 @@ import functools
 import operator
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,7 +45,7 @@ from speclab.present import tables
 from speclab.present.pictures import figures
 from speclab.present.pictures.figures import Panel, Series, column, plain, speedups
 from speclab.present.run_lines import COSTS, marked, noise_lines, provenance, remarks, rough_line
-from speclab.present.tables import CELLS, Cell, Heading, Lines, Markdown, Table, interval, number, prediction
+from speclab.present.tables import CELLS, Block, Cell, Heading, Lines, Markdown, Table, interval, number, prediction
 from speclab.records.facts import Facts, Judged
 from speclab.records.rows import Row
 from speclab.records.runs import LabRun, Noise
@@ -167,7 +167,7 @@ def _by_size(sizes: list[int], run: Callable[[int], tuple[list[Row], Measurement
         if total and stops:
             total.stop = stops[0]
             break
-        points += _points(rows, lambda row, n=n: n, operator.attrgetter("method"))
+        points += [replace(one, x=n) for one in _points(rows, lambda row: 0, operator.attrgetter("method"))]
         if total is None:
             total = measured
         else:
@@ -351,7 +351,7 @@ def table(sweep: SweepRun) -> Table:
 def text(sweep: SweepRun, picture_path: str = "") -> str:
     """Return the question, lines, of which some say whether the numbers can be trusted, and the table; as a page in
     Markdown with the picture at this path, and where it comes from."""
-    blocks = [SWEEPS[sweep.sweep].question, lines(sweep), table(sweep)]
+    blocks: list[Block] = [SWEEPS[sweep.sweep].question, lines(sweep), table(sweep)]
     if not picture_path:
         return tables.show(blocks)
     title = sweep.sweep.replace("-", " ").capitalize()
@@ -520,8 +520,14 @@ def _run(typed: argparse.Namespace, name: str) -> tuple[SweepRun, int]:
         facts: dict[str, Any] = {}
         points, measured = SWEEPS[name].points(config, facts)
         noise = noise_at(measured, config.temperatures[0])
-        more = {"correctness": measured.correctness, "noise": [noise] if noise else [], "points": points}
-        record = SweepRun(**config.head(measured), sweep=name, facts=facts, **more)
+        record = SweepRun(
+            **config.head(measured),
+            sweep=name,
+            facts=facts,
+            correctness=measured.correctness,
+            noise=[noise] if noise else [],
+            points=points,
+        )
         page = functools.partial(text, record, f"../plots/{output.name}.png")
         drawn = functools.partial(picture, record, output.plots, output.name)
         code = show(output, record, [functools.partial(text, record)], page, [drawn])

@@ -34,8 +34,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser = parsing.make_parser(__doc__ or "", f"{PROG} {name}".rstrip())
     if not name:
         about = "write an HTML page; - prints lines in the terminal (default: -)"
-        path = {"type": parsing.some_path, "default": parsing.DASH, "metavar": "FILE"}
-        parser.add_argument("file", nargs="?", help=about, **path)
+        parser.add_argument("file", nargs="?", type=parsing.some_path, default=parsing.DASH, metavar="FILE", help=about)
     flags.add_shared_flags(parser)
     group = parser.add_argument_group("draft")
     flags.add_draft_flag(group)

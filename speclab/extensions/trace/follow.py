@@ -6,8 +6,7 @@ import collections
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-
-from torch import Tensor
+from typing import Any
 
 from baseline_autoregressive import autoregressive_decode
 from optimized_speculative import speculative_decode
@@ -136,7 +135,7 @@ def in_turns(*streams: Iterator[Round]) -> list[list[tuple[Round, float]]]:
 
 def detailed(functions: LoopFunctions, *args) -> Iterator[Round]:
     """Rounds with their phases and with every number that the accept rule used; `args` as `with_phases` takes them."""
-    used: list[Tensor] = []
+    used: list[Any] = []
 
     def accept(*inputs) -> AcceptResult:
         used[:] = *inputs, functions.accept(*inputs)
