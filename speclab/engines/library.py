@@ -22,7 +22,7 @@ from speclab.system.terminal import note
 
 SOURCE = pathlib.Path(__file__).with_name("pass.c")
 # Sums keep their order, and NaN and infinity stay what they are: no flag lets the compiler assume there are none.
-FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared", "-pthread")
+FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared", "-fopenmp")
 OF_PROCESSORS = ("model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant")  # of /proc/cpuinfo
 NO_COMPILER = "there is no C compiler; install one, on Debian: apt install gcc"
 

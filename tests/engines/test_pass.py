@@ -29,12 +29,12 @@ TURNED = ("phi3, some turned", "gpt_neox")  # four of six numbers of a head
 
 
 def test_the_cases_are_what_they_are_called():
-    assert [packed(tiny(case)).packed.parts.angles[0](torch.arange(3))[0].shape for case in TURNED] == [(3, 2)] * 2
-    assert packed(tiny("smollm3")).packed.parts.layers[1].rotary is None
-    assert {layer.window for layer in packed(tiny("gemma3_text")).packed.parts.layers} == {0, WINDOW}
-    assert packed(tiny("olmo2")).packed.parts.whole_norms
+    assert [packed(tiny(case)).parts.angles[0](torch.arange(3))[0].shape for case in TURNED] == [(3, 2)] * 2
+    assert packed(tiny("smollm3")).parts.layers[1].rotary is None
+    assert {layer.window for layer in packed(tiny("gemma3_text")).parts.layers} == {0, WINDOW}
+    assert packed(tiny("olmo2")).parts.whole_norms
     for case in ("llama with biases", "qwen2", "gpt2", "gpt_neox"):
-        assert all(layer.qkv[1].abs().min() > 0 for layer in packed(tiny(case)).packed.parts.layers)
+        assert all(layer.qkv[1].abs().min() > 0 for layer in packed(tiny(case)).parts.layers)
 
 
 @pytest.mark.parametrize("case", ["llama", "mistral"])
@@ -102,10 +102,10 @@ def test_a_tree_can_grow_by_several_passes(case):
 @pytest.mark.parametrize("case", ["llama", "mistral", "gemma2", "gpt2"])
 def test_several_texts_in_one_pass_are_each_alone(case):
     """Texts of other lengths, their tokens in turns; logits are asked of some, in another order."""
-    model, packing = tiny(case), packed(tiny(case)).packed
+    model, packing = tiny(case), packed(tiny(case))
     ids, lengths, width = [text_of(model, n, seed=n) for n in (4, 63, 90)], (1, 60, 86), 3
     texts = [Text(packing) for _ in ids]
-    packing.reach(90, 90)
+    packing.reach(90)
     for i in range(max(lengths) + width):
         now = [(t, i) for t, n in enumerate(lengths) if i < n]  # every text that is not yet so long, by one token
         now += [(t, lengths[t] + j) for t in range(3) for j in range(width)] if i >= max(lengths) else []
