@@ -201,10 +201,13 @@ class CModel:
             self._numbers = torch.arange(2 * n, dtype=torch.int32)
         return self._numbers.data_ptr()
 
-    def run(self, given: Any, n_tokens: int, n_logits: int, states: dict[int, Tensor]) -> Tensor:
+    def run(
+        self, given: Any, n_tokens: int, n_logits: int, states: dict[int, Tensor], chain: "Chain | None" = None
+    ) -> Tensor:
         """Make a pass of so many tokens.  -> (1, n_logits, ids) logits
 
-        given: what pass.c needs beside them. states: of layers, (1, n_tokens, hidden) each, which are written.
+        given: what pass.c needs beside them. states: of layers, (1, n_tokens, hidden) each, which are written. chain:
+        as many passes as it has places, each over the most probable token after the one before.
         """
         needed = self.library.floats_needed(ctypes.byref(self.model), n_tokens)
         if len(self._scratch) < needed:
@@ -215,8 +218,20 @@ class CModel:
             outputs[layer] = out.data_ptr()
         given.model, given.m, given.scratch = ctypes.addressof(self.model), n_tokens, self._scratch.data_ptr()
         given.logits, given.n_logits, given.outputs = logits.data_ptr(), n_logits, ctypes.addressof(outputs)
-        self.library.forward(ctypes.byref(given), torch.get_num_threads())
+        if chain is None:
+            self.library.forward(ctypes.byref(given), torch.get_num_threads())
+        else:
+            places = (c_void_p(part.data_ptr()) for part in (chain.tokens, chain.highest))
+            self.library.chain(ctypes.byref(given), torch.get_num_threads(), len(chain.tokens), chain.n_ids, *places)
         return logits[..., : self.ids]
+
+
+class Chain(NamedTuple):
+    """Where a chain of k passes writes: (k,) the most probable ones of the first n_ids, and (k,) their logits."""
+
+    n_ids: int
+    tokens: Tensor
+    highest: Tensor
 
 
 class Text:
@@ -258,6 +273,13 @@ class CBackend:
         return self.read(tokens, length)
 
     step = forward
+
+    def chain(self, tokens: Tensor, length: int, k: int, n_ids: int) -> tuple[Tensor, Tensor]:
+        """Run k passes: over (1, m) ids after `length` tokens, then over the most probable one of the first `n_ids`
+        after the pass before.  -> (k,) these ids and (k,) their logits, not finite where a logit is no number"""
+        chain = Chain(n_ids, torch.empty(k, dtype=torch.long), torch.empty(k))
+        self._run(tokens, None, length, self._all, (), 1, chain=chain)
+        return chain.tokens, chain.highest
 
     def forward_masked(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
         """Do the same as `forward`, but each token has its position (1, m), and the mask (1, 1, m, length + m) says
@@ -313,6 +335,7 @@ class CBackend:
         kept: Iterable[int],
         n_logits: int,
         masked: tuple[Tensor, Tensor] | None = None,
+        chain: Chain | None = None,
     ) -> Tensor:
         """Run these layers over (1, m) ids, (1, m, hidden) states, or both, after `length` tokens. The states after the
         layers `kept` are kept.  -> (1, n_logits, vocab) logits of the last tokens
@@ -324,10 +347,11 @@ class CBackend:
         inputs = [None if part is None else part.contiguous() for part in (ids, states)]
         m = next(part.shape[1] for part in inputs if part is not None)
         total = length + m
-        self.text.reserve(total)
-        model.reach(total)
+        further = 0 if chain is None else len(chain.tokens) - 1
+        self.text.reserve(total + further)
+        model.reach(total + further)
         given.ids, given.states = (None if part is None else part.data_ptr() for part in inputs)
-        numbers, zeros = model.numbers(total + 1), model.zeros(m)
+        numbers, zeros = model.numbers(total + further + 1), model.zeros(m)
         given.text, given.position, given.row = zeros, numbers + 4 * length, numbers + 4 * length
         given.whole, given.wanted = numbers + 4 * (length + 1), numbers + 4 * (m - n_logits)
         given.mask, given.masked = None, 0
@@ -338,4 +362,4 @@ class CBackend:
         texts = (c_void_p * 1)(ctypes.addressof(self.text.addresses))
         given.pages = ctypes.addressof(texts)
         self.hidden = {layer: torch.empty(1, m, model.hidden) for layer in kept}
-        return model.run(given, m, n_logits, self.hidden)
+        return model.run(given, m, n_logits, self.hidden, chain)

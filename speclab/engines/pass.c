@@ -438,6 +438,19 @@ void forward(const Pass *P, int threads) {
 #endif
 }
 
+/* k passes over one text, each over the most probable one of the first n ids after the pass before: the first among
+   equals, one that is no number before all. tokens, highest: (k) these ids and their logits. */
+void chain(Pass *P, int threads, int k, int n, int64_t *tokens, float *highest) {
+  for (int i = 0; i < k; i++) {
+    forward(P, threads);
+    int best = 0;
+    for (int j = 1; j < n; j++) if (P->logits[j] > P->logits[best] || P->logits[j] != P->logits[j]) best = j;
+    tokens[i] = best, highest[i] = P->logits[best];
+    P->ids = tokens + i, P->wanted = P->text; /* of one text, all zeros */
+    P->position += P->m, P->row += P->m, P->whole += P->m, P->m = 1;
+  }
+}
+
 /* Copy the keys and values of one row of a text over those of another one, in all layers. */
 void move(const Model *M, float **pages, int from, int to) {
   for (int u = 0; u < M->layers * M->kv_heads; u++) {

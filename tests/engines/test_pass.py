@@ -132,6 +132,31 @@ def several(packing, texts, ids, now):
     return packing.run(given, len(now), len(now), {})[0]
 
 
+@pytest.mark.parametrize("case", ["llama", "gemma2", "gpt2"])
+def test_a_chain_is_as_many_passes_over_the_most_probable_token(case):
+    """Over the end of a page, with fewer ids than there are; the text goes on as after these tokens."""
+    model, text, n_ids = tiny(case), text_of(tiny(case), 62), 40
+    for first, k in ((1, 1), (1, 4), (3, 5)):
+        one, other = (made_on(model, text[:, :-first]) for _ in range(2))
+        tokens, highest = one.chain(text[:, -first:], one.length, k, n_ids)
+        ids, right = text[:, -first:], []
+        for _ in range(k):
+            right.append(other.forward(ids, other.length)[0, -1, :n_ids].max(-1))
+            ids, other.length = right[-1].indices[None, None], other.length + ids.shape[1]
+        assert tokens.tolist() == [step.indices.item() for step in right]
+        assert torch.equal(highest, torch.stack([step.values for step in right]))
+        length, after = one.length + first + k - 1, text[:, 5:9]
+        assert torch.equal(one.forward(after, length), other.forward(after, length))
+
+
+def made_on(model, prompt):
+    """The engine's backend after a prompt."""
+    backend = packed(model).start()
+    backend.prefill(prompt)
+    backend.length = prompt.shape[1]
+    return backend
+
+
 # --- Numbers ----------------------------------------------------------------------------------------------------------
 
 
@@ -168,8 +193,11 @@ def test_a_weight_that_is_no_number_shows(case, bad):
         weight.data[place] = bad
         right = uncached(model, text)
         with torch.inference_mode():
-            found = on_c(model, engine_choice.on_c(model)).prefill(text)
+            fast = engine_choice.on_c(model)
+            found = on_c(model, fast).prefill(text)
+            _, highest = fast.start().chain(text, 0, 1, model.config.vocab_size)
         weight.data[place] = before
+        assert highest.isfinite() == right[:, -1].max().isfinite(), name
         assert torch.equal(found.isfinite(), right[:, -1:].isfinite()), name
 
 

@@ -140,6 +140,18 @@ def loses_what_threads_cannot_share() -> None:
     edit(("(total) * me / n, to = (total) * (me + 1) / n", "(total) / n * me, to = (total) / n * (me + 1)"))
 
 
+@mutant(10, "a_chain_is_as_many_passes_over_the_most_probable_token", file=FILE)
+def reads_the_same_token_again() -> None:
+    """starts each pass of a chain from the first token"""
+    edit(("P->ids = tokens + i", "P->ids = tokens"))
+
+
+@mutant(10, "a_chain_is_as_many_passes_over_the_most_probable_token", file=FILE)
+def takes_ids_that_may_not_be_drafted() -> None:
+    """lets a chain take ids that it may not"""
+    edit(("for (int j = 1; j < n; j++)", "for (int j = 1; j < P->model->ids; j++)"))
+
+
 @mutant(28, "a_weight_that_is_no_number_shows", file=FILE)
 def takes_what_is_no_number_for_nothing() -> None:
     """takes a token whose scores are all no numbers for one that reads nothing"""

@@ -1,6 +1,7 @@
 """Bugs of early exit: the target's first layers and the others are run, rolled back or placed apart from each other."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
