@@ -23,7 +23,7 @@ kind.
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -186,10 +186,11 @@ class CachedModel:
 
         -> (k,) the most probable tokens and (k,) their logits, or None: the engine has no such call
         """
-        if self.engine != "c":
+        run: Any = getattr(self.backend, "chain", None)
+        if run is None:
             return None
         with torch.inference_mode():
-            found = self.backend.chain(tokens, self._length, k, self.vocab_size)
+            found = run(tokens, self._length, k, self.vocab_size)
         self._length, self._n_last = self._length + tokens.shape[1] + k - 1, 1
         self._n_calls += k
         return found

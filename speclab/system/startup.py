@@ -3,8 +3,8 @@
 Nothing is measured yet, so the process ends on the spot, with exit code 130 or 3. `reports_problems` takes over when
 main() runs.
 
-PyTorch's threads are told to sleep between their jobs: by default they look for the next one for milliseconds, on cores
-that the engine `c` needs for its own (SmolLM2 on two cores: 16.5 ms a step in place of 9.5).
+Threads of OpenMP are told to sleep between their jobs. By default they look for the next one for milliseconds: beside
+another process, each waits on the core that the other one needs (a round of the lab pair: 40 ms in place of 10).
 """
 
 import os

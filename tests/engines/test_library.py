@@ -177,6 +177,13 @@ def test_a_compiler_that_fails_leaves_the_eager_engine(machine, script, words):
     assert len(why.splitlines()) == 1
 
 
+def test_without_openmp_one_thread_computes(machine, capsys):
+    machine.has(f"case $* in *openmp*) echo error: no such option >&2; exit 1;; esac; {machine.copies}")
+    assert machine.compile().page_tokens() == library(FLOATS).page_tokens()
+    assert machine.n_runs == 2
+    assert "one thread" in capsys.readouterr().err
+
+
 def test_without_a_compiler_models_run_eagerly(machine):
     """And CC names one, which comes first."""
     library.cache_clear()

@@ -113,8 +113,8 @@ class Expectations:
     def _of(self, model: str, n_texts: int, width: float) -> float:
         """The seconds of a pass over so many texts, with so many tokens of each on average."""
         times, one = self.times[model], self.context
-        of_width = sorted((tokens, taken) for (tokens, context), taken in times.items() if context == one)
-        multiplied = float(np.interp(n_texts * width, *zip(*of_width, strict=True)))
+        of_width = {tokens: taken for (tokens, context), taken in sorted(times.items()) if context == one}
+        multiplied = float(np.interp(n_texts * width, list(of_width), list(of_width.values())))
         return multiplied + times[1, n_texts * one] - times[1, one]
 
     # --- what goes into the record ------------------------------------------------------------------------------------
