@@ -121,19 +121,6 @@ def begins_a_head_without_its_norm() -> None:
     edit(("M->start_normed ? M->states : (Norm){0}", "(Norm){0}"))
 
 
-@mutant(33, "proposals_are_the_definitions[c-False-flags0]", file="drafts/test_feature")
-def reads_states_beside_the_tokens_before() -> None:
-    """gives the engine c each state of a head beside the token before its own"""
-    right = CBackend.read
-
-    def read(backend: CBackend, tokens: Tensor, length: int, states: Tensor | None = None, only_last=False) -> Tensor:
-        if states is not None and states.shape[1] > 1:
-            tokens = tokens.roll(1, dims=1)
-        return right(backend, tokens, length, states, only_last)
-
-    put(CBackend, "read", read)
-
-
 @mutant(10, "the_number_of_threads_changes_no_bit", file=FILE)
 def loses_what_threads_cannot_share() -> None:
     """leaves out the blocks that are left where their number is no multiple of the threads"""
