@@ -286,8 +286,9 @@ def gives_the_states_of_another_layer() -> None:
     """gives the states of the layer before the one that is asked for"""
     right = CModel.run
 
-    def run(model: CModel, given: Any, n_tokens: int, n_logits: int, states: dict[int, Tensor]) -> Tensor:
-        return right(model, given, n_tokens, n_logits, {max(layer - 1, 0): out for layer, out in states.items()})
+    def run(model: CModel, given: Any, n_tokens: int, n_logits: int, states: dict[int, Tensor], *more: Any) -> Tensor:
+        states = {max(layer - 1, 0): out for layer, out in states.items()}
+        return right(model, given, n_tokens, n_logits, states, *more)
 
     put(CModel, "run", run)
 
