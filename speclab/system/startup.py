@@ -23,6 +23,7 @@ def _leave(*_: object) -> None:
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a job in the background may ignore it
     signal.signal(signal.SIGINT, _leave)
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded
+os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # looks before that, some 50 us: waking a thread takes as long
 if missing := [name for name in ("torch", "transformers") if find_spec(name) is None]:
     sys.stderr.write(f"error: {missing[0]} is not installed for this Python; type: {install_advice()}\n")
     sys.exit(3)
