@@ -6,7 +6,6 @@ from typing import Any
 from speclab.core.drafter import Drafter
 from speclab.core.rules import TOKEN
 from speclab.drafts.lengths import LONGEST
-from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.lab import free_cores
 from speclab.lab.bench import SPECULATIVE, Bench
 from speclab.lab.harness import Measurement
@@ -112,8 +111,7 @@ class RunConfig:
 
     def head(self, measured: Measurement) -> dict[str, Any]:
         """Return the fields of runs.LabRun: what ran, where and how."""
-        made, fast = files.when_and_where(self.setup.device), self.setup.target.fast
-        kernels = fast.kernels.in_words if isinstance(fast, GraphedModel) else ""
+        made = files.when_and_where(self.setup.device)
         return {
             "schema_version": runs.SCHEMA_VERSION,
             **made,
@@ -130,7 +128,7 @@ class RunConfig:
                 "seed": self.seed,
                 "top_k": self.setup.sampling.top_k,
                 "top_p": self.setup.sampling.top_p,
-                "reasons": self.setup.reasons | ({"kernels": kernels} if kernels else {}),
+                "reasons": self.setup.reasons,
                 "unapplied_generation_settings": self.setup.unapplied,
                 **({"graphs": vars(measured.graphs)} if any(vars(measured.graphs).values()) else {}),
                 **({"rule": self.rule} if self.rule != TOKEN.name else {}),

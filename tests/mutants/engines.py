@@ -13,11 +13,10 @@ from speclab.core import graphs
 from speclab.core.sampling import Sampling
 from speclab.engines import c_pass, eager, library, windows
 from speclab.engines.c_pass import CBackend, CModel, Text
-from speclab.engines.cuda.attention import GroupedAttention, TwoProducts
+from speclab.engines.cuda.attention import GroupedAttention
 from speclab.engines.cuda.cuda_graphs import GraphBackend, GraphCache, GraphedModel
 from speclab.engines.cuda.kernels import Joined
 from speclab.lab.bench import Bench
-from speclab.models import engine_choice
 from speclab.system import cache
 from tests.mutants.bugs import Mutant, mutant
 
@@ -376,30 +375,15 @@ def gives_all_layers_the_mask_of_the_first() -> None:
     GroupedAttention.__call__ = attend
 
 
-@mutant(10, "two_products_are_the_same_attention", file="models/test_cuda_graphs")
+@mutant(10, "grouped_attention_is_the_librarys", file="models/test_cuda_graphs")
 def forgets_the_scale_of_scores() -> None:
-    """takes two products for attention and leaves out the scale of the scores"""
-    right = TwoProducts.__call__
+    """leaves out the scale of the scores in attention on a GPU"""
+    right = GroupedAttention.__call__
 
-    def attend(way: TwoProducts, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float | None):
-        return right(way, queries, keys, values, mask, 1.0)
+    def attend(attention: GroupedAttention, *tensors, scaling: float | None = None, **options):
+        return right(attention, *tensors, scaling=1.0, **options)
 
-    TwoProducts.__call__ = attend
-
-
-@mutant(10, "wrong_attention_is_not_taken", file="models/test_cuda_graphs")
-def takes_fast_attention_without_a_check() -> None:
-    """takes the faster attention without a look at its logits"""
-    right = engine_choice.choose_attention
-
-    def choose(graphed: GraphedModel) -> None:
-        check, engine_choice.check = engine_choice.check, lambda *args: None
-        try:
-            right(graphed)
-        finally:
-            engine_choice.check = check
-
-    engine_choice.choose_attention = choose
+    GroupedAttention.__call__ = attend
 
 
 @mutant(10, "joined_products_are_the_models_own", "logits_are_the_models_own", file="models/test_cuda_graphs")
