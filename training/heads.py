@@ -43,22 +43,21 @@ from transformers import PreTrainedModel
 
 from speclab.cli import parsing
 from speclab.drafts.heads.files import CONFIG, WEIGHTS
-from speclab.lab.training import corpus
-from speclab.lab.training.recipes import CROSS_ENTROPY_WEIGHT, LOW_TEMPERATURE, distance
-from speclab.lab.training.steps import TrainingFacts, train
 from speclab.models import loading, prompts
 from speclab.models.family import check_family, context_length
 from speclab.records import files
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.files import check_replaceable, check_writable, do_all, prepare_folder, read_bytes, write_whole
 from speclab.system.terminal import note, say
-from training import pair
+from training import corpus, pair
 from training.compiling import compiled
 from training.course import Course, K, Lines
 from training.kinds import KINDS, head_to_train
 from training.passes import reading
+from training.recipes import CROSS_ENTROPY_WEIGHT, LOW_TEMPERATURE, distance
 from training.room import Room, room_on
 from training.scoring import DECODED, Known, decoded_alike, known_texts, scored
+from training.steps import TrainingFacts, train
 from training.texts import (
     ANSWER,
     PLAIN,

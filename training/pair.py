@@ -22,8 +22,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from speclab.lab.training import corpus
-from speclab.lab.training.steps import (
+from speclab.system.errors import EnvironmentProblem, first_line
+from speclab.system.files import check_replaceable, whole_folder
+from speclab.system.terminal import note, progress_bar
+from training import corpus
+from training.compiling import compile_layers
+from training.documents import manifest, permissive_packages
+from training.steps import (
     MICRO_BATCH_TOKENS,
     crops,
     next_token_loss,
@@ -31,11 +36,6 @@ from speclab.lab.training.steps import (
     products_in,
     train,
 )
-from speclab.system.errors import EnvironmentProblem, first_line
-from speclab.system.files import check_replaceable, whole_folder
-from speclab.system.terminal import note, progress_bar
-from training.compiling import compile_layers
-from training.documents import manifest, permissive_packages
 from training.texts import CONTINUED, PROMPT, continuations, streams
 from training.work import Checkpoint, check_ids, check_settings, readable, save_tensors
 

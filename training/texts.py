@@ -21,15 +21,15 @@ import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase, StaticCache
 
-from speclab.lab.training.corpus import Document
-from speclab.lab.training.recipes import sizes_like
-from speclab.lab.training.steps import product_dtype
 from speclab.models import prompts
 from speclab.models.texts import is_measured, measured_texts
 from speclab.system.files import read_bytes, write_whole
 from speclab.system.terminal import note
+from training.corpus import Document
 from training.documents import prose
+from training.recipes import sizes_like
 from training.room import Room
+from training.steps import product_dtype
 from training.work import readable
 
 ENCODED_AT_ONCE = 512  # texts

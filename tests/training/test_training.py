@@ -12,15 +12,14 @@ import pytest
 import torch
 from transformers import GPTNeoConfig, GPTNeoForCausalLM
 
-from speclab.lab.training import corpus
-from speclab.lab.training import steps as training_steps
-from speclab.lab.training.corpus import Document
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.paths import ROOT
 from tests.conftest import tiny_llama
 from tests.tiny_models import FAMILIES, VOCAB, tiny
-from training import documents, heads, pair, work
+from training import corpus, documents, heads, pair, work
+from training import steps as training_steps
 from training import texts as training_texts
+from training.corpus import Document
 from training.kinds import KINDS, recipes_of_extensions
 from training.work import Checkpoint
 

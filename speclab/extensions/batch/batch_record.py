@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from speclab.extensions.batch.knees import KneeEntry
 from speclab.records.facts import Facts, Judged
-from speclab.records.knees import KneeEntry
 from speclab.records.rows import Amount, Count, RecordPart, Share, Verdict
 from speclab.records.runs import LabRun, Noise
 

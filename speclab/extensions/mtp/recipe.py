@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 from speclab.drafts.heads.files import CONFIG, WEIGHTS
 from speclab.extensions.mtp.head import MtpHead
 from speclab.extensions.mtp.head_weights import empty_model, head_of, read_mtp_head
-from speclab.lab.training.recipes import DEPTH, Distance, Reading, Recipe, chain_loss, distance
 from speclab.system.errors import UsageProblem, first_line
 from speclab.system.files import whole_folder, write_whole
+from training.recipes import DEPTH, Distance, Reading, Recipe, chain_loss, distance
 
 BLOCK = "mtp_block."
 NAMES = {"eh_proj": "fc", "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "post_norm": "norm"}

@@ -25,12 +25,11 @@ from speclab.cli import compare_config, flags, no_effect, parsing
 from speclab.cli.measured import look_at_cores, show
 from speclab.cli.output import Output
 from speclab.drafts import registry
-from speclab.extensions.plan import plan_views, plans
+from speclab.extensions.plan import plan_views, plans, profiles
 from speclab.extensions.plan.plan_flags import make_parser
+from speclab.extensions.plan.profiles import Profile
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
-from speclab.records import profiles
-from speclab.records.profiles import Profile
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import note, say
 
