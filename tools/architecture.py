@@ -36,12 +36,8 @@ def _heights() -> Iterator[tuple[str, int]]:
 
 HEIGHTS = dict(_heights())
 ROOMS = tuple(HEIGHTS)
-# A loop that runs as a script asks the command line whether its words are right; then its main() hands itself to it.
-ALLOWED = {
-    (script, f"speclab/cli/{name}.py")
-    for script in ("baseline_autoregressive.py", "optimized_speculative.py")
-    for name in ("decoding_flags", "decoding")
-}
+# The main() of a loop hands itself to the command line.
+ALLOWED = {(script, "speclab/cli/decoding.py") for script in ("baseline_autoregressive.py", "optimized_speculative.py")}
 
 
 def files() -> list[str]:

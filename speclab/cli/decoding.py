@@ -7,8 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from speclab.cli import flags, no_effect, parsing, streaming
-from speclab.cli.decoding_flags import DRAFT_LENGTH, make_parser
+from speclab.cli import flags, parsing, streaming
 from speclab.cli.output import LOSSY, describe_chat, how_many, prompt_heading
 from speclab.core.clock import old_objects_frozen
 from speclab.core.counts import Counts
@@ -30,6 +29,8 @@ from speclab.present import report
 from speclab.system.errors import reports_problems
 from speclab.system.terminal import harmless, note
 
+DRAFT_LENGTH = 4
+
 
 @reports_problems
 def run(
@@ -48,14 +49,30 @@ def run(
 
 def parse(docstring: str, argv: list[str] | None, speculative: bool) -> argparse.Namespace:
     """Return the flags of either script. Raises UsageProblem for words that it does not know."""
-    args = make_parser(docstring, speculative).parse_args(argv)
+    args = _make_parser(docstring, speculative).parse_args(argv)
     if speculative:
         args.typed_length = args.draft_length  # None where -k is left out
         args.draft_length = DRAFT_LENGTH if args.draft_length is None else args.draft_length
         args.choice = registry.read(args.draft)
-    args.typed_limit = args.limit
     args.limit = 1 if args.limit is None else args.limit
     return args
+
+
+def _make_parser(docstring: str, speculative: bool) -> argparse.ArgumentParser:
+    """Return all flags of either script. speculative: those of the draft, too."""
+    parser = parsing.make_parser(docstring)
+    flags.add_shared_flags(parser)
+    group = flags.add_decoding_flags(parser)
+    group.add_argument("--stream", action="store_true", help="print the text as it is committed")
+    read = "print what a step and a round read and cost, and the peak of memory"
+    group.add_argument("--verbose", action="store_true", help=read)
+    if speculative:
+        group = parser.add_argument_group("draft")
+        flags.add_draft_flag(group)
+        lengths = f"tokens per draft, or auto: chosen in every round (default: {DRAFT_LENGTH})"
+        group.add_argument("-k", "--draft-length", type=parsing.length_or_auto, metavar="K", help=lengths)
+        flags.add_rule_flag(group)
+    return parser
 
 
 @dataclass
@@ -112,7 +129,6 @@ def _load(args: argparse.Namespace) -> tuple[Setup, list[Prompt], DecodeSettings
 def _baseline(args: argparse.Namespace, baseline: Loop, functions: LoopFunctions) -> int:
     setup, prompts, settings = _load(args)
     check_prompts(setup.target, [], prompts, args.max_new_tokens)
-    no_effect.note_flags(args, [args.temperature], setup.device)
     free_cores.look(setup)
     note("\n".join([setup.describe(), *describe_chat(prompts, setup.tokenizer), *functions.head()]))
     decoded, n_wrong = _Decoded(setup, args), 0
@@ -134,7 +150,6 @@ def _speculative(args: argparse.Namespace, functions: LoopFunctions) -> int:
     setup, prompts, settings = _load(args)
     drafter = args.choice.make(setup, args.seed)
     check_prompts(setup.target, [drafter], prompts, args.max_new_tokens)
-    no_effect.note_flags(args, [args.temperature], setup.device)
     free_cores.look(setup)
     name, typed = args.choice.name, [] if auto or args.typed_length is None else [args.typed_length]
     notes = drafter.length_notes(name, typed)

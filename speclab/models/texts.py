@@ -16,8 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from speclab.models import prompts
 from speclab.models.names import LAB_TEXTS, PROMPTS
-from speclab.models.outside.templates import Messages
-from speclab.models.prompts import Prompt
+from speclab.models.prompts import Messages, Prompt
 from speclab.system import files
 from speclab.system.errors import UsageProblem, setting
 from speclab.system.terminal import harmless

@@ -9,7 +9,7 @@ import math
 import os
 import platform
 import subprocess
-from dataclasses import asdict
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,16 +26,6 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 LARGEST = 16 * 2**20  # bytes of a record; the longest of all runs here has half a million
-# Fields that a record leaves out where they are None.
-OPTIONAL = (
-    *("unchecked", "probe", "weight_bytes", "bandwidth", "padded", "gpu_state", "n_without_drafts"),
-    *("lossy_rule", "total_variation", "n_replays", "own_rates"),
-    *("best_plain", "speedup_best_plain", "best_plain_low", "best_plain_high", "oracle", "forecast_whole"),
-    *("branches", "loops", "distance", "again", "ended"),
-    *("choice", "band_low", "band_high", "time_low", "time_high", "noise", "acceptance_profile"),
-    *("chosen", "raw", "n_distinct", "row_by_row"),
-)
-LISTS = ("rounds", "texts", "ends")  # and these where they are empty
 
 Record = TypeVar("Record", bound=Head)
 Parsed = TypeVar("Parsed", bound=RecordPart)
@@ -136,45 +126,39 @@ def today() -> str:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def as_dict(record: Any) -> dict[str, Any]:
-    """Return a record, or a part of one, as plain JSON."""
-    return asdict(record, dict_factory=lambda items: {k: v for k, v in items if not _is_left_out(k, v)})
-
-
-def _is_left_out(name: str, value: Any) -> bool:
-    return (value is None and name in OPTIONAL) or (name in LISTS and not value)
+def as_dict(value: Any) -> Any:
+    """Return a record, or a part of one, as plain JSON with seven digits, which are more than any clock here can
+    measure. A field that is None or empty where that is its default is left out."""
+    if is_dataclass(value):
+        found = {field.name: getattr(value, field.name) for field in fields(value)}
+        defaults = {field.name for field in fields(value) if field.default is None or field.default_factory is list}
+        return {k: as_dict(v) for k, v in found.items() if k not in defaults or not (v is None or v == [])}
+    if isinstance(value, dict):
+        return {key: as_dict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_dict(item) for item in value]
+    return as_written(value) if isinstance(value, float) else value
 
 
 def to_json(record: Head) -> str:
     """Return a record's file, compact enough to commit: one line for every item of its lists, which come last.
 
-    Raises ValueError, with the field's name, where a number is not finite.
+    Raises ValueError where a number is not finite.
     """
-    return _text({name: _rounded(value, name) for name, value in as_dict(record).items()}) + "\n"
+    return _text(as_dict(record)) + "\n"
 
 
 def _text(values: dict[str, Any]) -> str:
     """Write the fields, the lists, and then a record within this one."""
     lists = {name: value for name, value in values.items() if isinstance(value, list)}
-    inner = values.get("padded")
-    text = json.dumps({k: v for k, v in values.items() if k not in lists and k != "padded"}, indent=1)[:-2]
+    plain = {name: value for name, value in values.items() if name not in lists and name != "padded"}
+    text = json.dumps(plain, indent=1, allow_nan=False)[:-2]
     for name, items in lists.items():
-        lines = ",\n  ".join(json.dumps(item) for item in items)
+        lines = ",\n  ".join(json.dumps(item, allow_nan=False) for item in items)
         text += f',\n "{name}": [\n  {lines}\n ]'
-    if inner:
+    if inner := values.get("padded"):
         text += f',\n "padded": {_text(inner)}'
     return text + "\n}"
-
-
-def _rounded(value: Any, name: str) -> Any:
-    """Return the value rounded to seven digits, which are more than any clock here can measure."""
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError(f"{name} is {value}, which no record can hold")
-        return as_written(value)
-    if isinstance(value, dict):
-        return {key: _rounded(item, f"{name}.{key}") for key, item in value.items()}
-    return [_rounded(item, name) for item in value] if isinstance(value, list | tuple) else value
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

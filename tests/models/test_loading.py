@@ -304,24 +304,6 @@ def test_an_adapter_is_no_model(copied, capsys):
     assert "holds an adapter" in refused(capsys, copied / "target")
 
 
-def test_the_tokenizer_that_the_library_chooses_is_checked_unread(copied, monkeypatch):
-    """It takes the newest of the files that tokenizer_config.json names. Nothing is loaded where that one may grow."""
-    folder = copied / "target"
-    content = json.loads((folder / "tokenizer.json").read_text())
-    twice = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
-    grows = content | {"normalizer": {"type": "Sequence", "normalizers": [twice] * 15}}
-    (folder / "tokenizer.4.0.0.json").write_text(json.dumps(grows))
-    loading.load_tokenizer(str(folder))  # nothing names that file
-    edited(folder, "tokenizer_config.json", fast_tokenizer_files=["tokenizer.json", "tokenizer.4.0.0.json"])
-    with monkeypatch.context() as patch:
-        patch.setattr(loading.AutoTokenizer, "from_pretrained", None)
-        with pytest.raises(EnvironmentProblem, match="may make 98304 bytes of one"):
-            loading.load_tokenizer(str(folder))
-    monkeypatch.setattr(loading, "get_fast_tokenizer_file", lambda _: "tokenizer.json")  # as if the library chose so
-    with pytest.raises(EnvironmentProblem, match="may make 98304 bytes of one"):
-        loading.load_tokenizer(str(folder))
-
-
 @pytest.mark.parametrize(
     ("proxies", "is_known", "offline"), [({}, False, True), ({}, True, False), ({"https": "x"}, False, False)]
 )

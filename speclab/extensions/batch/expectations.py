@@ -33,7 +33,7 @@ from speclab.extensions.batch.knees import KneeEntry, knee_of
 from speclab.lab.run_config import RunConfig
 from speclab.models.cached import CachedModel
 from speclab.models.timing import seconds
-from speclab.records.facts import Facts
+from speclab.records.rows import Facts
 
 TARGET = "target"
 Way = tuple[str, int]

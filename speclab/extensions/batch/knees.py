@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from speclab.records.facts import Pair
 from speclab.records.rows import Count, RecordPart
 
 
@@ -20,7 +19,7 @@ class KneeEntry(RecordPart):
     source: Literal["measured", "predicted", "from measured passes"]
     batch: float | None  # None: it does not, up to the largest number that was tried
     below: bool  # every number loses
-    best: dict[str, Pair]  # number of texts -> [best k, its speedup]
+    best: dict[str, list[int | float]]  # number of texts -> [best k, its speedup]
 
 
 def best_k(tokens_per_second: Mapping[int, float]) -> int:
