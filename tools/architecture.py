@@ -36,8 +36,15 @@ def _heights() -> Iterator[tuple[str, int]]:
 
 HEIGHTS = dict(_heights())
 ROOMS = tuple(HEIGHTS)
-# The main() of a loop hands itself to the command line.
-ALLOWED = {(script, "speclab/cli/decoding.py") for script in ("baseline_autoregressive.py", "optimized_speculative.py")}
+# The main() of a loop hands itself to the command line. What trains belongs to a clone: recipes, and one sweep.
+ALLOWED = {
+    ("baseline_autoregressive.py", "speclab/cli/decoding.py"),
+    ("optimized_speculative.py", "speclab/cli/decoding.py"),
+    ("speclab/extensions/exits/recipe.py", "training/recipes.py"),
+    ("speclab/extensions/mtp/recipe.py", "training/recipes.py"),
+    ("speclab/extensions/sweeps/degraded_drafts.py", "training/corpus.py"),
+    ("speclab/extensions/sweeps/degraded_drafts.py", "training/steps.py"),
+}
 
 
 def files() -> list[str]:

@@ -9,6 +9,7 @@ import math
 import os
 import platform
 import subprocess
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,19 +32,8 @@ Record = TypeVar("Record", bound=Head)
 Parsed = TypeVar("Parsed", bound=RecordPart)
 
 
-# --- circumstances ----------------------------------------------------------------------------------------------------
-
-
 COMMIT = "SPECLAB_COMMIT"  # names the commit where there is no git
-GPU_STATE = (
-    "driver_version",
-    "clocks.sm",
-    "clocks.max.sm",
-    "clocks.mem",
-    "power.draw",
-    "power.limit",
-    "temperature.gpu",
-)
+GPU_STATE = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit,temperature.gpu"
 
 
 def machine(device: torch.device) -> Machine:
@@ -66,10 +56,11 @@ def _gpu_state() -> dict[str, str | bool]:
     """Return the state of the GPU at this moment; entries that nvidia-smi does not tell are left out."""
     answer: list[str] = []
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        words = ["nvidia-smi", f"--query-gpu={','.join(GPU_STATE)}", "--format=csv,noheader"]
+        words = ["nvidia-smi", f"--query-gpu={GPU_STATE}", "--format=csv,noheader"]
         done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=10)
         answer = done.stdout.splitlines()[0].split(", ")
-    return {**dict(zip(GPU_STATE, answer, strict=False)), "cudnn_attention": torch.backends.cuda.cudnn_sdp_enabled()}
+    found: dict[str, str | bool] = dict(zip(GPU_STATE.split(","), answer, strict=False))
+    return found | {"cudnn_attention": torch.backends.cuda.cudnn_sdp_enabled()}
 
 
 def _cpu_name() -> str:
@@ -104,7 +95,7 @@ def _git(*words: str) -> str:
 
 
 def fingerprint(texts: list[str]) -> str:
-    """Return short hash of the prompts: two runs with the same one decoded the same texts."""
+    """Return a short hash of the prompts: two runs with the same one decoded the same texts."""
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 
@@ -132,12 +123,16 @@ def as_dict(value: Any) -> Any:
     if is_dataclass(value):
         found = {field.name: getattr(value, field.name) for field in fields(value)}
         defaults = {field.name for field in fields(value) if field.default is None or field.default_factory is list}
-        return {k: as_dict(v) for k, v in found.items() if k not in defaults or not (v is None or v == [])}
+        return {k: as_dict(v) for k, v in found.items() if k not in defaults or not _is_nothing(v)}
     if isinstance(value, dict):
         return {key: as_dict(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [as_dict(item) for item in value]
     return as_written(value) if isinstance(value, float) else value
+
+
+def _is_nothing(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and not value)
 
 
 def to_json(record: Head) -> str:
@@ -169,7 +164,8 @@ def read_json(path: Path) -> Any:
 
     Raises EnvironmentProblem where it cannot be read.
     """
-    return json.loads(_checked_text(path))
+    with _one_line(path):
+        return json.loads(read_bytes(path, LARGEST).decode("utf-8"), parse_constant=_finite, parse_float=_finite)
 
 
 def read(path: Path, kind: type[Record]) -> Record:
@@ -177,16 +173,14 @@ def read(path: Path, kind: type[Record]) -> Record:
 
     Raises EnvironmentProblem where it is no such record.
     """
-    text = _checked_text(path)
-    try:
-        return parsed(kind, text)
-    except ValueError as error:
-        raise _unreadable(path, str(error)) from None
+    content = read_json(path)
+    with _one_line(path):
+        return parsed(kind, json.dumps(content))
 
 
 @functools.cache
 def _adapter(kind: type[Parsed]) -> "TypeAdapter[Parsed]":
-    from pydantic import TypeAdapter
+    from pydantic import TypeAdapter  # here: a run writes records where pydantic is not installed
 
     return TypeAdapter(kind)
 
@@ -196,7 +190,7 @@ def parsed(kind: type[Parsed], text: str) -> Parsed:
 
     Raises ValueError, with the place, where it is not what `kind` says.
     """
-    from pydantic import ValidationError  # here: a run writes records where pydantic is not installed
+    from pydantic import ValidationError
 
     try:
         return _adapter(kind).validate_json(text)  # type: ignore[arg-type]
@@ -206,22 +200,20 @@ def parsed(kind: type[Parsed], text: str) -> Parsed:
         raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
 
 
-def _checked_text(path: Path) -> str:
-    """Return the text of a JSON file without NaN, infinities and whole numbers that no float can hold."""
-    try:
-        text = read_bytes(path, LARGEST).decode("utf-8")
-        json.loads(text, parse_constant=_finite, parse_float=_finite, parse_int=_finite)
-    except (OSError, ValueError, RecursionError) as error:
-        raise _unreadable(path, getattr(error, "strerror", None) or str(error)) from None
-    return text
-
-
 def _finite(digits: str) -> float:
     if not math.isfinite(value := float(digits)):
         raise ValueError(f"{digits[:20]} is no finite number")
     return value
 
 
-def _unreadable(path: Path, why: str) -> EnvironmentProblem:
-    what = f"{shown(path)} is no record that can be read here: {why[:200]}"
-    return EnvironmentProblem(f"{what}; give a record that a command of the lab wrote, or run that command again")
+@contextlib.contextmanager
+def _one_line(path: Path) -> Iterator[None]:
+    """Turn an error in reading this file into one line."""
+    try:
+        yield
+    except (OSError, ValueError, RecursionError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise EnvironmentProblem(
+            f"{shown(path)} is no record that can be read here: {why[:200]}; give a record that a command of the lab "
+            "wrote, or run that command again"
+        ) from None

@@ -13,8 +13,6 @@ import signal
 import sys
 from importlib.util import find_spec
 
-from speclab.system.files import install_advice
-
 
 def _say(line: str) -> None:
     with contextlib.suppress(OSError):  # standard error may be closed
@@ -39,6 +37,8 @@ if _is_for_a_script():
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a job in the background may ignore it
         signal.signal(signal.SIGINT, _leave)
     if missing := [name for name in ("torch", "transformers") if find_spec(name) is None]:
+        from speclab.system.files import install_advice
+
         _say(f"error: {missing[0]} is not installed for this Python; type: {install_advice()}")
         sys.exit(3)
     _say("loading PyTorch")
