@@ -143,7 +143,6 @@ def _measure_costs(setup: Setup, drafter: Drafter, ids: Tensor, settings: Decode
 
 
 def _encoded(prompt: str | Messages, tokenizer: PreTrainedTokenizerBase) -> Prompt:
-    """Return a text or a chat as ids."""
     if isinstance(prompt, str):
         return encode([("prompt", prompt)], tokenizer)[0]
     is_chat = isinstance(prompt, list) and all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in prompt)

@@ -68,7 +68,6 @@ def run(docstring: str, argv: list[str] | None, functions: LoopFunctions | None 
 
 
 def make_parser(docstring: str) -> argparse.ArgumentParser:
-    """Return all flags of compare.py."""
     parser = parsing.make_parser(docstring)
     flags.add_shared_flags(parser)
     group = parser.add_argument_group("experiment")
@@ -149,7 +148,6 @@ def read_drafts(kinds: list[str], temperatures: list[float]) -> list[registry.Ch
 
 
 def check_tokens(args: argparse.Namespace) -> None:
-    """Raise UsageProblem where nothing is left to time."""
     if args.max_new_tokens < 2:
         raise UsageProblem("one new token comes from the prompt's own pass; use --max-new-tokens 2 or more")
 
@@ -177,7 +175,6 @@ def load(
 
 
 def head(config: RunConfig) -> str:
-    """Say what runs, on what, and how much of it."""
     drafts = [f"draft   {text}" for name, text in config.models().items() if name != "target"]
     size = f"up to {config.max_new_tokens} new tokens each, {timed(config.repeats)}, seed {config.seed}"
     chat = describe_chat(config.prompts, config.setup.tokenizer)
@@ -189,7 +186,6 @@ def head(config: RunConfig) -> str:
 
 
 def _measure(args: argparse.Namespace, config: RunConfig) -> tuple[ComparisonRun, list[Measurement]]:
-    """Measure, and return the record and what it is made from."""
     run, measured = comparison.compare(config)
     if config.functions.look_at:
         config.functions.look_at(run, measured)

@@ -82,7 +82,6 @@ def parse(docstring: str, argv: list[str] | None, speculative: bool) -> argparse
 
 
 def _make_parser(docstring: str, speculative: bool) -> argparse.ArgumentParser:
-    """Return all flags of either script. speculative: those of the draft, too."""
     parser = parsing.make_parser(docstring)
     flags.add_shared_flags(parser)
     group = flags.add_decoding_flags(parser)
@@ -134,7 +133,6 @@ class _Decoded:
             start = time.perf_counter()
 
     def speed(self) -> str:
-        """Say in one line how fast it was."""
         n_tokens = self.counts.n_emitted
         speed = f"{n_tokens / self.seconds:.1f} tok/s" if self.seconds and n_tokens else "no decoding to time"
         dropped = f"; {self.counts.n_after_eos} more after an end token were dropped" * bool(self.counts.n_after_eos)

@@ -44,7 +44,6 @@ def add_shared_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> Group:  # for further flags of the machine
-    """Add the target, and where it runs."""
     group = parser.add_argument_group("models and machine")
     names = f"{', '.join(sources.usages())} or lab:SIZE, the lab's target padded, as in lab:200m"
     group.add_argument("--target", type=some_name, default=LAB_TARGET, metavar="NAME", help=names)
@@ -68,20 +67,17 @@ def add_model_flags(parser: argparse.ArgumentParser) -> Group:  # for further fl
 
 
 def add_engine_flag(group: Group) -> None:
-    """Add --engine."""
     engines = f"{', '.join(ENGINES)}; auto: c on a CPU, graphs on cuda, else eager"
     group.add_argument("--engine", type=_engine, default="auto", metavar="NAME", help=engines)
 
 
 def _engine(text: str) -> str:
-    """Read the name of an engine, as an argparse type."""
     if why := why_no_engine(text):
         raise argparse.ArgumentTypeError(why)
     return text
 
 
 def add_text_flags(parser: argparse.ArgumentParser) -> None:
-    """Add prompts, length and randomness."""
     group = parser.add_argument_group("text")
     where = group.add_mutually_exclusive_group()
     where.add_argument(
@@ -130,7 +126,6 @@ def add_run_flags(group: Group, lengths: str, temperatures: str, repeats: str) -
 
 
 def add_decoding_flags(parser: argparse.ArgumentParser) -> Group:  # for further flags beside them
-    """Add the flags of a command that decodes once."""
     group = parser.add_argument_group("decoding")
     group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
     group.add_argument("--ignore-eos", action="store_true", help="go on to --max-new-tokens also after an end token")
@@ -147,7 +142,6 @@ class Listed(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, args: argparse.Namespace, values: Any, option_string: str | None = None
     ) -> None:
-        """Store the value, or print the table."""
         if values == "help":
             print(self.table())
             parser.exit()
@@ -174,7 +168,6 @@ def add_draft_flag(
 
 
 def add_rule_flag(parser: Group) -> None:
-    """Add --rule, which says how drafted tokens are judged."""
     parser.add_argument(
         "--rule",
         action=Listed,
@@ -230,7 +223,6 @@ def load(args: argparse.Namespace, temperature: float | None = None) -> tuple[Se
 
 
 def sampling_from(args: argparse.Namespace, temperature: float | None = None) -> Sampling:
-    """Return the settings of sampling. `temperature` stands for --temperature."""
     try:
         given = getattr(args, "temperature", 0.0) if temperature is None else temperature
         return Sampling(given, args.top_k, args.top_p)

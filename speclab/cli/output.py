@@ -70,11 +70,9 @@ class Output:
 
     @property
     def plots(self) -> Path:
-        """Return the folder of the pictures."""
         return self.args.out_dir / "plots"
 
     def result(self, ending: str) -> Path:
-        """Return the record (.json) or the page (.md)."""
         return self.args.out_dir / "results" / (self.name + ending)
 
     def check(self) -> None:

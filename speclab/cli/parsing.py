@@ -84,7 +84,6 @@ seed = at_least(0, LARGEST_SEED)
 
 
 def positive(text: str) -> float:
-    """Read a finite number above 0."""
     try:
         value = float(text)
     except ValueError:
@@ -102,7 +101,6 @@ def some_name(text: str) -> str:
 
 
 def some_path(text: str) -> Path:
-    """Read the path of a file or folder."""
     return Path(some_name(text))
 
 
@@ -114,7 +112,6 @@ def plain_name(text: str) -> str:
 
 
 def length_or_auto(text: str) -> int | str:
-    """Read a whole number or the word auto."""
     return AUTO if text.strip() == AUTO else at_least(0)(text)
 
 

@@ -43,7 +43,6 @@ class Prompt:
 
     @property
     def id_list(self) -> list[int]:
-        """Return the ids as a list."""
         return self.ids[0].tolist()
 
 
@@ -78,7 +77,6 @@ def from_file(name: str) -> list[tuple[str, str]]:
 
 
 def _read(name: str) -> bytes:
-    """Return the bytes of the file or of standard input."""
     if name != "-":
         return files.read_bytes(Path(name), LARGEST_FILE)
     if sys.stdin is None:

@@ -37,7 +37,6 @@ GPU_STATE = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.
 
 
 def machine(device: torch.device) -> Machine:
-    """Return the machine on which this process runs."""
     memory = None
     with contextlib.suppress(ValueError, OSError, AttributeError):  # no sysconf on Windows
         memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
@@ -72,7 +71,6 @@ def _cpu_name() -> str:
 
 
 def versions() -> Versions:
-    """Return the versions of the packages in use, and the lab's commit where git knows one."""
     commit, dirty = None, None
     if IS_CLONE:  # an installed package may lie inside somebody else's repository
         with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -110,7 +108,6 @@ def when_and_where(device: torch.device) -> dict[str, Any]:
 
 
 def today() -> str:
-    """Return the time now, in UTC, to the minute."""
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%MZ")
 
 

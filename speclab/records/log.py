@@ -57,7 +57,6 @@ class Line(ArmCounts):
 
     @classmethod
     def begin(cls, arm: Arm, temperature: float, prompt_index: int, prompt_kind: str, n_prompt: int) -> "Line":
-        """Return a line to which decodings of this prompt are added."""
         return cls(
             method=arm.method,
             draft=arm.draft or None,
@@ -126,12 +125,10 @@ class Line(ArmCounts):
 
     @property
     def arm(self) -> Arm:
-        """Return the arm whose line this is."""
         return Arm(self.method, self.draft or "", self.draft_length, self.auto, bool(self.branches))
 
     @property
     def seconds(self) -> float:
-        """Return the decoding seconds of all repeats together."""
         return sum(self.decode_seconds)
 
     @property

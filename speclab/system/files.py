@@ -49,7 +49,6 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def at_most(data: bytes, most: int) -> bytes:
-    """Return `data`, or raise OSError where it is longer."""
     if len(data) > most:
         raise OSError(errno.EFBIG, f"it holds more than {most // 2**20} MiB")
     return data

@@ -79,7 +79,6 @@ class ProgressLines:
         pass
 
     def update(self) -> None:
-        """Count one more as done."""
         self._n, now = self._n + 1, time.monotonic()
         if now - self._last >= LINE_SECONDS:
             self._last, spent, (unit, title) = now, (now - self._start) / 60, self._words

@@ -90,14 +90,6 @@ def test_a_plain_name_is_one_file_in_the_folder(name):
         assert not name.startswith("..") or name.strip(".")
 
 
-@given(NAMES)
-@FEW
-def test_a_tokenizer_of_a_name_that_means_nothing_is_a_problem(name):
-    with new_folder() as folder, contextlib.chdir(folder), contextlib.suppress(Problem):
-        assert loading.load_tokenizer(name) is not None
-        assert name.startswith("lab:")
-
-
 # --- numbers ---
 
 

@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 
 
 def is_sharded(model: PreTrainedModel) -> bool:
-    """Tell whether the weights of a model lie in several places."""
     return len(set(_map_of(model).values())) > 1
 
 
