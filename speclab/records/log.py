@@ -97,7 +97,6 @@ class Line(ArmCounts):
         """Add the repeats of another line of the same arm, prompt and temperature.
 
         Where the other one timed repeats of this line `again`, only their seconds are averaged in: the counts stay.
-        Raises ValueError where this line has no such repeat.
         """
         if other.again:
             self._average(other, other.again)
@@ -112,8 +111,6 @@ class Line(ArmCounts):
         again = self.again or []
         for name in ("prefill_seconds", "decode_seconds"):
             means, once_more = list(getattr(self, name)), getattr(other, name)
-            if len(once_more) != len(repeats) or max(repeats) >= len(means):
-                raise ValueError("a repeat was timed again that has not been timed before")
             for repeat, seconds in zip(repeats, once_more, strict=True):
                 n = 1 + again.count(repeat)
                 means[repeat] = as_written((n * means[repeat] + seconds) / (n + 1))
