@@ -18,6 +18,7 @@ from speclab.system import paths
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.terminal import note
 
+NAMED = 3  # files that a list of what was written names
 LEAST_FREE = 20 * 2**20  # bytes on the disk; a record with its pictures takes a few million
 
 
@@ -113,8 +114,10 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 def write_all(steps: Iterable[Callable[[], Path | None]], remark: str = "") -> None:
     """Do every step, and say at the end which files were written. A step that writes a file returns its path."""
-    if written := [shown(path) for step in steps if (path := step())]:
-        note(f"wrote {', '.join(written)}{remark}")
+    written = [shown(path) for step in steps if (path := step())]
+    more = f" and {len(written) - NAMED} more files" * (len(written) > NAMED)
+    if written:
+        note(f"wrote {', '.join(written[:NAMED])}{more}{remark}")
 
 
 @contextlib.contextmanager
