@@ -82,14 +82,12 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
     size = group.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="2 prompts of a kind, 48 tokens, k = 2, 4")
     size.add_argument("--full", action="store_true", help="all prompts, 128 tokens")
-    group.add_argument(
-        "--no-padded", action="store_true", help="leave out the short run with the lab's pair padded to a larger size"
-    )
+    padded = "leave out the short run with the lab's pair padded to a larger size"
+    group.add_argument("--no-padded", action="store_true", help=padded)
     group = parser.add_argument_group("results")
     group.add_argument("--brief", action="store_true", help="print the table alone")
-    group.add_argument(
-        "--verbose", action="store_true", help="print all tables, also of each kind of prompt, and what a round reads"
-    )
+    tables = "print all tables, also of each kind of prompt, and what a round reads"
+    group.add_argument("--verbose", action="store_true", help=tables)
     flags.add_output_flags(group)
     parser.set_defaults(max_new_tokens=None)
     return parser

@@ -24,6 +24,8 @@ from speclab.system.files import check_writable, shown
 from speclab.system.paths import OUTPUT
 
 MOST_THREADS = 1024
+DEVICES, DTYPES = ("auto", "cpu", "cuda", "mps"), ("auto", "float32", "bfloat16")
+PLANS = ("auto", "balanced", "sequential")  # of the library, for the weights of a target
 DRAFT_HELP = "--draft help lists all kinds"
 TOKEN = "token"  # the accept rule where --rule is left out
 
@@ -33,12 +35,8 @@ Group = argparse._ActionsContainer  # a parser, or a group of its flags
 def add_shared_flags(parser: argparse.ArgumentParser) -> None:
     """Add models, device, prompts, length and randomness, in the same words for every script."""
     group = add_model_flags(parser)
-    group.add_argument(
-        "--device-map",
-        choices=("auto", "balanced", "sequential"),
-        metavar="PLAN",
-        help="spread the target's weights: auto, balanced or sequential",
-    )
+    spread = f"spread the target's weights: {', '.join(PLANS)}"
+    group.add_argument("--device-map", choices=PLANS, metavar="PLAN", help=spread)
     add_engine_flag(group)
     add_text_flags(parser)
 
@@ -47,20 +45,9 @@ def add_model_flags(parser: argparse.ArgumentParser) -> Group:  # for further fl
     group = parser.add_argument_group("models and machine")
     names = f"{', '.join(sources.usages())} or lab:SIZE, the lab's target padded, as in lab:200m"
     group.add_argument("--target", type=some_name, default=LAB_TARGET, metavar="NAME", help=names)
-    group.add_argument(
-        "--device",
-        choices=("auto", "cpu", "cuda", "mps"),
-        default="auto",
-        metavar="NAME",
-        help="auto, cpu, cuda or mps; auto: cuda, else cpu",
-    )
-    group.add_argument(
-        "--dtype",
-        choices=("auto", "float32", "bfloat16"),
-        default="auto",
-        metavar="NAME",
-        help="auto, float32 or bfloat16; auto: bfloat16 on cuda",
-    )
+    for flag, names, auto in (("--device", DEVICES, "cuda, else cpu"), ("--dtype", DTYPES, "bfloat16 on cuda")):
+        listed = f"{', '.join(names)}; auto: {auto}"
+        group.add_argument(flag, choices=names, default="auto", metavar="NAME", help=listed)
     threads = "CPU threads (default: OMP_NUM_THREADS, else one per core)"
     group.add_argument("--threads", type=at_least(1, MOST_THREADS), metavar="N", help=threads)
     return group
@@ -80,25 +67,15 @@ def _engine(text: str) -> str:
 def add_text_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("text")
     where = group.add_mutually_exclusive_group()
-    where.add_argument(
-        "--prompt", action="append", metavar="TEXT", help="a text to continue; may be given several times"
-    )
-    where.add_argument(
-        "--prompts",
-        type=some_name,
-        metavar="FILE",
-        help="file of prompts with lines of %%%% between them; - for stdin",
-    )
+    where.add_argument("--prompt", action="append", metavar="TEXT", help="a text to continue; may be given again")
+    given = "file of prompts with lines of %%%% between them; - for stdin"
+    where.add_argument("--prompts", type=some_name, metavar="FILE", help=given)
     own = f"JSONL with prompts or chats, or the lab's own: {', '.join(LAB_TEXTS)}"
     where.add_argument("--texts", type=some_name, metavar="FILE", help=own)
-    group.add_argument(
-        "--limit", type=at_least(0), metavar="N", help="at most N of each kind of the lab's own prompts; 0: all"
-    )
-    group.add_argument(
-        "--chat",
-        action=argparse.BooleanOptionalAction,
-        help="use the chat template (default: if there is one and the prompt is typed)",
-    )
+    some = "at most N of each kind of the lab's own prompts; 0: all"
+    group.add_argument("--limit", type=at_least(0), metavar="N", help=some)
+    chat = "use the chat template (default: if there is one and the prompt is typed)"
+    group.add_argument("--chat", action=argparse.BooleanOptionalAction, help=chat)
     tokens = "tokens per prompt (default: 128; comparisons 64)"
     group.add_argument("--max-new-tokens", type=at_least(1), default=128, metavar="N", help=tokens)
     kept = "keep the K most probable tokens; 0: all"

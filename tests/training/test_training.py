@@ -4,7 +4,6 @@ import argparse
 import functools
 import os
 import re
-import signal
 import subprocess
 
 import pytest
@@ -124,19 +123,6 @@ def test_ctrl_c_keeps_every_whole_step(where, kept, tmp_path, monkeypatch):
     assert begun == list(range(9 if kept else 0, 16))
     _, at_once, _ = a_training(monkeypatch, stop_at=15)
     assert all(torch.equal(a, b) for a, b in zip(resumed.parameters(), at_once.parameters(), strict=True))
-
-
-def test_a_signal_waits_for_the_end_of_a_step(tmp_path, monkeypatch):
-    path, right = tmp_path / "m.pt", training_steps._update
-
-    def interrupted(*args):
-        os.kill(os.getpid(), signal.SIGINT)
-        right(*args)
-
-    monkeypatch.setattr(training_steps, "_update", interrupted)
-    facts, _, begun = a_training(monkeypatch, checkpoint=path)
-    assert (facts, begun) == (None, [0])
-    assert torch.load(path, weights_only=True)["facts"]["steps"] == 1
 
 
 def test_a_loss_that_is_not_finite_ends_a_training_and_keeps_the_checkpoint(tmp_path, monkeypatch):
