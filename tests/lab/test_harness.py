@@ -525,14 +525,6 @@ def test_the_seconds_up_to_the_end_of_an_answer_are_means_too():
     assert (line.decode_seconds, line.ends) == ([4.0], [End(1, 3.0)])
 
 
-def test_a_repeat_that_was_never_timed_cannot_be_timed_again():
-    line = Line.begin(BASELINE, 0.0, 0, "code", 3)
-    line.add(1.0, 2.0, [1, 2])
-    other = replace(line, again=[1])
-    with pytest.raises(ValueError, match="not been timed before"):
-        line.extend(other)
-
-
 def test_filters_reach_every_arm(pair):
     """top_k = 1 is greedy at any temperature."""
     bench = make_bench(pair)
