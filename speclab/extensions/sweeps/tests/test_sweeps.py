@@ -179,10 +179,6 @@ def test_bad_words_are_one_line(run, tmp_path, monkeypatch, name, words, code, s
     assert not list((tmp_path / "results").glob("*"))
 
 
-def test_a_seed_without_an_effect_is_said(run):
-    assert "--seed has no effect" in run("draft-length", "--seed", "1", "-k", "2")[2]
-
-
 def test_every_command_of_a_page_can_be_typed():
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     shown = [name for page in pages for name in re.findall(r"extensions\.sweeps ([\w-]+)", page.read_text("utf-8"))]
