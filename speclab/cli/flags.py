@@ -45,9 +45,9 @@ def add_model_flags(parser: argparse.ArgumentParser) -> Group:  # for further fl
     group = parser.add_argument_group("models and machine")
     names = f"{', '.join(sources.usages())} or lab:SIZE, the lab's target padded, as in lab:200m"
     group.add_argument("--target", type=some_name, default=LAB_TARGET, metavar="NAME", help=names)
-    for flag, names, auto in (("--device", DEVICES, "cuda, else cpu"), ("--dtype", DTYPES, "bfloat16 on cuda")):
-        listed = f"{', '.join(names)}; auto: {auto}"
-        group.add_argument(flag, choices=names, default="auto", metavar="NAME", help=listed)
+    for flag, choices, auto in (("--device", DEVICES, "cuda, else cpu"), ("--dtype", DTYPES, "bfloat16 on cuda")):
+        listed = f"{', '.join(choices)}; auto: {auto}"
+        group.add_argument(flag, choices=choices, default="auto", metavar="NAME", help=listed)
     threads = "CPU threads (default: OMP_NUM_THREADS, else one per core)"
     group.add_argument("--threads", type=at_least(1, MOST_THREADS), metavar="N", help=threads)
     return group

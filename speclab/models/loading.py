@@ -149,7 +149,7 @@ def _whole_model(name: str, dtype: torch.dtype, device: torch.device, device_map
         note(f"{short_name(name)}: its config.json uses no weights {unused}; they are left out")
     eos_ids(model.generation_config)
     sources.remember(name, model)
-    return model if quantised or device_map else model.to(device)  # type: ignore[arg-type]
+    return model if quantised or device_map else model.to(device)
 
 
 def _first_three(names: set[str]) -> str:

@@ -132,13 +132,13 @@ def chats_ids(chats: list[Messages], tokenizer: PreTrainedTokenizerBase) -> list
             "model with one"
         )
     try:
-        texts = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
+        made = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
     except Exception as error:  # a template is a program, and may raise anything
         raise EnvironmentProblem(
             f"the chat template of the target's tokenizer cannot be used: {type(error).__name__}: {first_line(error)}; "
             f"use {setting('no_chat')}, or correct the template"
         ) from None
-    return [_ids(tokenizer, text, special=False) for text in texts]  # the template has written those already
+    return [_ids(tokenizer, str(text), special=False) for text in made]  # the template has written those already
 
 
 def first_of_each_kind(prompts: list[Prompt], limit: int) -> list[Prompt]:
