@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 
@@ -26,7 +26,7 @@ from speclab.cli import parsing
 from speclab.present.pictures import figures
 from speclab.present.tables import Block, Cell, Heading, Lines, Table, number
 from speclab.records import files
-from speclab.records.rows import Amount, Count, RecordPart, Within
+from speclab.records.rows import Amount, Count, RecordPart
 from speclab.records.runs import Machine, Versions
 from speclab.system.errors import UsageProblem, first_line, reports_problems
 from speclab.system.files import check_writable, read_bytes, shown
@@ -50,7 +50,7 @@ class Score(RecordPart):
     training: Count
     tokens: Count
     minutes: Amount
-    tokens_per_round: Annotated[float, Within(1, K + 1)]
+    tokens_per_round: float
 
     @property
     def alpha(self) -> float:

@@ -36,11 +36,14 @@ def _heights() -> Iterator[tuple[str, int]]:
 
 HEIGHTS = dict(_heights())
 ROOMS = tuple(HEIGHTS)
-# A loop that runs as a script asks the command line whether its words are right; then its main() hands itself to it.
+# The main() of a loop hands itself to the command line. What trains belongs to a clone: recipes, and one sweep.
 ALLOWED = {
-    (script, f"speclab/cli/{name}.py")
-    for script in ("baseline_autoregressive.py", "optimized_speculative.py")
-    for name in ("decoding_flags", "decoding")
+    ("baseline_autoregressive.py", "speclab/cli/decoding.py"),
+    ("optimized_speculative.py", "speclab/cli/decoding.py"),
+    ("speclab/extensions/exits/recipe.py", "training/recipes.py"),
+    ("speclab/extensions/mtp/recipe.py", "training/recipes.py"),
+    ("speclab/extensions/sweeps/degraded_drafts.py", "training/corpus.py"),
+    ("speclab/extensions/sweeps/degraded_drafts.py", "training/steps.py"),
 }
 
 

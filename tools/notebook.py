@@ -20,7 +20,7 @@ from typing import Any
 
 from speclab.cli import parsing
 from speclab.system.errors import reports_problems
-from speclab.system.files import do_all, shown, write_whole
+from speclab.system.files import shown, write_all, write_whole
 from speclab.system.paths import ROOT
 from speclab.system.terminal import note
 
@@ -77,7 +77,8 @@ def main(argv: list[str] | None = None) -> int:
             note(f"{shown(path)} stays as it is: {why}")
     can_run = {path: notebook for path, notebook in notebooks.items() if not lacks(notebook)}
     texts = {path: text_of(executed(notebook)) for path, notebook in can_run.items()}  # before anything is written
-    return do_all([functools.partial(write_whole, path, text) for path, text in texts.items()])
+    write_all([functools.partial(write_whole, path, text) for path, text in texts.items()])
+    return 0
 
 
 if __name__ == "__main__":

@@ -32,11 +32,12 @@ from typing import BinaryIO
 
 from benchmarks.gpu import stages
 from benchmarks.gpu.results import Results
+from benchmarks.gpu.signals import Stopped, on_signals
 from benchmarks.gpu.stages import PREFLIGHT, TESTS, Stage
 from benchmarks.gpu.summary import Outcome
 from speclab.cli import parsing
 from speclab.system import terminal
-from speclab.system.errors import EnvironmentProblem, Stopped, UsageProblem, on_signals, reports_problems
+from speclab.system.errors import EnvironmentProblem, UsageProblem, reports_problems
 from speclab.system.paths import ROOT
 from speclab.system.terminal import note
 

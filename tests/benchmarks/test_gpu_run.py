@@ -9,8 +9,9 @@ import pytest
 
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import results, stages
+from benchmarks.gpu.signals import Stopped
 from benchmarks.gpu.stages import PREFLIGHT, TESTS, Stage
-from speclab.system.errors import EnvironmentProblem, Stopped
+from speclab.system.errors import EnvironmentProblem
 
 SAVES = """
 import time

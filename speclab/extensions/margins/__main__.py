@@ -9,19 +9,14 @@ What comes out: two tables, a run record (JSON), a page in Markdown, and a pictu
 """
 
 if __name__ == "__main__":
-    from speclab.cli.parsing import check_words
-    from speclab.extensions.margins.margin_flags import make_parser
     from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
-
-    check_words(make_parser(__doc__))  # a mistyped flag is answered before these imports
 
 import argparse
 import functools
 import sys
 
 from speclab.cli import flags
-from speclab.cli.measured import show
-from speclab.cli.output import Output
+from speclab.cli.output import Output, show
 from speclab.drafts import registry
 from speclab.extensions.margins import margin_views
 from speclab.extensions.margins.margin_flags import make_parser
@@ -59,10 +54,10 @@ def main(argv: list[str] | None = None) -> int:
     page = functools.partial(margin_views.page, run, f"../plots/{output.name}.png")
     picture = functools.partial(margin_views.picture, run, output.plots, output.name)
     with output.redirected():
-        code = show(output, run, [functools.partial(margin_views.text, run)], page, [picture])
+        show(output, run, [functools.partial(margin_views.text, run)], page, [picture])
     if stops and not isinstance(stops[0], KeyboardInterrupt):
         raise stops[0]
-    return code
+    return 0
 
 
 def _record(
