@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import common, experts, roofline, scaling, verdicts
+from benchmarks import common, experts, roofline, verdicts
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import llama_cpp
 from benchmarks.peers import page as peers_page
@@ -387,79 +387,3 @@ def test_what_is_measured_before_a_stop_is_written(call, pair_folder, tmp_path, 
     run = files.read(tmp_path / "results" / "local-roofline.json", roofline.RooflineRun)
     assert run.interrupted
     assert [model.role for model in run.models] == ["target"]
-
-
-# --- scaling ----------------------------------------------------------------------------------------------------------
-
-
-def line(seconds: list[float], n_tokens: int, k: int = 4) -> scaling.Line:
-    """Rounds that took so many seconds and made so many tokens each."""
-    round_ = SimpleNamespace(tokens=[0] * n_tokens)
-    arm = Arm("model", "model", k) if k else BASELINE
-    return scaling.Line(arm, 1900, [], log=[(0, one, round_) for one in seconds])
-
-
-def test_blocks_keep_every_round():
-    assert line([1.0] * 19, 2).blocks() == [3.0, 3.0, 3.0, 2.0, 2.0, 2.0, 2.0, 2.0]
-    assert line([1.0, 2.0], 2).blocks() == [1.0, 2.0]
-
-
-def test_a_point_is_a_ratio_to_its_first():
-    first, last = line([1.0] * 64, 2), line([3.0] * 64, 3)
-    point = scaling.point("length", last, first)
-    assert (point.token_ratio, point.round_ratio) == (pytest.approx(2), pytest.approx(3))
-    assert (point.round_low, point.round_high) == (pytest.approx(3), pytest.approx(3))
-    assert (point.n_tokens, point.n_rounds, point.seconds) == (192, 64, 192.0)
-    assert scaling.point("length", first, first).round_low is None
-
-
-@pytest.mark.parametrize(
-    ("words", "ratio", "low", "high"),
-    [
-        ("flat", 1.01, 1.005, 1.02),
-        ("grows", 3.0, 2.9, 3.1),
-        ("grows, may be noise", 1.2, 0.9, 1.3),
-        ("shrinks", 0.5, None, None),
-    ],
-)
-def test_verdict_on_what_grows(words, ratio, low, high):
-    assert scaling.verdict(ratio, low, high) == words
-
-
-def test_the_baseline_takes_its_turns_in_chunks(bench, prompt, monkeypatch):
-    """A GPU's baseline fetches several tokens at once; so it goes on in every chunk-th turn, and makes as many."""
-    monkeypatch.setattr(Setup, "chunk", 4)
-    one = Prompt("code", "", prompt)
-    baseline, model = (bench.decoding(arm, GREEDY, one) for arm in (BASELINE, Arm("model", "model", 2)))
-    for decoding in (baseline, model):
-        decoding.advance()
-    scaling.alternate([baseline, model], 6, chunk=4)
-    assert len(model.log) == 6
-    assert len(baseline.log) == 2
-    assert len(baseline.tokens) == 1 + 2 * 4
-
-
-@pytest.mark.full
-def test_scaling_end_to_end(call, pair_folder, tmp_path):
-    code, out, _ = call(
-        scaling, "--draft", str(pair_folder / "draft"), "--turns", "6", "-k", "2",
-        "--limit", "1", "--draft-lengths", "0,3", "--lengths", "4,20", "--contexts", "8,40",
-    )  # fmt: skip
-    assert code == 0
-    assert "Tokens generated so far" in out
-    run = files.read(tmp_path / "results" / "local-scaling.json", scaling.ScalingRun)
-    points = {(p.sweep, p.series, p.x): p for p in run.points}
-    assert {p.sweep for p in run.points} == set(scaling.SWEEPS)
-    assert points["length", "baseline", 20].n_tokens == 6
-    assert points["length", "draft", "20 ÷ prompt"].n_rounds == 6
-    assert points["context", "baseline", 8].round_ratio == 1
-    assert points["length", "draft", "20 ÷ prompt"].seconds == points["length", "draft", 20].seconds
-    baseline, *ks = (p for p in run.points if p.sweep == "k")
-    assert (baseline.series, baseline.n_rounds) == ("baseline", 3 * 6)
-    assert [p.x for p in ks] == [0, 3]
-    assert ks[1].speedup == pytest.approx(
-        baseline.seconds / baseline.n_tokens / (ks[1].seconds / ks[1].n_tokens), rel=1e-5
-    )
-    assert all(p.host_seconds > 0 and 0 < p.host_share < 1 for p in ks)
-    assert ks[0].n_tokens == ks[0].n_rounds == 3 * 6, "k = 0 commits one token in a round"
-    assert str(tmp_path) not in files.to_json(run)

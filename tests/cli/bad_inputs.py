@@ -245,15 +245,12 @@ USUAL = {
     "compare.py": FILED,
     "benchmarks.peers": FILED,
     "benchmarks.roofline": FILED,
-    "benchmarks.scaling": FILED,
     "benchmarks.families": ["--out-dir", "out"],
-    "benchmarks.ahead": FILED,
     "benchmarks.gpu": ["--out", "out", "--device", "cpu"],
     "training.heads": ["pair", "--out", "out", "--work-dir", "out"],
 }
 B, S, C = "baseline_autoregressive.py", "optimized_speculative.py --prompt x", "compare.py"
-PEERS, ROOFLINE, SCALING = "-m benchmarks.peers", "-m benchmarks.roofline", "-m benchmarks.scaling"
-AHEAD = "-m benchmarks.ahead"
+PEERS, ROOFLINE = "-m benchmarks.peers", "-m benchmarks.roofline"
 GPU, FAMILIES, TRAIN = "-m benchmarks.gpu", "-m benchmarks.families", "-m training.heads"
 
 ROWS = [
@@ -466,16 +463,6 @@ ROWS = [
     Row(f"{ROOFLINE} --sizes ,", 2, ("--sizes ,",)),
     Row(f"{ROOFLINE} --sizes lab,lab", 2, ("lab,lab", "different")),
     Row(f"{ROOFLINE} --draft ngram", 2, ("--draft ngram", "only a model")),
-    Row(f"{SCALING} --sweeps nonsense", 2, ("nonsense", "length, context, k")),
-    Row(f"{SCALING} --lengths 1", 2, ("--lengths 1", "2 or more")),
-    Row(f"{SCALING} --contexts 9999 --sweeps context --draft draft --prompt x", 2, ("--contexts", "context of 512")),
-    Row(f"{SCALING} --turns 9999 --sweeps k --draft draft --prompt x", 2, ("--turns 9999", "context of 512")),
-    Row(f"{SCALING} --prompts - --draft draft", 2, ("standard input", "file")),
-    Row(f"{AHEAD} --draft dial:0.8", 2, ("--draft dial:0.8", "distribution", "--draft model")),
-    Row(f"{AHEAD} --draft ngram", 2, ("--draft ngram", "distribution", "--draft model")),
-    Row(f"{AHEAD} --draft model,feature", 2, ("--draft feature", "tokens alone", "--draft model")),
-    Row(f"{AHEAD} --draft draft", 2, ("--draft draft", "cpu-2-cores-compiled.json", "only of model", "--costs")),
-    Row(f"{AHEAD} --draft model,model", 2, ("twice",)),
     Row(f"{GPU} --sizes lab:big", 2, ("lab:big", "lab:200m")),
     Row(f"{GPU} --out file", 3, ("file/log.txt", "--out")),
     Row(f"{FAMILIES} --only nonsense", 2, ("nonsense", "--only llama")),

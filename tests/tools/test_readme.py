@@ -16,17 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import (
-    ahead,
-    experts,
-    growth,
-    places,
-    roofline,
-    rules,
-    same_text,
-    scaling,
-    verdicts,
-)
+from benchmarks import experts, roofline, same_text, verdicts
 from benchmarks.families import __main__ as families
 from benchmarks.gpu import findings
 from benchmarks.peers import page as peers_page
@@ -53,17 +43,13 @@ BENCHMARKS = {
     "peers": (peers_page.PeersRun, peers_page.page),
     **dict.fromkeys(("plain", "preflight", "profile"), (findings.FindingsRun, findings.page)),
     "roofline": (roofline.RooflineRun, roofline.page),
-    "growth": (growth.GrowthRun, growth.page),
-    "places": (places.PlacesRun, places.page),
-    "rules": (rules.RulesRun, rules.page),
     "text": (same_text.SameTextRun, same_text.page),  # the last word of the names of its records
-    "scaling": (scaling.ScalingRun, scaling.page),
     "experts": (experts.ExpertsRun, experts.page),
-    "ahead": (ahead.AheadRun, ahead.page),
     "verdicts": (verdicts.VerdictsRun, verdicts.page),
 }
 # Records of programs that only the history has: what all records have is checked, and their pages stay as they are.
 OF_THE_PAST = {f"cpu-2-cores-{name}" for name in ("compiling", "drawn", "losses", "states", "sure", "tried")}
+OF_THE_PAST |= {f"cpu-2-cores-{name}" for name in ("ahead", "places", "rules", "scaling", "smollm2-places")}
 OF_THE_PAST |= {path.stem for path in (ROOT / "results").glob("cpu-2-cores-*wrong-servers.json")}
 RECORDS = sorted((ROOT / "results").glob("cpu-2-cores*.json"))
 WITH_A_PAGE = [path for path in RECORDS if path.with_suffix(".md").exists() and path.stem not in OF_THE_PAST]
