@@ -5,14 +5,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import common, experts, roofline, verdicts
+from benchmarks import common, experts, roofline
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import llama_cpp
 from benchmarks.peers import page as peers_page
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.cli import flags
 from speclab.core.counts import Counts
-from speclab.core.sampling import GREEDY, Sampling
+from speclab.core.sampling import GREEDY
 from speclab.drafts.lengths import AutoLength
 from speclab.lab.decodings import Decoding, counted_passes
 from speclab.lab.harness import measure
@@ -300,28 +300,6 @@ def test_unions_of_experts_are_counted():
     pairs = [2, 4, 4, 4, 4, 2, 2, 4, 4, 4, 4, 3]  # of the first layer, then of the second one
     assert experts.scattered_union(chosen, 2) == pytest.approx(sum(pairs) / 12, abs=0.15)
     assert experts.scattered_union(chosen, 4) == 4.5
-
-
-# --- verdicts ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.full
-def test_verdicts_end_to_end(call, pair_folder, tmp_path, monkeypatch):
-    """Right texts raise no alarm, and tokens from beyond the filters do; the page has a row for every law."""
-    monkeypatch.setattr(verdicts, "MODELS", {name: str(pair_folder / name) for name in ("target", "draft")})
-    monkeypatch.setattr(verdicts, "DTYPES", ("bfloat16",))
-    monkeypatch.setattr(verdicts, "SAMPLINGS", [Sampling(1.2, top_k=5, top_p=0.9)])
-    code, out, _ = call(verdicts, "--max-new-tokens", "24", "--repeats", "5")
-    assert code == 0
-    run = files.read(tmp_path / "results" / "local-verdicts.json", verdicts.VerdictsRun)
-    assert [row.n_runs for row in run.raw] == 2 * [1, 1, 5, 5, 5, 5, 5, 5]
-    assert {row.n_tokens / row.n_runs for row in run.raw} == {3 * 24}
-    by_law = {(row.model, row.law): row for row in run.raw}
-    for model in ("target", "draft"):
-        assert not any(by_law[model, law].n_alarms for law in (*verdicts.RIGHT, "right law, drawn"))
-        assert by_law[model, "target not filtered"].n_alarms == 5
-        assert by_law[model, "target not filtered"].largest_z is None
-    assert out.count("impossible") >= 2
 
 
 # --- roofline ---------------------------------------------------------------------------------------------------------

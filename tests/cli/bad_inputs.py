@@ -245,13 +245,12 @@ USUAL = {
     "compare.py": FILED,
     "benchmarks.peers": FILED,
     "benchmarks.roofline": FILED,
-    "benchmarks.families": ["--out-dir", "out"],
     "benchmarks.gpu": ["--out", "out", "--device", "cpu"],
     "training.heads": ["pair", "--out", "out", "--work-dir", "out"],
 }
 B, S, C = "baseline_autoregressive.py", "optimized_speculative.py --prompt x", "compare.py"
 PEERS, ROOFLINE = "-m benchmarks.peers", "-m benchmarks.roofline"
-GPU, FAMILIES, TRAIN = "-m benchmarks.gpu", "-m benchmarks.families", "-m training.heads"
+GPU, TRAIN = "-m benchmarks.gpu", "-m training.heads"
 
 ROWS = [
     # --- flags of every decoding script ---
@@ -465,8 +464,6 @@ ROWS = [
     Row(f"{ROOFLINE} --draft ngram", 2, ("--draft ngram", "only a model")),
     Row(f"{GPU} --sizes lab:big", 2, ("lab:big", "lab:200m")),
     Row(f"{GPU} --out file", 3, ("file/log.txt", "--out")),
-    Row(f"{FAMILIES} --only nonsense", 2, ("nonsense", "--only llama")),
-    Row(f"{FAMILIES} --jobs 0", 2, ("--jobs", "1 or more")),
     Row(f"{PEERS} --prompt x --draft draft --llama-target nowhere.gguf", 2, ("--llama-target", "nowhere.gguf")),
     Row(f"{B} --prompt x --chat", 2, ("no chat template", "without --chat")),
     Row(f"{S} --draft dial:0.5:ngram", 2, ("dial:0.8:model",)),

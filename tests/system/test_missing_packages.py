@@ -37,7 +37,7 @@ def test_a_comparison_and_the_other_scripts_need_no_further_package(pair_folder,
         "--prompt",
         "x = 1",
     ]
-    scripts = "benchmarks.roofline, benchmarks.gpu.__main__, baseline_autoregressive, training.pair, compare"
+    scripts = "benchmarks.roofline, benchmarks.gpu, baseline_autoregressive, training.pair, compare"
     done = run(f"import {scripts}; sys.exit(compare.main({[*words, *size, '--out-dir', str(tmp_path)]!r}))")
     assert done.returncode == 0, done.stderr
     assert "same text?" in done.stdout  # tables are left out on a busy machine

@@ -16,9 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import experts, roofline, same_text, verdicts
-from benchmarks.families import __main__ as families
-from benchmarks.gpu import findings
+from benchmarks import experts, roofline, same_text
 from benchmarks.peers import page as peers_page
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import GREEDY
@@ -39,17 +37,16 @@ from tools import doc_blocks, kinds, readme
 PAGES = readme.PAGES
 GENERATED = [page for page in PAGES if "<!-- begin" in page.read_text("utf-8")]
 BENCHMARKS = {
-    "families": (families.FamiliesRun, families.page),
     "peers": (peers_page.PeersRun, peers_page.page),
-    **dict.fromkeys(("plain", "preflight", "profile"), (findings.FindingsRun, findings.page)),
     "roofline": (roofline.RooflineRun, roofline.page),
     "text": (same_text.SameTextRun, same_text.page),  # the last word of the names of its records
     "experts": (experts.ExpertsRun, experts.page),
-    "verdicts": (verdicts.VerdictsRun, verdicts.page),
 }
 # Records of programs that only the history has: what all records have is checked, and their pages stay as they are.
 OF_THE_PAST = {f"cpu-2-cores-{name}" for name in ("compiling", "drawn", "losses", "states", "sure", "tried")}
-OF_THE_PAST |= {f"cpu-2-cores-{name}" for name in ("ahead", "places", "rules", "scaling", "smollm2-places")}
+FROZEN = ("ahead", "families", "margins", "places", "rules", "scaling")
+FROZEN += ("smollm2-margins", "smollm2-places", "verdicts")
+OF_THE_PAST |= {f"cpu-2-cores-{name}" for name in FROZEN}
 OF_THE_PAST |= {path.stem for path in (ROOT / "results").glob("cpu-2-cores-*wrong-servers.json")}
 RECORDS = sorted((ROOT / "results").glob("cpu-2-cores*.json"))
 WITH_A_PAGE = [path for path in RECORDS if path.with_suffix(".md").exists() and path.stem not in OF_THE_PAST]
