@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import json
 import os
-import shutil
 import tempfile
 import unicodedata
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from speclab.records.files import read
 from speclab.records.runs import ComparisonRun
 from speclab.system import files, terminal
 from speclab.system.errors import EnvironmentProblem, Problem
-from tools import doc_blocks, readme, rerun
+from tools import blocks, readme
 
 MANY = settings(max_examples=60)
 FEW = settings(MANY, max_examples=25)
@@ -181,7 +180,7 @@ def shortened(path: Path) -> dict:
     return run | {"rows": run["rows"][:3] + [r for r in run["rows"] if r["draft"]][:4], "raw": run["raw"][:1]}
 
 
-RUN = shortened(doc_blocks.DEFAULT_RUN)
+RUN = shortened(blocks.DEFAULT_RUN)
 
 
 @st.composite
@@ -262,14 +261,12 @@ def test_a_record_that_was_read_can_be_shown(text):
 def test_every_reader_of_a_record_ends_in_an_exit_code(text):
     with new_folder() as folder, pytest.MonkeyPatch.context() as patched:
         (folder / "run.json").write_text(text)
-        (folder / "other.json").write_text(json.dumps(RUN))
         page = folder / "page.md"
         page.write_text("<!-- begin b -->\n<!-- end b -->\n")
-        assert rerun.main([str(folder / "run.json"), str(folder / "other.json")]) in (0, 1, 2, 3)
         patched.setattr(readme, "PAGES", [page])
-        patched.setattr(doc_blocks, "DEFAULT_RUN", folder / "run.json")
-        patched.setattr(doc_blocks, "FULL_RUN", folder / "run.json")
-        for block in (doc_blocks.first_run, doc_blocks.pair):
+        patched.setattr(blocks, "DEFAULT_RUN", folder / "run.json")
+        patched.setattr(blocks, "FULL_RUN", folder / "run.json")
+        for block in (blocks.first_run, blocks.errors):
             patched.setattr(readme, "BLOCKS", {"b": block})
             assert readme.main([]) in (0, 3)
 
@@ -278,5 +275,3 @@ def test_the_record_of_these_tests_is_one(tmp_path):
     """Or they would show nothing."""
     (tmp_path / "run.json").write_text(json.dumps(RUN))
     assert report.comparison(read(tmp_path / "run.json", ComparisonRun))
-    shutil.copy(tmp_path / "run.json", tmp_path / "other.json")
-    assert rerun.main([str(tmp_path / "run.json"), str(tmp_path / "other.json")]) == 0

@@ -32,7 +32,7 @@ from speclab.theory import noise
 from speclab.theory.noise import FURTHEST  # before the tests' own bound: see tests/conftest.py
 from tests.decoding import plain_text, speculative_rounds
 from tests.tiny_models import tiny
-from tools import doc_blocks, kinds, readme
+from tools import blocks, kinds, readme
 
 PAGES = readme.PAGES
 GENERATED = [page for page in PAGES if "<!-- begin" in page.read_text("utf-8")]
@@ -223,7 +223,7 @@ def test_the_draft_of_contributing_drafts(monkeypatch):
 
 def test_committed_records_are_valid_and_clean():
     """Made from committed code, with every required field, and no path or host in them."""
-    assert {doc_blocks.DEFAULT_RUN, doc_blocks.FULL_RUN} <= set(RECORDS)
+    assert {blocks.DEFAULT_RUN, blocks.FULL_RUN} <= set(RECORDS)
     assert {path.stem for path in RECORDS} >= OF_THE_PAST
     for path in RECORDS:
         run = head(path) if path.stem in OF_THE_PAST else read(path)[0]
