@@ -73,7 +73,6 @@ class ModelDrafter(Drafter):
 
     @property
     def models(self) -> tuple[CachedModel, ...]:
-        """Return the draft model."""
         return (self.draft,)
 
     @property

@@ -21,6 +21,7 @@ if __name__ == "__main__":
     from speclab.system import startup  # noqa: F401 - Ctrl-C and missing libraries are one line
 
 import argparse
+import contextlib
 import io
 import os
 import re
@@ -28,8 +29,9 @@ import signal
 import sys
 import tarfile
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from subprocess import DEVNULL, Popen
@@ -42,7 +44,7 @@ from speclab.lab.padded_pair import padded_kinds
 from speclab.models import loading
 from speclab.models.padded.sizes import is_lab_size
 from speclab.system import terminal
-from speclab.system.errors import Stopped, UsageProblem, on_signals, reports_problems
+from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.files import check_writable, write_whole
 from speclab.system.paths import ROOT
 from speclab.system.terminal import note
@@ -54,6 +56,7 @@ LEAST = 20.0  # seconds below which a stage is not begun
 GRACE = 8.0  # seconds to write down what was measured
 LOOK = 0.1  # seconds between two looks for new records, and for Ctrl-C
 REASON = 300  # characters of a failure in the summary
+SAME_REQUEST_SECONDS = 1.0  # a second signal within them is the same request: some programs send it twice
 
 
 class Stage(NamedTuple):
@@ -107,6 +110,38 @@ def stages_of(args: argparse.Namespace, work: Path) -> list[Stage]:
 def full_name(name: str) -> str:
     """A folder's full path, since stages run in the lab's own folder; any other name as it is."""
     return os.path.abspath(name) if name != "lab" and os.path.isdir(name) else name
+
+
+class Stopped(KeyboardInterrupt):
+    """The user pressed Ctrl-C, or a signal asked for the same."""
+
+    def __init__(self, number: int):
+        super().__init__()
+        self.exit_code = 128 + number
+
+
+@contextlib.contextmanager
+def on_signals(act: Callable[[Stopped], object]) -> Iterator[None]:
+    """Let SIGINT, SIGTERM and, where the system has it, SIGHUP call `act`; an ignored one stays ignored."""
+    last = -SAME_REQUEST_SECONDS
+
+    def receive(number: int, _frame: object) -> None:
+        nonlocal last
+        if time.monotonic() - last >= SAME_REQUEST_SECONDS:
+            last = time.monotonic()
+            act(Stopped(number))
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():  # no other may set handlers
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) not in (signal.SIG_IGN, None):
+                before[number] = signal.signal(number, receive)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def start(stage: Stage, log: BinaryIO) -> Popen:

@@ -24,7 +24,7 @@ from speclab.cli import parsing
 from speclab.present.pictures import figures
 from speclab.present.pictures.library import MISSING, Figure, NullLocator, is_here, plt
 from speclab.system.errors import EnvironmentProblem, reports_problems
-from speclab.system.files import do_all, prepare_folder, write_whole
+from speclab.system.files import prepare_folder, write_all, write_whole
 from speclab.system.paths import ROOT
 
 PLOTS = ROOT / "plots"
@@ -348,7 +348,8 @@ def main(argv: list[str] | None = None) -> int:
     if not is_here():
         raise EnvironmentProblem(MISSING)
     prepare_folder(args.out, "--out")
-    return do_all([functools.partial(draw, args.out, name) for name in PICTURES])
+    write_all([functools.partial(draw, args.out, name) for name in PICTURES])
+    return 0
 
 
 if __name__ == "__main__":

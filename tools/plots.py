@@ -18,7 +18,7 @@ from typing import Any
 from speclab.cli import parsing
 from speclab.records.files import read, read_json
 from speclab.system.errors import reports_problems
-from speclab.system.files import do_all
+from speclab.system.files import write_all
 from speclab.system.paths import ROOT
 from tools.kinds import kind_of
 
@@ -52,7 +52,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     records = args.records or sorted(RESULTS.glob("*.json"))
     steps = [step for path in records for step in pictures(path, args.out or PLOTS)]
-    return do_all([step for step in steps if args.out or step.args[-1] in shown()])
+    write_all([step for step in steps if args.out or step.args[-1] in shown()])
+    return 0
 
 
 if __name__ == "__main__":

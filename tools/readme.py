@@ -20,7 +20,7 @@ import sys
 
 from speclab.cli import parsing
 from speclab.system.errors import EnvironmentProblem, reports_problems
-from speclab.system.files import do_all, write_whole
+from speclab.system.files import write_all, write_whole
 from speclab.system.paths import ROOT
 from tools import blocks
 from tools.kinds import pages_of_extensions
@@ -73,7 +73,8 @@ def main(argv: list[str] | None = None) -> int:
     parsing.make_parser(__doc__).parse_args(argv)
     old = {page: page.read_text("utf-8") for page in PAGES}
     new = {page: filled(text) for page, text in old.items()}  # every record is read before anything is written
-    return do_all([functools.partial(write_whole, page, new[page]) for page in PAGES if new[page] != old[page]])
+    write_all([functools.partial(write_whole, page, new[page]) for page in PAGES if new[page] != old[page]])
+    return 0
 
 
 if __name__ == "__main__":

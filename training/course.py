@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from speclab.lab.training.steps import TrainingFacts
 from speclab.system.files import read_bytes, write_whole
 from speclab.system.terminal import note
 from training.scoring import Known, score
+from training.steps import TrainingFacts
 from training.texts import Texts, packed
 from training.work import readable
 

@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from speclab.lab.training.corpus import SKIPPED_PARTS, Document, read_source
+from training.corpus import SKIPPED_PARTS, Document, read_source
 
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)  # nodes that may have a docstring
 PERMISSIVE = r"\b(MIT\b|0?BSD|APACHE|ISC\b|PSF|PYTHON SOFTWARE FOUNDATION|UNLICENSE|CC0|ZLIB)"

@@ -42,23 +42,21 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from speclab.cli import parsing
-from speclab.drafts.heads.files import CONFIG, WEIGHTS
-from speclab.lab.training import corpus
-from speclab.lab.training.recipes import CROSS_ENTROPY_WEIGHT, LOW_TEMPERATURE, distance
-from speclab.lab.training.steps import TrainingFacts, train
 from speclab.models import loading, prompts
 from speclab.models.family import check_family, context_length
 from speclab.records import files
 from speclab.system.errors import UsageProblem, reports_problems
-from speclab.system.files import check_replaceable, check_writable, do_all, prepare_folder, read_bytes, write_whole
+from speclab.system.files import check_writable, prepare_folder, read_bytes, write_all, write_whole
 from speclab.system.terminal import note, say
-from training import pair
+from training import corpus, pair
 from training.compiling import compiled
 from training.course import Course, K, Lines
 from training.kinds import KINDS, head_to_train
 from training.passes import reading
+from training.recipes import CROSS_ENTROPY_WEIGHT, LOW_TEMPERATURE, distance
 from training.room import Room, room_on
 from training.scoring import DECODED, Known, decoded_alike, known_texts, scored
+from training.steps import TrainingFacts, train
 from training.texts import (
     ANSWER,
     PLAIN,
@@ -187,12 +185,9 @@ def main(argv: list[str] | None = None) -> int:
     with alone_in(args.work_dir):
         about, summary = args.train(args, device, settings_of(args))
         about |= {"machine": asdict(files.machine(device)), "versions": asdict(files.versions())}
-        return do_all(
-            [
-                lambda: write_whole(args.out / "training.json", json.dumps(about, indent=1) + "\n"),
-                lambda: say(json.dumps(summary)),
-            ]
-        )
+        write_all([lambda: write_whole(args.out / "training.json", json.dumps(about, indent=1) + "\n")])
+        say(json.dumps(summary))
+    return 0
 
 
 def train_head(
@@ -200,7 +195,6 @@ def train_head(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Train a draft that reads its target's states, and write it.  -> facts for training.json, and a summary"""
     began, kind = time.monotonic(), KINDS[args.kind]
-    check_replaceable(args.out, (CONFIG, WEIGHTS, "training.json"), "--out")
     given = [text for file in args.texts for _, text in prompts.from_file(file)]
     tokenizer: Any = loading.load_tokenizer(args.target)
     target = loading.load_model(args.target, device, torch.float32, "target").requires_grad_(False)

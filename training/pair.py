@@ -22,8 +22,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from speclab.lab.training import corpus
-from speclab.lab.training.steps import (
+from speclab.system.errors import EnvironmentProblem, first_line
+from speclab.system.terminal import note, progress_bar
+from training import corpus
+from training.compiling import compile_layers
+from training.documents import manifest, permissive_packages
+from training.steps import (
     MICRO_BATCH_TOKENS,
     crops,
     next_token_loss,
@@ -31,11 +35,6 @@ from speclab.lab.training.steps import (
     products_in,
     train,
 )
-from speclab.system.errors import EnvironmentProblem, first_line
-from speclab.system.files import check_replaceable, whole_folder
-from speclab.system.terminal import note, progress_bar
-from training.compiling import compile_layers
-from training.documents import manifest, permissive_packages
 from training.texts import CONTINUED, PROMPT, continuations, streams
 from training.work import Checkpoint, check_ids, check_settings, readable, save_tensors
 
@@ -57,17 +56,13 @@ def train_pair(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Train both and write them.  -> facts for training.json, and a summary
 
-    Each model replaces the one of an earlier training whole. A stop between the two leaves the new target beside the
-    old draft, which guesses less well and changes no text; the same command again writes both from its checkpoints.
+    After a stop while they are written, the same command writes both again from its checkpoints.
     """
-    for role in ("target", "draft"):
-        check_replaceable(args.out / role, ("*.json", "*.safetensors"), "--out")
     check_settings(args.work_dir, settings)
     documents = [*corpus.standard_library(), *(permissive_packages() if args.with_packages else [])]
     tokenizer_folder = args.work_dir / "tokenizer"
     if not tokenizer_folder.exists():
-        with whole_folder(tokenizer_folder) as folder:
-            train_tokenizer(d.text for d in documents if not d.held_out).save_pretrained(folder)
+        train_tokenizer(d.text for d in documents if not d.held_out).save_pretrained(tokenizer_folder)
     with readable(tokenizer_folder):
         tokenizer = PreTrainedTokenizerFast.from_pretrained(tokenizer_folder)
     stream, held_out = streams(tokenizer, documents)
@@ -77,18 +72,16 @@ def train_pair(
     target = uncompiled(target, TARGET_SHAPE).to(device)  # type: ignore[arg-type]
     draft, draft_facts = distil(args, device, seconds, target, target_facts["steps"], stream)
 
-    # Both are complete before one takes its place. The draft, which is distilled from the target, takes its own last.
-    with whole_folder(args.out / "draft") as draft_folder, whole_folder(args.out / "target") as target_folder:
-        target = save(target.cpu(), tokenizer, target_folder)
-        draft = save(uncompiled(draft, DRAFT_SHAPE), tokenizer, draft_folder)
-        fresh = continuations(target, held_out.unfold(0, PROMPT, 1), 12, args.seed + 7, rows=24)
-        summary = {
-            "held_out_loss": {
-                "target": round(held_out_loss(target, held_out), 4),
-                "draft": round(held_out_loss(draft, held_out), 4),
-            },
-            "acceptance_on_held_out_continuations": acceptance(target, draft, fresh),
-        }
+    target = save(target.cpu(), tokenizer, args.out / "target")
+    draft = save(uncompiled(draft, DRAFT_SHAPE), tokenizer, args.out / "draft")
+    fresh = continuations(target, held_out.unfold(0, PROMPT, 1), 12, args.seed + 7, rows=24)
+    summary = {
+        "held_out_loss": {
+            "target": round(held_out_loss(target, held_out), 4),
+            "draft": round(held_out_loss(draft, held_out), 4),
+        },
+        "acceptance_on_held_out_continuations": acceptance(target, draft, fresh),
+    }
     about = {
         "corpus": manifest(documents),
         "tokens": {"training": len(stream), "held_out": len(held_out), "vocabulary": VOCABULARY},

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from speclab.drafts.heads.rollout import target_pass
-from speclab.lab.training.recipes import Likely, Reading, likely
+from training.recipes import Likely, Reading, likely
 from training.room import Room
 from training.work import readable, save_tensors
 

@@ -21,15 +21,15 @@ import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase, StaticCache
 
-from speclab.lab.training.corpus import Document
-from speclab.lab.training.recipes import sizes_like
-from speclab.lab.training.steps import product_dtype
 from speclab.models import prompts
-from speclab.models.texts import is_measured, measured_texts
 from speclab.system.files import read_bytes, write_whole
 from speclab.system.terminal import note
+from training.corpus import Document
 from training.documents import prose
+from training.measured import is_measured, measured_texts
+from training.recipes import sizes_like
 from training.room import Room
+from training.steps import product_dtype
 from training.work import readable
 
 ENCODED_AT_ONCE = 512  # texts
@@ -254,7 +254,7 @@ class Prompts:
         self.pieces = [text for source in used for text in prose(source)], used
         asked = len(self.frame.before) + QUESTION + len(self.frame.after) if self.frame else 0
         self.longest = max(asked, *PIECES, *map(len, self.given))  # tokens of a prompt
-        measured = [*(text for _, text in prompts.standard()), *measured_texts()]
+        measured = measured_texts()
         ways = {False, bool(self.frame)}  # as they are, and in the template where there is one
         self.measured = {tuple(ids) for chat in ways for ids in self._encoded(measured, chat)}
 

@@ -12,10 +12,10 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor, nn
 
-from speclab.lab.training.steps import TrainingFacts
 from speclab.records.files import parsed
 from speclab.system.errors import EnvironmentProblem, UsageProblem, first_line
 from speclab.system.files import read_bytes, write_whole
+from training.steps import TrainingFacts
 
 MOST_SETTINGS = 2**20  # bytes of a settings.json
 

@@ -59,8 +59,8 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records import files
 from speclab.records.arms import BASELINE, BEAM, GENERATE, LIBRARY, Arm
-from speclab.records.facts import Facts
 from speclab.records.log import Line
+from speclab.records.rows import Facts
 from speclab.system.errors import Problem, UsageProblem, reports_problems
 from speclab.system.terminal import note
 

@@ -43,7 +43,6 @@ class Text:
         self._held: list[str] = []
 
     def add(self, round_: Round) -> None:
-        """Show the tokens of a round."""
         for kind, tokens in parts(round_):
             self._show(self._pieces.add(tokens), kind)
 
@@ -63,7 +62,6 @@ class Text:
 
 
 def painted(text: str, kind: str) -> str:
-    """Return a text in the colour of its origin."""
     return f"\x1b[{ANSI[kind]}m{text}\x1b[0m" if kind in ANSI else text
 
 

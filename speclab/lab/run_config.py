@@ -17,7 +17,6 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records import files, runs
 from speclab.records.arms import AUTO, BASELINE, EAGER, GENERATE, Arm
-from speclab.records.log_files import LogFile
 
 
 @dataclass
@@ -33,7 +32,6 @@ class RunConfig:
     repeats: int
     seed: int
     functions: LoopFunctions = SPECULATIVE
-    log: LogFile | None = None  # the measurement is written there while it goes on
     probe: runs.CoreProbe | None = None  # of the cores, before the run
 
     @property
@@ -43,9 +41,7 @@ class RunConfig:
 
     def bench(self, max_new_tokens: int | None = None) -> Bench:
         """Return the harness of this run."""
-        bench = Bench(self.setup, self.drafters, max_new_tokens or self.max_new_tokens, self.seed, self.functions)
-        bench.log = self.log
-        return bench
+        return Bench(self.setup, self.drafters, max_new_tokens or self.max_new_tokens, self.seed, self.functions)
 
     def arms(self) -> list[Arm]:
         """Return the arms: the baseline, then every draft at every length."""

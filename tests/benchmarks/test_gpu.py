@@ -31,7 +31,7 @@ from speclab.models import prompts, timing
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun
 from speclab.system import files
-from speclab.system.errors import EnvironmentProblem, Stopped, UsageProblem
+from speclab.system.errors import EnvironmentProblem, UsageProblem
 from tests.grids import pairs_often
 
 SAVES = """
@@ -137,7 +137,7 @@ def test_a_stage_is_not_left_behind(tmp_path, monkeypatch, impatient):
 
     def look():
         if ready.exists() and len(stops) <= impatient:
-            stops.append(Stopped(signal.SIGINT))
+            stops.append(gpu.Stopped(signal.SIGINT))
 
     deaf = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" * impatient
     code = deaf + SAVES.replace("    time.sleep(60)", f"    open({str(ready)!r}, 'w').close(); time.sleep(60)")

@@ -13,18 +13,17 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.block import BlockHead
 from speclab.drafts.heads.feature import FeatureHead
 from speclab.drafts.heads.files import read_head
-from speclab.lab.training import corpus
-from speclab.lab.training.corpus import Document
-from speclab.lab.training.steps import TrainingFacts
 from speclab.models import loading
 from tests import contract
 from tests.heads import trained, trained_block
 from tests.small_tokenizers import byte_level
 from tests.tiny_models import VOCAB, tiny
-from training import course, heads
+from training import corpus, course, heads
 from training import texts as training_texts
+from training.corpus import Document
 from training.kinds import MOST_WEIGHTS, sizes_of
 from training.room import Room
+from training.steps import TrainingFacts
 from training.texts import Text
 
 N_IDS = 24

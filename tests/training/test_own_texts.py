@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from speclab.lab.training.corpus import Document
 from speclab.models import prompts
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem
@@ -14,6 +13,7 @@ from tests.decoding import plain_text
 from tests.small_tokenizers import byte_level
 from tests.tiny_models import VOCAB, tiny
 from training import texts
+from training.corpus import Document
 from training.texts import MARGIN, Prompts, Text, Texts, batch, covered, frequent_ids, packed, written_after
 
 

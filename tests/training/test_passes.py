@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from speclab.drafts.heads.rollout import target_pass
-from speclab.lab.training.recipes import MOST_LIKELY
 from speclab.system.errors import EnvironmentProblem
 from tests.tiny_models import VOCAB, tiny
 from training import passes
 from training.heads import FEW_TOKENS, step_tokens
 from training.passes import InMemory, Kept, OnDisk, reading, rows_at_once
+from training.recipes import MOST_LIKELY
 from training.room import Room
 from training.texts import ANSWER, side_by_side
 from training.work import save_tensors

@@ -29,12 +29,11 @@ from speclab.core.rounds import Round
 from speclab.extensions.batch.batch_record import PassTime
 from speclab.extensions.batch.decoding.batched_model import BatchedModel
 from speclab.extensions.batch.decoding.drafters import shared_model
+from speclab.extensions.batch.knees import KneeEntry, knee_of
 from speclab.lab.run_config import RunConfig
 from speclab.models.cached import CachedModel
 from speclab.models.timing import seconds
-from speclab.records.facts import Facts
-from speclab.records.knees import KneeEntry
-from speclab.theory.knees import knee_of
+from speclab.records.rows import Facts
 
 TARGET = "target"
 Way = tuple[str, int]

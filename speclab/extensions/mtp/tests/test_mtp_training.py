@@ -5,11 +5,11 @@ import torch
 
 from speclab.extensions.mtp.head_weights import read_mtp_head
 from speclab.extensions.mtp.recipe import fresh_mtp, mtp_loss, named, write_mtp
-from speclab.lab.training.recipes import likely
 from tests.training.test_heads import target  # noqa: F401 - a fixture
 from training import heads
 from training.course import rounded
 from training.kinds import head_to_train
+from training.recipes import likely
 
 
 def words(folder, *more: str) -> list[str]:

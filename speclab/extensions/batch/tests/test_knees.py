@@ -4,8 +4,8 @@ import doctest
 
 import pytest
 
-from speclab.theory import knees
-from speclab.theory.knees import Knee, best_k, knee
+from speclab.extensions.batch import knees
+from speclab.extensions.batch.knees import Knee, best_k, knee
 
 
 def test_doctests():

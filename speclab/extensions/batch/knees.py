@@ -1,9 +1,25 @@
 """The number of texts at a time beyond which speculation no longer pays. Numbers only: no torch, no clock."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
-from speclab.records.knees import KneeEntry
+from speclab.records.rows import Count, RecordPart
+
+
+@dataclass(kw_only=True)
+class KneeEntry(RecordPart):
+    """The number of texts at a time at which the best speedup over all draft lengths falls below 1 for the last time.
+
+    `batch` is that number, as records call it.
+    """
+
+    draft: str
+    context: Count
+    source: Literal["measured", "predicted", "from measured passes"]
+    batch: float | None  # None: it does not, up to the largest number that was tried
+    below: bool  # every number loses
+    best: dict[str, list[int | float]]  # number of texts -> [best k, its speedup]
 
 
 def best_k(tokens_per_second: Mapping[int, float]) -> int:

@@ -6,13 +6,15 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from speclab.lab.training import degraded_drafts, steps
-from speclab.lab.training.corpus import Document
-from speclab.lab.training.steps import next_token_loss
+from speclab.extensions.sweeps import degraded_drafts
+from speclab.lab.noisy import noisy
 from speclab.system.errors import UsageProblem
 from tests.conftest import tiny_llama
 from tests.tiny_models import tiny
+from training import corpus, steps
+from training.corpus import Document
 from training.pair import train_tokenizer
+from training.steps import next_token_loss
 
 TEXT = "".join(f"def add_{i % 7}(first, second):\n    return first + second\n\n\n" for i in range(400))
 
@@ -27,7 +29,7 @@ def library(monkeypatch):
     """Instead of the standard library: a few documents, one of them held out."""
     documents = [Document(f"module_{i}.py", TEXT) for i in range(3)] + [Document("secret.py", "held out " * 9000)]
     monkeypatch.setattr(Document, "held_out", property(lambda d: d.name == "secret.py"))
-    monkeypatch.setattr(degraded_drafts.corpus, "standard_library", lambda: iter(documents))
+    monkeypatch.setattr(corpus, "standard_library", lambda: iter(documents))
 
 
 @pytest.fixture
@@ -48,7 +50,7 @@ def equal(one, other) -> bool:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_no_noise_is_the_model_itself(dtype):
     source = tiny_llama(0, dtype=dtype)
-    copied = degraded_drafts.noisy(source, 0, seed=1)
+    copied = noisy(source, 0, seed=1)
     assert equal(source, copied)
     assert copied is not source
     assert weights(copied)[0].data_ptr() != weights(source)[0].data_ptr()
@@ -60,7 +62,7 @@ def test_noise_is_a_share_of_each_matrix_spread():
         source.model.layers[0].mlp.up_proj.weight.mul_(100)
         source.model.norm.weight.copy_(torch.linspace(0.5, 2, 64))
         before = [w.clone() for w in weights(source)]
-    copied = degraded_drafts.noisy(source, 0.25, seed=3)
+    copied = noisy(source, 0.25, seed=3)
     assert all(torch.equal(a, b) for a, b in zip(before, weights(source), strict=True)), "the source stays as it is"
     for weight, moved in zip(weights(source), weights(copied), strict=True):
         if weight.ndim < 2:
@@ -71,12 +73,12 @@ def test_noise_is_a_share_of_each_matrix_spread():
 
 def test_noise_is_seeded_and_goes_one_way():
     source = tiny_llama(0)
-    assert equal(degraded_drafts.noisy(source, 0.2, 5), degraded_drafts.noisy(source, 0.2, 5))
-    assert not equal(degraded_drafts.noisy(source, 0.2, 5), degraded_drafts.noisy(source, 0.2, 6))
-    near, far = (weights(degraded_drafts.noisy(source, amount, 5))[0] - weights(source)[0] for amount in (0.1, 0.4))
+    assert equal(noisy(source, 0.2, 5), noisy(source, 0.2, 5))
+    assert not equal(noisy(source, 0.2, 5), noisy(source, 0.2, 6))
+    near, far = (weights(noisy(source, amount, 5))[0] - weights(source)[0] for amount in (0.1, 0.4))
     assert torch.allclose(4 * near, far)
     with pytest.raises(ValueError, match="negative"):
-        degraded_drafts.noisy(source, -0.1, 0)
+        noisy(source, -0.1, 0)
 
 
 @pytest.mark.parametrize(("family", "dtype"), [("llama", torch.bfloat16), ("gemma3_window", torch.float32)])
@@ -84,7 +86,7 @@ def test_any_model_gets_its_likes(family, dtype):
     source = tiny(family, dtype=dtype).train()
     ids = torch.arange(8)[None]
     for made in (
-        degraded_drafts.noisy(source, 0.1, 0),
+        noisy(source, 0.1, 0),
         degraded_drafts.random_like(source, 9),
     ):  # seed 0 would be the source again
         assert type(made) is type(source)
@@ -101,7 +103,7 @@ def test_any_model_gets_its_likes(family, dtype):
 
 def test_tied_weights_stay_tied():
     source = tiny("llama", tie_word_embeddings=True)
-    for made in (degraded_drafts.noisy(source, 0.3, 0), degraded_drafts.random_like(source, 0)):
+    for made in (noisy(source, 0.3, 0), degraded_drafts.random_like(source, 0)):
         assert made.lm_head.weight is made.model.embed_tokens.weight
 
 

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from speclab.records.rows import Amount, Count, RecordPart
-from speclab.system.errors import EnvironmentProblem, setting, signals_at_the_end
+from speclab.system.errors import EnvironmentProblem, setting
 from speclab.system.terminal import note, progress_bar
 
 # Share of the training steps at each sequence length. Short ones are cheap, long ones keep long texts together.
@@ -142,13 +142,12 @@ def train(
                         f"{setting('rate')} and another {setting('work_dir')}"
                     )
                 updating = True
-                with signals_at_the_end():
-                    _update(model, steppers, [peak * factor for peak in peaks])
-                    facts.first_loss = loss if facts.first_loss is None else facts.first_loss
-                    facts.last_loss = loss if facts.last_loss is None else 0.9 * facts.last_loss + 0.1 * loss
-                    facts.steps, updating = facts.steps + 1, False
-                    facts.tokens += sum(tokens.numel() for tokens, *_ in micro_batches)
-                    facts.seconds = time.monotonic() - start
+                _update(model, steppers, [peak * factor for peak in peaks])
+                facts.first_loss = loss if facts.first_loss is None else facts.first_loss
+                facts.last_loss = loss if facts.last_loss is None else 0.9 * facts.last_loss + 0.1 * loss
+                facts.steps += 1
+                facts.tokens += sum(tokens.numel() for tokens, *_ in micro_batches)
+                facts.seconds, updating = time.monotonic() - start, False
                 bar.set_postfix_str(f"step {facts.steps}, loss {facts.last_loss:.3f}")
                 bar.update(min(bar.total, round(facts.seconds)) - bar.n)
                 if after:
@@ -157,7 +156,7 @@ def train(
                     save()
                     saved_at = time.monotonic()
         finally:
-            if facts.steps and not updating:  # an error inside an update may leave weights of two steps
+            if facts.steps and not updating:  # a stop inside an update may leave weights of two steps
                 save()
     return facts
 
