@@ -203,7 +203,7 @@ USUAL = {
     "benchmarks.peers": FILED,
     "benchmarks.roofline": FILED,
     "benchmarks.gpu": ["--out", "out", "--device", "cpu"],
-    "training.heads": ["pair", "--out", "out", "--work-dir", "out"],
+    "training.heads": ["pair", "--out", "out"],
 }
 B, S, C = "baseline_autoregressive.py", "optimized_speculative.py --prompt x", "compare.py"
 PEERS, ROOFLINE = "-m benchmarks.peers", "-m benchmarks.roofline"
@@ -350,7 +350,7 @@ ROWS = [
     Row("-m tools.readme --chekc", 2, ("--chekc", "--help")),
     Row(f"{TRAIN} --minutes nan", 2, ("--minutes", "nan")),
     Row(f"{TRAIN} --rate 0", 2, ("--rate", "above 0")),
-    Row(f"{TRAIN} --work-dir loop", 3, ("loop", "no folder", "--work-dir")),
+    Row(f"{TRAIN} --out loop", 3, ("loop", "no folder", "--out")),
     Row(f"{TRAIN} --out ''", 2, ("--out", "empty")),
     Row(f"{TRAIN} --out file", 3, ("file/training.json", "--out")),
     # --- benchmarks ---
