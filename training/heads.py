@@ -222,7 +222,7 @@ def train_head(args: argparse.Namespace, device: torch.device) -> tuple[dict[str
     alike = decoded_alike(args.kind, args.out, target, tokenizer, list(texts.held_out[0].prompt), K)
     note(f"{args.out}: this head loads, and {alike} of {DECODED} tokens decoded with it are the target's own")
     best, ids = kind.trained(target, argparse.Namespace(**vars(args) | {"init": str(args.out)}))
-    scores = scored(best, target, tokenizer, held_out, 60 * args.minutes - (time.monotonic() - began), ids)
+    scores = scored(best, target, tokenizer, held_out, ids)
     note(f"to use this head, type: python compare.py --target {args.target} --draft {args.kind}:{args.out}")
     return about(course) | {"scores": scores}, scores
 

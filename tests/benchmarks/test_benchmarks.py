@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import common, experts, roofline
+from benchmarks import common, roofline
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import llama_cpp
 from benchmarks.peers import page as peers_page
@@ -263,43 +263,6 @@ def test_peers_end_to_end(call, pair_folder, tmp_path):
     assert str(tmp_path) not in files.to_json(run)
     assert (tmp_path / "results" / "local-peers.md").read_text().startswith("# Against")
     assert not list(tmp_path.rglob("*.part"))
-
-
-# --- experts ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.full
-def test_experts_end_to_end(call, tmp_path):
-    """On the lab's own target, the smallest size there is."""
-    words = ["--target", "lab:10.2m:e4k2", "--widths", "3", "--n-texts", "2", "--repeats", "2", "--context", "40"]
-    code, out, _ = call(experts, *words)
-    assert code == 0
-    run = files.read(tmp_path / "results" / "local-experts.json", experts.ExpertsRun)
-    assert [p.width for p in run.passes] == [1, 3]
-    assert (run.n_experts, run.n_used, run.n_texts, run.n_same) == (4, 2, 2, 2)
-    assert run.passes[0].union == run.passes[0].scattered == run.passes[0].expected == 2
-    assert 2 < run.passes[1].union <= 4
-    assert 2 < run.passes[1].scattered <= 4
-    assert all(min(p.seconds, p.dense_seconds, p.predicted) > 0 for p in run.passes)
-    assert "same with experts and without: 2 of 2" in out
-    for target in ("lab:200m", "models/lab-pair/target"):
-        code, _, err = call(experts, "--target", target)
-        assert code == 2
-        assert "give one such as lab:200m:e8k2" in err
-    code, _, err = call(experts, "--target", "lab:10.2m:e4k2", "--context", "4090")
-    assert code == 2
-    assert err.startswith("error: --context 4090 and a pass over 9 do not fit")
-    assert err.endswith("use --context 4087 or less\n")
-
-
-def test_unions_of_experts_are_counted():
-    """Two layers; side by side the tokens agree, and nowhere else."""
-    chosen = [torch.tensor([[0, 1], [0, 1], [2, 3], [2, 3]]), torch.tensor([[4, 5], [5, 4], [6, 7], [6, 0]])]
-    assert experts.counted_union(chosen, torch.arange(0, 2)) == 2
-    assert experts.counted_union(chosen, torch.arange(2, 4)) == 2.5
-    pairs = [2, 4, 4, 4, 4, 2, 2, 4, 4, 4, 4, 3]  # of the first layer, then of the second one
-    assert experts.scattered_union(chosen, 2) == pytest.approx(sum(pairs) / 12, abs=0.15)
-    assert experts.scattered_union(chosen, 4) == 4.5
 
 
 # --- roofline ---------------------------------------------------------------------------------------------------------

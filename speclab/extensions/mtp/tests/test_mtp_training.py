@@ -24,9 +24,8 @@ def test_a_head_is_written_and_goes_on(target, tmp_path, monkeypatch, capsys):  
     before = {name: weight.clone() for name, weight in target.state_dict().items()}
     assert heads.main(words(tmp_path / "one")) == 0
     assert "32 of 32 tokens decoded with it are the target's own" in capsys.readouterr().err
-    scores = (
-        {"by_position": [], "tokens_per_round": {course.K: n}} for n in (1.0, 2.0)
-    )  # so that what learned further is written
+    # What learned further is the better one, and is written.
+    scores = ({"by_position": [], "tokens_per_round": {course.K: n}} for n in (1.0, 2.0))
     monkeypatch.setattr(course, "score", lambda *_, **__: next(scores))
     assert heads.main(words(tmp_path / "two", "--init", str(tmp_path / "one"))) == 0
     first, second = (read_mtp_head(str(tmp_path / name), target, "mtp") for name in ("one", "two"))
