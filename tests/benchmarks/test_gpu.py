@@ -1,38 +1,23 @@
-"""The one command for a GPU: its stages, its clock and its three files, and a rehearsal that is interrupted.
-
-In the rehearsal a stage is a process forked from this one, which has loaded the libraries already. It is interrupted at
-seeded moments. A moment is one of the events that all processes of a run count together: a turn that a decoding has
-done, a file that is written.
-"""
+"""The one command for a GPU: its stages, its clock and its three files, and a rehearsal on a tiny pair."""
 
 import contextlib
 import importlib
-import mmap
-import os
-import random
+import io
 import signal
 import subprocess
 import sys
 import tarfile
-import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-import torch
 
-from benchmarks import common, gpu, roofline
+from benchmarks import gpu, roofline
 from benchmarks.gpu import TESTS, Stage
 from benchmarks.peers import page as peers_page
-from speclab.lab import decodings
 from speclab.models import prompts, timing
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun
-from speclab.system import files
 from speclab.system.errors import EnvironmentProblem, UsageProblem
-from tests.grids import pairs_often
 
 SAVES = """
 import time
@@ -87,6 +72,7 @@ def test_every_stage_is_accounted_for_and_a_failure_stops_nobody(run, tmp_path):
             code_stage("saves", 6.0, SAVES),
             code_stage(TESTS, 30, "print('7 passed in 2.00s')"),
             code_stage("writes", 30, writes(work, "a")),
+            code_stage("writes too", 30, writes(work, "b")),
         ]
     )
     assert code == 1
@@ -103,7 +89,9 @@ def test_every_stage_is_accounted_for_and_a_failure_stops_nobody(run, tmp_path):
         assert line in page
     assert "what was measured" in (tmp_path / "log.txt").read_text(), "a stage may still write its record"
     assert "# a\n\na table of a" in page
-    assert members(tmp_path) == {"results/a.json", "results/a.md"}, "nothing that is half written"
+    assert members(tmp_path) == {f"results/{name}" for name in ("a.json", "a.md", "b.json", "b.md")}, (
+        "nothing by halves"
+    )
     assert {path.name for path in tmp_path.iterdir()} == {"summary.md", "log.txt", "records.tar.gz"}
 
 
@@ -202,145 +190,23 @@ def test_folders_are_named_in_full_and_apart(pair_folder, tmp_path, monkeypatch)
 # --- the rehearsal ---
 
 KINDS = {"-roofline": roofline.RooflineRun, "-peers": peers_page.PeersRun, "": ComparisonRun}
-RECORDS = {  # what a finished stage leaves
-    "target: compare": "gpu-target",
-    "target: roofline": "gpu-target-roofline",
-    "target: peers": "gpu-target-peers",
-    "float32 identity": "gpu-float32",
-    TESTS: "",
-    "draft: compare": "gpu-draft",
-    "draft: roofline": "gpu-draft-roofline",
-    "draft: peers": "gpu-draft-peers",
-}
 
 
-class Forked:
-    """What `gpu.start` gives: a process, as subprocess.Popen is one."""
+class InThisProcess:
+    """What `gpu.start` gives, of a stage that has run already: this process has loaded the libraries."""
 
-    def __init__(self, work: Callable[[], int]):
-        self.pid = os.fork()
-        if self.pid == 0:
-            code = 1
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            with contextlib.suppress(BaseException):
-                try:
-                    code = work()
-                except KeyboardInterrupt:
-                    code = 130
-            os._exit(code)
-        self.returncode: int | None = None
+    def __init__(self, stage: Stage, log):
+        module, *words = stage.command[stage.command[0] == "-m" :]
+        words += {"benchmarks.peers": ["--no-llama-cpp"], "benchmarks.roofline": ["--context", "8"]}.get(module, [])
+        name = {"benchmarks.peers": "benchmarks.peers.__main__", "compare.py": "compare"}.get(module, module)
+        with io.TextIOWrapper(open(log.fileno(), "ab", closefd=False)) as out:
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+                if stage.name == TESTS:
+                    print("22 skipped in 0.10s")
+                self.code = 0 if stage.name == TESTS else importlib.import_module(name).main(words)
 
-    def poll(self) -> int | None:
-        """-> exit code, None while it runs"""
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
-        return self.returncode
-
-    def wait(self) -> int:
-        """-> exit code"""
-        while (code := self.poll()) is None:
-            time.sleep(0.002)
-        return code
-
-    def send_signal(self, number: int) -> None:
-        if self.returncode is None:
-            os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
-
-class Events:
-    """A number that all processes count up, and what happens at one of them."""
-
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, 8)
-        self.action, self.at = "", -1
-
-    @property
-    def n(self) -> int:
-        return int.from_bytes(self._memory[:], "little")
-
-    def one_more(self) -> None:
-        self._memory[:] = (self.n + 1).to_bytes(8, "little")
-        if self.n != self.at:
-            return
-        pid, number = {
-            "Ctrl-C": (os.getppid(), signal.SIGINT),
-            "stage killed": (os.getpid(), signal.SIGKILL),
-            "all killed": (0, signal.SIGKILL),  # this process's group
-        }[self.action]
-        os.kill(pid, number)
-        if self.action == "Ctrl-C":
-            time.sleep(60)  # until it is passed on to this process
-
-    def counted(self, function: Callable) -> Callable:
-        def call(*args, **kwargs):
-            result = function(*args, **kwargs)
-            self.one_more()
-            return result
-
-        return call
-
-
-class Outcome(NamedTuple):
-    code: int
-    stages: dict[str, str]  # what the summary says
-    records: dict[str, object]
-
-
-@pytest.fixture
-def rehearse(pair_folder, tmp_path, tmp_path_factory, monkeypatch):
-    """The command in a process group of its own, until something happens at an event."""
-    events = Events()
-    identity = ["--target", str(pair_folder / "target"), "--draft", f"{pair_folder / 'draft'},ngram"]
-
-    def start(stage, log) -> Forked:
-        def work() -> int:
-            torch.set_num_threads(1)
-            os.dup2(log.fileno(), 1)
-            os.dup2(log.fileno(), 2)
-            sys.stdout, sys.stderr = (open(n, "w", closefd=False, buffering=1) for n in (1, 2))  # noqa: SIM115
-            if stage.name == TESTS:
-                print("22 skipped in 0.10s")
-                return 0
-            common.write_whole = events.counted(files.write_whole)
-            decodings.Decoding.advance = events.counted(decodings.Decoding.advance)
-            module, *words = stage.command[stage.command[0] == "-m" :]
-            words += identity if stage.name == "float32 identity" else []
-            words += ["--no-llama-cpp"] if module == "benchmarks.peers" else []
-            words += ["--context", "8"] if module == "benchmarks.roofline" else []
-            module = module.removesuffix(".py")
-            return importlib.import_module("benchmarks.peers.__main__" if "peers" in module else module).main(words)
-
-        return Forked(work)
-
-    monkeypatch.setattr(gpu, "start", start)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("work")))  # what is killed leaves its folder
-    monkeypatch.setattr(gpu, "GRACE", 30.0)
-    monkeypatch.setattr(gpu, "LOOK", 0.005)
-    monkeypatch.setattr(gpu, "WIDTHS", "1,5")
-    monkeypatch.setattr(timing, "LARGE", 2**16)
-    monkeypatch.setattr(roofline, "matrix_rate", lambda *args: 1e9)
-    monkeypatch.setattr(prompts, "standard", lambda: [("code", "def f(x):\n    return x + 1"), ("prose", "return x")])
-    monkeypatch.setattr(importlib.import_module("speclab.present.pictures.plots"), "comparison", lambda *args: [])
-    sizes = ",".join(str(pair_folder / role) for role in ("target", "draft"))
-    words = ["--out", str(tmp_path), "--sizes", sizes, "--draft", str(pair_folder / "draft"), "--device", "cpu"]
-    words += ["--dtype", "float32", "--engine", "eager", "--max-new-tokens", "6", "--limit", "1", "--minutes", "100"]
-
-    def run(action: str = "", at: int = -1) -> Outcome:
-        events.action, events.at = action, at
-
-        def work() -> int:
-            os.setsid()
-            with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-                return gpu.main(words)
-
-        code = Forked(work).wait()
-        return Outcome(code, told_stages(tmp_path), kept_records(tmp_path))
-
-    return run, events
+    def poll(self) -> int:
+        return self.code
 
 
 def told_stages(folder: Path) -> dict[str, str]:
@@ -352,53 +218,39 @@ def told_stages(folder: Path) -> dict[str, str]:
 def kept_records(folder: Path) -> dict[str, object]:
     """All records in the archive, read and checked; three files lie in the folder, and none is a part."""
     assert {path.name for path in folder.iterdir() if path.is_file()} == {"summary.md", "log.txt", "records.tar.gz"}
-    found = {}
     unpacked = folder / "unpacked"
     with tarfile.open(folder / "records.tar.gz") as archive:
         archive.extractall(unpacked, filter="data")
-    for path in sorted(unpacked.glob("results/*.json")):
-        ending = next(ending for ending in KINDS if path.stem.endswith(ending))
-        found[path.stem] = read(path, KINDS[ending])
-    return found
+    found = {path.stem: path for path in sorted(unpacked.glob("results/*.json"))}
+    kinds = {name: next(kind for ending, kind in KINDS.items() if name.endswith(ending)) for name in found}
+    return {name: read(path, kinds[name]) for name, path in found.items()}
 
 
-@pytest.mark.full
-def test_undisturbed(rehearse, tmp_path):
-    run, events = rehearse
-    code, told, records = run()
-    assert code == 0, (tmp_path / "log.txt").read_text()
-    assert {name: what.partition(" (")[0] for name, what in told.items()} == dict.fromkeys(RECORDS, "done") | {
-        TESTS: "done: 22 skipped in 0.10s"
-    }
-    assert set(records) == set(filter(None, RECORDS.values()))
-    assert events.n > 100
+def test_a_rehearsal_on_a_tiny_pair(pair_folder, tmp_path, monkeypatch, capsys):
+    target, draft = pair_folder / "target", pair_folder / "draft"
+    monkeypatch.setattr(gpu, "start", InThisProcess)
+    monkeypatch.setattr(gpu, "WIDTHS", "1,5")
+    monkeypatch.setattr(timing, "LARGE", 2**16)
+    monkeypatch.setattr(roofline, "matrix_rate", lambda *args: 1e9)
+    monkeypatch.setattr(prompts, "standard", lambda: [("code", "def f(x):\n    return x + 1"), ("prose", "return x")])
+    monkeypatch.setattr(importlib.import_module("speclab.present.pictures.plots"), "comparison", lambda *args: [])
+    honest = gpu.stages_of
 
+    def of_the_tiny_pair(args, work):
+        identity = ("--target", str(target), "--draft", str(draft))
+        stages = honest(args, work)
+        return [s._replace(command=s.command + identity) if s.name == "float32 identity" else s for s in stages]
 
-@pytest.mark.parametrize(
-    ("action", "seed"),
-    pairs_often(
-        ["Ctrl-C", "stage killed", "all killed"], [0, 1], lambda action, seed: seed == 0 and action != "stage killed"
-    ),
-)
-def test_what_was_finished_is_kept(rehearse, tmp_path, action, seed):
-    run, events = rehearse
-    moment = random.Random(f"{action} {seed}").randrange(20, 100)
-    code, told, records = run(action, moment)
-    assert list(told) == list(RECORDS), "every stage is named"
-    assert events.n >= moment, "the moment came"
-    for stage, what in told.items():
-        if what.startswith("done") and RECORDS[stage]:
-            assert RECORDS[stage] in records, stage
-    states = [what.partition(":")[0].partition(",")[0].partition(" (")[0] for what in told.values()]
-    broken = {"Ctrl-C": "stopped", "stage killed": "FAILED", "all killed": "running"}[action]
-    after = {"Ctrl-C": "left out", "stage killed": "done", "all killed": "to come"}[action]
-    where = states.index(broken)
-    assert states == ["done"] * where + [broken] + [after] * (len(states) - where - 1)
-    assert code == {"Ctrl-C": 130, "stage killed": 1, "all killed": -signal.SIGKILL}[action]
-    if action == "stage killed":
-        assert "ended by signal 9" in list(told.values())[where]
-    finished = {RECORDS[stage] for stage, what in told.items() if what.startswith("done")}
-    assert set(records) - finished <= {list(RECORDS.values())[where]}, "of others only the interrupted stage's record"
+    monkeypatch.setattr(gpu, "stages_of", of_the_tiny_pair)
+    words = ["--out", str(tmp_path), "--sizes", str(target), "--draft", str(draft), "--device", "cpu"]
+    words += ["--dtype", "float32", "--engine", "eager", "--max-new-tokens", "6", "--limit", "1", "--minutes", "100"]
+    assert gpu.main(words) == 0, (tmp_path / "log.txt").read_text()
+    told = told_stages(tmp_path)
+    assert list(told) == ["target: compare", "target: roofline", "target: peers", "float32 identity", TESTS]
+    assert told[TESTS].startswith("done: 22 skipped in 0.10s (")
+    assert all(what.startswith("done") for what in told.values())
+    assert set(kept_records(tmp_path)) == {"gpu-target", "gpu-target-roofline", "gpu-target-peers", "gpu-float32"}
+    assert "# gpu-target\n" in (tmp_path / "summary.md").read_text()
 
 
 @pytest.mark.full
