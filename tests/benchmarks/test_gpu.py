@@ -199,11 +199,11 @@ class InThisProcess:
         module, *words = stage.command[stage.command[0] == "-m" :]
         words += {"benchmarks.peers": ["--no-llama-cpp"], "benchmarks.roofline": ["--context", "8"]}.get(module, [])
         name = {"benchmarks.peers": "benchmarks.peers.__main__", "compare.py": "compare"}.get(module, module)
-        with io.TextIOWrapper(open(log.fileno(), "ab", closefd=False)) as out:
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-                if stage.name == TESTS:
-                    print("22 skipped in 0.10s")
-                self.code = 0 if stage.name == TESTS else importlib.import_module(name).main(words)
+        out = io.TextIOWrapper(open(log.fileno(), "ab", closefd=False))  # noqa: SIM115
+        with out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+            if stage.name == TESTS:
+                print("22 skipped in 0.10s")
+            self.code = 0 if stage.name == TESTS else importlib.import_module(name).main(words)
 
     def poll(self) -> int:
         return self.code
