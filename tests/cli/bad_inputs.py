@@ -352,7 +352,7 @@ ROWS = [
     Row(f"{TRAIN} --rate 0", 2, ("--rate", "above 0")),
     Row(f"{TRAIN} --out loop", 3, ("loop", "no folder", "--out")),
     Row(f"{TRAIN} --out ''", 2, ("--out", "empty")),
-    Row(f"{TRAIN} --out file", 3, ("file/training.json", "--out")),
+    Row(f"{TRAIN} --out file", 3, ("file", "no folder", "--out")),
     # --- benchmarks ---
     Row(f"{PEERS} -k 0", 2, ("-k 0", "1 or more")),
     Row(f"{PEERS} --draft suffix --prompt x", 2, ("--draft suffix", "must be a model")),
