@@ -207,7 +207,6 @@ def measure(mixed: Setup, dense: Setup, widths: list[int], context: int, n_texts
 
 
 def page(run: ExpertsRun) -> list[Block]:
-    """The whole page, from the record alone."""
     first = run.passes[0]
     cells: dict[str, Cell] = {
         "tokens": lambda p: str(p.width),
@@ -242,7 +241,6 @@ def page(run: ExpertsRun) -> list[Block]:
 
 
 def make_parser() -> parsing.Parser:
-    """The flags."""
     parser = parsing.make_parser(__doc__)
     flags.add_shared_flags(parser)
     parser.set_defaults(target=TARGET)
@@ -257,7 +255,6 @@ def make_parser() -> parsing.Parser:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """Run the command.  -> exit code"""
     args: argparse.Namespace = make_parser().parse_args(argv)
     widths = sorted({1, *parsing.numbers(args.widths, int, 1, "--widths")})
     if not sizes.is_lab_size(args.target) or not sizes.parse_name(args.target).experts:

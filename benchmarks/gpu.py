@@ -257,7 +257,6 @@ def run_all(stages: list[Stage], results: Results, end: float, stops: list[Stopp
 
 
 def make_parser() -> parsing.Parser:
-    """The flags."""
     parser = parsing.make_parser(__doc__)
     parser.add_argument("--out", type=parsing.some_path, required=True, metavar="FOLDER", help="gets three files")
     parser.add_argument("--minutes", type=parsing.positive, default=8.5, help="for everything (default: 8.5)")
@@ -273,7 +272,6 @@ def make_parser() -> parsing.Parser:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """Run the command.  -> exit code"""
     args = make_parser().parse_args(argv)
     end = time.monotonic() + 60 * args.minutes
     loading.choose_device(args.device)

@@ -284,7 +284,6 @@ OF_MARGINS = [
 
 
 def page(run: SameTextRun) -> list[Block]:
-    """The whole page, from the record alone."""
     arms = list(dict.fromkeys((text.dtype, text.draft_length) for text in run.raw))
 
     def of(arm: tuple[str, int]) -> list[Text]:
@@ -360,7 +359,6 @@ def _named(draft_length: int) -> str:
 
 
 def make_parser() -> parsing.Parser:
-    """The flags."""
     parser = parsing.make_parser(__doc__)
     flags.add_shared_flags(parser)
     group = parser.add_argument_group("benchmark")
@@ -373,7 +371,6 @@ def make_parser() -> parsing.Parser:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """Run the command.  -> exit code"""
     args = make_parser().parse_args(argv)
     lengths = parsing.numbers(args.draft_length, int, 1, "-k")
     common.check_result_flags(args)

@@ -81,7 +81,6 @@ def headline() -> str:
 
 
 def first_run() -> str:
-    """The output of the first command."""
     return f"```text\n{first_screen.screen(comparison(DEFAULT_RUN))}```"
 
 

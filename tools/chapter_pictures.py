@@ -329,7 +329,6 @@ def draw(folder: Path, name: str) -> Path:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """Run the command.  -> exit code"""
     parser = parsing.make_parser(__doc__)
     parser.add_argument("--out", type=parsing.some_path, default=PLOTS, metavar="DIR", help="folder (default: plots/)")
     args = parser.parse_args(argv)

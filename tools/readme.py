@@ -69,7 +69,6 @@ def filled(text: str) -> str:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """Run the command.  -> exit code"""
     parsing.make_parser(__doc__).parse_args(argv)
     old = {page: page.read_text("utf-8") for page in PAGES}
     new = {page: filled(text) for page, text in old.items()}  # every record is read before anything is written

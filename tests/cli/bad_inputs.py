@@ -344,7 +344,7 @@ ROWS = [
     Row(f"{C} --out-dir ''", 2, ("--out-dir", "empty")),
     Row(f"{C} --out-dir blocked", 3, ("local.json", "it is a folder", "--out-dir")),
     Row(f"{C} --out-dir /proc/nowhere", 3, ("/proc/nowhere", "--out-dir")),
-    # --- readme, rerun, train_lab_pair ---
+    # --- readme, plots, training ---
     Row("-m tools.plots lists.json", 3, ("lists.json is no record", "more than 16 MiB")),
     Row("-m tools.plots nan.json", 3, ("NaN",)),
     Row("-m tools.readme --chekc", 2, ("--chekc", "--help")),
