@@ -1,6 +1,8 @@
 """The generated parts of the README and of the pages in docs/: every number there is a view of a committed record."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ QUICK = (0, 2, 4)  # the draft lengths of --quick, and 0 for the baseline
 BOOK_TABLE = ((0.7, 4, "2.1"), (0.8, 4, "2.5"), (0.7, 8, "2.5"), (0.8, 8, "3.3"))  # alpha, k, what the book prints
 
 
+@cache
 def comparison(path: Path) -> ComparisonRun:
     """A committed comparison."""
     return read(path, ComparisonRun)
@@ -71,9 +74,9 @@ def headline() -> str:
     cells: dict[str, tables.Cell] = {
         "target": lambda one: first_screen.target_name(one[0]),
         "draft": lambda one: one[2].draft,
-        "machine": lambda one: f"[{run_lines.hardware(one[0])}](results/{one[1].stem}.md)",
+        "machine": lambda one: tables.Markdown(f"[{run_lines.hardware(one[0])}](results/{one[1].stem}.md)"),
         "k": lambda one: str(one[2].draft_length),
-        "speedup": lambda one: f"**{tables.speedup(one[2].speedup)}**",
+        "speedup": lambda one: tables.Markdown(f"**{tables.speedup(one[2].speedup)}**"),
         "95 %": lambda one: tables.interval(one[2].speedup_low, one[2].speedup_high),
         "prompts": lambda one: str(one[2].n_prompts),
     }
@@ -138,7 +141,7 @@ def heads() -> str:
             parts.insert(0, facts)
         about += [(kind, size, i, part) for i, part in enumerate(parts, 1)]
     of_training: dict[str, tables.Cell] = {
-        "head": lambda one: f"`{one[0]}`",
+        "head": lambda one: tables.Markdown(f"`{one[0]}`"),
         "parameters": lambda one: f"{one[1] / 1e6:.1f} M",
         "training": lambda one: str(one[2]),
         "steps": lambda one: f"{one[3]['steps']:,}",
@@ -149,7 +152,10 @@ def heads() -> str:
     def of(key: str, place: int | str) -> tables.Cell:
         return lambda one: tables.number(one[2][key][place])
 
-    cells: dict[str, tables.Cell] = {"head": lambda one: f"`{one[0]}`", "greedy texts": lambda one: one[1]}
+    cells: dict[str, tables.Cell] = {
+        "head": lambda one: tables.Markdown(f"`{one[0]}`"),
+        "greedy texts": lambda one: one[1],
+    }
     cells |= {str(i + 1): of("by_position", i) for i in range(7)}
     cells |= {f"tok/rnd k={k}": of("tokens_per_round", k) for k in ("2", "4", "6", "7")}
     return f"{shown(about, of_training)}\n\n{shown(scores, cells, n_words=2)}"
@@ -195,9 +201,9 @@ def errors() -> str:
 def brief(temperature: float) -> str:
     """The output of `compare.py --quick --brief` for one temperature."""
     run = comparison(DEFAULT_RUN)
-    run.rows = [row for row in run.rows if row.temperature == temperature and row.draft_length in QUICK]
-    run.padded = None  # as a quick run has none
-    return f"```text\n{first_screen.screen(run, brief=True).strip()}\n```"
+    rows = [row for row in run.rows if row.temperature == temperature and row.draft_length in QUICK]
+    quick = replace(run, rows=rows, padded=None)  # as a quick run has none
+    return f"```text\n{first_screen.screen(quick, brief=True).strip()}\n```"
 
 
 def counts() -> str:
