@@ -43,7 +43,6 @@ def pictures(path: Path, folder: Path) -> list[functools.partial[Any]]:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """Run the command.  -> exit code"""
     parser = parsing.make_parser(__doc__)
     parser.add_argument(
         "records", nargs="*", type=parsing.some_path, metavar="RECORD", help="default: all of results/*.json"

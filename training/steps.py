@@ -1,32 +1,31 @@
 """The training of a small causal language model: optimizers, batches, the loss, and the loop.
 
-The sweep over worse drafts trains one here for some seconds. The commands in training/ run the same loop for hours, and
-give it a checkpoint.
+The sweep over worse drafts trains one here for some seconds. The commands in training/ run the same loop for hours.
 """
 
 import functools
 import math
+import shutil
 import time
 import timeit
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from transformers import PreTrainedModel
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 from speclab.records.rows import Amount, Count, RecordPart
 from speclab.system.errors import EnvironmentProblem, setting
-from speclab.system.terminal import note, progress_bar
+from speclab.system.terminal import progress_bar
 
 # Share of the training steps at each sequence length. Short ones are cheap, long ones keep long texts together.
 LENGTHS = {256: 0.80, 512: 0.15, 2048: 0.05}
 MICRO_BATCH_TOKENS = {"cuda": 32768}  # by device; what a pass trains on at once
 FEW_TOKENS = 4096  # the same elsewhere
 BY_ROW = ("lm_head", "markov")  # matrices with a row for each id, as embeddings are
-SECONDS_BETWEEN_CHECKPOINTS = 240
 TRIES = 9  # of a product in each precision; the fastest counts
 
 
@@ -49,7 +48,7 @@ def optimizers(model: nn.Module, rate: float, adamw_share: float = 1.0) -> list[
 def crops(stream: Tensor, step: int, seed: int, batch_tokens: int) -> list[Tensor]:
     """Return the micro-batches of one step: random crops of one length.  -> list of (batch, length)
 
-    A function of (seed, step) alone, so a resumed run sees what it would have seen. The crops are where the stream is.
+    A function of (seed, step) alone. The crops are where the stream is.
     """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
     pick = torch.multinomial(torch.tensor(list(LENGTHS.values())), 1, generator=generator)[0]
@@ -83,16 +82,6 @@ class TrainingFacts(RecordPart):
     products: Literal["", "float32", "bfloat16"] = ""
 
 
-class Checkpoint(Protocol):
-    """The place where a training is saved, and from which it goes on."""
-
-    def resume(self, model: nn.Module, steppers: list[torch.optim.Optimizer]) -> TrainingFacts:
-        """Set the model and its optimizers to what was saved. -> the progress until then"""
-
-    def save(self, model: nn.Module, steppers: list[torch.optim.Optimizer], facts: TrainingFacts) -> None:
-        """Save all three, whole or not at all."""
-
-
 def train(
     model: nn.Module,
     batches: Callable[[int], list[tuple[Tensor, ...]]],
@@ -100,64 +89,41 @@ def train(
     seconds: float,
     rate: float,
     name: str,
-    checkpoint: Checkpoint | None = None,
     adamw_share: float = 1.0,
     after: Callable[[TrainingFacts], None] | None = None,
 ) -> TrainingFacts:
-    """Train for `seconds`, at least one step; go on from the checkpoint, and save there now and then, and when Ctrl-C
-    or a signal ends it.
+    """Train for `seconds`, at least one step.
 
     batches: step -> its micro-batches, tuples of tensors of which the first holds the tokens.
     loss_of: called with such a tuple's tensors, gives the mean loss in nats per token.
     rate, adamw_share: as for `optimizers`. name: of the progress bar.
-    after: is called after each step, and says how far it is in the place of the lines here. What it does takes from the
-    time.
+    after: is called after each step. What it does takes from the time.
     """
     steppers, peaks = optimizers(model, rate, adamw_share), (rate, adamw_share * rate)
-    facts = checkpoint.resume(model, steppers) if checkpoint else TrainingFacts()
-    device = next(model.parameters()).device
-    facts.products = facts.products or ("float32" if product_dtype(device) == torch.float32 else "bfloat16")
-    precision = getattr(torch, facts.products)
-    saved_at, start = time.monotonic(), time.monotonic() - facts.seconds
-
-    def save() -> None:
-        if checkpoint is None:
-            return
-        checkpoint.save(model, steppers, facts)
-        if bar.disable and not after:  # no terminal: a line now and then
-            note(f"{name}: step {facts.steps}, loss {facts.last_loss:.3f}, {facts.seconds:.0f} of {seconds:.0f} s")
-
-    updating = False
+    precision = product_dtype(next(model.parameters()).device)
+    facts = TrainingFacts(products="float32" if precision == torch.float32 else "bfloat16")
+    start = time.monotonic()
     model.train()
-    bar = progress_bar(total=round(seconds), initial=round(facts.seconds), unit="s", desc=name, mininterval=1)
-    with bar, torch.enable_grad():
-        try:
-            while facts.seconds < seconds:
-                micro_batches = batches(facts.steps)
-                factor = learning_rate_factor(facts.seconds / seconds)
-                loss = _gradients(model, micro_batches, loss_of, precision).item()
-                if not math.isfinite(loss):
-                    raise EnvironmentProblem(
-                        f"{name}: the loss is not finite at step {facts.steps}; type the command again with a smaller "
-                        f"{setting('rate')} and another {setting('work_dir')}"
-                    )
-                updating = True
-                _update(model, steppers, [peak * factor for peak in peaks])
-                facts.first_loss = loss if facts.first_loss is None else facts.first_loss
-                facts.last_loss = loss if facts.last_loss is None else 0.9 * facts.last_loss + 0.1 * loss
-                facts.steps += 1
-                facts.tokens += sum(tokens.numel() for tokens, *_ in micro_batches)
-                facts.seconds, updating = time.monotonic() - start, False
-                bar.set_postfix_str(f"step {facts.steps}, loss {facts.last_loss:.3f}")
-                bar.update(min(bar.total, round(facts.seconds)) - bar.n)
-                if after:
-                    after(facts)
-                if time.monotonic() - saved_at > SECONDS_BETWEEN_CHECKPOINTS:
-                    save()
-                    saved_at = time.monotonic()
-        finally:
-            if facts.steps and not updating:  # a stop inside an update may leave weights of two steps
-                save()
+    with progress_bar(total=round(seconds), unit="s", desc=name, mininterval=1) as bar, torch.enable_grad():
+        while facts.seconds < seconds:
+            micro_batches = batches(facts.steps)
+            factor = learning_rate_factor(facts.seconds / seconds)
+            loss = _gradients(model, micro_batches, loss_of, precision).item()
+            if not math.isfinite(loss):
+                raise EnvironmentProblem(
+                    f"{name}: the loss is not finite at step {facts.steps}; type the command again with a smaller "
+                    f"{setting('rate')}"
+                )
+            _update(model, steppers, [peak * factor for peak in peaks])
+            facts.first_loss = loss if facts.first_loss is None else facts.first_loss
+            facts.last_loss = loss if facts.last_loss is None else 0.9 * facts.last_loss + 0.1 * loss
+            facts.steps += 1
+            facts.tokens += sum(tokens.numel() for tokens, *_ in micro_batches)
+            facts.seconds = time.monotonic() - start
+            bar.set_postfix_str(f"step {facts.steps}, loss {facts.last_loss:.3f}")
+            bar.update(min(bar.total, round(facts.seconds)) - bar.n)
+            if after:
+                after(facts)
     return facts
 
 
@@ -208,3 +174,27 @@ def _update(model: nn.Module, steppers: list[torch.optim.Optimizer], rates: list
         for group in stepper.param_groups:
             group["lr"] = rate
         stepper.step()
+
+
+# --- torch.compile ----------------------------------------------------------------------------------------------------
+
+Result = TypeVar("Result")
+
+
+def has_compiler() -> bool:
+    """Tell whether this machine has the compiler that torch.compile needs for a CPU."""
+    return bool(shutil.which("g++") or shutil.which("clang++"))
+
+
+def compiled(function: Callable[..., Result], device: torch.device) -> Callable[..., Result]:
+    """Compile a function for each shape of its arguments where a compiler is at hand; on a GPU, where a whole training
+    may be over before all shapes are compiled, it stays as it is."""
+    return torch.compile(function, dynamic=False) if has_compiler() and device.type != "cuda" else function
+
+
+def compile_layers(model: LlamaForCausalLM) -> None:
+    """Compile each layer in place where a compiler is at hand; all layers share one compiled body per shape."""
+    if has_compiler():
+        torch._dynamo.config.cache_size_limit = 64
+        for layer in model.model.layers:
+            layer.compile(dynamic=False)

@@ -141,7 +141,6 @@ def record(
 
 
 def make_parser() -> parsing.Parser:
-    """The flags."""
     parser = parsing.make_parser(__doc__)
     flags.add_shared_flags(parser)
     flags.add_draft_flag(parser.add_argument_group("draft"))
@@ -191,7 +190,6 @@ def llama(
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """Run the command.  -> exit code"""
     args = make_parser().parse_args(argv)
     lengths = parsing.numbers(args.draft_length, int, 1, "-k")
     if args.max_new_tokens < 2:

@@ -262,7 +262,6 @@ def faster(measured: Ratio) -> str:
 
 
 def page(run: PeersRun) -> list[Block]:
-    """The whole page, from the record alone."""
     settings = run.settings
     size = (
         f"{settings['n_prompts']} prompts, up to {settings['max_new_tokens']} new tokens each, "

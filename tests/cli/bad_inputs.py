@@ -202,16 +202,12 @@ USUAL = {
     "compare.py": FILED,
     "benchmarks.peers": FILED,
     "benchmarks.roofline": FILED,
-    "benchmarks.scaling": FILED,
-    "benchmarks.families": ["--out-dir", "out"],
-    "benchmarks.ahead": FILED,
     "benchmarks.gpu": ["--out", "out", "--device", "cpu"],
-    "training.heads": ["pair", "--out", "out", "--work-dir", "out"],
+    "training.heads": ["pair", "--out", "out"],
 }
 B, S, C = "baseline_autoregressive.py", "optimized_speculative.py --prompt x", "compare.py"
-PEERS, ROOFLINE, SCALING = "-m benchmarks.peers", "-m benchmarks.roofline", "-m benchmarks.scaling"
-AHEAD = "-m benchmarks.ahead"
-GPU, FAMILIES, TRAIN = "-m benchmarks.gpu", "-m benchmarks.families", "-m training.heads"
+PEERS, ROOFLINE = "-m benchmarks.peers", "-m benchmarks.roofline"
+GPU, TRAIN = "-m benchmarks.gpu", "-m training.heads"
 
 ROWS = [
     # --- flags of every decoding script ---
@@ -348,18 +344,15 @@ ROWS = [
     Row(f"{C} --out-dir ''", 2, ("--out-dir", "empty")),
     Row(f"{C} --out-dir blocked", 3, ("local.json", "it is a folder", "--out-dir")),
     Row(f"{C} --out-dir /proc/nowhere", 3, ("/proc/nowhere", "--out-dir")),
-    # --- readme, rerun, train_lab_pair ---
-    Row("-m tools.rerun lists.json file", 3, ("lists.json is no record", "more than 16 MiB")),
-    Row("-m tools.rerun RESULTS/cpu-2-cores-peers.json file", 3, ("is no record", "Field required")),
+    # --- readme, plots, training ---
+    Row("-m tools.plots lists.json", 3, ("lists.json is no record", "more than 16 MiB")),
+    Row("-m tools.plots nan.json", 3, ("NaN",)),
     Row("-m tools.readme --chekc", 2, ("--chekc", "--help")),
-    Row("-m tools.rerun file", 2, ("RECORD", "--help")),
-    Row("-m tools.rerun nan.json file", 3, ("NaN",)),
-    Row("-m tools.rerun RESULTS/cpu-2-cores.json RESULTS/cpu-2-cores-full.json", 2, ("differ in prompts_sha256",)),
     Row(f"{TRAIN} --minutes nan", 2, ("--minutes", "nan")),
     Row(f"{TRAIN} --rate 0", 2, ("--rate", "above 0")),
-    Row(f"{TRAIN} --work-dir loop", 3, ("loop", "no folder", "--work-dir")),
+    Row(f"{TRAIN} --out loop", 3, ("loop", "no folder", "--out")),
     Row(f"{TRAIN} --out ''", 2, ("--out", "empty")),
-    Row(f"{TRAIN} --out file", 3, ("file/training.json", "--out")),
+    Row(f"{TRAIN} --out file", 3, ("file", "no folder", "--out")),
     # --- benchmarks ---
     Row(f"{PEERS} -k 0", 2, ("-k 0", "1 or more")),
     Row(f"{PEERS} --draft suffix --prompt x", 2, ("--draft suffix", "must be a model")),
@@ -370,20 +363,8 @@ ROWS = [
     Row(f"{ROOFLINE} --sizes ,", 2, ("--sizes ,",)),
     Row(f"{ROOFLINE} --sizes lab,lab", 2, ("lab,lab", "different")),
     Row(f"{ROOFLINE} --draft ngram", 2, ("--draft ngram", "only a model")),
-    Row(f"{SCALING} --sweeps nonsense", 2, ("nonsense", "length, context, k")),
-    Row(f"{SCALING} --lengths 1", 2, ("--lengths 1", "2 or more")),
-    Row(f"{SCALING} --contexts 9999 --sweeps context --draft draft --prompt x", 2, ("--contexts", "context of 512")),
-    Row(f"{SCALING} --turns 9999 --sweeps k --draft draft --prompt x", 2, ("--turns 9999", "context of 512")),
-    Row(f"{SCALING} --prompts - --draft draft", 2, ("standard input", "file")),
-    Row(f"{AHEAD} --draft dial:0.8", 2, ("--draft dial:0.8", "distribution", "--draft model")),
-    Row(f"{AHEAD} --draft ngram", 2, ("--draft ngram", "distribution", "--draft model")),
-    Row(f"{AHEAD} --draft model,feature", 2, ("--draft feature", "tokens alone", "--draft model")),
-    Row(f"{AHEAD} --draft draft", 2, ("--draft draft", "cpu-2-cores-compiled.json", "only of model", "--costs")),
-    Row(f"{AHEAD} --draft model,model", 2, ("twice",)),
     Row(f"{GPU} --sizes lab:big", 2, ("lab:big", "lab:200m")),
     Row(f"{GPU} --out file", 3, ("file/log.txt", "--out")),
-    Row(f"{FAMILIES} --only nonsense", 2, ("nonsense", "--only llama")),
-    Row(f"{FAMILIES} --jobs 0", 2, ("--jobs", "1 or more")),
     Row(f"{PEERS} --prompt x --draft draft --llama-target nowhere.gguf", 2, ("--llama-target", "nowhere.gguf")),
     Row(f"{B} --prompt x --chat", 2, ("no chat template", "without --chat")),
     Row(f"{S} --draft dial:0.5:ngram", 2, ("dial:0.8:model",)),

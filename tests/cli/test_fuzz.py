@@ -21,7 +21,7 @@ from speclab.records.files import read
 from speclab.records.runs import ComparisonRun
 from speclab.system import files, terminal
 from speclab.system.errors import EnvironmentProblem, Problem
-from tools import doc_blocks
+from tools import blocks
 
 MANY = settings(max_examples=60)
 FEW = settings(MANY, max_examples=25)
@@ -171,7 +171,7 @@ def shortened(path: Path) -> dict:
     return run | {"rows": run["rows"][:3] + [r for r in run["rows"] if r["draft"]][:4], "raw": run["raw"][:1]}
 
 
-RUN = shortened(doc_blocks.DEFAULT_RUN)
+RUN = shortened(blocks.DEFAULT_RUN)
 
 
 @st.composite

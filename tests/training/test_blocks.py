@@ -129,7 +129,7 @@ def test_flags_that_do_not_fit_are_one_line(words, message, capsys, tmp_path):
 
 
 def check_refused(words, message, capsys, tmp_path):
-    assert main([*words.split(), "--work-dir", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert main([*words.split(), "--out", str(tmp_path / "out")]) == 2
     (line,) = capsys.readouterr().err.splitlines()[-1:]
     assert line.startswith("error: ")
     assert message in line

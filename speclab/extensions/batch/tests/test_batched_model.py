@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.families import tiny_families
 from speclab.core import graphs
 from speclab.core.rounds import Draft
 from speclab.engines.cuda.cuda_graphs import GraphedModel
@@ -18,6 +17,7 @@ from speclab.extensions.batch.decoding.row_pages import RowPages
 from speclab.extensions.batch.tests.trees import trees
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem
+from tests import tiny_families
 from tests.decoding import row_of
 from tests.grids import pairs_often
 from tests.models.test_caches import worst_difference

@@ -4,21 +4,14 @@ Every text is compared with `model.generate(do_sample=False)`. The draft is a no
 are accepted and rejected. What decodes is tried with trees and in a batch, too.
 """
 
-import contextlib
 import itertools
-import os
-import signal
 import tempfile
-import textwrap
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from baseline_autoregressive import autoregressive_decode
-from benchmarks.families.tiny_families import ENCODER, VOCAB, families, tiny
 from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
 from speclab.core.counts import Counts
@@ -30,45 +23,29 @@ from speclab.models.checking.checks import OTHER_DRAFT, check_model
 from speclab.models.checking.rounding import Reference
 from speclab.models.checking.uncached import logits_after
 from speclab.models.family import check_family, family_of
-from speclab.records.rows import Count, RecordPart
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.theory.losslessness import judge_divergence
+from tests.tiny_families import ENCODER, VOCAB, families, tiny
 
-if TYPE_CHECKING:
-    from speclab.models.engine_choice import FastModel
-
-Outcome = Literal["identical on both engines", "identical on eager", "refused", "cannot be built", "broken"]
-OUTCOMES = BOTH, EAGER, REFUSED, CANNOT, BROKEN = get_args(Outcome)
+BOTH, EAGER = "identical on both engines", "identical on eager"
+REFUSED, CANNOT, BROKEN = "refused", "cannot be built", "broken"
 PROMPTS = (6, 12)  # lengths: shorter and longer than a tiny model's sliding window
 N_TOKENS = 40
 SETTINGS = DecodeSettings(N_TOKENS)
 DRAFT_LENGTHS = (1, 4)
 SHAPE = (2, 1, 1)  # of trees
 NOISES = (0.1, 0.03, 0.3, 0.01, 1.0)  # noises of the draft's weights, tried until drafts are both accepted and rejected
-SECONDS = 120  # seconds of processor time for a family
-GIGABYTES = 12  # GiB of address space
-# Where the library's error does not tell why there is no tiny model.
-WHY = {
-    **dict.fromkeys(
-        ("gemma4_assistant", "gemma4_unified_assistant"), "a draft head: its forward pass takes another model's states"
-    ),
-    **dict.fromkeys(
-        ("musicgen", "musicgen_melody"), "the library's class takes the configuration of its decoder alone"
-    ),
-}
 
 
 @dataclass(kw_only=True)
-class FamilyRow(RecordPart):
-    """The outcome of one family."""
+class FamilyRow:
+    """The outcome of one family. no_trees, no_batches: why not; None where that was not tried, empty where it works."""
 
-    family: str
-    outcome: Outcome = "broken"  # as long as nothing better is known
+    outcome: str = BROKEN  # as long as nothing better is known
     reason: str = ""
-    n_parameters: Count = 0
-    accepted: Count = 0  # drafted tokens, over all decodings
-    rejected: Count = 0
-    no_trees: str | None = None  # why not; None where it was not tried, empty where it has them
+    accepted: int = 0  # drafted tokens, over all decodings
+    rejected: int = 0
+    no_trees: str | None = None
     no_batches: str | None = None
 
 
@@ -77,15 +54,14 @@ class WrongText(Exception):
 
 
 def examine(model_type: str) -> FamilyRow:
-    """Build a tiny model of the family and decode with it.  -> its row of the record"""
-    row = FamilyRow(family=model_type)
+    """Build a tiny model of the family and decode with it.  -> its row"""
+    row = FamilyRow()
     try:
         model = tiny(model_type)
-        row.n_parameters = sum(p.numel() for p in model.parameters())
         with torch.inference_mode():
             logits_after(model, prompt_of(PROMPTS[0]), prompt_of(2))
     except Exception as error:  # a library's constructors may raise any exception
-        return replace(row, outcome=CANNOT, reason=WHY.get(model_type) or in_one_line(error))
+        return replace(row, outcome=CANNOT, reason=str(error))
     try:
         model = loaded(model)
         on_c, why = engine_choice.build(model)
@@ -99,7 +75,7 @@ def examine(model_type: str) -> FamilyRow:
     except EnvironmentProblem as problem:
         return replace(row, outcome=REFUSED, reason=reason_of(problem, model))
     except Exception as error:
-        return replace(row, reason=in_one_line(error))
+        return replace(row, reason=str(error))
     row = replace(row, accepted=counts.n_accepted, rejected=counts.n_rejected, no_trees=trees, no_batches=batches)
     why = why.removeprefix(f"{model.config.model_type} runs eagerly: ")
     return replace(row, outcome=BOTH) if on_c else replace(row, outcome=EAGER, reason=why)
@@ -129,9 +105,7 @@ def prompt_of(length: int) -> torch.Tensor:
 Texts = dict[int, list[int]]  # by the length of the prompt
 
 
-def compare(
-    model: PreTrainedModel, engines: "Sequence[FastModel | None]", expected: Texts
-) -> tuple[Counts, CachedModel]:
+def compare(model: PreTrainedModel, engines: list, expected: Texts) -> tuple[Counts, CachedModel]:
     """Decode every prompt with and without drafts on these engines, or raise WrongText.  -> counts of the speculative
     rounds, and the draft"""
     counts = Counts()
@@ -152,9 +126,9 @@ def compare(
     return counts, draft
 
 
-def in_trees(model: PreTrainedModel, fast: "FastModel | None", draft: CachedModel, expected: Texts) -> str:
+def in_trees(model: PreTrainedModel, fast: object, draft: CachedModel, expected: Texts) -> str:
     """Decode every prompt with trees, or raise WrongText.  -> why the family cannot have them; empty if it can"""
-    # Here: everything else of this benchmark runs without the extension.
+    # Here: everything else runs without the extension.
     from speclab.extensions.trees.checks import check_tree
     from speclab.extensions.trees.fixed import TreeDrafter
 
@@ -172,9 +146,9 @@ def in_trees(model: PreTrainedModel, fast: "FastModel | None", draft: CachedMode
     return ""
 
 
-def in_a_batch(model: PreTrainedModel, fast: "FastModel | None", draft: CachedModel, expected: Texts) -> str:
+def in_a_batch(model: PreTrainedModel, fast: object, draft: CachedModel, expected: Texts) -> str:
     """Decode the prompts side by side, or raise WrongText.  -> why the family cannot do that; empty if it can"""
-    # Here: everything else of this benchmark runs without the extension.
+    # Here: everything else runs without the extension.
     from speclab.extensions.batch.decoding.batched_model import BatchedModel, check_batch
     from speclab.extensions.batch.decoding.drafters import BatchedModelDrafter
     from speclab.extensions.batch.decoding.loops import speculative_decode_batch
@@ -224,25 +198,3 @@ def check_text(target: CachedModel, length: int, expected: Texts, text: list[int
             f"{target.engine} engine, prompt of {length} tokens, {way}: token {divergence.position} is "
             f"{divergence.speculative_token}, the library's is {divergence.baseline_token}"
         )
-
-
-def in_one_line(error: Exception) -> str:
-    """The error of a library in one line."""
-    return textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
-
-
-def limit() -> None:
-    """Set the limits of a family's own process."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it; the parent keeps what is done
-    with contextlib.suppress(ImportError):  # not on Windows
-        import resource
-
-        signal.signal(signal.SIGXCPU, _out_of_time)
-        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 5))
-        resource.setrlimit(resource.RLIMIT_AS, (GIGABYTES << 30, GIGABYTES << 30))
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the library prints a page about a family here and there
-    torch.set_num_threads(1)
-
-
-def _out_of_time(*_) -> None:
-    raise TimeoutError(f"not done after {SECONDS} seconds of processor time")
