@@ -323,8 +323,10 @@ def page(run: SameTextRun) -> list[Block]:
     )
     about = f"target {run.settings['target']}, at most {run.settings['max_new_tokens']} tokens of each text"
     blocks: list[Block] = [*common.begin("Does the text stay the same?", run), about, shares]
-    blocks += [*([each] if found else ["No text differs."]), Lines(LEGEND)]
-    return [*blocks, *([margin_table(run), Lines(OF_MARGINS)] if run.margins else [])]
+    blocks += [each if found else "No text differs.", Lines(LEGEND)]
+    if run.margins:
+        blocks += [margin_table(run), Lines(OF_MARGINS)]
+    return blocks
 
 
 def margin_table(run: SameTextRun) -> Table:

@@ -228,7 +228,7 @@ def distil(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Run stage 4.  -> the draft's weights, facts about its training"""
     *parts, n_own = pool
-    texts, probs, ids = (part.to(device) for part in parts)  # type: ignore[union-attr]
+    texts, probs, ids = (part.to(device) for part in parts)
     draft = draft_from(target, args.seed).to(device)  # type: ignore[arg-type]
     compile_layers(draft)
 
