@@ -19,9 +19,6 @@ started. Exit code 0 when nothing is wrong: a function that is still open is not
 or a text is not the baseline's.
 """
 
-if __name__ == "__main__":
-    from speclab.system import startup  # noqa: F401 - Ctrl-C during the imports below is one line
-
 import argparse
 import sys
 
@@ -51,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     numbers: list[int] = sorted({number for some in args.exercises for number in some})
-    flag = parsing.first_given(args, "hint", "traceback")
+    flag = "--hint" if args.hint else "--traceback" if args.traceback else None
     if flag and len(numbers) != 1:
         raise UsageProblem(f"{flag} needs one exercise; type: {checks.check_command('3', flag)}")
     if flag and args.run is not None:

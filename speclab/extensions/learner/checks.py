@@ -27,7 +27,7 @@ from typing import NamedTuple
 from exercises.guard import has_alarm
 from speclab.system import paths
 from speclab.system.errors import EnvironmentProblem
-from speclab.system.files import command, install_advice, shown
+from speclab.system.files import install_advice, shown
 from speclab.system.terminal import note
 
 MARKS = {"passed": "ok", "todo": "todo", "failed": "FAILS"}
@@ -121,7 +121,7 @@ def restore(path: Path) -> str:
 
 def check_command(*words: str) -> str:
     """How to type check.py."""
-    return command(paths.ROOT / "check.py", *words)
+    return shlex.join(["python", shown(paths.ROOT / "check.py"), *words])
 
 
 # --- running ----------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from baseline_autoregressive import autoregressive_decode
 from optimized_speculative import speculative_decode
-from speclab.cli import compare_flags, decoding, parsing
+from speclab.cli import compare, decoding, parsing
 from speclab.drafts import kind_table, registry
 from speclab.extensions.learner import checks
 from speclab.extensions.learner.ask import ask, finite, whole
@@ -71,7 +71,7 @@ def run(package: str, numbers: list[int], words: list[str]) -> int:
     functions = learner_functions(autoregressive_decode if name == BASELINE else speculative_decode, package, *chosen)
     further = []  # what a comparison does not do by itself while a learner's functions take part in it
     if name == COMPARISON:
-        further = ["--no-padded", *([] if args.typed_draft else ["--draft", compare_flags.USUAL_DRAFTS])]
+        further = ["--no-padded", *([] if args.typed_draft else ["--draft", compare.USUAL_DRAFTS])]
     seen: list[tuple[Any, Any]] = []
     code = script.main([*words[1:], *further], replace(functions, look_at=lambda *pair: seen.append(pair)))
     for record, measured in seen:  # after it has been shown and written, so that a mistake loses nothing
@@ -84,10 +84,10 @@ def run(package: str, numbers: list[int], words: list[str]) -> int:
 def _read(name: str, script: Any, words: list[str]) -> tuple[argparse.Namespace, set[int]]:
     """The script's flags, and which exercises can take part in such a run."""
     if name == COMPARISON:
-        args = compare_flags.make_parser(script.__doc__).parse_args(words)
+        args = compare.make_parser(script.__doc__).parse_args(words)
         args.typed_draft = args.draft
-        filled = compare_flags.filled(args, compare_flags.size_of(args))
-        drafts = (filled.typed_draft or compare_flags.USUAL_DRAFTS).split(",")
+        filled = compare.filled(args)
+        drafts = (filled.typed_draft or compare.USUAL_DRAFTS).split(",")
         registry.check_chains(YOURS, registry.read_all(drafts))
         return filled, of_comparison(parsing.numbers(filled.temperature, float, 0, "--temperature"), drafts)
     args = decoding.parse(script.__doc__, words, name == SPECULATIVE) if name in SCRIPTS else script.parse(words)

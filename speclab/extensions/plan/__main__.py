@@ -24,9 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from speclab.cli import compare_config, flags, no_effect, parsing
-from speclab.cli.measured import look_at_cores, show
-from speclab.cli.output import Output
+from speclab.cli import compare, flags, parsing
+from speclab.cli.output import Output, show
 from speclab.drafts import registry
 from speclab.lab.comparison import measure_and_judge, noise_at
 from speclab.lab.harness import Measurement
@@ -39,9 +38,8 @@ from speclab.present.pictures.figures import STYLES, Panel, Series, column, draw
 from speclab.present.run_lines import COSTS, marked, noise_lines, provenance, remarks, rough_line
 from speclab.present.tables import Block, Lines, Markdown, Table, cells, speedup, temperature_name
 from speclab.records.arms import BASELINE
-from speclab.records.facts import Facts
 from speclab.records.log import Line
-from speclab.records.rows import Amount, Count, RecordPart
+from speclab.records.rows import Amount, Count, Facts, RecordPart
 from speclab.records.runs import LabRun, Noise
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import say
@@ -299,15 +297,14 @@ def picture(run: PlanRun, folder: Path, name: str) -> Path:
 def main(argv: list[str] | None = None) -> int:
     """Make a plan, show and write it.  -> exit code"""
     config, output = _prepare(filled(make_parser().parse_args(argv)))
-    config.log = output.begin_log()
     with output.redirected():
-        look_at_cores(config)
-        say(compare_config.head(config))
+        config.look_at_cores()
+        say(compare.head(config))
         record, measured = make(config)
         page = functools.partial(text, record, markdown=True)
         drawn = functools.partial(picture, record, output.plots, output.name)
-        code = show(output, record, [functools.partial(text, record)], page, [drawn])
-    return max(code, exit_code(measured))  # raises what ended the run early, if that can be mended
+        show(output, record, [functools.partial(text, record)], page, [drawn])
+    return exit_code(measured)  # raises what ended the run early, if that can be mended
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -344,18 +341,17 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     """Load and check everything; a Problem with the flags is raised before anything is timed."""
     lengths = parsing.numbers(args.draft_length, int, 0, "-k")
     temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
-    compare_config.check_tokens(args)
+    compare.check_tokens(args)
     output = Output(args, f"{args.name}-plan")
     output.check()
-    choices = compare_config.read_drafts([kind for kind in args.draft.split(",") if kind], temperatures)
+    choices = compare.read_drafts([kind for kind in args.draft.split(",") if kind], temperatures)
     registry.check_chains("a plan", choices)
-    config = compare_config.load(args, choices, lengths, temperatures)
+    config = compare.load(args, choices, lengths, temperatures)
     for name, drafter in config.drafters.items():
         if len(drafter.parts) > 1:
             raise UsageProblem(
                 f"--draft {name}: what it drafts depends on the rounds before, so no plan knows it; leave it out"
             )
-    no_effect.note_flags(args, temperatures, config.setup.device)
     return config, output
 
 

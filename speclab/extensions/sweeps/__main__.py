@@ -28,17 +28,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from draft_models import ModelDrafter
-from speclab.cli import compare_config, flags, no_effect, parsing
-from speclab.cli.measured import look_at_cores, show
-from speclab.cli.output import Output
+from speclab.cli import compare, flags, parsing
+from speclab.cli.output import Output, show
 from speclab.drafts import registry
 from speclab.drafts.registry import check_prompts
+from speclab.extensions.sweeps import degraded_drafts
 from speclab.lab.comparison import build_rows, measure_and_judge, noise_at, with_costs
 from speclab.lab.harness import Measurement, kept_when_stopped
 from speclab.lab.known_texts.acceptance_probs import CostTable
+from speclab.lab.noisy import noisy
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
-from speclab.lab.training import degraded_drafts
 from speclab.models import loading
 from speclab.models.prompts import Prompt
 from speclab.present import tables
@@ -46,8 +46,7 @@ from speclab.present.pictures import figures
 from speclab.present.pictures.figures import Panel, Series, column, plain, speedups
 from speclab.present.run_lines import COSTS, marked, noise_lines, provenance, remarks, rough_line
 from speclab.present.tables import CELLS, Block, Cell, Heading, Lines, Markdown, Table, interval, number, prediction
-from speclab.records.facts import Facts, Judged
-from speclab.records.rows import Row
+from speclab.records.rows import Facts, Row
 from speclab.records.runs import LabRun, Noise
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import note, say
@@ -86,8 +85,8 @@ class SweepRun(LabRun):
     """The record of `python -m speclab.extensions.sweeps NAME`."""
 
     sweep: str
-    facts: Facts
-    correctness: list[Judged]
+    facts: Facts  # what was made for it: how its drafts were trained
+    correctness: list[Facts]
     noise: list[Noise]
     points: list[Point]
 
@@ -227,7 +226,7 @@ def _mismatch(config: RunConfig, facts: dict[str, Any]) -> Points:
     facts["training"] = vars(training)
     models = {
         "trained": source,
-        **{f"noise {amount:g}": degraded_drafts.noisy(source, amount, config.seed) for amount in (0.1, 0.2, 0.4)},
+        **{f"noise {amount:g}": noisy(source, amount, config.seed) for amount in (0.1, 0.2, 0.4)},
         f"{TRAINING_SECONDS:.0f} s of training": spot,
         "random": degraded_drafts.random_like(source, config.seed),
     }
@@ -505,18 +504,14 @@ def _run(typed: argparse.Namespace, name: str) -> tuple[SweepRun, int]:
     if auto:
         raise UsageProblem("a sweep has no -k auto; give -k numbers")
     temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
-    compare_config.check_tokens(args)
+    compare.check_tokens(args)
     output = Output(args, f"{args.name}-sweep-{name}")
     output.check()
-    choices = compare_config.read_drafts([kind for kind in args.draft.split(",") if kind], temperatures)
+    choices = compare.read_drafts([kind for kind in args.draft.split(",") if kind], temperatures)
     registry.check_chains("a sweep", choices)
-    config = compare_config.load(args, choices, lengths, temperatures)
-    # The seed has an effect where drafts are damaged at random.
-    seen = argparse.Namespace(**vars(args) | {"seed": 0}) if name == "mismatch" else args
-    no_effect.note_flags(seen, temperatures, config.setup.device)
-    config.log = output.begin_log()
+    config = compare.load(args, choices, lengths, temperatures)
     with output.redirected():
-        look_at_cores(config)
+        config.look_at_cores()
         facts: dict[str, Any] = {}
         points, measured = SWEEPS[name].points(config, facts)
         noise = noise_at(measured, config.temperatures[0])
@@ -530,8 +525,8 @@ def _run(typed: argparse.Namespace, name: str) -> tuple[SweepRun, int]:
         )
         page = functools.partial(text, record, f"../plots/{output.name}.png")
         drawn = functools.partial(picture, record, output.plots, output.name)
-        code = show(output, record, [functools.partial(text, record)], page, [drawn])
-    return record, max(code, exit_code(measured))  # raises what ended the run early, if that can be mended
+        show(output, record, [functools.partial(text, record)], page, [drawn])
+    return record, exit_code(measured)  # raises what ended the run early, if that can be mended
 
 
 if __name__ == "__main__":

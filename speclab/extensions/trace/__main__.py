@@ -14,9 +14,10 @@ if __name__ == "__main__":
 
 import argparse
 import sys
-from typing import Any
 
 from speclab.cli import flags, parsing
+from speclab.extensions.trace import follow, page, shapes, trace_terminal
+from speclab.lab.instruments import LoopFunctions
 from speclab.system.errors import reports_problems
 from speclab.system.files import shown, write_whole
 from speclab.system.terminal import note, wants_colour
@@ -48,14 +49,12 @@ def parse(words: list[str]) -> argparse.Namespace:
 
 
 @reports_problems
-def main(argv: list[str] | None = None, functions: Any = None) -> int:
+def main(argv: list[str] | None = None, functions: LoopFunctions | None = None) -> int:
     """Run the command.  -> exit code
 
-    functions: LoopFunctions, what takes the place of parts of the loop; None: nothing.
+    functions: what takes the place of parts of the loop; None: nothing.
     """
     args = parse(sys.argv[1:] if argv is None else argv)
-    from speclab.extensions.trace import follow, page, shapes, trace_terminal  # here: a mistyped flag is answered first
-
     if args.shapes:
         return shapes.run(args, functions)
     flags.check_file(args.file, "FILE")

@@ -10,7 +10,7 @@ from typing import Any
 
 from baseline_autoregressive import autoregressive_decode
 from optimized_speculative import speculative_decode
-from speclab.cli import flags, no_effect, parsing
+from speclab.cli import flags, parsing
 from speclab.cli.decoding import with_length
 from speclab.cli.output import describe_chat
 from speclab.core.clock import old_objects_frozen
@@ -56,11 +56,11 @@ def load(args: argparse.Namespace, functions: LoopFunctions | None = None) -> Lo
     choice.check_greedy(args.temperature == 0)
     if args.draft_length == parsing.AUTO:
         choice.check_auto()
-    args.typed_limit, args.limit = args.limit, 1
+    typed_limit, args.limit = args.limit, 1
     setup, prompts = flags.load(args)
     drafter = choice.make(setup, args.seed)
     check_prompts(setup.target, [drafter], prompts[:1], args.max_new_tokens)
-    if len(prompts) > 1 and (args.prompt or args.prompts or args.typed_limit):
+    if len(prompts) > 1 and (args.prompt or args.prompts or typed_limit):
         note("the first prompt is decoded")
     free_cores.look(setup)
     eos = frozenset() if args.ignore_eos else setup.eos
@@ -69,7 +69,6 @@ def load(args: argparse.Namespace, functions: LoopFunctions | None = None) -> Lo
     if drafter.costs is not None:
         measure_costs(functions, setup.target, drafter, [prompts[0].ids.to(setup.device)], settings)
         drafter.forget()
-    no_effect.note_flags(args, [args.temperature], setup.device)
     chat = describe_chat(prompts[:1], setup.tokenizer)
     note("\n".join([setup.describe(), f"draft   {about}", *chat, *functions.head()]))
     return Loaded(setup, drafter, choice.name, prompts[0], length, settings, functions, choice)

@@ -7,7 +7,6 @@ from operator import attrgetter
 import pytest
 
 from speclab import load
-from speclab.cli import unfinished
 from speclab.drafts.heads.files import write_head
 from speclab.extensions.plan import __main__ as plans
 from speclab.extensions.plan.__main__ import DraftFacts, PlanEntry, PlanRun, main
@@ -15,7 +14,6 @@ from speclab.lab import comparison
 from speclab.lab.bench import Bench
 from speclab.lab.known_texts import acceptance_probs
 from speclab.models import prompts
-from speclab.records import log_files
 from speclab.records.arms import BASELINE, BASELINE_REPEAT
 from speclab.records.files import as_dict, read
 from speclab.system import cores
@@ -125,18 +123,6 @@ def test_plan_makes_no_speculative_run(run, measurements, monkeypatch):
     assert {s.arm for s in found.lines} == {BASELINE, BASELINE_REPEAT}
     assert all(instrument == arm.speculative for arm, instrument in arms)
     assert any(instrument for _, instrument in arms)
-
-
-def test_a_plan_logs_every_turn_until_its_record_is_written(run, tmp_path, monkeypatch, capsys):
-    path = tmp_path / "results" / "local-plan.log.jsonl"
-    assert run("--quick")[0] == 0
-    assert not path.exists()
-    monkeypatch.setattr(log_files.LogFile, "discard", lambda log: None)
-    assert run("--quick")[0] == 0
-    [calibrated] = (measured.lines for measured in log_files.read(path))
-    assert {line.arm for line in calibrated} == {BASELINE, BASELINE_REPEAT}
-    assert unfinished.main([str(path)]) == 0
-    assert "speedup" in capsys.readouterr().out
 
 
 def test_a_quick_plan_is_a_short_one(run, tmp_path):

@@ -5,13 +5,12 @@ import shlex
 
 import pytest
 
-from speclab.cli import compare_flags
+from speclab.cli import compare
 from speclab.extensions.sweeps import __main__ as sweeps
 from speclab.extensions.sweeps.__main__ import COMPARED, SWEEPS, SweepRun, main, make_parser
 from speclab.lab import comparison, output_checks
 from speclab.lab.known_texts import acceptance_probs
 from speclab.models import prompts
-from speclab.records import log_files
 from speclab.records.files import read
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.paths import ROOT
@@ -85,17 +84,6 @@ def test_stretched_prompts_end_with_themselves(pair_folder):
             assert len(long.id_list) == n
             tail = min(n, len(short.id_list))
             assert long.id_list[-tail:] == short.id_list[-tail:]
-
-
-def test_a_sweep_logs_every_turn_of_its_runs_until_its_record_is_written(run, tmp_path, monkeypatch):
-    path = tmp_path / "results" / "local-sweep-context.log.jsonl"
-    assert run("context")[0] == 0
-    assert not path.exists()
-    monkeypatch.setattr(log_files.LogFile, "discard", lambda log: None)
-    assert run("context")[0] == 0
-    short, long = (measured.lines for measured in log_files.read(path))
-    assert {line.n_prompt for line in short} == {128}
-    assert {line.n_prompt for line in long} == {256}
 
 
 def test_ctrl_c_keeps_what_is_done(run, tmp_path, monkeypatch):
@@ -178,10 +166,6 @@ def test_bad_words_are_one_line(run, tmp_path, monkeypatch, name, words, code, s
     assert not list((tmp_path / "results").glob("*"))
 
 
-def test_a_seed_without_an_effect_is_said(run):
-    assert "--seed has no effect" in run("output-length", "--seed", "1", "-k", "2")[2]
-
-
 def test_every_command_of_a_page_can_be_typed():
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     shown = [name for page in pages for name in re.findall(r"extensions\.sweeps ([\w-]+)", page.read_text("utf-8"))]
@@ -194,6 +178,6 @@ def test_a_sweep_that_is_a_comparison_prints_its_command(name, capsys):
     assert main([name]) == 0
     _, script, *words = shlex.split(capsys.readouterr().out)
     assert script == "compare.py"
-    args = compare_flags.make_parser("").parse_args(words)
+    args = compare.make_parser("").parse_args(words)
     assert args.draft_length
     assert args.temperature
