@@ -5,9 +5,9 @@ from speclab.drafts.choice import OTHER_FAMILY, Choice
 from speclab.drafts.kind_table import is_mistyped
 from speclab.extensions.exits.adapter_files import exit_layer_of, read_adapter
 from speclab.extensions.exits.drafter import ExitDrafter
+from speclab.extensions.exits.first_layers import check_split
 from speclab.models import loading
 from speclab.models.family import check_family
-from speclab.models.first_layers import check_split
 from speclab.models.padded import sizes
 from speclab.models.setup import Setup
 from speclab.system.errors import UsageProblem
