@@ -195,15 +195,15 @@ def _rule_name(name: str) -> str:
 
 
 def _table_of_drafts() -> str:
-    from speclab.drafts import kind_table
+    from speclab.drafts import registry
 
-    return kind_table.shown()
+    return registry.shown()
 
 
 def _draft_names(text: str) -> str:
-    from speclab.drafts import kind_table
+    from speclab.drafts import registry
 
-    return kind_table.check_names(text)
+    return registry.check_names(text)
 
 
 def check_rule(args: argparse.Namespace, temperatures: list[float], choices: list[registry.Choice]) -> None:
@@ -297,7 +297,7 @@ def add_draft_flag(
     help: str = f"what drafts (default: %(default)s); {DRAFT_HELP}",
     besides: tuple[str, ...] = (),
 ) -> None:
-    """Add --draft, which takes what the table of drafts knows (speclab/drafts/kind_table.py), and the words of
+    """Add --draft, which takes what the table of drafts knows (speclab/drafts/registry.py), and the words of
     `besides`."""
     parser.add_argument(
         "--draft",

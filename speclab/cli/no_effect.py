@@ -55,4 +55,4 @@ def _listed(flags: list[str]) -> str:
 def _has_other_randomness(args: argparse.Namespace) -> bool:
     """Tell whether a draft of a greedy run draws random numbers all the same."""
     drafts = filter(None, (getattr(args, "draft", None) or "").split(","))
-    return any(registry.read(draft).draws_when_greedy for draft in drafts)
+    return any(registry.read(draft).only_greedy for draft in drafts)

@@ -6,7 +6,7 @@ its weights. Speculation gains differently in the two, so a run shows both.
 
 from dataclasses import replace
 
-from speclab.drafts import kind_table, registry
+from speclab.drafts import registry
 from speclab.lab.run_config import RunConfig
 from speclab.models import prompts
 from speclab.models.memory import USABLE, free_memory
@@ -47,7 +47,7 @@ def padded_kinds(kinds: list[str], size: str) -> list[str]:
     others are left out."""
     target_size = sizes.parse_name(size)
     draft = sizes.size_name(target_size.n_parameters // DRAFT_SHARE, vocab_size=target_size.vocab_size)
-    usable = [name for name, kind in kind_table.kinds().items() if kind.any_size]
+    usable = ("model", "feature", "hybrid", *registry.lookups())
     return [draft if kind == "model" else kind for kind in kinds if kind in usable]
 
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import Sampling
-from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.lengths import (
     EDGES,
@@ -28,7 +27,7 @@ from speclab.lab.bench import SPECULATIVE
 from speclab.lab.round_costs import costs_of, measure_costs
 from speclab.models.cached import CachedModel
 from tests.decoding import plain_text, speculative_rounds
-from tests.heads import tiny_block_head, tiny_head
+from tests.heads import tiny_head
 from tests.tiny_models import VOCAB, perturbed, tiny
 
 PROMPT = torch.randint(0, VOCAB, (1, 9), generator=torch.Generator().manual_seed(1))
@@ -251,18 +250,6 @@ def test_costs_are_medians_that_never_fall():
     assert costs.longest == LONGEST
     short = costs_of(rounds, longest=3)
     assert (short.rest, short.draft, short.longest) == (costs.rest, costs.draft[:4], 3)
-
-
-def test_costs_of_a_blocks_drafts_end_with_its_slots():
-    """Those of everything else do not: a lookup beside it may be longer."""
-    model = tiny("llama", dtype=torch.float64)
-    target = CachedModel(model)
-    target.hidden_layers = (0, 1)
-    auto = AutoLength(BlockDrafter(tiny_block_head(model, slots=4)))
-    measure_costs(SPECULATIVE, target, auto, [PROMPT], DecodeSettings(40))
-    costs = auto.costs[0.0]
-    assert costs.longest == auto.drafter.longest_draft == len(costs.draft) - 1
-    assert len(costs.rest) == LONGEST + 1
 
 
 def test_costs_are_measured_for_every_length():

@@ -1,8 +1,7 @@
 """`--draft exit`, `exit:N` and `exit:ADAPTER`: the lab's adapter, which reads layer N, or one in a folder."""
 
 from speclab.core.drafter import Drafter
-from speclab.drafts.choice import OTHER_FAMILY, Choice
-from speclab.drafts.kind_table import is_mistyped
+from speclab.drafts.registry import OTHER_FAMILY, Choice, is_mistyped
 from speclab.extensions.exits.adapter_files import exit_layer_of, read_adapter
 from speclab.extensions.exits.drafter import ExitDrafter
 from speclab.extensions.exits.first_layers import check_split

@@ -20,7 +20,6 @@ from speclab.core.drafter import Drafter
 from speclab.core.rounds import AcceptResult, DecodeSettings, Draft, tokens_of
 from speclab.core.rules import TOKEN, Rule
 from speclab.core.sampling import Sampling
-from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength
@@ -34,7 +33,7 @@ from speclab.extensions.learner.adapters import (
     whole_loop,
 )
 from speclab.extensions.learner.ask import ask, each, finite, seconds, whole
-from speclab.extensions.learner.heads import LearnerBlock, LearnerFeature
+from speclab.extensions.learner.heads import LearnerFeature
 from speclab.lab.instruments import Loop, LoopFunctions
 from speclab.models.cached import tokens_to_keep
 from speclab.models.prompts import Prompt
@@ -56,7 +55,6 @@ ROLES = {
     9: "when a draft stops",
     10: "verification when sampling, all drafts together",
     11: "what a feature draft reads",
-    12: "the walk along a block",
 }
 # The field of LoopFunctions that an exercise changes, beside those that `adapt` changes; 10 is another rule.
 FIELDS = {1: "shapes", 2: "accept", 3: "keeps", 4: "accept", 8: "decode", 10: "rule"}
@@ -120,7 +118,7 @@ def keep_tokens(modules: Modules, n_cached: int, n_committed: int) -> int:
 
 def adapt(modules: Modules, drafter: Drafter, longest: int | None = None) -> Drafter:
     """The drafter of one decoding: exercise 7 in place of the n-grams, exercise 3 feeding a model, exercises 11 and
-    12 in drafts with a head, exercise 9 where a draft chooses its length, exercise 6 around any of them where
+    in drafts with a head, exercise 9 where a draft chooses its length, exercise 6 around any of them where
     `longest` says up to which it may choose. What IN_ITS_PLACE does not name is an instrument, and stays the lab's.
 
     UsageProblem for a draft that runs a part of the target, with a loop of the learner's own, whose passes are whole.
@@ -148,10 +146,6 @@ def _feature(modules: Modules, drafter: FeatureDrafter) -> Drafter:
     return LearnerFeature(drafter, modules[11].new_pairs, modules[11].draft_chain) if 11 in modules else drafter
 
 
-def _block(modules: Modules, drafter: BlockDrafter) -> Drafter:
-    return LearnerBlock(drafter, modules[12].walk) if 12 in modules else drafter
-
-
 def _hybrid(modules: Modules, drafter: HybridDrafter) -> Drafter:
     drafter.drafter = adapt(modules, drafter.drafter)
     return drafter
@@ -169,7 +163,6 @@ IN_ITS_PLACE: dict[type[Drafter], Callable[[Modules, Any], Drafter]] = {
     NgramDrafter: _lookup,
     ModelDrafter: _model,
     FeatureDrafter: _feature,
-    BlockDrafter: _block,
     HybridDrafter: _hybrid,
     AutoLength: _auto,
 }

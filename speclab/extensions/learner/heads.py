@@ -1,4 +1,4 @@
-"""A learner's functions inside the lab's drafts with a head: what a head reads, and the walk along a block."""
+"""A learner's functions inside the lab's drafts with a head: what a head reads."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,8 +8,7 @@ from torch import Tensor
 
 from draft_models import as_draft, as_drawn
 from speclab.core.rounds import Draft, Target
-from speclab.core.sampling import Drawn, Sampling, draw, draw_draft, faults_in, to_device, to_host
-from speclab.drafts.block import BlockDrafter
+from speclab.core.sampling import Drawn, Sampling, draw_draft, to_device
 from speclab.drafts.feature import FeatureDrafter
 from speclab.extensions.learner.ask import Impossible, ask, each, short, whole
 
@@ -81,56 +80,3 @@ class LearnerFeature(FeatureDrafter):
         self._length += n_new
         self._hidden, self._tokens = self._hidden[:, :0], self._tokens[:, :0]
         return as_drawn(drawn)
-
-
-class LearnerBlock(BlockDrafter):
-    """A head's block whose slots exercise 12 walks along; the head's pass is the lab's own."""
-
-    def __init__(self, drafter: BlockDrafter, walk: Callable):
-        super().__init__(drafter.head, drafter.ids)
-        self._walk = walk
-
-    def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """At most `k` tokens, and not more than a block has, with the rows that the learner hands over."""
-        k = min(k, self.longest_draft)
-        if k == 0:
-            return as_draft([], self.device)
-        assert self._anchor is not None
-        drawn: list[int] = []
-
-        def bias(token: int) -> Tensor:
-            """An id -> what the Markov head adds after it, (vocab,)"""
-            if not 0 <= int(token) < self._vocab_size:
-                raise ValueError(f"bias was called with {token!r}, which is no id")
-            before = to_device([int(token)], self.device)
-            return self.as_target_logits(
-                self.head.biased(logits.new_zeros(1, logits.shape[1]), before), self._vocab_size
-            )[0]
-
-        def draw_one(row: Tensor) -> int:
-            """(vocab,) -> an id"""
-            if len(drawn) == k:
-                raise ValueError(f"draw was called more than k = {k} times")
-            drawn.append(int(draw(row[None], uniforms[:, len(drawn)]).clamp(min=0)))
-            return drawn[-1]
-
-        with torch.inference_mode():
-            logits = self._logits()[0, :k]  # (k, draft vocabulary)
-            to_host(faults_in(logits))  # rows that are not finite are no answer of the learner's
-            slots = self.as_target_logits(logits, self._vocab_size)  # (k, vocab)
-            args = (slots, bias, int(self._anchor), self._sampling.probs, draw_one)
-            rows = ask(12, self._walk, *args, check=lambda answer: self._rows(answer, drawn, k))
-        size = torch.full((1,), k, device=self.device)
-        return Draft(to_device(drawn, self.device)[None], size, None if self._sampling.greedy else rows[None])
-
-    def _rows(self, answer: Any, drawn: list[int], k: int) -> Tensor:
-        """(k, vocab) of the answer: the ids that were drawn, and a row of finite numbers for each."""
-        tokens, rows = each("a pair (ids, rows)", list, list)(answer)
-        if list(map(int, tokens)) != drawn or len(drawn) != k:
-            raise Impossible(f"{short(tokens)}, not the {k} ids that were drawn, {drawn}")
-        shape = (self._vocab_size,)
-        if len(rows) != k or not all(isinstance(row, Tensor) and row.shape == shape for row in rows):
-            raise Impossible(f"{short(rows)}, not {k} rows of shape {shape}")
-        if not torch.stack(rows).isfinite().all():
-            raise Impossible("rows that are not finite")
-        return torch.stack(rows)

@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from speclab.drafts import kind_table
+from speclab.drafts import registry
 from speclab.extensions.learner import runner
 from speclab.extensions.learner.ask import ask
 from speclab.extensions.learner.checklist import Exercise, check_command, exercises, report
@@ -18,7 +18,7 @@ from speclab.system.terminal import note
 
 def of_decoding(temperature: float, draft: str, auto: bool = False) -> set[int]:
     """What one speculative decoding can use. auto: with -k auto."""
-    kind = kind_table.kind_of(draft)
+    kind = registry.kind_of(draft)
     steps = kind is None or not (kind.is_lookup or kind.name in ("block", "dial"))  # the others work token by token
     return (
         {3, WHOLE_LOOP}
@@ -38,8 +38,8 @@ def of_comparison(temperatures: Iterable[float], drafts: Iterable[str]) -> set[i
 
 def of_heads(drafts: Iterable[str], auto: bool = False) -> set[int]:
     """Exercises about drafts with a head. Under -k auto a feature draft is asked after each token, by the lab's own."""
-    kinds = {kind.name for draft in drafts if (kind := kind_table.kind_of(draft))}
-    return ({11} if "feature" in kinds and not auto else set()) | ({12} if "block" in kinds else set())
+    kinds = {kind.name for draft in drafts if (kind := registry.kind_of(draft))}
+    return {11} if "feature" in kinds and not auto else set()
 
 
 def of_temperature(temperature: float) -> set[int]:

@@ -6,7 +6,6 @@
     python check.py 4 --run compare.py --temperature 0.8        # exercise 4 decides the sampled rows
     python check.py 10 --run compare.py --temperature 0.8       # exercise 10 in its place
     python check.py 9 --run optimized_speculative.py -k auto    # exercise 9 decides when a draft stops
-    python check.py 12 --run compare.py --draft block           # exercise 12 draws the tokens of a block
     python check.py --impl solutions --run compare.py           # the same with the solutions
     python check.py 2 --run NAME                                # a command of an extension that takes functions
 

@@ -10,8 +10,7 @@ from speclab.cli.output import describe_chat
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings
 from speclab.drafts import registry
-from speclab.drafts.choice import Choice
-from speclab.drafts.registry import check_prompts
+from speclab.drafts.registry import Choice, check_prompts
 from speclab.lab import free_cores
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.round_costs import measure_costs

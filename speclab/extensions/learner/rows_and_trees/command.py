@@ -189,7 +189,7 @@ def sampled_functions(asked: Asked, words: list[str] | None = None) -> LoopFunct
 def _check_sampled(words: list[str]) -> None:
     """Raise UsageProblem for a decoding in which exercise 16 has no part."""
     args = decoding.parse(optimized_speculative.__doc__ or "", words, True)
-    if not args.choice.draws_children:
+    if not args.choice.text.startswith("sampled-tree"):
         raise UsageProblem(f"--draft {args.draft}: exercise 16 draws the children of a tree; give --draft {SAMPLED}")
     if args.rule not in (TOKEN.name, FOLLOW):
         raise UsageProblem(f"--rule {args.rule}: exercise 16 has two rules; leave it out, or give --rule {FOLLOW}")

@@ -26,7 +26,6 @@ from optimized_speculative import speculative_decode
 from speclab.core.rounds import DecodeSettings, Round
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
-from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength
@@ -35,7 +34,7 @@ from speclab.extensions.learner import checklist, functions, loading, prediction
 from speclab.extensions.learner.adapters import CheckedDrafter, accept_sampled
 from speclab.extensions.learner.ask import ask, finite, whole
 from speclab.extensions.learner.functions import Modules, learner_functions
-from speclab.extensions.learner.heads import LearnerBlock, LearnerFeature
+from speclab.extensions.learner.heads import LearnerFeature
 from speclab.lab.instruments import LoopFunctions
 from speclab.models import prompts
 from speclab.models.cached import CachedModel
@@ -45,8 +44,7 @@ from speclab.records.runs import ComparisonRun
 from speclab.system import extensions, paths
 from speclab.system.errors import Problem, UsageProblem
 from speclab.theory.costs import Costs
-from tests.heads import N_NEW, tiny_block_head, trained, trained_block
-from tests.heads import prompts as some_prompts
+from tests.heads import N_NEW, trained
 from tests.tiny_models import VOCAB, perturbed, tiny
 
 STEMS = {exercise.number: exercise.stem for exercise in checklist.exercises()}
@@ -160,14 +158,8 @@ def beside_its_own_token(text, n_read, states):
     return states[: len(text) - 1 - n_read], text[n_read:-1]
 
 
-def without_bias(logits, bias, last, probs, draw):
-    rows = [probs(slot) for slot in logits]
-    return [draw(row) for row in rows], rows
-
-
 HEADS = {
     11: (lambda: trained(), FeatureDrafter, {"new_pairs": beside_its_own_token}),
-    12: (lambda: trained_block(markov_rank=8), BlockDrafter, {"walk": without_bias}),
 }
 
 
@@ -186,20 +178,6 @@ def test_a_head_drafts_as_the_labs_does(number, sampling):
         mistaken = with_head(*given, with_function(number, **mistake), texts[:1, :9], sampling, 3)
         assert words(mistaken) == words(expected)
         assert n_accepted(mistaken) < n_accepted(with_head(*given, LAB, texts[:1, :9], sampling, 3))
-
-
-@pytest.mark.parametrize("options", [{}, {"markov_rank": 8, "draft_vocab": 12}])
-def test_exercise_twelve_walks_along_any_block(options):
-    """Without a Markov head, and with ids of the head's own."""
-    model = tiny("llama")
-    head = tiny_block_head(model, **options)
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randperm(VOCAB, generator=generator)[:12].sort().values if "draft_vocab" in options else None
-    lab, own = (
-        with_head(model, BlockDrafter(head, ids), learner, some_prompts(1), SAMPLED, 4)
-        for learner in (LAB, solutions(12))
-    )
-    assert lab == own
 
 
 def test_exercise_eleven_waits_while_nothing_is_drafted():
@@ -225,11 +203,9 @@ def test_exercise_eleven_waits_while_nothing_is_drafted():
 def test_which_drafts_are_the_learners(pair):
     """Under -k auto a feature draft stays the lab's; inside a hybrid it is the learner's; an instrument never is."""
     _, head, _ = trained()
-    _, block, _ = trained_block(markov_rank=8)
     auto, hybrid = AutoLength(FeatureDrafter(head)), HybridDrafter(NgramDrafter(), FeatureDrafter(head))
     assert type(solutions(11).adapt(auto, None).drafter) is FeatureDrafter
     assert type(solutions(11).adapt(hybrid, None).drafter) is LearnerFeature
-    assert type(solutions(12).adapt(AutoLength(BlockDrafter(block)), None).drafter) is LearnerBlock
     oracle, plain = FreeOracleDrafter(0.5), ModelDrafter(pair[1])
     assert solutions(3).adapt(oracle, None) is oracle
     assert LAB.adapt(plain, 4) is plain
@@ -237,9 +213,9 @@ def test_which_drafts_are_the_learners(pair):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("draft", "number"), [("feature", 11), ("block", 12)])
+@pytest.mark.parametrize(("draft", "number"), [("feature", 11)])
 def test_what_a_chapter_says_of_the_labs_head(draft, number):
-    """About 3 tokens of a round at k = 4, and less than 1.5 or 2 with the mistake, on two texts."""
+    """About 3 tokens of a round at k = 4, and less than 1.5 with the mistake, on two texts."""
     lab = speclab.load(draft=draft, engine="eager", threads=1)
     beginnings = ["def read_config(path):\n", "class Stack:\n    def push(self"]
     texts, sizes = [], []
@@ -253,7 +229,7 @@ def test_what_a_chapter_says_of_the_labs_head(draft, number):
         sizes.append(len(beginnings) * 63 / sum(not r.prefill for r in found))
     assert texts[0] == texts[1]
     assert round(sizes[0]) == 3
-    assert sizes[1] < (1.5 if number == 11 else 2)
+    assert sizes[1] < 1.5
 
 
 # --- answers of another kind ------------------------------------------------------------------------------------------
@@ -343,16 +319,6 @@ def test_an_impossible_answer_is_one_line(pair, learner, sampling, named):
         assert word in str(caught.value)
 
 
-def walk_with(row=lambda row: row, token=lambda token: token, asked=lambda before: before):
-    """A walk in which something is another."""
-
-    def walk(logits, bias, last, probs, draw):
-        rows = [probs(slot + bias(asked(last))) for slot in logits]
-        return [token(draw(one)) for one in rows], [row(one) for one in rows]
-
-    return walk
-
-
 @pytest.mark.parametrize(
     ("number", "wrong", "named"),
     [
@@ -361,11 +327,6 @@ def walk_with(row=lambda row: row, token=lambda token: token, asked=lambda befor
         (11, {"draft_chain": lambda *_: [0] * 4}, "[0, 0, 0, 0], not the 4 ids that were drawn"),
         (11, {"draft_chain": lambda forward, *_: forward(*_[1:3], 10**9)}, "raised ValueError: forward was"),
         (11, {"draft_chain": lambda _, draw, states, *__: [draw(states[-1:]) for _ in range(9)]}, "more than k = 4"),
-        (12, {"walk": walk_with(token=lambda token: token + 1)}, "not the 4 ids that were drawn"),
-        (12, {"walk": walk_with(row=lambda row: row[:-1])}, f"not 4 rows of shape ({VOCAB},)"),
-        (12, {"walk": walk_with(row=lambda row: row * float("nan"))}, "rows that are not finite"),
-        (12, {"walk": walk_with(asked=lambda before: VOCAB)}, f"bias was called with {VOCAB}, which is no id"),
-        (12, {"walk": lambda logits, _, __, probs, draw: [draw(probs(logits[0])) for _ in range(5)]}, "more than k = "),
     ],
 )
 def test_what_no_head_can_use_is_one_line(number, wrong, named):
@@ -533,11 +494,11 @@ def test_every_script_asks_for_what_it_can_use(monkeypatch, tmp_path):
     assert loading.of_decoding(0.7, "ngram") == {3, 4, 6, 7, 8, 10}
     assert loading.of_decoding(0.0, "feature") == {2, 3, 6, 8, 11}
     assert loading.of_decoding(0.0, "feature", auto=True) == {2, 3, 8, 9}
-    assert loading.of_decoding(0.0, "block:elsewhere", auto=True) == {2, 3, 8, 12}
+    assert loading.of_decoding(0.0, "block:elsewhere", auto=True) == {2, 3, 8}
     for folder in ("blocky/model", "dialogue/model", "./ngram"):  # a model, whatever its name begins with
         assert loading.of_decoding(0.0, folder, auto=True) == loading.of_decoding(0.0, "model", auto=True)
     assert loading.of_comparison([0.0, 0.8], ["model", "ngram"]) == {2, 3, 4, 5, 6, 7, 10}
-    assert loading.of_comparison([0.0], ["feature", "block"]) == {2, 3, 5, 6, 11, 12}
+    assert loading.of_comparison([0.0], ["feature", "block"]) == {2, 3, 5, 6, 11}
     calls = []
 
     def load(package, numbers, usable):

@@ -3,7 +3,7 @@
 from typing import Any
 
 from speclab.core.drafter import Drafter
-from speclab.drafts import kind_table, registry
+from speclab.drafts import registry
 from speclab.extensions.trace.decoding import Loaded
 from speclab.extensions.trace.dials import page, presets
 from speclab.extensions.trace.dials.proposals import LONGEST, PieceTable, asked, on_dial
@@ -52,7 +52,7 @@ def drafters(found: Loaded) -> list[tuple[str, Drafter]]:
     own = [(found.name, found.drafter)] if on_dial(found.choice, found.drafter) else []
     if not found.setup.target.family.one_text:
         return own
-    lookups = [name for name in kind_table.lookups() if name != found.name]
+    lookups = [name for name in registry.lookups() if name != found.name]
     return own + [(name, registry.make(name, found.setup)) for name in lookups]
 
 
