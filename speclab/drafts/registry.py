@@ -197,7 +197,7 @@ def is_mistyped(text: str) -> bool:
     """Tell whether a name is empty, or is nearly the name of a kind and neither a folder nor surely a name of the
     hub."""
     if sizes.is_lab_size(text):
-        sizes.parse_size(text)
+        sizes.parse_name(text)
         return False
     return not text.strip() or not (loading.exists(text) or "/" in text or _nearest(text) is None)
 

@@ -42,7 +42,6 @@ from speclab.models.outside.generation import eos_ids
 from speclab.models.outside.growth import PARTS, check_growth
 from speclab.models.outside.placement import describe, load_placed, map_options
 from speclab.models.padded import padding, sizes
-from speclab.models.padded.experts import with_experts
 from speclab.system import extensions
 from speclab.system.errors import EnvironmentProblem, Problem, UsageProblem, is_out_of_memory, panics_as_errors
 from speclab.system.paths import DATA
@@ -78,7 +77,7 @@ KNOWN_ERRORS = {
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a folder, a hub name or lab:SIZE."""
     if sizes.is_lab_size(name):
-        sizes.parse_size(name)
+        sizes.parse_name(name)
         name = LAB_TARGET
     load_config(name)
     place = sources.place_of(name)
@@ -138,11 +137,8 @@ def load_model(
     are missing, or it is not fit for cached decoding.
     """
     if sizes.is_lab_size(name):
-        size = sizes.parse_name(name)
         small = _whole_model(LAB[role], torch.float32, torch.device("cpu"))
-        model = padding.padded(small, size.n_parameters, device, dtype, copies, size.vocab_size)
-        if size.experts:
-            model = with_experts(model, size.experts)
+        model = padding.padded(small, sizes.parse_name(name), device, dtype, copies, role)
     else:
         model = _whole_model(name, dtype, device, device_map).eval()
     check_model(model)

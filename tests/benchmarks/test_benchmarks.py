@@ -271,7 +271,7 @@ def test_peers_end_to_end(call, pair_folder, tmp_path):
 @pytest.mark.full
 def test_experts_end_to_end(call, tmp_path):
     """On the lab's own target, the smallest size there is."""
-    words = ["--target", "lab:10.2m:e4k2", "--widths", "3", "--n-texts", "2", "--repeats", "2", "--context", "40"]
+    words = ["--target", "lab:20m:e4k2", "--widths", "3", "--n-texts", "2", "--repeats", "2", "--context", "40"]
     code, out, _ = call(experts, *words)
     assert code == 0
     run = files.read(tmp_path / "results" / "local-experts.json", experts.ExpertsRun)
@@ -286,7 +286,7 @@ def test_experts_end_to_end(call, tmp_path):
         code, _, err = call(experts, "--target", target)
         assert code == 2
         assert "give one such as lab:200m:e8k2" in err
-    code, _, err = call(experts, "--target", "lab:10.2m:e4k2", "--context", "4090")
+    code, _, err = call(experts, "--target", "lab:20m:e4k2", "--context", "4090")
     assert code == 2
     assert err.startswith("error: --context 4090 and a pass over 9 do not fit")
     assert err.endswith("use --context 4087 or less\n")

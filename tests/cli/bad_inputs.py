@@ -310,8 +310,8 @@ ROWS = [
     Row(f"{B} --prompt x --target empty-folder", 3, ("empty-folder", "config.json", "save_pretrained")),
     Row(f"{B} --prompt x --target lab:", 2, ("lab:", "lab:200m")),
     Row(f"{B} --prompt x --target lab:big", 2, ("lab:big", "lab:200m")),
-    Row(f"{B} --prompt x --target lab:1m", 2, ("lab:1m", "use lab:10.2m or more")),
-    Row(f"{B} --prompt x --target lab:900b", 3, ("lab:900b", "GB")),
+    Row(f"{B} --prompt x --target lab:1m", 2, ("lab:1m", "lab:200m")),
+    Row(f"{B} --prompt x --target lab:5m", 2, ("lab:5m", "too small", "lab:200m")),
     # --- config.json ---
     Row(f"{B} --prompt x --target no-layers", 3, ("num_hidden_layers is 0",)),
     Row(f"{B} --prompt x --target text-layers", 3, ("config.json", "num_hidden_layers")),
