@@ -11,7 +11,7 @@ from speclab.system.errors import UsageProblem
 
 PREFIX = "lab:"
 # Parameters, and width and layers of a target and of a draft. Both grow with the cube root of the size and meet Llama
-# 3's: 2048 wide at 1b, 4096 at 8b. A padded model is never shallower than its lab model, which makes small targets deep. A
+# 3's: 2048 wide at 1b, 4096 at 8b. A padded model is never shallower than its lab model, so small targets are deep. A
 # draft, whose lab model has one layer, is the shallower of the two at equal size: on a GPU its layers, one after the
 # other, are what a pass costs. The first two are sizes of drafts alone.
 SIZES = {
