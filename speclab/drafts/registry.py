@@ -125,9 +125,15 @@ class Kind(NamedTuple):
 _KINDS: dict[str, Kind] = {}
 
 
-def add(*entry: str | Callable[[str, str], Choice] | bool) -> None:
-    """Add a kind of draft to the table; `entry` as `Kind` has it."""
-    kind = Kind(*entry)  # type: ignore[arg-type]
+def add(
+    usage: str,
+    reader: Callable[[str, str], Choice] | str,
+    help: str,
+    trained: bool = False,
+    is_lookup: bool = False,
+) -> None:
+    """Add a kind of draft to the table, as `Kind` describes it."""
+    kind = Kind(usage, reader, help, trained, is_lookup)
     if kind.name in _KINDS:
         raise ValueError(f"two kinds of draft are named {kind.name}")
     _KINDS[kind.name] = kind
@@ -145,7 +151,7 @@ def add_lookup(name: str, make_lookup: Callable[..., Lookup] | str, help: str) -
         made = pkgutil.resolve_name(make_lookup) if isinstance(make_lookup, str) else make_lookup
         return Choice(text, name, lambda setup, seed: made(n_ids=setup.target.vocab_size), is_lookup=True)
 
-    add(name, read_lookup, help, False, True)
+    add(name, read_lookup, help, is_lookup=True)
 
 
 def kinds() -> dict[str, Kind]:
@@ -335,9 +341,13 @@ def own_head(name: str, target: str) -> str:
     return str(folder if target and Path(target).name == target and folder.is_dir() else loading.LAB_PAIR / name)
 
 
+def _feature_drafter(place: str, target: PreTrainedModel, own_width: int | None) -> Drafter:
+    return FeatureDrafter(*read_head(place, target, own_width))
+
+
 def read_feature(argument: str, text: str) -> Choice:
     """Return a head that drafts token by token."""
-    return head_choice("feature", argument, text, lambda *place: FeatureDrafter(*read_head(*place)))
+    return head_choice("feature", argument, text, _feature_drafter)
 
 
 def read_hybrid(argument: str, text: str) -> Choice:

@@ -41,36 +41,39 @@ UNUSED = ("verifier_", "confidence_head.")  # weights of training, and of rules 
 CORRECT = f"correct its {CONFIG}, or give another head"
 VERSION = "0.9.0"  # of the format
 Types = Mapping[str, type]
-"""The entries that are read, each with its type; list is a list of sizes."""
+"""The entries that are read, each with its type; list is a list of sizes, and tuple one of words."""
 
-SHARED: Types = {
-    "draft_vocab_size": int,
-    "target_hidden_size": int,
-    "transformer_layer_config": dict,
-}
+
+def types_of(names: dict[type, str]) -> Types:
+    """Return the type of each entry."""
+    return {name: kind for kind, said in names.items() for name in said.split()}
+
+
+SIZES = "draft_vocab_size target_hidden_size"
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-FEATURE: Types = {**SHARED, "eagle_aux_hidden_state_layer_ids": list, **dict.fromkeys(FLAGS, bool)}
-LAYER: Types = {
-    **dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim"), int),
-    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "max_position_embeddings", "sliding_window"), int),
-    **dict.fromkeys(("attention_bias", "mlp_bias", "use_sliding_window"), bool),
-    "model_type": str,
-    "hidden_act": str,
-    "rms_norm_eps": float,
-    "rope_theta": float,
-    "layer_types": tuple,
-    "rope_parameters": dict,
-    "rope_scaling": dict,
-}
-ROPE: Types = {
-    "rope_type": str,
-    "type": str,
-    "rope_theta": float,
-    "original_max_position_embeddings": int,
-    "truncate": bool,
-    **dict.fromkeys(("factor", "attention_factor", "beta_fast", "beta_slow", "low_freq_factor"), float),
-    **dict.fromkeys(("high_freq_factor", "mscale", "mscale_all_dim"), float),
-}
+FEATURE = types_of(
+    {int: SIZES, dict: "transformer_layer_config", list: "eagle_aux_hidden_state_layer_ids", bool: " ".join(FLAGS)}
+)
+LAYER = types_of(
+    {
+        int: "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
+        "max_position_embeddings sliding_window",
+        bool: "attention_bias mlp_bias use_sliding_window",
+        float: "rms_norm_eps rope_theta",
+        str: "model_type hidden_act",
+        tuple: "layer_types",
+        dict: "rope_parameters rope_scaling",
+    }
+)
+ROPE = types_of(
+    {
+        str: "rope_type type",
+        int: "original_max_position_embeddings",
+        bool: "truncate",
+        float: "rope_theta factor attention_factor beta_fast beta_slow low_freq_factor high_freq_factor mscale "
+        "mscale_all_dim",
+    }
+)
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # the same for a position, however long the text is
 # Parts of a head that turn by the time, height and width of an image; the three are one position in a text.
 ONE_IN_A_TEXT = ("mrope_section", "mrope_interleaved")

@@ -16,10 +16,9 @@ from speclab.drafts.heads.files import (
     CORRECT,
     EMBEDDING,
     HEAD,
-    SHARED,
+    SIZES,
     UNUSED,
     SavedHead,
-    Types,
     check_format,
     check_width,
     checked,
@@ -28,6 +27,7 @@ from speclab.drafts.heads.files import (
     read_files,
     read_tensors,
     shapes_of,
+    types_of,
     weights_of,
     write_files,
     written,
@@ -41,17 +41,15 @@ from speclab.system.errors import UsageProblem
 
 MOST_SLOTS = 256
 NAMES = {"dspark": "DSparkSpeculator", "dflash": "DFlashSpeculator"}
-FLAGS = ("sample_from_anchor", "sliding_window_non_causal", "causal", "shift_label")
-ENTRIES: Types = {
-    **SHARED,
-    "aux_hidden_state_layer_ids": list,
-    "block_size": int,
-    "mask_token_id": int,
-    "markov_rank": int,
-    "markov_head_type": str,
-    "projector_type": str,
-    **dict.fromkeys(FLAGS, bool),
-}
+ENTRIES = types_of(
+    {
+        int: f"{SIZES} block_size mask_token_id markov_rank",
+        str: "markov_head_type projector_type",
+        bool: "sample_from_anchor sliding_window_non_causal causal shift_label",
+        list: "aux_hidden_state_layer_ids",
+        dict: "transformer_layer_config",
+    }
+)
 NEEDED = ("draft_vocab_size", "transformer_layer_config", "aux_hidden_state_layer_ids", "block_size", "mask_token_id")
 COMPUTED = {"markov_head_type": "vanilla", "projector_type": "dflash", "shift_label": False}
 

@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 from speclab.drafts.heads.files import (
     CONFIG,
     CORRECT,
-    Types,
     checked,
     decoder_of,
     for_target,
@@ -21,6 +20,7 @@ from speclab.drafts.heads.files import (
     read_files,
     read_weights,
     shapes_of,
+    types_of,
     weights_of,
     write_both,
     written,
@@ -31,7 +31,7 @@ from speclab.models import loading
 from speclab.system.errors import UsageProblem
 
 FORMAT = "speculative-decoding-lab early exit 1"  # and its version
-ENTRIES: Types = {"exit_layer": int, "target_layers": int, "transformer_layer_config": dict}
+ENTRIES = types_of({int: "exit_layer target_layers", dict: "transformer_layer_config"})
 
 
 def read_adapter(name: str, target: PreTrainedModel, padded: bool = False) -> ExitAdapter:
@@ -64,7 +64,11 @@ def config_from(found: dict[str, Any]) -> ExitConfig:
         raise ValueError(f"its format is {found.get('format')!r}; --draft exit reads {FORMAT!r}")
     said = checked(found, ENTRIES, tuple(ENTRIES))
     block = decoder_of(said["transformer_layer_config"], "llama")
-    if said["exit_layer"] >= said["target_layers"] or block.num_hidden_layers != 1 or block.model_type != "llama":
+    if (
+        not 0 < said["exit_layer"] < said["target_layers"]
+        or block.num_hidden_layers != 1
+        or block.model_type != "llama"
+    ):
         raise ValueError(
             f"it exits after layer {said['exit_layer']} of {said['target_layers']}, with {block.num_hidden_layers} "
             f"layers of {block.model_type} of its own; the lab reads adapters of one layer of llama, behind a layer "

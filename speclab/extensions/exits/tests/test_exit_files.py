@@ -74,10 +74,10 @@ LAYER = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1, "v
     ("changes", "message"),
     [
         ({"format": "eagle3"}, "its format is 'eagle3'; --draft exit reads"),
-        ({"exit_layer": 0}, "exit_layer is 0"),
+        ({"exit_layer": 0}, "it exits after layer 0 of 3"),
         ({"exit_layer": 3}, "it exits after layer 3 of 3"),
         ({"target_layers": 2**20, "exit_layer": 2**19}, "belongs to a target with 1048576 layers"),
-        ({"transformer_layer_config": LAYER | {"num_hidden_layers": 2}}, "with layers of its own: 2"),
+        ({"transformer_layer_config": LAYER | {"num_hidden_layers": 2}}, "with 2 layers of llama of its own"),
         ({"transformer_layer_config": LAYER | {"vocab_size": 50}}, "50 ids; this one has 3 layers of width 32 and 48"),
     ],
 )
