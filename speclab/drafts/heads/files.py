@@ -56,8 +56,8 @@ FEATURE = types_of(
 )
 LAYER = types_of(
     {
-        int: "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
-        "max_position_embeddings sliding_window",
+        int: "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
+        "head_dim max_position_embeddings sliding_window",
         bool: "attention_bias mlp_bias use_sliding_window",
         float: "rms_norm_eps rope_theta",
         str: "model_type hidden_act",
