@@ -321,7 +321,9 @@ def head_choice(
         target = setup.target
         check_family(target.model, f"the draft {name}", OTHER_FAMILY)
         # A padded target's states are the lab's, followed by zeros.
-        own_width = loading.lab_width() if sizes.is_lab_size(setup.target_name) else None
+        own_width = (
+            loading.load_config(loading.LAB_TARGET).hidden_size if sizes.is_lab_size(setup.target_name) else None
+        )
         # The name of a folder says nothing about the model in it.
         named = setup.target_name if sources.about(target.model) else ""
         drafter: Any = make_head(argument or own_head(name, named), target.model, own_width)

@@ -411,7 +411,7 @@ ROWS = [
     Row(
         f"{S} --draft tokenizer-swapped",
         2,
-        ("different tokenizers", "disagree about 2 of", "is 'b' to the draft, 'a' to the target;", "or ngram"),
+        ("different tokenizers", "disagree about 2 of", "is 'b' to the draft, 'a' to the target", "or ngram"),
     ),
     Row(f"{S} --draft config-fifo", 3, ("config-fifo/config.json is a device or a pipe",)),
     Row(f"{S} --draft short-draft --prompt '{'x = 1; ' * 20}'", 2, ("context only 30;", "the draft ngram")),

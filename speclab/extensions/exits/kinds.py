@@ -52,7 +52,7 @@ def _check_layer(argument: str, text: str, trained: int | None) -> None:
         if trained is None:
             raise UsageProblem(f"--draft {text}: the lab has no such adapter yet; type: {train} 2")
         return
-    n_layers, number = loading.lab_layers(), whole_number(argument)
+    n_layers, number = loading.load_config(loading.LAB_TARGET).num_hidden_layers, whole_number(argument)
     if number is None or not 1 <= number < n_layers:
         raise UsageProblem(
             f"--draft {text}: the lab's target has {n_layers} layers; give a number from 1 to {n_layers - 1}"
