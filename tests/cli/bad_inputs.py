@@ -392,7 +392,6 @@ ROWS = [
     Row(f"{S} --draft ''", 2, (KINDS,)),
     Row(f"{S} --draft ngrm", 2, ("'ngrm'; did you mean ngram?", KINDS)),
     Row(f"{S} --draft nrgam", 2, ("did you mean ngram?", KINDS)),
-    Row(f"{S} --draft eagel3", 2, ("did you mean feature[:HEAD]?", KINDS)),
     Row(f"{S} --tempereture 0.8", 2, ("--tempereture 0.8; did you mean --temperature?",)),
     Row(f"{S} --tempereture=0.8", 2, ("did you mean --temperature?",)),
     Row(f"{S} --draft model,ngram", 2, ("model,ngram", "compare.py takes several")),
