@@ -314,7 +314,7 @@ def read_weights(
         parts = {name: file.get_slice(name) for name in names}
         there = {name: tuple(one.shape) for name, one in tensors.items()}
         there |= {name: tuple(part.get_shape()) for name, part in parts.items()}
-        for name, shape in there.items():
+        for name, shape in sorted(there.items()):
             if name not in asked:
                 raise ValueError(f"{name} is a weight that its {CONFIG} has no place for")
             if shape != asked[name]:

@@ -100,10 +100,7 @@ def config_from(found: dict[str, Any], n_layers: int) -> BlockConfig:
     for name, value in COMPUTED.items():
         if said.get(name, value) != value:
             raise ValueError(f"{name} is {said[name]!r}; it should be {value!r}")
-    slots, from_anchor = (
-        said["block_size"],
-        said.get("sample_from_anchor", False),
-    )  # as engines take it, if it is not said
+    slots, from_anchor = said["block_size"], said.get("sample_from_anchor", False)  # as engines take what is not said
     if not 1 + (not from_anchor) <= slots <= MOST_SLOTS:
         raise ValueError(f"block_size is {slots}, and it should propose 1 to {MOST_SLOTS} tokens")
     layer = said["transformer_layer_config"]
