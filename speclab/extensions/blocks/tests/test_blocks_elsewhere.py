@@ -1,7 +1,6 @@
 """What holds of every draft holds of blocks: contract, laws, one wait in a round, lengths, overflows, scripts."""
 
 import functools
-import sys
 from dataclasses import replace
 
 import pytest
@@ -19,20 +18,20 @@ from speclab.extensions.blocks.drafter import BlockDrafter
 from speclab.extensions.blocks.files import read_block, write_block
 from speclab.extensions.blocks.head import BlockHead
 from speclab.extensions.blocks.tests.block_heads import block_rows, tiny_block_head, trained_block
+from speclab.lab.bench import SPECULATIVE
 from speclab.lab.round_costs import measure_costs
 from speclab.models import loading, prompts
 from speclab.models.cached import CachedModel
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun
 from tests import contract, test_filtered_laws
-from tests.core.test_one_wait import PROMPT, check_waits, recorder  # noqa: F401 - a fixture
-from tests.drafts.test_lengths import SPECULATIVE
+from tests.core.test_one_wait import PROMPT, check_waits
 from tests.drafts.test_overflows import WAYS, check_it_is_said, overflowing
 from tests.heads import in_format, target_states
-from tests.recorder import graphed
+from tests.recorder import graphed, stand_in
 from tests.rules import RULES
-from tests.test_filtered_laws import IDS, Case, assert_lossless, models, of_head
-from tests.test_lossless import Law, check_law
+from tests.test_filtered_laws import Case, assert_lossless, models, of_head
+from tests.test_lossless import IDS, Law, check_law
 from tests.tiny_models import DTYPE_ON, VOCAB, tiny
 from tests.training.test_heads import CPU, check_training, target  # noqa: F401 - a fixture
 
@@ -67,7 +66,7 @@ def block_logits(committed, drafted):
 
 @pytest.mark.parametrize("engine", DTYPE_ON)
 def test_a_round_leaves_the_targets_law(engine, monkeypatch):
-    monkeypatch.setattr(sys.modules[test_filtered_laws.__name__], "ENGINE", engine)
+    monkeypatch.setattr(test_filtered_laws, "ENGINE", engine)
     case = Case(lambda: BlockDrafter(in_format(lawful(), DTYPE_ON[engine])), 2, 2, of_head(block_logits))
     assert_lossless(case, "token", monkeypatch)
 
@@ -84,8 +83,8 @@ def test_the_joint_law_of_a_text_is_the_targets(markov_rank):
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.usefixtures("recorder")
-def test_a_round_waits_once(temperature, rule):
+def test_a_round_waits_once(temperature, rule, monkeypatch):
+    stand_in(monkeypatch)
     cached = graphed()
     cached.hidden_layers = (0, 1)
     drafter = BlockDrafter(tiny_block_head(cached.model, markov_rank=5))
