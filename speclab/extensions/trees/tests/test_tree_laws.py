@@ -24,7 +24,7 @@ from tests.test_filtered_laws import (
     Text,
     assert_lossless,
     feature_logits,
-    heads,
+    head,
     model,
     of_head,
     one_more,
@@ -119,7 +119,7 @@ TreeCase = functools.partial(Case, outcomes=drawn_on_branches, sides=sides_of)
 CASES = {
     "sampled tree": TreeCase(lambda: TreeDrafter(model(), (2, 1), sampled=True), 4, 4),
     "sampled tree of a head": TreeCase(
-        lambda: TreeDrafter(FeatureDrafter(heads()[0]), (2, 1), sampled=True), 4, 4, of_head(feature_logits)
+        lambda: TreeDrafter(FeatureDrafter(head()), (2, 1), sampled=True), 4, 4, of_head(feature_logits)
     ),
     "tree": TreeCase(lambda: TreeDrafter(model(), (2, 2)), 6, 0),
     "tree:best": TreeCase(lambda: BestTreeDrafter(model(), width=3), 5, 0),
