@@ -11,6 +11,7 @@ prompt that ends inside a character, a tokenizer without the library's decoder),
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerBase
@@ -45,7 +46,7 @@ class Pieces:
         self._n_shown = 0  # characters
         skipped = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._skipped = set() if special else skipped
-        self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         knows = self._backend is not None and not text_of(tokenizer, self._before, special).endswith("\ufffd")
         self._stream = DecodeStream(self._before, skip_special_tokens=not special) if knows else None
 

@@ -78,9 +78,11 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # the same for a position,
 # Parts of a head that turn by the time, height and width of an image; the three are one position in a text.
 ONE_IN_A_TEXT = ("mrope_section", "mrope_interleaved")
 # Each of these changes what a head computes, unless it has a neutral value. The lab computes none of them.
-NOT_COMPUTED = ("logit_scale", "embedding_scale", "final_logit_softcapping", "attn_logit_softcapping")
-NOT_COMPUTED += ("quantization_config", "partial_rotary_factor")
-NEUTRAL = (None, 1, {})
+NOT_COMPUTED = (
+    *("logit_scale", "embedding_scale", "final_logit_softcapping", "attn_logit_softcapping"),
+    *("quantization_config", "partial_rotary_factor"),
+)
+NEUTRAL: tuple[Any, ...] = (None, 1, {})
 
 
 class SavedHead(NamedTuple):
