@@ -17,7 +17,8 @@ from speclab.cli import parsing
 from speclab.drafts.heads.feature import FeatureHead, HeadConfig
 from speclab.drafts.heads.files import SavedHead, read_head, weights_of, write_head
 from speclab.drafts.heads.rollout import rollout
-from speclab.lab.training.recipes import (
+from speclab.system import extensions
+from training.recipes import (
     DEPTH,
     Distance,
     Reading,
@@ -28,7 +29,6 @@ from speclab.lab.training.recipes import (
     layers_to_read,
     sizes_of,
 )
-from speclab.system import extensions
 
 # --- feature ----------------------------------------------------------------------------------------------------------
 

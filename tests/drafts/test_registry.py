@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from speclab.cli.compare_config import read_drafts
+from speclab.cli.compare import read_drafts
 from speclab.core.drafter import Lookup
 from speclab.drafts import registry
 from speclab.drafts.registry import add, add_lookup, kinds, read, read_all

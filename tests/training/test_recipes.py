@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from speclab.drafts.feature import FeatureDrafter
-from speclab.lab.training.recipes import CROSS_ENTROPY_WEIGHT, LOW_TEMPERATURE, Likely, distance, likely
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem
 from tests.decoding import speculative_rounds
 from tests.heads import N_NEW, trained
 from training import heads
 from training.heads import main
+from training.recipes import CROSS_ENTROPY_WEIGHT, LOW_TEMPERATURE, Likely, distance, likely
 from training.scoring import agreement, known, score
 
 
@@ -54,7 +54,7 @@ def test_flags_that_do_not_fit_are_one_line(words, message, capsys, tmp_path):
 
 
 def check_refused(words, message, capsys, tmp_path):
-    assert main([*words.split(), "--work-dir", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert main([*words.split(), "--out", str(tmp_path / "out")]) == 2
     (line,) = capsys.readouterr().err.splitlines()[-1:]
     assert line.startswith("error: ")
     assert message in line

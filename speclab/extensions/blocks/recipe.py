@@ -13,8 +13,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen3Config
 from speclab.drafts.heads.files import SavedHead, weights_of
 from speclab.extensions.blocks.files import read_block, write_block
 from speclab.extensions.blocks.head import BlockConfig, BlockHead, blocks
-from speclab.lab.training.recipes import Distance, Reading, Recipe, distance, draw, layers_to_read, sizes_of
 from speclab.system.errors import UsageProblem
+from training.recipes import Distance, Reading, Recipe, distance, draw, layers_to_read, sizes_of
 
 SLOTS, LAYERS = 7, 2  # tokens and layers of a block
 MARKOV_RANK = 64  # the rank of the Markov head, which is a bias by the token before

@@ -21,7 +21,7 @@ from speclab.extensions.servers.shapes import (
     shape_of_lengths,
     shape_of_two,
 )
-from speclab.system.errors import CTRL_C, EnvironmentProblem, Stopped
+from speclab.system.errors import EnvironmentProblem
 from speclab.system.terminal import note, say
 
 MEND_TEXT = "use it for nothing; with the same model and sampling defaults in both, report it with one prompt"
@@ -48,13 +48,8 @@ class Findings:
     @property
     def code(self) -> int:
         """Return the exit code: 1 where a text differs, and no tie explains it, or sampling is broken. After Ctrl-C it
-        is that of what was asked before; a signal that ends the program keeps its own."""
-        return _code(self.stop, int(bool(self.sampling) or not set(self.verdicts) <= {texts.SAME, texts.TIED}))
-
-
-def _code(stop: KeyboardInterrupt | None, code: int) -> int:
-    """Return the exit code of a signal that ends the program, else `code`."""
-    return stop.exit_code if isinstance(stop, Stopped) and stop.exit_code != CTRL_C else code
+        is that of what was asked before."""
+        return int(bool(self.sampling) or not set(self.verdicts) <= {texts.SAME, texts.TIED})
 
 
 def show(args: argparse.Namespace) -> int:
@@ -80,7 +75,7 @@ def show_plain(args: argparse.Namespace) -> int:
     prompts, key = inputs.prompts_of(args.texts), inputs.key()
     plain = find(check_url(args.plain_url), key)
     say("\n".join(screen.server_lines(plain, None)))
-    pairs, _, stop = ask_all(plain, None, prompts, _asking(args))
+    pairs, _, _ = ask_all(plain, None, prompts, _asking(args))
     if any(pair.speculative.n_drafts for pair in pairs):
         raise EnvironmentProblem(f"{plain.client.url} speculates; give it with --url, and the plain one as --plain-url")
     found = of_pairs(pairs)
@@ -94,7 +89,7 @@ def show_plain(args: argparse.Namespace) -> int:
     then = f"start the server with its draft, and ask it with --url URL --plain-ms {milliseconds}"
     said = f"a token takes {milliseconds} ms without speculation, in {len(pairs)} prompts"
     say("\n".join([screen.labelled("ANSWER", said), screen.labelled("try", then)]))
-    return _code(stop, 0)
+    return 0
 
 
 def _asking(args: argparse.Namespace) -> Asking:

@@ -8,13 +8,13 @@ import torch
 from speclab.extensions.blocks.drafter import BlockDrafter
 from speclab.extensions.blocks.recipe import LAYERS, MARKOV_RANK, block_loss, fresh_block, unused_id
 from speclab.extensions.blocks.tests.block_heads import tiny_block_head, trained_block
-from speclab.lab.training.steps import optimizers
 from speclab.models import loading
 from speclab.system.errors import UsageProblem
 from tests.heads import read
 from tests.tiny_models import VOCAB, tiny
 from tests.training.test_recipes import check_score
 from training.heads import parse
+from training.steps import optimizers
 
 
 def test_a_fresh_head_shares_what_it_does_not_learn():

@@ -22,7 +22,7 @@ from speclab.lab.harness import kept_when_stopped
 from speclab.models import loading, prompts
 from speclab.models.setup import load_setup
 from speclab.system.errors import reports_problems
-from speclab.system.files import do_all
+from speclab.system.files import write_all
 from speclab.system.terminal import say
 
 
@@ -42,10 +42,10 @@ def main(argv: list[str] | None = None) -> int:
     picture = functools.partial(curve_views.picture, run, output.plots, output.name)
     page = functools.partial(curve_views.page, run, f"../plots/{output.name}.png")
     say(curve_views.text(run))
-    code = do_all([*output.writes(run, page), *[picture] * (not stops)])  # the picture shows all curves
+    write_all([*output.writes(run, page), *[picture] * (not stops)])  # the picture shows all curves
     if stops and not isinstance(stops[0], KeyboardInterrupt):
         raise stops[0]
-    return code
+    return 0
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -58,7 +58,7 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--max-new-tokens", type=parsing.at_least(8), default=64, metavar="N", help="tokens per prompt (default: 64)"
     )
-    group.add_argument("--seed", type=flags.seed, default=0, metavar="N", help="of damage and samples (default: 0)")
+    group.add_argument("--seed", type=parsing.seed, default=0, metavar="N", help="of damage and samples (default: 0)")
     group.add_argument("--threads", type=parsing.at_least(1), metavar="N", help="of the CPU (default: one per core)")
     flags.add_output_flags(parser.add_argument_group("results"))
     return parser

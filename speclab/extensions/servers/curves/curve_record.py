@@ -5,7 +5,6 @@ from typing import Literal
 
 from speclab.extensions.servers import counters
 from speclab.extensions.servers.engine_counts import EngineCounts
-from speclab.records.facts import RunSettings
 from speclab.records.rows import Amount, Count, RecordPart
 from speclab.records.runs import Head
 
@@ -33,5 +32,4 @@ class CurvesRun(Head):
     """All curves of one run."""
 
     schema_version: Literal[2]
-    settings: RunSettings
     curves: list[CurveEntry]

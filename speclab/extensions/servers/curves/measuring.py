@@ -22,7 +22,7 @@ from speclab.extensions.servers.curves import faults
 from speclab.extensions.servers.curves.curve_record import CurveEntry
 from speclab.extensions.servers.engine_counts import EngineCounts
 from speclab.extensions.servers.referee.own import counted
-from speclab.lab.training import degraded_drafts
+from speclab.lab.noisy import noisy
 from speclab.models import loading, prompts
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
@@ -102,7 +102,7 @@ class Lab:
     def model(self, kind: type[ModelDrafter] = ModelDrafter, noise: float = 0.0, threshold: float = 0.0) -> Drafter:
         """Return the draft model: another class of it, with noise in its weights, or with a stop threshold."""
         [draft] = self.draft("model").models
-        model = degraded_drafts.noisy(draft.model, noise, self.seed) if noise else draft.model
+        model = noisy(draft.model, noise, self.seed) if noise else draft.model
         drafter = kind(self.setup.cached(model, draft.vocab_size))
         drafter.keep_drafting = (lambda share: share > threshold) if threshold else None
         return drafter

@@ -1,5 +1,7 @@
 """Shapes: every measured curve gets the name of what was wrong with it, and few counts get none."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +17,6 @@ from speclab.extensions.servers.engine_counts import EngineCounts
 from speclab.models import prompts
 from speclab.models.loading import LAB_PAIR, LAB_TARGET
 from speclab.models.setup import load_setup
-from speclab.records import profiles
 from speclab.records.files import read
 from speclab.system.paths import ROOT
 from tests.decoding import plain_text
@@ -205,7 +206,12 @@ def test_what_is_kept_unseen_is_everything(tiny_lab):
 
 @pytest.mark.parametrize(("folder", "name"), [("feature", "feature"), ("block", "block"), ("draft", "model")])
 def test_the_profile_beside_a_head_is_its_measured_curve(folder, name):
-    found = profiles.read(LAB_PAIR / folder / profiles.NAME, "")
-    counts = EngineCounts(n_drafts=found.n_drafts, n_drafted=found.n_drafted, n_accepted=found.n_accepted,
-                          accepted_at=found.accepted_at)  # fmt: skip
-    assert counts == RECORD[name].counts
+    found = json.loads((LAB_PAIR / folder / "speculation_profile.json").read_text("utf-8"))
+    rounds = {int(length): n for length, n in found["acceptance_length_histogram"].items()}
+    accepted_at = [sum(n for length, n in rounds.items() if length > place) for place in range(1, max(rounds))]
+    counts = RECORD[name].counts
+    assert counts.accepted_at == accepted_at
+    assert (counts.n_drafts, counts.n_accepted) == (sum(rounds.values()), sum(accepted_at))
+    assert counts.n_drafted == found["measurement_conditions"].get(
+        "n_drafted_tokens", counts.n_drafts * len(accepted_at)
+    )

@@ -2,7 +2,6 @@
 
 import math
 import re
-import signal
 import subprocess
 import sys
 
@@ -12,7 +11,7 @@ from speclab.extensions.servers import counters, measured, running, shapes
 from speclab.extensions.servers.ask import asking, engines, inputs
 from speclab.extensions.servers.ask.client import Order
 from speclab.extensions.servers.tests.simulated import Simulated
-from speclab.system.errors import EnvironmentProblem, Stopped
+from speclab.system.errors import EnvironmentProblem
 from speclab.system.paths import ROOT
 
 RATES = (0.8, 0.6, 0.5, 0.4)
@@ -228,20 +227,6 @@ def test_ctrl_c_keeps_the_prompts_that_are_answered(fake, plain, command, monkey
         assert (found, "ANSWER" in out) == (code, said)
         assert ("only the first 5 of 12 prompts are counted: stopped" in err) == said
         assert f"{5 if said else 0} of 5 greedy texts" in out or not said
-
-
-def test_a_signal_keeps_its_exit_code(fake, plain, command, monkeypatch):
-    usual = engines.Server.ask
-    count = iter(range(1000))
-
-    def ask(self, order):
-        if self.client.url == fake.url and next(count) == 5:
-            raise Stopped(signal.SIGTERM)
-        return usual(self, order)
-
-    monkeypatch.setattr(engines.Server, "ask", ask)
-    code, out, _ = command("--url", fake.url, "--plain-url", plain.url, "--max-new-tokens", 16)
-    assert (code, "ANSWER" in out) == (128 + signal.SIGTERM, True)
 
 
 def test_the_command_needs_no_torch():

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.families import tiny_families
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core import graphs
 from speclab.core.rounds import Round, tokens_of
@@ -23,6 +22,7 @@ from speclab.extensions.trees.fixed import TreeDrafter, level_parents
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
 from speclab.system.errors import EnvironmentProblem, UsageProblem
+from tests import tiny_families
 from tests.decoding import keys_and_values, plain_text, row_of, speculative_rounds
 from tests.heads import block_heads, feature_row, prompts, target_states, trained
 from tests.models.test_caches import model_of, worst_difference
