@@ -4,7 +4,6 @@
     ngram      prompt lookup: continue as the longest matching piece of the text so far was continued
     suffix     the longest match, and what followed it most often (speclab/drafts/suffix.py)
     feature    a head of one layer that reads the target's hidden states (speclab/drafts/feature.py)
-    block      a head that reads them, too, and proposes all tokens in one pass (speclab/drafts/block.py)
     hybrid     a lookup where it pays more, a model elsewhere (speclab/drafts/hybrid.py)
 
 A new kind implements `Drafter`; the loop in optimized_speculative.py does not change. Further kinds are in

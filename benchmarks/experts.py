@@ -15,6 +15,7 @@ if __name__ == "__main__":
 
 import argparse
 import copy
+import re
 import statistics
 import sys
 from dataclasses import dataclass
@@ -26,12 +27,13 @@ from torch import Tensor
 
 from baseline_autoregressive import autoregressive_decode
 from benchmarks import common
+from benchmarks.mixtures import Experts, with_experts
 from speclab.cli import flags, parsing
 from speclab.core.rounds import DecodeSettings, tokens_of
-from speclab.models import prompts
+from speclab.models import loading, prompts
 from speclab.models.cached import CachedModel
-from speclab.models.padded import sizes
-from speclab.models.setup import Setup
+from speclab.models.checking.checks import check_model
+from speclab.models.setup import Setup, setup_of
 from speclab.models.timing import time_passes
 from speclab.present.tables import Block, Cell, Lines, Table, number, percent
 from speclab.records.rows import Amount, Count, RecordPart
@@ -156,11 +158,11 @@ def read_bytes(dense: CachedModel, context: int) -> Bytes:
     return Bytes(mlps * itemsize, others * itemsize, places * itemsize)
 
 
-def measure(mixed: Setup, dense: Setup, widths: list[int], context: int, n_texts: int, repeats: int) -> dict[str, Any]:
+def measure(
+    mixed: Setup, dense: Setup, experts: Experts, widths: list[int], context: int, n_texts: int, repeats: int
+) -> dict[str, Any]:
     """Measure both models on the same texts, in turns.  -> the fields of ExpertsRun"""
-    name = sizes.parse_name(mixed.target_name)
-    assert name.experts
-    n_experts, n_used = name.experts
+    n_experts, n_used = experts
     n_tokens = context + widths[-1]
     texts, others = texts_of(dense, n_texts, n_tokens), texts_of(mixed, n_texts, n_tokens)
     read = read_bytes(dense.target, context)
@@ -257,17 +259,22 @@ def make_parser() -> parsing.Parser:
 def main(argv: list[str] | None = None) -> int:
     args: argparse.Namespace = make_parser().parse_args(argv)
     widths = sorted({1, *parsing.numbers(args.widths, int, 1, "--widths")})
-    if not sizes.is_lab_size(args.target) or not sizes.parse_name(args.target).experts:
+    name = re.fullmatch(r"(lab:\w+(?::v\d+)?):e(\d{1,3})k(\d{1,3})", args.target)
+    experts = Experts(int(name[2]), int(name[3])) if name else Experts(0, 0)
+    if not name or not 1 <= experts.n_used <= experts.n >= 2:
         raise UsageProblem(f"--target {args.target} has no experts of the lab's own; give one such as {TARGET}")
     common.check_result_flags(args)
-    mixed = flags.setup_from(args)
-    common.check_room(mixed.target, args.context, widths[-1])
     dense_args = copy.copy(args)
-    dense_args.target = args.target.rpartition(":e")[0]
-    dense_args.engine = mixed.engine
+    dense_args.target = name[1]
     dense = flags.setup_from(dense_args)
+    model = with_experts(loading.load_model(name[1], dense.device, dense.dtype), experts)
+    check_model(model)
+    mixed = setup_of(model, dense.tokenizer, args.target, dense.sampling, dense.engine, dense.reasons)
+    if mixed.engine != dense.engine:
+        dense.use_eager("as the target with experts")
+    common.check_room(mixed.target, args.context, widths[-1])
     with torch.inference_mode():
-        measured = measure(mixed, dense, widths, args.context, args.n_texts, args.repeats)
+        measured = measure(mixed, dense, experts, widths, args.context, args.n_texts, args.repeats)
     return common.finish(args, ExpertsRun(**common.head_of(args, mixed, repeats=args.repeats), **measured), page)
 
 

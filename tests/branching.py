@@ -1,8 +1,7 @@
 """A draft with branches that no extension adds, for tests of programs that refuse such drafts."""
 
-from speclab.drafts import kind_table
-from speclab.drafts.choice import Choice
-from speclab.drafts.kind_table import Kind
+from speclab.drafts import registry
+from speclab.drafts.registry import Choice, Kind
 
 
 def add_branching(monkeypatch) -> None:
@@ -12,5 +11,5 @@ def add_branching(monkeypatch) -> None:
         raise AssertionError("a program that refuses it has built it")
 
     choice = Choice("branching", "branching", build, branches=True)
-    kind = Kind("branching", "branching", "several tokens for one place", lambda argument, text: choice)
-    monkeypatch.setitem(kind_table.kinds(), "branching", kind)
+    kind = Kind("branching", lambda argument, text: choice, "several tokens for one place")
+    monkeypatch.setitem(registry.kinds(), "branching", kind)

@@ -4,20 +4,18 @@ import copy
 import functools
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 
-from speclab.drafts.heads.block import BlockConfig, BlockHead
 from speclab.drafts.heads.feature import FeatureHead, HeadConfig
-from speclab.drafts.heads.files import weights_of
 from speclab.drafts.heads.parts import rotations
 from speclab.drafts.heads.rollout import rollout, target_pass
 from speclab.models.cached import CachedModel
 from tests.decoding import plain_text
 from tests.tiny_models import VOCAB, tiny
-from training.kinds import block_loss
 from training.recipes import Likely, likely
 
 
@@ -37,12 +35,13 @@ def block(hidden: int = 32, qwen3: bool = False, vocab: int = VOCAB, **changes) 
 
 @functools.cache
 def in_format(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
-    """A copy in another number format; what its parts have made of their weights is made anew."""
-    module = copy.deepcopy(module).to(dtype)
-    for part in module.modules():
-        for inner in (part, *vars(part).values()):
-            getattr(inner, "__dict__", {}).pop("_frozen", None)
-    return module
+    """A copy in another number format."""
+    return copy.deepcopy(module).to(dtype)
+
+
+def block_heads():
+    """Tiny heads that draft blocks, and `BlockDrafter`: the extension may not be there."""
+    return pytest.importorskip("speclab.extensions.blocks.tests.block_heads")
 
 
 class Keeping:
@@ -128,41 +127,6 @@ def trained() -> tuple[PreTrainedModel, FeatureHead, Tensor]:
                 for depth, (positions, drafted) in enumerate(rollout(head, hidden, learnt, 3))
             )
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
-            stepper.step()
-    return target, head.eval().requires_grad_(False), texts
-
-
-def tiny_block_head(
-    target: PreTrainedModel, seed: int = 0, slots: int = 4, layers: int = 2, std: float = 0.3, **options
-) -> BlockHead:
-    """A random head for a tiny target of two layers, of which it reads both; its matrices have this spread."""
-    table, output = weights_of(target)
-    vocab, hidden = table.shape
-    sizes = block(hidden, True, vocab, num_hidden_layers=layers, max_position_embeddings=256)
-    config = {"draft_vocab": vocab, "mask": vocab - 1} | options
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        head = BlockHead(BlockConfig(sizes, (0, 1), hidden, slots=slots, **config), table, output).to(table.dtype)
-        for weight in head.parameters():
-            torch.nn.init.normal_(weight, mean=float(weight.ndim == 1), std=std)
-    head.output.weight = head.output.weight[: config["draft_vocab"]]
-    return head.eval()
-
-
-@functools.cache
-def trained_block(**options) -> tuple[PreTrainedModel, BlockHead, Tensor]:
-    """A tiny target, a block head that has learnt three of its texts by heart, and four texts, (4, 9 + N_NEW)."""
-    target = tiny("llama").requires_grad_(False)
-    texts = learnt_texts(target)
-    head = tiny_block_head(target, std=0.1, **options)
-    starts = torch.arange(texts.shape[1] - 1 - head.config.longest).expand(N_LEARNT, -1)
-    stepper = torch.optim.Adam(head.train().parameters())
-    with torch.enable_grad():
-        for step in range(150):
-            stepper.param_groups[0]["lr"] = 0.02 * (1 - step / 150)
-            stepper.zero_grad()
-            block_loss(head, functools.partial(read, target, head), texts[:N_LEARNT], starts, distance).backward()
             torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
             stepper.step()
     return target, head.eval().requires_grad_(False), texts

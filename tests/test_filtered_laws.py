@@ -28,13 +28,11 @@ from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, Draft, Round, fetch_rows, tokens_of
 from speclab.core.rule_table import rule_of
 from speclab.core.sampling import Sampling
-from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import WEIGHT, AutoLength, RoundCosts
 from speclab.models.cached import CachedModel
-from tests.drafts.test_block import block_rows
-from tests.heads import feature_row, in_format, target_states, tiny_block_head, tiny_head
+from tests.heads import feature_row, in_format, target_states, tiny_head
 from tests.test_exact import Job, Tables, cdf_corners, token_pieces
 from tests.test_lossless import reference_probs
 from tests.tiny_models import DTYPE_ON, on_engine, perturbed, tiny
@@ -128,7 +126,7 @@ def model(noise: float = NOISE) -> ModelDrafter:
 
 
 def feature() -> FeatureDrafter:
-    drafter = FeatureDrafter(in_format(heads()[0], DTYPE_ON[ENGINE]))
+    drafter = FeatureDrafter(in_format(head(), DTYPE_ON[ENGINE]))
     if ENGINE == "c":
         drafter.use_c()
     return drafter
@@ -142,26 +140,15 @@ def on_auto(drafter: Drafter, cost: float = 0.2) -> AutoLength:
 
 
 @functools.cache
-def heads() -> tuple:
-    target = models()[0]
-    return (
-        tiny_head(2, vocab=IDS, std=0.15),
-        tiny_block_head(target, markov_rank=4, std=0.4),
-    )
+def head() -> torch.nn.Module:
+    return tiny_head(2, vocab=IDS, std=0.15)
 
 
 @functools.cache
 def feature_logits(committed: Text, drafted: Text) -> list[float]:
     states = target_states(models()[0], list(committed), (0, 1))
     with torch.inference_mode():
-        return feature_row(heads()[0], states, list(committed), list(drafted)).tolist()
-
-
-@functools.cache
-def block_logits(committed: Text, drafted: Text) -> list[float]:
-    states = target_states(models()[0], list(committed), (0, 1))
-    with torch.inference_mode():
-        return block_rows(heads()[1], states, list(committed), [*drafted, 0])[-1].tolist()
+        return feature_row(head(), states, list(committed), list(drafted)).tolist()
 
 
 CASES = {
@@ -171,7 +158,6 @@ CASES = {
     "ngram": Case(lambda: NgramDrafter(2, 1), 3, 0),
     "feature": Case(feature, 2, 2, of_head(feature_logits)),
     "feature auto": Case(lambda: on_auto(feature(), 0.14), 3, 3, of_head(feature_logits), chooses=True),
-    "block": Case(lambda: BlockDrafter(in_format(heads()[1], DTYPE_ON[ENGINE])), 2, 2, of_head(block_logits)),
 }
 
 
@@ -407,7 +393,7 @@ def test_a_round_leaves_the_targets_law(name, monkeypatch):
     assert_lossless(CASES[name], "token", monkeypatch)
 
 
-@pytest.mark.parametrize("name", ["model", "hybrid auto", "feature", "block"])
+@pytest.mark.parametrize("name", ["model", "hybrid auto", "feature"])
 def test_a_round_on_the_engine_c_leaves_the_law_of_the_uncached_target(name, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "ENGINE", "c")
     assert_lossless(CASES[name], "token", monkeypatch)
@@ -455,6 +441,6 @@ def test_what_lengths_are_chosen_by(name):
     for how in (SETTINGS, OTHER):
         tested = sum(r.n_accepted + r.n_rejected for r in decoded(auto, 3, how))
         assert tested > 0
-        assert auto.seen[how.temperature].all.tested == WEIGHT + tested
+        assert sum(tally.tested - WEIGHT for tally in auto.seen[how.temperature].depths) == tested
     assert heard == given
     assert len(set(heard)) > 5

@@ -23,7 +23,6 @@ from speclab.core.accept import accept
 from speclab.core.rounds import AcceptResult, DecodeSettings, Round, tokens_of
 from speclab.core.rule_table import rule_of
 from speclab.core.sampling import Drawn, Sampling, draw
-from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength, RoundCosts
@@ -38,7 +37,7 @@ from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.theory.losslessness import judge_divergence
 from tests.decoding import plain_text, speculative_rounds
 from tests.grids import pairs_often
-from tests.heads import tiny_block_head, tiny_head
+from tests.heads import tiny_head
 from tests.rules import RULES
 from tests.tiny_models import CONTEXT, DTYPE_ON, FAMILIES, VOCAB, PlainTransformer, on_engine, perturbed, tiny
 
@@ -464,17 +463,6 @@ def test_joint_law_of_lengths_that_choose_themselves(kind, rule):
     draft = (0.0,) * 4 if kind == "ngram" else (0.0, 0.2, 0.4, 0.6)
     auto.costs[1.0] = RoundCosts(draft, (1.0, 1.0, 1.001, 1.2))
     check_law(Law(1.0, 3), plain_models()["target"], auto, 1000, rule)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("markov_rank", [0, 4])
-def test_joint_law_of_a_draft_that_proposes_a_block(markov_rank):
-    """One pass for both tokens; with a Markov head the second one's law depends on the first one."""
-    model = tiny("llama", vocab_size=IDS)
-    drafter = BlockDrafter(tiny_block_head(model, markov_rank=markov_rank, std=0.7))
-    target = CachedModel(model)
-    target.hidden_layers = (0, 1)
-    check_law(Law(1.0, 2), target, drafter, 3000)
 
 
 def correction_from_target(draft, target_probs, uniforms) -> AcceptResult:

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 MOST_LIKELY = 64  # tokens of each distribution of the target that a draft learns from
 CROSS_ENTROPY_WEIGHT = 0.2  # in the loss
+USUAL_INTERMEDIATE = 1024
+MOST_WEIGHTS = 2_900_000  # of a head for a target of many ids: a file of less than 6 MB
 DEPTH = 4  # tokens of a chain in training
 CHAIN_DECAY = 0.9  # the weight of each depth in the loss, relative to the depth before
 LOW_TEMPERATURE = 0.25  # stands for greedy decoding: most of the weight is on the argmax, and gradients are not 0 yet
@@ -91,6 +93,47 @@ def sizes_like(target: PreTrainedModel, n_layers: int, intermediate: int) -> dic
         "max_position_embeddings": getattr(config, "max_position_embeddings", 4096),
         "tie_word_embeddings": False,
     }
+
+
+def layers_to_read(target: PreTrainedModel) -> tuple[int, ...]:
+    """Return the layers that a fresh head reads: a third, two thirds and almost all the way up."""
+    n = target.config.get_text_config().num_hidden_layers
+    return max(0, n // 3 - 1), max(0, 2 * n // 3 - 1), max(0, n - 2)
+
+
+def sizes_of(
+    target: PreTrainedModel, n_layers: int, intermediate: int | None, besides: int, width: int, narrow: bool
+) -> dict[str, Any]:
+    """Return the sizes of a head's decoder layers. Those of a head that proposes a part of the ids make a small file:
+    it has half of the target's groups of attention heads, and MLPs of what then fits into MOST_WEIGHTS.
+
+    intermediate: the width of the MLPs, None: what fits. besides: weights outside of the layers. width: of the
+    attention's input.
+    """
+    sizes = sizes_like(target, n_layers, intermediate or USUAL_INTERMEDIATE)
+    if narrow:
+        group, n_groups = sizes["num_attention_heads"] // sizes["num_key_value_heads"], sizes["num_key_value_heads"]
+        sizes |= {"num_key_value_heads": (n_groups + 1) // 2, "num_attention_heads": group * ((n_groups + 1) // 2)}
+        n_heads = 2 * sizes["num_key_value_heads"] + sizes["num_attention_heads"]
+        hidden = sizes["hidden_size"]
+        attention = sizes["head_dim"] * (width * n_heads + sizes["num_attention_heads"] * hidden)
+        left = ((MOST_WEIGHTS - besides) // n_layers - attention) // (3 * hidden)
+        sizes["intermediate_size"] = intermediate or max(hidden // 4, left // 16 * 16)
+    return sizes
+
+
+def draw(head: nn.Module) -> None:
+    """Draw all matrices of a fresh head that have no numbers yet; the bias by the token before is 0 at first."""
+    for path, module in head.named_modules():
+        for name, weight in list(module.named_parameters(path, recurse=False)):
+            if weight.is_meta:
+                weight = nn.Parameter(torch.ones(weight.shape))
+                setattr(module, name.rpartition(".")[2], weight)
+            elif name.startswith(("embed_tokens", "lm_head")):
+                continue
+            if weight.ndim == 2:
+                std = 0.005 if "o_proj" in name or "down_proj" in name else 0.02
+                nn.init.normal_(weight, std=std * ("markov_w2" not in name))
 
 
 @dataclass(frozen=True)

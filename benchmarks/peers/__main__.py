@@ -47,7 +47,7 @@ from benchmarks.peers.page import PEER, PeersRun, PeerTiming, page
 from draft_models import Drafter, ModelDrafter, NgramDrafter
 from speclab.cli import flags, parsing
 from speclab.cli.output import describe_chat
-from speclab.drafts import kind_table, registry
+from speclab.drafts import registry
 from speclab.drafts.lengths import LONGEST, AutoLength
 from speclab.lab.decodings import Decoding
 from speclab.lab.harness import Measurement, measure
@@ -215,7 +215,7 @@ def main(argv: list[str] | None = None) -> int:
     drafters: dict[str, Drafter] = {LOOKUP: NgramDrafter()}
     if drafter:
         drafters = {"model": drafter, **drafters, AUTO: AutoLength(drafter)}
-    if EXIT in kind_table.kinds() and args.target == loading.LAB_TARGET and setup.device.type == "cpu":
+    if EXIT in registry.kinds() and args.target == loading.LAB_TARGET and setup.device.type == "cpu":
         drafters[EXIT] = registry.make(EXIT, setup)
     drafters |= registry.make_all(also, setup, args.seed)
     bench = llama_cpp.PeersBench(setup, drafters, args.max_new_tokens, args.seed)

@@ -31,9 +31,9 @@ from transformers import PreTrainedTokenizerBase
 from draft_models import ModelDrafter
 from speclab.core.counts import Counts
 from speclab.core.sampling import Sampling
+from speclab.extensions.servers.start.written_gguf import write_model
 from speclab.lab.bench import Bench
 from speclab.lab.decodings import Decoding, LibraryDecoding
-from speclab.models.outside.written_gguf import write_model
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records.arms import Arm

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from speclab.cli.parsing import DASH, at_least, plain_name, seed, some_name, some_path
 from speclab.core.rule_table import all_rules, rule_of
 from speclab.core.sampling import Sampling
-from speclab.drafts import kind_table, registry
+from speclab.drafts import registry
 from speclab.models import loading, prompts, sources, texts
 from speclab.models.names import ENGINES, LAB_TARGET, LAB_TEXTS, why_no_engine
 from speclab.models.padded import sizes
@@ -131,15 +131,15 @@ def add_draft_flag(
     help: str = f"what drafts (default: %(default)s); {DRAFT_HELP}",
     besides: tuple[str, ...] = (),
 ) -> None:
-    """Add --draft, which takes what the table of drafts knows (speclab/drafts/kind_table.py), and the words of
+    """Add --draft, which takes what the table of drafts knows (speclab/drafts/registry.py), and the words of
     `besides`."""
     parser.add_argument(
         "--draft",
         default=default,
         metavar="KIND",
         action=Listed,
-        table=kind_table.shown,
-        read=lambda text: text if text in besides else kind_table.check_names(text),
+        table=registry.shown,
+        read=lambda text: text if text in besides else registry.check_names(text),
         help=help,
     )
 

@@ -110,23 +110,17 @@ class Tally:
 
 
 class Acceptance:
-    """Counts of accepted tokens so far, at one temperature: in all texts, in this one, by depth, and by the draft's
-    probability of its own token."""
+    """Counts of accepted tokens so far, at one temperature: by depth, and by the draft's probability of its own
+    token."""
 
     def __init__(self) -> None:
-        self.all, self.depths = Tally(FIRST_GUESS), [Tally(FIRST_GUESS) for _ in range(LONGEST)]
+        self.depths = [Tally(FIRST_GUESS) for _ in range(LONGEST)]
         middles = [(low + high) / 2 for low, high in zip((0.0, *EDGES), (*EDGES, 1.0), strict=True)]
         self.ranges = [Tally(middle) for middle in middles]
-        self.begin()
 
-    def begin(self) -> None:
-        """Begin a new text, which starts like all the others."""
-        self.text = Tally(self.all.rate)
-
-    def at_depth(self, depth: int) -> float:
-        """Return the acceptance of a token that is not drawn yet; the first of a draft has depth 0."""
-        rate_at_depth = self.depths[min(depth, len(self.depths) - 1)].rate
-        return min(HIGHEST, self.text.rate * rate_at_depth / self.all.rate)
+    def at_depth(self, depth: int) -> Tally:
+        """Return the tally of tokens at this place of a draft; the first has depth 0."""
+        return self.depths[min(depth, LONGEST - 1)]
 
     def given(self, probability: float) -> float:
         """Return the acceptance of a drawn token to which its draft gave this probability."""
@@ -134,11 +128,9 @@ class Acceptance:
 
     def add(self, accepted: bool, depth: int, probability: float | None) -> None:
         """Count a tested token."""
-        tallies = [self.all, self.text, self.depths[min(depth, len(self.depths) - 1)]]
+        self.at_depth(depth).add(accepted)
         if probability is not None:
-            tallies.append(self.ranges[bisect(EDGES, probability)])
-        for tally in tallies:
-            tally.add(accepted)
+            self.ranges[bisect(EDGES, probability)].add(accepted)
 
 
 class AutoLength(Wrapper):
@@ -176,7 +168,6 @@ class AutoLength(Wrapper):
     def _begin(self, temperature: float) -> None:
         self._temperature = temperature
         self._acceptance = self.seen.setdefault(temperature, Acceptance())
-        self._acceptance.begin()
         self._n_drafted = self._n_idle = 0
         self._probabilities: list[float] = []  # that the draft gave this round's tokens
 
@@ -186,7 +177,7 @@ class AutoLength(Wrapper):
         step_drafter = self.drafter if self.drafter.asks_to_go_on and uniforms.device.type == "cpu" else None
         if costs := self.costs.get(self._temperature):
             self._last = min(k, costs.longest)
-            self._chain = [self._acceptance.at_depth(depth) for depth in range(costs.longest)]
+            self._chain = [self._acceptance.at_depth(depth).rate for depth in range(costs.longest)]
             expected = expected_tokens(self._chain, 0, 1.0)
             self._rate = max(tokens / costs.seconds(n) for n, tokens in enumerate(expected))
             n = best_length(costs, expected, self._rate, 0, self._last)

@@ -6,14 +6,14 @@ its weights. Speculation gains differently in the two, so a run shows both.
 
 from dataclasses import replace
 
-from speclab.drafts import kind_table, registry
+from speclab.drafts import registry
 from speclab.lab.run_config import RunConfig
 from speclab.models import prompts
 from speclab.models.memory import USABLE, free_memory
 from speclab.models.padded import sizes
 from speclab.models.setup import load_setup
 
-SIZES = ("lab:25m", "lab:50m", "lab:100m", "lab:200m", "lab:400m", "lab:1b", "lab:2b", "lab:4b", "lab:8b")
+SIZES = ("lab:50m", "lab:100m", "lab:200m", "lab:1b", "lab:2b", "lab:8b")
 SECONDS = 75.0  # that the second comparison may take
 READINGS = 4700  # of the target's weights that take as long as it: passes of all arms, prefill, loading, checks
 DRAFT_SHARE = 10  # the padded draft has a tenth of the target's parameters, a usual ratio: 8b and 1b, 70b and 8b
@@ -28,7 +28,7 @@ def choose_size(bandwidth: float, free: int | None, itemsize: int, copies: int =
     """
     chosen = None
     for size in SIZES:
-        n_bytes = sizes.parse_size(size) * itemsize
+        n_bytes = sizes.parse_name(size).n_parameters * itemsize
         needed = n_bytes * copies * (1 + 1 / DRAFT_SHARE)
         if READINGS * n_bytes / bandwidth <= SECONDS and (free is None or needed <= USABLE * free):
             chosen = size
@@ -45,10 +45,11 @@ def size_for(config: RunConfig, bandwidth: float) -> str | None:
 def padded_kinds(kinds: list[str], size: str) -> list[str]:
     """Return `--draft` for a target of this size: the lab's draft at a tenth of it; lookups and the lab's head stay;
     others are left out."""
-    target_size = sizes.parse_name(size)
-    draft = sizes.size_name(target_size.n_parameters // DRAFT_SHARE, vocab_size=target_size.vocab_size)
-    usable = [name for name, kind in kind_table.kinds().items() if kind.any_size]
-    return [draft if kind == "model" else kind for kind in kinds if kind in usable]
+    target, rows = sizes.parse_name(size), size.partition(":v")[2]
+    tenth = [name for name, (n, *_) in sizes.SIZES.items() if n * DRAFT_SHARE == target.n_parameters]
+    drafts = [f"lab:{name}" + f":v{rows}" * bool(rows) for name in tenth]
+    usable = ("model", "feature", "hybrid", *registry.lookups())
+    return [drafts[0] if kind == "model" else kind for kind in kinds if kind in usable]
 
 
 def second_config(config: RunConfig, size: str, kinds: list[str]) -> RunConfig:

@@ -36,7 +36,6 @@ from speclab.models.names import exists
 from speclab.models.outside.generation import eos_ids
 from speclab.models.outside.placement import describe
 from speclab.models.padded import padding, sizes
-from speclab.models.padded.experts import with_experts
 from speclab.system import extensions
 from speclab.system.errors import EnvironmentProblem, Problem, UsageProblem, is_out_of_memory
 from speclab.system.paths import DATA
@@ -48,7 +47,7 @@ transformers_logging.disable_progress_bar()
 transformers_logging.set_verbosity_error()  # what matters of its warnings is checked here and refused
 NO_CODE = {"trust_remote_code": False}
 PROBE = "def f(x):\n    return {'a': [1, 2.5]}  # naïve Straße 東京\n"  # a text that tokenizers split differently
-NAMED, LONGEST_WORD = 3, 24  # ids that an error names, and characters of their words
+LONGEST_WORD = 24  # characters of a word that an error names
 # Words in the library's errors -> what they mean here, and what to do. The library's own advice is to trust.
 PICKLED = ("its pickled weights hold more than tensors, so they are not read", "give weights in safetensors files")
 KNOWN_ERRORS = {
@@ -68,7 +67,7 @@ KNOWN_ERRORS = {
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a folder, a hub name or lab:SIZE."""
     if sizes.is_lab_size(name):
-        sizes.parse_size(name)
+        sizes.parse_name(name)
         name = LAB_TARGET
     load_config(name)
     place = sources.place_of(name)
@@ -91,16 +90,6 @@ def family_named(name: str) -> tuple[Family, PreTrainedConfig]:
     return family, config
 
 
-def lab_width() -> int:
-    """Return the width of the hidden states of the lab's target, from which targets are padded."""
-    return load_config(LAB_TARGET).hidden_size
-
-
-def lab_layers() -> int:
-    """Return the number of layers of the lab's target, padded or not."""
-    return load_config(LAB_TARGET).num_hidden_layers
-
-
 def load_model(
     name: str,
     device: torch.device,
@@ -115,11 +104,8 @@ def load_model(
     are missing, or it is not fit for cached decoding.
     """
     if sizes.is_lab_size(name):
-        size = sizes.parse_name(name)
         small = _whole_model(LAB[role], torch.float32, torch.device("cpu"))
-        model = padding.padded(small, size.n_parameters, device, dtype, copies, size.vocab_size)
-        if size.experts:
-            model = with_experts(model, size.experts)
+        model = padding.padded(small, sizes.parse_name(name), device, dtype, copies, role)
     else:
         model = _whole_model(name, dtype, device, device_map).eval()
     check_model(model)
@@ -265,12 +251,12 @@ def check_same_tokenizer(
     others = [i for i in range(n) if target_words.get(i) != draft_words.get(i)]
     probes = [tokenizer(PROBE).input_ids for tokenizer in (target, draft)]
     if others:
-        named = "; ".join(
-            f"{i} is {_spelled(draft_words.get(i))} to the draft, {_spelled(target_words.get(i))} to the target"
-            for i in others[:NAMED]
+        theirs, ours = (
+            " or ".join(repr(word[:LONGEST_WORD]) for word in words.get(others[0], [])) or "no word"
+            for words in (draft_words, target_words)
         )
-        more = f"; and {len(others) - NAMED} more" * (len(others) > NAMED)
-        what = f"have different tokenizers, which disagree about {len(others)} of {n} ids ({named}{more})"
+        first = f"{others[0]} is {theirs} to the draft, {ours} to the target"
+        what = f"have different tokenizers, which disagree about {len(others)} of {n} ids ({first})"
     elif probes[0] != probes[1] and max(map(max, probes)) < n:  # a word that one of them lacks may be the reason
         what = "have the same words in their tokenizers and split a text differently"
     else:
@@ -286,12 +272,6 @@ def words_by_id(tokenizer: PreTrainedTokenizerBase) -> dict[int, list[str]]:
     for word, i in sorted(tokenizer.get_vocab().items()):
         words.setdefault(i, []).append(word)
     return words
-
-
-def _spelled(words: list[str] | None) -> str:
-    """Return the words of an id for an error: escaped, and not too long."""
-    cut = (word if len(word) <= LONGEST_WORD else f"{word[:LONGEST_WORD]}..." for word in words or [])
-    return " or ".join(map(repr, cut)) or "no word"
 
 
 def loaded(name: str, what: str, load: Callable[[], Any], advice: str | None = None) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from speclab.models.family import cached_layers, family_of
 
@@ -47,13 +47,6 @@ def operations(model: PreTrainedModel, width: int, context: int) -> int:
     attended = sum(context + i + 1 for i in range(width))
     per_pair = sum(4 * heads * size for _, size in cached_shapes(model))
     return 2 * weights_read(model)[0] * width + per_pair * attended
-
-
-def shortest_window(model: PreTrainedModel) -> int | None:
-    """Return the number of tokens that a layer with a sliding window reads, the smallest where windows differ; None
-    where no layer has one."""
-    windows = (getattr(layer, "sliding_window", None) for layer in DynamicCache(config=model.config).layers)
-    return min((window for window in windows if window), default=None)
 
 
 def is_mixture_of_experts(model: PreTrainedModel) -> bool:

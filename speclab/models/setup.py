@@ -165,15 +165,9 @@ def load_setup(
     tokenizer = tokenizer or loading.load_tokenizer(target)
     copies = 2 if engine in ("auto", "c") and not on_gpu and precision == torch.float32 else 1  # `c` has its own
     model = loading.load_model(target, where, precision, "target", copies, device_map)
-    reasons = {"device": why_device, "dtype": why_dtype, "threads": why_threads(threads)}
+    usual = "from OMP_NUM_THREADS" if os.environ.get("OMP_NUM_THREADS") else "one per core"
+    reasons = {"device": why_device, "dtype": why_dtype, "threads": "asked for" if threads else usual}
     return setup_of(model, tokenizer, loading.short_name(target), sampling, engine, reasons)
-
-
-def why_threads(asked: int | None) -> str:
-    """Return the reason for the number of threads."""
-    if asked:
-        return "asked for"
-    return "from OMP_NUM_THREADS" if os.environ.get("OMP_NUM_THREADS") else "one per core"
 
 
 def setup_of(

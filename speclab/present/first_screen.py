@@ -8,7 +8,7 @@ from collections.abc import Callable
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
-from speclab.drafts import kind_table
+from speclab.drafts import registry
 from speclab.present import by_kind, report, tables
 from speclab.present.run_lines import (
     floor_text,
@@ -289,7 +289,7 @@ def best_model_row(run: ComparisonRun) -> Row | None:
     Rows at the first temperature count.
     """
     rows = [row for row in _first_rows(run) if row.draft]
-    lookups = kind_table.lookups()
+    lookups = registry.lookups()
     models = [row for row in rows if (row.draft or "").removesuffix(AUTO) not in lookups]
     with_ladder = [row for row in models if row.ladder]
     return max(with_ladder or models or rows, key=lambda row: row.speedup, default=None)

@@ -6,7 +6,7 @@ Every line of text is a fixed template filled with numbers of the record.
 import itertools
 
 from speclab.core.counts import Counts
-from speclab.drafts import kind_table
+from speclab.drafts import registry
 from speclab.present import explanations, tables
 from speclab.present.by_kind import best_lengths, shown
 from speclab.present.run_lines import REJECTED_PLACES, REPLAYS, marked, noise_lines, remarks, rough_line
@@ -137,7 +137,7 @@ def loops_line(run: ComparisonRun) -> str | None:
         return f"{said}have a period of 8 or less), which is easy to draft and raises acceptance"
     lengths = best_lengths(run.rows)
     rows = [row for row in shown(run.rows, lengths) if row.prompt_kind == "all" and row.forecast_whole]
-    rows.sort(key=lambda row: row.draft not in kind_table.lookups())
+    rows.sort(key=lambda row: row.draft not in registry.lookups())
     whole = [
         f"{row.method} k = {row.draft_length} {speedup(row.forecast_whole)}, not {speedup(row.forecast)}"
         for row in rows

@@ -45,7 +45,7 @@ def test_a_pass_is_made_of_passes_without_experts():
 @pytest.mark.full
 def test_experts_end_to_end(call, tmp_path):  # noqa: F811
     """On the lab's own target, the smallest size there is."""
-    words = ["--target", "lab:10.2m:e4k2", "--widths", "3", "--n-texts", "2", "--repeats", "2", "--context", "40"]
+    words = ["--target", "lab:20m:e4k2", "--widths", "3", "--n-texts", "2", "--repeats", "2", "--context", "40"]
     code, out, _ = call(experts, *words)
     assert code == 0
     run = files.read(tmp_path / "results" / "local-experts.json", experts.ExpertsRun)
@@ -60,7 +60,7 @@ def test_experts_end_to_end(call, tmp_path):  # noqa: F811
         code, _, err = call(experts, "--target", target)
         assert code == 2
         assert "give one such as lab:200m:e8k2" in err
-    code, _, err = call(experts, "--target", "lab:10.2m:e4k2", "--context", "4090")
+    code, _, err = call(experts, "--target", "lab:20m:e4k2", "--context", "4090")
     assert code == 2
     assert err.startswith("error: --context 4090 and a pass over 9 do not fit")
     assert err.endswith("use --context 4087 or less\n")

@@ -245,8 +245,8 @@ ROWS = [
     Row(f"{B} --prompt x --target 'two\nlines\x1b]0;x\x07'", 3, ("two lines␛]0;x␇",)),
     Row(f"{B} --prompt x --target empty-folder", 3, ("empty-folder", "config.json", "save_pretrained")),
     Row(f"{B} --prompt x --target lab:", 2, ("lab:", "lab:200m")),
-    Row(f"{B} --prompt x --target lab:1m", 2, ("lab:1m", "use lab:10.2m or more")),
-    Row(f"{B} --prompt x --target lab:900b", 3, ("lab:900b", "GB")),
+    Row(f"{B} --prompt x --target lab:1m", 2, ("lab:1m", "lab:200m")),
+    Row(f"{B} --prompt x --target lab:5m", 2, ("lab:5m", "too small", "lab:200m")),
     # --- config.json ---
     Row(f"{B} --prompt x --target no-layers", 3, ("num_hidden_layers is 0",)),
     Row(f"{B} --prompt x --target more-layers", 3, ("lacks the weights model.layers.2.", "and 6 more")),
@@ -302,7 +302,6 @@ ROWS = [
     Row(f"{S} -k many", 2, ("-k", "many")),
     Row(f"{S} --draft ''", 2, (KINDS,)),
     Row(f"{S} --draft ngrm", 2, ("'ngrm'; did you mean ngram?", KINDS)),
-    Row(f"{S} --draft eagel3", 2, ("did you mean feature[:HEAD]?", KINDS)),
     Row(f"{S} --tempereture 0.8", 2, ("--tempereture 0.8; did you mean --temperature?",)),
     Row(f"{S} --draft model,ngram", 2, ("model,ngram", "compare.py takes several")),
     Row(f"{S} --draft hybrid:suffix", 2, ("a lookup (ngram or suffix)", "hybrid:suffix+feature")),
@@ -319,7 +318,7 @@ ROWS = [
     Row(
         f"{S} --draft tokenizer-swapped",
         2,
-        ("different tokenizers", "disagree about 2 of", "is 'b' to the draft, 'a' to the target;", "or ngram"),
+        ("different tokenizers", "disagree about 2 of", "is 'b' to the draft, 'a' to the target", "or ngram"),
     ),
     Row(f"{S} --draft config-fifo", 3, ("config-fifo/config.json is a device or a pipe",)),
     Row(f"{S} --draft short-draft --prompt '{'x = 1; ' * 20}'", 2, ("context only 30;", "the draft ngram")),

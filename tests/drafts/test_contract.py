@@ -5,14 +5,13 @@ import functools
 import pytest
 
 from draft_models import ModelDrafter, NgramDrafter
-from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength, RoundCosts
 from speclab.drafts.oracle import FreeOracleDrafter, OracleModelDrafter
 from speclab.drafts.suffix import SuffixDrafter
 from tests.contract import ENGINES, GREEDY, check, id_of, ways_of
-from tests.heads import in_format, trained, trained_block
+from tests.heads import in_format, trained
 from tests.tiny_models import perturbed
 
 
@@ -45,7 +44,6 @@ DRAFTS = {
     "suffix": lambda model, on_engine: SuffixDrafter(),
     "hybrid": lambda model, on_engine: HybridDrafter(NgramDrafter(2, 1), model_draft(model, on_engine)),
     "feature": feature,
-    "block": lambda model, on_engine: BlockDrafter(in_format(trained_block(markov_rank=3)[1], model.dtype)),
 }
 DIALS = {
     "dial": lambda model, on_engine: OracleModelDrafter(on_engine(often_right(model)), 0.6),
@@ -55,7 +53,7 @@ DIALS = {
 
 @pytest.mark.parametrize(("kind", "engine", "sampling"), ways_of(DRAFTS, eager=("ngram", "suffix")), ids=id_of)
 def test_a_draft_keeps_the_contract(kind, engine, sampling):
-    layers = (0, 1) if kind in ("feature", "block") else ()
+    layers = (0, 1) if kind == "feature" else ()
     check(DRAFTS[kind], engine, sampling, layers=layers, of_text=kind not in ("auto", "hybrid"))
 
 

@@ -1,4 +1,4 @@
-"""The parts of heads whose kernels are the lab's own choice, against PyTorch's and the library's."""
+"""The parts of heads, against PyTorch's and the library's."""
 
 import pytest
 import torch
@@ -7,51 +7,16 @@ from torch.nn.functional import rms_norm
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from speclab.drafts.heads.parts import Norm, freeze, rotated, rotations
-
-
-def norm_of(eps: float, dtype: torch.dtype = torch.float32) -> Norm:
-    """Frozen, with random weights."""
-    norm = Norm(24, eps).to(dtype)
-    nn.init.normal_(norm.weight)
-    freeze(nn.Sequential(norm))
-    return norm
-
-
-@pytest.mark.parametrize("eps", [0.0, 1e-6, 1e-2])
-@pytest.mark.parametrize("size", [1e-19, 1e-4, 1.0, 1e4, 1e18])
-def test_the_norm_of_a_frozen_head_is_pytorchs(eps, size):
-    norm = norm_of(eps)
-    for x in (torch.randn(2, 5, 24) * size, torch.randn(2, 24, 5).transpose(1, 2) * size):
-        assert norm._frozen is not None
-        found, right = norm(x), rms_norm(x.double(), (24,), norm.weight.double(), eps)
-        assert found.dtype == torch.float32
-        assert torch.allclose(found.double(), right, rtol=1e-5, atol=0), (found - right).abs().max()
-
-
-def test_a_row_of_zeros_and_what_is_not_finite():
-    norm = norm_of(1e-6)
-    x = torch.zeros(4, 24)
-    x[1, 3], x[2, 3] = torch.nan, torch.inf
-    found = norm(x)
-    assert (found[[0, 3]] == 0).all()
-    assert not found[1].isfinite().any()
-    assert not found[2, 3].isfinite()
+from speclab.drafts.heads.parts import Norm, rotated, rotations
 
 
 @pytest.mark.parametrize(
     ("of_weights", "of_input"), [("float64", "float64"), ("bfloat16", "bfloat16"), ("float32", "bfloat16")]
 )
-def test_other_number_formats_keep_pytorchs_norm(of_weights, of_input):
-    """Bit for bit: in a lower precision it computes in float32 inside."""
-    norm, x = norm_of(1e-6, getattr(torch, of_weights)), torch.randn(3, 24).to(getattr(torch, of_input))
+def test_a_norm_takes_input_of_a_lower_precision(of_weights, of_input):
+    norm, x = Norm(24, 1e-6).to(getattr(torch, of_weights)), torch.randn(3, 24).to(getattr(torch, of_input))
+    nn.init.normal_(norm.weight)
     assert torch.equal(norm(x), rms_norm(x, (24,), norm.weight.to(x.dtype), 1e-6))
-
-
-def test_a_norm_that_is_trained_has_the_gradient_of_its_weights():
-    norm, x = Norm(24, 1e-6), torch.randn(3, 24)
-    norm(x).sum().backward()
-    assert norm.weight.grad.abs().min() > 0
 
 
 ROTARY = [

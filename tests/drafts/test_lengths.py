@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import Sampling
-from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.lengths import (
     EDGES,
@@ -28,7 +27,7 @@ from speclab.lab.bench import SPECULATIVE
 from speclab.lab.round_costs import costs_of, measure_costs
 from speclab.models.cached import CachedModel
 from tests.decoding import plain_text, speculative_rounds
-from tests.heads import tiny_block_head, tiny_head
+from tests.heads import tiny_head
 from tests.tiny_models import VOCAB, perturbed, tiny
 
 PROMPT = torch.randint(0, VOCAB, (1, 9), generator=torch.Generator().manual_seed(1))
@@ -104,18 +103,6 @@ def test_a_drawn_token_counts_only_where_those_before_it_are_kept():
         auto.propose(0, torch.zeros(1, 0))
         auto._last = 4
         assert [auto._pays(probability) for probability in probabilities][-1] == pays
-
-
-def test_a_texts_own_rate_moves_the_acceptance_at_every_depth():
-    seen = Acceptance()
-    for _ in range(4):
-        seen.add(True, 0, None)
-    seen.begin()
-    for _ in range(4):
-        seen.add(False, 1, None)
-    text, all_texts = 8 * 0.8 / 12, 8 * 1.2 / 16  # a guess of .7, or of .8 for a text after the first, counts as eight
-    rates = [9.6 / 12, 5.6 / 12, *[0.7] * (LONGEST - 2)]
-    assert [seen.at_depth(depth) for depth in range(LONGEST)] == pytest.approx([text / all_texts * r for r in rates])
 
 
 # --- in the loop ------------------------------------------------------------------------------------------------------
@@ -202,25 +189,22 @@ def test_acceptance_is_counted_for_tested_tokens_alone():
     assert n_accepted
     assert n_rejected
     before = Acceptance()
-    for now, then in ((seen.all, before.all), (seen.text, before.text)):
-        assert (now.tested - then.tested, round(now.accepted - then.accepted, 6)) == (
-            n_accepted + n_rejected,
-            n_accepted,
-        )
     for tallies, begun in ((seen.ranges, before.ranges), (seen.depths, before.depths)):
-        assert sum(t.tested for t in tallies) - sum(t.tested for t in begun) == n_accepted + n_rejected
+        tested, accepted = (
+            sum(getattr(t, name) for t in tallies) - sum(getattr(t, name) for t in begun)
+            for name in ("tested", "accepted")
+        )
+        assert (tested, round(accepted, 6)) == (n_accepted + n_rejected, n_accepted)
 
 
 def test_what_was_accepted_is_kept_by_copies_and_by_the_next_text():
     auto = AutoLength(pair()[1])
     auto.costs[0.0] = FREE
     decoded(copy.deepcopy(auto))
-    n = auto.seen[0.0].all.tested
-    assert n > Acceptance().all.tested
+    n = auto.seen[0.0].depths[0].tested
+    assert n > Acceptance().depths[0].tested
     decoded(auto)
-    assert auto.seen[0.0].all.tested > n
-    auto.prefill(CachedModel(tiny("llama", dtype=torch.float64)), PROMPT, Sampling())
-    assert auto.seen[0.0].text.tested == Acceptance().text.tested
+    assert auto.seen[0.0].depths[0].tested > n
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.2, 0.5, 0.999, 1.0])
@@ -251,18 +235,6 @@ def test_costs_are_medians_that_never_fall():
     assert costs.longest == LONGEST
     short = costs_of(rounds, longest=3)
     assert (short.rest, short.draft, short.longest) == (costs.rest, costs.draft[:4], 3)
-
-
-def test_costs_of_a_blocks_drafts_end_with_its_slots():
-    """Those of everything else do not: a lookup beside it may be longer."""
-    model = tiny("llama", dtype=torch.float64)
-    target = CachedModel(model)
-    target.hidden_layers = (0, 1)
-    auto = AutoLength(BlockDrafter(tiny_block_head(model, slots=4)))
-    measure_costs(SPECULATIVE, target, auto, [PROMPT], DecodeSettings(40))
-    costs = auto.costs[0.0]
-    assert costs.longest == auto.drafter.longest_draft == len(costs.draft) - 1
-    assert len(costs.rest) == LONGEST + 1
 
 
 def test_costs_are_measured_for_every_length():

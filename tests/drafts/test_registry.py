@@ -6,18 +6,17 @@ import pytest
 
 from speclab.cli.compare import read_drafts
 from speclab.core.drafter import Lookup
-from speclab.drafts import kind_table
-from speclab.drafts.kind_table import Kind, add, add_lookup, kinds
-from speclab.drafts.registry import read, read_all
+from speclab.drafts import registry
+from speclab.drafts.registry import add, add_lookup, kinds, read, read_all
 from speclab.system.errors import UsageProblem
 
-TYPED = ("model", "ngram", "suffix", "feature", "block", "hybrid", "hybrid:ngram+model", "dial:0.5", "dial:0.5:free")
+TYPED = ("model", "ngram", "suffix", "feature", "hybrid", "hybrid:ngram+model", "dial:0.5", "dial:0.5:free")
 
 
 @pytest.fixture
 def table(monkeypatch):
     """A copy of the table, so that a test may add to it."""
-    monkeypatch.setattr(kind_table, "_KINDS", dict(kinds()))
+    monkeypatch.setattr(registry, "_KINDS", dict(kinds()))
 
 
 @pytest.mark.parametrize("text", TYPED)
@@ -31,7 +30,7 @@ def test_every_kind_has_a_line_of_help():
         assert kind.name == name
         assert kind.usage.startswith(name)
         assert kind.help
-        assert kind.usage in kind_table.shown()
+        assert kind.usage in registry.shown()
 
 
 def test_limits_of_the_parts_are_limits_of_the_whole():
@@ -55,7 +54,7 @@ def test_a_new_lookup_is_one_line(table):
 
 def test_no_name_is_given_away_twice(table):
     with pytest.raises(ValueError, match="two kinds"):
-        add(Kind("model", "model", "another one", read))
+        add("model", read, "another one")
     with pytest.raises(UsageProblem, match="twice"):
         read_all(["ngram", "ngram"])
     with pytest.raises(UsageProblem, match="no draft is named"):
@@ -72,7 +71,7 @@ def test_no_folder_takes_the_place_of_a_kind(tmp_path, monkeypatch):
 
 
 def test_a_kind_without_its_extension_is_not_asked_of_the_hub(table):
-    del kind_table._KINDS["hybrid"]
+    del registry._KINDS["hybrid"]
     with pytest.raises(UsageProblem, match="unknown draft kind"):
         read("hybrid:ngram+model")
 

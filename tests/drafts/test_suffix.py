@@ -81,7 +81,7 @@ def test_ids_that_the_target_never_emits_are_not_proposed():
 @pytest.mark.parametrize("kind", ["ngram", "suffix", "hybrid:ngram+model"])
 def test_every_lookup_knows_the_targets_ids(kind, monkeypatch):
     model = tiny("llama")
-    monkeypatch.setattr(registry, "_draft_model", lambda place, setup: CachedModel(model))
+    monkeypatch.setattr(Setup, "load_draft", lambda setup, name: CachedModel(model))
     drafter = registry.make(kind, Setup(CachedModel(model), None, "x", GREEDY, model.device, model.dtype, {}))
     bounds = {part.n_ids for part in drafter.parts if isinstance(part, Lookup)}
     assert bounds == {VOCAB}

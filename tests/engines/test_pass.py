@@ -10,7 +10,6 @@ from speclab.engines.c_pass import AT_ONCE, Pass, Text
 from speclab.engines.eager import layer_outputs
 from speclab.engines.parts import FAMILIES
 from speclab.models import engine_choice
-from speclab.models.first_layers import check_split
 from tests.engines.families import CASES, WINDOW, check_passes, made, on_c, packed, text_of, tiny, uncached
 from tests.tiny_models import assert_close
 
@@ -199,12 +198,6 @@ def test_a_weight_that_is_no_number_shows(case, bad):
         weight.data[place] = before
         assert highest.isfinite() == right[:, -1].max().isfinite(), name
         assert torch.equal(found.isfinite(), right[:, -1:].isfinite()), name
-
-
-@pytest.mark.parametrize("case", ["llama", "gemma3_text", "gpt2"])
-def test_a_pass_can_be_run_in_two_parts(case):
-    """The first layers over some tokens, and the others over their outputs later."""
-    check_split(on_c(tiny(case)), 1)
 
 
 def test_states_of_a_long_prompt_are_whole():

@@ -625,7 +625,7 @@ def test_an_arm_that_learns_is_taught_by_no_other_arm():
         found.append(rounds)
     assert found[0] == found[1]
     assert len({pair for rounds in found[0] for pair in rounds}) > 3, "rounds of one kind would show nothing"
-    assert not drafter.seen.get(0.0) or drafter.seen[0.0].all.tested == WEIGHT, "the given draft has learned nothing"
+    assert not drafter.seen.get(0.0) or drafter.seen[0.0].depths[0].tested == WEIGHT, "it has learned nothing"
 
 
 class Partial(NgramDrafter):

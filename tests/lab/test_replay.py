@@ -94,12 +94,12 @@ def test_a_replay_learns_from_its_own_rounds_alone(learnt):
             for _ in range(50):
                 drafter.seen.setdefault(0.0, type(drafter._acceptance)()).add(False, 0, 0.99)
         bench = Bench(setup, {"feature auto": drafter}, N_NEW, seed=0)
-        before = copy.deepcopy(vars(drafter.seen.get(0.0)).get("all")) if taught else None
+        before = copy.deepcopy(drafter.seen[0.0].depths[0]) if taught else None
         of_texts = rounds_of_texts(Measurement(bench, [Prompt("code", "", p) for p in prompts]))
         arm = Arm("feature auto", "feature auto", 8)
         texts = [tuple(plain_text(target, prompt, N_NEW)) for prompt in prompts]
         found.append([of_texts(arm, i, text) for i, text in enumerate(texts)])
-        assert not taught or drafter.seen[0.0].all.tested == before.tested
+        assert not taught or drafter.seen[0.0].depths[0].tested == before.tested
     assert found[0] == found[1]
 
 

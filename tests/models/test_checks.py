@@ -30,7 +30,6 @@ from speclab.models.checking.checks import (
 )
 from speclab.models.checking.rounding import Reference
 from speclab.models.family import configured_room
-from speclab.models.first_layers import check_split
 from speclab.models.memory import is_mixture_of_experts
 from speclab.system.errors import EnvironmentProblem
 from tests.tiny_models import FAMILIES, VOCAB, tiny
@@ -250,11 +249,6 @@ def test_two_tokens_are_enough_for_a_text():
     encoder = BertLMHeadModel(BertConfig(**sizes, vocab_size=2, pad_token_id=None, initializer_range=0.3)).eval()
     with pytest.raises(EnvironmentProblem, match="attends to later tokens"):
         check_model(encoder)
-
-
-def test_a_model_with_more_rows_than_its_tokenizer_has_ids_passes_the_check_of_a_split():
-    """It compares passes that are cut at the tokenizer's ids with uncached ones of the whole output layer."""
-    check_split(CachedModel(tiny("llama"), VOCAB - 8), 1)
 
 
 def test_the_steps_of_plain_decoding_are_checked_too(monkeypatch):

@@ -147,7 +147,7 @@ def test_where_the_floor_is_passed_the_models_own_rounding_decides(name, monkeyp
     parts = [checks.in_two(model, text)]
     logits = checks.cached_logits(CachedModel(model), text, wrong=checks.WRONG)
     assert checks.unexplained(model, parts, logits, right) is None
-    moved = Reference(model).moved(*parts[0], right.shape[-1], 10)
-    assert (moved > 0).all()
-    logits[0, 4, 7] += 3 * rounding.MARGIN * moved[4]  # a single logit
+    errors = Reference(model).errors(*parts[0], right.shape[-1], 10)
+    assert (errors > 0).all()
+    logits[0, 4, 7] += 3 * rounding.MARGIN * errors.max()  # a single logit
     assert "uncached logits" in checks.unexplained(model, parts, logits, right)

@@ -34,8 +34,8 @@ def test_ids_that_mean_other_words_are_counted_and_named(n_target, n_draft, rena
     with pytest.raises(UsageProblem) as problem:
         check_same_tokenizer(target, draft, "target", "draft")
     assert f"disagree about {len(others)} of {n} ids" in str(problem.value)
-    for place, i in enumerate(others):
-        assert (f"{i} is '\\n{i}' to the draft, 'w{i}' to the target" in str(problem.value)) == (place < 3)
+    i = others[0]
+    assert f"({i} is '\\n{i}' to the draft, 'w{i}' to the target)" in str(problem.value)
 
 
 def test_an_id_without_a_word_in_the_middle_is_another_meaning():

@@ -1,5 +1,6 @@
 """Bugs in speclab/models: what a model is fed, and the checks before it decodes."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -243,27 +244,13 @@ def decodes_the_new_tokens_alone() -> None:
 @mutant(31, "joined_pieces_are_the_tokenizers_text", file="models/test_pieces")
 def shows_bytes_that_may_become_other_signs() -> None:
     """shows the text of byte tokens before the token that ends their run, after which it may be no character"""
-    pieces._ByToken._is_whole = lambda self, name: True
-
-
-@mutant(31, "a_long_text_decodes_no_id_more_than_a_few_times", file="models/test_pieces")
-def takes_a_later_token_for_the_first_of_a_text() -> None:
-    """decodes a token after others that have no text where they stand first, so that its space is left out too"""
-
-    def forget(self: pieces._ByToken) -> str:
-        text = pieces.text_of(self._tokenizer, self._ids, self._special)
-        piece = pieces._after(self._shown, text)
-        del self._ids[: self._n_old]
-        self._n_old, self._shown = len(self._ids), pieces.text_of(self._tokenizer, self._ids, self._special)
-        return piece
-
-    pieces._ByToken._next = forget
+    pieces.BYTE_TOKEN = re.compile("nothing")
 
 
 @mutant(31, "whole_tokens_are_shown_at_once", file="models/test_pieces")
 def holds_back_every_text_until_its_end() -> None:
-    """takes no decoder for one that it knows, so that nothing is shown before the end"""
-    pieces._parts = lambda tokenizer: None
+    """shows nothing before the end"""
+    pieces.Pieces.add = lambda self, ids: self._ids.extend(ids) or ""
 
 
 # ---------------------------------------------------------------- padded models

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speclab.drafts import kind_table
+from speclab.drafts import registry
 from speclab.present import first_screen, report, tables
 from speclab.records import files
 from speclab.records.arms import BASELINE
@@ -238,9 +238,7 @@ def test_the_result_stands_in_one_sentence_above_the_table():
 
 def test_the_formula_is_shown_for_no_lookup(monkeypatch):
     """Also where the lookup is a new one, is faster than the model, or chooses its length."""
-    monkeypatch.setitem(
-        kind_table.kinds(), "echo", kind_table.Kind("echo", "echo", "", lambda *_: None, is_lookup=True)
-    )
+    monkeypatch.setitem(registry.kinds(), "echo", registry.Kind("echo", lambda *_: None, "", is_lookup=True))
     for name in ("echo", "echo auto", "suffix auto"):
         run = make_run(temperatures=(0.0,), methods=("model", name))
         run.rows = [replace(row, speedup=row.speedup + 9 * (row.draft == name)) for row in run.rows]

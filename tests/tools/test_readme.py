@@ -20,7 +20,7 @@ from benchmarks import experts, roofline, same_text
 from benchmarks.peers import page as peers_page
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import GREEDY
-from speclab.drafts import kind_table, registry
+from speclab.drafts import registry
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.present import tables
@@ -209,8 +209,8 @@ def test_the_draft_of_contributing_drafts(monkeypatch):
     namespace: dict = {}
     exec(compile(code, "CONTRIBUTING.md", "exec"), namespace)
     target, prompt = CachedModel(tiny("llama")), torch.tensor([[5, 3, 5]])
-    monkeypatch.setattr(kind_table, "_KINDS", dict(kind_table.kinds()))
-    kind_table.add_lookup("repeat", namespace["RepeatDrafter"], "the last token again and again")
+    monkeypatch.setattr(registry, "_KINDS", dict(registry.kinds()))
+    registry.add_lookup("repeat", namespace["RepeatDrafter"], "the last token again and again")
     setup = SimpleNamespace(target=target, sampling=GREEDY)
     drafter = registry.make("repeat", setup)
     registry.check_prompts(target, [drafter], [Prompt("code", "", prompt)], 24)

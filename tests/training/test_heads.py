@@ -1,4 +1,4 @@
-"""`python -m training.heads feature|block`, from the first text to the head that is written, with a tiny target."""
+"""`python -m training.heads feature`, from the first text to the head that is written, with a tiny target."""
 
 import copy
 import itertools
@@ -9,27 +9,24 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
-from speclab.drafts.heads.block import BlockHead
 from speclab.drafts.heads.feature import FeatureHead
 from speclab.drafts.heads.files import read_head
 from speclab.models import loading
 from tests import contract
-from tests.heads import trained, trained_block
+from tests.heads import trained
 from tests.small_tokenizers import byte_level
 from tests.tiny_models import VOCAB, tiny
 from training import corpus, course, heads
 from training import texts as training_texts
 from training.corpus import Document
-from training.kinds import MOST_WEIGHTS, sizes_of
+from training.recipes import MOST_WEIGHTS, sizes_of
 from training.room import Room
 from training.steps import TrainingFacts
 from training.texts import Text
 
 N_IDS = 24
 CPU, GPU = Room("cpu", 0), Room("cuda", 2**28)
-DRAFTERS = {"feature": FeatureDrafter, "block": BlockDrafter}
 
 
 @pytest.fixture
@@ -51,14 +48,18 @@ def words(kind: str, folder) -> list[str]:
     return [kind, "--target", "x", "--minutes", "0.0001", "--out", str(folder), "--intermediate", "16"]
 
 
-@pytest.mark.parametrize(("kind", "room"), [("feature", CPU), ("block", CPU), ("feature", GPU), ("block", GPU)])
-def test_a_head_is_written_and_goes_on(kind, room, target, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("room", [CPU, GPU])
+def test_a_head_is_written_and_goes_on(room, target, tmp_path, monkeypatch, capsys):
     """Also with the numbers of rows that a GPU has."""
+    check_training("feature", read_head, room, target, tmp_path, monkeypatch, capsys)
+
+
+def check_training(kind, read_head, room, target, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(heads, "room_on", lambda device: room)
     assert heads.main(words(kind, tmp_path)) == 0
     told = capsys.readouterr().err
     assert "32 of 32 tokens decoded with it are the target's own" in told
-    _, ids = read_head(str(tmp_path), target, kind)
+    _, ids = read_head(str(tmp_path), target)
     assert len(ids) == N_IDS
     about = json.loads((tmp_path / "training.json").read_text())
     assert about["steps"] == 1
@@ -95,7 +96,7 @@ def test_a_stop_leaves_the_head_of_the_first_tenth(target, tmp_path, monkeypatch
     assert heads.main([*given, "--own-minutes", "0.001"]) == 130
     about = json.loads((tmp_path / "training.json").read_text())
     assert [round(row["share"], 2) for row in about["growth"]] == [0.08]
-    read_head(str(tmp_path), target, "feature")
+    read_head(str(tmp_path), target)
 
 
 def test_the_best_head_by_replayed_rounds_stays(monkeypatch):
@@ -120,19 +121,12 @@ def test_the_best_head_by_replayed_rounds_stays(monkeypatch):
 
 
 @pytest.mark.parametrize("sampling", contract.SAMPLINGS, ids=contract.id_of)
-@pytest.mark.parametrize("kind", ["feature", "block"])
-def test_a_head_that_proposes_a_part_of_the_ids_keeps_the_contract(kind, sampling):
+def test_a_head_that_proposes_a_part_of_the_ids_keeps_the_contract(sampling):
     """q is 0 elsewhere, and greedy texts are the target's own. Whole heads show that they run on every engine."""
-    ids = torch.tensor([i for i in range(VOCAB) if i % 4])
-    whole, drafter = (trained if kind == "feature" else trained_block)()[1], DRAFTERS[kind]
-    config, weights = replace(whole.config, draft_vocab=len(ids)), whole.state_dict()
-    if kind == "feature":
-        head = FeatureHead(config).double()
-        weights["lm_head.weight"] = weights["lm_head.weight"][ids]
-    else:
-        head = BlockHead(config, whole.table, whole.output.weight[ids]).double()
-    head.load_state_dict(weights)
-    contract.check(lambda *_: drafter(head, ids), "eager", sampling, layers=(0, 1))
+    ids, whole = torch.tensor([i for i in range(VOCAB) if i % 4]), trained()[1]
+    head, weights = FeatureHead(replace(whole.config, draft_vocab=len(ids))).double(), whole.state_dict()
+    head.load_state_dict(weights | {"lm_head.weight": weights["lm_head.weight"][ids]})
+    contract.check(lambda *_: FeatureDrafter(head, ids), "eager", sampling, layers=(0, 1))
 
 
 def test_a_head_of_many_ids_makes_a_small_file():

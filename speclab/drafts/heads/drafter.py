@@ -11,7 +11,7 @@ from speclab.core.drafter import Drafter
 from speclab.core.law import ChainLaw, Law
 from speclab.core.rounds import Target
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.drafts.heads.parts import freeze, rotations
+from speclab.drafts.heads.parts import rotations
 from speclab.drafts.heads.rollout import target_pass
 from speclab.models.cached import CachedModel
 
@@ -35,7 +35,7 @@ class HeadDrafter(Drafter):
 
     def __init__(self, head: Any, ids: Tensor | None = None):
         self.head, self.ids = head, ids
-        freeze(head)
+        head.eval()
         self._layers = head.config.layers
         self._n_ids = head.config.block.vocab_size  # that it can read; a library's settings are slow to read
         self._sampling, self._vocab_size = GREEDY, 0  # the target's
@@ -138,6 +138,5 @@ class HeadDrafter(Drafter):
             for rows_of_new, rows_of_old in zip(new, old, strict=False):
                 rows_of_new[:length] = rows_of_old[:length]
             old[:] = new
-        self._places = torch.arange(rows, device=weight.device)
-        cos, sin = rotations(block, self._places)
+        cos, sin = rotations(block, torch.arange(rows, device=weight.device))
         self._cos, self._sin = cos.to(weight.dtype), sin.to(weight.dtype)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from speclab.drafts.heads.parts import DecoderLayer, Norm, Product, Rotation, rotations
+from speclab.drafts.heads.parts import DecoderLayer, Norm, Rotation, rotations
 from speclab.drafts.heads.rollout import rollout
 from speclab.engines.parts import ACTIVATIONS, LayerParts, Parts, linear
 
@@ -64,7 +64,6 @@ class FeatureHead(nn.Module):
         self.layers = nn.ModuleList([Layer(block)])
         self.norm = Norm(block.hidden_size, block.rms_norm_eps)
         self.lm_head = nn.Linear(block.hidden_size, config.draft_vocab, bias=False)
-        self.fused, self.output_product = Product(self.fc), Product(self.lm_head)
 
     @property
     def layer(self) -> Layer:
@@ -80,7 +79,7 @@ class FeatureHead(nn.Module):
         if self.fc_norm is not None:
             parts = zip(self.fc_norm, hidden.chunk(len(self.fc_norm), dim=-1), strict=True)
             hidden = torch.cat([norm(part) for norm, part in parts], dim=-1)
-        return self.fused(hidden)
+        return self.fc(hidden)
 
     def project(self, states: Tensor, tokens: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Project states (batch, n, hidden) and the token after each, (batch, n).  -> the residual stream, the same
@@ -102,7 +101,7 @@ class FeatureHead(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:
         """Return the logits for the states that `finish` gives, (batch, n, hidden) -> (batch, n, draft_vocab)."""
-        return self.output_product(states if self.config.norm_output else self.norm(states))
+        return self.lm_head(states if self.config.norm_output else self.norm(states))
 
     def step(
         self, states: Tensor, tokens: Tensor, rotation: Rotation, length: int, keys: Tensor, values: Tensor

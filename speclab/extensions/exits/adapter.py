@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from speclab.drafts.heads.block import TargetOutput
-from speclab.drafts.heads.parts import DecoderLayer, Norm, Product, Rotation, rotations
+from speclab.drafts.heads.parts import DecoderLayer, Norm, Rotation, TargetOutput, rotations
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,6 @@ class ExitAdapter(nn.Module):
         self.layers = nn.ModuleList([DecoderLayer(block, block.hidden_size)])
         self.norm = Norm(block.hidden_size, block.rms_norm_eps)
         self.output = TargetOutput(output)
-        self.output_product = Product(self.output)
 
     @property
     def layer(self) -> DecoderLayer:
@@ -76,7 +74,7 @@ class ExitAdapter(nn.Module):
     def logits(self, states: Tensor, attended: Tensor) -> Tensor:
         """Return the logits of the token after each, (batch, n, vocab), from the same states and the attention's
         output (batch, heads, n, head size)."""
-        return self.output_product(self.norm(self.layer.finish(states, attended)))
+        return self.output(self.norm(self.layer.finish(states, attended)))
 
     def narrow(self, states: Tensor) -> Tensor:
         """Cut the wider states of a padded target to what the adapter reads: their first dimensions."""

@@ -4,35 +4,34 @@ config.json says after which layer of which target an adapter reads, and model.s
 layer is the target's and is not in it. Nothing in them is trusted, as with heads (speclab/drafts/heads/files.py).
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from transformers import PreTrainedModel
 
 from speclab.drafts.heads.files import (
     CONFIG,
     CORRECT,
-    WEIGHTS,
+    checked,
     decoder_of,
     for_target,
-    name_unknown,
     read_config,
     read_files,
     read_weights,
-    schema,
     shapes_of,
+    types_of,
     weights_of,
+    write_both,
+    written,
 )
 from speclab.engines.eager import decoder_layers
 from speclab.extensions.exits.adapter import ExitAdapter, ExitConfig
 from speclab.models import loading
 from speclab.system.errors import UsageProblem
-from speclab.system.files import write_whole
 
 FORMAT = "speculative-decoding-lab early exit 1"  # and its version
+ENTRIES = types_of({int: "exit_layer target_layers", dict: "transformer_layer_config"})
 
 
 def read_adapter(name: str, target: PreTrainedModel, padded: bool = False) -> ExitAdapter:
@@ -51,7 +50,6 @@ def read_adapter(name: str, target: PreTrainedModel, padded: bool = False) -> Ex
             f"--draft exit:{loading.short_name(name)} belongs to a target with {_in_words(wants)}; this one has "
             f"{_in_words(has)}; give an adapter that was trained for it"
         )
-    name_unknown(name, found, _entries())
     return loading.loaded(name, "its weights", lambda: _built(config, weights, target))
 
 
@@ -64,15 +62,19 @@ def config_from(found: dict[str, Any]) -> ExitConfig:
     """This reads what config.json says. Raises ValueError where it is no adapter."""
     if found.get("format") != FORMAT:
         raise ValueError(f"its format is {found.get('format')!r}; --draft exit reads {FORMAT!r}")
-    said = schema().checked(found, _entries())
-    return ExitConfig(said.exit_layer, said.target_layers, decoder_of(said.transformer_layer_config, "llama"))
-
-
-def _entries() -> Any:
-    """Return the entries of an adapter, declared with pydantic, which other drafts do not need."""
-    from speclab.extensions.exits.entries import AdapterEntries
-
-    return AdapterEntries
+    said = checked(found, ENTRIES, tuple(ENTRIES))
+    block = decoder_of(said["transformer_layer_config"], "llama")
+    if (
+        not 0 < said["exit_layer"] < said["target_layers"]
+        or block.num_hidden_layers != 1
+        or block.model_type != "llama"
+    ):
+        raise ValueError(
+            f"it exits after layer {said['exit_layer']} of {said['target_layers']}, with {block.num_hidden_layers} "
+            f"layers of {block.model_type} of its own; the lab reads adapters of one layer of llama, behind a layer "
+            "that is not the last"
+        )
+    return ExitConfig(said["exit_layer"], said["target_layers"], block)
 
 
 def exit_layer_of(name: str) -> int | None:
@@ -100,9 +102,7 @@ def write_adapter(folder: Path, adapter: ExitAdapter, target: str, architectures
         "exit_layer": config.exit_layer,
         "target_layers": config.target_layers,
         "target": {"name_or_path": target, "architectures": architectures},
-        "transformer_layer_config": {key: value for key, value in config.block.to_dict().items() if value is not None},
+        "transformer_layer_config": written(config.block),
     }
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in adapter.state_dict().items()}
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / WEIGHTS, save(weights))
-    write_whole(folder / CONFIG, json.dumps(entries, indent=1) + "\n")
+    write_both(folder, entries, weights)

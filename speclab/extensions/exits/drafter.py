@@ -29,7 +29,7 @@ from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Drawn, Sampling, draw_draft, probability, to_device
 from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.extensions.exits.adapter import ExitAdapter
-from speclab.models.first_layers import FirstLayers
+from speclab.extensions.exits.first_layers import FirstLayers
 
 
 @dataclass(frozen=True)

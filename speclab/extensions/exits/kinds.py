@@ -1,13 +1,12 @@
 """`--draft exit`, `exit:N` and `exit:ADAPTER`: the lab's adapter, which reads layer N, or one in a folder."""
 
 from speclab.core.drafter import Drafter
-from speclab.drafts.choice import OTHER_FAMILY, Choice
-from speclab.drafts.kind_table import is_mistyped
+from speclab.drafts.registry import OTHER_FAMILY, Choice, is_mistyped
 from speclab.extensions.exits.adapter_files import exit_layer_of, read_adapter
 from speclab.extensions.exits.drafter import ExitDrafter
+from speclab.extensions.exits.first_layers import check_split
 from speclab.models import loading
 from speclab.models.family import check_family
-from speclab.models.first_layers import check_split
 from speclab.models.padded import sizes
 from speclab.models.setup import Setup
 from speclab.system.errors import UsageProblem
@@ -53,7 +52,7 @@ def _check_layer(argument: str, text: str, trained: int | None) -> None:
         if trained is None:
             raise UsageProblem(f"--draft {text}: the lab has no such adapter yet; type: {train} 2")
         return
-    n_layers, number = loading.lab_layers(), whole_number(argument)
+    n_layers, number = loading.load_config(loading.LAB_TARGET).num_hidden_layers, whole_number(argument)
     if number is None or not 1 <= number < n_layers:
         raise UsageProblem(
             f"--draft {text}: the lab's target has {n_layers} layers; give a number from 1 to {n_layers - 1}"

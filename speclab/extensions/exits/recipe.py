@@ -15,8 +15,8 @@ from speclab.drafts.heads.files import weights_of
 from speclab.engines.eager import decoder_layers
 from speclab.extensions.exits.adapter import ExitAdapter, ExitConfig
 from speclab.extensions.exits.adapter_files import read_adapter, write_adapter
+from speclab.extensions.exits.first_layers import check_split
 from speclab.models.cached import CachedModel
-from speclab.models.first_layers import check_split
 from speclab.system.errors import UsageProblem
 from training.recipes import Distance, Reading, Recipe, distance, sizes_like
 

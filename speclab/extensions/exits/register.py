@@ -1,7 +1,6 @@
 """Adds early exit to the lab."""
 
-from speclab.drafts.kind_table import Kind, add
+from speclab.drafts.registry import add
 
 READ = "speclab.extensions.exits.kinds:read_exit"
-WORDS = ("early-exit", "layerskip", "kangaroo")
-add(Kind("exit", "exit[:N|:ADAPTER]", "the target's first N layers, with a trained adapter (Kangaroo)", READ, WORDS))
+add("exit[:N|:ADAPTER]", READ, "the target's first N layers, with an adapter (Kangaroo)", True)

@@ -2,8 +2,7 @@
 
 from draft_models import ModelDrafter
 from speclab.core.drafter import Drafter
-from speclab.drafts.choice import OTHER_FAMILY, Choice
-from speclab.drafts.registry import check_no_argument
+from speclab.drafts.registry import OTHER_FAMILY, Choice, check_no_argument
 from speclab.extensions.int8 import rounded
 from speclab.models.cached import CachedModel
 from speclab.models.family import check_family

@@ -1,6 +1,6 @@
 """Adds the rounded target to the drafts."""
 
-from speclab.drafts.kind_table import Kind, add
+from speclab.drafts.registry import add
 
 READ = "speclab.extensions.int8.kinds:read_int8"
-add(Kind("int8", "int8", "the target itself, its weights rounded to 8 bits; on a CPU", READ, ("quantized",)))
+add("int8", READ, "the target itself, its weights rounded to 8 bits; on a CPU")

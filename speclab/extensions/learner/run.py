@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from baseline_autoregressive import autoregressive_decode
 from optimized_speculative import speculative_decode
 from speclab.cli import compare, decoding, parsing
-from speclab.drafts import kind_table, registry
+from speclab.drafts import registry
 from speclab.extensions.learner import checks
 from speclab.extensions.learner.ask import ask, finite, whole
 from speclab.extensions.learner.checks import check_command
@@ -102,7 +102,7 @@ def _read(name: str, script: Any, words: list[str]) -> tuple[argparse.Namespace,
 
 def of_decoding(temperature: float, draft: str, auto: bool = False) -> set[int]:
     """What one speculative decoding can use. auto: with -k auto."""
-    kind = kind_table.kind_of(draft)
+    kind = registry.kind_of(draft)
     steps = kind is None or not (kind.is_lookup or kind.name in ("block", "dial"))  # the others work token by token
     lengths = {6} if not auto else {9} if steps else set()
     return {3, WHOLE_LOOP} | lengths | _of_temperature(temperature) | ({7} if draft == "ngram" else set())

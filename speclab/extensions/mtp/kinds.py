@@ -1,8 +1,7 @@
 """`--draft mtp` and `mtp:FOLDER`: the head in the target's own checkpoint, or in a folder."""
 
 from speclab.core.drafter import Drafter
-from speclab.drafts.choice import OTHER_FAMILY, Choice
-from speclab.drafts.kind_table import is_mistyped
+from speclab.drafts.registry import OTHER_FAMILY, Choice, is_mistyped
 from speclab.extensions.mtp.drafter import MtpDrafter
 from speclab.extensions.mtp.head_weights import read_mtp_head
 from speclab.models import loading

@@ -1,7 +1,6 @@
 """Adds MTP heads to the drafts."""
 
-from speclab.drafts.kind_table import Kind, add
+from speclab.drafts.registry import add
 
 READ = "speclab.extensions.mtp.kinds:read_mtp"
-HELP = "the target's own head for further tokens, from its checkpoint or a folder (MTP)"
-add(Kind("mtp", "mtp[:FOLDER]", HELP, READ, ("nextn", "multi-token-prediction")))
+add("mtp[:FOLDER]", READ, "the target's own head for further tokens, from its checkpoint or a folder (MTP)")

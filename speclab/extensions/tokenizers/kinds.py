@@ -3,8 +3,7 @@
 from transformers import PreTrainedTokenizerBase
 
 from speclab.core.drafter import Drafter
-from speclab.drafts.choice import Choice
-from speclab.drafts.kind_table import is_mistyped
+from speclab.drafts.registry import Choice, is_mistyped
 from speclab.extensions.tokenizers.intersect import intersect
 from speclab.extensions.tokenizers.retokenized import RetokenizedDrafter
 from speclab.models import loading

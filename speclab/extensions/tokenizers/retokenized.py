@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from draft_models import as_draft, draft_room
 from speclab.core.drafter import Lookup
@@ -27,9 +27,15 @@ from speclab.extensions.tokenizers.shared_tokens import start_of_text, text_of, 
 from speclab.models import loading
 from speclab.models.cached import CachedModel
 from speclab.models.family import check_draft_prompts
-from speclab.models.memory import shortest_window
 
 BEFORE = 8  # tokens in front of what is tokenized or decoded, so that it is read as it stands in the text
+
+
+def shortest_window(model: PreTrainedModel) -> int | None:
+    """Return the number of tokens that a layer with a sliding window reads, the smallest where windows differ; None
+    where no layer has one."""
+    windows = (getattr(layer, "sliding_window", None) for layer in DynamicCache(config=model.config).layers)
+    return min((window for window in windows if window), default=None)
 
 
 class RetokenizedDrafter(Lookup):

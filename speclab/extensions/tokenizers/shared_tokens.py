@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from speclab.models.pieces import BYTES, special_ids, text_of
+from speclab.models.pieces import text_of
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # of SentencePiece, for characters that it has no token for
 UNKNOWN = "\ufffd"  # what decoders write for bytes that are no character
@@ -51,6 +51,24 @@ def tokenized_inside(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]
     if whole[: len(before)] == before and len(whole) > len(before):
         return whole[len(before) :]
     return tokenizer.encode(text, add_special_tokens=False)
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+    """Return the ids that are no text, with their names."""
+    added = {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    named = {i: str(tokenizer.convert_ids_to_tokens(i)) for i in tokenizer.all_special_ids}
+    return added | named
+
+
+def _letters_of_bytes() -> dict[str, int]:
+    """Return the alphabet of byte-level vocabularies: bytes that are no visible letter of Latin-1 have those from 256
+    on."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+BYTES = _letters_of_bytes()
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase) -> dict[int, bytes]:

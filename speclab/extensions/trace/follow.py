@@ -17,8 +17,7 @@ from speclab.core.clock import old_objects_frozen
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import AcceptResult, DecodeSettings, Round, tokens_of
 from speclab.drafts import registry
-from speclab.drafts.choice import Choice
-from speclab.drafts.registry import check_prompts
+from speclab.drafts.registry import Choice, check_prompts
 from speclab.extensions.trace import positions
 from speclab.extensions.trace.trace import Trace, trace
 from speclab.lab import free_cores

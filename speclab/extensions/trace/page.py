@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from speclab.drafts import kind_table, registry
+from speclab.drafts import registry
 from speclab.extensions.trace import presets
 from speclab.extensions.trace.follow import Loaded
 from speclab.extensions.trace.proposals import LONGEST, PieceTable, asked, on_dial
@@ -131,7 +131,7 @@ def of_decoding(found: Loaded, trace: Trace) -> dict[str, Any]:
     shown, setup = of_trace(trace), found.setup
     own = {found.draft: found.drafter} if on_dial(found.choice, found.drafter) else {}
     if setup.target.family.one_text:
-        own |= {name: registry.make(name, setup) for name in kind_table.lookups() if name != found.draft}
+        own |= {name: registry.make(name, setup) for name in registry.lookups() if name != found.draft}
     if trace.greedy and own and len(trace.baseline) > 1:
         ids, table, step = found.prompt.ids.to(setup.device), PieceTable(), trace.baseline[-1][1]
         made = pieces(setup.tokenizer, setup.ids_before(found.prompt), special=True)

@@ -18,7 +18,7 @@ from optimized_speculative import speculative_decode
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, Draft, Target, tokens_of
 from speclab.core.sampling import Sampling
-from speclab.drafts.choice import Choice
+from speclab.drafts.registry import Choice
 from speclab.extensions.trace.trace import spell, visible
 from speclab.models.cached import CachedModel
 from speclab.models.pieces import Pieces
@@ -71,7 +71,7 @@ def on_dial(choice: Choice, drafter: Drafter) -> bool:
 
     A hybrid chooses by what earlier rounds showed, an instrument by random numbers; a tree is no chain.
     """
-    depends = choice.branches or choice.draws_when_greedy or drafter.costs is not None or drafter.chooses_length
+    depends = choice.branches or bool(choice.only_greedy) or drafter.costs is not None or drafter.chooses_length
     return drafter.shorter_is_beginning and not depends
 
 

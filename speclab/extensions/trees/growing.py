@@ -1,7 +1,7 @@
 """How each kind of draft grows a tree: what comes after each of several tokens, level by level.
 
-A kind that can is in GROWING. A model reads a whole level in one pass, and so does a feature head; the slots of a block
-serve all tokens of a level, so it reads nothing.
+A kind that can is in GROWING, or has these methods itself, as drafts of blocks have. A model reads a whole level in one
+pass, and so does a feature head.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,6 @@ from draft_models import ModelDrafter
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import Target
 from speclab.core.sampling import Sampling
-from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.system.errors import UsageProblem
 
@@ -58,8 +57,10 @@ def growing(drafter: Drafter) -> Growing:
     A subclass is not taken for its base, which may draft other tokens, unless it says `branches_as_base`.
     """
     kind: type = type(drafter)
-    while kind not in GROWING and vars(kind).get("branches_as_base"):
+    while kind not in GROWING and "start_tree" not in vars(kind) and vars(kind).get("branches_as_base"):
         kind = kind.__mro__[1]
+    if "start_tree" in vars(kind):
+        return drafter  # type: ignore[return-value]  # it grows trees by itself
     if kind not in GROWING:
         raise UsageProblem(
             f"{type(drafter).__name__} does not say what comes after each of several tokens; set branches_as_base "
@@ -149,36 +150,7 @@ class GrowingFeature(FeatureDrafter):
         """Do nothing: rows behind the committed text are overwritten."""
 
 
-class GrowingBlock(BlockDrafter):
-    """A block head: slot d says what comes after any token of depth d."""
-
-    @property
-    def drafter(self) -> Drafter:
-        """Return this drafter itself."""
-        return self
-
-    def start_tree(self) -> Tensor:
-        """Return the logits of the token after everything committed, (1, the target's vocabulary)."""
-        self._slots = self._logits()  # (1, longest, draft vocabulary)
-        assert self._anchor is not None
-        return self._after(self._anchor, 0)
-
-    def grow(self, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
-        """Return the logits of the token after each of these (m,), (m, the target's vocabulary): no pass, one slot
-        serves all."""
-        return self._after(tokens, depth)
-
-    def end_tree(self) -> None:
-        """Do nothing: a block leaves nothing behind."""
-
-    def _after(self, tokens: Tensor, slot: int) -> Tensor:
-        """Return what a slot says after each of these tokens before it, (m,) -> (m, the target's vocabulary)."""
-        logits = self._slots[:, slot].expand(len(tokens), -1)
-        return self.as_target_logits(self.head.biased(logits, tokens), self._vocab_size)
-
-
 GROWING: dict[type, Callable[[Any], Growing]] = {
     ModelDrafter: GrowingModel,
     FeatureDrafter: lambda drafter: GrowingFeature(drafter.head, drafter.ids),
-    BlockDrafter: lambda drafter: GrowingBlock(drafter.head, drafter.ids),
 }

@@ -1,9 +1,7 @@
 """The drafts with branches that `--draft` takes: `tree:SHAPE:MODEL`, `sampled-tree:SHAPE:MODEL` and `merge:A+B`."""
 
 from speclab.core.drafter import Drafter
-from speclab.drafts.choice import Choice
-from speclab.drafts.kind_table import lookups
-from speclab.drafts.registry import read
+from speclab.drafts.registry import Choice, lookups, read
 from speclab.extensions.trees.best import BestTreeDrafter
 from speclab.extensions.trees.checks import check_tree
 from speclab.extensions.trees.fixed import TreeDrafter, tokens_in
@@ -45,7 +43,6 @@ def read_tree(argument: str, text: str) -> Choice:
         build,
         parts=(model,),
         branches=True,
-        draws_children=is_drawn,
         any_family=False,
         no_auto=f"it chooses the length of a chain, and {text} drafts trees",
     )

@@ -8,20 +8,19 @@ Four properties of the logits, with the library's own forward and cache (the eag
 4. the same logits come after rejected tokens have been fed and rolled back.
 
 Two computations of the same logits may differ by the bound of models/checking/rounding.py. Where they differ by more,
-the bound of each position follows from the model: a few times what rounding moves there, in uncached passes that are
-held against higher precision. So small models pay nothing for it, and deep ones are judged by what they are.
+the bound follows from the model: a few times the largest error of an uncached pass, held against higher precision. So
+small models pay nothing for it, and deep ones are judged by what they are.
 
 A mixture of experts is compared at its median position: where two experts are nearly tied, rounding may route a token
 to the other one.
 """
 
 import sys
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from speclab.engines.cuda.buffers import kv_shapes
@@ -29,7 +28,7 @@ from speclab.engines.windows import window_of
 from speclab.models import memory
 from speclab.models.cached import CachedModel
 from speclab.models.checking import rounding
-from speclab.models.checking.rounding import MARGIN, SAMPLES, Reference
+from speclab.models.checking.rounding import MARGIN, Reference
 from speclab.models.checking.uncached import logits_after
 from speclab.models.family import NoFastBackend, family_of
 from speclab.models.memory import is_mixture_of_experts
@@ -38,13 +37,11 @@ from speclab.system.errors import EnvironmentProblem, first_line, setting
 
 N_TOKENS = 24  # tokens of the random text; fewer where the model's context is shorter
 WIDTHS = (1, 3, 1, 5)  # of the cached passes after the prefill
-FEW_SAMPLES = 2  # uncached passes that measure rounding where the usual number would take too long
 WRONG = (3, 0, 4, 1)  # rejected tokens that are fed after the pass of each width, and rolled back
 # Most operations of a pass over a text longer than a window, in a check: half a minute on two cores, seconds on a GPU.
 MOST_OPERATIONS, MOST_ON_CUDA = 2e12, 1e15
 OTHER_DRAFT = "choose another draft"
 ADVICE = "choose a causal language model with plain attention layers"
-_known: weakref.WeakKeyDictionary[nn.Module, dict[tuple, Tensor]] = weakref.WeakKeyDictionary()  # see `_moved`
 ADVICE_QUANTISED = "its quantised weights take other kernels in other passes; choose another quantisation of the model"
 
 
@@ -227,34 +224,21 @@ def unexplained(
 
     parts: the texts that the rows belong to, equally many to each and its last ones, as prompt and continuation.
     """
-    gaps = rounding.differences(logits, right).amax(-1)[0].cpu().double()  # (n,)
-    allowed, how = torch.full_like(gaps, rounding.bound(right)), rounding.bound_in_words(right.dtype)
-    worst = _worst(model, gaps)
-    if not gaps[worst] <= allowed[worst] and not is_quantised(model):
-        n_last = len(gaps) // len(parts)
-        measured = [_moved(model, *part, right.shape[-1], max(n_last, N_TOKENS))[-n_last:] for part in parts]
-        allowed = torch.maximum(allowed, MARGIN * torch.cat(measured))
-        worst = _worst(model, gaps / allowed)
-        if allowed[worst] > rounding.bound(right):
-            how = f"{MARGIN} * what it changes in uncached logits"
-        if not (widest := allowed[_worst(model, allowed)].item()) <= rounding.spread(right) / 4:
+    found, allowed, how = gap(model, logits, right), rounding.bound(right), rounding.bound_in_words(right.dtype)
+    if not found <= allowed and not is_quantised(model):
+        n_last, limit = right.shape[1] // len(parts), rounding.spread(right) / 4
+        errors = torch.cat([Reference(model).errors(*part, right.shape[-1], n_last) for part in parts])
+        measured = MARGIN * errors[_worst(model, errors)].item()
+        if not errors.any() and right.dtype != torch.float64:  # nothing could be measured: what proves anything at all
+            measured = limit
+        if measured > allowed:
+            allowed, how = measured, f"{MARGIN} * the error of its uncached logits"
+        if not allowed <= limit:
             dtype = str(right.dtype).removeprefix("torch.")
-            return f"{gaps[worst]:.1e} and rounding by {widest:.1e} ({how}), so nothing could be proved in {dtype}"
-    if gaps[worst] <= allowed[worst]:
+            return f"{found:.1e} and rounding by {allowed:.1e} ({how}), so nothing could be proved in {dtype}"
+    if found <= allowed:
         return None
-    return f"{gaps[worst]:.1e} where rounding explains {allowed[worst]:.1e} ({how})"
-
-
-def _moved(model: PreTrainedModel, prompt: Tensor, text: Tensor, vocab_size: int, n_last: int) -> Tensor:
-    """Return what rounding moves in the last rows of a text; see `Reference.moved`. It is measured once for each
-    text."""
-    known = _known.setdefault(model, {})
-    key = (*prompt[0].tolist(), None, *text[0].tolist(), vocab_size, n_last)
-    if key not in known:
-        enough = is_quick(model, SAMPLES * (prompt.shape[1] + text.shape[1]))
-        n_samples = SAMPLES if enough else FEW_SAMPLES
-        known[key] = Reference(model).moved(prompt, text, vocab_size, n_last, n_samples)
-    return known[key]
+    return f"{found:.1e} where rounding explains {allowed:.1e} ({how})"
 
 
 def _compare(

@@ -4,14 +4,10 @@ One rounding unit is eps(dtype) * max|logit|. Passes of other widths add the sam
 logits differ by some units: in small models by 3 to 10 in float32 and float64, and by 0.5 to 3 in bfloat16, whose sums
 are taken in float32. `bound` grants a number of units to every model. Each layer adds rounding, and a text may have
 places where a trained model enlarges it much: SmolLM2 (30 layers) differs by 85 units at one token of 24, and by 10 at
-the others. So where `bound` is passed, `Reference.moved` measures in uncached passes how far rounding moves the logits
-of each row, and MARGIN times that is granted. No cache has a part in it. A model that is wrong is off by a good
-part of its largest logit.
+the others. So where `bound` is passed, one uncached pass is held against higher precision, and MARGIN times the largest
+error is the bound of this model. No cache has a part in it. A model that is wrong is off by a good part of its largest
+logit.
 """
-
-import contextlib
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,8 +18,7 @@ from speclab.models.checking.wider import in_higher_precision
 
 UNITS = {torch.float64: 64, torch.float32: 64}  # rounding units that are allowed between two right computations
 HALF_WIDTH_UNITS = 8  # the same for bfloat16 and float16
-SAMPLES = 8  # uncached passes, each of which rounds in another way
-MARGIN = 4  # times the most that rounding moved a row in these passes: two computations, each by twice as much
+MARGIN = 4  # times the largest error of an uncached pass: two computations, each with an error of twice as much
 FLOOR = 2  # units that are always granted, also where a computation in higher precision found fewer
 LIKELY = 64  # the number of a row's most probable tokens whose rounding is looked at
 LEAST_DEVIATION = 0.3  # standard deviation of the rounding to the next number of a dtype, in units of that logit
@@ -119,19 +114,13 @@ class Reference:
             self._higher, higher = self._model, own
         return own, higher.double()
 
-    def moved(self, prompt: Tensor, text: Tensor, vocab_size: int, n_last: int, n_samples: int = SAMPLES) -> Tensor:
-        """Return how far rounding moves a logit of each of the last `n_last` rows, at most, in `n_samples` uncached
-        passes that round in different ways.  (1, n) and (1, m) ids -> (n_last,), or (m + 1,) where that is less
+    def errors(self, prompt: Tensor, text: Tensor, vocab_size: int, n_last: int) -> Tensor:
+        """Return the largest error of a logit in each of the last `n_last` rows.  (1, n) and (1, m) ids -> (n_last,)
 
-        The passes differ in the last bits of the embeddings, so that every sum in them is rounded anew.
+        They are all 0 where there is no higher precision.
         """
         own, higher = self.logits(prompt, text, vocab_size, n_last)
-        farthest = differences(own.double(), higher).amax(-1)
-        with _other_last_bits(self._model):
-            for _ in range(n_samples - 1):
-                own = _logits_of(self._model, prompt, text, vocab_size, n_last)
-                farthest = torch.maximum(farthest, differences(own.double(), higher).amax(-1))
-        return farthest
+        return differences(own.double(), higher).amax(-1)
 
     def with_deviations(self, prompt: Tensor, text: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
         """Return the best known logits after the prompt and each token of the text, and the standard deviation of the
@@ -163,19 +152,3 @@ def _logits_of(
 def _in_higher_precision(model: PreTrainedModel) -> PreTrainedModel:
     """Return the copy in higher precision, or the model itself where there is none."""
     return in_higher_precision(model) or model
-
-
-@contextlib.contextmanager
-def _other_last_bits(model: PreTrainedModel) -> Iterator[None]:
-    """While this is open, every pass of the model reads embeddings that differ by a rounding, by chance."""
-    generator = torch.Generator().manual_seed(0)
-
-    def changed(module: Any, args: Any, embedded: Tensor) -> Tensor:
-        by = 2 * torch.rand(embedded.shape, generator=generator) - 1
-        return embedded + by.to(embedded) * torch.finfo(embedded.dtype).eps * embedded
-
-    handle = model.get_input_embeddings().register_forward_hook(changed)
-    try:
-        yield
-    finally:
-        handle.remove()

@@ -23,19 +23,16 @@ greedy text may part from the lab's where two tokens are nearly equal. Compare p
 
 import copy
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from speclab.models.memory import USABLE, free_memory
-from speclab.models.padded.sizes import size_name
+from speclab.models.padded.sizes import PREFIX, SIZES, Size
 from speclab.system.errors import EnvironmentProblem, UsageProblem, setting
 
 SPREAD = 0.02  # standard deviation of random weights; what Llama is initialised with
-MLP_RATIO = 3.5  # intermediate size / width, as in Llama 3 8B
-TOLERANCE = 0.05  # of the number of parameters asked for
 
 
 def count_parameters(config: LlamaConfig, **shape: int) -> int:
@@ -51,120 +48,60 @@ def count_parameters(config: LlamaConfig, **shape: int) -> int:
     )
 
 
-def shape_for(n_parameters: int, lab: LlamaConfig, vocab_size: int | None = None) -> dict[str, int]:
-    """Return the config entries of a padded model: a shape usual for that size, within 5 % of it. vocab_size: if not
-    the lab's
-
-    Width and depth both grow with the cube root of the size and meet Llama 3's: 2048 wide at 1b, 4096 at 8b, 8192 at
-    70b, all about 114 times as wide as deep. But a padded model is never shallower than its lab model. That makes small
-    targets deep (12 layers and more). A draft, whose lab model has one layer, keeps the usual proportions and is the
-    shallower of the two at equal size: on a GPU its layers, one after the other, are what a draft's pass costs.
-    """
-    if vocab_size is not None:
-        if vocab_size < lab.vocab_size:
-            raise UsageProblem(
-                f"{size_name(n_parameters, vocab_size=vocab_size)} has fewer rows than the lab's tokenizer ids; use "
-                f"{size_name(n_parameters, vocab_size=lab.vocab_size)} or more"
-            )
-        lab = copy.copy(lab)
-        lab.vocab_size = vocab_size
-    smallest = count_parameters(lab)
-    if n_parameters < smallest:
-        raise UsageProblem(
-            f"{size_name(n_parameters, vocab_size=vocab_size)} is smaller than the lab model it is to hold; use "
-            f"{size_name(smallest, up=True, vocab_size=vocab_size)} or more"
-        )
-    usual_width = 4096 * (n_parameters / 8e9) ** (1 / 3)
-
-    def unusual(shape: dict[str, int]) -> float:
-        width, ratio = shape["hidden_size"], shape["intermediate_size"] / shape["hidden_size"]
-        return math.log(width / usual_width) ** 2 + math.log(ratio / MLP_RATIO) ** 2
-
-    shapes = [shape for width in _widths(lab, 4 * usual_width) for shape in _shapes(n_parameters, lab, width)]
-    if not shapes:
-        raise UsageProblem(f"no shape has {n_parameters:,} parameters; try {size_name(2 * n_parameters)}")
-    return min(shapes, key=unusual) | ({"vocab_size": vocab_size} if vocab_size is not None else {})
-
-
-def _widths(lab: LlamaConfig, largest: float) -> list[int]:
-    """Return the widths models have: a power of two and the quarters up to the next, multiples of 64; and the lab's
-    own."""
-    quarters = [q << shift for shift in range(4, 40) for q in (4, 5, 6, 7)]
-    return [lab.hidden_size, *(w for w in quarters if lab.hidden_size < w < largest and w % 64 == 0)]
-
-
-def _shapes(n_parameters: int, lab: LlamaConfig, width: int) -> Iterator[dict[str, int]]:
-    """Return the shapes of this width and size with the usual depth or one beside it; depths are even, as they
-    mostly are."""
-    heads = max(lab.num_attention_heads, width // lab.head_dim)
-    # Four query heads to a key-value head, as large models have it, where the lab's groups find place in that.
-    group = lab.num_attention_heads // lab.num_key_value_heads
-    least = max(lab.num_key_value_heads, heads / max(4, group))
-    kv_heads = next(n for n in range(1, heads + 1) if heads % n == 0 and n >= least and heads // n >= group)
+def shape_for(size: Size, lab: LlamaConfig, role: str) -> dict[str, int]:
+    """Return the config entries of a padded model, within 5 % of its size: its width and depth, and MLPs of what is
+    left. More rows in the output layer take the place of layers."""
+    _, *shapes = SIZES[size.name]
+    width, n_layers = shapes[role == "draft"]
+    rows = size.vocab_size or lab.vocab_size
+    heads = width // lab.head_dim
+    # Four query heads to a key-value head, as large models have it, where the lab's own find place in that.
+    least = max(lab.num_key_value_heads, heads / 4)
+    kv_heads = next(n for n in range(1, heads + 1) if heads % n == 0 and n >= least)
     shape = {"hidden_size": width, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
-    outside = count_parameters(lab, **shape, num_hidden_layers=0)
-    one_layer = {"num_hidden_layers": 1, "intermediate_size": round(MLP_RATIO * width)}
-    per_layer = count_parameters(lab, **shape, **one_layer) - outside
-    depth = int((n_parameters - outside) / per_layer / 2) * 2
-    for layers in {max(lab.num_hidden_layers, depth + more) for more in (-2, 0, 2)}:
-        shape |= {"num_hidden_layers": layers, "intermediate_size": 0}
-        units = (n_parameters - count_parameters(lab, **shape)) / (3 * width * layers)
-        shape["intermediate_size"] = max(lab.intermediate_size, round(units / 64) * 64)
-        if abs(count_parameters(lab, **shape) / n_parameters - 1) < TOLERANCE:
-            yield dict(shape)
+    n, none = size.n_parameters, {"num_hidden_layers": 0, "intermediate_size": 0}
+    outside, usual = (count_parameters(lab, **shape | none, vocab_size=one) for one in (rows, lab.vocab_size))
+    n_layers = 2 * round(n_layers * (n - outside) / (n - usual) / 2)
+    if rows < lab.vocab_size or n_layers < lab.num_hidden_layers:
+        raise UsageProblem(
+            f"{PREFIX}{size.name} with {rows} rows is too small for the lab's {role}, which has {lab.vocab_size} ids "
+            f"and {lab.num_hidden_layers} layers; use a larger one, for example lab:200m"
+        )
+    shape |= {"num_hidden_layers": n_layers, "intermediate_size": 0, "vocab_size": rows}
+    units = (n - count_parameters(lab, **shape)) / (3 * width * n_layers)
+    shape["intermediate_size"] = max(lab.intermediate_size, round(units / 64) * 64)
+    return shape
 
 
 def padded(
-    small: PreTrainedModel,
-    n_parameters: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    copies: int = 1,
-    vocab_size: int | None = None,
+    small: PreTrainedModel, size: Size, device: torch.device, dtype: torch.dtype, copies: int = 1, role: str = "target"
 ) -> PreTrainedModel:
-    """Pad `small` to a model of `n_parameters`, ready to decode: it writes the same text at the cost of the larger
-    model. Refuses a size that memory does not hold.
+    """Pad `small` to a size, ready to decode: it writes the same text at the cost of the larger model. Refuses a size
+    that memory does not hold.
 
-    copies: how often the weights will lie in memory; 2 if they will be packed for the CPU beside the originals.
-    vocab_size: rows of the output layer, if not the lab's.
+    copies: how often the weights will lie in memory; 2 if they will be packed for the CPU beside the originals. role:
+    target or draft.
     """
-    shape = shape_for(n_parameters, small.config, vocab_size)
-    smallest = count_parameters(small.config)
-    suffix = f":v{vocab_size}" if vocab_size else ""
-    check_memory(n_parameters, count_parameters(small.config, **shape), device, dtype, copies, smallest, suffix)
+    shape = shape_for(size, small.config, role)
+    check_memory(f"{PREFIX}{size.name}", count_parameters(small.config, **shape), device, dtype, copies)
     return pad_to(small, shape, device, dtype)
 
 
-def check_memory(
-    n_asked: int,
-    n_parameters: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    copies: int = 1,
-    smallest: int = 0,
-    suffix: str = "",
-) -> None:
-    """Refuse weights that do not fit, before the machine starts swapping or is killed for it.
-
-    n_asked: the size in the name, which ends with `suffix`. n_parameters: the number that memory has to hold. smallest:
-    the parameters of the model that is to be padded; no smaller size can be advised.
-    """
+def check_memory(name: str, n_parameters: int, device: torch.device, dtype: torch.dtype, copies: int = 1) -> None:
+    """Refuse weights that do not fit, before the machine starts swapping or is killed for it."""
     free = free_memory(device)
     needed = n_parameters * dtype.itemsize * copies
     if free is None or needed <= USABLE * free:
         return
     in_bfloat16 = n_parameters * torch.bfloat16.itemsize * copies
-    fits = int(USABLE * free / needed * min(n_asked, n_parameters) / (1 + TOLERANCE))
     if dtype.itemsize > torch.bfloat16.itemsize and in_bfloat16 <= USABLE * free:
         way_out = f"use {setting('dtype', 'bfloat16')}, which takes {in_bfloat16 / 1e9:.1f} GB"
     elif copies > 1 and needed / copies <= USABLE * free:
         way_out = f"use {setting('engine', 'eager')}, which holds one copy, {needed / copies / 1e9:.1f} GB"
-    elif fits < smallest:
-        way_out = "no size of it fits; close other programs"
     else:
-        way_out = f"use {size_name(fits, digits=2)}{suffix} or less"
+        way_out = "use a smaller one, or close other programs"
     twice = f" ({copies} copies of the weights)" if copies > 1 else ""
-    where = f"{size_name(n_asked)}{suffix} needs {needed / 1e9:.1f} GB in {str(dtype).removeprefix('torch.')}{twice}"
+    where = f"{name} needs {needed / 1e9:.1f} GB in {str(dtype).removeprefix('torch.')}{twice}"
     raise EnvironmentProblem(
         f"{where}, and of the {free / 1e9:.1f} GB free on {device.type} a tenth stays free for the cache and the rest; "
         f"{way_out}"

@@ -1,8 +1,7 @@
-"""`lab:SIZE`, `lab:SIZE:vROWS`, `lab:SIZE:eEkK`: names of lab models that cost as much as larger ones.
+"""`lab:SIZE` and `lab:SIZE:vROWS`: names of lab models that cost as much as larger ones.
 
 lab:200m           padded to 200 million parameters (speclab/models/padded/padding.py)
 lab:8b:v128256     the same with so many rows in the output layer
-lab:200m:e8k2      the same with each MLP copied 8 times, of which a token uses 2 (speclab/models/padded/experts.py)
 """
 
 import re
@@ -11,25 +10,35 @@ from typing import NamedTuple
 from speclab.system.errors import UsageProblem
 
 PREFIX = "lab:"
-SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9}
+# Parameters, and width and layers of a target and of a draft. Both grow with the cube root of the size and meet Llama
+# 3's: 2048 wide at 1b, 4096 at 8b. A padded model is never shallower than its lab model, so small targets are deep. A
+# draft, whose lab model has one layer, is the shallower of the two at equal size: on a GPU its layers, one after the
+# other, are what a pass costs. The first two are sizes of drafts alone.
+SIZES = {
+    "5m": (5_000_000, (256, 2), (384, 2)),
+    "10m": (10_000_000, (256, 4), (384, 4)),
+    "20m": (20_000_000, (384, 12), (512, 6)),
+    "50m": (50_000_000, (512, 14), (768, 6)),
+    "100m": (100_000_000, (768, 12), (896, 10)),
+    "200m": (200_000_000, (1024, 14), (1280, 10)),
+    "800m": (800_000_000, (1792, 20), (1792, 20)),
+    "1b": (1_000_000_000, (2048, 18), (2048, 18)),
+    "2b": (2_000_000_000, (2560, 24), (2560, 24)),
+    "8b": (8_000_000_000, (4096, 36), (4096, 36)),
+}
 OWN = {"target": "10 M", "draft": "1.6 M"}  # parameters of the lab's pair, which is padded
-MOST_EXPERTS = 512
-LONGEST = 40  # characters of a name
-
-
-class Experts(NamedTuple):
-    """Copies of each MLP, and how many of them a token uses."""
-
-    n: int
-    n_used: int
 
 
 class Size(NamedTuple):
-    """The size that a name asks for."""
+    """The size that a name asks for. vocab_size: rows of the output layer; None: the lab's."""
 
-    n_parameters: int  # of the model whose MLPs are copied, where there are experts
-    vocab_size: int | None = None  # rows of the output layer; None: the lab's
-    experts: Experts | None = None
+    name: str
+    vocab_size: int | None = None
+
+    @property
+    def n_parameters(self) -> int:
+        """Return the number of parameters."""
+        return SIZES[self.name][0]
 
 
 def is_lab_size(name: str) -> bool:
@@ -38,42 +47,15 @@ def is_lab_size(name: str) -> bool:
 
 
 def parse_name(text: str) -> Size:
-    """Read "200m", "1.5b", "lab:8b:v128256" or "lab:200m:e8k2" as a Size. Raises UsageProblem for other names."""
-    pattern = r"(\d+\.?\d*|\.\d+)([kmb])(?::v(\d+))?(?::e(\d+)k(\d+))?"
-    match = re.fullmatch(pattern, text.removeprefix(PREFIX).lower(), flags=re.ASCII)
-    n_parameters = round(float(match[1]) * SUFFIXES[match[2]]) if match and len(text) < LONGEST else 0
-    if not match or n_parameters == 0:
-        raise UsageProblem(
-            f"{PREFIX}{text.removeprefix(PREFIX)} is not a size; give a number with k, m or b, for example lab:200m"
-        )
-    experts = Experts(int(match[4]), int(match[5])) if match[4] else None
-    if experts and not (2 <= experts.n <= MOST_EXPERTS and 1 <= experts.n_used <= experts.n):
-        raise UsageProblem(
-            f"{text} has {experts.n} experts, of which a token uses {experts.n_used}; give 2 to {MOST_EXPERTS} and no "
-            "more used than there are, for example lab:200m:e8k2"
-        )
-    return Size(n_parameters, int(match[3]) if match[3] else None, experts)
-
-
-def parse_size(text: str) -> int:
-    """Return the number of parameters that a size asks for."""
-    return parse_name(text).n_parameters
-
-
-def size_name(n_parameters: int, digits: int = 3, up: bool = False, vocab_size: int | None = None) -> str:
-    """Return the name to type for a size, not above it (with `up`: not below it).  7_996_470_000, digits=2 ->
-    lab:7.9b"""
-    unit = 10 ** max(0, len(str(n_parameters)) - digits)
-    n_parameters = (n_parameters + (unit - 1 if up else 0)) // unit * unit
-    suffix = next((s for s in "bm" if n_parameters >= SUFFIXES[s]), "k")
-    return f"{PREFIX}{n_parameters / SUFFIXES[suffix]:g}{suffix}" + (f":v{vocab_size}" if vocab_size else "")
+    """Read "lab:200m" or "lab:8b:v128256" as a Size. Raises UsageProblem for other names."""
+    match = re.fullmatch(rf"{PREFIX}({'|'.join(SIZES)})(?::v(\d{{1,9}}))?", text.lower(), flags=re.ASCII)
+    if not match:
+        raise UsageProblem(f"{text} is not a size; give lab: and one of {', '.join(SIZES)}, for example lab:200m")
+    return Size(match[1], int(match[2]) if match[2] else None)
 
 
 def describe_padding(name: str, role: str = "target") -> str:
     """Return the remark that belongs next to every time of a padded model. name: lab:SIZE; role: target or draft"""
-    size = parse_name(name)
-    price = name.removeprefix(PREFIX).partition(":")[0].upper()
-    parts = [f"padded: the text of the lab's {role} of {OWN[role]} parameters at the price of {price}"]
-    parts += [f"{size.vocab_size} rows in the output layer"] if size.vocab_size else []
-    parts += [f"each MLP {size.experts.n} times, of which a token uses {size.experts.n_used}"] if size.experts else []
-    return ", ".join(parts)
+    size, _, rows = name.removeprefix(PREFIX).partition(":v")
+    said = f"padded: the text of the lab's {role} of {OWN[role]} parameters at the price of {size.upper()}"
+    return said + f", {rows} rows in the output layer" * bool(rows)

@@ -12,7 +12,6 @@ from optimized_speculative import speculative_decode
 from speclab.core.accept import accept
 from speclab.core.rounds import DecodeSettings, Draft, Round, tokens_of
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.engines.cuda.cuda_graphs import GraphedModel
@@ -25,7 +24,7 @@ from speclab.extensions.batch.tests.trees import trees
 from speclab.models.cached import CachedModel
 from speclab.system.errors import UsageProblem
 from tests.grids import often, pairs_often
-from tests.heads import N_LEARNT, prompts, trained, trained_block
+from tests.heads import N_LEARNT, block_heads, prompts, trained
 from tests.models.test_caches import worst_difference
 from tests.recorder import stand_in
 from tests.tiny_models import CLOSE, CONTEXT, VOCAB, on_c, perturbed, tiny
@@ -64,10 +63,10 @@ def pair(engine: str = "eager", noise: float = 0.12, family: str = "llama") -> t
 def with_drafter(kind: str, engine: str = "eager") -> tuple:
     """A target and a drafter for one text."""
     if kind in ("feature", "block"):
-        model, head, _ = trained() if kind == "feature" else trained_block()
+        model, head, _ = trained() if kind == "feature" else block_heads().trained_block()
         target = CachedModel(model)  # in float64, as it was trained
         target.hidden_layers = head.config.layers
-        return target, FeatureDrafter(head) if kind == "feature" else BlockDrafter(head)
+        return target, FeatureDrafter(head) if kind == "feature" else block_heads().BlockDrafter(head)
     target, draft = pair(engine)
     drafters = {
         "model": lambda: ModelDrafter(draft),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import T5Config, T5ForConditionalGeneration
 
-from speclab.drafts import kind_table
+from speclab.drafts import registry
 from tests.cli.bad_inputs import B, Row, S
 from tests.cli.test_bad_inputs import check_row
 
@@ -25,7 +25,7 @@ ROWS = [
             "tree:best:model": "tree:best:model",
             "sampled-tree:2x1:model": "sampled-tree:2x1:model",
         }.items()
-        if kind.partition(":")[0] in kind_table.kinds()
+        if kind.partition(":")[0] in registry.kinds()
     ),
 ]
 

@@ -3,57 +3,53 @@
 import pytest
 
 from speclab.drafts.heads import files
-from speclab.drafts.heads.schema import KINDS, checked
-from speclab.extensions.exits.adapter_files import exit_layer_of, read_adapter, write_adapter
-from speclab.extensions.exits.entries import AdapterEntries
+from speclab.drafts.heads.files import LAYER, ROPE
+from speclab.extensions.exits.adapter_files import ENTRIES, config_from, exit_layer_of, read_adapter, write_adapter
 from speclab.extensions.exits.kinds import LAB_EXIT
 from speclab.extensions.exits.tests.adapters import tiny_adapter
-from tests.drafts import test_head_entries as heads
-from tests.drafts.test_head_entries import target  # noqa: F401 - a fixture
-
-
-def write(folder, target, kind):  # noqa: F811
-    write_adapter(folder, tiny_adapter(target, 2), "some/target", ["LlamaForCausalLM"])
-
-
-@pytest.fixture(autouse=True)
-def adapters_among_heads(monkeypatch):
-    monkeypatch.setitem(KINDS, "exit", AdapterEntries)
-    monkeypatch.setitem(heads.FILES, "exit", (write, lambda folder, model, kind: read_adapter(str(folder), model)))
-
-
-@pytest.mark.parametrize(
-    "test",
-    [
-        heads.test_every_entry_that_is_read_is_refused_by_its_name,
-        heads.test_entries_that_change_nothing_are_read_and_change_nothing,
-        heads.test_whole_numbers_may_be_written_with_a_point,
-    ],
+from speclab.system.paths import ROOT
+from tests.drafts.test_head_files import (
+    DECODER,
+    JSON,
+    TURNS,
+    check_every_entry,
+    check_finite,
+    check_weights,
+    entries,
+    refused,
 )
-def test_entries(test, tmp_path, target):  # noqa: F811
-    test(tmp_path, target, "exit")
+from tests.tiny_models import tiny
 
 
-@pytest.mark.parametrize("value", ["null", None])
-def test_what_it_must_say_is_named_where_it_is_missing(tmp_path, target, value):  # noqa: F811
-    heads.test_what_a_head_must_say_is_named_where_it_is_missing(tmp_path, target, "exit", value)
+@pytest.fixture(scope="module")
+def target():
+    return tiny("llama", num_hidden_layers=3)
 
 
-def test_unknown_entries_are_named(tmp_path, target, capsys):  # noqa: F811
-    heads.test_unknown_entries_are_named_in_one_line_and_known_ones_are_not(tmp_path, target, "exit", capsys)
+@pytest.fixture
+def folder(target, tmp_path):
+    write_adapter(tmp_path / "head", tiny_adapter(target, 2), "some/target", ["LlamaForCausalLM"])
+    return tmp_path / "head"
 
 
-def test_weights_are_compared_before_a_number_is_read(tmp_path, target, monkeypatch):  # noqa: F811
-    heads.test_names_shapes_and_types_are_compared_before_a_number_is_read(tmp_path, target, "exit", monkeypatch)
+def test_every_entry_is_needed_and_is_refused_by_its_name(folder):
+    check_every_entry(entries(folder), config_from, {(): ENTRIES, (DECODER,): LAYER, (DECODER, TURNS): ROPE})
+    for name in ENTRIES:
+        with pytest.raises(ValueError, match=f"{name} is missing or null"):
+            config_from(entries(folder) | {name: None})
 
 
-@pytest.mark.parametrize("content", heads.JSON.values(), ids=heads.JSON)
-def test_damaged_json_is_one_line(tmp_path, target, content):  # noqa: F811
-    heads.test_damaged_json_is_one_line(tmp_path, target, "exit", content)
-    assert exit_layer_of(str(tmp_path / "head")) is None
+def test_weights_are_looked_at_before_they_are_read(target, folder, monkeypatch):
+    check_finite(folder, lambda: read_adapter(str(folder), target))
+    check_weights(folder, lambda: read_adapter(str(folder), target), monkeypatch)
 
 
-def test_the_labs_own_adapter_says_nothing_unknown():
-    found = files.read_config(heads.ROOT / LAB_EXIT / "config.json")
-    checked(found, AdapterEntries)
-    assert files.schema().unknown(found, AdapterEntries) == []
+@pytest.mark.parametrize("content", JSON.values(), ids=JSON)
+def test_damaged_json_is_one_line(target, folder, content):
+    (folder / "config.json").write_bytes(content)
+    assert "config.json" in refused(read_adapter, str(folder), target)
+    assert exit_layer_of(str(folder)) is None
+
+
+def test_the_labs_own_adapter_is_read():
+    config_from(files.read_config(ROOT / LAB_EXIT / "config.json"))

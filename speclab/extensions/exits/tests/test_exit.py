@@ -12,16 +12,17 @@ from speclab.drafts.hybrid import HybridDrafter
 from speclab.engines.eager import EagerBackend, decoder_layers
 from speclab.extensions.exits.adapter import ExitAdapter
 from speclab.extensions.exits.drafter import ExitDrafter
+from speclab.extensions.exits.first_layers import FirstLayers, check_split
 from speclab.extensions.exits.tests.adapters import tiny_adapter, trained_exit, trained_exit_in_float32
 from speclab.lab.bench import Bench
 from speclab.lab.known_texts.acceptance_probs import accept_probs
 from speclab.models.cached import CachedModel
-from speclab.models.first_layers import FirstLayers, check_split
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.system.errors import EnvironmentProblem
 from speclab.theory.forecast import forecast
 from tests.decoding import keys_and_values, plain_text, poison, speculative_rounds
+from tests.engines import families
 from tests.grids import pairs_often
 from tests.heads import LEARNT, N_NEW, Keeping
 from tests.tiny_models import CLOSE, FAMILIES, VOCAB, PlainTransformer, assert_close, on_engine, tiny
@@ -371,6 +372,16 @@ def test_every_family_passes_the_check(family):
     model, _, _ = trained_exit(family)
     for n_layers in (1, 2, 3):
         check_split(CachedModel(model), n_layers)
+
+
+@pytest.mark.parametrize("case", ["llama", "gemma3_text", "gpt2"])
+def test_the_engine_c_passes_the_check(case):
+    check_split(families.on_c(families.tiny(case)), 1)
+
+
+def test_a_model_with_more_rows_than_its_tokenizer_has_ids_passes_the_check():
+    """It compares passes that are cut at the tokenizer's ids with uncached ones of the whole output layer."""
+    check_split(CachedModel(tiny("llama"), VOCAB - 8), 1)
 
 
 def test_a_target_that_cannot_be_split_is_refused(monkeypatch):

@@ -24,7 +24,7 @@ from speclab.lab.round_costs import measure_costs
 from speclab.models import loading
 from speclab.models import prompts as lab_prompts
 from speclab.models.cached import CachedModel
-from speclab.models.padded.padding import padded
+from speclab.models.padded.padding import pad_to
 from speclab.models.setup import Setup
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun
@@ -74,10 +74,10 @@ LAYER = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1, "v
     ("changes", "message"),
     [
         ({"format": "eagle3"}, "its format is 'eagle3'; --draft exit reads"),
-        ({"exit_layer": 0}, "exit_layer is 0"),
+        ({"exit_layer": 0}, "it exits after layer 0 of 3"),
         ({"exit_layer": 3}, "it exits after layer 3 of 3"),
         ({"target_layers": 2**20, "exit_layer": 2**19}, "belongs to a target with 1048576 layers"),
-        ({"transformer_layer_config": LAYER | {"num_hidden_layers": 2}}, "with layers of its own: 2"),
+        ({"transformer_layer_config": LAYER | {"num_hidden_layers": 2}}, "with 2 layers of llama of its own"),
         ({"transformer_layer_config": LAYER | {"vocab_size": 50}}, "50 ids; this one has 3 layers of width 32 and 48"),
     ],
 )
@@ -108,7 +108,8 @@ def test_a_padded_target_is_drafted_for_as_the_one_that_it_was_padded_from():
     """Its states begin with the small one's."""
     changes = {"num_hidden_layers": 4, "num_key_value_heads": 4, "head_dim": 8}
     small = tiny("llama", dtype=torch.float32, **changes)
-    wide = padded(small, 300_000, torch.device("cpu"), torch.float32, 1)
+    shape = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 96}
+    wide = pad_to(small, shape | {"num_hidden_layers": 5}, torch.device("cpu"), torch.float32)
     assert wide.config.hidden_size > 32
     found = []
     for model in (small, wide):

@@ -4,7 +4,7 @@ import pytest
 
 from speclab.extensions.exits.drafter import ExitDrafter
 from speclab.extensions.exits.tests.adapters import trained_exit
-from tests.training.test_blocks import check_refused, check_score
+from tests.training.test_recipes import check_refused, check_score
 from training import heads
 
 

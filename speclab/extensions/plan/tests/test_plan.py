@@ -7,7 +7,6 @@ from operator import attrgetter
 import pytest
 
 from speclab import load
-from speclab.drafts.heads.files import write_head
 from speclab.extensions.plan import __main__ as plans
 from speclab.extensions.plan.__main__ import DraftFacts, PlanEntry, PlanRun, main
 from speclab.lab import comparison
@@ -21,7 +20,7 @@ from speclab.system.errors import EnvironmentProblem
 from speclab.theory import noise
 from speclab.theory.costs import Costs
 from tests.branching import add_branching
-from tests.heads import tiny_block_head
+from tests.heads import block_heads
 from tests.lab.test_harness import Machine
 
 # The tiny target repeats itself after some of these, so that prompt lookup finds something in each half.
@@ -259,7 +258,8 @@ def test_a_bad_input_is_one_line_before_anything_is_measured(run, pair_folder, m
 
 def test_no_plan_is_longer_than_a_block(run, pair_folder, tmp_path):
     target = load(str(pair_folder / "target"), str(pair_folder / "draft"), engine="eager").setup.target.model
-    write_head(tmp_path / "head", tiny_block_head(target, markov_rank=3).float(), "tiny", ["LlamaForCausalLM"], 4)
+    made = block_heads()
+    made.write_block(tmp_path / "head", made.tiny_block_head(target, markov_rank=3).float(), "tiny", ["Llama"])
     assert run("--draft", f"block:{tmp_path / 'head'}", "-k", "0,2,4,9", "--limit", "1")[0] == 0
     assert [entry.draft_length for entry in loaded(tmp_path).plan] == [0, 2, 4]
 

@@ -4,14 +4,17 @@ The text stays the target's with all of them but the two rules at the end: what 
 wrong shows in the acceptance by position.
 """
 
+import copy
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from draft_models import ModelDrafter, as_draft, as_drawn
+from draft_models import ModelDrafter
 from speclab.core.accept import accept_from_logits
+from speclab.core.drafter import Drafter
 from speclab.core.rounds import AcceptResult, Draft, Target
-from speclab.core.sampling import GREEDY, Sampling, draw_draft
-from speclab.drafts.block import BlockDrafter
+from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.feature import FeatureHead
 
@@ -64,17 +67,11 @@ class StaleToken(FeatureDrafter):
         return super()._forward(states, read, length)
 
 
-class NoMarkov(BlockDrafter):
-    """Leaves the Markov bias away: no place of a block knows which token the one before it has got."""
-
-    def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """Propose at most `k` tokens. uniforms (1, k), in [0, 1)."""
-        k = min(k, self.longest_draft)
-        if k == 0:
-            return as_draft([], self.device)
-        with torch.inference_mode():
-            rows = [self.as_target_logits(row, self._vocab_size) for row in self._logits().unbind(1)[:k]]
-            return as_drawn([draw_draft(row, self._sampling, uniforms[:, i]) for i, row in enumerate(rows)])
+def without_markov(drafter: Any) -> Drafter:
+    """Return a block draft without its Markov bias: no place of a block knows which token the one before it has got."""
+    head = copy.deepcopy(drafter.head)
+    head.markov_head = None
+    return type(drafter)(head, drafter.ids)
 
 
 class Window(FeatureDrafter):

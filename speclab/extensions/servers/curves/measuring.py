@@ -87,12 +87,12 @@ class Lab:
             self._made[name] = registry.make(name, self.setup, self.seed)
         return self._made[name]
 
-    def head(self, kind: type[HeadDrafter], name: str = "feature", overwritten: bool = False) -> Drafter:
-        """Return one of the lab's heads as a draft of this class.
+    def head(self, kind: type[HeadDrafter], overwritten: bool = False) -> Drafter:
+        """Return the lab's feature head as a draft of this class.
 
         overwritten: with random numbers in its output layer, as where a checkpoint's own were not found.
         """
-        head, ids = read_head(str(loading.LAB_PAIR / name), self.setup.target.model, name)
+        head, ids = read_head(str(loading.LAB_PAIR / "feature"), self.setup.target.model)
         if overwritten:
             faults.overwrite(head.get_parameter("lm_head.weight"), self.seed)
         target = self.setup.target  # it keeps the states of these layers from now on
@@ -131,7 +131,7 @@ CASES = (
     Case("row off, model", "the target's rows behind the first are one off", "model", 4,
          lambda lab: lab.model(), rule=faults.one_row_off),
     Case("independent", "no place of the block knows the token before it", "block", 7,
-         lambda lab: lab.head(faults.NoMarkov, "block")),
+         lambda lab: faults.without_markov(lab.draft("block"))),
     Case("k = 16", "k is too long", "model", 16, lambda lab: lab.model()),
     Case("target", "the draft is the target itself", "model", 4, lambda lab: lab.target_as_draft()),
     Case("unverified", "every drafted token is kept", "model", 4, lambda lab: lab.model(),

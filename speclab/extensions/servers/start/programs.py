@@ -88,7 +88,7 @@ class LlamaServer(Program):
             return model
         import torch  # here: what it and these import is slow
 
-        from speclab.models.outside import written_gguf
+        from speclab.extensions.servers.start import written_gguf
 
         weights = loading.load_model(model, torch.device("cpu"), torch.float32)
         path = Path(tempfile.mkdtemp(dir=folder)) / f"{Path(model).name}.gguf"

@@ -13,11 +13,10 @@ import pytest
 from speclab.extensions.servers.ask import engines
 from speclab.extensions.servers.ask.client import Order
 from speclab.extensions.servers.referee.own import ended_rounds
-from speclab.extensions.servers.start import programs, starting
+from speclab.extensions.servers.start import programs, starting, written_gguf
 from speclab.extensions.servers.start.__main__ import commands
 from speclab.extensions.servers.tests.lab_server import LabServer
 from speclab.models import loading, prompts, sources
-from speclab.models.outside import written_gguf
 from speclab.models.setup import load_setup
 from speclab.system.errors import EnvironmentProblem
 

@@ -6,13 +6,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from draft_models import NgramDrafter
 from speclab.core.rounds import DecodeSettings
-from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.extensions.trace import shapes
 from speclab.extensions.trace.__main__ import main
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem
-from tests.heads import tiny_block_head, tiny_head
+from tests.heads import block_heads, tiny_head
 from tests.tiny_models import FAMILIES, VOCAB, tiny
 
 N_PROMPT, N_NEW = 5, 4
@@ -113,8 +112,8 @@ def test_the_command_prints_both_passes_and_who_verifies_whom(show, words):
 def test_the_steps_of_a_head(kind):
     """A feature head goes step by step, a block is one pass; afterwards the head is as it was."""
     model = tiny("llama", dtype=torch.float64)
-    head = tiny_head() if kind == "feature" else tiny_block_head(model, slots=4, markov_rank=3)
-    drafter = FeatureDrafter(head) if kind == "feature" else BlockDrafter(head)
+    head = tiny_head() if kind == "feature" else block_heads().tiny_block_head(model, slots=4, markov_rank=3)
+    drafter = FeatureDrafter(head) if kind == "feature" else block_heads().BlockDrafter(head)
     target = CachedModel(model)
     target.hidden_layers = head.config.layers
     before = vars(head).keys() | set()

@@ -6,7 +6,6 @@ import pytest
 
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.rounds import Draft
-from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.extensions.trees.best import BestTreeDrafter
 from speclab.extensions.trees.draft import parents_of
@@ -14,7 +13,7 @@ from speclab.extensions.trees.fixed import TreeDrafter
 from speclab.extensions.trees.merged import MergedDrafter
 from speclab.extensions.trees.tests.test_accept_tree import residuals, without
 from speclab.models.cached import CachedModel
-from tests.heads import tiny_block_head, tiny_head
+from tests.heads import block_heads, tiny_head
 from tests.rules import FOR_TREES
 from tests.test_exact import cdf_corners
 from tests.test_filtered_laws import (
@@ -25,7 +24,7 @@ from tests.test_filtered_laws import (
     Text,
     assert_lossless,
     feature_logits,
-    heads,
+    head,
     model,
     of_head,
     one_more,
@@ -59,7 +58,7 @@ def test_joint_law_of_trees(kind, rule, sampled):
     drafters = {
         "model": lambda: ModelDrafter(CachedModel(perturbed(llama, 0.4))),
         "feature": lambda: FeatureDrafter(tiny_head(vocab=IDS).float()),
-        "block": lambda: BlockDrafter(tiny_block_head(llama, markov_rank=4, std=0.7)),
+        "block": lambda: block_heads().BlockDrafter(block_heads().tiny_block_head(llama, markov_rank=4, std=0.7)),
     }
     tree = TreeDrafter(drafters[kind](), (2, 2), sampled)
     check_law(Law(1.0, tree.n_tokens), target, tree, 4000, rule)
@@ -120,7 +119,7 @@ TreeCase = functools.partial(Case, outcomes=drawn_on_branches, sides=sides_of)
 CASES = {
     "sampled tree": TreeCase(lambda: TreeDrafter(model(), (2, 1), sampled=True), 4, 4),
     "sampled tree of a head": TreeCase(
-        lambda: TreeDrafter(FeatureDrafter(heads()[0]), (2, 1), sampled=True), 4, 4, of_head(feature_logits)
+        lambda: TreeDrafter(FeatureDrafter(head()), (2, 1), sampled=True), 4, 4, of_head(feature_logits)
     ),
     "tree": TreeCase(lambda: TreeDrafter(model(), (2, 2)), 6, 0),
     "tree:best": TreeCase(lambda: BestTreeDrafter(model(), width=3), 5, 0),

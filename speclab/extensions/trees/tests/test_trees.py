@@ -12,7 +12,6 @@ from speclab.core import graphs
 from speclab.core.rounds import Round, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
-from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.engines import windows
 from speclab.engines.c_pass import CBackend
@@ -25,8 +24,7 @@ from speclab.models.setup import Setup
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from tests import tiny_families
 from tests.decoding import keys_and_values, plain_text, row_of, speculative_rounds
-from tests.drafts.test_block import block_rows
-from tests.heads import feature_row, prompts, target_states, trained, trained_block
+from tests.heads import block_heads, feature_row, prompts, target_states, trained
 from tests.models.test_caches import model_of, worst_difference
 from tests.recorder import graphed, stand_in
 from tests.test_lossless import reference_probs
@@ -50,10 +48,10 @@ def with_model(family: str, noise: float = 0.12, cached: type[CachedModel] = Cac
 
 def with_head(kind: str) -> tuple:
     """A target and a drafter whose head has learnt some of its texts."""
-    target, head, _ = trained() if kind == "feature" else trained_block()
+    target, head, _ = trained() if kind == "feature" else block_heads().trained_block()
     cached = CachedModel(target)
     cached.hidden_layers = head.config.layers
-    return cached, FeatureDrafter(head) if kind == "feature" else BlockDrafter(head)
+    return cached, FeatureDrafter(head) if kind == "feature" else block_heads().BlockDrafter(head)
 
 
 def decoded(target, drafter: TreeDrafter, prompt: Tensor = PROMPT, n: int = N_NEW, *how, **more) -> list[Round]:
@@ -163,7 +161,7 @@ def said_alone(target: CachedModel, drafter, text: list[int], branch: list[int])
     states = target_states(target.model, text, drafter.head.config.layers)
     if isinstance(drafter, FeatureDrafter):
         return feature_row(drafter.head, states, text, branch)
-    return block_rows(drafter.head, states, text, [*branch, 0])[-1]
+    return block_heads().block_rows(drafter.head, states, text, [*branch, 0])[-1]
 
 
 @pytest.mark.parametrize("best", [False, True])

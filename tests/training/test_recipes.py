@@ -1,101 +1,26 @@
-"""What a block head starts from, and which of its weights learn how."""
+"""The loss that heads learn by, their scores, and the flags of a training."""
 
-import functools
 import json
 import math
 
 import pytest
 import torch
 
-from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
-from speclab.models import loading
 from speclab.models.cached import CachedModel
-from speclab.system.errors import EnvironmentProblem, UsageProblem
+from speclab.system.errors import EnvironmentProblem
 from tests.decoding import speculative_rounds
-from tests.heads import N_NEW, read, tiny_block_head, trained, trained_block
-from tests.tiny_models import VOCAB, tiny
+from tests.heads import N_NEW, trained
 from training import heads
-from training.heads import main, parse
-from training.kinds import (
-    LAYERS,
-    MARKOV_RANK,
-    block_loss,
-    fresh_block,
-    unused_id,
-)
+from training.heads import main
 from training.recipes import CROSS_ENTROPY_WEIGHT, LOW_TEMPERATURE, Likely, distance, likely
 from training.scoring import agreement, known, score
-from training.steps import optimizers
 
 
-def test_a_fresh_head_shares_what_it_does_not_learn():
-    """Embedding and output layer are the target's own memory, whatever is learnt; the bias by the token before is 0."""
-    target = tiny("llama", dtype=torch.float32).requires_grad_(False)
-    head = fresh_block(target, Words(), parse(["block", "--intermediate", "24"]))
-    assert head.table.data_ptr() == target.get_input_embeddings().weight.data_ptr()
-    assert head.output.weight.data_ptr() == target.get_output_embeddings().weight.data_ptr()
-    assert len(head.layers) == LAYERS
-    assert (head.config.mask, head.config.causal, head.config.markov_rank) == (VOCAB - 1, False, MARKOV_RANK)
-    assert not head.markov_head(torch.arange(VOCAB)).any()
-    before = target.get_input_embeddings().weight.clone()
-    with torch.enable_grad():
-        starts = torch.arange(30)[None]
-        block_loss(head, functools.partial(read, target, head), torch.arange(40)[None] % VOCAB, starts).backward()
-    learn = {name for name, weight in head.named_parameters() if weight.grad is not None and weight.grad.any()}
-    idle = {name for name, _ in head.named_parameters()} - learn
-    assert idle == {"markov_head.markov_w1.weight"}, "while the other factor is 0"
-    assert torch.equal(before, target.get_input_embeddings().weight)
-
-
-def test_tables_by_id_are_no_matrices_for_muon():
-    head = tiny_block_head(tiny("llama", dtype=torch.float32), markov_rank=3)
-    muon, adamw = ([id(w) for g in stepper.param_groups for w in g["params"]] for stepper in optimizers(head, 1e-3))
-    names = {id(weight): name for name, weight in head.named_parameters()}
-    assert sorted(names) == sorted(muon + adamw)
-    assert {names[i].rpartition(".")[0] for i in adamw if "markov" in names[i]} == {
-        "markov_head.markov_w1",
-        "markov_head.markov_w2",
-    }
-    assert all("norm" in names[i] or "markov" in names[i] for i in adamw)
-
-
-def test_the_mask_token_is_in_no_text():
-    tokenizer = loading.load_tokenizer(loading.LAB_TARGET)
-    mask = unused_id(tokenizer, len(tokenizer))
-    texts = [
-        "\u00ff \u00c0 caf\u00e9 \u6f22\u5b57 \U0001f600",
-        tokenizer.convert_ids_to_tokens(mask),
-        "def f(x):\n    return x",
-    ]
-    assert all(mask not in tokenizer(text).input_ids for text in texts)
-    assert mask not in tokenizer.all_special_ids
-
-
-class Words:
-    """A tokenizer without bytes: its only words are in its texts."""
-
-    def get_vocab(self):
-        return {"\u00ff": 3}
-
-    def __call__(self, text):
-        return type("Encoding", (), {"input_ids": [3]})
-
-    def __len__(self):
-        return 9
-
-
-def test_without_unused_bytes_a_row_that_fills_up_is_the_mask_or_none():
-    assert unused_id(Words(), 12) == 11
-    with pytest.raises(UsageProblem, match="none is left for masks"):
-        unused_id(Words(), 9)
-
-
-@pytest.mark.parametrize("kind", ["feature", "block"])
-def test_a_score_replays_the_rounds_of_the_loop(kind):
+def test_a_score_replays_the_rounds_of_the_loop():
     """Tokens per round by teacher forcing are those that the loop counts, round for round."""
-    model, head, texts = {"feature": trained, "block": lambda: trained_block(markov_rank=5)}[kind]()
-    check_score(model, head, texts, {"feature": FeatureDrafter, "block": BlockDrafter}[kind](head))
+    model, head, texts = trained()
+    check_score(model, head, texts, FeatureDrafter(head))
 
 
 def check_score(model, head, texts, drafter):

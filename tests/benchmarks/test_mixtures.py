@@ -1,21 +1,17 @@
-"""lab:SIZE:eEkK: mixtures of experts that say what one MLP says, and that a pass over several tokens pays for."""
-
-import re
+"""Mixtures of experts that say what one MLP says, and that a pass over several tokens pays for."""
 
 import pytest
 import torch
 
 from benchmarks.experts import chosen_experts, counted_union, read_bytes
+from benchmarks.mixtures import Experts, count_added, with_experts
 from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.models.cached import CachedModel
 from speclab.models.checking.checks import check_model
-from speclab.models.padded import padding, sizes
-from speclab.models.padded.experts import count_added, with_experts
-from speclab.models.padded.padding import check_memory
-from speclab.models.padded.sizes import Experts, Size
-from speclab.system.errors import EnvironmentProblem, UsageProblem
+from speclab.models.padded import padding
+from speclab.system.errors import EnvironmentProblem
 from tests.decoding import plain_text
 from tests.llamas import VOCAB, tiny_llama
 
@@ -99,39 +95,5 @@ def test_bytes_are_the_weights():
 def test_memory_is_asked_first(monkeypatch):
     monkeypatch.setattr(padding, "free_memory", lambda device: 10)
     model = tiny_llama(0, n_layers=2)
-    with pytest.raises(EnvironmentProblem, match=r"k:e4k2 needs .* GB in .*; use lab:0k:e4k2 or less"):
+    with pytest.raises(EnvironmentProblem, match=r"e4k2 needs .* GB in .*; use a smaller one"):
         with_experts(model, Experts(4, 2))
-
-
-def test_the_advice_is_a_size_that_fits(monkeypatch):
-    """Memory for a third of the copies: for a third of the size that was asked for, and no more."""
-    model = tiny_llama(0, n_layers=2)
-    n, added = sum(weight.numel() for weight in model.parameters()), count_added(model, Experts(4, 2))
-    monkeypatch.setattr(padding, "free_memory", lambda device: added * 4 / 3 / padding.USABLE)
-    with pytest.raises(EnvironmentProblem) as problem:
-        check_memory(n, added, model.device, torch.float32, suffix=":e4k2")
-    advised = sizes.parse_name(re.search(r"use (lab:\S+) or less", str(problem.value))[1])
-    assert 0.9 < advised.n_parameters / (n / 3) <= 1
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("lab:200m:e8k2", Size(2 * 10**8, None, Experts(8, 2))),
-        ("lab:8b:v128256:e64k8", Size(8 * 10**9, 128256, Experts(64, 8))),
-        ("lab:50m:e2k2", Size(5 * 10**7, None, Experts(2, 2))),
-    ],
-)
-def test_names(name, expected):
-    assert sizes.parse_name(name) == expected
-    assert f"each MLP {expected.experts.n} times" in sizes.describe_padding(name)
-
-
-@pytest.mark.parametrize(
-    ("endings", "said"),
-    [(("e1k1", "e8k9", "e8k0", "e1000k2"), r"lab:200m:e8k2$"), (("e8", "k2", "e8k2:v4000", "e8k2x"), "is not a size")],
-)
-def test_what_is_no_name(endings, said):
-    for ending in endings:
-        with pytest.raises(UsageProblem, match=said):
-            sizes.parse_name(f"lab:200m:{ending}")

@@ -1,4 +1,4 @@
-"""`lab:SIZE:eEkK`: a lab model whose MLPs are mixtures of experts, with the text it has without them. No download.
+"""A lab model whose MLPs are mixtures of experts, with the text it has without them. No download.
 
 Every MLP becomes E copies of itself under a random router that sends each token to K of them, with weights that sum to
 1: whatever it chooses, the layer says what the one MLP says. A pass over one token reads K copies. A pass over m tokens
@@ -9,17 +9,24 @@ its passes over several tokens with its own pass over one.
 """
 
 import copy
+from typing import NamedTuple
 
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedModel
 
 from speclab.models.padded.padding import check_memory
-from speclab.models.padded.sizes import Experts
 
 # Entries of the config that stay.
 SAME = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]
 SAME += ["num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps", "rope_parameters"]
 SAME += ["tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"]
+
+
+class Experts(NamedTuple):
+    """Copies of each MLP, and how many of them a token uses."""
+
+    n: int
+    n_used: int
 
 
 def count_added(model: PreTrainedModel, experts: Experts) -> int:
@@ -36,9 +43,7 @@ def with_experts(model: PreTrainedModel, experts: Experts, seed: int = 0) -> Pre
 
     Raises EnvironmentProblem where memory does not hold the copies.
     """
-    n_parameters = sum(weight.numel() for weight in model.parameters())
-    suffix = f":e{experts.n}k{experts.n_used}"
-    check_memory(n_parameters, count_added(model, experts), model.device, model.dtype, suffix=suffix)
+    check_memory(f"e{experts.n}k{experts.n_used}", count_added(model, experts), model.device, model.dtype)
     config = MixtralConfig(
         **{name: getattr(model.config, name) for name in SAME},
         num_local_experts=experts.n,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, scaled_dot_product_attention
 
-from speclab.drafts.heads.parts import DecoderLayer, Norm, Product, Rotation, rotations
+from speclab.drafts.heads.parts import DecoderLayer, Norm, Rotation, TargetOutput, rotations
 
 BLOCKS_AT_ONCE = 64  # the blocks of a pass take memory by the square of their number
 
@@ -65,17 +65,6 @@ class MarkovHead(nn.Module):
         return self.markov_w2(self.markov_w1(tokens.clamp(max=self.markov_w1.num_embeddings - 1)))
 
 
-class TargetOutput(nn.Module):
-    """The target's output layer, which is neither trained nor stored. weight: (draft_vocab, hidden)"""
-
-    weight: Tensor
-    bias = None
-
-    def __init__(self, weight: Tensor):
-        super().__init__()
-        self.register_buffer("weight", weight, persistent=False)
-
-
 class BlockHead(nn.Module):
     """The weights, and the steps of a pass: `fuse`, `context`, the pass over the slots, `logits`.
 
@@ -94,14 +83,13 @@ class BlockHead(nn.Module):
         self.fc = nn.Linear(len(config.layers) * config.target_hidden, block.hidden_size, bias=False)
         self.hidden_norm, self.norm = (Norm(block.hidden_size, block.rms_norm_eps) for _ in range(2))
         self.layers = nn.ModuleList([DecoderLayer(block, block.hidden_size) for _ in range(block.num_hidden_layers)])
-        self.fused, self.output_product = Product(self.fc), Product(self.output)
         self.markov_head = (
             MarkovHead(block.vocab_size, config.draft_vocab, config.markov_rank) if config.markov_rank else None
         )
 
     def fuse(self, hidden: Tensor) -> Tensor:
         """Fuse the target's outputs (batch, n, layers * target_hidden) into states (batch, n, hidden)."""
-        return self.hidden_norm(self.fused(hidden))
+        return self.hidden_norm(self.fc(hidden))
 
     def context(self, states: Tensor, rotation: Rotation) -> list[tuple[Tensor, Tensor]]:
         """Turn fused states into the keys and values of each layer, (batch, key heads, n, head size) each."""
@@ -134,41 +122,35 @@ class BlockHead(nn.Module):
         return x.unflatten(1, (-1, n_slots))
 
     def draft(
-        self,
-        hidden: Tensor,
-        anchor: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        slot_cos: Tensor,
-        slot_sin: Tensor,
-        places: Tensor,
-        slot_places: Tensor,
-        mask: Tensor | None,
-        *rows: Tensor,
+        self, hidden: Tensor, anchor: Tensor, rotation: Rotation, length: int, keys: list[Tensor], values: list[Tensor]
     ) -> Tensor:
         """Read what the target gave since the last block, (1, m, layers * target_hidden), and run a block from the
         anchor, (1, 1), on.  -> logits of the tokens after the anchor, (1, n, draft_vocab), without the Markov bias
 
-        places, slot_places: the rows that are written, (m,) and (slots,), of rows: keys and values, (rows, key heads,
-        head size), layer by layer. mask: (1, 1, slots or 1, rows), None where every slot reads every row.
+        rotation: of the m positions from `length` on and of the slots behind them. keys, values: of each layer, (rows,
+        key heads, head size); the pass writes rows from `length` on.
         """
-        pairs = list(zip(rows[::2], rows[1::2], strict=True))
-        for into, pair in zip(pairs, self.context(self.fuse(hidden), (cos, sin)), strict=True):
-            for one, part in zip(into, pair, strict=True):
-                one.index_copy_(0, places, part[0].transpose(0, 1))
+        n, slots = hidden.shape[1], self.config.slots
+        start, end = length + n, length + n + slots
+        cos, sin = (part.split([n, slots], dim=1) for part in rotation)
+        for layer, pair in enumerate(self.context(self.fuse(hidden), (cos[0], sin[0]))):
+            for rows, part in zip((keys[layer], values[layer]), pair, strict=True):
+                rows[length:start] = part[0].transpose(0, 1)
 
         def seen(layer: int, *own: Tensor) -> tuple[Tensor, Tensor]:
-            for one, part in zip(pairs[layer], own, strict=True):
-                one.index_copy_(0, slot_places, part[0].transpose(0, 1))
-            keys, values = (one.transpose(0, 1)[None] for one in pairs[layer])
-            return keys, values
+            for rows, part in zip((keys[layer], values[layer]), own, strict=True):
+                rows[start:end] = part[0].transpose(0, 1)
+            return keys[layer][:end].transpose(0, 1)[None], values[layer][:end].transpose(0, 1)[None]
 
-        states = self(anchor, (slot_cos, slot_sin), mask, seen)[:, 0]  # (1, slots, hidden)
-        return self.logits(states[:, self.config.slots - self.config.longest :])
+        mask = None
+        if self.config.causal:
+            mask = torch.ones(slots, end, dtype=torch.bool, device=hidden.device).tril(start)
+        states = self(anchor, (cos[1], sin[1]), mask, seen)[:, 0]  # (1, slots, hidden)
+        return self.logits(states[:, slots - self.config.longest :])
 
     def logits(self, states: Tensor) -> Tensor:
         """Return the logits, (..., hidden) -> (..., draft_vocab), without the Markov head's bias."""
-        return self.output_product(self.norm(states))
+        return self.output(self.norm(states))
 
     def biased(self, logits: Tensor, before: Tensor) -> Tensor:
         """Add the Markov head's bias to logits (..., draft_vocab), by the token before each, (...)."""

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from speclab.core.sampling import Sampling
-from speclab.drafts.block import BlockDrafter
-from speclab.drafts.heads.block import BlockHead, blocks
 from speclab.drafts.heads.parts import rotations
 from speclab.drafts.heads.rollout import target_pass
+from speclab.extensions.blocks.drafter import BlockDrafter
+from speclab.extensions.blocks.head import blocks
+from speclab.extensions.blocks.tests.block_heads import block_rows, tiny_block_head, trained_block
 from speclab.lab.bench import Bench
 from speclab.lab.known_texts.acceptance_probs import accept_probs
 from speclab.models.cached import CachedModel
@@ -16,10 +16,10 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.theory.forecast import forecast
 from tests.decoding import plain_text, speculative_rounds
-from tests.heads import LEARNT, N_NEW, Keeping, learnt_texts, prompts, tiny_block_head, trained_block
+from tests.heads import LEARNT, N_NEW, Keeping, learnt_texts, prompts
 from tests.tiny_models import VOCAB, tiny
 
-TRAINED = {"markov_rank": 3}  # the one that tests/drafts/test_contract.py trains, too
+TRAINED = {"markov_rank": 3}  # the one that test_blocks_elsewhere.py trains, too
 SHAPES = [
     {},
     TRAINED,
@@ -37,37 +37,6 @@ def reading(model, fast=None) -> CachedModel:
 
 class Kept(Keeping, BlockDrafter):
     """Keeps what it proposes."""
-
-
-def block_rows(head: BlockHead, hidden: Tensor, text: list[int], drafted: list[int]) -> Tensor:
-    """Logits that each of these tokens was drawn from after `text`, by definition.  -> (drafted, vocab)
-
-    One block alone, attention written out. hidden: (1, at least the text's length - 1, layers * width).
-    """
-    config, n = head.config, len(text) - 1
-    cos, sin = (part.double() for part in rotations(config.block, torch.arange(n + config.slots)))
-    of_text, of_block = (cos[:, :n], sin[:, :n]), (cos[:, n:], sin[:, n:])
-    states = head.hidden_norm(head.fc(hidden[:, :n]))
-    x = head.table[[text[-1], *[config.mask] * (config.slots - 1)]][None]
-    for layer in head.layers:
-        attention, normed = layer.self_attn, layer.input_layernorm(x)
-        pairs = zip(
-            attention.keys_and_values(states, of_text), attention.keys_and_values(normed, of_block), strict=True
-        )
-        queries, *_ = attention.heads(normed, of_block)
-        keys, values = (torch.cat(pair, dim=2).repeat_interleave(2, dim=1) for pair in pairs)
-        weights = queries @ keys.transpose(-1, -2) / config.block.head_dim**0.5
-        if config.causal:
-            slots = torch.arange(config.slots)
-            weights[..., n:] = weights[..., n:].masked_fill(slots > slots[:, None], -torch.inf)
-        x = layer.finish(x, weights.softmax(-1) @ values)
-    logits = head.norm(x[0, config.slots - config.longest :]) @ head.output.weight.T
-    before = [text[-1], *drafted][: len(drafted)]
-    if head.markov_head is not None:
-        logits = (
-            logits[: len(drafted)] + head.markov_head.markov_w1.weight[before] @ head.markov_head.markov_w2.weight.T
-        )
-    return logits[: len(drafted)]
 
 
 def check(model, drafter: Kept) -> None:

@@ -1,4 +1,4 @@
-"""Drafts with a head that proposes a block of tokens in one pass (speclab/drafts/heads/block.py).
+"""Drafts with a head that proposes a block of tokens in one pass (speclab/extensions/blocks/head.py).
 
 Between rounds the head's keys and values hold the states that the target computed for the tokens that were committed
 before the head's last draft. Newer states wait, and are read before the next one; those of rejected tokens are never
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from draft_models import as_draft, as_drawn
+from speclab.core.drafter import Drafter
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Drawn, Sampling, draw_draft, to_device
-from speclab.drafts.heads.block import BlockHead
 from speclab.drafts.heads.drafter import HeadDrafter
-from speclab.engines.cuda.buffers import causal_mask
+from speclab.extensions.blocks.head import BlockHead
 
 
 class BlockDrafter(HeadDrafter):
@@ -75,21 +75,30 @@ class BlockDrafter(HeadDrafter):
         """Read the states that are not read yet, and run a block -> the logits of the tokens after the anchor,
         (1, n, draft vocabulary), without the Markov bias."""
         assert self._anchor is not None
-        config, length, n = self.head.config, self._length, self._hidden.shape[1]
-        begin, end = length + n, length + n + config.slots
-        cos, sin = self._rotation(length, n + config.slots)
-        mask = causal_mask(config.slots, begin, end, self._cos.dtype, self.device) if config.causal else None
-        logits = self.head.draft(
-            self._hidden,
-            self._anchor[:, None],
-            cos[:, :n],
-            sin[:, :n],
-            cos[:, n:],
-            sin[:, n:],
-            self._places[length:begin],
-            self._places[begin:end],
-            mask,
-            *(rows[:end] for pair in zip(self._keys, self._values, strict=True) for rows in pair),
-        )
-        self._length, self._hidden = begin, self._hidden[:, :0]
+        length, n = self._length, self._hidden.shape[1]
+        rotation = self._rotation(length, n + self.head.config.slots)
+        logits = self.head.draft(self._hidden, self._anchor[:, None], rotation, length, self._keys, self._values)
+        self._length, self._hidden = length + n, self._hidden[:, :0]
         return logits
+
+    # --- trees: slot d says what comes after any token of depth d (speclab/extensions/trees/growing.py) ---------------
+
+    @property
+    def drafter(self) -> Drafter:
+        """Return this drafter itself."""
+        return self
+
+    def start_tree(self) -> Tensor:
+        """Return the logits of the token after everything committed, (1, the target's vocabulary)."""
+        self._slots = self._logits()  # (1, longest, draft vocabulary)
+        assert self._anchor is not None
+        return self.grow(self._anchor, None, None, 0)
+
+    def grow(self, tokens: Tensor, parents: Tensor | None, reads: Tensor | None, depth: int) -> Tensor:
+        """Return the logits of the token after each of these (m,), (m, the target's vocabulary): no pass, one slot
+        serves all."""
+        logits = self._slots[:, depth].expand(len(tokens), -1)
+        return self.as_target_logits(self.head.biased(logits, tokens), self._vocab_size)
+
+    def end_tree(self) -> None:
+        """Do nothing: a block leaves nothing behind."""

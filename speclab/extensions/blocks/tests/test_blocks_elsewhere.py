@@ -1,0 +1,168 @@
+"""What holds of every draft holds of blocks: contract, laws, one wait in a round, lengths, overflows, scripts."""
+
+import functools
+from dataclasses import replace
+
+import pytest
+import torch
+
+import compare
+import optimized_speculative
+from draft_models import NgramDrafter
+from speclab import load
+from speclab.core.rounds import DecodeSettings
+from speclab.core.sampling import Sampling
+from speclab.drafts.hybrid import HybridDrafter
+from speclab.drafts.lengths import LONGEST, AutoLength
+from speclab.extensions.blocks.drafter import BlockDrafter
+from speclab.extensions.blocks.files import read_block, write_block
+from speclab.extensions.blocks.head import BlockHead
+from speclab.extensions.blocks.tests.block_heads import block_rows, tiny_block_head, trained_block
+from speclab.lab.bench import SPECULATIVE
+from speclab.lab.round_costs import measure_costs
+from speclab.models import loading, prompts
+from speclab.models.cached import CachedModel
+from speclab.records.files import read
+from speclab.records.runs import ComparisonRun
+from tests import contract, test_filtered_laws
+from tests.core.test_one_wait import PROMPT, check_waits
+from tests.drafts.test_overflows import WAYS, check_it_is_said, overflowing
+from tests.heads import in_format, target_states
+from tests.recorder import graphed, stand_in
+from tests.rules import RULES
+from tests.test_filtered_laws import Case, assert_lossless, models, of_head
+from tests.test_lossless import IDS, Law, check_law
+from tests.tiny_models import DTYPE_ON, VOCAB, tiny
+from tests.training.test_heads import CPU, check_training, target  # noqa: F401 - a fixture
+
+
+@pytest.mark.parametrize(("engine", "sampling"), contract.WAYS, ids=contract.id_of)
+def test_the_draft_keeps_the_contract(engine, sampling):
+    def make(model, _):
+        return BlockDrafter(in_format(trained_block(markov_rank=3)[1], model.dtype))
+
+    contract.check(make, engine, sampling, layers=(0, 1))
+
+
+@pytest.mark.parametrize("sampling", contract.SAMPLINGS, ids=contract.id_of)
+def test_a_head_that_proposes_a_part_of_the_ids_keeps_the_contract(sampling):
+    ids, whole = torch.tensor([i for i in range(VOCAB) if i % 4]), trained_block()[1]
+    head = BlockHead(replace(whole.config, draft_vocab=len(ids)), whole.table, whole.output.weight[ids]).double()
+    head.load_state_dict(whole.state_dict())
+    contract.check(lambda *_: BlockDrafter(head, ids), "eager", sampling, layers=(0, 1))
+
+
+@functools.cache
+def lawful() -> BlockHead:
+    return tiny_block_head(models()[0], markov_rank=4, std=0.4)
+
+
+@functools.cache
+def block_logits(committed, drafted):
+    states = target_states(models()[0], list(committed), (0, 1))
+    with torch.inference_mode():
+        return block_rows(lawful(), states, list(committed), [*drafted, 0])[-1].tolist()
+
+
+@pytest.mark.parametrize("engine", DTYPE_ON)
+def test_a_round_leaves_the_targets_law(engine, monkeypatch):
+    monkeypatch.setattr(test_filtered_laws, "ENGINE", engine)
+    case = Case(lambda: BlockDrafter(in_format(lawful(), DTYPE_ON[engine])), 2, 2, of_head(block_logits))
+    assert_lossless(case, "token", monkeypatch)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("markov_rank", [0, 4])
+def test_the_joint_law_of_a_text_is_the_targets(markov_rank):
+    """One pass for both tokens; with a Markov head the second one's law depends on the first one."""
+    model = tiny("llama", vocab_size=IDS)
+    cached = CachedModel(model)
+    cached.hidden_layers = (0, 1)
+    check_law(Law(1.0, 2), cached, BlockDrafter(tiny_block_head(model, markov_rank=markov_rank, std=0.7)), 3000)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_round_waits_once(temperature, rule, monkeypatch):
+    stand_in(monkeypatch)
+    cached = graphed()
+    cached.hidden_layers = (0, 1)
+    drafter = BlockDrafter(tiny_block_head(cached.model, markov_rank=5))
+    check_waits(cached, drafter, (Sampling(temperature),), rule)
+
+
+def test_costs_of_drafts_end_with_the_slots():
+    """Those of everything else do not: a lookup beside it may be longer."""
+    model = tiny("llama", dtype=torch.float64)
+    cached = CachedModel(model)
+    cached.hidden_layers = (0, 1)
+    auto = AutoLength(BlockDrafter(tiny_block_head(model, slots=4)))
+    measure_costs(SPECULATIVE, cached, auto, [PROMPT], DecodeSettings(40))
+    costs = auto.costs[0.0]
+    assert costs.longest == auto.drafter.longest_draft == len(costs.draft) - 1
+    assert len(costs.rest) == LONGEST + 1
+
+
+def test_what_of_k_has_no_effect_is_said():
+    block = BlockDrafter(tiny_block_head(tiny("llama"), slots=7))
+    assert block.length_notes("block", [4, 7]) == []
+    assert block.length_notes("block", [4, 8, 12]) == ["block proposes at most 7 tokens; -k 8,12 drafts no more"]
+    said = HybridDrafter(NgramDrafter(), block).length_notes("hybrid:ngram+block", [12])
+    assert said == ["hybrid:ngram+block: its block proposes at most 7 tokens; -k 12 drafts no more"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_of_drafting_says_that_logits_are_not_finite(way, temperature):
+    model = tiny("llama", num_hidden_layers=3)
+    drafter = BlockDrafter(overflowing(tiny_block_head(model, markov_rank=3)))
+    check_it_is_said(model, WAYS[way](drafter), temperature)
+
+
+def test_a_head_is_trained_written_and_goes_on(target, tmp_path, monkeypatch, capsys):  # noqa: F811
+    check_training("block", read_block, CPU, target, tmp_path, monkeypatch, capsys)
+
+
+# --- in the scripts ---------------------------------------------------------------------------------------------------
+
+
+def test_the_scripts_decode_with_it(pair_folder, tmp_path, monkeypatch, capsys):
+    model = load(str(pair_folder / "target"), str(pair_folder / "draft"), engine="eager").setup.target.model
+    write_block(tmp_path / "block", tiny_block_head(model, markov_rank=3).float(), "tiny", ["LlamaForCausalLM"])
+    draft, common = f"block:{tmp_path / 'block'}", ["--threads", "1", "--engine", "eager"]
+    words = ["--target", str(pair_folder / "target"), *common]
+    texts = set()
+    for kind in (draft, str(pair_folder / "draft")):
+        script = [*words, "--prompt", "def f(x):", "--max-new-tokens", "12", "--ignore-eos", "--draft", kind]
+        assert optimized_speculative.main(script) == 0
+        texts.add(capsys.readouterr().out.split("def f(x):")[-1].splitlines()[0])
+    assert len(texts) == 1
+    monkeypatch.setattr(prompts, "standard", lambda: [("code", "def f(x):"), ("prose", "return x")])
+    given = ["--draft", draft, "-k", "2", "--limit", "1", "--max-new-tokens", "16", "--out-dir", str(tmp_path / "out")]
+    assert compare.main([*words, *given]) == 0
+    assert "token for token: identical" in capsys.readouterr().out
+    run = read(tmp_path / "out" / "results" / "local.json", ComparisonRun)
+    rows = [row for row in run.rows if row.method == "block:block" and row.prompt_kind == "all"]
+    assert [row.temperature for row in rows] == [0.0, 0.8]
+    assert all(row.forecast is not None for row in rows)
+    assert run.models["block:block"].startswith("block:block: 2 layers over the target's states")
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "message"),
+    [
+        ("block:", 2, "unknown draft kind 'block:'"),
+        ("block:{draft}", 3, "speculators_model_type is None; the draft block reads dflash and dspark"),
+    ],
+)
+def test_what_is_no_head_is_one_line(pair_folder, capsys, kind, code, message):
+    words = ["--target", str(pair_folder / "target"), "--prompt", "x", "--threads", "1", "--engine", "eager"]
+    draft = kind.format(draft=pair_folder / "draft")
+    assert optimized_speculative.main([*words, "--draft", draft]) == code
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_lab_without_the_head_says_how_to_train_it(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(loading, "LAB_PAIR", tmp_path)
+    assert optimized_speculative.main(["--draft", "block", "--prompt", "x"]) == 2
+    assert "type: python -m training.heads block" in capsys.readouterr().err
