@@ -11,24 +11,19 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-import torch
-
 from baseline_autoregressive import autoregressive_decode
 from optimized_speculative import speculative_decode
 from speclab.core.accept import accept_from_logits
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import AcceptRule, DecodeSettings, Round
-from speclab.core.sampling import Sampling
-from speclab.extensions.servers.tests.local_server import LocalServer, Speaking
+from speclab.extensions.servers.tests.simulated import LocalServer, Speaking
 from speclab.models.setup import Setup
 
 VERSION, LABEL = "the lab's loop", '{engine="0"}'
-TOP = 5
 
 
 class LabServer(LocalServer):
-    """One server. drafter: None for plain decoding. temperature: instead of the one that a request asks for. one_seed:
-    whether all requests are sampled with the same one."""
+    """One server, greedy. drafter: None for plain decoding. rule: another one makes a server that is wrong."""
 
     def __init__(
         self,
@@ -36,26 +31,17 @@ class LabServer(LocalServer):
         drafter: Drafter | None,
         draft_length: int,
         rule: AcceptRule = accept_from_logits,
-        temperature: float | None = None,
-        one_seed: bool = False,
     ):
         super().__init__(_Handler)
         self.setup, self.drafter, self.draft_length, self.rule = setup, drafter, draft_length, rule
-        self.temperature, self.one_seed, self._turn = temperature, one_seed, threading.Lock()
-        self.n_waiting, self.n_generated, self._n_asked = 0, 0, 0
+        self._turn, self.n_generated = threading.Lock(), 0
         self.drafted: list[tuple[int, int]] = []  # (drafted, kept) of every round that drafted
 
-    def rounds(self, text: str, n_tokens: int, temperature: float) -> Iterator[list[int]]:
+    def rounds(self, text: str, n_tokens: int) -> Iterator[list[int]]:
         """Yield the token ids of every round. Like an engine, it drafts k tokens near the end of a text, too."""
-        self.n_waiting += 1
         with self._turn:
-            self.n_waiting -= 1
-            self._n_asked += 1
             n_new, target = 0, self.setup.target.with_own_cache()
-            if self.temperature is not None:
-                temperature = self.temperature
-            seed = 1 if self.one_seed else self._n_asked
-            settings = DecodeSettings(n_tokens + 2 * self.draft_length, Sampling(temperature), frozenset(), seed=seed)
+            settings = DecodeSettings(n_tokens + 2 * self.draft_length)
             ids = self.setup.tokenizer(text, return_tensors="pt").input_ids
             rounds = (
                 speculative_decode(target, self.drafter, ids, self.draft_length, settings, self.rule)
@@ -78,7 +64,6 @@ class LabServer(LocalServer):
     def metrics(self) -> str:
         """Return the page of counters."""
         found = {"generation_tokens_total": self.n_generated}
-        found |= {"num_requests_running": int(self._turn.locked()), "num_requests_waiting": self.n_waiting}
         if self.drafter:
             found["spec_decode_num_drafts_total"] = len(self.drafted)
             found["spec_decode_num_draft_tokens_total"] = sum(drafted for drafted, _ in self.drafted)
@@ -88,19 +73,6 @@ class LabServer(LocalServer):
             value = sum(kept > place for _, kept in self.drafted)
             lines.append(f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{place}"}} {value}')
         return "\n".join(lines) + "\n"
-
-    def log_probabilities(self, text: str, n_tokens: int) -> dict[str, Any]:
-        """Return greedy tokens, each with its log-probability and the most probable ones at its place."""
-        decode = self.setup.tokenizer.decode
-        tokens = [token for ids in self.rounds(text, n_tokens, 0.0) for token in ids]
-        prompt = self.setup.tokenizer(text, return_tensors="pt").input_ids
-        whole = torch.cat([prompt, torch.tensor([tokens])], dim=1)  # (1, prompt + tokens)
-        with torch.inference_mode():
-            logits = self.setup.target.model(whole).logits[0, prompt.shape[1] - 1 : -1]  # (tokens, vocab)
-        rates = logits.log_softmax(-1)
-        tops = [{decode([int(i)]): float(row[i]) for i in row.topk(TOP).indices} for row in rates]
-        own = [float(row[token]) for row, token in zip(rates, tokens, strict=True)]
-        return {"tokens": [decode([token]) for token in tokens], "token_logprobs": own, "top_logprobs": tops}
 
 
 class _Handler(Speaking, BaseHTTPRequestHandler):
@@ -122,18 +94,15 @@ class _Handler(Speaking, BaseHTTPRequestHandler):
             self.whole(200 if found is not None else 404, json.dumps(found or {}).encode())
 
     def do_POST(self) -> None:
-        """Answer a request for a text, in a stream or with log-probabilities."""
+        """Answer a request for a text, in a stream."""
         body = self.body()
         text, n_tokens = body.get("prompt"), body["max_tokens"]
         if not isinstance(text, str):
             self.whole(400, b'{"error": {"message": "this server takes texts: add --raw"}}')
-        elif body.get("logprobs"):
-            found = {"choices": [{"logprobs": self.server.log_probabilities(text, n_tokens)}]}
-            self.whole(200, json.dumps(found).encode())
         else:
             with suppress(ConnectionError):
                 n_prompt = len(self.server.setup.tokenizer(text).input_ids)
-                self._stream(self.server.rounds(text, n_tokens, float(body.get("temperature", 0))), n_prompt)
+                self._stream(self.server.rounds(text, n_tokens), n_prompt)
 
     def _stream(self, rounds: Iterator[Sequence[int]], n_prompt: int) -> None:
         self.begin_events()

@@ -8,13 +8,72 @@ rounds that were drawn.
 import json
 import random
 import threading
-from http.server import BaseHTTPRequestHandler
-
-from speclab.extensions.servers.tests.local_server import LocalServer, Speaking
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 NAMES = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 PREFIX = {"vllm": "vllm:", "llama": "llamacpp:"}
 GENERATED = {"vllm": "generation_tokens", "llama": "tokens_predicted"}
+
+
+class LocalServer(ThreadingHTTPServer):
+    """A server of this machine alone, at a free port, for as long as a block."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, handler):
+        super().__init__(("127.0.0.1", 0), handler)
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def __enter__(self):
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+        return self
+
+    def __exit__(self, *stop):
+        self.shutdown()
+        self.server_close()
+
+    def handle_error(self, request, client_address):
+        """Say nothing of a client that has gone."""
+
+
+class Speaking(BaseHTTPRequestHandler):
+    """Sends whole answers, and answers in events."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format, *words):
+        """Write nothing."""
+
+    def body(self, most=2**20):
+        return json.loads(self.rfile.read(min(most, int(self.headers["Content-Length"]))))
+
+    def whole(self, status, data):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def begin_events(self):
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+
+    def event(self, what):
+        self.part(b"data: " + json.dumps(what).encode() + b"\n\n")
+
+    def end_events(self):
+        self.part(b"data: [DONE]\n\n")
+        self.wfile.write(b"0\r\n\r\n")
+
+    def part(self, data):
+        if not data:
+            return
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+        self.wfile.flush()
 
 
 class Simulated(LocalServer):
