@@ -18,7 +18,7 @@ import contextlib
 import importlib.util
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ from speclab.cli import parsing
 from speclab.extensions.servers import client, counters, diagnose, load
 from speclab.extensions.servers.client import Asked, Order, Pair, Server
 from speclab.extensions.servers.diagnose import Diagnosis, Interval, Measured, Shape, Texts, compact, labelled
-from speclab.system.errors import CTRL_C, EnvironmentProblem, Stopped, UsageProblem, reports_problems
+from speclab.system.errors import EnvironmentProblem, UsageProblem, reports_problems
 from speclab.system.terminal import note, say
 
 MOST_USERS = 256  # at a time
@@ -85,11 +85,18 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _amount(text: str) -> float:
-    value = _number(text)
-    if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is no amount, give a number above 0")
-    return value
+def _between(low: float, high: float, what: str) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            if low <= float(text) <= high:
+                return float(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is no {what}")
+
+    return parse
+
+
+_amount = _between(1e-9, 1e9, "amount, give a number above 0")
+_share = _between(0, 1, "share, give a number from 0 to 1")  # one above 1 may be meant as a percentage
 
 
 def _loads(text: str) -> list[int]:
@@ -101,21 +108,6 @@ def _loads(text: str) -> list[int]:
     if not found or not 0 < found[0] <= found[-1] <= MOST_USERS:
         raise argparse.ArgumentTypeError(f"{text!r}: give numbers from 1 to {MOST_USERS}, such as 1,2,4,8")
     return found
-
-
-def _share(text: str) -> float:
-    """Parse a share. One above 1 may be meant as a percentage, so it is not taken."""
-    value = _number(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no share, give a number from 0 to 1")
-    return value
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
 
 
 # --- servers that are asked -------------------------------------------------------------------------------------------
@@ -134,16 +126,16 @@ def show_asked(args: argparse.Namespace) -> int:
     about = server_lines(speculative, plain)
     if args.load:
         return load.show(args, speculative, plain, prompts, about)
-    pairs, again, stop = client.ask_all(speculative, plain, prompts, args.max_new_tokens, chat, args.seconds)
+    pairs, again, stopped = client.ask_all(speculative, plain, prompts, args.max_new_tokens, chat, args.seconds)
     _check_roles(speculative, plain, pairs)
     plain_seconds = args.plain_ms and args.plain_ms / 1e3
     whole = diagnose.of_pairs(pairs, plain_seconds)
     by_kind = {kind: [one for one in pairs if one.kind == kind] for kind in {pair.kind: None for pair in pairs}}
     kinds = {kind: diagnose.of_pairs(some, plain_seconds) for kind, some in by_kind.items()}
-    asked_still = None if stop else plain
+    asked_still = None if stopped else plain
     verdicts = judge(pairs, asked_still, chat) if plain else []
     wrong, sampling = UNEXPLAINED in verdicts, ""
-    if not stop and not wrong:
+    if not stopped and not wrong:
         sampling = wrong_when_sampled(pairs, speculative, plain, args.max_new_tokens, chat)
     same = [pair.speculative.answer.text == one.answer.text for pair, one in zip(pairs, again, strict=False)]
     texts = Texts(
@@ -164,14 +156,14 @@ def show_asked(args: argparse.Namespace) -> int:
     about += remark_lines(pairs, whole, verdicts)
     table = table_of(kinds, whole, {kind: len(some) for kind, some in by_kind.items()})
     say(screen(said, about, table, whole, seen[:1]))
-    return _code(stop, int(bool(sampling) or not set(verdicts) <= {SAME, TIED}))
+    return int(bool(sampling) or not set(verdicts) <= {SAME, TIED})
 
 
 def show_plain(args: argparse.Namespace) -> int:
     """Ask a server that does not speculate, alone, and print what its tokens take: where one machine has no room for
     both servers, they are started one after the other.  -> exit code"""
     prompts, plain = client.prompts_of(args.texts), client.find(args.plain_url, client.api_key())
-    pairs, _, stop = client.ask_all(plain, None, prompts, args.max_new_tokens, not args.raw, args.seconds)
+    pairs, _, _ = client.ask_all(plain, None, prompts, args.max_new_tokens, not args.raw, args.seconds)
     if any(_drafted(pair.speculative) for pair in pairs):
         raise EnvironmentProblem(f"{plain.url} speculates; give it with --url, and the plain one as --plain-url")
     found = diagnose.of_pairs(pairs)
@@ -183,7 +175,7 @@ def show_plain(args: argparse.Namespace) -> int:
     then = f"start the server with its draft, and ask it with --url URL --plain-ms {milliseconds}"
     said = f"a token takes {milliseconds} ms without speculation, in {len(pairs)} prompts"
     say("\n".join([labelled("ANSWER", said), labelled("try", then), *server_lines(plain, None)]))
-    return _code(stop, 0)
+    return 0
 
 
 def show_written(args: argparse.Namespace) -> int:
@@ -218,11 +210,6 @@ def show_written(args: argparse.Namespace) -> int:
     seen = [shape] if shape else []
     say(screen(diagnose.diagnose(found, seen, kind=args.kind), [about], table_of({}, found, {}), found, seen))
     return 0
-
-
-def _code(stop: KeyboardInterrupt | None, code: int) -> int:
-    """Return the exit code of a signal that ends the program, else `code`."""
-    return stop.exit_code if isinstance(stop, Stopped) and stop.exit_code != CTRL_C else code
 
 
 def _check_same(speculative: Server, plain: Server) -> None:

@@ -536,11 +536,11 @@ def api_key() -> str | None:
 
 def ask_all(
     speculative: Server, plain: Server | None, prompts: Sequence[Prompt], n_tokens: int, chat: bool, seconds: float
-) -> tuple[list[Pair], list[Asked], KeyboardInterrupt | None]:
+) -> tuple[list[Pair], list[Asked], bool]:
     """Ask both servers every prompt, one request at a time, in an order that changes from prompt to prompt, and the
     server that speculates the first AGAIN prompts once more. No new prompt is asked after so many seconds.
 
-    Returns the answers, those to prompts that were asked again, and what ended the list where the user did. What fails
+    Returns the answers, those to prompts that were asked again, and whether the user has ended the list. What fails
     after LEAST prompts ends the list and is noted: what was measured before it stays, and nothing is asked again.
     """
     servers = [server for server in (speculative, plain) if server]
@@ -567,5 +567,5 @@ def ask_all(
             raise
         why = str(problem) or "stopped"
         note(f"  only the first {len(pairs)} of {len(prompts)} prompts are counted: {why}")
-        return pairs, [], problem if isinstance(problem, KeyboardInterrupt) else None
-    return pairs, again, None
+        return pairs, [], isinstance(problem, KeyboardInterrupt)
+    return pairs, again, False

@@ -14,20 +14,18 @@ if __name__ == "__main__":
 import copy
 import sys
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from draft_models import ModelDrafter, as_draft, as_drawn
+from draft_models import ModelDrafter
 from speclab.cli import parsing
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import Draft, Target
-from speclab.core.sampling import Sampling, draw_draft
+from speclab.core.sampling import Sampling
 from speclab.drafts import registry
-from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
-from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.heads.feature import FeatureHead
 from speclab.drafts.heads.files import read_head
 from speclab.extensions.servers.counters import EngineCounts, of_rounds
@@ -86,16 +84,11 @@ class StaleToken(FeatureDrafter):
         return super()._forward(states, read, length)
 
 
-class NoMarkov(BlockDrafter):
-    """Leaves the Markov bias away: no place of a block knows which token the one before it has got."""
-
-    def propose(self, k: int, uniforms: Tensor) -> Draft:
-        k = min(k, self.longest_draft)
-        if k == 0:
-            return as_draft([], self.device)
-        with torch.inference_mode():
-            rows = [self.as_target_logits(row, self._vocab_size) for row in self._logits().unbind(1)[:k]]
-            return as_drawn([draw_draft(row, self._sampling, uniforms[:, i]) for i, row in enumerate(rows)])
+def without_markov(drafter: Any) -> Drafter:
+    """Return a block draft without its Markov bias: no place of a block knows which token the one before it has got."""
+    changed = copy.deepcopy(drafter.head)
+    changed.markov_head = None
+    return type(drafter)(changed, drafter.ids)
 
 
 class Window(FeatureDrafter):
@@ -140,9 +133,9 @@ class ForgetsCached(FeatureDrafter):
         super().observe(n_accepted, tokens)
 
 
-def head(setup: Setup, kind: type[HeadDrafter], name: str = "feature") -> Drafter:
-    """Return one of the lab's heads as a draft of this class."""
-    found, ids = read_head(str(loading.LAB_PAIR / name), setup.target.model, name)
+def head(setup: Setup, kind: Callable[[Any, Any], Drafter]) -> Drafter:
+    """Return the lab's feature head as a draft of this class."""
+    found, ids = read_head(str(loading.LAB_PAIR / "feature"), setup.target.model)
     target = setup.target  # it keeps the states of these layers from now on
     target.hidden_layers = tuple(sorted({*target.hidden_layers, *found.config.layers, *LOW_LAYERS}))
     return kind(found, ids)
@@ -179,7 +172,7 @@ CASES = (
     Case("one off", 4, lambda setup: head(setup, OneOff)),
     Case("stale token", 4, lambda setup: head(setup, StaleToken)),
     Case("other layers", 4, lambda setup: head(setup, WrongLayers)),
-    Case("independent", 7, lambda setup: head(setup, NoMarkov, "block")),
+    Case("independent", 7, lambda setup: without_markov(registry.make("block", setup, 0))),
     Case("k = 16", 16, lambda setup: registry.make("model", setup, 0)),
     Case("target as draft", 4, lambda setup: ModelDrafter(setup.cached(setup.target.model, setup.target.vocab_size))),
     Case("noise", 4, noisy),

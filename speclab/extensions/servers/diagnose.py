@@ -320,6 +320,21 @@ class Share(NamedTuple):
     def variance(self) -> float:  # the square of its standard error
         return self.rate * (1 - self.rate) / (self.whole + 3)
 
+    @property
+    def rejected(self) -> "Share":
+        return Share(self.whole - self.part, self.whole)
+
+    def under(self, limit: float) -> bool:
+        return self.rate + ERRORS * math.sqrt(self.variance) < limit
+
+    def above(self, limit: float) -> bool:
+        return self.rate - ERRORS * math.sqrt(self.variance) > limit
+
+    def less(self, other: "Share", factor: float) -> bool:
+        """Tell whether it is below `factor` times the other one."""
+        spread = math.sqrt(self.variance + factor**2 * other.variance)
+        return factor * other.rate - self.rate > ERRORS * spread
+
 
 ZERO = Shape(
     "nothing is kept from the first position on",
@@ -410,22 +425,22 @@ def shape_of(counts: EngineCounts, n_rounds: float = 0, kinds: Sequence[EngineCo
     if not kept or n < FEWEST:
         return None
     first = Share(kept[0], n)
-    if _above(Share(kept[-1], n), ALL_KEPT):  # rounds that kept all: their tokens do not depend on each other
+    if Share(kept[-1], n).above(ALL_KEPT):  # rounds that kept all: their tokens do not depend on each other
         return ALL
-    if _under(first, NONE_KEPT):
+    if first.under(NONE_KEPT):
         return ZERO
     if counts.n_drafted < WHOLE_DRAFTS * n * len(kept):
         return None  # what the later positions were asked for is not known
-    if len(kept) > 1 and _less(Share(kept[1], kept[0]), first, CLIFF_SHARE):
+    if len(kept) > 1 and Share(kept[1], kept[0]).less(first, CLIFF_SHARE):
         return CLIFF
-    if len(kept) > 2 and kept[0] * kept[0] > kept[1] * n and _less(Share(kept[2], kept[1]), first, FALL_SHARE):
+    if len(kept) > 2 and kept[0] * kept[0] > kept[1] * n and Share(kept[2], kept[1]).less(first, FALL_SHARE):
         return FALLING
-    if n >= ALWAYS * n_rounds and _less(_rejected(_later(counts)), _rejected(first), 1 / OFTENER):
+    if n >= ALWAYS * n_rounds and _later(counts).rejected.less(first.rejected, 1 / OFTENER):
         return RISING_INSIDE if _rises_inside(kinds) else RISING
-    if _under(Share(counts.n_accepted, n + sum(kept[:-1])), LOW_RATE):
+    if Share(counts.n_accepted, n + sum(kept[:-1])).under(LOW_RATE):
         return LOW
     tail = sum(kept[len(kept) // 2 :])
-    if len(kept) >= LONG and tail < LONG_TAIL * counts.n_accepted and _under(Share(kept[-1], n), RARELY):
+    if len(kept) >= LONG and tail < LONG_TAIL * counts.n_accepted and Share(kept[-1], n).under(RARELY):
         return LATE
     return None
 
@@ -434,7 +449,7 @@ def _rises_inside(kinds: Sequence[EngineCounts]) -> bool:
     """Tell whether the first position is rejected more often inside the kinds, all of them taken together. One kind is
     no proof: nothing says that its texts are alike."""
     enough = [one for one in kinds if one.n_drafts >= FEWEST and one.accepted_at]
-    pairs = [(_rejected(_later(one)), _rejected(_first(one))) for one in enough]
+    pairs = [(_later(one).rejected, _first(one).rejected) for one in enough]
     return len(enough) > 1 and _less_inside(pairs, 1 / OFTENER)
 
 
@@ -443,8 +458,8 @@ def shape_of_two(earlier: EngineCounts, later: EngineCounts, what: Shape) -> Sha
     both curves are of the same texts."""
     if not (earlier.n_drafts and later.n_drafts and earlier.accepted_at and later.accepted_at):
         return None
-    good = _above(_first(earlier), GOOD_START)
-    return what if good and _less(_first(later), _first(earlier), CLIFF_SHARE) else None
+    good = _first(earlier).above(GOOD_START)
+    return what if good and _first(later).less(_first(earlier), CLIFF_SHARE) else None
 
 
 def shape_of_lengths(kinds: Sequence[tuple[EngineCounts, EngineCounts]]) -> Shape | None:
@@ -455,7 +470,7 @@ def shape_of_lengths(kinds: Sequence[tuple[EngineCounts, EngineCounts]]) -> Shap
     known = [both for both in kinds if all(one.n_drafts and one.accepted_at for one in both)]
     first = Share(sum(short.accepted_at[0] for short, _ in known), sum(short.n_drafts for short, _ in known))
     shares = [(_first(long), _first(short)) for short, long in known]
-    return ENDS if known and _above(first, GOOD_START) and _less_inside(shares, CLIFF_SHARE) else None
+    return ENDS if known and first.above(GOOD_START) and _less_inside(shares, CLIFF_SHARE) else None
 
 
 def _lengths(pairs: Sequence[Pair]) -> list[tuple[EngineCounts, EngineCounts]]:
@@ -483,24 +498,6 @@ def _first(counts: EngineCounts) -> Share:
 def _later(counts: EngineCounts) -> Share:
     """Return what was kept behind the first position, of what was tested there."""
     return Share(sum(counts.accepted_at[1:]), sum(counts.accepted_at[:-1]))
-
-
-def _rejected(share: Share) -> Share:
-    return Share(share.whole - share.part, share.whole)
-
-
-def _under(share: Share, limit: float) -> bool:
-    return share.rate + ERRORS * math.sqrt(share.variance) < limit
-
-
-def _above(share: Share, limit: float) -> bool:
-    return share.rate - ERRORS * math.sqrt(share.variance) > limit
-
-
-def _less(share: Share, other: Share, factor: float) -> bool:
-    """Tell whether a share is below `factor` times the other one."""
-    spread = math.sqrt(share.variance + factor**2 * other.variance)
-    return factor * other.rate - share.rate > ERRORS * spread
 
 
 def _less_inside(pairs: Sequence[tuple[Share, Share]], factor: float) -> bool:
@@ -588,7 +585,7 @@ def of_texts(texts: Texts, seen: Sequence[Shape]) -> Named:
 
 def of_shape(shape: Shape, counts: EngineCounts | None, texts: Texts) -> Named:
     """Return a shape's causes, as far as the counts and the texts leave them open."""
-    if shape is ZERO and counts and _under(_first(counts), AT_ALL):
+    if shape is ZERO and counts and _first(counts).under(AT_ALL):
         return Named((DAMAGED, STATES, FOREIGN), shape.tell)
     if shape is CLIFF and texts.compared:  # the text is right, so the target's pass is
         return Named((FEEDBACK, SHALLOW), "the draft's training code on one text, pass by pass")

@@ -152,21 +152,14 @@ async def _watch(server: Server, http: httpx2.AsyncClient, window: Window, secon
 # --- what a window says -----------------------------------------------------------------------------------------------
 
 
-class Check(NamedTuple):
-    """One condition. says: what is wrong, with its number, and what to do; it is shown where it fails."""
-
-    name: str
-    good: bool
-    says: str
-
-
 class Side(NamedTuple):
-    """One server at one load, in one pass: tokens a second of all users, and of one of them."""
+    """One server at one load, in one pass: tokens a second of all users, and of one of them. wrong: every check that
+    fails, with its number and what to do."""
 
     together: float
     of_user: float
     tokens_per_round: float | None
-    checks: list[Check]
+    wrong: dict[str, str]
 
 
 def side(window: Window) -> Side:
@@ -184,42 +177,31 @@ def side(window: Window) -> Side:
         together=tokens / (window.end - window.begin),
         of_user=sum(one.n_tokens - 1 for one in inside) / decoding,
         tokens_per_round=of_pages(found, None, None, 0).tokens_per_round if found and found.speculation else None,
-        checks=_checks(window, inside),
+        wrong=_wrong(window, inside),
     )
 
 
-def _checks(window: Window, inside: Sequence[Request]) -> list[Check]:
-    n, length, whole = window.n_users, window.end - window.begin, window.n_whole
+def _wrong(window: Window, inside: Sequence[Request]) -> dict[str, str]:
+    n, length, whole, found = window.n_users, window.end - window.begin, window.n_whole, dict[str, str]()
     in_flight = sum(min(one.ended, window.end) - max(one.sent, window.begin) for one in inside) / length
     cached = sum(one.n_cached for one in inside) / max(1, sum(one.n_prompt for one in inside))
     waits = sum(one.first - one.sent for one in inside) / sum(one.ended - one.sent for one in inside)
     queue = [one.n_waiting for one in window.looks if one.n_waiting is not None]
     waiting = sum(queue) / len(queue) / n if queue else None
-    where = f"{waits:.0%} of the requests' time was" if waiting is None else f"{waiting * n:.1f} of {n} requests were"
-    longer = f"--load-seconds {max(2, round(length * LEAST_ANSWERS / max(whole, 1) * 1.3)):d}"
-    return [
-        Check(
-            "offered",
-            in_flight >= LEAST_ACHIEVED * n,
-            f"{n} requests at a time were offered, and {in_flight:.1f} were in flight: run the client elsewhere",
-        ),
-        Check(
-            "window",
-            whole >= LEAST_ANSWERS,
-            f"some user has {whole} whole answers in the window of {length:.0f} s, and {LEAST_ANSWERS} of each are "
-            f"wanted: {longer}",
-        ),
-        Check(
-            "cache",
-            cached <= MOST_CACHED,
-            f"{cached:.0%} of the prompts' tokens came from a prefix cache: switch it off, or say so",
-        ),
-        Check(
-            "queue",
-            waits <= LONGEST_WAIT if waiting is None else waiting <= MOST_WAITING,
-            f"{where} waiting in the server: let it answer more at a time, or ask with fewer users",
-        ),
-    ]
+    if in_flight < LEAST_ACHIEVED * n:
+        were = f"{n} requests at a time were offered, and {in_flight:.1f} were in flight"
+        found["offered"] = f"{were}: run the client elsewhere"
+    if whole < LEAST_ANSWERS:
+        longer = f"--load-seconds {max(2, round(length * LEAST_ANSWERS / max(whole, 1) * 1.3)):d}"
+        has = f"some user has {whole} whole answers in the window of {length:.0f} s"
+        found["window"] = f"{has}, and {LEAST_ANSWERS} of each are wanted: {longer}"
+    if cached > MOST_CACHED:
+        found["cache"] = f"{cached:.0%} of the prompts' tokens came from a prefix cache: switch it off, or say so"
+    if waits > LONGEST_WAIT if waiting is None else waiting > MOST_WAITING:
+        time_ = f"{waits:.0%} of the requests' time was"
+        were = time_ if waiting is None else f"{waiting * n:.1f} of {n} requests were"
+        found["queue"] = f"{were} waiting in the server: let it answer more at a time, or ask with fewer users"
+    return found
 
 
 class Level(NamedTuple):
@@ -244,14 +226,13 @@ class Level(NamedTuple):
         return max(max(some) / min(some) if min(some) > 0 else 1.0 for some in rates)
 
     @property
-    def checks(self) -> list[Check]:
-        """Return one check of each name: its worst in any window, and whether passes agree."""
-        found: dict[str, Check] = {}
-        for one in (check for each in (*self.speculative, *self.plain) for check in each.checks):
-            if one.name not in found or found[one.name].good:
-                found[one.name] = one
-        says = f"two passes of one server are {self.apart:.2f} apart (the larger over the smaller): a quieter machine"
-        return [*found.values(), Check("repeats", self.apart <= FARTHEST_APART, says)]
+    def wrong(self) -> dict[str, str]:
+        """Return every check that fails in some window, and whether passes agree."""
+        found = {name: says for one in (*self.speculative, *self.plain) for name, says in one.wrong.items()}
+        if self.apart > FARTHEST_APART:
+            apart = f"two passes of one server are {self.apart:.2f} apart (the larger over the smaller)"
+            found["repeats"] = f"{apart}: a quieter machine"
+        return found
 
     @property
     def verdict(self) -> str:
@@ -290,7 +271,7 @@ def show(
     say("\n".join([*lines(levels), "", *about]))
     if isinstance(stop, EnvironmentProblem):  # a line has said which loads are lost
         return stop.exit_code
-    return int(not all(check.good for level in levels for check in level.checks))
+    return int(any(level.wrong for level in levels))
 
 
 def measure(
@@ -326,20 +307,14 @@ def measure(
 def lines(levels: Sequence[Level]) -> list[str]:
     """Return the screen: the answer, the next thing to try, a table, and what fails. An answer whose checks fail says
     so."""
-    failed: dict[str, list[tuple[int, str]]] = {}
-    for level in levels:
-        for check in level.checks:
-            if not check.good:
-                failed.setdefault(check.name, []).append((level.n_users, check.says))
-    doubt = f" (not before these are mended: {', '.join(sorted(failed))})" if failed else ""
-    wrong = [labelled(name, f"at {_all(found)}: {found[-1][1]}") for name, found in failed.items()]
+    wrong = list[str]()
+    for name in (names := sorted({name for level in levels for name in level.wrong})):
+        found = [level for level in levels if name in level.wrong]
+        where = ", ".join(str(level.n_users) for level in found)
+        wrong.append(labelled(name, f"at {where} user{'s' * (where != '1')}: {found[-1].wrong[name]}"))
+    doubt = f" (not before these are mended: {', '.join(names)})" if names else ""
     first = [labelled("ANSWER", answer(levels) + doubt), labelled("try", advice(levels)), ""]
     return [*first, _table(levels), labelled("read", READ), *([""] if wrong else []), *wrong]
-
-
-def _all(found: Sequence[tuple[int, str]]) -> str:
-    where = ", ".join(str(n) for n, _ in found)
-    return f"{where} user{'s' * (where != '1')}"
 
 
 def _table(levels: Sequence[Level]) -> str:
@@ -358,7 +333,7 @@ def _table(levels: Sequence[Level]) -> str:
         columns["speedup"] = [f"{level.speedup:.2f}x" for level in levels]
         columns["passes"] = [f"{min(level.speedups):.2f} to {max(level.speedups):.2f}" for level in levels]
         columns["verdict"] = [level.verdict for level in levels]
-    columns["checks"] = [" ".join(one.name for one in level.checks if not one.good) or "fine" for level in levels]
+    columns["checks"] = [" ".join(level.wrong) or "fine" for level in levels]
     return compact(columns, n_words=0)
 
 

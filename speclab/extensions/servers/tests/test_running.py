@@ -2,7 +2,6 @@
 
 import math
 import re
-import signal
 import subprocess
 import sys
 
@@ -11,7 +10,7 @@ import pytest
 from speclab.extensions.servers import client, counters, diagnose
 from speclab.extensions.servers.client import Order
 from speclab.extensions.servers.tests.simulated import Simulated
-from speclab.system.errors import EnvironmentProblem, Stopped
+from speclab.system.errors import EnvironmentProblem
 from speclab.system.paths import ROOT
 
 RATES = (0.8, 0.6, 0.5, 0.4)
@@ -198,7 +197,6 @@ def test_what_is_written_down_is_answered(words, says, fake, command, tmp_path):
         (EnvironmentProblem("out of memory"), 2, 3),
         (KeyboardInterrupt(), 6, 0),
         (KeyboardInterrupt(), 2, 130),  # too few are there: the command is over
-        (Stopped(signal.SIGTERM), 6, 128 + signal.SIGTERM),
     ],
 )
 def test_what_was_measured_before_the_end_stays(fake, plain, command, monkeypatch, problem, at, code):
