@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from speclab.cli import parsing
 from speclab.extensions.servers.client import Server
@@ -90,7 +90,7 @@ def _vllm(program: str, target: str, draft: str, k: int) -> list[list[str]]:
     plain = [program, "-m", "vllm.entrypoints.openai.api_server", "--model", sources.place_of(target)]
     plain += ["--served-model-name", target, "--dtype", "float32", "--enforce-eager", "--max-model-len", "1024"]
     plain += ["--generation-config", "vllm", "--no-enable-prefix-caching"]
-    how = {"method": "draft_model", "num_speculative_tokens": k}
+    how: dict[str, Any] = {"method": "draft_model", "num_speculative_tokens": k}
     if draft == "ngram":  # as the lab's own lookup does it
         how |= {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
     else:
