@@ -165,7 +165,7 @@ def test_the_counts_of_the_parts_are_those_of_all_rounds(lab, monkeypatch):
     lookup = curves.Case("x", 3, lambda setup: curves.registry.make("ngram", setup, 0))
     place = texts[0].ids.shape[1] + 12
     [whole] = curves.curves_of(setup, lookup, texts, 24).values()
-    assert "rounds" not in curves.line("x", 3, whole)
+    assert f" {whole.n_drafts} " in curves.line("x", 3, whole)
     for parts, times in ((lookup._replace(cut=place), 1), (lookup._replace(twice=True), 2)):
         found = curves.curves_of(setup, parts, texts, 24)
         assert len(found) == 2
