@@ -43,7 +43,6 @@ mutants: $(READY)
 bench: $(READY)
 	$(PYTHON) -m benchmarks.roofline --sizes lab,lab:200m --draft model $(ARGS)
 	$(PYTHON) -m benchmarks.peers $(ARGS)
-	$(PYTHON) -m benchmarks.scaling $(ARGS)
 
 OUT ?= gpu-records
 bench-gpu: $(READY)

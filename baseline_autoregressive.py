@@ -10,15 +10,11 @@ What comes out: the text, and how many tokens per second a plain loop with a key
 Read this file, then `diff` it with optimized_speculative.py: what differs is speculative decoding.
 """
 
-if __name__ == "__main__":
-    from speclab.cli import decoding_flags
-    from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
-
-    decoding_flags.check_words(__doc__, speculative=False)  # a mistyped flag is answered before these imports
-
 import sys
 from collections.abc import Iterator
 from typing import Any
+
+from speclab.system import startup  # isort: skip  # noqa: F401 - it says what takes so long; Ctrl-C is one line
 
 import torch
 from torch import Tensor

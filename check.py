@@ -8,9 +8,6 @@
 This starts the command of speclab/extensions/learner; `python check.py --help` says more.
 """
 
-if __name__ == "__main__":
-    from speclab.system import startup  # noqa: F401 - Ctrl-C during the imports below is one line
-
 import sys
 
 from speclab.system import extensions

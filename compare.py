@@ -8,14 +8,10 @@ A table, its reasons, a record (JSON), a page and pictures come out. Exit code 1
     python -m speclab.extensions                             # further commands: a plan, sweeps, batches, servers
 """
 
-if __name__ == "__main__":
-    from speclab.cli import compare_flags, parsing
-    from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
-
-    parsing.check_words(compare_flags.make_parser(__doc__))  # a mistyped flag is answered before these imports
-
 import sys
 from typing import Any
+
+from speclab.system import startup  # isort: skip  # noqa: F401 - it says what takes so long; Ctrl-C is one line
 
 from speclab.cli import compare
 

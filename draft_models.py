@@ -73,7 +73,6 @@ class ModelDrafter(Drafter):
 
     @property
     def models(self) -> tuple[CachedModel, ...]:
-        """Return the draft model."""
         return (self.draft,)
 
     @property
@@ -87,7 +86,14 @@ class ModelDrafter(Drafter):
         if k == 0:
             return as_draft([], self.draft.device)
         with torch.inference_mode():  # once for all passes
-            return as_drawn(self._run(self.not_fed(), uniforms[:, :k]))
+            ids, found = self.not_fed(), None
+            if self._sampling.greedy and not self.keep_drafting:  # nothing asks for the logits in between
+                found = self.draft.chain(ids, k)
+            if found is None:
+                return as_drawn(self._run(ids, uniforms[:, :k]))
+            return as_drawn(
+                [Drawn(token, None, logit) for token, logit in zip(*(part.split(1) for part in found), strict=True)]
+            )
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         """Crop the cache to what is committed, and note what it lacks."""

@@ -12,15 +12,11 @@ and how the rounds went: drafted, accepted, tokens per round, and a histogram of
 `diff baseline_autoregressive.py optimized_speculative.py` is the lesson; what is new carries `# NEW`.
 """
 
-if __name__ == "__main__":
-    from speclab.cli import decoding_flags
-    from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
-
-    decoding_flags.check_words(__doc__, speculative=True)  # a mistyped flag is answered before these imports
-
 import sys
 from collections.abc import Iterator
 from typing import Any
+
+from speclab.system import startup  # isort: skip  # noqa: F401 - it says what takes so long; Ctrl-C is one line
 
 from torch import Tensor
 

@@ -21,7 +21,7 @@ from speclab.records import files
 from speclab.records.runs import Head
 from speclab.system import terminal
 from speclab.system.errors import UsageProblem
-from speclab.system.files import check_writable, do_all, shown, write_whole
+from speclab.system.files import check_writable, shown, write_all, write_whole
 from speclab.system.paths import OUTPUT
 
 
@@ -121,20 +121,20 @@ def write(args: argparse.Namespace, run: Run, page: Callable[[Run], list[Block]]
 def finish(
     args: argparse.Namespace, run: Run, page: Callable[[Run], list[Block]], stop: BaseException | None = None
 ) -> int:
-    """Print the page to standard output, then write the record and the page to files.  -> exit code
+    """Write the record and the page to files, and print the page to standard output.  -> exit code
 
     stop: what ended the measurement early; a problem is raised now that everything is written.
     """
-    code = do_all(
+    write_all(
         [
-            lambda: terminal.say(show(page(run)), end=""),
             lambda: write_whole(_result(args, run.benchmark, ".json"), files.to_json(run)),
             lambda: write_whole(_result(args, run.benchmark, ".md"), terminal.harmless(show(page(run), markdown=True))),
+            lambda: terminal.say(show(page(run)), end=""),
         ]
     )
     if stop and not isinstance(stop, KeyboardInterrupt):
         raise stop
-    return code
+    return 0
 
 
 def begin(title: str, run: BenchmarkRun) -> list[Block]:

@@ -18,8 +18,9 @@ import copy
 import statistics
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,7 +37,6 @@ from speclab.present.tables import Block, Cell, Lines, Table, number, percent
 from speclab.records.rows import Amount, Count, RecordPart
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import progress
-from speclab.theory.experts import Bytes, bytes_ratio, expected_union, pass_seconds
 
 TARGET = "lab:200m:e8k2"
 DRAWS = 200
@@ -69,6 +69,39 @@ class ExpertsRun(common.BenchmarkRun):
     n_texts: Count
     n_same: Count  # texts that are the same with experts and without
     passes: list[ExpertsPasses]
+
+
+# --- what a pass reads ------------------------------------------------------------------------------------------------
+
+
+class Bytes(NamedTuple):
+    """The bytes that a pass over one token of the model without experts reads, summed over all layers."""
+
+    mlps: int
+    others: int  # weights of attention and of the output layer
+    places: int  # keys and values of the context
+
+
+def expected_union(n_experts: int, n_used: int, n_tokens: int) -> float:
+    """The number of experts that m tokens touch together, each choosing K of E evenly and anew."""
+    return n_experts * (1 - (1 - n_used / n_experts) ** n_tokens)
+
+
+def bytes_ratio(read: Bytes, n_used: int, union: float) -> float:
+    """The bytes of a pass that touches `union` experts over those of a pass over one token, which touches `n_used`."""
+    outside = read.others + read.places
+    return (outside + union * read.mlps) / (outside + n_used * read.mlps)
+
+
+def pass_seconds(widths: list[int], dense: list[float], read: Bytes, n_used: int, union: float, width: int) -> float:
+    """The seconds of a pass over `width` tokens that touches `union` experts, from passes of the model without experts.
+
+    widths, dense: passes over so many tokens, ascending, with their seconds. An expert is the MLP of that model and has
+    n_used * width / union tokens of its own on average; of a pass's seconds the MLPs take their share of the bytes.
+    """
+    share = read.mlps / sum(read)
+    expert_seconds = float(np.interp(n_used * width / union, widths, dense))
+    return (1 - share) * float(np.interp(width, widths, dense)) + union * share * expert_seconds
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
@@ -174,7 +207,6 @@ def measure(mixed: Setup, dense: Setup, widths: list[int], context: int, n_texts
 
 
 def page(run: ExpertsRun) -> list[Block]:
-    """The whole page, from the record alone."""
     first = run.passes[0]
     cells: dict[str, Cell] = {
         "tokens": lambda p: str(p.width),
@@ -209,7 +241,6 @@ def page(run: ExpertsRun) -> list[Block]:
 
 
 def make_parser() -> parsing.Parser:
-    """The flags."""
     parser = parsing.make_parser(__doc__)
     flags.add_shared_flags(parser)
     parser.set_defaults(target=TARGET)
@@ -224,7 +255,6 @@ def make_parser() -> parsing.Parser:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """Run the command.  -> exit code"""
     args: argparse.Namespace = make_parser().parse_args(argv)
     widths = sorted({1, *parsing.numbers(args.widths, int, 1, "--widths")})
     if not sizes.is_lab_size(args.target) or not sizes.parse_name(args.target).experts:

@@ -228,7 +228,6 @@ def model_title(model: ModelPasses, ceilings: Ceilings) -> str:
 
 
 def page(run: RooflineRun) -> list[Block]:
-    """The whole page, from the record alone."""
     blocks = [*common.begin("Passes against the machine's ceilings", run), Heading("The machine"), ceilings_table(run)]
     for model in run.models:
         blocks += [Heading(model_title(model, run.ceilings)), passes_table(model, run.ceilings)]
@@ -239,7 +238,6 @@ def page(run: RooflineRun) -> list[Block]:
 
 
 def make_parser() -> parsing.Parser:
-    """The flags."""
     parser = parsing.make_parser(__doc__)
     flags.add_shared_flags(parser)
     parser.add_argument("--draft", metavar="KIND", help="time this draft model, too: model, a folder or a hub name")
@@ -254,7 +252,6 @@ def make_parser() -> parsing.Parser:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """Run the command.  -> exit code"""
     args = make_parser().parse_args(argv)
     args.widths = parsing.numbers(args.widths, int, 1, "--widths")
     common.check_result_flags(args)

@@ -1,11 +1,15 @@
-"""Does the text stay the same? Greedy texts of the baseline against the speculative loop and `model.generate`.
+"""Does the text stay the same, and where are drafts wrong? Greedy texts, and the margins of the target's choices.
 
 Every prompt is decoded in each dtype: by the baseline, by the speculative loop at several draft lengths, with a draft
 that is right four times out of five, so that rounds end everywhere, and by the library. Where a text leaves the
 baseline's, the first difference is judged by uncached passes in the run's dtype and in the next higher precision: a tie
-within rounding, or a bug (`judge_divergence` in speclab/theory/losslessness.py). No clock is looked at.
+within rounding, or a bug (`judge_divergence` in speclab/theory/losslessness.py).
+
+With --draft, the float32 texts of the baseline are read once more: the margin of each token, which is the target's
+highest logit minus its second one, and what the drafts would have proposed there. No clock is looked at.
 
     python -m benchmarks.same_text --limit 4                                             # the lab's target
+    python -m benchmarks.same_text --limit 4 --draft model,ngram                         # and where these are wrong
     python -m benchmarks.same_text --target smollm2 --texts served --limit 1
 
 Files: results/NAME-same-text.json and .md. Exit code 1 where a difference is a bug.
@@ -17,8 +21,8 @@ if __name__ == "__main__":
 import argparse
 import copy
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -26,10 +30,14 @@ from baseline_autoregressive import autoregressive_decode
 from benchmarks import common
 from optimized_speculative import speculative_decode
 from speclab.cli import flags, parsing
+from speclab.core.drafter import Drafter
+from speclab.core.proposals import AcceptProbs
 from speclab.core.rounds import DecodeSettings, tokens_of
+from speclab.core.sampling import GREEDY
 from speclab.drafts import registry
 from speclab.lab.decodings import library_generate
 from speclab.lab.harness import kept_when_stopped
+from speclab.models.checking.uncached import logits_after
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.present.tables import Block, Lines, Table, number
@@ -41,6 +49,9 @@ from speclab.theory.losslessness import judge_divergence
 DRAFT = "dial:0.8:free"
 DTYPES = ("float32", "bfloat16")
 GENERATE = "generate"
+K = 4  # of the rounds that are replayed along the margins
+EDGES = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)  # the lower ends of the groups of margins, in logits
+SURE = 1.0  # from this margin on, a better draft could be right everywhere
 
 # --- the record -------------------------------------------------------------------------------------------------------
 
@@ -74,19 +85,48 @@ class Text(RecordPart):
 
 
 @dataclass(kw_only=True)
+class Group(RecordPart):
+    """The places whose margin lies in one group, with what one draft does there.
+
+    n_proposed, n_right: places where a draft that begins there proposes a token, and where it is the target's. n_ends:
+    rounds that end with a rejection there.
+    """
+
+    low: float
+    n_places: Count = 0
+    n_proposed: Count = 0
+    n_right: Count = 0
+    n_ends: Count = 0
+
+
+@dataclass(kw_only=True)
+class Margins(RecordPart):
+    """One draft. n_sure_rounds: those that the same texts would take with a draft that is right wherever the margin is
+    at least SURE."""
+
+    draft: str
+    n_tokens: Count = 0
+    n_rounds: Count = 0
+    n_sure_rounds: Count = 0
+    groups: list[Group]
+
+
+@dataclass(kw_only=True)
 class SameTextRun(common.BenchmarkRun):
     """The record of `python -m benchmarks.same_text`."""
 
     raw: list[Text]
+    margins: list[Margins] = field(default_factory=list)
 
 
-# --- measuring --------------------------------------------------------------------------------------------------------
+# --- texts ------------------------------------------------------------------------------------------------------------
 
 
-def texts_of(setup: Setup, prompt: Prompt, index: int, lengths: Iterable[int], args: argparse.Namespace) -> list[Text]:
-    """Decode one prompt in every way, and judge each text."""
+def texts_of(
+    setup: Setup, prompt: Prompt, baseline: list[int], index: int, lengths: Iterable[int], args: argparse.Namespace
+) -> list[Text]:
+    """Decode one prompt in every other way, and judge each text."""
     ids, settings = prompt.ids.to(setup.device), DecodeSettings(args.max_new_tokens)
-    baseline = tokens_of(autoregressive_decode(setup.target, ids, settings))
     texts = {0: library_generate(setup.target.model, ids, args.max_new_tokens)[1]}
     for k in lengths:
         drafter = registry.make(DRAFT, setup, args.seed)
@@ -127,10 +167,76 @@ def difference(setup: Setup, prompt: Prompt, baseline: list[int], text: list[int
     )
 
 
-def measure(args: argparse.Namespace, lengths: list[int]) -> tuple[dict, list[Text], BaseException | None]:
-    """Measure dtype by dtype.  -> the fields of the record, its texts, what ended it early"""
+# --- margins ----------------------------------------------------------------------------------------------------------
+
+
+def count_margins(
+    rows: dict[str, Margins], setup: Setup, drafters: dict[str, Drafter], prompt: Prompt, text: list[int]
+) -> None:
+    """Add what a replay of the rounds along a greedy text accepts, to the row of each draft."""
+    before, size = torch.tensor([text[:-1]], dtype=torch.long, device=setup.device), setup.target.vocab_size
+    logits = logits_after(setup.target.model, prompt.ids.to(setup.device), before)[0, :, :size].float()  # (n, vocab)
+    first, second = logits.topk(2).values.unbind(-1)
+    margins = (first - second).tolist()
+    for name, drafter in drafters.items():
+        law = drafter.law(setup.target, prompt.id_list, text, GREEDY, K)
+        row = rows.setdefault(name, Margins(draft=name, groups=[Group(low=low) for low in EDGES]))
+        count(row, margins, law.accept_probs(lambda: GREEDY.probs(logits).cpu(), text), K)
+
+
+def count(row: Margins, margins: Sequence[float], accepted: AcceptProbs, k: int) -> None:
+    """Add one draft on one text to its row.
+
+    margins: of all places, the first one included, whose token comes with the prompt. accepted: for each beginning of a
+    round, whether its proposals are, 1 or 0.
+    """
+    places = [next(group for group in reversed(row.groups) if margin >= group.low) for margin in margins]
+    for group, proposed in zip(places[1:], accepted[1:], strict=True):
+        group.n_places += 1
+        group.n_proposed += len(proposed[:1])
+        group.n_right += sum(map(bool, proposed[:1]))
+
+    def right(start: int, depth: int) -> bool | None:
+        return bool(accepted[start][depth]) if depth < len(accepted[start]) else None
+
+    def surely(start: int, depth: int) -> bool | None:
+        return True if margins[start + depth] >= SURE else right(start, depth)
+
+    ends, n_rounds = replayed(len(margins), k, right)
+    for place in ends:
+        places[place].n_ends += 1
+    row.n_tokens += len(margins) - 1
+    row.n_rounds += n_rounds
+    row.n_sure_rounds += replayed(len(margins), k, surely)[1]
+
+
+def replayed(n: int, k: int, right: Callable[[int, int], bool | None]) -> tuple[list[int], int]:
+    """Replay the rounds over a text of n tokens, the first of which comes with the prompt.
+
+    right: (first place of the round, number in its draft) -> whether the drafted token is the target's, None where
+    nothing is drafted.  -> the places of the rejected tokens, the number of rounds
+    """
+    start, ends, n_rounds = 1, [], 0
+    while start < n:
+        asked, n_accepted = min(k, n - start - 1), 0
+        while n_accepted < asked and right(start, n_accepted):
+            n_accepted += 1
+        if n_accepted < asked and right(start, n_accepted) is False:
+            ends.append(start + n_accepted)
+        start, n_rounds = start + n_accepted + 1, n_rounds + 1
+    return ends, n_rounds
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def measure(args: argparse.Namespace, lengths: list[int]) -> tuple[SameTextRun, BaseException | None]:
+    """Measure dtype by dtype.  -> the record, what ended it early"""
     raw: list[Text] = []
+    margins: dict[str, Margins] = {}
     fields: dict = {}
+    choices = registry.read_all(args.draft.split(",")) if args.draft else []
+    registry.check_chains("the command", choices)
     with kept_when_stopped(lambda: "what is measured is kept" if raw else "") as stops:
         for dtype in DTYPES:
             chosen = copy.copy(args)
@@ -145,11 +251,18 @@ def measure(args: argparse.Namespace, lengths: list[int]) -> tuple[dict, list[Te
                 draft_lengths=lengths,
                 max_new_tokens=args.max_new_tokens,
             )
+            drafters = registry.make_all(choices, setup, args.seed) if dtype == DTYPES[0] else {}
+            registry.check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens)
             with progress(len(prompts), "prompt", dtype) as bar:
                 for index, prompt in enumerate(prompts):
-                    raw += texts_of(setup, prompt, index, lengths, args)
+                    ids, settings = prompt.ids.to(setup.device), DecodeSettings(args.max_new_tokens)
+                    baseline = tokens_of(autoregressive_decode(setup.target, ids, settings))
+                    raw += texts_of(setup, prompt, baseline, index, lengths, args)
+                    if drafters:
+                        count_margins(margins, setup, drafters, prompt, baseline)
                     bar.update()
-    return fields, raw, stops[0] if stops else None
+    run = SameTextRun(**fields | {"interrupted": bool(stops)}, raw=raw, margins=list(margins.values()))
+    return run, stops[0] if stops else None
 
 
 # --- views of the record ----------------------------------------------------------------------------------------------
@@ -162,10 +275,15 @@ LEGEND = [
     "logits are those of an uncached pass, of the baseline's token and of the other one: in the run's dtype, then in "
     "the next higher precision.",
 ]
+OF_MARGINS = [
+    "margin: the target's highest logit minus its second one. places and ends are the shares of the text's places and "
+    "of the rejections; α is the share of right tokens among the first ones that a draft proposes there.",
+    f"tok/rnd is what a replay of the rounds gives, with k = {K}; sure is what a draft would give that is right "
+    f"wherever the margin is {SURE:g} or more.",
+]
 
 
 def page(run: SameTextRun) -> list[Block]:
-    """The whole page, from the record alone."""
     arms = list(dict.fromkeys((text.dtype, text.draft_length) for text in run.raw))
 
     def of(arm: tuple[str, int]) -> list[Text]:
@@ -205,7 +323,34 @@ def page(run: SameTextRun) -> list[Block]:
     )
     about = f"target {run.settings['target']}, at most {run.settings['max_new_tokens']} tokens of each text"
     blocks: list[Block] = [*common.begin("Does the text stay the same?", run), about, shares]
-    return [*blocks, *([each] if found else ["No text differs."]), Lines(LEGEND)]
+    blocks += [each if found else "No text differs.", Lines(LEGEND)]
+    if run.margins:
+        blocks += [margin_table(run), Lines(OF_MARGINS)]
+    return blocks
+
+
+def margin_table(run: SameTextRun) -> Table:
+    """One line for each draft and group of margins."""
+
+    def share(part: int, whole: int) -> str:
+        return number(part / whole if whole else None)
+
+    def of(row: Margins, name: str) -> int:
+        return sum(getattr(group, name) for group in row.groups)
+
+    return Table(
+        [(row, group) for row in run.margins for group in row.groups],
+        {
+            "draft": lambda pair: pair[0].draft,
+            "margin": lambda pair: f"from {pair[1].low:g}",
+            "places": lambda pair: share(pair[1].n_places, pair[0].n_tokens),
+            "α": lambda pair: share(pair[1].n_right, pair[1].n_proposed),
+            "ends": lambda pair: share(pair[1].n_ends, of(pair[0], "n_ends")),
+            "tok/rnd": lambda pair: share(pair[0].n_tokens, pair[0].n_rounds) if pair[1].low == 0 else "",
+            "sure": lambda pair: share(pair[0].n_tokens, pair[0].n_sure_rounds) if pair[1].low == 0 else "",
+        },
+        n_words=2,
+    )
 
 
 def _named(draft_length: int) -> str:
@@ -216,11 +361,11 @@ def _named(draft_length: int) -> str:
 
 
 def make_parser() -> parsing.Parser:
-    """The flags."""
     parser = parsing.make_parser(__doc__)
     flags.add_shared_flags(parser)
     group = parser.add_argument_group("benchmark")
     group.add_argument("-k", "--draft-length", default="1,4,8", metavar="K,K", help="(default: %(default)s)")
+    flags.add_draft_flag(group, "", "whose margins are looked at, for example model,ngram")
     common.add_result_flags(parser, "same-text")
     parser.set_defaults(limit=10, max_new_tokens=192)
     return parser
@@ -228,14 +373,12 @@ def make_parser() -> parsing.Parser:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """Run the command.  -> exit code"""
     args = make_parser().parse_args(argv)
     lengths = parsing.numbers(args.draft_length, int, 1, "-k")
     common.check_result_flags(args)
-    fields, raw, stop = measure(args, lengths)
-    run = SameTextRun(**fields | {"interrupted": stop is not None}, raw=raw)
+    run, stop = measure(args, lengths)
     code = common.finish(args, run, page, stop)
-    return code or int(any(text.difference and not text.difference.near_tie for text in raw))
+    return code or int(any(text.difference and not text.difference.near_tie for text in run.raw))
 
 
 if __name__ == "__main__":

@@ -34,9 +34,8 @@ from speclab.models import loading
 from speclab.models.checking.checks import check_model
 from speclab.models.names import why_no_engine
 from speclab.models.outside import generation
-from speclab.models.outside.templates import Messages
 from speclab.models.pieces import with_text
-from speclab.models.prompts import Prompt, chats_ids, encode
+from speclab.models.prompts import Messages, Prompt, chats_ids, encode
 from speclab.models.setup import Setup, load_setup, setup_of
 from speclab.system.errors import UsageProblem
 
@@ -144,7 +143,6 @@ def _measure_costs(setup: Setup, drafter: Drafter, ids: Tensor, settings: Decode
 
 
 def _encoded(prompt: str | Messages, tokenizer: PreTrainedTokenizerBase) -> Prompt:
-    """Return a text or a chat as ids."""
     if isinstance(prompt, str):
         return encode([("prompt", prompt)], tokenizer)[0]
     is_chat = isinstance(prompt, list) and all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in prompt)

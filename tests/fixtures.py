@@ -62,9 +62,9 @@ def pair_folder(tmp_path_factory) -> Path:
 @pytest.fixture
 def forgetful(monkeypatch) -> None:
     """A decoder that gets the first token of every round wrong."""
-    from speclab.cli import compare_config  # here: most tests do not need it
+    from speclab.cli import compare  # here: most tests do not need it
 
-    honest = compare_config.speculative_decode
+    honest = compare.speculative_decode
 
     def decode(*args, **kwargs):
         for round_ in honest(*args, **kwargs):
@@ -72,4 +72,4 @@ def forgetful(monkeypatch) -> None:
                 round_.tokens[0] = (round_.tokens[0] + 1) % 64
             yield round_
 
-    monkeypatch.setattr(compare_config, "speculative_decode", decode)
+    monkeypatch.setattr(compare, "speculative_decode", decode)

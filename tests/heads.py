@@ -14,11 +14,11 @@ from speclab.drafts.heads.feature import FeatureHead, HeadConfig
 from speclab.drafts.heads.files import weights_of
 from speclab.drafts.heads.parts import rotations
 from speclab.drafts.heads.rollout import rollout, target_pass
-from speclab.lab.training.recipes import Likely, likely
 from speclab.models.cached import CachedModel
 from tests.decoding import plain_text
 from tests.tiny_models import VOCAB, tiny
 from training.kinds import block_loss
+from training.recipes import Likely, likely
 
 
 def block(hidden: int = 32, qwen3: bool = False, vocab: int = VOCAB, **changes) -> LlamaConfig:

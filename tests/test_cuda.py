@@ -11,7 +11,6 @@ from speclab.cli import flags, parsing
 from speclab.core import graphs
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import Sampling
-from speclab.engines.cuda import attention, buffers
 from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.models import loading, names
 from speclab.models.cached import CachedModel
@@ -38,17 +37,13 @@ def exact_products(monkeypatch):
     torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def on_gpu(family: str, fast: bool | str, noise: float = 0.0) -> CachedModel:
-    """fast: whether on graphs; "products": with attention as two products, where the model's can be replaced."""
+def on_gpu(family: str, fast: bool, noise: float = 0.0) -> CachedModel:
     model = tiny(family, dtype=torch.float32)
     model = (perturbed(model, noise) if noise else model).cuda()
-    graphed = GraphedModel(model) if fast else None
-    if graphed is not None and fast == "products":
-        graphed = graphed.with_two_products() or graphed
-    return CachedModel(model, fast=graphed)
+    return CachedModel(model, fast=GraphedModel(model) if fast else None)
 
 
-@pytest.mark.parametrize("fast", [False, True, "products"], ids=["eager", "fast", "two products"])
+@pytest.mark.parametrize("fast", [False, True], ids=["eager", "graphs"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_is_token_identical_in_float32(family, fast):
     """The chunked baseline, and two kinds of drafts."""
@@ -146,20 +141,6 @@ def test_the_lab_pair_in_bfloat16_differs_at_near_ties_only(wish):
         ours = [t for r in speculative_rounds(setup.target, drafter, ids, 4, 64) for t in r.tokens]
         found = losslessness.judge_divergence(setup.reference, prompt.id_list, theirs, ours, setup.target.vocab_size)
         assert found is None or found.numerical
-
-
-@pytest.mark.parametrize("width", [1, 5])
-def test_products_of_bfloat16_are_summed_in_float32(width):
-    """As the library's kernel does it: both differ from exact attention by the rounding of their results."""
-    generator = torch.Generator("cuda").manual_seed(0)
-    queries, keys, values = (
-        torch.randn(1, 4, n, 64, generator=generator, device="cuda").bfloat16() for n in (width, 300, 300)
-    )
-    mask = buffers.causal_mask(width, 300 - width, 300, torch.bfloat16, queries.device)
-    exact = attention.fused(*(part.double() for part in (queries, keys, values, mask)), None)
-    assert attention.product(queries[0], keys[0].mT).dtype == torch.float32
-    for way in (attention.fused, attention.TwoProducts()):
-        assert (way(queries, keys, values, mask, None).double() - exact).abs().max() < 0.01
 
 
 def test_a_padded_model_is_built_on_the_device():

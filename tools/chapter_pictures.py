@@ -15,7 +15,7 @@ import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from solutions import ex09_stop_when_unsure as ex09
 from solutions import ex13_batch_knee as ex13
@@ -24,7 +24,7 @@ from speclab.cli import parsing
 from speclab.present.pictures import figures
 from speclab.present.pictures.library import MISSING, Figure, NullLocator, is_here, plt
 from speclab.system.errors import EnvironmentProblem, reports_problems
-from speclab.system.files import do_all, prepare_folder, write_whole
+from speclab.system.files import prepare_folder, write_all, write_whole
 from speclab.system.paths import ROOT
 
 PLOTS = ROOT / "plots"
@@ -45,7 +45,6 @@ def kept_and_missing(target: list[float], draft: list[float]) -> tuple[list[floa
 
 
 def residual() -> Figure:
-    """Draw p, q and the residual of chapter 4 as bars."""
     kept, missing = kept_and_missing(P, Q)
     figure, (rows, left) = figures.blank(2, 4.6, 3.6, sharey=True, gridspec_kw={"width_ratios": [2, 1]})
     places, width = range(len(P)), 0.38
@@ -145,7 +144,6 @@ def slot_cells() -> list[list[int]]:
 
 
 def slots() -> Figure:
-    """Draw which slot of a block reads what."""
     columns = [*TEXT, *SLOTS, *(f"d{i + 1}" for i in range(len(SLOTS) - 1))]
     figure, [axis] = figures.blank(1, 7.4, 3.7)
     cells(axis, slot_cells(), SLOT_COLOURS, columns, [f"{name}: d{i + 1}" for i, name in enumerate(SLOTS)])
@@ -192,7 +190,6 @@ def attained(n_tokens: int) -> float:
 
 
 def roofline() -> Figure:
-    """Draw what a pass attains against its tokens, and the knee."""
     figure, [axis] = figures.blank(1, 6.4, 3.9)
     axis.plot(WIDTHS, [attained(n) / 1e12 for n in WIDTHS], color=BLUE, label="a pass of the target")
     knee = knee_tokens()
@@ -233,7 +230,6 @@ def best_speedups(context: int) -> list[float]:
 
 
 def batch() -> Figure:
-    """Draw the best speedup against the batch for three contexts."""
     figure, [axis] = figures.blank(1, 6.4, 3.9)
     axis.axhline(1, color=BLACK, linewidth=1)
     for (context, label), look, style in zip(CONTEXTS.items(), (ORANGE, BLUE, GREEN), figures.STYLES, strict=False):
@@ -276,7 +272,6 @@ def cache_cells() -> tuple[list[int], list[int]]:
 
 
 def tree() -> Figure:
-    """Draw the mask of a tree, and the cache before and after its roll-back."""
     figure, (mask, cache) = plt.subplots(2, 1, figsize=(7.4, 5.4), height_ratios=[3, 1.3], layout="constrained")
     positions = ex15.positions(PARENTS, LENGTH)
     names = [f"{word} (at {at})" for word, at in zip(WORDS, positions, strict=True)]
@@ -312,26 +307,19 @@ def tree() -> Figure:
 # --- all of them ------------------------------------------------------------------------------------------------------
 
 
-class Picture(NamedTuple):
-    """A picture of a chapter."""
-
-    chapter: str  # the stem of its page
-    paint: Callable[[], Figure]
-
-
-PICTURES = {
-    "chapter-04-residual": Picture("04-rejection", residual),
-    "chapter-09-worth": Picture("09-stop-when-unsure", worth),
-    "chapter-12-slots": Picture("12-block-draft", slots),
-    "chapter-13-roofline": Picture("13-batch-knee", roofline),
-    "chapter-13-batch": Picture("13-batch-knee", batch),
-    "chapter-15-tree": Picture("15-token-trees", tree),
+PICTURES: dict[str, tuple[str, Callable[[], Figure]]] = {  # name -> the chapter's page, and what paints
+    "chapter-04-residual": ("04-rejection", residual),
+    "chapter-09-worth": ("09-stop-when-unsure", worth),
+    "chapter-12-slots": ("12-block-draft", slots),
+    "chapter-13-roofline": ("13-batch-knee", roofline),
+    "chapter-13-batch": ("13-batch-knee", batch),
+    "chapter-15-tree": ("15-token-trees", tree),
 }
 
 
 def draw(folder: Path, name: str) -> Path:
     """Paint a picture and write it as folder/name.png.  -> its path"""
-    figure = PICTURES[name].paint()
+    figure = PICTURES[name][1]()
     figure.supxlabel(SOURCE, fontsize=7, color="#555555")
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=figures.DPI, metadata={"Software": None})
@@ -341,14 +329,14 @@ def draw(folder: Path, name: str) -> Path:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """Run the command.  -> exit code"""
     parser = parsing.make_parser(__doc__)
     parser.add_argument("--out", type=parsing.some_path, default=PLOTS, metavar="DIR", help="folder (default: plots/)")
     args = parser.parse_args(argv)
     if not is_here():
         raise EnvironmentProblem(MISSING)
     prepare_folder(args.out, "--out")
-    return do_all([functools.partial(draw, args.out, name) for name in PICTURES])
+    write_all([functools.partial(draw, args.out, name) for name in PICTURES])
+    return 0
 
 
 if __name__ == "__main__":

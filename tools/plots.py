@@ -18,7 +18,7 @@ from typing import Any
 from speclab.cli import parsing
 from speclab.records.files import read, read_json
 from speclab.system.errors import reports_problems
-from speclab.system.files import do_all
+from speclab.system.files import write_all
 from speclab.system.paths import ROOT
 from tools.kinds import kind_of
 
@@ -43,7 +43,6 @@ def pictures(path: Path, folder: Path) -> list[functools.partial[Any]]:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """Run the command.  -> exit code"""
     parser = parsing.make_parser(__doc__)
     parser.add_argument(
         "records", nargs="*", type=parsing.some_path, metavar="RECORD", help="default: all of results/*.json"
@@ -52,7 +51,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     records = args.records or sorted(RESULTS.glob("*.json"))
     steps = [step for path in records for step in pictures(path, args.out or PLOTS)]
-    return do_all([step for step in steps if args.out or step.args[-1] in shown()])
+    write_all([step for step in steps if args.out or step.args[-1] in shown()])
+    return 0
 
 
 if __name__ == "__main__":

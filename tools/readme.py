@@ -3,7 +3,7 @@
     python -m tools.readme
 
 A block stands between `<!-- begin NAME -->` and `<!-- end NAME -->`. A test fails when one is stale. The name is one of
-tools/doc_blocks.py, one of an extension (tools/kinds.py), or a page of results:
+tools/blocks.py, one of an extension (tools/kinds.py), or a page of results:
 
     results/x.md               all of it, without its title; headings become bold lines
     results/x.md # A # B       what stands under the heading A, and in that under B, up to the next heading
@@ -20,14 +20,14 @@ import sys
 
 from speclab.cli import parsing
 from speclab.system.errors import EnvironmentProblem, reports_problems
-from speclab.system.files import do_all, write_whole
+from speclab.system.files import write_all, write_whole
 from speclab.system.paths import ROOT
-from tools import doc_blocks
+from tools import blocks
 from tools.kinds import pages_of_extensions
 
 README = ROOT / "README.md"
 PAGES = (README, ROOT / "models" / "lab-pair" / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
-BLOCKS = dict(doc_blocks.BLOCKS)
+BLOCKS = dict(blocks.BLOCKS)
 for pages in pages_of_extensions():
     BLOCKS |= getattr(pages, "BLOCKS", {})
 LONG = 19  # lines: a table as long as this stands on its own page only
@@ -69,11 +69,11 @@ def filled(text: str) -> str:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """Run the command.  -> exit code"""
     parsing.make_parser(__doc__).parse_args(argv)
     old = {page: page.read_text("utf-8") for page in PAGES}
     new = {page: filled(text) for page, text in old.items()}  # every record is read before anything is written
-    return do_all([functools.partial(write_whole, page, new[page]) for page in PAGES if new[page] != old[page]])
+    write_all([functools.partial(write_whole, page, new[page]) for page in PAGES if new[page] != old[page]])
+    return 0
 
 
 if __name__ == "__main__":

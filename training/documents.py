@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from speclab.lab.training.corpus import SKIPPED_PARTS, Document, read_source
+from training.corpus import SKIPPED_PARTS, Document, read_source
 
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)  # nodes that may have a docstring
 PERMISSIVE = r"\b(MIT\b|0?BSD|APACHE|ISC\b|PSF|PYTHON SOFTWARE FOUNDATION|UNLICENSE|CC0|ZLIB)"
@@ -22,7 +22,7 @@ NOT_PERMISSIVE = r"GPL|\bMPL|EUPL|PROPRIETARY|NVIDIA|COMMERCIAL"
 
 
 def prose(source: str) -> Iterator[str]:
-    """The blocks of comments and the docstrings of a Python source, from their first mark on and without indentation.
+    """The blocks of comments and the docstrings of a Python source, without indentation.
 
     Blocks of fewer than three lines are left out, and docstrings of a source that this Python cannot parse.
     """
@@ -31,26 +31,10 @@ def prose(source: str) -> Iterator[str]:
         if comments and len(block) > 2:
             yield textwrap.dedent("".join(block))
     with contextlib.suppress(SyntaxError, ValueError):
-        encoded = source.encode().split(b"\n")
         for node in ast.walk(ast.parse(source)):
-            if isinstance(node, DOCUMENTED) and ast.get_docstring(node):
-                text = _segment(encoded, node.body[0])
-                if text.count("\n") > 1:
-                    yield textwrap.dedent(text)
-
-
-def _segment(lines: list[bytes], node: ast.stmt) -> str:
-    """The text of a statement, with spaces for what is before it in its first line. `ast.get_source_segment` gives the
-    same, and splits the whole source for each: a minute for the standard library.
-
-    lines: those of the source in UTF-8, in whose bytes ast counts columns.
-    """
-    assert node.end_lineno is not None
-    part = lines[node.lineno - 1 : node.end_lineno]
-    part[-1] = part[-1][: node.end_col_offset]
-    before = part[0][: node.col_offset].decode()
-    part[0] = "".join(c if c in "\f\t" else " " for c in before).encode() + part[0][node.col_offset :]
-    return b"\n".join(part).decode()
+            text = ast.get_docstring(node) if isinstance(node, DOCUMENTED) else None
+            if text and text.count("\n") > 1:
+                yield f'"""{text}\n"""'
 
 
 def permissive_packages() -> Iterator[Document]:

@@ -10,11 +10,9 @@
 A head learns from what the target itself writes, because that is where it will be asked to guess: a target with a chat
 template answers questions that it has asked itself, and every target continues pieces of the sources of Python's
 standard library, and the texts of --texts. A head for more than 8,192 ids proposes the most frequent ones, with the
-target's own embedding and output layer. --minutes is the whole time. After a tenth of it a head stands in --out;
-where the time is short, or on a GPU, after a third. Later the one that has committed most tokens per round in replayed
-rounds on held-out answers. An interrupted run goes on where it stopped, and a finished one with more --minutes. The
-texts are in answers.jsonl in the work folder, a line {"prompt": ids, "answer": ids, "greedy": bool} each; all that are
-there are learned from. No network and no GPU is needed. `KIND --help` lists the flags of a kind.
+target's own embedding and output layer. --minutes is the whole time. From a tenth of it on, the head stands in --out
+that has committed most tokens per round so far, in replayed rounds on held-out answers. A stop leaves it there, and
+`--init` with that folder goes on from it. No network and no GPU is needed. `KIND --help` lists the flags of a kind.
 
 What comes out, in --out: config.json and model.safetensors in the `speculators` format, or in one of the lab's own
 where that has none. Of a pair: two folders that any program loads. training.json has the settings, and what the draft
@@ -27,43 +25,34 @@ if __name__ == "__main__":
 import argparse
 import functools
 import json
-import math
 import re
 import sys
 import time
-import timeit
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from speclab.cli import parsing
-from speclab.drafts.heads.files import CONFIG, WEIGHTS
-from speclab.lab.training import corpus
-from speclab.lab.training.recipes import CROSS_ENTROPY_WEIGHT, LOW_TEMPERATURE, distance
-from speclab.lab.training.steps import TrainingFacts, train
 from speclab.models import loading, prompts
 from speclab.models.family import check_family, context_length
 from speclab.records import files
 from speclab.system.errors import UsageProblem, reports_problems
-from speclab.system.files import check_replaceable, check_writable, do_all, prepare_folder, read_bytes, write_whole
+from speclab.system.files import check_writable, prepare_folder, read_bytes, write_whole
 from speclab.system.terminal import note, say
-from training import pair
-from training.compiling import compiled
-from training.course import Course, K, Lines
+from training import corpus, pair
+from training.course import Course, K
 from training.kinds import KINDS, head_to_train
-from training.passes import reading
+from training.passes import Passes
+from training.recipes import CROSS_ENTROPY_WEIGHT, LOW_TEMPERATURE, distance
 from training.room import Room, room_on
 from training.scoring import DECODED, Known, decoded_alike, known_texts, scored
+from training.steps import compiled, train
 from training.texts import (
-    ANSWER,
     PLAIN,
     PLAIN_OF_CHATS,
-    QUESTION,
     ROWS,
     Prompts,
     Texts,
@@ -72,9 +61,7 @@ from training.texts import (
     encode,
     frequent_ids,
     row_lengths,
-    written_after,
 )
-from training.work import Checkpoint, alone_in, check_settings, readable, save_tensors
 
 OF_TABLES = 0.5  # the rate of embeddings, norms and output layers, as a share of --rate
 FEW_TOKENS = 2048  # of a step
@@ -82,16 +69,11 @@ FEW_TOKENS = 2048  # of a step
 MANY_TOKENS, BYTES_OF_TOKEN = 32768, 2**19
 DRAFT_IDS = 8192  # ids that a head proposes; of more it takes the most frequent ones
 OF_OWN = 0.4  # share of the time for the target's own texts: each is then learned from some five times on a CPU
-FIRST_PART, LATEST_PART = 10, 3  # a head is there after a tenth of the time, or after a third where that is too short
 OF_ENDING, ENDING = 0.05, 60.0  # share of the time, and seconds at most, for what comes after the last step
-WITH_NOISE = 1.5  # times what is needed is told: whoever types it is not refused by a slower second
-FIRST_PASSES = 14  # passes over the longest row that the first tenth is worth, beside the texts
 MOST_BYTES = 2**20  # the largest size of a training.json, in bytes
 # What is kept of the training.json of the head that a training starts from.
 OF_BEGINNING = ("steps", "tokens", "seconds", "rate", "seed", "loss", "own_texts", "init", "machine", "versions")
 PAIR_FOLDER = "build/lab-pair"
-# Flags that say how long, how fast and where to: a training goes on with others. All others decide what is learned.
-NOT_LEARNED = ("kind", "train", "minutes", "own_minutes", "threads", "keep", "work_dir", "out", "texts")
 
 
 # --- flags ------------------------------------------------------------------------------------------------------------
@@ -104,7 +86,14 @@ def make_parser() -> parsing.Parser:
     kinds = parser.add_subparsers(prog="python -m training.heads", required=True, help="what to train", **names)
     for name, kind in KINDS.items():
         one = kinds.add_parser(name, help=kind.help)
-        _add_head_flags(one, kind.intermediate)
+        one.add_argument("--target", default=loading.LAB_TARGET, metavar="NAME", help="(default: the lab's)")
+        one.add_argument(
+            "--own-minutes", type=parsing.positive, help="of these for the target's own texts (default: two fifths)"
+        )
+        one.add_argument("--texts", action="append", default=[], metavar="FILE", help="prompts, with %%%% between them")
+        usual = kind.intermediate or "1024, or what a small file has room for"
+        one.add_argument("--intermediate", type=parsing.at_least(1), help=f"width of the MLPs (default: {usual})")
+        one.add_argument("--init", metavar="NAME", help="a trained head to start from: a folder or a hub name")
         _add_shared_flags(one, kind.folder, 180)
         kind.add_flags(one)
         one.set_defaults(train=train_head)
@@ -113,24 +102,6 @@ def make_parser() -> parsing.Parser:
     _add_shared_flags(one, PAIR_FOLDER, 125)
     one.set_defaults(train=pair.train_pair)
     return parser
-
-
-def _add_head_flags(parser: argparse.ArgumentParser, intermediate: int | None) -> None:
-    parser.add_argument("--target", default=loading.LAB_TARGET, metavar="NAME", help="(default: the lab's)")
-    parser.add_argument(
-        "--own-minutes", type=parsing.positive, help="of these for the target's own texts (default: two fifths)"
-    )
-    parser.add_argument("--texts", action="append", default=[], metavar="FILE", help="prompts, with %%%% between them")
-    usual = intermediate or "1024, or what a small file has room for"
-    parser.add_argument("--intermediate", type=parsing.at_least(1), help=f"width of the MLPs (default: {usual})")
-    parser.add_argument("--init", metavar="NAME", help="a trained head to start from: a folder or a hub name")
-    parser.add_argument(
-        "--keep",
-        type=parsing.at_least(0),
-        metavar="GIB",
-        help="disk space for what the target computes of rows that come again, rounded to bfloat16 (default: on a "
-        "CPU 8, or half of what is free; on CUDA a third of the GPU's memory in its place; else 0)",
-    )
 
 
 def _add_shared_flags(parser: argparse.ArgumentParser, folder: str, minutes: int) -> None:
@@ -142,34 +113,21 @@ def _add_shared_flags(parser: argparse.ArgumentParser, folder: str, minutes: int
     parser.add_argument("--threads", type=parsing.at_least(1), help="(default: all cores)")
     parser.add_argument("--seed", type=parsing.seed, default=0, help="(default: 0)")
     shown = re.sub(r"{\w+}", "N", folder)
-    parser.add_argument("--work-dir", type=parsing.some_path, help=f"checkpoints, texts (default: {shown})")
-    parser.add_argument(
-        "--out", type=parsing.some_path, help="folder for what was trained (default: out in the work folder)"
-    )
+    parser.add_argument("--out", type=parsing.some_path, help=f"folder for what was trained (default: {shown})")
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The flags, with the defaults of the kind. Raises UsageProblem for a size that a head of --init has already."""
     args = make_parser().parse_args(argv)
-    if args.kind in KINDS:
+    folder = PAIR_FOLDER
+    if kind := KINDS.get(args.kind):
         if args.init and args.intermediate:
             raise UsageProblem("--intermediate is what the head of --init has; leave one of the two out")
         if not args.init:
-            args.intermediate = args.intermediate or KINDS[args.kind].intermediate
-    folder = KINDS[args.kind].folder if args.kind in KINDS else PAIR_FOLDER
-    args.work_dir = args.work_dir or Path(folder.format(**vars(args)))
-    args.out = args.out or args.work_dir / "out"
+            args.intermediate = args.intermediate or kind.intermediate
+        folder = kind.folder
+    args.out = args.out or Path(folder.format(**vars(args)))
     return args
-
-
-def settings_of(args: argparse.Namespace) -> dict[str, Any]:
-    """The value of each flag that decides what is learned."""
-    learned = {name: value for name, value in vars(args).items() if name not in NOT_LEARNED}
-    settings = {"KIND": args.kind, **{"--" + name.replace("_", "-"): value for name, value in learned.items()}}
-    for flag in ("--target", "--init"):
-        if settings.get(flag) and Path(settings[flag]).exists():  # the same folder by another path is the same
-            settings[flag] = str(Path(settings[flag]).resolve())
-    return settings
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -182,197 +140,112 @@ def main(argv: list[str] | None = None) -> int:
     if args.threads:
         torch.set_num_threads(args.threads)
     device = loading.choose_device(args.device)[0]
-    prepare_folder(args.work_dir, "--work-dir")
+    prepare_folder(args.out, "--out")
     check_writable(args.out / "training.json", "--out")
-    with alone_in(args.work_dir):
-        about, summary = args.train(args, device, settings_of(args))
-        about |= {"machine": asdict(files.machine(device)), "versions": asdict(files.versions())}
-        return do_all(
-            [
-                lambda: write_whole(args.out / "training.json", json.dumps(about, indent=1) + "\n"),
-                lambda: say(json.dumps(summary)),
-            ]
-        )
+    about, summary = args.train(args, device)
+    about |= {"machine": asdict(files.machine(device)), "versions": asdict(files.versions())}
+    write_whole(args.out / "training.json", json.dumps(about, indent=1) + "\n")
+    say(json.dumps(summary))
+    return 0
 
 
-def train_head(
-    args: argparse.Namespace, device: torch.device, settings: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def train_head(args: argparse.Namespace, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
     """Train a draft that reads its target's states, and write it.  -> facts for training.json, and a summary"""
     began, kind = time.monotonic(), KINDS[args.kind]
-    check_replaceable(args.out, (CONFIG, WEIGHTS, "training.json"), "--out")
     given = [text for file in args.texts for _, text in prompts.from_file(file)]
     tokenizer: Any = loading.load_tokenizer(args.target)
     target = loading.load_model(args.target, device, torch.float32, "target").requires_grad_(False)
-    check_target(target)
+    lengths = check_target(target)
     beginning = _beginning(args.init) if args.init else None
     narrow = kind.narrows and not args.init and target.config.get_text_config().vocab_size > DRAFT_IDS
-    made = None if narrow else head_to_train(target, tokenizer, args)  # it may refuse, so before anything is written
-    check_settings(args.work_dir, settings)
-    documents = list(corpus.standard_library())
-
-    def prompts_from(writer: PreTrainedModel) -> Prompts:
-        return Prompts(tokenizer, writer, documents, given, args.seed)
-
-    room = room_on(device)
-    texts = Texts(args.work_dir, target, tokenizer, prompts_from, args.seed, room)
-    if not texts.answers:
-        _check_minutes(target, args.minutes, texts.at_once)
-    lines = Lines(lambda: f"{len(texts.answers):,} texts")
-    lines.phase = "writing the first texts"
-    lengths = row_lengths(context_length(target))
-    texts.prepare(lengths, lines)
-    head, ids = made or head_to_train(target, tokenizer, args, _draft_ids(args.work_dir, target, texts))
-    head = head.to(device)
-    learning = sum(weight.numel() for weight in head.parameters() if weight.requires_grad)
-    note(
-        f"{learning:,} parameters, {len(texts.answers):,} texts of {sum(len(t.answer) for t in texts.answers):,} tokens"
+    made = None if narrow else head_to_train(target, tokenizer, args)  # it may refuse, so before any text is written
+    documents, room = list(corpus.standard_library()), room_on(device)
+    texts = Texts(
+        target, tokenizer, lambda writer: Prompts(tokenizer, writer, documents, given, args.seed), args.seed, room
     )
+    note("the target is writing the first texts")
+    texts.prepare(lengths)
+    if made is None:
+        own = frequent_ids(texts.answers, target.config.get_text_config().vocab_size, DRAFT_IDS).to(device)
+        made = head_to_train(target, tokenizer, args, own)
+    head, ids = made[0].to(device), made[1]
+    learning = sum(weight.numel() for weight in head.parameters() if weight.requires_grad)
+    note(f"{learning:,} parameters")
     if ids is not None:
         note(f"it proposes {len(ids):,} ids, which are {covered(texts.held_out, ids):.1%} of those in held-out answers")
     name = loading.short_name(args.target)
 
-    def about(facts: TrainingFacts, course: Course) -> dict[str, Any]:
+    def about(course: Course) -> dict[str, Any]:
         return {
             "kind": args.kind,
             "target": name,
             "parameters": learning,
-            **asdict(facts),
+            **asdict(course.facts),
             "own_texts": {"answers": len(texts.answers), "tokens": sum(len(text.answer) for text in texts.answers)},
             "draft_ids": None if ids is None else {"n": len(ids), "covered": round(covered(texts.held_out, ids), 4)},
             "init": beginning,
             "rate": args.rate,
             "seed": args.seed,
             "loss": {"cross_entropy": CROSS_ENTROPY_WEIGHT, "total_variation_at": [1.0, LOW_TEMPERATURE]},
-            "growth": course.progress.growth,
+            "growth": course.growth,
         }
 
-    def write(made: Any, facts: TrainingFacts, course: Course) -> None:
+    def write(made: Any, course: Course) -> None:
         tables = {} if ids is None else {"ids": ids}
         kind.write(args.out, made.to(torch.bfloat16), name, target.config.architectures or [], **tables)
-        write_whole(args.out / "training.json", json.dumps(about(facts, course), indent=1) + "\n")
-        if len(course.progress.growth) == 1:
-            decode()
-
-    def decode() -> None:
-        alike = decoded_alike(args.kind, args.out, target, tokenizer, list(texts.held_out[0].prompt), K)
-        note(f"{args.out}: this head loads, and {alike} of {DECODED} tokens decoded with it are the target's own")
+        write_whole(args.out / "training.json", json.dumps(about(course), indent=1) + "\n")
 
     held_out = known_texts(target, texts.held_out, head.config.layers)
-    scale = _scale(args.work_dir, held_out) if hasattr(head, "fc") else None
+    scale = scale_of(held_out) if hasattr(head, "fc") else None
     if scale is not None and args.init:
         head.fc.weight.data /= scale
+    stream = encode(tokenizer, [d.text for d in documents if not d.held_out])
     plain = PLAIN_OF_CHATS if tokenizer.chat_template else PLAIN
     course = Course(
         head,
         ids,
         scale,
         texts,
-        encode(tokenizer, [d.text for d in documents if not d.held_out]),
         held_out,
-        lambda stream, rows, step: batch(stream, rows, plain, kind.chains, step, args.seed, step_tokens(room)),
+        lambda rows, step: batch(stream, rows, plain, kind.chains, step, args.seed, step_tokens(room)),
         lengths,
         max(1e-9, 60 * args.minutes - ending(args.minutes) - (time.monotonic() - began)),  # one step at least
         60 * (OF_OWN * args.minutes if args.own_minutes is None else args.own_minutes),
-        args.work_dir / "progress.json",
         write,
     )
-    read = reading(target, head.config.layers, ids, args.work_dir / "kept", args.keep, scale, room)
+    if args.init:
+        course.score()  # what is worse does not take the place of the head that it starts from
+    read = Passes(target, head.config.layers, room, ids, scale)
     loss_of = functools.partial(kind.loss, head, read, distance=compiled(distance, device))
-    checkpoint = Checkpoint(args.work_dir / "head.pt")
-    facts = train(
-        head, course.batches, loss_of, course.seconds, args.rate, args.kind, checkpoint, OF_TABLES, course.after
-    )
-    course.facts = facts
+    course.facts = train(head, course.batches, loss_of, course.seconds, args.rate, args.kind, OF_TABLES, course.after)
     course.score()
-    if len(course.progress.growth) > 1:
-        decode()
-    best, ids = head_in(args, target)
-    left = 60 * args.minutes - (time.monotonic() - began)
-    scores = scored(best, target, tokenizer, course.held_out, left, ids)
+    alike = decoded_alike(args.kind, args.out, target, tokenizer, list(texts.held_out[0].prompt), K)
+    note(f"{args.out}: this head loads, and {alike} of {DECODED} tokens decoded with it are the target's own")
+    best, ids = kind.trained(target, argparse.Namespace(**vars(args) | {"init": str(args.out)}))
+    scores = scored(best, target, tokenizer, held_out, ids)
     note(f"to use this head, type: python compare.py --target {args.target} --draft {args.kind}:{args.out}")
-    return about(facts, course) | {"scores": scores}, scores
+    return about(course) | {"scores": scores}, scores
 
 
-def head_in(args: argparse.Namespace, target: PreTrainedModel) -> tuple[Any, Tensor | None]:
-    """The head in --out, and its ids."""
-    return KINDS[args.kind].trained(target, argparse.Namespace(**vars(args) | {"init": str(args.out)}))
+def check_target(target: PreTrainedModel) -> list[int]:
+    """Raise a Problem for a target for which no head can be trained.  -> the lengths of rows"""
+    check_family(target, "training.heads", "give another --target")
+    if lengths := row_lengths(context_length(target)):
+        return lengths
+    raise UsageProblem(
+        f"rows of {min(ROWS):,} tokens are learned from, and the target's context is {context_length(target):,}; give "
+        "another --target"
+    )
 
 
-def _draft_ids(work: Path, target: PreTrainedModel, texts: Texts) -> Tensor:
-    """The ids that a fresh head proposes; they stay those of the work folder."""
-    vocab, file = target.config.get_text_config().vocab_size, work / "ids.pt"
-    if not file.exists():
-        save_tensors(file, frequent_ids(texts.answers, vocab, DRAFT_IDS))
-    with readable(file):
-        ids = torch.load(file, weights_only=True)
-        if ids.shape != (DRAFT_IDS,) or not 0 <= ids[0] <= ids[-1] < vocab or not (ids.diff() > 0).all():
-            raise ValueError("it does not hold ids of the target")
-    return ids.to(target.device)
-
-
-def _scale(work: Path, texts: list[Known]) -> Tensor:
-    """What brings each dimension of the states to the same size; it stays that of the work folder.
+def scale_of(texts: list[Known]) -> torch.Tensor:
+    """What brings each dimension of the states of these texts to the same size, (layers * hidden,).
 
     A few dimensions of a language model's states are hundreds of times larger than most, and would be all that a fresh
     head sees. The factors end in the weights that are written.
     """
-    file = work / "scale.pt"
-    if not file.exists():
-        save_tensors(file, scale_of(texts))
-    with readable(file):
-        scale = torch.load(file, weights_only=True)
-        if scale.shape != texts[0].hidden.shape[2:] or not (scale.isfinite() & (scale > 0)).all():
-            raise ValueError("it does not hold a factor for each dimension of the states")
-    return scale.to(texts[0].hidden)
-
-
-def scale_of(texts: list[Known]) -> Tensor:
-    """That factor for each dimension of the states of these texts, (layers * hidden,)."""
     sizes = torch.cat([text.hidden[0] for text in texts]).abs().median(dim=0).values
     return 1 / sizes.clamp(min=1e-3 * sizes.max().item())
-
-
-def check_target(target: PreTrainedModel) -> None:
-    """Raise a Problem for a target for which no head can be trained."""
-    check_family(target, "training.heads", "give another --target")
-    if not row_lengths(context_length(target)):
-        raise UsageProblem(
-            f"rows of {min(ROWS):,} tokens are learned from, and the target's context is {context_length(target):,}; "
-            "give another --target"
-        )
-
-
-def _check_minutes(target: PreTrainedModel, minutes: float, at_once: int) -> None:
-    """Raise UsageProblem where a third of the time is too short for the first texts and steps, as timed here.
-
-    at_once: the number of the first texts.
-    """
-    rows, draws = [[0] * 16] * at_once, torch.Generator(target.device)
-
-    def write(n: int) -> None:
-        written_after(target, rows, (1.0,) * len(rows), n, frozenset(), draws)
-
-    def read() -> None:
-        row = torch.zeros(1, min(ROWS), dtype=torch.long, device=target.device)
-        with torch.inference_mode():
-            target(input_ids=row, use_cache=False).logits[0, -1, 0].item()
-
-    few, more, a_pass = (_fastest(work) for work in (lambda: write(2), lambda: write(6), read))
-    step, a_pass = max(0.0, (more - few) / 4), a_pass * max(ROWS) / min(ROWS)  # without what the first pass alone takes
-    first = ((QUESTION + 2 * ANSWER) * step + FIRST_PASSES * a_pass) / 60
-    least, usual = (math.ceil(WITH_NOISE * part * first) for part in (LATEST_PART, FIRST_PART))
-    note(
-        f"the smallest --minutes that leaves a head of this target on this machine is about {least}; "
-        f"from {usual} on the first one stands there after a tenth of the time"
-    )
-    if minutes < LATEST_PART * first:
-        raise UsageProblem(f"--minutes {minutes:g} is too short for this target on this machine; give at least {least}")
-
-
-def _fastest(work: Callable[[], None]) -> float:
-    """The seconds of the faster one of two times: the first one may load what a GPU needs for it."""
-    return min(timeit.repeat(work, number=1, repeat=2))
 
 
 def step_tokens(room: Room) -> int:

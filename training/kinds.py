@@ -19,9 +19,9 @@ from speclab.drafts.heads.block import BlockConfig, BlockHead, blocks
 from speclab.drafts.heads.feature import FeatureHead, HeadConfig
 from speclab.drafts.heads.files import SavedHead, read_head, weights_of, write_head
 from speclab.drafts.heads.rollout import rollout
-from speclab.lab.training.recipes import DEPTH, Distance, Reading, Recipe, chain_loss, distance, sizes_like
 from speclab.system import extensions
 from speclab.system.errors import UsageProblem
+from training.recipes import DEPTH, Distance, Reading, Recipe, chain_loss, distance, sizes_like
 
 USUAL_INTERMEDIATE = 1024
 MOST_WEIGHTS = 2_900_000  # of a head for a target of many ids: a file of less than 6 MB

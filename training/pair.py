@@ -1,6 +1,7 @@
 """The offline pair: a Llama-type target, and a draft distilled from it, on the sources of Python itself.
 
-The pair that comes with the lab was made by this file. Each of its four stages is saved when it is done:
+The pair that comes with the lab was made by this file. Each of its stages is saved when it is done, and a stopped
+training goes on after the last one that was:
 
     tokenizer      byte-level BPE, one for both models
     target         plain next-token training on mixed lengths
@@ -13,7 +14,9 @@ The draft is distilled on what the target itself writes because that is where it
 
 import argparse
 import functools
-from collections.abc import Iterator
+import io
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +25,21 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from speclab.lab.training import corpus
-from speclab.lab.training.steps import (
+from speclab.system.errors import EnvironmentProblem, UsageProblem, first_line
+from speclab.system.files import write_whole
+from speclab.system.terminal import progress_bar
+from training import corpus
+from training.documents import manifest, permissive_packages
+from training.steps import (
     MICRO_BATCH_TOKENS,
+    compile_layers,
     crops,
     next_token_loss,
     product_dtype,
     products_in,
     train,
 )
-from speclab.system.errors import EnvironmentProblem, first_line
-from speclab.system.files import check_replaceable, whole_folder
-from speclab.system.terminal import note, progress_bar
-from training.compiling import compile_layers
-from training.documents import manifest, permissive_packages
 from training.texts import CONTINUED, PROMPT, continuations, streams
-from training.work import Checkpoint, check_ids, check_settings, readable, save_tensors
 
 # Of --minutes; the rest is the teacher's pass over the pool, and reports.
 SHARES = {"target": 0.62, "continuations": 0.05, "draft": 0.21}
@@ -52,43 +54,32 @@ TEACHER_TOP = 32  # probabilities kept of the target's distribution at each plac
 TEXTS_PER_CONTINUATION = 6  # pieces of plain text in the draft's pool for each continuation
 
 
-def train_pair(
-    args: argparse.Namespace, device: torch.device, settings: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Train both and write them.  -> facts for training.json, and a summary
-
-    Each model replaces the one of an earlier training whole. A stop between the two leaves the new target beside the
-    old draft, which guesses less well and changes no text; the same command again writes both from its checkpoints.
-    """
-    for role in ("target", "draft"):
-        check_replaceable(args.out / role, ("*.json", "*.safetensors"), "--out")
-    check_settings(args.work_dir, settings)
+def train_pair(args: argparse.Namespace, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Train both and write them.  -> facts for training.json, and a summary"""
+    phases = args.out / "phases"
+    check_phases(phases, {name: getattr(args, name) for name in ("with_packages", "rate", "seed", "minutes")})
     documents = [*corpus.standard_library(), *(permissive_packages() if args.with_packages else [])]
-    tokenizer_folder = args.work_dir / "tokenizer"
-    if not tokenizer_folder.exists():
-        with whole_folder(tokenizer_folder) as folder:
-            train_tokenizer(d.text for d in documents if not d.held_out).save_pretrained(folder)
-    with readable(tokenizer_folder):
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(tokenizer_folder)
+    if not (phases / "tokenizer").exists():
+        train_tokenizer(d.text for d in documents if not d.held_out).save_pretrained(phases / "tokenizer")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(phases / "tokenizer")
     stream, held_out = streams(tokenizer, documents)
 
     seconds = {stage: 60 * args.minutes * share for stage, share in SHARES.items()}
-    target, target_facts = train_target(args, device, seconds["target"], stream)
-    target = uncompiled(target, TARGET_SHAPE).to(device)  # type: ignore[arg-type]
-    draft, draft_facts = distil(args, device, seconds, target, target_facts["steps"], stream)
+    weights, target_facts = phase(phases / "target.pt", lambda: train_target(args, device, seconds["target"], stream))
+    target = uncompiled(weights, TARGET_SHAPE).to(device)  # type: ignore[arg-type]
+    pool = phase(phases / "pool.pt", lambda: pool_of(target, stream, seconds["continuations"], args.seed))
+    weights, draft_facts = distil(args, device, seconds["draft"], target, pool)
 
-    # Both are complete before one takes its place. The draft, which is distilled from the target, takes its own last.
-    with whole_folder(args.out / "draft") as draft_folder, whole_folder(args.out / "target") as target_folder:
-        target = save(target.cpu(), tokenizer, target_folder)
-        draft = save(uncompiled(draft, DRAFT_SHAPE), tokenizer, draft_folder)
-        fresh = continuations(target, held_out.unfold(0, PROMPT, 1), 12, args.seed + 7, rows=24)
-        summary = {
-            "held_out_loss": {
-                "target": round(held_out_loss(target, held_out), 4),
-                "draft": round(held_out_loss(draft, held_out), 4),
-            },
-            "acceptance_on_held_out_continuations": acceptance(target, draft, fresh),
-        }
+    target = save(target.cpu(), tokenizer, args.out / "target")
+    draft = save(uncompiled(weights, DRAFT_SHAPE), tokenizer, args.out / "draft")
+    fresh = continuations(target, held_out.unfold(0, PROMPT, 1), 12, args.seed + 7, rows=24)
+    summary = {
+        "held_out_loss": {
+            "target": round(held_out_loss(target, held_out), 4),
+            "draft": round(held_out_loss(draft, held_out), 4),
+        },
+        "acceptance_on_held_out_continuations": acceptance(target, draft, fresh),
+    }
     about = {
         "corpus": manifest(documents),
         "tokens": {"training": len(stream), "held_out": len(held_out), "vocabulary": VOCABULARY},
@@ -98,6 +89,29 @@ def train_pair(
         "seed": args.seed,
     }
     return about, summary
+
+
+def check_phases(folder: Path, settings: dict[str, Any]) -> None:
+    """Raise UsageProblem where the folder has the phases of a training with other settings; else note these there."""
+    file, text = folder / "settings.json", json.dumps(settings)
+    if file.exists() and (earlier := file.read_text("utf-8").strip()) != text:
+        raise UsageProblem(
+            f"{folder} is of a training with {earlier}, not with {text}; delete it, or use another --out"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(file, text + "\n")
+
+
+def phase(file: Path, make: Callable[[], Any]) -> Any:
+    """What a phase has made: from its file where an earlier run has ended it, else made now and saved."""
+    if not file.exists():
+        buffer = io.BytesIO()
+        torch.save(make(), buffer)
+        write_whole(file, buffer.getvalue())
+    try:
+        return torch.load(file, weights_only=True)
+    except Exception as error:  # torch raises its own kinds
+        raise EnvironmentProblem(f"cannot go on from {file}: {first_line(error)}; delete it") from None
 
 
 # --- the family of models, and its tokenizer --------------------------------------------------------------------------
@@ -141,10 +155,10 @@ def train_tokenizer(texts: Iterator[str]) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=END, model_max_length=CONTEXT)
 
 
-def uncompiled(model: LlamaForCausalLM, shape: dict) -> LlamaForCausalLM:
-    """The same weights in a plain module on the CPU."""
+def uncompiled(weights: dict[str, Tensor], shape: dict) -> LlamaForCausalLM:
+    """These weights in a plain module on the CPU."""
     plain = llama(shape)
-    plain.load_state_dict(model.state_dict())
+    plain.load_state_dict(weights)
     return plain.eval()
 
 
@@ -169,8 +183,8 @@ def _step_tokens(device: torch.device) -> int:
 
 def train_target(
     args: argparse.Namespace, device: torch.device, seconds: float, stream: Tensor
-) -> tuple[LlamaForCausalLM, dict[str, Any]]:
-    """Run stage 2.  -> target, facts about its training"""
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Run stage 2.  -> the target's weights, facts about its training"""
     torch.manual_seed(args.seed)
     model = llama(TARGET_SHAPE, fused=device.type == "cuda").to(device)  # type: ignore[arg-type]
     compile_layers(model)
@@ -179,9 +193,8 @@ def train_target(
     def batches(step: int) -> list[tuple[Tensor, ...]]:
         return [(rows,) for rows in crops(stream, step, args.seed, _step_tokens(device))]
 
-    checkpoint = Checkpoint(args.work_dir / "target.pt")
-    facts = train(model, batches, functools.partial(next_token_loss, model), seconds, args.rate, "target", checkpoint)
-    return model, vars(facts)
+    facts = train(model, batches, functools.partial(next_token_loss, model), seconds, args.rate, "target")
+    return model.state_dict(), vars(facts)
 
 
 @torch.inference_mode()
@@ -196,39 +209,26 @@ def held_out_loss(model: LlamaForCausalLM, stream: Tensor, length: int = 512, li
 # --- the draft --------------------------------------------------------------------------------------------------------
 
 
+def pool_of(target: LlamaForCausalLM, stream: Tensor, seconds: float, seed: int) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Run stage 3, for so many seconds.  -> texts (n, CONTINUED), the teacher's probabilities and ids for them, and how
+    many of them the teacher wrote itself"""
+    own = continuations(target, stream.unfold(0, PROMPT, 1), seconds, seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    starts = torch.randint(0, len(stream) - CONTINUED, (TEXTS_PER_CONTINUATION * len(own),), generator=generator)
+    texts = torch.cat([own, stream[starts[:, None] + torch.arange(CONTINUED)].long()])
+    return (texts, *teacher_targets(target, texts), len(own))
+
+
 def distil(
     args: argparse.Namespace,
     device: torch.device,
-    seconds: dict[str, float],
+    seconds: float,
     target: LlamaForCausalLM,
-    n_steps: int,
-    stream: Tensor,
-) -> tuple[LlamaForCausalLM, dict[str, Any]]:
-    """Run stages 3 and 4, each for its `seconds`.  -> draft, facts about its training
-
-    n_steps: of the target's training. Texts and a draft of a target with other steps are made anew.
-    """
-    pool_file, draft_file = args.work_dir / "pool.pt", args.work_dir / "draft.pt"
-    pool = None
-    if pool_file.exists():
-        with readable(pool_file):
-            *pool, of_steps = torch.load(pool_file, weights_only=True)
-            if len(pool) != 4:
-                raise ValueError("it is of an older version")
-            _check_pool(*pool)
-        if of_steps != n_steps:
-            note("the target has learned more since its texts were written: they and the draft are made anew")
-            draft_file.unlink(missing_ok=True)
-            pool = None
-    if pool is None:
-        own = continuations(target, stream.unfold(0, PROMPT, 1), seconds["continuations"], args.seed)
-        generator = torch.Generator().manual_seed(args.seed + 1)
-        starts = torch.randint(0, len(stream) - CONTINUED, (TEXTS_PER_CONTINUATION * len(own),), generator=generator)
-        texts = torch.cat([own, stream[starts[:, None] + torch.arange(CONTINUED)].long()])  # (n, CONTINUED)
-        pool = [texts, *teacher_targets(target, texts), len(own)]
-        save_tensors(pool_file, (*pool, n_steps))
-    n_own = pool.pop()
-    texts, probs, ids = (part.to(device) for part in pool)
+    pool: tuple[Tensor, Tensor, Tensor, int],
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Run stage 4.  -> the draft's weights, facts about its training"""
+    *parts, n_own = pool
+    texts, probs, ids = (part.to(device) for part in parts)
     draft = draft_from(target, args.seed).to(device)  # type: ignore[arg-type]
     compile_layers(draft)
 
@@ -244,21 +244,8 @@ def distil(
             for some in torch.cat([own, other]).to(device).split(at_once)
         ]
 
-    loss_of, checkpoint = functools.partial(distillation_loss, draft), Checkpoint(draft_file)
-    facts = train(draft, batches, loss_of, seconds["draft"], args.rate, "draft", checkpoint)
-    return draft, vars(facts) | {"continuations": n_own, "texts": len(texts) - n_own, "length": CONTINUED}
-
-
-def _check_pool(texts: Any, probs: Any, ids: Any, n_own: Any) -> None:
-    """Raise ValueError where these are not what `distil` has written: texts, the teacher's probabilities for them, and
-    how many of them the teacher wrote itself."""
-    check_ids(texts, CONTINUED, VOCABULARY, least=2)
-    shape = (len(texts), CONTINUED, TEACHER_TOP)
-    if any(not isinstance(part, Tensor) or part.shape != shape for part in (probs, ids)):
-        raise ValueError("the teacher's probabilities are not those of its texts")
-    check_ids(ids.flatten(1), CONTINUED * TEACHER_TOP, VOCABULARY)
-    if not probs.is_floating_point() or type(n_own) is not int or not 0 < n_own < len(texts):
-        raise ValueError("it does not say which texts are the target's own")
+    facts = train(draft, batches, functools.partial(distillation_loss, draft), seconds, args.rate, "draft")
+    return draft.state_dict(), vars(facts) | {"continuations": n_own, "texts": len(texts) - n_own, "length": CONTINUED}
 
 
 @torch.inference_mode()

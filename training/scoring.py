@@ -1,6 +1,5 @@
 """Acceptance of a draft that reads hidden states, by teacher forcing: no clock. And whether the loop stays lossless."""
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from speclab.drafts.heads.rollout import target_pass
 from speclab.models import prompts
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
-from speclab.system.terminal import note
 from training.texts import Text, written_after
 
 Head = Any  # a module with `config.layers` and `chains`, as in speclab/drafts/heads
@@ -55,13 +53,13 @@ def known_texts(target: PreTrainedModel, texts: list[Text], layers: tuple[int, .
 
 
 def greedy_texts(
-    target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, layers: tuple[int, ...], n: int = NEW + BEYOND
+    target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, layers: tuple[int, ...]
 ) -> dict[str, list[Known]]:
-    """The target's greedy continuations of the lab's prompts by `n` tokens, by kind."""
+    """The target's greedy continuations of the lab's prompts, by kind."""
     found = prompts.encode(prompts.standard(), tokenizer)
     draws = torch.Generator(target.device).manual_seed(0)
     given = [prompt.id_list for prompt in found]
-    answers = written_after(target, given, (1e-4,) * len(given), n, frozenset(), draws)
+    answers = written_after(target, given, (1e-4,) * len(given), NEW + BEYOND, frozenset(), draws)
     texts: dict[str, list[Known]] = {}
     for prompt, answer in zip(found, answers, strict=True):
         ids = torch.tensor([[*prompt.id_list, *answer]], device=target.device)
@@ -113,22 +111,11 @@ def scored(
     target: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     held_out: list[Known],
-    seconds: float,
     ids: Tensor | None = None,
 ) -> dict[str, Any]:
-    """Acceptance on held-out answers and on the lab's prompts, of each kind and all together.
-
-    seconds: the time that is left. Where it is too short for the target to write on after the prompts, these are left
-    out, and a line says so.
-    """
-    sets: dict[str, list[Known]] = {"held-out texts": held_out}
-    began = time.monotonic()
-    greedy_texts(target, tokenizer, head.config.layers, 1 + BEYOND)
-    if (NEW / (1 + BEYOND)) * (time.monotonic() - began) < seconds:
-        texts = greedy_texts(target, tokenizer, head.config.layers)
-        sets |= {**texts, "all prompts": [text for some in texts.values() for text in some]}
-    else:
-        note("the head is not scored on the lab's prompts: no time is left")
+    """Acceptance on held-out answers and on the lab's prompts, of each kind and all together."""
+    texts = greedy_texts(target, tokenizer, head.config.layers)
+    sets = {"held-out texts": held_out, **texts, "all prompts": [text for some in texts.values() for text in some]}
     return {name: score(head, some, ids=ids) for name, some in sets.items()}
 
 

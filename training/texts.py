@@ -7,13 +7,10 @@ with is among them, and the first ones are held out: acceptance is measured on t
 """
 
 import copy
-import functools
-import json
 import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,20 +18,19 @@ import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase, StaticCache
 
-from speclab.lab.training.corpus import Document
-from speclab.lab.training.recipes import sizes_like
-from speclab.lab.training.steps import product_dtype
 from speclab.models import prompts
-from speclab.models.texts import is_measured, measured_texts
-from speclab.system.files import read_bytes, write_whole
 from speclab.system.terminal import note
+from training.corpus import Document
 from training.documents import prose
+from training.measured import is_measured, measured_texts
+from training.recipes import sizes_like
 from training.room import Room
-from training.work import readable
+from training.steps import product_dtype
 
 ENCODED_AT_ONCE = 512  # texts
 PROMPT, CONTINUED = 48, 256  # tokens of text that a continuation starts from, and tokens of both together
-TEMPERATURES = (1e-4, 0.8, 1e-4, 1.0)  # of answers, in turn: the draft will be asked to guess in all of them
+LOWEST = 1e-4  # as good as greedy
+TEMPERATURES = (LOWEST, 0.8, LOWEST, 1.0)  # of answers, in turn: the draft will be asked to guess in all of them
 ROWS = {256: 0.65, 512: 0.25, 1024: 0.10}  # tokens of a row: the share of all tokens that is in such rows
 MARGIN = 8  # tokens at the end of a row from which no chain starts: the longest chain has fewer
 QUESTION, SHORTEST_QUESTION, QUESTION_TEMPERATURE = 64, 4, 0.9  # tokens of a question
@@ -47,18 +43,14 @@ ENOUGH = 7 / 8  # of the texts side by side have ended: the others are left as t
 HELD_OUT, HELD_OUT_WIDE = 24, 48  # answers to be scored; the second on a GPU
 OF_QUESTIONS = 0.8  # share of the prompts that the target has asked itself, where it has a chat template
 PLAIN, PLAIN_OF_CHATS = 0.5, 0.1  # share of the rows that are training text, without and with a chat template
-MOST_BYTES = 2**30  # of a file of texts
-ANSWERS, HELD_OUT_FILE = "answers.jsonl", "held-out.jsonl"
-Tick = Callable[[], None]
 
 
 @dataclass(frozen=True)
 class Text:
-    """What the target has written after a prompt, in ids. greedy: each token is the most probable one."""
+    """What the target has written after a prompt, in ids."""
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
-    greedy: bool
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -125,13 +117,11 @@ def written_after(
     most: int,
     ends: frozenset[int],
     draws: torch.Generator,
-    tick: Tick = lambda: None,
 ) -> list[list[int]]:
     """Let the target write at most `most` tokens after each of these ids, side by side.
 
     temperatures: one for each; the lowest is as good as greedy. ends: a text ends with one of these ids. When ENOUGH of
-    the texts have ended, the others are left as they are. draws: gives the randomness, on the target's device. tick: is
-    called after each pass.
+    the texts have ended, the others are left as they are. draws: gives the randomness, on the target's device.
     """
     target.eval()
     device, length = target.device, max(map(len, given))
@@ -153,7 +143,6 @@ def written_after(
         feed = (logits.float() / divisors).softmax(-1).multinomial(1, generator=draws)  # (rows, 1)
         columns.append(feed[:, 0])
         ended |= (feed == stops).any(-1)
-        tick()
         if ended.sum() >= ENOUGH * len(given):
             break
     return [_until(row, ends) for row in torch.stack(columns, dim=1).tolist()]
@@ -254,26 +243,26 @@ class Prompts:
         self.pieces = [text for source in used for text in prose(source)], used
         asked = len(self.frame.before) + QUESTION + len(self.frame.after) if self.frame else 0
         self.longest = max(asked, *PIECES, *map(len, self.given))  # tokens of a prompt
-        measured = [*(text for _, text in prompts.standard()), *measured_texts()]
+        measured = measured_texts()
         ways = {False, bool(self.frame)}  # as they are, and in the template where there is one
         self.measured = {tuple(ids) for chat in ways for ids in self._encoded(measured, chat)}
 
-    def some(self, n: int, draws: torch.Generator, tick: Tick) -> list[list[int]]:
+    def some(self, n: int, draws: torch.Generator) -> list[list[int]]:
         """About n prompts, at least one."""
         found = [self.given.pop() for _ in range(min(len(self.given), (n + 1) // 2))]
         left = n - len(found)
         n_asked = round(OF_QUESTIONS * left) if self.frame else 0
-        found += self._questions(n_asked, draws, tick) if n_asked else []
+        found += self._questions(n_asked, draws) if n_asked else []
         while not found or left > n_asked:
             found, left = [*found, self._piece()], left - 1
         return [ids for ids in found if tuple(ids) not in self.measured]
 
-    def _questions(self, n: int, draws: torch.Generator, tick: Tick) -> list[list[int]]:
+    def _questions(self, n: int, draws: torch.Generator) -> list[list[int]]:
         assert self.frame is not None
         before, after = self.frame.before, self.frame.after
         at = (QUESTION_TEMPERATURE,) * n
         special = set(self.tokenizer.all_special_ids)
-        asked = written_after(self.writer, [before] * n, at, QUESTION, frozenset(after[:1]), draws, tick)
+        asked = written_after(self.writer, [before] * n, at, QUESTION, frozenset(after[:1]), draws)
         whole = [ids[:-1] for ids in asked if ids[-1] == after[0]]
         return [[*before, *ids, *after] for ids in whole if len(ids) >= SHORTEST_QUESTION and special.isdisjoint(ids)]
 
@@ -291,95 +280,54 @@ class Prompts:
 
 
 class Texts:
-    """The answers in a work folder: those that are there already, and more when there is time for them.
-
-    seconds: what was spent on writing, in this process.
-    """
+    """The answers of a target: those that are held out, and those that are learned from."""
 
     def __init__(
         self,
-        folder: Path,
         target: PreTrainedModel,
-        tokenizer: Any,
-        make: Callable[[Any], Prompts],
+        tokenizer: PreTrainedTokenizerBase,
+        make: Callable[[PreTrainedModel], Prompts],
         seed: int,
         room: Room = Room(),
     ):
-        """make: gives the prompts, from the model that writes. room: on the target's device."""
-        self.folder, self.target, self.ends, self.make = folder, target, ends_of(target, tokenizer), make
-        self.vocab, self.seed, self.seconds = target.config.get_text_config().vocab_size, seed, 0.0
-        self.held_out = self._read(HELD_OUT_FILE)
-        self.room, self.at_once = room, FIRST_WIDE if room.is_wide else FIRST_AT_ONCE
-        self.answers = self._without_held_out(self._read(ANSWERS))
+        """make: gives prompts for a target in a fast precision. room: on the target's device."""
+        self.target, self.ends, self.seed, self.room = target, ends_of(target, tokenizer), seed, room
+        self.writer = in_fast_precision(target)
+        self.prompts = make(self.writer)
+        self.most = side_by_side(room, target, self.prompts.longest)
+        self.at_once = min(self.most, FIRST_WIDE if room.is_wide else FIRST_AT_ONCE)
+        self.held_out: list[Text] = []
+        self.answers: list[Text] = []
 
-    def _without_held_out(self, texts: list[Text]) -> list[Text]:
-        kept_out = {text.prompt for text in self.held_out}
-        return [text for text in texts if text.prompt not in kept_out]
-
-    def prepare(self, lengths: list[int], tick: Tick) -> None:
-        """Write what is held out and answers for one row, where they are not there. lengths: of rows."""
-        if not self.held_out:
-            n = min(self._most, HELD_OUT_WIDE if self.room.is_wide else HELD_OUT)
-            given = self._prompts.some(n, self._draws(1), tick)
-            answers = written_after(self.target, given, (1e-4,) * len(given), ANSWER, self.ends, self._draws(2), tick)
-            self.held_out = [Text(tuple(a), tuple(b), True) for a, b in zip(given, answers, strict=True)]
-            self._write(HELD_OUT_FILE, self.held_out)
-            self.answers = self._without_held_out(self.answers)
+    def prepare(self, lengths: list[int]) -> None:
+        """Write what is held out, and answers for one row. lengths: of rows."""
+        n = min(self.most, HELD_OUT_WIDE if self.room.is_wide else HELD_OUT)
+        self.held_out = self._written(self.target, self._draws(1), n, (LOWEST,))
         while not packed(self.answers, lengths):
-            self.write_more(0.0, tick)
+            self.write_more(0.0)
 
-    def write_more(self, usual: float, tick: Tick) -> None:
-        """Write answers to some more prompts. usual: the seconds that this should take."""
-        start, numbers = time.monotonic(), self._draws(3 + len(self.answers))
-        given = self._prompts.some(min(self.at_once, self._most), numbers, tick)
-        offset = len(self.answers)
-        at = tuple(TEMPERATURES[(offset + i) % len(TEMPERATURES)] for i in range(len(given)))
-        answers = written_after(self._writer, given, at, ANSWER, self.ends, numbers, tick)
-        made = [Text(tuple(a), tuple(b), t == min(at)) for a, b, t in zip(given, answers, at, strict=True)]
-        self.answers += self._without_held_out(made)
-        self._write(ANSWERS, self.answers)
+    def write_more(self, usual: float) -> float:
+        """Write answers to some more prompts.  -> the seconds that this took. usual: those that it should take."""
+        start, offset = time.monotonic(), len(self.answers) % len(TEMPERATURES)
+        kept_out = {text.prompt for text in self.held_out}
+        turns = TEMPERATURES[offset:] + TEMPERATURES[:offset]
+        made = self._written(self.writer, self._draws(3 + len(self.answers)), self.at_once, turns)
+        self.answers += [text for text in made if text.prompt not in kept_out]
         torch.cuda.empty_cache()  # the keys and values of these texts; without a GPU it does nothing
         took = time.monotonic() - start
-        self.seconds += took
-        self.at_once = next_at_once(self.room, self.at_once, self._most, took, usual)
+        self.at_once = next_at_once(self.room, self.at_once, self.most, took, usual)
+        return took
+
+    def _written(
+        self, writer: PreTrainedModel, draws: torch.Generator, n: int, temperatures: tuple[float, ...]
+    ) -> list[Text]:
+        given = self.prompts.some(n, draws)
+        at = tuple(temperatures[i % len(temperatures)] for i in range(len(given)))
+        answers = written_after(writer, given, at, ANSWER, self.ends, draws)
+        return [Text(tuple(a), tuple(b)) for a, b in zip(given, answers, strict=True)]
 
     def _draws(self, number: int) -> torch.Generator:
         return torch.Generator(self.target.device).manual_seed(self.seed * 1_000_003 + number)
-
-    @functools.cached_property
-    def _writer(self) -> PreTrainedModel:
-        return in_fast_precision(self.target)
-
-    @functools.cached_property
-    def _prompts(self) -> Prompts:
-        return self.make(self._writer)
-
-    @functools.cached_property
-    def _most(self) -> int:
-        return side_by_side(self.room, self.target, self._prompts.longest)
-
-    def _write(self, name: str, texts: list[Text]) -> None:
-        lines = [{"prompt": text.prompt, "answer": text.answer, "greedy": text.greedy} for text in texts]
-        write_whole(self.folder / name, "".join(json.dumps(line) + "\n" for line in lines))
-
-    def _read(self, name: str) -> list[Text]:
-        """The texts of a file, none where it is not there. Raises EnvironmentProblem where one is damaged."""
-        file = self.folder / name
-        if not file.exists():
-            return []
-        with readable(file):
-            return [self._checked(json.loads(line)) for line in read_bytes(file, MOST_BYTES).splitlines()]
-
-    def _checked(self, found: Any) -> Text:
-        """Raises ValueError where this is no text of the target's ids."""
-        if not isinstance(found, dict) or found.keys() != {"prompt", "answer", "greedy"}:
-            raise ValueError("a line of it is not a prompt, an answer and whether it is greedy")
-        parts = found["prompt"], found["answer"]
-        if not all(isinstance(part, list) and part for part in parts) or not isinstance(found["greedy"], bool):
-            raise ValueError("a line of it is not a prompt, an answer and whether it is greedy")
-        if not all(type(token) is int and 0 <= token < self.vocab for part in parts for token in part):
-            raise ValueError("it holds ids that the target does not have")
-        return Text(tuple(parts[0]), tuple(parts[1]), found["greedy"])
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

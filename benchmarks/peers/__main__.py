@@ -59,8 +59,8 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records import files
 from speclab.records.arms import BASELINE, BEAM, GENERATE, LIBRARY, Arm
-from speclab.records.facts import Facts
 from speclab.records.log import Line
+from speclab.records.rows import Facts
 from speclab.system.errors import Problem, UsageProblem, reports_problems
 from speclab.system.terminal import note
 
@@ -141,7 +141,6 @@ def record(
 
 
 def make_parser() -> parsing.Parser:
-    """The flags."""
     parser = parsing.make_parser(__doc__)
     flags.add_shared_flags(parser)
     flags.add_draft_flag(parser.add_argument_group("draft"))
@@ -191,7 +190,6 @@ def llama(
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """Run the command.  -> exit code"""
     args = make_parser().parse_args(argv)
     lengths = parsing.numbers(args.draft_length, int, 1, "-k")
     if args.max_new_tokens < 2:

@@ -11,8 +11,7 @@ from speclab.drafts.lengths import LONGEST
 from speclab.present.run_lines import timed
 from speclab.present.tables import Block, Cell, Heading, Lines, Table, interval, speedup
 from speclab.records.arms import BEAM
-from speclab.records.facts import Facts
-from speclab.records.rows import Amount, Count, RecordPart
+from speclab.records.rows import Amount, Count, Facts, RecordPart
 from speclab.theory.attribution import Value
 from speclab.theory.formulas import ratio_interval
 
@@ -263,7 +262,6 @@ def faster(measured: Ratio) -> str:
 
 
 def page(run: PeersRun) -> list[Block]:
-    """The whole page, from the record alone."""
     settings = run.settings
     size = (
         f"{settings['n_prompts']} prompts, up to {settings['max_new_tokens']} new tokens each, "

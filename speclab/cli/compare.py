@@ -1,11 +1,14 @@
-"""The command line of compare.py: a comparison, shown and written down."""
+"""The command line of compare.py: a comparison, measured, shown and written down."""
 
 import argparse
 import functools
 
-from speclab.cli import compare_config, compare_flags
-from speclab.cli.measured import look_at_cores, show
-from speclab.cli.output import Output, Step, View
+from optimized_speculative import speculative_decode
+from speclab.cli import flags, parsing
+from speclab.cli.output import Output, Step, View, describe_chat, show
+from speclab.core.rule_table import rule_of
+from speclab.drafts import registry
+from speclab.drafts.hybrid import auto_length
 from speclab.drafts.lengths import LONGEST
 from speclab.lab import comparison, padded_pair
 from speclab.lab.harness import Measurement, kept_when_stopped
@@ -13,49 +16,174 @@ from speclab.lab.instruments import LoopFunctions
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
 from speclab.models import memory
+from speclab.models.names import LAB_TARGET
+from speclab.models.padded import sizes
 from speclab.present import first_screen, report
 from speclab.present.pictures import plots
+from speclab.present.run_lines import timed
+from speclab.records.arms import AUTO
 from speclab.records.runs import ComparisonRun
-from speclab.system.errors import reports_problems
+from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.files import shown
 from speclab.system.terminal import note, say
 
 WHY = "why is mine not faster? docs/why-not-faster.md"
+# The defaults of what the command line leaves open, by the size of the run. limit 0 means all prompts.
+SIZE_FLAGS = ("limit", "max_new_tokens", "repeats", "draft_length", "temperature")
+SIZES = {
+    "default": (4, 64, 1, "2,4,6,auto", "0,0.8"),
+    "quick": (2, 48, 1, "2,4", "0,0.8"),
+    "full": (0, 128, 1, "2,4,6,auto", "0,0.8"),
+}
+ANSWER_TOKENS = 192  # of an answer to one of --texts, at most
+USUAL_DRAFTS = "model,ngram"
+LAB_DRAFTS = "model,feature,hybrid"  # of a comparison with the lab's own target
 
 
 @reports_problems
 def run(docstring: str, argv: list[str] | None, functions: LoopFunctions | None = None) -> int:
-    """Run compare.py.  -> exit code"""
-    args = compare_flags.make_parser(docstring).parse_args(argv)
-    size = compare_flags.size_of(args)
-    args = compare_flags.filled(args, size)
-    args.padded = compare_flags.wants_padded(args, size)
-    return _run(args, functions)
-
-
-# --- one run ----------------------------------------------------------------------------------------------------------
-
-
-def _run(args: argparse.Namespace, functions: LoopFunctions | None) -> int:
     """Make a comparison, show it and write it.  -> exit code"""
-    config, output = compare_config.prepare(args, functions)
-    config.log = output.begin_log()
+    args = filled(make_parser(docstring).parse_args(argv))
+    config, output = prepare(args, functions)
     with output.redirected():
-        look_at_cores(config)
+        config.look_at_cores()
         if not args.brief:
-            say(compare_config.head(config))
+            say(head(config))
         record, measured = _measure(args, config)
-        text, page, pictures = _views(args, record, output)
-        texts = [text]
+        where = f"everything else: {shown(output.result('.md'))}, or --verbose"
+        texts: list[View] = [functools.partial(first_screen.screen, record, args.brief, [where, WHY])]
         if args.verbose:
-            texts.append(functools.partial(report.comparison, record, by_kind=True))
-            texts.append(functools.partial(_bytes_of_rounds, config))
-        code = show(output, record, texts, page, pictures)
-    return max(code, *map(exit_code, measured))
+            texts += [
+                functools.partial(report.comparison, record, by_kind=True),
+                functools.partial(_bytes_of_rounds, config),
+            ]
+        pictures: list[Step] = [*plots.comparison(record, output.plots, output.name)]
+        if record.padded:
+            pictures += plots.comparison(record.padded, output.plots, f"{output.name}-padded")
+        show(output, record, texts, functools.partial(first_screen.page, record, output.name), pictures)
+    return max(map(exit_code, measured))
+
+
+# --- the flags --------------------------------------------------------------------------------------------------------
+
+
+def make_parser(docstring: str) -> argparse.ArgumentParser:
+    parser = parsing.make_parser(docstring)
+    flags.add_shared_flags(parser)
+    group = parser.add_argument_group("experiment")
+    flags.add_draft_flag(group, None, f"what drafts, several with commas; {flags.DRAFT_HELP}")
+    flags.add_rule_flag(group)
+    flags.add_run_flags(
+        group,
+        "tokens per draft; auto: chosen in every round (default: 2,4,6,auto)",
+        "0 is greedy (default: 0,0.8)",
+        "times that each arm decodes each prompt (default: 1)",
+    )
+    size = group.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="2 prompts of a kind, 48 tokens, k = 2, 4")
+    size.add_argument("--full", action="store_true", help="all prompts, 128 tokens")
+    padded = "leave out the short run with the lab's pair padded to a larger size"
+    group.add_argument("--no-padded", action="store_true", help=padded)
+    group = parser.add_argument_group("results")
+    group.add_argument("--brief", action="store_true", help="print the table alone")
+    tables = "print all tables, also of each kind of prompt, and what a round reads"
+    group.add_argument("--verbose", action="store_true", help=tables)
+    flags.add_output_flags(group)
+    parser.set_defaults(max_new_tokens=None)
+    return parser
+
+
+def filled(args: argparse.Namespace) -> argparse.Namespace:
+    """Return the arguments, with the defaults of their size wherever the command line gives none. `padded`: whether the
+    lab's pair is measured at a larger size as well."""
+    size = "quick" if args.quick else "full" if args.full else "default"
+    is_lab = args.target == LAB_TARGET or sizes.is_lab_size(args.target)
+    defaults = {"draft": LAB_DRAFTS if is_lab else USUAL_DRAFTS} | dict(zip(SIZE_FLAGS, SIZES[size], strict=True))
+    if args.texts:
+        defaults["max_new_tokens"] = ANSWER_TOKENS
+    found = flags.with_defaults(args, defaults)
+    found.has_typed_lengths = args.draft_length is not None
+    drafts_nothing = parsing.lengths(found.draft_length, "-k") == ([0], False)
+    usable = args.target == LAB_TARGET and size != "quick" and not drafts_nothing and not args.no_padded
+    found.padded = usable and bool(padded_pair.padded_kinds(found.draft.split(","), "lab:50m"))
+    return found
+
+
+# --- what is loaded ---------------------------------------------------------------------------------------------------
+
+
+def prepare(args: argparse.Namespace, functions: LoopFunctions | None = None) -> tuple[RunConfig, Output]:
+    """Load and check everything; a Problem with the flags is raised before anything is timed."""
+    lengths, auto = parsing.lengths(args.draft_length, "-k")
+    temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
+    check_tokens(args)
+    output = Output(args, args.name)
+    output.check()
+    choices = read_drafts([kind for kind in args.draft.split(",") if kind], temperatures)
+    functions = functions or LoopFunctions(speculative_decode)
+    flags.check_rule(args, temperatures, choices)
+    if auto and not lengths:  # beside numbers a draft that cannot choose has those
+        for choice in choices:
+            choice.check_auto()
+    config = load(args, choices, lengths, temperatures, functions.judged_by(rule_of(args.rule)))
+    if auto:
+        chosen = [choice.name for choice in choices if choice.no_auto is None]
+        config.drafters |= {name + AUTO: auto_length(config.drafters[name]) for name in chosen}
+    return config, output
+
+
+def read_drafts(kinds: list[str], temperatures: list[float]) -> list[registry.Choice]:
+    """Return the drafts of --draft.
+
+    Raises UsageProblem where one cannot be had, or none of them fits the temperatures.
+    """
+    choices = registry.read_all(kinds)
+    if taken := next((choice.text for choice in choices if choice.name.endswith(AUTO)), None):
+        raise UsageProblem(f"--draft {taken}: in tables, a name that ends so means -k auto; rename the folder")
+    if 0 not in temperatures and all(choice.only_greedy for choice in choices):
+        raise UsageProblem(f"{choices[0].only_greedy}, or add 0 to the temperatures")
+    return choices
+
+
+def check_tokens(args: argparse.Namespace) -> None:
+    if args.max_new_tokens < 2:
+        raise UsageProblem("one new token comes from the prompt's own pass; use --max-new-tokens 2 or more")
+
+
+def load(
+    args: argparse.Namespace,
+    choices: list[registry.Choice],
+    lengths: list[int],
+    temperatures: list[float],
+    functions: LoopFunctions | None = None,
+) -> RunConfig:
+    """Load and check models and prompts. Lines name the typed draft lengths that a draft does not have.
+
+    functions: the parts of the loop; None: the lab's own.
+    """
+    setup, prompts = flags.load(args, temperature=0.0)
+    drafters = registry.make_all(choices, setup, args.seed)
+    registry.check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens)
+    typed = lengths if args.has_typed_lengths else []
+    for line in [line for name, drafter in drafters.items() for line in drafter.length_notes(name, typed)]:
+        note(line)
+    size = (args.max_new_tokens, args.repeats, args.seed)
+    functions = functions or LoopFunctions(speculative_decode)
+    return RunConfig(setup, drafters, prompts, lengths, temperatures, *size, functions)
+
+
+def head(config: RunConfig) -> str:
+    drafts = [f"draft   {text}" for name, text in config.models().items() if name != "target"]
+    size = f"up to {config.max_new_tokens} new tokens each, {timed(config.repeats)}, seed {config.seed}"
+    chat = describe_chat(config.prompts, config.setup.tokenizer)
+    about = [*config.functions.head(), *config.rule_lines(), f"prompts {len(config.prompts)}, {size}", ""]
+    return "\n".join([config.setup.describe(), *drafts, *chat, *about])
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
 
 
 def _measure(args: argparse.Namespace, config: RunConfig) -> tuple[ComparisonRun, list[Measurement]]:
-    """Measure, and return the record and what it is made from."""
     run, measured = comparison.compare(config)
     if config.functions.look_at:
         config.functions.look_at(run, measured)
@@ -77,18 +205,6 @@ def _measure_padded(args: argparse.Namespace, config: RunConfig, run: Comparison
         return [padded_measurement]
     run.interrupted = isinstance(stops[0], KeyboardInterrupt)
     return []
-
-
-def _views(args: argparse.Namespace, record: ComparisonRun, output: Output) -> tuple[View, View, list[Step]]:
-    """Return the function that makes the text for the terminal and the page, and those that write the pictures."""
-    partial, folder, name = functools.partial, output.plots, output.name
-    where = f"everything else: {shown(output.result('.md'))}, or --verbose"
-    text = partial(first_screen.screen, record, args.brief, [where, WHY])
-    page = partial(first_screen.page, record, name)
-    pictures: list[Step] = [*plots.comparison(record, folder, name)]
-    if record.padded:
-        pictures += plots.comparison(record.padded, folder, f"{name}-padded")
-    return text, page, pictures
 
 
 def _bytes_of_rounds(config: RunConfig) -> str:

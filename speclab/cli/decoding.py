@@ -7,8 +7,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from speclab.cli import flags, no_effect, parsing, streaming
-from speclab.cli.decoding_flags import DRAFT_LENGTH, make_parser
+from torch import Tensor
+
+from speclab.cli import flags, parsing, streaming
 from speclab.cli.output import LOSSY, describe_chat, how_many, prompt_heading
 from speclab.core.clock import old_objects_frozen
 from speclab.core.counts import Counts
@@ -30,6 +31,8 @@ from speclab.present import report
 from speclab.system.errors import reports_problems
 from speclab.system.terminal import harmless, note
 
+DRAFT_LENGTH = 4
+
 
 @reports_problems
 def run(
@@ -41,21 +44,57 @@ def run(
 ) -> int:
     """Run either script; without `speculative` it is the baseline.  -> exit code"""
     args = parse(docstring, argv, speculative is not None)
-    if speculative is None:
-        return _baseline(args, baseline, functions or LoopFunctions(baseline))
-    return _speculative(args, functions or LoopFunctions(speculative))
+    functions = functions or LoopFunctions(speculative or baseline)
+    if args.choice:
+        flags.check_rule(args, [args.temperature], [args.choice])
+        args.choice.check_greedy(args.temperature == 0)
+        if args.draft_length == parsing.AUTO:
+            args.choice.check_auto()
+        functions = functions.judged_by(rule_of(args.rule))
+    setup, prompts = flags.load(args)
+    eos = frozenset() if args.ignore_eos else setup.eos
+    settings = DecodeSettings(args.max_new_tokens, setup.sampling, eos, args.seed)
+    drafter, k = _begin(args, setup, prompts, settings, functions)
+    decoded, n_wrong = _Decoded(setup, args), 0
+    for prompt in prompts:
+        ids = prompt.ids.to(setup.device)
+        if drafter:
+            rounds = _speculative(drafter, setup, ids, k, settings, functions)
+        else:
+            rounds = baseline(setup.target, ids, settings, setup.chunk)
+        tokens = decoded.show(prompt, rounds)
+        n_wrong += not functions.is_right(setup, prompt, settings, tokens)
+    print(decoded.speed())
+    _end(args, setup, decoded, drafter, k)
+    return int(n_wrong > 0)
 
 
 def parse(docstring: str, argv: list[str] | None, speculative: bool) -> argparse.Namespace:
     """Return the flags of either script. Raises UsageProblem for words that it does not know."""
-    args = make_parser(docstring, speculative).parse_args(argv)
+    args = _make_parser(docstring, speculative).parse_args(argv)
+    args.choice = None
     if speculative:
         args.typed_length = args.draft_length  # None where -k is left out
         args.draft_length = DRAFT_LENGTH if args.draft_length is None else args.draft_length
         args.choice = registry.read(args.draft)
-    args.typed_limit = args.limit
     args.limit = 1 if args.limit is None else args.limit
     return args
+
+
+def _make_parser(docstring: str, speculative: bool) -> argparse.ArgumentParser:
+    parser = parsing.make_parser(docstring)
+    flags.add_shared_flags(parser)
+    group = flags.add_decoding_flags(parser)
+    group.add_argument("--stream", action="store_true", help="print the text as it is committed")
+    read = "print what a step and a round read and cost, and the peak of memory"
+    group.add_argument("--verbose", action="store_true", help=read)
+    if speculative:
+        group = parser.add_argument_group("draft")
+        flags.add_draft_flag(group)
+        lengths = f"tokens per draft, or auto: chosen in every round (default: {DRAFT_LENGTH})"
+        group.add_argument("-k", "--draft-length", type=parsing.length_or_auto, metavar="K", help=lengths)
+        flags.add_rule_flag(group)
+    return parser
 
 
 @dataclass
@@ -94,7 +133,6 @@ class _Decoded:
             start = time.perf_counter()
 
     def speed(self) -> str:
-        """Say in one line how fast it was."""
         n_tokens = self.counts.n_emitted
         speed = f"{n_tokens / self.seconds:.1f} tok/s" if self.seconds and n_tokens else "no decoding to time"
         dropped = f"; {self.counts.n_after_eos} more after an end token were dropped" * bool(self.counts.n_after_eos)
@@ -102,47 +140,54 @@ class _Decoded:
         return f"\n{made} in {self.seconds:.2f} s: {speed}{dropped}"
 
 
-def _load(args: argparse.Namespace) -> tuple[Setup, list[Prompt], DecodeSettings]:
-    setup, prompts = flags.load(args)
-    eos = frozenset() if args.ignore_eos else setup.eos
-    settings = DecodeSettings(args.max_new_tokens, setup.sampling, eos, args.seed)
-    return setup, prompts, settings
-
-
-def _baseline(args: argparse.Namespace, baseline: Loop, functions: LoopFunctions) -> int:
-    setup, prompts, settings = _load(args)
-    check_prompts(setup.target, [], prompts, args.max_new_tokens)
-    no_effect.note_flags(args, [args.temperature], setup.device)
+def _begin(
+    args: argparse.Namespace,
+    setup: Setup,
+    prompts: list[Prompt],
+    settings: DecodeSettings,
+    functions: LoopFunctions,
+) -> tuple[Drafter | None, int]:
+    """Make the draft, say what runs, and measure the costs that the draft chooses by.  -> the draft, its length"""
+    drafter = args.choice.make(setup, args.seed) if args.choice else None
+    check_prompts(setup.target, [drafter] if drafter else [], prompts, args.max_new_tokens)
     free_cores.look(setup)
-    note("\n".join([setup.describe(), *describe_chat(prompts, setup.tokenizer), *functions.head()]))
-    decoded, n_wrong = _Decoded(setup, args), 0
-    for prompt in prompts:
-        tokens = decoded.show(prompt, baseline(setup.target, prompt.ids.to(setup.device), settings, setup.chunk))
-        n_wrong += not functions.is_right(setup, prompt, settings, tokens)
-    print(decoded.speed())
+    k, draft, notes = 0, [], []
+    if drafter:
+        typed = [] if args.typed_length in (None, parsing.AUTO) else [args.typed_length]
+        notes = drafter.length_notes(args.choice.name, typed)
+        drafter, k, about = with_length(drafter, args.choice.name, setup, args.draft_length)
+        draft = [f"draft   {about}"]
+    note("\n".join([setup.describe(), *draft, *describe_chat(prompts, setup.tokenizer), *functions.head(), *notes]))
+    if drafter and drafter.costs is not None:
+        measure_costs(functions, setup.target, drafter, [prompts[0].ids.to(setup.device)], settings)
+        if args.verbose and (costs := drafter.costs.get(setup.sampling.temperature)):
+            note(costs.describe())
+    if drafter and args.stream and (legend := streaming.legend()):
+        print(legend)
+    return drafter, k
+
+
+def _speculative(
+    drafter: Drafter, setup: Setup, ids: Tensor, k: int, settings: DecodeSettings, functions: LoopFunctions
+) -> Iterator[Round]:
+    """Return the rounds of one prompt. ids: (1, prompt length)"""
+    if drafter.needs_text:
+        drafter.take_text(reference_text(functions.decode, setup.target, ids, k, settings))
+    drafter.forget()  # all prompts have the same random numbers: what one of them taught must not decide in another
+    return functions.rounds(setup.target, functions.adapt(drafter, k), ids, k, settings)
+
+
+def _end(args: argparse.Namespace, setup: Setup, decoded: _Decoded, drafter: Drafter | None, k: int) -> None:
+    """Say how the rounds went, and what they read."""
+    if drafter:
+        print(report.counts_summary(decoded.counts, args.choice.branches))
+        if rule_of(args.rule).law:
+            print(LOSSY.format(rule=args.rule, temperature=args.temperature))
     if args.verbose:
-        print(memory.describe(setup.target.model, None, 0, setup.target.length))
-    return int(n_wrong > 0)
-
-
-def _speculative(args: argparse.Namespace, functions: LoopFunctions) -> int:
-    auto = args.draft_length == parsing.AUTO
-    flags.check_rule(args, [args.temperature], [args.choice])
-    args.choice.check_greedy(args.temperature == 0)
-    if auto:
-        args.choice.check_auto()
-    setup, prompts, settings = _load(args)
-    drafter = args.choice.make(setup, args.seed)
-    check_prompts(setup.target, [drafter], prompts, args.max_new_tokens)
-    no_effect.note_flags(args, [args.temperature], setup.device)
-    free_cores.look(setup)
-    name, typed = args.choice.name, [] if auto or args.typed_length is None else [args.typed_length]
-    notes = drafter.length_notes(name, typed)
-    drafter, k, draft = with_length(drafter, name, setup, args.draft_length)
-    head = [setup.describe(), f"draft   {draft}", *describe_chat(prompts, setup.tokenizer), *functions.head()]
-    note("\n".join([*head, *notes]))
-    functions = functions.judged_by(rule_of(args.rule))
-    return int(_in_turn(args, setup, prompts, settings, drafter, k, functions) > 0)
+        draft = drafter.models[-1].model if drafter and drafter.models else None
+        print(memory.describe(setup.target.model, draft, k, setup.target.length))
+    if drafter:
+        print("\n" + streaming.passes_line(decoded.n_tokens, decoded.counts))
 
 
 def with_length(drafter: Drafter, name: str, setup: Setup, asked: int | str) -> tuple[Drafter, int, str]:
@@ -154,41 +199,3 @@ def with_length(drafter: Drafter, name: str, setup: Setup, asked: int | str) -> 
     drafter = auto_length(drafter) if auto else drafter
     [length] = drafter.lengths([LONGEST if auto else int(asked)])
     return drafter, length, about + (f"; chosen in the run, at most {length} tokens" if auto else f"; k = {length}")
-
-
-def _in_turn(
-    args: argparse.Namespace,
-    setup: Setup,
-    prompts: list[Prompt],
-    settings: DecodeSettings,
-    drafter: Drafter,
-    k: int,
-    functions: LoopFunctions,
-) -> int:
-    """Decode one prompt after the other, and print how fast it was.
-
-    -> the number of texts that `functions` calls wrong
-    """
-    decoded, n_wrong = _Decoded(setup, args), 0
-    if drafter.costs is not None:
-        measure_costs(functions, setup.target, drafter, [prompts[0].ids.to(setup.device)], settings)
-        if args.verbose and (costs := drafter.costs.get(setup.sampling.temperature)):
-            note(costs.describe())
-    if args.stream and (legend := streaming.legend()):
-        print(legend)
-    for prompt in prompts:
-        ids = prompt.ids.to(setup.device)
-        if drafter.needs_text:
-            drafter.take_text(reference_text(functions.decode, setup.target, ids, k, settings))
-        drafter.forget()  # all prompts have the same random numbers: what one of them taught must not decide in another
-        tokens = decoded.show(prompt, functions.rounds(setup.target, functions.adapt(drafter, k), ids, k, settings))
-        n_wrong += not functions.is_right(setup, prompt, settings, tokens)
-    print(decoded.speed())
-    print(report.counts_summary(decoded.counts, args.choice.branches))
-    if rule_of(args.rule).law:
-        print(LOSSY.format(rule=args.rule, temperature=args.temperature))
-    if args.verbose:
-        draft = drafter.models[-1].model if drafter.models else None
-        print(memory.describe(setup.target.model, draft, k, setup.target.length))
-    print("\n" + streaming.passes_line(decoded.n_tokens, decoded.counts))
-    return n_wrong

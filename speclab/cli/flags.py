@@ -1,253 +1,112 @@
 """The flags that all scripts share, and what they become: a target, sampling settings, prompts.
 
-Bad input gets one line. Functions import what needs torch, so that a mistyped flag is answered before it is loaded.
+Bad input gets one line.
 """
-
-from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from speclab.cli.parsing import (
-    DASH,
-    at_least,
-    plain_name,
-    seed,
-    some_name,
-    some_path,
-    typed_lengths,
-    typed_temperatures,
-)
+from transformers import PreTrainedTokenizerBase
+
+from speclab.cli.parsing import DASH, at_least, plain_name, seed, some_name, some_path
+from speclab.core.rule_table import all_rules, rule_of
+from speclab.core.sampling import Sampling
+from speclab.drafts import kind_table, registry
+from speclab.models import loading, prompts, sources, texts
 from speclab.models.names import ENGINES, LAB_TARGET, LAB_TEXTS, why_no_engine
-from speclab.models.outside.device_maps import PLANS, read_device_map
 from speclab.models.padded import sizes
+from speclab.models.prompts import Prompt
+from speclab.models.setup import Setup, load_setup
 from speclab.system.errors import UsageProblem
 from speclab.system.files import check_writable, shown
 from speclab.system.paths import OUTPUT
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from speclab.core.sampling import Sampling
-    from speclab.drafts import registry
-    from speclab.models.prompts import Prompt
-    from speclab.models.setup import Setup
-
 MOST_THREADS = 1024
+DEVICES, DTYPES = ("auto", "cpu", "cuda", "mps"), ("auto", "float32", "bfloat16")
+PLANS = ("auto", "balanced", "sequential")  # of the library, for the weights of a target
 DRAFT_HELP = "--draft help lists all kinds"
 TOKEN = "token"  # the accept rule where --rule is left out
+
+Group = argparse._ActionsContainer  # a parser, or a group of its flags
 
 
 def add_shared_flags(parser: argparse.ArgumentParser) -> None:
     """Add models, device, prompts, length and randomness, in the same words for every script."""
     group = add_model_flags(parser)
-    group.add_argument(
-        "--device-map",
-        type=read_device_map,
-        metavar="PLAN",
-        help=f"spread the target's weights: {', '.join(PLANS)} or a JSON file",
-    )
+    spread = f"spread the target's weights: {', '.join(PLANS)}"
+    group.add_argument("--device-map", choices=PLANS, metavar="PLAN", help=spread)
     add_engine_flag(group)
     add_text_flags(parser)
 
 
-def add_model_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:  # for further flags of the machine
-    """Add the target, and where it runs."""
+def add_model_flags(parser: argparse.ArgumentParser) -> Group:  # for further flags of the machine
     group = parser.add_argument_group("models and machine")
-    group.add_argument(
-        "--target",
-        action=TargetName,
-        type=some_name,
-        default=LAB_TARGET,
-        metavar="NAME",
-    )
-    devices, dtypes = ("auto", "cpu", "cuda", "mps"), ("auto", "float32", "bfloat16")
-    group.add_argument(
-        "--device",
-        choices=devices,
-        default="auto",
-        metavar="NAME",
-        help="auto, cpu, cuda or mps; auto: cuda, else cpu",
-    )
-    group.add_argument(
-        "--dtype",
-        choices=dtypes,
-        default="auto",
-        metavar="NAME",
-        help="auto, float32 or bfloat16; auto: bfloat16 on cuda",
-    )
-    group.add_argument(
-        "--threads",
-        type=at_least(1, MOST_THREADS),
-        metavar="N",
-        help="CPU threads (default: OMP_NUM_THREADS, else one per core)",
-    )
+    names = f"{', '.join(sources.usages())} or lab:SIZE, the lab's target padded, as in lab:200m"
+    group.add_argument("--target", type=some_name, default=LAB_TARGET, metavar="NAME", help=names)
+    for flag, choices, auto in (("--device", DEVICES, "cuda, else cpu"), ("--dtype", DTYPES, "bfloat16 on cuda")):
+        listed = f"{', '.join(choices)}; auto: {auto}"
+        group.add_argument(flag, choices=choices, default="auto", metavar="NAME", help=listed)
+    threads = "CPU threads (default: OMP_NUM_THREADS, else one per core)"
+    group.add_argument("--threads", type=at_least(1, MOST_THREADS), metavar="N", help=threads)
     return group
 
 
-def add_engine_flag(group: argparse._ArgumentGroup) -> None:
-    """Add --engine."""
-    group.add_argument(
-        "--engine",
-        type=_engine,
-        default="auto",
-        metavar="NAME",
-        help=f"{', '.join(ENGINES)}; auto: c on a CPU, graphs on cuda, else eager",
-    )
+def add_engine_flag(group: Group) -> None:
+    engines = f"{', '.join(ENGINES)}; auto: c on a CPU, graphs on cuda, else eager"
+    group.add_argument("--engine", type=_engine, default="auto", metavar="NAME", help=engines)
 
 
 def _engine(text: str) -> str:
-    """Read the name of an engine, as an argparse type."""
     if why := why_no_engine(text):
         raise argparse.ArgumentTypeError(why)
     return text
 
 
 def add_text_flags(parser: argparse.ArgumentParser) -> None:
-    """Add prompts, length and randomness."""
     group = parser.add_argument_group("text")
     where = group.add_mutually_exclusive_group()
-    where.add_argument(
-        "--prompt", action="append", metavar="TEXT", help="a text to continue; may be given several times"
-    )
-    where.add_argument(
-        "--prompts",
-        type=some_name,
-        metavar="FILE",
-        help="file of prompts with lines of %%%% between them; - for stdin",
-    )
-    where.add_argument(
-        "--texts",
-        type=some_name,
-        metavar="FILE",
-        help=f"JSONL with prompts or chats, or the lab's own: {', '.join(LAB_TEXTS)}",
-    )
-    group.add_argument(
-        "--limit", type=at_least(0), metavar="N", help="at most N of each kind of the lab's own prompts; 0: all"
-    )
-    group.add_argument(
-        "--chat",
-        action=argparse.BooleanOptionalAction,
-        help="use the chat template (default: if there is one and the prompt is typed)",
-    )
-    group.add_argument(
-        "--max-new-tokens",
-        type=at_least(1),
-        default=128,
-        metavar="N",
-        help="tokens per prompt (default: 128; comparisons 64)",
-    )
-    group.add_argument(
-        "--top-k", type=at_least(0), default=0, metavar="K", help="keep the K most probable tokens; 0: all"
-    )
-    group.add_argument(
-        "--top-p", type=float, default=1.0, metavar="P", help="keep the smallest set of this mass (default: 1)"
-    )
+    where.add_argument("--prompt", action="append", metavar="TEXT", help="a text to continue; may be given again")
+    given = "file of prompts with lines of %%%% between them; - for stdin"
+    where.add_argument("--prompts", type=some_name, metavar="FILE", help=given)
+    own = f"JSONL with prompts or chats, or the lab's own: {', '.join(LAB_TEXTS)}"
+    where.add_argument("--texts", type=some_name, metavar="FILE", help=own)
+    some = "at most N of each kind of the lab's own prompts; 0: all"
+    group.add_argument("--limit", type=at_least(0), metavar="N", help=some)
+    chat = "use the chat template (default: if there is one and the prompt is typed)"
+    group.add_argument("--chat", action=argparse.BooleanOptionalAction, help=chat)
+    tokens = "tokens per prompt (default: 128; comparisons 64)"
+    group.add_argument("--max-new-tokens", type=at_least(1), default=128, metavar="N", help=tokens)
+    kept = "keep the K most probable tokens; 0: all"
+    group.add_argument("--top-k", type=at_least(0), default=0, metavar="K", help=kept)
+    kept = "keep the smallest set of this mass (default: 1)"
+    group.add_argument("--top-p", type=float, default=1.0, metavar="P", help=kept)
     group.add_argument("--seed", type=seed, default=0, metavar="N", help="randomness of sampling (default: 0)")
 
 
-def add_output_flags(group: argparse._ArgumentGroup) -> None:
+def add_output_flags(group: Group) -> None:
     """Add the flags that say where the record, the page and the pictures of a comparison go."""
-    group.add_argument(
-        "--json", type=some_path, metavar="FILE", help="write the run record there, too; - for stdout, alone"
-    )
-    group.add_argument(
-        "--out-dir",
-        type=some_path,
-        default=OUTPUT,
-        metavar="DIR",
-        help=f"folder for results/ and plots/ (default: {shown(OUTPUT)})",
-    )
-    group.add_argument(
-        "--name",
-        type=plain_name,
-        default="local",
-        metavar="NAME",
-        help="what names of this run's files begin with (default: local)",
-    )
+    record = "write the run record there, too; - for stdout, alone"
+    group.add_argument("--json", type=some_path, metavar="FILE", help=record)
+    where = f"folder for results/ and plots/ (default: {shown(OUTPUT)})"
+    group.add_argument("--out-dir", type=some_path, default=OUTPUT, metavar="DIR", help=where)
+    name = "what names of this run's files begin with (default: local)"
+    group.add_argument("--name", type=plain_name, default="local", metavar="NAME", help=name)
 
 
-def add_rule_flag(parser: argparse._ActionsContainer) -> None:
-    """Add --rule, which says how drafted tokens are judged."""
-    parser.add_argument(
-        "--rule",
-        action=Listed,
-        table=_table_of_rules,
-        read=_rule_name,
-        default=TOKEN,
-        metavar="RULE",
-        help="how drafted tokens are judged (default: %(default)s); --rule help lists all rules",
-    )
-
-
-def _table_of_rules() -> str:
-    from speclab.core.rule_table import all_rules
-
-    return "\n".join(f"{kind.usage:<49} {kind.line}" for kind in all_rules().values())
-
-
-def _rule_name(name: str) -> str:
-    from speclab.core.rule_table import rule_of
-
-    return rule_of(name).name
-
-
-def _table_of_drafts() -> str:
-    from speclab.drafts import kind_table
-
-    return kind_table.shown()
-
-
-def _draft_names(text: str) -> str:
-    from speclab.drafts import kind_table
-
-    return kind_table.check_names(text)
-
-
-def check_rule(args: argparse.Namespace, temperatures: list[float], choices: list[registry.Choice]) -> None:
-    """Raise UsageProblem where --rule does not fit a draft, or is a lossy one together with temperature 0.
-
-    A lossy rule decides nothing at temperature 0: against a one-hot target it keeps what every rule keeps, and a greedy
-    row would be called lossy that is not.
-    """
-    if args.rule == TOKEN:
-        return
-    from speclab.core.rule_table import rule_of
-    from speclab.drafts import registry
-
-    rule = rule_of(args.rule)
-    if rule.chains_only:
-        registry.check_chains(f"--rule {args.rule}", choices)
-    if rule.law and 0 in temperatures:
-        raise UsageProblem(
-            f"--rule {args.rule} changes sampled text only: greedy decoding keeps the target's own tokens with every "
-            "rule; give --temperature above 0, for example 0.8"
-        )
-
-
-def add_run_flags(group: argparse._ArgumentGroup, lengths: str, temperatures: str, repeats: str) -> None:
+def add_run_flags(group: Group, lengths: str, temperatures: str, repeats: str) -> None:
     """Add what a command varies that tries several draft lengths and temperatures, with these helps."""
-    group.add_argument("-k", "--draft-length", type=typed_lengths, metavar="K,K", help=lengths)
-    group.add_argument("--temperature", type=typed_temperatures, metavar="T,T", help=temperatures)
+    group.add_argument("-k", "--draft-length", metavar="K,K", help=lengths)
+    group.add_argument("--temperature", metavar="T,T", help=temperatures)
     group.add_argument("--repeats", type=at_least(1), metavar="N", help=repeats)
 
 
-def add_decoding_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:  # for further flags beside them
-    """Add the flags of a command that decodes once."""
+def add_decoding_flags(parser: argparse.ArgumentParser) -> Group:  # for further flags beside them
     group = parser.add_argument_group("decoding")
     group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
     group.add_argument("--ignore-eos", action="store_true", help="go on to --max-new-tokens also after an end token")
     return group
-
-
-def add_printing_flags(group: argparse._ArgumentGroup) -> None:
-    """Add the flags of the two scripts that decode once and print the text."""
-    group.add_argument("--stream", action="store_true", help="print the text as it is committed")
-    group.add_argument(
-        "--verbose", action="store_true", help="print what a step and a round read and cost, and the peak of memory"
-    )
 
 
 class Listed(argparse.Action):
@@ -260,39 +119,14 @@ class Listed(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, args: argparse.Namespace, values: Any, option_string: str | None = None
     ) -> None:
-        """Store the value, or print the table."""
         if values == "help":
             print(self.table())
             parser.exit()
         setattr(args, self.dest, self.read(str(values)))
 
 
-class TargetName(argparse.Action):
-    """Keeps the name of the target. Its help names the forms that extensions add, so only a help loads these."""
-
-    @property
-    def help(self) -> str:
-        """Return the line of the help."""
-        if self._set:
-            return self._set
-        from speclab.models import sources
-
-        return f"{', '.join(sources.usages())} or lab:SIZE, the lab's target padded, as in lab:200m"
-
-    @help.setter
-    def help(self, text: str | None) -> None:
-        """Take another line; argparse itself begins with none."""
-        self._set = text
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, args: argparse.Namespace, values: Any, option_string: str | None = None
-    ) -> None:
-        """Store the value."""
-        setattr(args, self.dest, values)
-
-
 def add_draft_flag(
-    parser: argparse._ActionsContainer,
+    parser: Group,
     default: str | None = "model",
     help: str = f"what drafts (default: %(default)s); {DRAFT_HELP}",
     besides: tuple[str, ...] = (),
@@ -304,17 +138,44 @@ def add_draft_flag(
         default=default,
         metavar="KIND",
         action=Listed,
-        table=_table_of_drafts,
-        read=lambda text: text if text in besides else _draft_names(text),
+        table=kind_table.shown,
+        read=lambda text: text if text in besides else kind_table.check_names(text),
         help=help,
     )
 
 
+def add_rule_flag(parser: Group) -> None:
+    parser.add_argument(
+        "--rule",
+        action=Listed,
+        table=lambda: "\n".join(f"{kind.usage:<49} {kind.line}" for kind in all_rules().values()),
+        read=lambda name: rule_of(name).name,
+        default=TOKEN,
+        metavar="RULE",
+        help="how drafted tokens are judged (default: %(default)s); --rule help lists all rules",
+    )
+
+
+def check_rule(args: argparse.Namespace, temperatures: list[float], choices: list[registry.Choice]) -> None:
+    """Raise UsageProblem where --rule does not fit a draft, or is a lossy one together with temperature 0.
+
+    A lossy rule decides nothing at temperature 0: against a one-hot target it keeps what every rule keeps, and a greedy
+    row would be called lossy that is not.
+    """
+    rule = rule_of(args.rule)
+    if rule.chains_only:
+        registry.check_chains(f"--rule {args.rule}", choices)
+    if rule.law and 0 in temperatures:
+        raise UsageProblem(
+            f"--rule {args.rule} changes sampled text only: greedy decoding keeps the target's own tokens with every "
+            "rule; give --temperature above 0, for example 0.8"
+        )
+
+
 def with_defaults(args: argparse.Namespace, defaults: dict[str, Any]) -> argparse.Namespace:
-    """Return the arguments, with `defaults` wherever the command line gives none; `typed_limit` is --limit as it was
-    typed."""
+    """Return the arguments, with `defaults` wherever the command line gives none."""
     given = {name: value for name, value in vars(args).items() if value is not None}
-    return argparse.Namespace(**vars(args) | defaults | {"typed_limit": args.limit} | given)
+    return argparse.Namespace(**vars(args) | defaults | given)
 
 
 def check_file(path: Path | None, flag: str) -> None:
@@ -323,10 +184,11 @@ def check_file(path: Path | None, flag: str) -> None:
         check_writable(path, flag)
 
 
+# --- what the flags become --------------------------------------------------------------------------------------------
+
+
 def load(args: argparse.Namespace, temperature: float | None = None) -> tuple[Setup, list[Prompt]]:
     """Load the target and the prompts. Whatever can be refused without the weights is refused before they are read."""
-    from speclab.models import loading
-
     sampling_from(args, temperature)
     loading.choose_device(args.device)
     tokenizer = loading.load_tokenizer(args.target)
@@ -337,20 +199,7 @@ def load(args: argparse.Namespace, temperature: float | None = None) -> tuple[Se
     return setup_from(args, temperature, tokenizer), given
 
 
-def _check_device_map(args: argparse.Namespace) -> None:
-    """Raise UsageProblem where --device-map comes with a flag that needs one device."""
-    if args.device_map is None:
-        return
-    if sizes.is_lab_size(args.target):
-        raise UsageProblem(
-            f"--device-map is for folders and hub names; {args.target} is made on one device; leave it out"
-        )
-
-
 def sampling_from(args: argparse.Namespace, temperature: float | None = None) -> Sampling:
-    """Return the settings of sampling. `temperature` stands for --temperature."""
-    from speclab.core.sampling import Sampling
-
     try:
         given = getattr(args, "temperature", 0.0) if temperature is None else temperature
         return Sampling(given, args.top_k, args.top_p)
@@ -362,19 +211,16 @@ def setup_from(
     args: argparse.Namespace, temperature: float | None = None, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> Setup:
     """Load target, tokenizer and machine from the shared flags. tokenizer: the target's, where it is loaded already."""
-    from speclab.models.setup import load_setup
-
-    _check_device_map(args)
-    sampling = sampling_from(args, temperature)
-    return load_setup(
-        args.target, sampling, args.device, args.dtype, args.engine, args.threads, tokenizer, args.device_map
-    )
+    if args.device_map and sizes.is_lab_size(args.target):
+        raise UsageProblem(
+            f"--device-map is for folders and hub names; {args.target} is made on one device; leave it out"
+        )
+    where = (args.device, args.dtype, args.engine, args.threads)
+    return load_setup(args.target, sampling_from(args, temperature), *where, tokenizer, args.device_map)
 
 
 def read_prompts(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
     """Tokenise --prompt, --prompts, or the standard set; with --chat they are put into the chat template."""
-    from speclab.models import prompts, texts
-
     if getattr(args, "texts", None):
         given = texts.encode(texts.read(args.texts), tokenizer)
         return prompts.first_of_each_kind(given, args.limit or 0 if args.texts in LAB_TEXTS else 0)

@@ -1,11 +1,11 @@
-"""The files that a run leaves behind: which they are, whether they can be written, and writing them."""
+"""The files that a run leaves behind, and the lines around a text that several commands print."""
 
 import argparse
 import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -15,12 +15,12 @@ from transformers import PreTrainedTokenizerBase
 from speclab.cli.flags import check_file
 from speclab.cli.parsing import DASH
 from speclab.models.prompts import Prompt
+from speclab.present.pictures import library
 from speclab.records.files import to_json
-from speclab.records.log_files import LogFile
 from speclab.records.runs import Head
 from speclab.system.errors import UsageProblem
-from speclab.system.files import check_writable, prepare_folder, shown, write_whole
-from speclab.system.terminal import harmless, note
+from speclab.system.files import check_writable, prepare_folder, shown, write_all, write_whole
+from speclab.system.terminal import harmless, note, say
 
 NEW_TEXT = f"--- new text {'-' * 54}"  # the line between a prompt and what the target makes of it
 
@@ -30,7 +30,7 @@ LOSSY = (
 )
 
 View = Callable[[], str]  # makes a text of a record
-Step = Callable[[], Path | None]  # prints or writes; for `files.do_all`
+Step = Callable[[], Path | None]  # prints or writes; for `files.write_all`
 
 
 def how_many(n_tokens: int, n_decoded: int, n_prompts: int) -> str:
@@ -67,35 +67,26 @@ class Output:
     args: argparse.Namespace
     name: str
     out: TextIO = field(default_factory=lambda: sys.stdout)
-    log: LogFile | None = None
 
     @property
     def plots(self) -> Path:
-        """Return the folder of the pictures."""
         return self.args.out_dir / "plots"
 
     def result(self, ending: str) -> Path:
-        """Return the record (.json) or the page (.md)."""
         return self.args.out_dir / "results" / (self.name + ending)
 
     def check(self) -> None:
-        """Raise a Problem where something that this run will write cannot be written, or two things are one file."""
-        args = self.args
+        """Raise a Problem where something that this run will write cannot be written, or the page would be --json."""
         for ending in (".json", ".md"):
             check_writable(self.result(ending), "--out-dir")
         prepare_folder(self.plots, "--out-dir")
-        check_file(args.json, "--json")
-        taken: dict[str, str] = {}
-        files = {"the record": self.result(".json"), "the page": self.result(".md"), "--json": args.json}
-        for name, path in files.items():
-            if path in (None, DASH):
-                continue
-            other = taken.setdefault(os.path.realpath(path), name)
-            if other != name and (other, name) != ("the record", "--json"):
-                raise UsageProblem(f"{name} and {other} would be one file, {shown(path)}; give {name} another place")
+        given, page = self.args.json, self.result(".md")
+        check_file(given, "--json")
+        if given not in (None, DASH) and os.path.realpath(given) == os.path.realpath(page):
+            raise UsageProblem(f"--json and the page would be one file, {shown(given)}; give --json another place")
 
     def writes(self, run: Head, page: View) -> list[Step]:
-        """Return the steps that write the record, and then its tables in Markdown, for `files.do_all`."""
+        """Return the steps that write the record, and then its tables in Markdown."""
         text = functools.cache(lambda: to_json(run))
         steps: list[Step] = [lambda: write_whole(self.result(".json"), text())]
         if self.args.json == DASH:  # `redirected` has sent everything else to standard error
@@ -104,14 +95,21 @@ class Output:
             steps.append(lambda: write_whole(self.args.json, text()))
         return [*steps, lambda: write_whole(self.result(".md"), harmless(page()))]
 
-    def begin_log(self) -> LogFile:
-        """Return the log that this run writes. One that a killed run left behind is set aside, which a note says."""
-        self.log = LogFile(self.result(".log.jsonl"))
-        if killed := self.log.set_aside():
-            note(f"an earlier run was killed; python -m speclab.cli.unfinished {shown(killed)} shows what it measured")
-        return self.log
-
     def redirected(self) -> contextlib.redirect_stdout:
         """Send text to standard output while this is open, or to standard error if the record goes to standard
         output alone."""
         return contextlib.redirect_stdout(sys.stderr if self.args.json == DASH else sys.stdout)
+
+
+def show(output: Output, record: Head, texts: Sequence[View], page: View, pictures: Sequence[Step] = ()) -> None:
+    """Write the record and its page, print the texts, and draw the pictures where that can be done."""
+    if pictures and not library.is_here():
+        note(library.MISSING)
+        pictures = ()
+    old = "; files of an earlier run are replaced, --name NAME keeps them" * output.result(".json").exists()
+    says: list[Step] = [functools.partial(_say, text) for text in texts]
+    write_all([*output.writes(record, page), *says, *pictures], old)
+
+
+def _say(text: View) -> None:
+    say(text())

@@ -3,19 +3,17 @@
 import argparse
 import difflib
 import math
-import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from speclab.system.errors import UsageProblem, reports_problems
+from speclab.system.errors import UsageProblem
 
-Parsers = Mapping[str, Callable[[], argparse.ArgumentParser]]  # what makes a command's parser, by its first word
 DASH = Path("-")  # in place of a file: the terminal
 AUTO = "auto"  # of -k: the length is chosen in every round
 LARGEST = 256  # of the numbers in a list; every draft length up to the longest is calibrated
-HELP_WIDTH, HELP_COLUMN = 100, 26  # columns of a help, and where what a flag does begins in it
 LARGEST_SEED = 2**32 - 1  # with room for the numbers that are made from it: PyTorch takes 64 bits
+HELP_WIDTH, HELP_COLUMN = 100, 26  # columns of a help, and where what a flag does begins in it
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
@@ -58,34 +56,12 @@ def make_parser(docstring: str, prog: str | None = None) -> Parser:
     return parser
 
 
-def check_words(parser: argparse.ArgumentParser, others: Parsers | None = None) -> None:
-    """End the program with one line and exit code 2 where the command line is mistyped.
-
-    A script calls this before it imports anything that takes seconds. `--help` is answered here, too. others: functions
-    that make the parser of what follows, by the first word that chooses one of them.
-    """
-
-    def parse() -> None:
-        name, words = subcommand(sys.argv[1:], others or {})
-        (others[name]() if others and name else parser).parse_args(words)
-
-    if code := reports_problems(parse)():
-        sys.exit(code)
-
-
 def subcommand(words: list[str], names: Collection[str]) -> tuple[str, list[str]]:
     """Return the first word where it is one of these names, "" where it is none, and the words that follow."""
     return (words[0], words[1:]) if words and words[0] in names else ("", words)
 
 
-def first_given(args: argparse.Namespace, *names: str) -> str | None:
-    """Return the first of these flags that has a value, as it is typed; None where none has.
-
-    names: names of flags or of their attributes, `--max-new-tokens` or `max_new_tokens`.
-    """
-    attributes = (name.lstrip("-").replace("-", "_") for name in names)
-    found = next((name for name in attributes if getattr(args, name)), None)
-    return found and "--" + found.replace("_", "-")
+# --- argparse types ---------------------------------------------------------------------------------------------------
 
 
 def at_least(smallest: int, largest: int = 2**31 - 1):
@@ -96,10 +72,9 @@ def at_least(smallest: int, largest: int = 2**31 - 1):
             value = int(text)
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-        if value < smallest:
-            raise argparse.ArgumentTypeError(f"{value} is too small, give {smallest} or more")
-        if value > largest:
-            raise argparse.ArgumentTypeError(f"{value} is too large, give {largest} or less")
+        if not smallest <= value <= largest:
+            what, advice = ("small", f"{smallest} or more") if value < smallest else ("large", f"{largest} or less")
+            raise argparse.ArgumentTypeError(f"{value} is too {what}, give {advice}")
         return value
 
     return parse
@@ -109,7 +84,6 @@ seed = at_least(0, LARGEST_SEED)
 
 
 def positive(text: str) -> float:
-    """Read a finite number above 0, as an argparse type."""
     try:
         value = float(text)
     except ValueError:
@@ -120,27 +94,28 @@ def positive(text: str) -> float:
 
 
 def some_name(text: str) -> str:
-    """Read a word that is not empty, as an unset variable would leave it; an argparse type."""
+    """Read a word that is not empty, as an unset variable would leave it."""
     if not text.strip():
         raise argparse.ArgumentTypeError("it is empty, give a name")
     return text
 
 
 def some_path(text: str) -> Path:
-    """Read the path of a file or folder, as an argparse type."""
     return Path(some_name(text))
 
 
 def plain_name(text: str) -> str:
-    """Read the name that all files of a run begin with, as an argparse type."""
+    """Read the name that all files of a run begin with."""
     if not text.strip(" .") or not text.isprintable() or Path(text).name != text or len(text.encode()) > 128:
         raise argparse.ArgumentTypeError(f"{text!r} is no plain word of 1 to 128 bytes; --out-dir chooses the folder")
     return text
 
 
 def length_or_auto(text: str) -> int | str:
-    """Read a whole number or the word auto, as an argparse type."""
     return AUTO if text.strip() == AUTO else at_least(0)(text)
+
+
+# --- lists ------------------------------------------------------------------------------------------------------------
 
 
 def lengths(text: str, flag: str) -> tuple[list[int], bool]:
@@ -153,31 +128,18 @@ def lengths(text: str, flag: str) -> tuple[list[int], bool]:
     return numbers(",".join(others), int, 0, flag) if others else [], AUTO in words
 
 
-def typed_lengths(text: str) -> str:
-    """Return draft lengths as they were typed, as an argparse type. Raises UsageProblem where they are wrong."""
-    lengths(text, "-k")
-    return text
-
-
-def typed_temperatures(text: str) -> str:
-    """Return temperatures as they were typed, as an argparse type. Raises UsageProblem where they are wrong."""
-    numbers(text, float, 0, "--temperature")
-    return text
-
-
 def numbers(text: str, kind: type, smallest: float, flag: str, largest: float = LARGEST) -> list:
     """Read a comma-separated list from the command line, sorted, without repeats."""
-    example = "2,4,8" if kind is int else "0,0.8"
     try:
         values = sorted({kind(word) for word in text.split(",")})
     except ValueError:
-        raise UsageProblem(
-            f"{flag} {text}: give numbers with commas between them, for example {flag} {example}"
-        ) from None
-    if values[0] < smallest:
-        raise UsageProblem(f"{flag} {text}: {values[0]} is too small, give {smallest} or more")
+        example = "2,4,8" if kind is int else "0,0.8"
+        advice = f"give numbers with commas between them, for example {flag} {example}"
+        raise UsageProblem(f"{flag} {text}: {advice}") from None
     if not all(map(math.isfinite, values)):
         raise UsageProblem(f"{flag} {text}: give finite numbers")
+    if values[0] < smallest:
+        raise UsageProblem(f"{flag} {text}: {values[0]} is too small, give {smallest} or more")
     if values[-1] > largest:
         raise UsageProblem(f"{flag} {text}: {values[-1]} is too large, give {largest} or less")
     return values

@@ -12,12 +12,11 @@ from speclab.core.rounds import Round
 from speclab.models.pieces import Pieces
 from speclab.system.terminal import harmless, wants_colour
 
-ACCEPTED, CORRECTED, BONUS, PLAIN = "accepted", "corrected", "bonus", "plain"
-ANSI = {ACCEPTED: "32", CORRECTED: "35", BONUS: "36"}
-MEANINGS = {
-    ACCEPTED: "drafted and kept",
-    CORRECTED: "the target's own, in place of a rejected token",
-    BONUS: "the target's own, after a draft that was kept whole",
+PLAIN = "plain"
+ORIGINS = {  # the colour of each origin, and what it means; plain tokens have no colour
+    "accepted": ("32", "drafted and kept"),
+    "corrected": ("35", "the target's own, in place of a rejected token"),
+    "bonus": ("36", "the target's own, after a draft that was kept whole"),
 }
 
 
@@ -25,9 +24,9 @@ def parts(round_: Round) -> Iterator[tuple[str, list[int]]]:
     """Yield the origins of a round's tokens, each with its tokens, in the order of the text."""
     accepted, own = round_.tokens[: round_.n_accepted], round_.tokens[round_.n_accepted :]
     if accepted:
-        yield ACCEPTED, accepted
+        yield "accepted", accepted
     if own:
-        yield PLAIN if not round_.n_drafted else CORRECTED if round_.n_rejected else BONUS, own
+        yield PLAIN if not round_.n_drafted else "corrected" if round_.n_rejected else "bonus", own
 
 
 class Text:
@@ -43,35 +42,30 @@ class Text:
         self._held: list[str] = []
 
     def add(self, round_: Round) -> None:
-        """Show the tokens of a round."""
-        for kind, tokens in parts(round_):
-            self._show(self._pieces.add(tokens), kind)
+        for origin, tokens in parts(round_):
+            self._show(self._pieces.add(tokens), origin)
 
     def end(self) -> None:
         """Show what was held back, and end the line."""
         self._show(self._pieces.rest(), PLAIN)
         print(harmless("".join(self._held)), flush=True)
 
-    def _show(self, text: str, kind: str) -> None:
+    def _show(self, text: str, origin: str) -> None:
         if not self._at_once:
             self._held.append(text)
         elif text:
-            print(self._painted(harmless(text), kind), end="", flush=True)
-
-    def _painted(self, text: str, kind: str) -> str:
-        return painted(text, kind) if self._colours else text
+            print(painted(harmless(text), origin) if self._colours else harmless(text), end="", flush=True)
 
 
-def painted(text: str, kind: str) -> str:
-    """Return a text in the colour of its origin."""
-    return f"\x1b[{ANSI[kind]}m{text}\x1b[0m" if kind in ANSI else text
+def painted(text: str, origin: str) -> str:
+    return f"\x1b[{ORIGINS[origin][0]}m{text}\x1b[0m" if origin in ORIGINS else text
 
 
 def legend() -> str | None:
     """Return the line that explains the colours; None where standard output shows none."""
     if not wants_colour(sys.stdout):
         return None
-    return "colours " + "; ".join(f"{painted(kind, kind)}: {meaning}" for kind, meaning in MEANINGS.items())
+    return "colours " + "; ".join(f"{painted(name, name)}: {meaning}" for name, (_, meaning) in ORIGINS.items())
 
 
 def passes_line(n_tokens: int, counts: Counts) -> str:

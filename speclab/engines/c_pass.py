@@ -1,19 +1,20 @@
 """The engine `c`: a whole pass in one call of pass.c, with the model's weights packed as that file reads them.
 
-Keys and values of a text lie in pages of PAGE tokens. A text that grows gets another page, and nothing is copied.
-Rolling back is free: rows behind the text's length are never read, and the next pass overwrites them.
+Keys and values of a text lie in pages. A text that grows gets another page, and nothing is copied. Rolling back is
+free: rows behind the text's length are never read, and the next pass overwrites them.
 """
 
 import ctypes
+import re
 import sys
 from collections.abc import Iterable
-from ctypes import POINTER, Structure, c_float, c_int, c_void_p
-from typing import NamedTuple
+from ctypes import c_float, c_int, c_void_p
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from speclab.engines.library import library
+from speclab.engines.library import SOURCE, library
 from speclab.engines.parts import NormOf, Parts
 from speclab.models.family import NoFastBackend
 
@@ -25,62 +26,22 @@ EXACT = 1e-6  # of the largest weight of a group: float32 arithmetic, not anothe
 ANGLES = 4096  # positions of the first table of angles
 
 
-class Norm(Structure):
-    """The struct of that name in pass.c."""
-
-    _fields_ = [(name, c_void_p) for name in ("gain", "shift")]
-
-
-class Matrix(Structure):
-    """The struct of that name in pass.c."""
-
-    _fields_ = [(name, c_int) for name in ("kind", "columns", "group")] + [
-        (name, c_void_p) for name in ("data", "scale", "low", "bias")
-    ]
-
-
-NORMS = ("before_attention", "after_attention", "before_mlp", "after_mlp", "queries", "keys")
-MATRICES = ("qkv", "out", "up", "down")
+def structs() -> dict[str, Any]:
+    """Return the structs that pass.c shares with Python, read from that file, where alone they are written down."""
+    types: dict[str, Any] = {"int": c_int, "float": c_float}
+    text = re.sub(r"/\*.*?\*/|\bconst\b", "", SOURCE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for body, name in re.findall(r"typedef struct \{([^}]*)\}\s*(Norm|Matrix|Layer|Model|Pass);", text):
+        fields = []
+        for line in filter(str.strip, body.split(";")):
+            kind, names = line.split(None, 1)
+            fields += [(one.strip(" *\n"), c_void_p if "*" in one else types[kind]) for one in names.split(",")]
+        types[name] = type(name, (ctypes.Structure,), {"_fields_": fields})
+    return types
 
 
-class Layer(Structure):
-    """The struct of that name in pass.c."""
-
-    _fields_ = (
-        [(name, Norm) for name in NORMS]
-        + [(name, Matrix) for name in MATRICES]
-        + [("cosines", c_void_p), ("sines", c_void_p), ("window", c_int)]
-    )
-
-
-SIZES = ("heads", "kv_heads", "head_size", "mlp")
-SWITCHES = ("centred", "whole_norms", "gated", "activation", "parallel", "beside", "start_normed")
-NUMBERS = ("epsilon", "attention_scale", "attention_cap", "logit_cap", "embedding_scale")
-
-
-class Model(Structure):
-    """The struct of that name in pass.c."""
-
-    _fields_ = (
-        [(name, c_int) for name in ("layers", "hidden", *SIZES, "turned", "ids", *SWITCHES)]
-        + [(name, c_float) for name in NUMBERS]
-        + [("embeddings", c_void_p), ("places", c_void_p), ("last", Norm), ("states", Norm), ("head", Matrix)]
-        + [("layer", POINTER(Layer))]
-    )
-
-
-class Pass(Structure):
-    """The struct of that name in pass.c."""
-
-    _fields_ = [
-        ("model", POINTER(Model)),
-        *((name, c_int) for name in ("m", "first", "end")),
-        *((name, c_void_p) for name in ("ids", "states", "text", "position", "row", "whole", "mask")),
-        ("masked", c_int),
-        *((name, c_void_p) for name in ("pages", "outputs")),
-        ("n_logits", c_int),
-        *((name, c_void_p) for name in ("wanted", "logits", "scratch")),
-    ]
+STRUCTS = structs()
+Norm, Matrix, Layer, Model, Pass = (STRUCTS[name] for name in ("Norm", "Matrix", "Layer", "Model", "Pass"))
+NORMS, MATRICES = ([name for name, kind in Layer._fields_ if kind is of] for of in (Norm, Matrix))
 
 
 class Stored(NamedTuple):
@@ -139,52 +100,56 @@ def in_steps(groups: Tensor, counts: list[int], around_zero: bool) -> tuple[Tens
     return None
 
 
-class Packed:
-    """A model as pass.c reads it; `run` makes a pass.  kinds: of its weights, bit by bit."""
+class CModel:
+    """A model, or a draft's head, as pass.c reads it.
 
-    def __init__(self, parts: Parts):
+    name: of the engine, for users. page: tokens of a page. largest_window: the most tokens that a layer with a window
+    reads, 0 where all read all. most_positions: that a text may have. kinds: of its weights, bit by bit. bytes_spared:
+    of the weights, which a pass does not read, as it reads them in fewer bytes than their dtype has.
+    """
+
+    name, graphed = "c", False
+
+    def __init__(self, parts: Parts, most_positions: int | None = None):
         if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in (parts.embeddings, parts.head[0])):
             raise NoFastBackend("the engine c is made for float32 on a CPU")
-        self.parts, self._kept, self._angles = parts, [], {}
-        found = {
-            (i, name): stored(getattr(layer, name)[0].detach())
-            for i, layer in enumerate(parts.layers)
-            for name in MATRICES
-        }
-        found[-1, "head"] = stored(parts.head[0].detach())
-        self.kinds = sum({1 << one.kind for one in found.values()})
+        self.parts, self.most_positions, self._kept, self._angles = parts, most_positions or sys.maxsize, [], []
+        self.hidden, self.ids = parts.embeddings.shape[1], len(parts.head[0])
+        self.largest_window = max(layer.window for layer in parts.layers)
+        found = [[stored(getattr(layer, name)[0].detach()) for name in MATRICES] for layer in parts.layers]
+        head = stored(parts.head[0].detach())
+        every = [head, *(one for of_layer in found for one in of_layer)]
+        self.bytes_spared = sum(4 * one.numbers.numel() - one.n_bytes for one in every)
+        self.kinds = sum({1 << one.kind for one in every})
         self.library = library(self.kinds)
         for name in ("page_floats", "floats_needed"):
             getattr(self.library, name).restype = ctypes.c_long
         self.lanes, self.page = self.library.lanes(), self.library.page_tokens()
-        self.hidden = parts.embeddings.shape[1]
         self.layers = (Layer * len(parts.layers))()
-        for i, (made, layer) in enumerate(zip(self.layers, parts.layers, strict=True)):
+        for made, layer, of_layer in zip(self.layers, parts.layers, found, strict=True):
             for name in NORMS:
                 setattr(made, name, self._norm(getattr(layer, name)))
-            for name in MATRICES:
+            for name, one in zip(MATRICES, of_layer, strict=True):
                 halves = 2 if name == "up" and parts.gated else 1
-                setattr(made, name, self._matrix(found[i, name], getattr(layer, name)[1], halves))
+                setattr(made, name, self._matrix(one, getattr(layer, name)[1], halves))
             made.window = layer.window
-        sizes = {name: int(getattr(parts, name)) for name in (*SIZES, *SWITCHES)}
-        numbers = {name: float(getattr(parts, name)) for name in NUMBERS}
-        pointers = {"embeddings": self._kept_at(parts.embeddings), "places": self._kept_at(parts.places)}
-        self.model = Model(
-            layers=len(parts.layers),
-            hidden=self.hidden,
-            ids=len(parts.head[0]),
-            layer=self.layers,
-            **sizes,
-            **numbers,
-            **pointers,
-        )
+        self.model = Model(layers=len(parts.layers), hidden=self.hidden, ids=self.ids)
+        for name, kind in Model._fields_:  # the others have the names of pass.c, too
+            if kind in (c_int, c_float) and hasattr(parts, name) and name != "layers":
+                setattr(self.model, name, kind(getattr(parts, name)))
+        self.model.layer, self.model.head = ctypes.addressof(self.layers), self._matrix(head, parts.head[1], 1)
+        self.model.embeddings, self.model.places = map(self._kept_at, (parts.embeddings, parts.places))
         self.model.last, self.model.states = self._norm(parts.last), self._norm(parts.states)
-        self.model.head = self._matrix(found[-1, "head"], parts.head[1], 1)
         self.page_floats = self.library.page_floats(ctypes.byref(self.model))
-        self.width = -(-len(parts.head[0]) // self.lanes) * self.lanes  # of the rows of logits
-        self.bytes_spared = sum(4 * one.numbers.numel() - one.n_bytes for one in found.values())
         self._scratch, self._reached = torch.empty(0), 0
         self._numbers, self._zeros = (torch.zeros(0, dtype=torch.int32) for _ in range(2))
+
+    def prepare(self, widths: Iterable[int], longest: int) -> None:
+        """Nothing to do: any width and length runs."""
+
+    def start(self, hidden_layers: Iterable[int] = ()) -> "CBackend":
+        """Return a backend for one decoding."""
+        return CBackend(self, hidden_layers)
 
     def _kept_at(self, tensor: Tensor | None) -> int | None:
         if tensor is None:
@@ -192,10 +157,10 @@ class Packed:
         self._kept.append(tensor.detach().contiguous())
         return self._kept[-1].data_ptr()
 
-    def _norm(self, norm: NormOf) -> Norm:
+    def _norm(self, norm: NormOf) -> Any:
         return Norm(*map(self._kept_at, norm)) if norm else Norm()
 
-    def _matrix(self, found: Stored, bias: Tensor | None, halves: int) -> Matrix:
+    def _matrix(self, found: Stored, bias: Tensor | None, halves: int) -> Any:
         kind, group, numbers, scale, low = found
 
         def blocks(part: Tensor) -> Tensor:
@@ -211,11 +176,11 @@ class Packed:
         rest = (scale, low, None if bias is None else bias.detach()[:, None])
         return Matrix(kind, columns, group, *(self._kept_at(None if x is None else blocks(x)) for x in (words, *rest)))
 
-    def reach(self, n: int, limit: int) -> None:
-        """Make the angles of the first n positions, and of some more up to `limit`, where they are not there yet."""
+    def reach(self, n: int) -> None:
+        """Make the angles of the first n positions, and of some more, where they are not there yet."""
         if n <= self._reached or not self.parts.angles:
             return
-        self._reached = max(n, min(limit, max(ANGLES, 2 * self._reached)))
+        self._reached = max(n, min(self.most_positions, max(ANGLES, 2 * self._reached)))
         places = torch.arange(self._reached)
         with torch.inference_mode():
             self._angles = [angles(places) for angles in self.parts.angles]
@@ -236,71 +201,57 @@ class Packed:
             self._numbers = torch.arange(2 * n, dtype=torch.int32)
         return self._numbers.data_ptr()
 
-    def run(self, given: Pass, n_tokens: int, n_logits: int, states: dict[int, Tensor]) -> Tensor:
+    def run(
+        self, given: Any, n_tokens: int, n_logits: int, states: dict[int, Tensor], chain: "Chain | None" = None
+    ) -> Tensor:
         """Make a pass of so many tokens.  -> (1, n_logits, ids) logits
 
-        given: what pass.c needs beside them. states: of layers, (1, n_tokens, hidden) each, which are written.
+        given: what pass.c needs beside them. states: of layers, (1, n_tokens, hidden) each, which are written. chain:
+        as many passes as it has places, each over the most probable token after the one before.
         """
         needed = self.library.floats_needed(ctypes.byref(self.model), n_tokens)
         if len(self._scratch) < needed:
             self._scratch = torch.empty(needed)
-        logits = torch.empty(1, n_logits, self.width)
+        logits = torch.empty(1, n_logits, -(-self.ids // self.lanes) * self.lanes)  # whole registers
         outputs = (c_void_p * len(self.layers))()
         for layer, out in states.items():
             outputs[layer] = out.data_ptr()
-        given.model, given.m, given.scratch = ctypes.pointer(self.model), n_tokens, self._scratch.data_ptr()
+        given.model, given.m, given.scratch = ctypes.addressof(self.model), n_tokens, self._scratch.data_ptr()
         given.logits, given.n_logits, given.outputs = logits.data_ptr(), n_logits, ctypes.addressof(outputs)
-        self.library.forward(ctypes.byref(given), torch.get_num_threads())
-        return logits[..., : self.model.ids]
+        if chain is None:
+            self.library.forward(ctypes.byref(given), torch.get_num_threads())
+        else:
+            places = (c_void_p(part.data_ptr()) for part in (chain.tokens, chain.highest))
+            self.library.chain(ctypes.byref(given), torch.get_num_threads(), len(chain.tokens), chain.n_ids, *places)
+        return logits[..., : self.ids]
+
+
+class Chain(NamedTuple):
+    """Where a chain of k passes writes: (k,) the most probable ones of the first n_ids, and (k,) their logits."""
+
+    n_ids: int
+    tokens: Tensor
+    highest: Tensor
 
 
 class Text:
     """The pages of one text, and their addresses."""
 
-    def __init__(self, packed: Packed):
-        self._packed, self.pages, self.addresses = packed, [], (c_void_p * 16)()
+    def __init__(self, model: CModel):
+        self._model, self.pages, self.addresses = model, [], (c_void_p * 16)()
 
     def reserve(self, n: int) -> None:
         """Have pages for n tokens."""
-        while len(self.pages) * self._packed.page < n:
+        while len(self.pages) * self._model.page < n:
             if len(self.pages) == len(self.addresses):
                 self.addresses = (c_void_p * (2 * len(self.pages)))(*self.addresses)
-            self.pages.append(torch.zeros(self._packed.page_floats))
+            self.pages.append(torch.zeros(self._model.page_floats))
             self.addresses[len(self.pages) - 1] = self.pages[-1].data_ptr()
 
     def move(self, rows: list[int], start: int) -> None:
         """Move the keys and values of these rows to `start` and the rows after it."""
-        model = ctypes.byref(self._packed.model)
         for to, row in enumerate(rows, start):
-            self._packed.library.move(model, self.addresses, row, to)
-
-
-class CModel:
-    """A model, or a draft's head, on the engine `c`.
-
-    name: of the engine, for users. largest_window: the most tokens that a layer with a window reads, 0 where all read
-    all. page: the tokens of a page. most_positions: that a text may have.
-    """
-
-    name, graphed = "c", False
-
-    def __init__(self, parts: Parts, most_positions: int | None = None):
-        self.packed, self.most_positions = Packed(parts), most_positions or sys.maxsize
-        self.largest_window = max(layer.window for layer in parts.layers)
-        self.page = self.packed.page
-
-    @property
-    def bytes_spared(self) -> int:
-        """Return the bytes of the weights that a pass does not read, as it reads them in fewer bytes than their dtype
-        has."""
-        return self.packed.bytes_spared
-
-    def prepare(self, widths: Iterable[int], longest: int) -> None:
-        """Nothing to do: any width and length runs."""
-
-    def start(self, hidden_layers: Iterable[int] = ()) -> "CBackend":
-        """Return a backend for one decoding."""
-        return CBackend(self, hidden_layers)
+            self._model.library.move(ctypes.byref(self._model.model), self.addresses, row, to)
 
 
 class CBackend:
@@ -309,23 +260,26 @@ class CBackend:
     n_replays = n_single = 0
 
     def __init__(self, model: CModel, hidden_layers: Iterable[int] = ()):
-        self._model, self._packed, self._hidden_layers = model, model.packed, tuple(hidden_layers)
+        self._model, self._hidden_layers = model, tuple(hidden_layers)
         self.hidden: dict[int, Tensor] = {}
-        self.text = Text(model.packed)
-        self._all = range(len(model.packed.layers))
-        self._given = Pass()
+        self.text, self._given, self._all = Text(model), Pass(), range(len(model.layers))
 
     def prefill(self, prompt: Tensor) -> Tensor:
         """Read a prompt, (1, prompt) ids.  -> (1, 1, vocab) logits of the last one"""
         return self.read(prompt, 0, only_last=True)
 
-    def step(self, tokens: Tensor, length: int) -> Tensor:
-        """Do the same as `forward`."""
-        return self.read(tokens, length)
-
     def forward(self, tokens: Tensor, length: int) -> Tensor:
         """Run a pass: (1, m) ids after `length` tokens -> (1, m, vocab) logits."""
         return self.read(tokens, length)
+
+    step = forward
+
+    def chain(self, tokens: Tensor, length: int, k: int, n_ids: int) -> tuple[Tensor, Tensor]:
+        """Run k passes: over (1, m) ids after `length` tokens, then over the most probable one of the first `n_ids`
+        after the pass before.  -> (k,) these ids and (k,) their logits, not finite where a logit is no number"""
+        chain = Chain(n_ids, torch.empty(k, dtype=torch.long), torch.empty(k))
+        self._run(tokens, None, length, self._all, (), 1, chain=chain)
+        return chain.tokens, chain.highest
 
     def forward_masked(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
         """Do the same as `forward`, but each token has its position (1, m), and the mask (1, 1, m, length + m) says
@@ -381,6 +335,7 @@ class CBackend:
         kept: Iterable[int],
         n_logits: int,
         masked: tuple[Tensor, Tensor] | None = None,
+        chain: Chain | None = None,
     ) -> Tensor:
         """Run these layers over (1, m) ids, (1, m, hidden) states, or both, after `length` tokens. The states after the
         layers `kept` are kept.  -> (1, n_logits, vocab) logits of the last tokens
@@ -388,14 +343,15 @@ class CBackend:
         masked: positions (m,), and which rows each token reads, (m, length + m) bool, where tokens do not all follow
         each other.
         """
-        packed, given = self._packed, self._given
+        model, given = self._model, self._given
         inputs = [None if part is None else part.contiguous() for part in (ids, states)]
         m = next(part.shape[1] for part in inputs if part is not None)
         total = length + m
-        self.text.reserve(total)
-        packed.reach(total, self._model.most_positions)
+        further = 0 if chain is None else len(chain.tokens) - 1
+        self.text.reserve(total + further)
+        model.reach(total + further)
         given.ids, given.states = (None if part is None else part.data_ptr() for part in inputs)
-        numbers, zeros = packed.numbers(total + 1), packed.zeros(m)
+        numbers, zeros = model.numbers(total + further + 1), model.zeros(m)
         given.text, given.position, given.row = zeros, numbers + 4 * length, numbers + 4 * length
         given.whole, given.wanted = numbers + 4 * (length + 1), numbers + 4 * (m - n_logits)
         given.mask, given.masked = None, 0
@@ -405,5 +361,5 @@ class CBackend:
         given.first, given.end = layers.start, layers.stop
         texts = (c_void_p * 1)(ctypes.addressof(self.text.addresses))
         given.pages = ctypes.addressof(texts)
-        self.hidden = {layer: torch.empty(1, m, packed.hidden) for layer in kept}
-        return packed.run(given, m, n_logits, self.hidden)
+        self.hidden = {layer: torch.empty(1, m, model.hidden) for layer in kept}
+        return model.run(given, m, n_logits, self.hidden, chain)

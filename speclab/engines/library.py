@@ -22,7 +22,8 @@ from speclab.system.terminal import note
 
 SOURCE = pathlib.Path(__file__).with_name("pass.c")
 # Sums keep their order, and NaN and infinity stay what they are: no flag lets the compiler assume there are none.
-FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared", "-pthread")
+FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared")
+THREADS = "-fopenmp"  # of the library that PyTorch has loaded, so that its threads are the same
 OF_PROCESSORS = ("model name", "flags", "Features", "CPU implementer", "CPU part", "CPU variant")  # of /proc/cpuinfo
 NO_COMPILER = "there is no C compiler; install one, on Debian: apt install gcc"
 
@@ -49,6 +50,15 @@ def library(kinds: int, more: tuple[str, ...] = ()) -> ctypes.CDLL:
     if (path := compiler()) is None:
         raise NoFastBackend(NO_COMPILER)
     flags = (*FLAGS, f"-DKINDS={kinds}", *more)
+    try:
+        return _library(path, (*flags, THREADS))
+    except NoFastBackend:
+        found = _library(path, flags)
+        note("the C compiler has no OpenMP, so a pass takes one thread; with gcc it takes all")
+        return found
+
+
+def _library(path: str, flags: tuple[str, ...]) -> ctypes.CDLL:
     source = SOURCE.read_bytes()
     about = repr((source, os.path.realpath(path), os.stat(path).st_mtime, flags, platform.machine(), _processor()))
     try:

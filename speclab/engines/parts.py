@@ -18,7 +18,7 @@ from speclab.models.family import NoFastBackend
 
 LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "gemma", "gemma2", "gemma3_text", "olmo2")
 FAMILIES = (*LIKE_LLAMA, "gpt2", "gpt_neox")
-ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "gelu_fast": 2, "relu": 3}
+ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "gelu_fast": 2}
 Linear = tuple[Tensor, Tensor | None]
 """A matrix (rows, columns), and a bias (rows,)."""
 NormOf = tuple[Tensor, Tensor | None] | None

@@ -17,7 +17,9 @@
 
    It is called by c_pass.py; parts.py says which model has which of the parts below. */
 #include <math.h>
-#include <pthread.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -55,86 +57,32 @@ INLINE vec exponential(vec x) {
   vec clipped = choose(x < low, low, choose(x > high, high, x)), scaled = clipped * 1.44269504f;
   ivec n = __builtin_convertvector(scaled + choose(scaled < 0, -half, half), ivec);
   vec r = clipped - __builtin_convertvector(n, vec) * 0.693359375f + __builtin_convertvector(n, vec) * 2.12194440e-4f;
-  vec y = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  y = y * r + 8.3334519073e-3f;
-  y = y * r + 4.1665795894e-2f;
-  y = y * r + 1.6666665459e-1f;
-  y = y * r + 5.0000001201e-1f;
+  const float parts[] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
+                         4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
+  vec y = {0};
+  UNROLL for (int i = 0; i < 6; i++) y = y * r + parts[i];
   y = (y * r * r + r + 1.0f) * (vec)((n + 127) << 23);
   return choose(x < low, (vec){0}, choose(x > high, (vec){0} + INFINITY, choose(x != x, x, y)));
 }
 INLINE vec hyperbolic_tangent(vec x) { return 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f); }
 
-/* ---- threads: the caller is number 0; the others wait for a job, and all meet after each step of it ---- */
+/* ---- threads: OpenMP starts them, once for a whole pass; all meet after each step of it ---- */
 
-typedef void (*work_of)(void *what, int me, int n); /* the part of thread `me` among n */
-static struct {
-  pthread_mutex_t calling, lock;
-  pthread_cond_t bell;
-  atomic_int job, at_work, arrived, meeting;
-  int threads, n; /* that wait for jobs; that share the present one, the caller included */
-  work_of work;
-  void *what;
-} team = {.calling = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .bell = PTHREAD_COND_INITIALIZER};
-
-/* Looking again and again keeps a core busy, and where two threads share one, the other one slow: so a look rests. A
-   thread that waits long gives its core away: beside other work, the one that it waits for may need it. */
-static void rest(int looks) {
+typedef struct { atomic_int arrived, meeting; int n; } Team;
+/* A thread that waits long gives its core away: beside other work, the one that it waits for may need it. */
+static void meet(Team *team) {
+  if (team->n == 1) return;
+  int now = atomic_load_explicit(&team->meeting, memory_order_relaxed);
+  if (atomic_fetch_add_explicit(&team->arrived, 1, memory_order_acq_rel) == team->n - 1) {
+    atomic_store_explicit(&team->arrived, 0, memory_order_relaxed);
+    atomic_store_explicit(&team->meeting, now + 1, memory_order_release);
+  } else
+    for (int looks = 0; atomic_load_explicit(&team->meeting, memory_order_acquire) == now; looks++) {
 #if defined(__x86_64__)
-  __builtin_ia32_pause();
+      __builtin_ia32_pause(); /* looking without a rest slows a thread that shares the core */
 #endif
-  if (looks > 500) sched_yield();
-}
-static void meet(int n) {
-  if (n == 1) return;
-  int now = atomic_load_explicit(&team.meeting, memory_order_relaxed);
-  if (atomic_fetch_add_explicit(&team.arrived, 1, memory_order_acq_rel) == n - 1) {
-    atomic_store_explicit(&team.arrived, 0, memory_order_relaxed);
-    atomic_store_explicit(&team.meeting, now + 1, memory_order_release);
-  } else
-    for (int looks = 0; atomic_load_explicit(&team.meeting, memory_order_acquire) == now; looks++) rest(looks);
-}
-static void *wait_for_jobs(void *number) {
-  int me = (int)(intptr_t)number, seen = atomic_load(&team.job);
-  for (atomic_fetch_sub(&team.at_work, 1);; atomic_fetch_sub(&team.at_work, 1)) { /* ready, or done */
-    for (int looks = 0; looks < 5000 && atomic_load(&team.job) == seen; looks++) rest(looks); /* waking up is slow */
-    pthread_mutex_lock(&team.lock);
-    while (atomic_load(&team.job) == seen) pthread_cond_wait(&team.bell, &team.lock);
-    pthread_mutex_unlock(&team.lock);
-    seen++;
-    if (me < team.n) team.work(team.what, me, team.n);
-  }
-  return NULL;
-}
-static void wait_for_all(void) {
-  for (int looks = 0; atomic_load_explicit(&team.at_work, memory_order_acquire); looks++) rest(looks);
-}
-static void forget_threads(void) { /* a forked process has none of them */
-  const pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-  team.threads = 0, team.calling = team.lock = fresh;
-}
-/* Run the work in n threads, and return when all are done. */
-static void together(int n, work_of work, void *what) {
-  pthread_mutex_lock(&team.calling);
-  if (team.threads == 0 && n > 1) pthread_atfork(NULL, NULL, forget_threads);
-  for (pthread_t thread; team.threads < n - 1; team.threads++) {
-    atomic_store(&team.at_work, 1);
-    if (pthread_create(&thread, NULL, wait_for_jobs, (void *)(intptr_t)(team.threads + 1))) break;
-    wait_for_all();
-  }
-  if (n > team.threads + 1) n = team.threads + 1;
-  if (n > 1) {
-    pthread_mutex_lock(&team.lock);
-    team.work = work, team.what = what, team.n = n;
-    atomic_store(&team.at_work, team.threads);
-    atomic_fetch_add(&team.job, 1);
-    pthread_cond_broadcast(&team.bell);
-    pthread_mutex_unlock(&team.lock);
-  } else
-    atomic_store(&team.at_work, 0);
-  work(what, 0, n);
-  wait_for_all();
-  pthread_mutex_unlock(&team.calling);
+      if (looks > 500) sched_yield();
+    }
 }
 
 /* ---- a product with a matrix ---- */
@@ -160,41 +108,33 @@ INLINE uvec words_at(const Matrix *w, const int in_word, long block, long column
   memcpy(&words, w->data + (block * w->columns + column) / in_word * L, sizeof words);
   return words;
 }
-/* out[i][block b] (+)= rows of blocks b .. b + T - 1, times x[i], for M tokens. U: sums of one output that run side by
-   side, where there are few outputs: an addition takes longer than the time until the next one could begin. M, T, U and
-   kind are known where this is compiled, so all sums are in registers. */
-INLINE void tile(const int M, const int T, const int U, const int kind, const Matrix *w, const float *x, long x_stride,
-                 long b, float *out, long stride, int add) {
-  const int N = 1 << kind, step = U > N ? U : N; /* columns of a word, and of a turn of the loop */
+/* out[i][block b] (+)= rows of blocks b .. b + T - 1, times x[i], for M tokens. M, T and kind are known where this is
+   compiled, so all sums are in registers. */
+INLINE void tile(const int M, const int T, const int kind, const Matrix *w, const float *x, long x_stride, long b,
+                 float *out, long stride, int add) {
+  const int N = 1 << kind; /* columns of a word */
   const long n = w->columns, group = kind >= INT8 ? w->group : n;
   vec sum[32];
   UNROLL for (int s = 0; s < T * M; s++) sum[s] = (vec){0};
-  for (long j = 0, end = group, g = 0; j < n; end += group, g++) {
+  for (long j = 0, g = 0; j < n; g++) {
     vec part[32];
     float of_x[MOST];
-    UNROLL for (int s = 0; s < U * T * M; s++) part[s] = (vec){0};
+    UNROLL for (int s = 0; s < T * M; s++) part[s] = (vec){0};
     UNROLL for (int i = 0; i < M; i++) of_x[i] = 0;
-    for (; j + step <= end; j += step)
-      UNROLL for (int c = 0; c < step; c += N) {
-        uvec words[8];
-        UNROLL for (int t = 0; t < T; t++) words[t] = words_at(w, N, b + t, j + c);
-        UNROLL for (int k = 0; k < N; k++) {
-          const float *at = x + j + c + k;
-          if (kind == INT4) UNROLL for (int i = 0; i < M; i++) of_x[i] += at[i * x_stride];
-          UNROLL for (int t = 0; t < T; t++) {
-            const vec v = weights(kind, words[t], k);
-            UNROLL for (int i = 0; i < M; i++) part[((c + k) % U * T + t) * M + i] += v * at[i * x_stride];
-          }
+    for (const long end = j + group; j < end; j += N) {
+      uvec words[8];
+      UNROLL for (int t = 0; t < T; t++) words[t] = words_at(w, N, b + t, j);
+      UNROLL for (int k = 0; k < N; k++) {
+        const float *at = x + j + k;
+        if (kind == INT4) UNROLL for (int i = 0; i < M; i++) of_x[i] += at[i * x_stride];
+        UNROLL for (int t = 0; t < T; t++) {
+          const vec v = weights(kind, words[t], k);
+          UNROLL for (int i = 0; i < M; i++) part[t * M + i] += v * at[i * x_stride];
         }
       }
-    for (; j < end; j += N) /* columns that are left over */
-      UNROLL for (int k = 0; k < N; k++) UNROLL for (int t = 0; t < T; t++) {
-        const vec v = weights(kind, words_at(w, N, b + t, j), k);
-        UNROLL for (int i = 0; i < M; i++) part[t * M + i] += v * x[i * x_stride + j + k];
-      }
+    }
     UNROLL for (int t = 0; t < T; t++) UNROLL for (int i = 0; i < M; i++) {
       const long at = ((b + t) * (n / group) + g) * L;
-      UNROLL for (int u = 1; u < U; u++) part[t * M + i] += part[(u * T + t) * M + i];
       sum[t * M + i] += kind < INT8 ? part[t * M + i] : part[t * M + i] * load(w->scale + at);
       if (kind == INT4) sum[t * M + i] += load(w->low + at) * of_x[i];
     }
@@ -205,44 +145,40 @@ INLINE void tile(const int M, const int T, const int U, const int kind, const Ma
     store(o, add ? load(o) + sum[t * M + i] : sum[t * M + i]);
   }
 }
-/* As many blocks at once as there are registers for their sums: reading is faster from several places at once. */
+/* As many blocks at once as there are registers for their sums: each sum waits for its own last addition alone, and
+   reading is faster from several places at once. */
 #if L == 16
 #define BLOCKS(M) (M <= 2 ? 8 : M <= 6 ? 4 : 2)
 #else
 #define BLOCKS(M) (M == 1 ? 8 : M <= 3 ? 4 : M <= 6 ? 2 : 1)
 #endif
-#define TILES(M, T, U, kind) \
-  for (; b + T <= to; b += T) tile(M, T, U, kind, w, x, x_stride, b, out + (b - from) * L, stride, add);
-#define RUN(M, kind) \
+#define TILES(M, T) \
+  for (; b + T <= to; b += T) tile(M, T, kind, w, x, x_stride, b, out + (b - from) * L, stride, add);
+#define TOKENS(M) \
   case M: \
-    TILES(M, BLOCKS(M), 1, kind) \
-    if (M == 1) TILES(1, 4, 1, kind) \
-    TILES(M, 1, (M == 1 ? 8 : 1), kind) \
+    TILES(M, BLOCKS(M)) \
+    if (BLOCKS(M) == 8) TILES(M, 4) \
+    TILES(M, 1) \
     break;
-typedef void product_of(const Matrix *w, const float *x, long x_stride, int m, long from, long to, float *out,
-                        long stride, int add);
+INLINE void product(const int kind, const Matrix *w, const float *x, long x_stride, int m, long from, long to,
+                    float *out, long stride, int add) {
+  long b = from;
+  switch (m) { TOKENS(1) TOKENS(2) TOKENS(3) TOKENS(4) TOKENS(5) TOKENS(6) TOKENS(7) TOKENS(8) }
+}
 /* To compile each kind takes a while: KINDS says which ones, bit by bit. */
-#define PRODUCT(name, kind) \
-  static void name(const Matrix *w, const float *x, long x_stride, int m, long from, long to, float *out, long stride, \
-                   int add) { \
-    long b = from; \
-    if (KINDS >> kind & 1) switch (m) { \
-        RUN(1, kind) RUN(2, kind) RUN(3, kind) RUN(4, kind) RUN(5, kind) RUN(6, kind) RUN(7, kind) RUN(8, kind) \
-      } \
-  }
-PRODUCT(of_float32, FLOAT32)
-PRODUCT(of_bfloat16, BFLOAT16)
-PRODUCT(of_int8, INT8)
-PRODUCT(of_int4, INT4)
+#define OF(kind) \
+  case kind: if (KINDS >> kind & 1) product(kind, w, x + i * x_stride, x_stride, n, b, end, to_row, stride, add); break;
 /* out (m, stride) (+)= x (m, x_stride) times the rows of blocks from .. to - 1, the first of which goes to out[0]. */
 static void multiply(const Matrix *w, const float *x, long x_stride, int m, long from, long to, float *out, long stride,
                      int add) {
-  product_of *const product = ((product_of *[]){of_float32, of_bfloat16, of_int8, of_int4})[w->kind];
   const long most = m <= MOST ? to - from : CHUNK;
   for (long b = from; b < to; b += most)
-    for (int i = 0; i < m; i += MOST)
-      product(w, x + i * x_stride, x_stride, m - i < MOST ? m - i : MOST, b, b + most < to ? b + most : to,
-              out + i * stride + (b - from) * L, stride, add);
+    for (int i = 0; i < m; i += MOST) {
+      const int n = m - i < MOST ? m - i : MOST;
+      const long end = b + most < to ? b + most : to;
+      float *to_row = out + i * stride + (b - from) * L;
+      switch (w->kind) { OF(FLOAT32) OF(BFLOAT16) OF(INT8) OF(INT4) }
+    }
 }
 
 /* ---- the parts of a layer ---- */
@@ -314,30 +250,12 @@ static void normalise(const Model *M, Norm norm, const float *x, int n, float *o
   for (j = 0; j < n; j++) out[j] = (x[j] - mean) * scale * norm.gain[j] + (norm.shift ? norm.shift[j] : 0);
 }
 static vec activated(const Model *M, vec x) {
-  enum { SILU, GELU, GELU_TANH, RELU };
+  enum { SILU, GELU, GELU_TANH };
   if (M->activation == SILU) return x / (1.0f + exponential(-x));
-  if (M->activation == RELU) return choose(x < 0, (vec){0}, x);
   if (M->activation == GELU_TANH)
     return 0.5f * x * (1.0f + hyperbolic_tangent(0.7978845608f * (x + 0.044715f * x * x * x)));
   for (int i = 0; i < L; i++) x[i] = 0.5f * x[i] * (1.0f + erff(x[i] * 0.7071067812f));
   return x;
-}
-/* Head h of a token, of n heads in `raw`: normalised, and turned to its position. */
-static void turn(const Model *M, const Layer *layer, Norm norm, const float *raw, int h, int n, int position,
-                 float *out) {
-  const int D = M->head_size, half = M->turned / 2;
-  float all[norm.gain && M->whole_norms ? n * D : 1]; /* where one mean is over all heads */
-  if (norm.gain && M->whole_norms) {
-    normalise(M, norm, raw, n * D, all);
-    memcpy(out, all + h * D, D * sizeof *out);
-  } else
-    normalise(M, norm, raw + h * D, D, out);
-  if (!layer->cosines) return;
-  const float *c = layer->cosines + (long)position * half, *s = layer->sines + (long)position * half;
-  for (int d = 0; d < half; d++) {
-    const float a = out[d], b = out[d + half];
-    out[d] = a * c[d] - b * s[d], out[d + half] = b * c[d] + a * s[d];
-  }
 }
 /* The mean of the values that a query reads, weighted by e to the product of query and key. pages: of the text. The
    first `whole` rows are read, and of the n_more rows after them those that the mask names. */
@@ -389,23 +307,20 @@ static void attend(const Model *M, int l, int g, float **pages, const float *que
 /* ---- a pass ---- */
 
 #define PART(total, from, to) const long from = (total) * me / n, to = (total) * (me + 1) / n
-/* Blocks of a matrix are shared in fours, so that any number of threads runs the same ones beside each other. */
-#define BLOCKS_OF(total, from, to) \
-  const long from = (up_to(total) / L + 3) / 4 * me / n * 4; \
-  const long to = me == n - 1 ? up_to(total) / L : (up_to(total) / L + 3) / 4 * (me + 1) / n * 4
 /* A product's rows go into the residual stream: at once, or after a norm. y: where they are until then. */
 static void into_stream(const Model *M, const Matrix *w, Norm after, const float *x, long x_stride, int m,
-                        float *stream, float *y, long hidden, int me, int n) {
-  BLOCKS_OF(hidden, from, to);
+                        float *stream, float *y, long hidden, int me, Team *team) {
+  const int n = team->n;
+  PART(up_to(hidden) / L, from, to);
   multiply(w, x, x_stride, m, from, to, (after.gain ? y : stream) + from * L, hidden, !after.gain);
-  meet(n);
+  meet(team);
   if (!after.gain) return;
   PART((long)m, a, b);
   for (long i = a; i < b; i++) {
     normalise(M, after, y + i * hidden, M->hidden, y + i * hidden);
     for (int j = 0; j < M->hidden; j++) stream[i * hidden + j] += y[i * hidden + j];
   }
-  meet(n);
+  meet(team);
 }
 static void embed(const Pass *P, const Model *M, long i, float *out) {
   const float *row = P->ids ? M->embeddings + P->ids[i] * M->hidden : NULL;
@@ -413,22 +328,30 @@ static void embed(const Pass *P, const Model *M, long i, float *out) {
   if (P->states) normalise(M, M->start_normed ? M->states : (Norm){0}, P->states + i * M->hidden, M->hidden, out);
   else for (int j = 0; j < M->hidden; j++) out[j] = row[j] * M->embedding_scale + (place ? place[j] : 0);
 }
-/* Queries are turned and scaled, keys are turned, and keys and values go to the token's row. */
+/* Head h of a token, queries first: it is normalised and turned to the token's position. A query is scaled; a key goes to
+   the token's row in the cache, with its value. */
 static void spread(const Pass *P, const Model *M, int l, long i, int h, const float *raw, float *queries) {
   const Layer *layer = M->layer + l;
-  const int D = M->head_size, g = h - M->heads, kv = M->kv_heads;
-  if (h < M->heads) {
-    turn(M, layer, layer->queries, raw, h, M->heads, P->position[i], queries + h * D);
-    for (int d = 0; d < D; d++) queries[h * D + d] *= M->attention_scale;
+  const int D = M->head_size, half = M->turned / 2, g = h - M->heads;
+  float head[D];
+  normalise(M, M->whole_norms ? (Norm){0} : g < 0 ? layer->queries : layer->keys, raw + h * D, D, head);
+  if (layer->cosines) {
+    const float *c = layer->cosines + (long)P->position[i] * half, *s = layer->sines + (long)P->position[i] * half;
+    for (int d = 0; d < half; d++) {
+      const float a = head[d], b = head[d + half];
+      head[d] = a * c[d] - b * s[d], head[d + half] = b * c[d] + a * s[d];
+    }
+  }
+  if (g < 0) {
+    for (int d = 0; d < D; d++) queries[h * D + d] = head[d] * M->attention_scale;
     return;
   }
-  float key[D], *part = page_of(M, P->pages[P->text[i]][P->row[i] / PAGE], l, g), *at = key_at(M, part, P->row[i]);
-  turn(M, layer, layer->keys, raw + M->heads * D, g, kv, P->position[i], key);
-  for (int d = 0; d < D; d++) at[d * L] = key[d];
-  memcpy(value_at(M, part, P->row[i]), raw + (M->heads + kv + g) * D, D * sizeof(float));
+  float *part = page_of(M, P->pages[P->text[i]][P->row[i] / PAGE], l, g), *key = key_at(M, part, P->row[i]);
+  for (int d = 0; d < D; d++) key[d * L] = head[d];
+  memcpy(value_at(M, part, P->row[i]), raw + (h + M->kv_heads) * D, D * sizeof(float));
 }
-static void run_pass(void *job, int me, int n) {
-  const Pass *P = job;
+static void run_pass(const Pass *P, int me, Team *team) {
+  const int n = team->n;
   const Model *M = P->model;
   const int m = P->m, D = M->head_size, H = M->hidden;
   const Widths W = widths_of(M);
@@ -442,7 +365,7 @@ static void run_pass(void *job, int me, int n) {
   float *normed = x + most * input, *factors = normed + most * W.hidden, *scores = factors + most * CHUNK * L;
   PART((long)m, mine, not_mine);
   for (long i = mine; i < not_mine; i++) embed(P, M, i, stream + i * W.hidden);
-  meet(n);
+  meet(team);
   for (int l = P->first; l < P->end; l++) {
     const Layer *layer = M->layer + l;
     for (int i = 0; i < m; i++) { /* each thread makes all norms for itself: to meet takes longer */
@@ -451,24 +374,32 @@ static void run_pass(void *job, int me, int n) {
       if (M->beside) normalise(M, M->states, P->states + (long)i * H, H, x + i * input + H);
       if (M->parallel) normalise(M, layer->before_mlp, stream + i * W.hidden, H, normed + i * W.hidden);
     }
-    BLOCKS_OF(W.qkv, q0, q1);
+    PART(up_to(W.qkv) / L, q0, q1);
     multiply(&layer->qkv, x, input, m, q0, q1, raw + q0 * L, W.qkv, 0);
-    meet(n);
+    meet(team);
+    if (M->whole_norms) { /* one mean is over all heads */
+      for (long i = mine; i < not_mine; i++) {
+        float *of_queries = raw + i * W.qkv, *of_keys = of_queries + M->heads * D;
+        normalise(M, layer->queries, of_queries, M->heads * D, of_queries);
+        normalise(M, layer->keys, of_keys, M->kv_heads * D, of_keys);
+      }
+      meet(team);
+    }
     PART((long)m * (M->heads + M->kv_heads), s0, s1);
     for (long u = s0; u < s1; u++) spread(P, M, l, u % m, u / m, raw + u % m * W.qkv, queries + u % m * W.queries);
-    meet(n);
+    meet(team);
     PART((long)m * M->heads, a0, a1);
     for (long u = a0; u < a1; u++) {
       const long i = u % m, h = u / m, at = i * W.queries + h * D;
       attend(M, l, h * M->kv_heads / M->heads, P->pages[P->text[i]], queries + at, P->whole[i],
              P->mask ? P->mask + i * P->masked : NULL, P->masked, scores, attended + at);
     }
-    meet(n);
-    into_stream(M, &layer->out, layer->after_attention, attended, W.queries, m, stream, y, W.hidden, me, n);
+    meet(team);
+    into_stream(M, &layer->out, layer->after_attention, attended, W.queries, m, stream, y, W.hidden, me, team);
     if (!M->parallel)
       for (int i = 0; i < m; i++) normalise(M, layer->before_mlp, stream + i * W.hidden, H, normed + i * W.hidden);
     const long each = M->gated ? 2 : 1;
-    BLOCKS_OF(W.mlp, m0, m1);
+    PART(up_to(W.mlp) / L, m0, m1);
     for (long k = m0, next; k < m1; k = next) { /* some blocks at once, whose factors stay in the cache */
       next = k + CHUNK / each < m1 ? k + CHUNK / each : m1;
       multiply(&layer->up, normed, W.hidden, m, k * each, next * each, factors, CHUNK * L, 0);
@@ -478,13 +409,13 @@ static void run_pass(void *job, int me, int n) {
           store(inner + i * W.mlp + j * L, M->gated ? activated(M, load(of)) * load(of + L) : activated(M, load(of)));
         }
     }
-    meet(n);
-    into_stream(M, &layer->down, layer->after_mlp, inner, W.mlp, m, stream, y, W.hidden, me, n);
+    meet(team);
+    into_stream(M, &layer->down, layer->after_mlp, inner, W.mlp, m, stream, y, W.hidden, me, team);
     if (P->outputs[l])
       for (long i = mine; i < not_mine; i++) memcpy(P->outputs[l] + i * H, stream + i * W.hidden, H * sizeof(float));
   }
   for (int i = 0; i < P->n_logits; i++) normalise(M, M->last, stream + P->wanted[i] * W.hidden, H, x + i * W.hidden);
-  BLOCKS_OF(P->n_logits ? M->ids : 0, o0, o1);
+  PART(up_to(P->n_logits ? M->ids : 0) / L, o0, o1);
   multiply(&M->head, x, W.hidden, P->n_logits, o0, o1, P->logits + o0 * L, up_to(M->ids), 0);
   for (long j = o0 * L; M->logit_cap > 0 && j < o1 * L; j += L)
     for (int i = 0; i < P->n_logits; i++) {
@@ -493,7 +424,32 @@ static void run_pass(void *job, int me, int n) {
     }
   free(x);
 }
-void forward(Pass *P, int threads) { together(threads, run_pass, P); }
+void forward(const Pass *P, int threads) {
+  Team team = {.n = 1};
+#ifdef _OPENMP
+#pragma omp parallel num_threads(threads)
+  {
+#pragma omp single
+    team.n = omp_get_num_threads();
+    run_pass(P, omp_get_thread_num(), &team);
+  }
+#else
+  run_pass(P, 0, &team);
+#endif
+}
+
+/* k passes over one text, each over the most probable one of the first n ids after the pass before: the first among
+   equals, one that is no number before all. tokens, highest: (k) these ids and their logits. */
+void chain(Pass *P, int threads, int k, int n, int64_t *tokens, float *highest) {
+  for (int i = 0; i < k; i++) {
+    forward(P, threads);
+    int best = 0;
+    for (int j = 1; j < n; j++) if (P->logits[j] > P->logits[best] || P->logits[j] != P->logits[j]) best = j;
+    tokens[i] = best, highest[i] = P->logits[best];
+    P->ids = tokens + i, P->wanted = P->text; /* of one text, all zeros */
+    P->position += P->m, P->row += P->m, P->whole += P->m, P->m = 1;
+  }
+}
 
 /* Copy the keys and values of one row of a text over those of another one, in all layers. */
 void move(const Model *M, float **pages, int from, int to) {

@@ -20,7 +20,6 @@ from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records.arms import EAGER, LIBRARY, Arm
-from speclab.records.log_files import LogFile
 
 SPECULATIVE = LoopFunctions(speculative_decode)
 PERIOD, REPEATED = 48, 32  # tokens: the longest period that counts as repetition, and how many tokens must repeat
@@ -55,7 +54,6 @@ class Bench:
     ):
         self.setup, self.drafters, self.max_new_tokens, self.seed = setup, drafters, max_new_tokens, seed
         self.functions = functions
-        self.log: LogFile | None = None  # where the lines of every turn are written, if anywhere
         self._references: dict[tuple[int, ...], list[int]] = {}  # draft length and prompt -> greedy text
         self._whole_texts: dict[tuple[int, ...], list[int]] = {}  # prompt -> greedy text of the baseline
         self._own: dict[Arm, Drafter] = {}  # of each arm: drafts learn, and one arm teaches no other

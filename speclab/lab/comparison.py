@@ -56,8 +56,6 @@ def measure_and_judge(
 ) -> Measurement:
     """Measure all arms over the prompts (None: the run's), and judge whether their texts are right."""
     bench = config.bench(max_new_tokens)
-    if config.log:
-        config.log.begin(config.head(Measurement(bench, config.prompts)))
     measured = measure(bench, arms, config.temperatures, prompts or config.prompts, config.repeats, instruments, title)
     judge(measured)
     if not measured.unchecked:

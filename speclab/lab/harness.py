@@ -32,7 +32,7 @@ from speclab.models.prompts import Prompt
 from speclab.records.arms import BASELINE, BASELINE_REPEAT, INSTRUMENT, LOOKUP, Arm
 from speclab.records.log import Line
 from speclab.records.rows import as_written
-from speclab.system.errors import Problem, is_out_of_memory, is_panic
+from speclab.system.errors import Problem, is_out_of_memory
 from speclab.system.terminal import note, progress
 from speclab.theory import noise
 from speclab.theory.attribution import noise_floor
@@ -45,7 +45,7 @@ COST_PROMPTS = 2  # on which the costs of rounds are measured for -k auto and hy
 
 @contextlib.contextmanager
 def kept_when_stopped(complete: Callable[[], str]) -> Iterator[list[BaseException]]:
-    """Keep what is measured where Ctrl-C, a Problem, lack of memory or a library's panic ends the code inside.
+    """Keep what is measured where Ctrl-C, a Problem or lack of memory ends the code inside.
 
     complete() is called at that moment and returns, in words, what is complete. The words are printed, and the
     exception is put into the list that the context gives instead of being raised. Where complete() returns "", the
@@ -55,7 +55,7 @@ def kept_when_stopped(complete: Callable[[], str]) -> Iterator[list[BaseExceptio
     try:
         yield stops
     except BaseException as stop:
-        expected = isinstance(stop, KeyboardInterrupt | Problem) or is_out_of_memory(stop) or is_panic(stop)
+        expected = isinstance(stop, KeyboardInterrupt | Problem) or is_out_of_memory(stop)
         if not expected or not (what := complete()):
             raise
         note(f"stopped by: {stop}; {what}" if str(stop) else f"stopped; {what}")
@@ -189,8 +189,6 @@ def measure(
                     done = [(decoding, _line_of(bench, decoding, sampling, prompts, index)) for decoding in decodings]
                     if is_again:
                         _mark_again(lines, [line for _, line in done], repeat)
-                    if bench.log:
-                        bench.log.write(line for decoding, line in done if decoding.arm.method != INSTRUMENT)
                     finished += done
                     bar.update()
                 gc.collect()  # between the times, what has become garbage inside; the rest is frozen

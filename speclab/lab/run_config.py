@@ -6,7 +6,6 @@ from typing import Any
 from speclab.core.drafter import Drafter
 from speclab.core.rules import TOKEN
 from speclab.drafts.lengths import LONGEST
-from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.lab import free_cores
 from speclab.lab.bench import SPECULATIVE, Bench
 from speclab.lab.harness import Measurement
@@ -17,7 +16,6 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records import files, runs
 from speclab.records.arms import AUTO, BASELINE, EAGER, GENERATE, Arm
-from speclab.records.log_files import LogFile
 
 
 @dataclass
@@ -33,7 +31,6 @@ class RunConfig:
     repeats: int
     seed: int
     functions: LoopFunctions = SPECULATIVE
-    log: LogFile | None = None  # the measurement is written there while it goes on
     probe: runs.CoreProbe | None = None  # of the cores, before the run
 
     @property
@@ -43,9 +40,7 @@ class RunConfig:
 
     def bench(self, max_new_tokens: int | None = None) -> Bench:
         """Return the harness of this run."""
-        bench = Bench(self.setup, self.drafters, max_new_tokens or self.max_new_tokens, self.seed, self.functions)
-        bench.log = self.log
-        return bench
+        return Bench(self.setup, self.drafters, max_new_tokens or self.max_new_tokens, self.seed, self.functions)
 
     def arms(self) -> list[Arm]:
         """Return the arms: the baseline, then every draft at every length."""
@@ -112,8 +107,7 @@ class RunConfig:
 
     def head(self, measured: Measurement) -> dict[str, Any]:
         """Return the fields of runs.LabRun: what ran, where and how."""
-        made, fast = files.when_and_where(self.setup.device), self.setup.target.fast
-        kernels = fast.kernels.in_words if isinstance(fast, GraphedModel) else ""
+        made = files.when_and_where(self.setup.device)
         return {
             "schema_version": runs.SCHEMA_VERSION,
             **made,
@@ -130,7 +124,7 @@ class RunConfig:
                 "seed": self.seed,
                 "top_k": self.setup.sampling.top_k,
                 "top_p": self.setup.sampling.top_p,
-                "reasons": self.setup.reasons | ({"kernels": kernels} if kernels else {}),
+                "reasons": self.setup.reasons,
                 "unapplied_generation_settings": self.setup.unapplied,
                 **({"graphs": vars(measured.graphs)} if any(vars(measured.graphs).values()) else {}),
                 **({"rule": self.rule} if self.rule != TOKEN.name else {}),

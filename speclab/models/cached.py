@@ -23,7 +23,7 @@ kind.
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -180,6 +180,20 @@ class CachedModel:
         mask.masked_fill_(~reads, torch.finfo(mask.dtype).min)
         mask = torch.nn.functional.pad(mask, (before, 0))[:, None]  # (1, 1, m, before + j + m)
         return self.run(n, lambda backend, length: backend.forward_masked(tokens, length, positions, mask))
+
+    def chain(self, tokens: Tensor, k: int) -> tuple[Tensor, Tensor] | None:
+        """Append (1, m) ids, then k - 1 times the most probable next token, in one call of the engine.
+
+        -> (k,) the most probable tokens and (k,) their logits, or None: the engine has no such call
+        """
+        run: Any = getattr(self.backend, "chain", None)
+        if run is None:
+            return None
+        with torch.inference_mode():
+            found = run(tokens, self._length, k, self.vocab_size)
+        self._length, self._n_last = self._length + tokens.shape[1] + k - 1, 1
+        self._n_calls += k
+        return found
 
     def run(self, n_tokens: int, one_pass: Callable[["Backend", int], Tensor]) -> Tensor:
         """Append `n_tokens` tokens by a pass of the backend, which also gets the number of tokens before them.

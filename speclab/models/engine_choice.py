@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from transformers import PreTrainedModel
 
-from speclab.core import graphs
 from speclab.engines.c_pass import CModel
 from speclab.engines.cuda import cuda_graphs
 from speclab.engines.cuda.cuda_graphs import GraphedModel
@@ -21,18 +20,12 @@ from speclab.models.cached import CachedModel
 from speclab.models.checking import checks
 from speclab.models.family import NoFastBackend, context_length, family_of
 from speclab.models.outside import placement
-from speclab.models.timing import time_passes
 from speclab.system.errors import first_line, is_out_of_memory
 
 if TYPE_CHECKING:
     FastModel: TypeAlias = CModel | GraphedModel
 
 ASKED_FOR = "asked for"
-NARROW, WIDE = 1, 5  # a decode step, and the verification of four drafted tokens
-WORTH_IT = 0.93  # a choice must save more than noise
-CONTEXT = 64
-PASSES = 12  # of each kind at each width; the fastest counts, since whatever else runs can only slow a pass down
-PATIENCE = 3.0  # seconds for all of these passes; large models get fewer passes
 
 
 def choose(model: PreTrainedModel, wish: str) -> "tuple[FastModel | None, str]":
@@ -72,7 +65,6 @@ def build(model: PreTrainedModel) -> "tuple[FastModel | None, str]":
             fast = make(model)
             check(model, fast)
             if isinstance(fast, GraphedModel):
-                choose_attention(fast)
                 fast.forget()  # the widths of checks are not those of the run
         except Exception as error:  # a model's code or a kernel library may raise any; the eager engine is still there
             text = str(error) if isinstance(error, NoFastBackend) else f"{type(error).__name__}: {first_line(error)}"
@@ -87,27 +79,6 @@ def build(model: PreTrainedModel) -> "tuple[FastModel | None, str]":
 def on_c(model: PreTrainedModel) -> CModel:
     """Return a model in the form of the engine `c`. Raises NoFastBackend where there is none."""
     return CModel(parts_of(model), context_length(model))
-
-
-def choose_attention(graphed: GraphedModel) -> None:
-    """Choose between the library's kernel for attention and two products, which must pass the same check.
-
-    Both are timed behind CONTEXT tokens. Raises what the check of the products raises where no graph can be recorded
-    after it; any other error leaves the library's kernel.
-    """
-    if (other := graphed.with_two_products()) is None:
-        return
-    try:
-        check(graphed.model, other)
-    except Exception:  # a kernel library may raise any; the library's own kernel is still there
-        if graphs.captures.failed:
-            raise
-        return
-    ours, theirs = (CachedModel(graphed.model, fast=fast) for fast in (other, graphed))
-    times = fastest([(model, width) for width in (NARROW, WIDE) for model in (ours, theirs)])
-    if times[0] * times[2] < WORTH_IT * times[1] * times[3]:
-        graphed.kernels = other.kernels
-    graphed.forget()
 
 
 def check(
@@ -132,10 +103,3 @@ def check(
     logits = checks.cached_logits(CachedModel(model, fast=fast), text, widths=widths, wrong=wrong)
     if difference := checks.unexplained(model, [checks.in_two(model, text)], logits, right):
         raise NoFastBackend(f"its logits are off by {difference}")
-
-
-def fastest(passes: list[tuple[CachedModel, int]]) -> list[float]:
-    """Return the seconds of the fastest pass of each (model, width)."""
-    widest = max(width for _, width in passes)
-    context = max(1, min(CONTEXT, (passes[0][0].max_length or 2 * CONTEXT) - widest))
-    return [min(times) for times in time_passes(passes, context, PASSES, patience=PATIENCE)]

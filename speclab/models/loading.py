@@ -7,7 +7,6 @@ speclab/models/checking/checks.py.
 
 import functools
 import io
-import json
 import os
 import socket
 import sys
@@ -28,23 +27,18 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.models.auto.tokenization_auto import get_tokenizer_config
-from transformers.tokenization_utils_base import get_fast_tokenizer_file
-from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
 from speclab.models import names, sources
 from speclab.models.checking.checks import check_model
 from speclab.models.family import Family, family_for, family_of
 from speclab.models.names import exists
-from speclab.models.outside.device_maps import DeviceMap
 from speclab.models.outside.generation import eos_ids
-from speclab.models.outside.growth import PARTS, check_growth
-from speclab.models.outside.placement import describe, load_placed, map_options
+from speclab.models.outside.placement import describe
 from speclab.models.padded import padding, sizes
 from speclab.models.padded.experts import with_experts
 from speclab.system import extensions
-from speclab.system.errors import EnvironmentProblem, Problem, UsageProblem, is_out_of_memory, panics_as_errors
+from speclab.system.errors import EnvironmentProblem, Problem, UsageProblem, is_out_of_memory
 from speclab.system.paths import DATA
 from speclab.system.terminal import harmless, note
 
@@ -67,10 +61,6 @@ KNOWN_ERRORS = {
     "Weights only load": PICKLED,
     "ignore_mismatched_sizes": ("their tensors differ in shape", "download it again, or correct its config.json"),
     "kind of AutoModel": ("it is no language model that makes a text", "choose one"),
-    "does not give any device": (
-        "the file of the device map leaves out some of its weights",
-        "name the modules of all of them",
-    ),
     "backend tokenizer": ("tokenizer.json is missing", "add it, or choose another model"),
 }
 
@@ -84,25 +74,12 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     place = sources.place_of(name)
 
     def load() -> PreTrainedTokenizerBase:
-        # The library runs a tokenizer while it loads it, on added tokens. So its file is checked before, and what
-        # the library made of that and of other files after it.
-        chosen = get_fast_tokenizer_file(get_tokenizer_config(place).get("fast_tokenizer_files", []))
-        if file := cached_file(place, chosen, _raise_exceptions_for_missing_entries=False):
-            check_growth(json.loads(Path(file).read_text("utf-8")))
-        with panics_as_errors():
-            tokenizer = AutoTokenizer.from_pretrained(place, **NO_CODE)
-            check_growth(_parts(tokenizer))
-            if not tokenizer.get_vocab() or not tokenizer(PROBE).input_ids:
-                raise ValueError("it makes no tokens of a text")
+        tokenizer = AutoTokenizer.from_pretrained(place, **NO_CODE)
+        if not tokenizer.get_vocab() or not tokenizer(PROBE).input_ids:
+            raise ValueError("it makes no tokens of a text")
         return tokenizer
 
     return loaded(place, "its tokenizer", load)
-
-
-def _parts(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """Return the parts of a loaded tokenizer as they would stand in its tokenizer.json."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    return {name: json.loads(part.__getstate__()) for name in PARTS if (part := getattr(backend, name, None))}
 
 
 def family_named(name: str) -> tuple[Family, PreTrainedConfig]:
@@ -130,7 +107,7 @@ def load_model(
     dtype: torch.dtype,
     role: str = "target",
     copies: int = 1,
-    device_map: DeviceMap | None = None,
+    device_map: str | None = None,
 ) -> PreTrainedModel:
     """Return a checked model on the device, from a folder or the hub, or a padded lab model.
 
@@ -149,9 +126,7 @@ def load_model(
     return model
 
 
-def _whole_model(
-    name: str, dtype: torch.dtype, device: torch.device, device_map: DeviceMap | None = None
-) -> PreTrainedModel:
+def _whole_model(name: str, dtype: torch.dtype, device: torch.device, device_map: str | None = None) -> PreTrainedModel:
     """Return all weights from the checkpoint, on the device. The library fills what is missing with random numbers."""
     family, config = family_named(name)
     place = sources.place_of(name)
@@ -161,13 +136,10 @@ def _whole_model(
     quantised = getattr(config, "quantization_config", None) is not None
     if quantised and device_map is None:  # the library puts such weights where they stay
         options |= {"device_map": {"": str(device)}}
-    placed = map_options(device_map)
-
-    def load(**more: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
-        read = functools.partial(family.loader.from_pretrained, place, config=config, **options, **more)
-        return loaded(place, "its config.json and weights", read)
-
-    model, report = load_placed(load, placed)
+    elif device_map:
+        options |= {"device_map": device_map}
+    read = functools.partial(family.loader.from_pretrained, place, config=config, **options)
+    model, report = loaded(place, "its config.json and weights", read)
     if missing := _first_three(report["missing_keys"]):
         raise EnvironmentProblem(
             f"{short_name(name)} lacks the weights {missing}: its config.json describes another model than its "
@@ -177,7 +149,7 @@ def _whole_model(
         note(f"{short_name(name)}: its config.json uses no weights {unused}; they are left out")
     eos_ids(model.generation_config)
     sources.remember(name, model)
-    return model if quantised or placed else model.to(device)  # type: ignore[arg-type]
+    return model if quantised or device_map else model.to(device)
 
 
 def _first_three(names: set[str]) -> str:

@@ -1,7 +1,7 @@
 """Prompts: the standard set in `prompts/`, a file, standard input, or a text.
 
 A model that is trained to answer expects what a person says inside its chat template, a small program that comes with
-the tokenizer. It runs in a process of its own (speclab/models/outside/templates.py).
+the tokenizer. The library runs it in its sandbox.
 """
 
 import errno
@@ -16,15 +16,17 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from speclab.models.names import PROMPTS
-from speclab.models.outside.templates import Messages, rendered
 from speclab.system import files
-from speclab.system.errors import EnvironmentProblem, Panic, UsageProblem, panics_as_errors, setting
+from speclab.system.errors import EnvironmentProblem, UsageProblem, first_line, setting
 from speclab.system.terminal import harmless
 
 KINDS = ("code", "prose", "copy")
 SEPARATOR = "%%"
 EMPTY = "a prompt is empty; give at least one word, for example 'def main():'"
 LARGEST_FILE = 16 * 2**20  # bytes; no model here reads a text of that length
+
+Messages = list[dict[str, str]]
+"""A chat, the oldest message first: each has a "role" (system, user, assistant) and a "content"."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,6 @@ class Prompt:
 
     @property
     def id_list(self) -> list[int]:
-        """Return the ids as a list."""
         return self.ids[0].tolist()
 
 
@@ -76,7 +77,6 @@ def from_file(name: str) -> list[tuple[str, str]]:
 
 
 def _read(name: str) -> bytes:
-    """Return the bytes of the file or of standard input."""
     if name != "-":
         return files.read_bytes(Path(name), LARGEST_FILE)
     if sys.stdin is None:
@@ -112,12 +112,7 @@ def _ids(tokenizer: PreTrainedTokenizerBase, text: str, special: bool) -> Tensor
     """Return the ids of a text, (1, length). special: with the special tokens that the tokenizer puts around every
     text."""
     try:
-        with panics_as_errors():
-            ids = (tokenizer(text) if special else tokenizer(text, add_special_tokens=False)).input_ids
-    except Panic as error:
-        raise EnvironmentProblem(
-            f"the tokenizer gives up on a prompt: {error}; shorten the prompt, or choose another model"
-        ) from None
+        ids = (tokenizer(text) if special else tokenizer(text, add_special_tokens=False)).input_ids
     except Exception as error:  # the tokenizers library raises plain ones
         why = harmless(" ".join(str(error).split())) or type(error).__name__
         raise UsageProblem(f"the tokenizer refuses a prompt: {why}; give a text of words that it knows") from None
@@ -136,8 +131,14 @@ def chats_ids(chats: list[Messages], tokenizer: PreTrainedTokenizerBase) -> list
             f"the target's tokenizer has no chat template; give a bare text without {setting('chat')}, or choose a "
             "model with one"
         )
-    texts = rendered(chats, tokenizer)
-    return [_ids(tokenizer, text, special=False) for text in texts]  # the template has written those already
+    try:
+        made = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
+    except Exception as error:  # a template is a program, and may raise anything
+        raise EnvironmentProblem(
+            f"the chat template of the target's tokenizer cannot be used: {type(error).__name__}: {first_line(error)}; "
+            f"use {setting('no_chat')}, or correct the template"
+        ) from None
+    return [_ids(tokenizer, str(text), special=False) for text in made]  # the template has written those already
 
 
 def first_of_each_kind(prompts: list[Prompt], limit: int) -> list[Prompt]:

@@ -13,7 +13,6 @@ from speclab.models import engine_choice, loading
 from speclab.models.cached import CachedModel
 from speclab.models.checking.rounding import Reference
 from speclab.models.outside import generation
-from speclab.models.outside.device_maps import DeviceMap
 from speclab.models.pieces import Pieces, added, pieces
 from speclab.models.prompts import Prompt
 from speclab.system.terminal import note
@@ -143,14 +142,14 @@ def load_setup(
     engine: str = "auto",
     threads: int | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
-    device_map: DeviceMap | None = None,
+    device_map: str | None = None,
 ) -> Setup:
     """Load and check a target. Raises UsageProblem or EnvironmentProblem where that is not possible.
 
     target: folder, hub name or lab:SIZE. device: auto, cpu, cuda, mps. dtype: auto, float32, bfloat16. engine: auto,
     c, graphs, eager. threads: the number of threads of the CPU, None for PyTorch's own number. tokenizer: the
-    target's, where it is loaded already. device_map: the places of the target's weights, if they do not all lie on the
-    device.
+    target's, where it is loaded already. device_map: the library's word for how the target's weights are spread, None
+    for all of them on the device.
     """
     where, why_device = loading.choose_device(device)
     on_gpu = where.type == "cuda"

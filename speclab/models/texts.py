@@ -2,13 +2,10 @@
 
 A line has "prompt", what a person says, or "messages", a chat with the oldest message first, each with a "role"
 (system, user, assistant) and a "content". "kind" groups rows of a table; without it the kind is the file's stem.
-The lab's own are in prompts/, by the names of LAB_TEXTS. No head and no draft may be trained on what is measured: a
-recipe can ask `is_measured`.
+The lab's own are in prompts/, by the names of LAB_TEXTS.
 """
 
-import functools
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from speclab.models import prompts
 from speclab.models.names import LAB_TEXTS, PROMPTS
-from speclab.models.outside.templates import Messages
-from speclab.models.prompts import Prompt
+from speclab.models.prompts import Messages, Prompt
 from speclab.system import files
 from speclab.system.errors import UsageProblem, setting
 from speclab.system.terminal import harmless
@@ -25,7 +21,6 @@ from speclab.system.terminal import harmless
 ROLES = ("system", "user", "assistant")
 RESERVED = ("all", "not looping")  # names of groups of rows
 MOST_TEXTS, MOST_MESSAGES, LONGEST_KIND = 4096, 256, 24
-RUN_OF_WORDS = 13  # so many words in a row in common make a text one that is measured
 Text = tuple[str, Messages]
 """The kind of a text, and its messages."""
 
@@ -60,12 +55,10 @@ def read(name: str) -> list[Text]:
 
 def _text(entry: Any, stem: str) -> Text:
     """Check one line. Raises ValueError, with what is wrong."""
-    if not isinstance(entry, dict):
-        raise ValueError("it is no JSON object")
+    if not isinstance(entry, dict) or ("prompt" in entry) == ("messages" in entry):
+        raise ValueError('it is no JSON object with exactly one of "prompt" and "messages"')
     if unknown := sorted(set(entry) - {"kind", "prompt", "messages"}):
         raise ValueError(f"it has the unknown entry {unknown[0][:40]!r}")
-    if ("prompt" in entry) == ("messages" in entry):
-        raise ValueError('it has not exactly one of "prompt" and "messages"')
     kind = entry.get("kind", stem)
     if not isinstance(kind, str) or not kind.strip() or not kind.isprintable() or len(kind) > LONGEST_KIND:
         raise ValueError(f"its kind is no word of 1 to {LONGEST_KIND} characters")
@@ -100,32 +93,3 @@ def _shown(messages: Messages) -> str:
     if len(messages) == 1:
         return messages[0]["content"]
     return "\n".join(f"{message['role']}: {message['content']}" for message in messages)
-
-
-# --- what must not be trained on --------------------------------------------------------------------------------------
-
-
-def measured_texts() -> list[str]:
-    """Return every text of the lab that is measured: all standard prompts, and all messages of the lab's own texts."""
-    own = [message["content"] for name in LAB_TEXTS for _, messages in read(name) for message in messages]
-    return [*(text for _, text in prompts.standard()), *own]
-
-
-def is_measured(text: str) -> bool:
-    """Tell whether a text has 13 words in a row in common with one that is measured, or is a shorter one of them."""
-    words = _words(text)
-    return " ".join(words) in _measured_runs() or any(run in _measured_runs() for run in _runs(words))
-
-
-@functools.cache
-def _measured_runs() -> frozenset[str]:
-    texts = [_words(text) for text in measured_texts()]
-    return frozenset(run for words in texts for run in (*_runs(words), " ".join(words)))
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"\w+", text.lower())
-
-
-def _runs(words: list[str]) -> list[str]:
-    return [" ".join(words[i : i + RUN_OF_WORDS]) for i in range(len(words) - RUN_OF_WORDS + 1)]

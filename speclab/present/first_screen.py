@@ -34,8 +34,7 @@ from speclab.present.tables import (
     with_verdict,
 )
 from speclab.records.arms import AUTO, BASELINE
-from speclab.records.facts import Facts
-from speclab.records.rows import Row
+from speclab.records.rows import Facts, Row
 from speclab.records.runs import ComparisonRun, LabRun
 from speclab.theory.ladder import factors, prediction_rows
 

@@ -23,8 +23,7 @@ from speclab.present.tables import (
     speedup_of,
     verdict_of,
 )
-from speclab.records.facts import Facts
-from speclab.records.rows import Row
+from speclab.records.rows import Facts, Row
 from speclab.records.runs import ComparisonRun
 from speclab.theory.ladder import prediction_rows
 

@@ -18,12 +18,10 @@ class Arm:
 
     @property
     def speculative(self) -> bool:
-        """Tell whether a draft is used."""
         return bool(self.draft)
 
     @property
     def label(self) -> str:
-        """Return the name by which tables and checks call it."""
         return f"{self.method} k={self.draft_length}" if self.speculative and not self.auto else self.method
 
 

@@ -28,6 +28,5 @@ def add_columns(columns: Columns) -> None:
 
 
 def columns() -> list[Columns]:
-    """Return all columns of this kind."""
     extensions.load()
     return _COLUMNS

@@ -9,7 +9,8 @@ import math
 import os
 import platform
 import subprocess
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,38 +27,16 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 LARGEST = 16 * 2**20  # bytes of a record; the longest of all runs here has half a million
-# Fields that a record leaves out where they are None.
-OPTIONAL = (
-    *("unchecked", "probe", "weight_bytes", "bandwidth", "padded", "gpu_state", "n_without_drafts"),
-    *("lossy_rule", "total_variation", "n_replays", "own_rates"),
-    *("best_plain", "speedup_best_plain", "best_plain_low", "best_plain_high", "oracle", "forecast_whole"),
-    *("branches", "loops", "distance", "again", "ended"),
-    *("choice", "band_low", "band_high", "time_low", "time_high", "noise", "acceptance_profile"),
-    *("chosen", "raw", "n_distinct", "row_by_row"),
-)
-LISTS = ("rounds", "texts", "ends")  # and these where they are empty
 
 Record = TypeVar("Record", bound=Head)
 Parsed = TypeVar("Parsed", bound=RecordPart)
 
 
-# --- circumstances ----------------------------------------------------------------------------------------------------
-
-
 COMMIT = "SPECLAB_COMMIT"  # names the commit where there is no git
-GPU_STATE = (
-    "driver_version",
-    "clocks.sm",
-    "clocks.max.sm",
-    "clocks.mem",
-    "power.draw",
-    "power.limit",
-    "temperature.gpu",
-)
+GPU_STATE = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit,temperature.gpu"
 
 
 def machine(device: torch.device) -> Machine:
-    """Return the machine on which this process runs."""
     memory = None
     with contextlib.suppress(ValueError, OSError, AttributeError):  # no sysconf on Windows
         memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
@@ -76,10 +55,11 @@ def _gpu_state() -> dict[str, str | bool]:
     """Return the state of the GPU at this moment; entries that nvidia-smi does not tell are left out."""
     answer: list[str] = []
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        words = ["nvidia-smi", f"--query-gpu={','.join(GPU_STATE)}", "--format=csv,noheader"]
+        words = ["nvidia-smi", f"--query-gpu={GPU_STATE}", "--format=csv,noheader"]
         done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=10)
         answer = done.stdout.splitlines()[0].split(", ")
-    return {**dict(zip(GPU_STATE, answer, strict=False)), "cudnn_attention": torch.backends.cuda.cudnn_sdp_enabled()}
+    found: dict[str, str | bool] = dict(zip(GPU_STATE.split(","), answer, strict=False))
+    return found | {"cudnn_attention": torch.backends.cuda.cudnn_sdp_enabled()}
 
 
 def _cpu_name() -> str:
@@ -91,7 +71,6 @@ def _cpu_name() -> str:
 
 
 def versions() -> Versions:
-    """Return the versions of the packages in use, and the lab's commit where git knows one."""
     commit, dirty = None, None
     if IS_CLONE:  # an installed package may lie inside somebody else's repository
         with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -114,7 +93,7 @@ def _git(*words: str) -> str:
 
 
 def fingerprint(texts: list[str]) -> str:
-    """Return short hash of the prompts: two runs with the same one decoded the same texts."""
+    """Return a short hash of the prompts: two runs with the same one decoded the same texts."""
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 
@@ -129,52 +108,49 @@ def when_and_where(device: torch.device) -> dict[str, Any]:
 
 
 def today() -> str:
-    """Return the time now, in UTC, to the minute."""
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%MZ")
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def as_dict(record: Any) -> dict[str, Any]:
-    """Return a record, or a part of one, as plain JSON."""
-    return asdict(record, dict_factory=lambda items: {k: v for k, v in items if not _is_left_out(k, v)})
+def as_dict(value: Any) -> Any:
+    """Return a record, or a part of one, as plain JSON with seven digits, which are more than any clock here can
+    measure. A field that is None or empty where that is its default is left out."""
+    if is_dataclass(value):
+        found = {field.name: getattr(value, field.name) for field in fields(value)}
+        defaults = {field.name for field in fields(value) if field.default is None or field.default_factory is list}
+        return {k: as_dict(v) for k, v in found.items() if k not in defaults or not _is_nothing(v)}
+    if isinstance(value, dict):
+        return {key: as_dict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_dict(item) for item in value]
+    return as_written(value) if isinstance(value, float) else value
 
 
-def _is_left_out(name: str, value: Any) -> bool:
-    return (value is None and name in OPTIONAL) or (name in LISTS and not value)
+def _is_nothing(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and not value)
 
 
 def to_json(record: Head) -> str:
     """Return a record's file, compact enough to commit: one line for every item of its lists, which come last.
 
-    Raises ValueError, with the field's name, where a number is not finite.
+    Raises ValueError where a number is not finite.
     """
-    return _text({name: _rounded(value, name) for name, value in as_dict(record).items()}) + "\n"
+    return _text(as_dict(record)) + "\n"
 
 
 def _text(values: dict[str, Any]) -> str:
     """Write the fields, the lists, and then a record within this one."""
     lists = {name: value for name, value in values.items() if isinstance(value, list)}
-    inner = values.get("padded")
-    text = json.dumps({k: v for k, v in values.items() if k not in lists and k != "padded"}, indent=1)[:-2]
+    plain = {name: value for name, value in values.items() if name not in lists and name != "padded"}
+    text = json.dumps(plain, indent=1, allow_nan=False)[:-2]
     for name, items in lists.items():
-        lines = ",\n  ".join(json.dumps(item) for item in items)
+        lines = ",\n  ".join(json.dumps(item, allow_nan=False) for item in items)
         text += f',\n "{name}": [\n  {lines}\n ]'
-    if inner:
+    if inner := values.get("padded"):
         text += f',\n "padded": {_text(inner)}'
     return text + "\n}"
-
-
-def _rounded(value: Any, name: str) -> Any:
-    """Return the value rounded to seven digits, which are more than any clock here can measure."""
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError(f"{name} is {value}, which no record can hold")
-        return as_written(value)
-    if isinstance(value, dict):
-        return {key: _rounded(item, f"{name}.{key}") for key, item in value.items()}
-    return [_rounded(item, name) for item in value] if isinstance(value, list | tuple) else value
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -185,7 +161,8 @@ def read_json(path: Path) -> Any:
 
     Raises EnvironmentProblem where it cannot be read.
     """
-    return json.loads(_checked_text(path))
+    with _one_line(path):
+        return json.loads(read_bytes(path, LARGEST).decode("utf-8"), parse_constant=_finite, parse_float=_finite)
 
 
 def read(path: Path, kind: type[Record]) -> Record:
@@ -193,16 +170,14 @@ def read(path: Path, kind: type[Record]) -> Record:
 
     Raises EnvironmentProblem where it is no such record.
     """
-    text = _checked_text(path)
-    try:
-        return parsed(kind, text)
-    except ValueError as error:
-        raise _unreadable(path, str(error)) from None
+    content = read_json(path)
+    with _one_line(path):
+        return parsed(kind, json.dumps(content))
 
 
 @functools.cache
 def _adapter(kind: type[Parsed]) -> "TypeAdapter[Parsed]":
-    from pydantic import TypeAdapter
+    from pydantic import TypeAdapter  # here: a run writes records where pydantic is not installed
 
     return TypeAdapter(kind)
 
@@ -212,7 +187,7 @@ def parsed(kind: type[Parsed], text: str) -> Parsed:
 
     Raises ValueError, with the place, where it is not what `kind` says.
     """
-    from pydantic import ValidationError  # here: a run writes records where pydantic is not installed
+    from pydantic import ValidationError
 
     try:
         return _adapter(kind).validate_json(text)  # type: ignore[arg-type]
@@ -222,22 +197,20 @@ def parsed(kind: type[Parsed], text: str) -> Parsed:
         raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
 
 
-def _checked_text(path: Path) -> str:
-    """Return the text of a JSON file without NaN, infinities and whole numbers that no float can hold."""
-    try:
-        text = read_bytes(path, LARGEST).decode("utf-8")
-        json.loads(text, parse_constant=_finite, parse_float=_finite, parse_int=_finite)
-    except (OSError, ValueError, RecursionError) as error:
-        raise _unreadable(path, getattr(error, "strerror", None) or str(error)) from None
-    return text
-
-
 def _finite(digits: str) -> float:
     if not math.isfinite(value := float(digits)):
         raise ValueError(f"{digits[:20]} is no finite number")
     return value
 
 
-def _unreadable(path: Path, why: str) -> EnvironmentProblem:
-    what = f"{shown(path)} is no record that can be read here: {why[:200]}"
-    return EnvironmentProblem(f"{what}; give a record that a command of the lab wrote, or run that command again")
+@contextlib.contextmanager
+def _one_line(path: Path) -> Iterator[None]:
+    """Turn an error in reading this file into one line."""
+    try:
+        yield
+    except (OSError, ValueError, RecursionError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise EnvironmentProblem(
+            f"{shown(path)} is no record that can be read here: {why[:200]}; give a record that a command of the lab "
+            "wrote, or run that command again"
+        ) from None

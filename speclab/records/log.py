@@ -57,7 +57,6 @@ class Line(ArmCounts):
 
     @classmethod
     def begin(cls, arm: Arm, temperature: float, prompt_index: int, prompt_kind: str, n_prompt: int) -> "Line":
-        """Return a line to which decodings of this prompt are added."""
         return cls(
             method=arm.method,
             draft=arm.draft or None,
@@ -98,7 +97,6 @@ class Line(ArmCounts):
         """Add the repeats of another line of the same arm, prompt and temperature.
 
         Where the other one timed repeats of this line `again`, only their seconds are averaged in: the counts stay.
-        Raises ValueError where this line has no such repeat.
         """
         if other.again:
             self._average(other, other.again)
@@ -113,8 +111,6 @@ class Line(ArmCounts):
         again = self.again or []
         for name in ("prefill_seconds", "decode_seconds"):
             means, once_more = list(getattr(self, name)), getattr(other, name)
-            if len(once_more) != len(repeats) or max(repeats) >= len(means):
-                raise ValueError("a repeat was timed again that has not been timed before")
             for repeat, seconds in zip(repeats, once_more, strict=True):
                 n = 1 + again.count(repeat)
                 means[repeat] = as_written((n * means[repeat] + seconds) / (n + 1))
@@ -126,12 +122,10 @@ class Line(ArmCounts):
 
     @property
     def arm(self) -> Arm:
-        """Return the arm whose line this is."""
         return Arm(self.method, self.draft or "", self.draft_length, self.auto, bool(self.branches))
 
     @property
     def seconds(self) -> float:
-        """Return the decoding seconds of all repeats together."""
         return sum(self.decode_seconds)
 
     @property

@@ -1,39 +1,15 @@
 """The rows of records as dataclasses: the measurements of one arm, and the results of the formulas for it."""
 
-import math
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from speclab.records.arms import AUTO
 
-
-@dataclass(frozen=True)
-class Within:
-    """Bounds of a number. Reading with pydantic checks them; the class itself needs no package."""
-
-    low: float
-    high: float = math.inf
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict:
-        """Pydantic asks for this: the schema of the number, bounded."""
-        return handler(source) | {"ge": self.low} | ({"le": self.high} if self.high < math.inf else {})
-
-
-@dataclass(frozen=True)
-class Matching:
-    """The form of a text, as a regular expression that reading checks."""
-
-    pattern: str
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict:
-        """Pydantic asks for this: the schema of the text, with its form."""
-        return handler(source) | {"pattern": self.pattern}
-
-
-Count = Annotated[int, Within(0)]
-Amount = Annotated[float, Within(0)]  # seconds, speedups, temperatures
-Share = Annotated[float, Within(0, 1)]
+Count = int  # 0 or more
+Amount = float  # 0 or more: seconds, speedups, temperatures
+Share = float  # 0 to 1
 Verdict = Literal["faster", "unclear", "slower"]
+Facts = dict[str, Any]  # plain JSON whose keys depend on the run
 
 
 def as_written(number: float) -> float:
@@ -42,16 +18,17 @@ def as_written(number: float) -> float:
 
 
 class RecordPart:
-    """Base of all that records are made of: when read, unknown fields, other types and infinities are refused."""
+    """Base of all that records are made of. When one is read, entries that its class does not have are ignored, since
+    older records have more; other types and infinities are refused."""
 
-    __pydantic_config__ = {"extra": "forbid", "strict": True, "allow_inf_nan": False}  # noqa: RUF012 - pydantic's form
+    __pydantic_config__ = {"extra": "ignore", "strict": True, "allow_inf_nan": False}  # noqa: RUF012 - pydantic's form
 
 
 @dataclass(kw_only=True)
 class OwnRate(RecordPart):
     """A share that only some kind of draft has: the head of its column, and its mean over the decoded tokens."""
 
-    name: Annotated[str, Matching("^[a-z ]{1,20}$")]
+    name: str
     mean: Share
 
 

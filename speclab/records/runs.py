@@ -1,40 +1,24 @@
 """The run records as dataclasses. Every table and picture is a view of one.
 
-A comparison keeps its log, and the rows that speclab/lab/rows.py makes of it. A record names the
-machine by what it is, never by its host or user name, and holds no absolute path. Schema, reading and writing follow
-from these classes (speclab/records/files.py).
+A comparison keeps its log, and the rows that speclab/lab/rows.py makes of it. A record names the machine by what it is,
+never by its host or user name, and holds no absolute path. speclab/records/files.py reads and writes these classes.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
-from speclab.records.facts import (
-    ComparisonSettings,
-    Costs,
-    Entries,
-    Facts,
-    Judged,
-    Phases,
-    Prompts,
-    RunSettings,
-)
 from speclab.records.log import Line
-from speclab.records.rows import Amount, Count, RecordPart, Row
+from speclab.records.rows import Amount, Count, Facts, RecordPart, Row
 
 SCHEMA_VERSION = 2
 
 
 @dataclass(kw_only=True)
 class CoreProbe(RecordPart):
-    """Whether other work used the cores before the run (speclab/system/cores.py). Older records also have what a probe
-    of the cores found."""
+    """Whether other work used the cores before the run (speclab/system/cores.py)."""
 
     free: bool
     load: float | None  # load average of the minute before
-    threads: int | None = None
-    alone: Amount | None = None  # share of one thread
-    together: Amount | None = None  # share of all threads
-    gain: Amount | None = None  # work of all threads over that of one
 
 
 @dataclass(kw_only=True)
@@ -76,10 +60,9 @@ class Head(RecordPart):
 
 @dataclass(kw_only=True)
 class LabRun(Head):
-    """All records of compare.py have these entries."""
+    """All records of compare.py have these entries. settings: those of speclab/lab/run_config.py."""
 
     schema_version: Literal[2]
-    settings: RunSettings
     models: dict[str, str]
     unchecked: list[str] | None = None  # arms whose texts were not checked; absent where all were
 
@@ -98,12 +81,11 @@ class Noise(RecordPart):
 class ComparisonRun(LabRun):
     """The record of `python compare.py`."""
 
-    settings: Annotated[Facts, Entries(ComparisonSettings)]
-    prompts: Annotated[Facts, Entries(Prompts)]
-    correctness: list[Judged]  # of speclab/lab/output_checks.py
+    prompts: Facts  # n, kinds, n_cut: greedy texts that are cut where they begin to repeat
+    correctness: list[Facts]  # of speclab/lab/output_checks.py
     noise: list[Noise]
-    costs: list[Costs]
-    phases: Annotated[Facts, Entries(Phases)]
+    costs: list[Facts]  # of each draft and temperature, as speclab/theory/costs.py writes them
+    phases: Facts  # seconds of the instrumented rounds, and the share of them that the phases cover
     headline: Row | None
     rows: list[Row]
     raw: list[Line]

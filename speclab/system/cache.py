@@ -20,11 +20,9 @@ def folder() -> Path:
 
 def is_own(path: Path) -> bool:
     """Tell whether this user alone can have written a file or into a folder. Raises OSError where there is none."""
-    for place in (path,) if path.is_dir() else (path, path.parent):
-        about = place.stat()
-        if hasattr(os, "getuid") and (about.st_uid != os.getuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
-            return False
-    return True
+    abouts = [place.stat() for place in ((path,) if path.is_dir() else (path, path.parent))]
+    others = stat.S_IWGRP | stat.S_IWOTH
+    return not hasattr(os, "getuid") or all(s.st_uid == os.getuid() and not s.st_mode & others for s in abouts)
 
 
 def make_folder() -> Path:

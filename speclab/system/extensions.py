@@ -7,7 +7,6 @@ a command and nothing else has no `register`, so that no other command imports a
 
 import functools
 import importlib
-import importlib.util
 import pkgutil
 from collections.abc import Callable
 from types import ModuleType
@@ -21,8 +20,7 @@ FAMILIES: list[str] = []  # "module:name" of each family of models (speclab/mode
 @functools.cache
 def load() -> None:
     """Import the module `register` of every extension that has one, once."""
-    for name in _with("register"):
-        importlib.import_module(f"{PACKAGE}.{name}.register")
+    modules("register")
 
 
 def commands() -> dict[str, str]:
@@ -42,18 +40,14 @@ def _with(module: str) -> list[str]:
 
 
 def modules(name: str) -> list[ModuleType]:
-    """Return the modules of this name in the folders of extensions, in the order of the folders.
-
-    So a program outside the package finds what an extension brings for it, and the loops never import that.
-    """
+    """Import the modules of this name in the folders of extensions, in the order of the folders."""
     return [importlib.import_module(f"{PACKAGE}.{extension}.{name}") for extension in _with(name)]
 
 
 def add_family(place: str) -> None:
     """A register.py calls this to say that the lab also decodes the models of this family.
 
-    place: "module:name" of an object as in speclab/models/family.py. Its module is imported when the first model is
-    loaded, so that a list of commands needs no torch.
+    place: "module:name" of an object as in speclab/models/family.py, which is imported with the first model.
     """
     if place not in FAMILIES:
         FAMILIES.append(place)
@@ -61,12 +55,7 @@ def add_family(place: str) -> None:
 
 def command(name: str) -> Callable[..., int]:
     """Return the main() of an extension's command. Raises EnvironmentProblem where the extension is not there."""
-    module = f"{PACKAGE}.{name}.__main__"
-    try:
-        found = importlib.util.find_spec(module)
-    except ModuleNotFoundError:
-        found = None
-    if found is None:
+    if name not in _with("__main__"):
         folder = f"{PACKAGE}.{name}".replace(".", "/")
         raise EnvironmentProblem(f"the folder {folder} is not here; type: git checkout -- {folder}")
-    return importlib.import_module(module).main
+    return importlib.import_module(f"{PACKAGE}.{name}.__main__").main

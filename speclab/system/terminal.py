@@ -3,14 +3,11 @@
 Standard library only: check.py and every error need this before anything else can be imported.
 """
 
-import codecs
 import contextlib
 import os
 import sys
-import threading
 import time
 import unicodedata
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -20,23 +17,6 @@ if TYPE_CHECKING:
 # These control and format characters stay: line ends and tabs, soft hyphen, the marks of Arabic and Syriac
 # numbers and verses, and the two joiners, without which Persian, Hindi and many emoji are written wrongly.
 ALLOWED = frozenset("\n\t\u00ad\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u08e2\u200c\u200d")
-
-
-# These stand for characters that the encoding of an output lacks; "?" stands for all others.
-PLAIN = {
-    "α": "alpha",
-    "τ": "tau",
-    "ω": "omega",
-    "µ": "u",
-    "×": "x",
-    "÷": "/",
-    "≤": "<=",
-    "≥": ">=",
-    "…": "...",
-    "→": "->",
-}
-REPLACE = "speclab.plain"  # the name of that rule, as `errors` of a stream
-
 LINE_SECONDS = 60.0  # between two lines of progress in a file
 
 
@@ -83,30 +63,27 @@ def progress_bar(*items: Any, disable: bool = False, **options: Any) -> "tqdm":
 
 
 class ProgressLines:
-    """Progress where no bar can be drawn, as in a redirected run: a line at the start, then at most one every
-    LINE_SECONDS."""
+    """Progress where no bar can be drawn: a line at the start, then at most one every LINE_SECONDS."""
 
     def __init__(self, total: int, unit: str, title: str):
-        self.total, self._unit, self._title = total, unit, title
+        self.total, self._words = total, (unit, title)
         self._n, self._start = 0, time.monotonic()
         self._last = self._start
 
     def __enter__(self) -> "ProgressLines":
-        note(f"{self._title}: {self.total} {self._unit}s")
+        unit, title = self._words
+        note(f"{title}: {self.total} {unit}s")
         return self
 
     def __exit__(self, *stop: object) -> None:
         pass
 
     def update(self) -> None:
-        """Count one more as done."""
         self._n, now = self._n + 1, time.monotonic()
-        if now - self._last < LINE_SECONDS:
-            return
-        self._last, spent = now, (now - self._start) / 60
-        left = spent / self._n * (self.total - self._n)
-        done = f"{self._n} of {self.total} {self._unit}s after {spent:.0f} min"
-        note(f"{self._title}: {done}, {f'about {left:.0f} min' if left >= 0.5 else 'less than a minute'} left")
+        if now - self._last >= LINE_SECONDS:
+            self._last, spent, (unit, title) = now, (now - self._start) / 60, self._words
+            left = spent / self._n * (self.total - self._n)
+            note(f"{title}: {self._n} of {self.total} {unit}s after {spent:.0f} min, about {left:.0f} min left")
 
 
 def progress(total: int, unit: str, title: str) -> "tqdm | ProgressLines":
@@ -116,60 +93,6 @@ def progress(total: int, unit: str, title: str) -> "tqdm | ProgressLines":
     return ProgressLines(total, unit, title)
 
 
-class _Silence:
-    """The number of callers that are inside `without_stderr` now, and the place where standard error goes again after
-    the last of them."""
-
-    def __init__(self) -> None:
-        self.lock, self.inside, self.kept = threading.Lock(), 0, -1
-
-    def begin(self) -> None:
-        """Redirect standard error where nobody else has done so."""
-        with self.lock:
-            self.inside += 1
-            if self.inside == 1:
-                with contextlib.suppress(OSError):  # it is closed
-                    self.kept = os.dup(2)
-                    with open(os.devnull, "w") as nowhere:
-                        os.dup2(nowhere.fileno(), 2)
-
-    def end(self) -> None:
-        """Undo that where nobody else is inside."""
-        with self.lock:
-            self.inside -= 1
-            if self.inside == 0 and self.kept >= 0:
-                os.dup2(self.kept, 2)
-                os.close(self.kept)
-                self.kept = -1
-
-
-_silence = _Silence()
-
-
-@contextlib.contextmanager
-def without_stderr() -> Iterator[None]:
-    """Drop everything that any code of this process, in whatever language, writes to standard error inside.
-
-    Several threads may be inside at once: standard error comes back when the last of them has left.
-    """
-    _silence.begin()
-    try:
-        yield
-    finally:
-        _silence.end()
-
-
-def _plain(error: UnicodeError) -> tuple[str, int]:
-    """Return the rule of PLAIN, for `codecs`: what stands for the characters that cannot be encoded, and where they
-    end."""
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    return "".join(PLAIN.get(char, "?") for char in error.object[error.start : error.end]), error.end
-
-
-codecs.register_error(REPLACE, _plain)
-
-
 def open_streams() -> None:
     """Give a closed output a place to go, and replace what an encoding lacks instead of raising an error."""
     for name in ("stdout", "stderr"):
@@ -177,7 +100,7 @@ def open_streams() -> None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open as long as the process
         stream = getattr(sys, name)
         if hasattr(stream, "reconfigure") and stream.errors in ("strict", "surrogateescape"):
-            stream.reconfigure(errors=REPLACE)
+            stream.reconfigure(errors="replace")
 
 
 def flush_streams() -> OSError | None:

@@ -5,14 +5,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import common, experts, roofline, scaling, verdicts
+from benchmarks import common, roofline
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import llama_cpp
 from benchmarks.peers import page as peers_page
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.cli import flags
 from speclab.core.counts import Counts
-from speclab.core.sampling import GREEDY, Sampling
+from speclab.core.sampling import GREEDY
 from speclab.drafts.lengths import AutoLength
 from speclab.lab.decodings import Decoding, counted_passes
 from speclab.lab.harness import measure
@@ -265,65 +265,6 @@ def test_peers_end_to_end(call, pair_folder, tmp_path):
     assert not list(tmp_path.rglob("*.part"))
 
 
-# --- experts ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.full
-def test_experts_end_to_end(call, tmp_path):
-    """On the lab's own target, the smallest size there is."""
-    words = ["--target", "lab:10.2m:e4k2", "--widths", "3", "--n-texts", "2", "--repeats", "2", "--context", "40"]
-    code, out, _ = call(experts, *words)
-    assert code == 0
-    run = files.read(tmp_path / "results" / "local-experts.json", experts.ExpertsRun)
-    assert [p.width for p in run.passes] == [1, 3]
-    assert (run.n_experts, run.n_used, run.n_texts, run.n_same) == (4, 2, 2, 2)
-    assert run.passes[0].union == run.passes[0].scattered == run.passes[0].expected == 2
-    assert 2 < run.passes[1].union <= 4
-    assert 2 < run.passes[1].scattered <= 4
-    assert all(min(p.seconds, p.dense_seconds, p.predicted) > 0 for p in run.passes)
-    assert "same with experts and without: 2 of 2" in out
-    for target in ("lab:200m", "models/lab-pair/target"):
-        code, _, err = call(experts, "--target", target)
-        assert code == 2
-        assert "give one such as lab:200m:e8k2" in err
-    code, _, err = call(experts, "--target", "lab:10.2m:e4k2", "--context", "4090")
-    assert code == 2
-    assert err.startswith("error: --context 4090 and a pass over 9 do not fit")
-    assert err.endswith("use --context 4087 or less\n")
-
-
-def test_unions_of_experts_are_counted():
-    """Two layers; side by side the tokens agree, and nowhere else."""
-    chosen = [torch.tensor([[0, 1], [0, 1], [2, 3], [2, 3]]), torch.tensor([[4, 5], [5, 4], [6, 7], [6, 0]])]
-    assert experts.counted_union(chosen, torch.arange(0, 2)) == 2
-    assert experts.counted_union(chosen, torch.arange(2, 4)) == 2.5
-    pairs = [2, 4, 4, 4, 4, 2, 2, 4, 4, 4, 4, 3]  # of the first layer, then of the second one
-    assert experts.scattered_union(chosen, 2) == pytest.approx(sum(pairs) / 12, abs=0.15)
-    assert experts.scattered_union(chosen, 4) == 4.5
-
-
-# --- verdicts ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.full
-def test_verdicts_end_to_end(call, pair_folder, tmp_path, monkeypatch):
-    """Right texts raise no alarm, and tokens from beyond the filters do; the page has a row for every law."""
-    monkeypatch.setattr(verdicts, "MODELS", {name: str(pair_folder / name) for name in ("target", "draft")})
-    monkeypatch.setattr(verdicts, "DTYPES", ("bfloat16",))
-    monkeypatch.setattr(verdicts, "SAMPLINGS", [Sampling(1.2, top_k=5, top_p=0.9)])
-    code, out, _ = call(verdicts, "--max-new-tokens", "24", "--repeats", "5")
-    assert code == 0
-    run = files.read(tmp_path / "results" / "local-verdicts.json", verdicts.VerdictsRun)
-    assert [row.n_runs for row in run.raw] == 2 * [1, 1, 5, 5, 5, 5, 5, 5]
-    assert {row.n_tokens / row.n_runs for row in run.raw} == {3 * 24}
-    by_law = {(row.model, row.law): row for row in run.raw}
-    for model in ("target", "draft"):
-        assert not any(by_law[model, law].n_alarms for law in (*verdicts.RIGHT, "right law, drawn"))
-        assert by_law[model, "target not filtered"].n_alarms == 5
-        assert by_law[model, "target not filtered"].largest_z is None
-    assert out.count("impossible") >= 2
-
-
 # --- roofline ---------------------------------------------------------------------------------------------------------
 
 
@@ -387,79 +328,3 @@ def test_what_is_measured_before_a_stop_is_written(call, pair_folder, tmp_path, 
     run = files.read(tmp_path / "results" / "local-roofline.json", roofline.RooflineRun)
     assert run.interrupted
     assert [model.role for model in run.models] == ["target"]
-
-
-# --- scaling ----------------------------------------------------------------------------------------------------------
-
-
-def line(seconds: list[float], n_tokens: int, k: int = 4) -> scaling.Line:
-    """Rounds that took so many seconds and made so many tokens each."""
-    round_ = SimpleNamespace(tokens=[0] * n_tokens)
-    arm = Arm("model", "model", k) if k else BASELINE
-    return scaling.Line(arm, 1900, [], log=[(0, one, round_) for one in seconds])
-
-
-def test_blocks_keep_every_round():
-    assert line([1.0] * 19, 2).blocks() == [3.0, 3.0, 3.0, 2.0, 2.0, 2.0, 2.0, 2.0]
-    assert line([1.0, 2.0], 2).blocks() == [1.0, 2.0]
-
-
-def test_a_point_is_a_ratio_to_its_first():
-    first, last = line([1.0] * 64, 2), line([3.0] * 64, 3)
-    point = scaling.point("length", last, first)
-    assert (point.token_ratio, point.round_ratio) == (pytest.approx(2), pytest.approx(3))
-    assert (point.round_low, point.round_high) == (pytest.approx(3), pytest.approx(3))
-    assert (point.n_tokens, point.n_rounds, point.seconds) == (192, 64, 192.0)
-    assert scaling.point("length", first, first).round_low is None
-
-
-@pytest.mark.parametrize(
-    ("words", "ratio", "low", "high"),
-    [
-        ("flat", 1.01, 1.005, 1.02),
-        ("grows", 3.0, 2.9, 3.1),
-        ("grows, may be noise", 1.2, 0.9, 1.3),
-        ("shrinks", 0.5, None, None),
-    ],
-)
-def test_verdict_on_what_grows(words, ratio, low, high):
-    assert scaling.verdict(ratio, low, high) == words
-
-
-def test_the_baseline_takes_its_turns_in_chunks(bench, prompt, monkeypatch):
-    """A GPU's baseline fetches several tokens at once; so it goes on in every chunk-th turn, and makes as many."""
-    monkeypatch.setattr(Setup, "chunk", 4)
-    one = Prompt("code", "", prompt)
-    baseline, model = (bench.decoding(arm, GREEDY, one) for arm in (BASELINE, Arm("model", "model", 2)))
-    for decoding in (baseline, model):
-        decoding.advance()
-    scaling.alternate([baseline, model], 6, chunk=4)
-    assert len(model.log) == 6
-    assert len(baseline.log) == 2
-    assert len(baseline.tokens) == 1 + 2 * 4
-
-
-@pytest.mark.full
-def test_scaling_end_to_end(call, pair_folder, tmp_path):
-    code, out, _ = call(
-        scaling, "--draft", str(pair_folder / "draft"), "--turns", "6", "-k", "2",
-        "--limit", "1", "--draft-lengths", "0,3", "--lengths", "4,20", "--contexts", "8,40",
-    )  # fmt: skip
-    assert code == 0
-    assert "Tokens generated so far" in out
-    run = files.read(tmp_path / "results" / "local-scaling.json", scaling.ScalingRun)
-    points = {(p.sweep, p.series, p.x): p for p in run.points}
-    assert {p.sweep for p in run.points} == set(scaling.SWEEPS)
-    assert points["length", "baseline", 20].n_tokens == 6
-    assert points["length", "draft", "20 ÷ prompt"].n_rounds == 6
-    assert points["context", "baseline", 8].round_ratio == 1
-    assert points["length", "draft", "20 ÷ prompt"].seconds == points["length", "draft", 20].seconds
-    baseline, *ks = (p for p in run.points if p.sweep == "k")
-    assert (baseline.series, baseline.n_rounds) == ("baseline", 3 * 6)
-    assert [p.x for p in ks] == [0, 3]
-    assert ks[1].speedup == pytest.approx(
-        baseline.seconds / baseline.n_tokens / (ks[1].seconds / ks[1].n_tokens), rel=1e-5
-    )
-    assert all(p.host_seconds > 0 and 0 < p.host_share < 1 for p in ks)
-    assert ks[0].n_tokens == ks[0].n_rounds == 3 * 6, "k = 0 commits one token in a round"
-    assert str(tmp_path) not in files.to_json(run)

@@ -62,12 +62,7 @@ def edited(model: Path, name: str, **changes) -> None:
 CONFIGS = {
     "of-images": {"model_type": "vit"},
     "no-layers": {"num_hidden_layers": 0, "layer_types": None},
-    "text-layers": {"num_hidden_layers": "two", "layer_types": None},
     "more-layers": {"num_hidden_layers": 3, "layer_types": None},
-    "other-layers": {"layer_types": ["nonsense", "nonsense"]},
-    "no-heads": {"num_attention_heads": 0},
-    "huge-vocabulary": {"vocab_size": 10**12},
-    "text-positions": {"max_position_embeddings": "many"},
     "few-positions": {"max_position_embeddings": 8},
     "longrope": {
         "rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 30}
@@ -77,17 +72,13 @@ CONFIGS = {
         "max_position_embeddings": 30,
         "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
     },
-    "odd-dtype": {"dtype": "float99", "torch_dtype": None},
     "zero-rope": {"rope_parameters": {"rope_type": "default", "rope_theta": 0}},
-    "nan-norm": {"rms_norm_eps": float("nan")},
     "hub-attention": {"attn_implementation": "somebody/evil-attention"},
     "hub-attention-inside": {
         "model_type": "gemma3",
         "attn_implementation": {"text_config": "kernels-community/attention"},
     },
     "unknown-type": {"model_type": "nonsense"},
-    "list-type": {"model_type": ["llama"]},
-    "no-type": {"model_type": None, "architectures": None},
     "esc-type": {"model_type": "\x1b]0;owned\x07\u202e"},
     "own-code": {"model_type": "own", "auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}},
     "text-eos": {"eos_token_id": "</s>"},
@@ -95,25 +86,17 @@ CONFIGS = {
 # Model folders with one file of other bytes.
 FILES = {
     "config-empty/config.json": "",
-    "config-number/config.json": "7",
     "config-deep/config.json": DEEP,
-    "config-surrogate/config.json": '{"model_type": "\\ud800"}',
-    "weights-empty/model.safetensors": "",
     "tokenizer-torn/tokenizer.json": '{"version": ',
-    "tokenizer-deep/tokenizer.json": DEEP,
     "generation-torn/generation_config.json": "{",
-    "generation-deep/generation_config.json": DEEP,
 }
 # Model folders with a chat template.
 TEMPLATES = {
-    "template-endless": "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3,
-    "template-large": "{{ 'x' * 10 ** 10 }}",
     "template-refuses": "{{ raise_exception('no user may speak') }}",
 }
 # Model folders that differ in generation_config.json.
 GENERATION = {
     "eos-text": {"eos_token_id": "</s>"},
-    "eos-negative": {"eos_token_id": -1},
     "generation-cache": {"cache_implementation": "nonsense"},
 }
 
@@ -147,24 +130,15 @@ def weights(folder: Path) -> None:
     pickled = copied(folder, "weights-pickled")
     (pickled / "model.safetensors").unlink()
     torch.save({**good, "more": Path("here")}, pickled / "pytorch_model.bin")
-    for name, content in {
-        "index-torn": "{",
-        "index-outside": json.dumps({"metadata": {}, "weight_map": {"model.norm.weight": "../../../etc/passwd"}}),
-    }.items():
-        (copied(folder, name) / "model.safetensors").unlink()
-        (folder / name / "model.safetensors.index.json").write_text(content)
+    (copied(folder, "index-torn") / "model.safetensors").unlink()
+    (folder / "index-torn" / "model.safetensors.index.json").write_text("{")
     device = copied(folder, "weights-device") / "model.safetensors"
     device.unlink()
     device.symlink_to("/dev/zero")
-    for name in ("config-folder", "config-device", "config-fifo"):
+    for name, make in {"config-folder": os.mkdir, "config-fifo": os.mkfifo}.items():
         file = copied(folder, name) / "config.json"
         file.unlink()
-        if name == "config-folder":
-            file.mkdir()
-        elif name == "config-fifo":
-            os.mkfifo(file)
-        else:
-            file.symlink_to("/dev/null")
+        make(file)
 
 
 def tokenizers(folder: Path) -> None:
@@ -178,16 +152,11 @@ def tokenizers(folder: Path) -> None:
         (copied(folder, name) / "tokenizer.json").write_text(json.dumps(changed))
 
     vocab = dict(content["model"]["vocab"])
-    gives_up = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated", "invert": False}
-    saved("tokenizer-gives-up", vocab, pre_tokenizer=gives_up)
-    doubles = [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 40
-    saved("tokenizer-doubles", vocab, normalizer={"type": "Sequence", "normalizers": doubles})
     for name, template in TEMPLATES.items():
         edited(copied(folder, name), "tokenizer_config.json", chat_template=template)
     saved("tokenizer-without-words", {}, added_tokens=[])
     saved("tokenizer-swapped", vocab | {"a": vocab["b"], "b": vocab["a"]})
     saved("tokenizer-huge-id", vocab | {"a": 10**9})
-    saved("tokenizer-negative-id", vocab | {"a": -1})
     edited(copied(folder, "short-draft"), "config.json", max_position_embeddings=30)
 
 
@@ -195,27 +164,15 @@ def loose_files(folder: Path) -> None:
     """Prompt files, folders and devices."""
     texts = {
         "empty.txt": b"",
-        "blank.txt": b" \n\t\n%%\n\n%%\n",
-        "latin.txt": "naïve".encode("latin-1"),
         "long.txt": b"x = 1; " * 500,
         "file": b"in the way",
         "good.txt": b"def f(x):",
-        "x.txt": b"x" * 3000,
         "lists.json": b"[" + b"[]," * 6_000_000 + b"[]]",
         "nan.json": b'{"rows": NaN}',
         "deep.json": DEEP.encode(),
     }
     for name, content in texts.items():
         (folder / name).write_bytes(content)
-    record = json.loads((ROOT / "results" / "cpu-2-cores.json").read_text())
-    target, costs = record["settings"]["target"], record["costs"][0]["costs"]
-    record["settings"]["target"] = 7
-    (folder / "wrong-settings.json").write_text(json.dumps(record))
-    record["settings"]["target"] = target
-    del costs["step_at"]
-    (folder / "no-step.json").write_text(json.dumps(record))
-    with open(folder / "large.txt", "wb") as file:
-        file.truncate(16 * 2**20 + 1)
     for name in ("empty-folder", "blocked/results/local.json", "blocked/results/local-roofline.json"):
         (folder / name).mkdir(parents=True)
     (folder / "blocked-file").mkdir()
@@ -245,16 +202,12 @@ USUAL = {
     "compare.py": FILED,
     "benchmarks.peers": FILED,
     "benchmarks.roofline": FILED,
-    "benchmarks.scaling": FILED,
-    "benchmarks.families": ["--out-dir", "out"],
-    "benchmarks.ahead": FILED,
     "benchmarks.gpu": ["--out", "out", "--device", "cpu"],
-    "training.heads": ["pair", "--out", "out", "--work-dir", "out"],
+    "training.heads": ["pair", "--out", "out"],
 }
 B, S, C = "baseline_autoregressive.py", "optimized_speculative.py --prompt x", "compare.py"
-PEERS, ROOFLINE, SCALING = "-m benchmarks.peers", "-m benchmarks.roofline", "-m benchmarks.scaling"
-AHEAD = "-m benchmarks.ahead"
-GPU, FAMILIES, TRAIN = "-m benchmarks.gpu", "-m benchmarks.families", "-m training.heads"
+PEERS, ROOFLINE = "-m benchmarks.peers", "-m benchmarks.roofline"
+GPU, TRAIN = "-m benchmarks.gpu", "-m training.heads"
 
 ROWS = [
     # --- flags of every decoding script ---
@@ -262,38 +215,24 @@ ROWS = [
     Row(f"{B} stray", 2, ("stray", "--help")),
     Row(f"{B} '\x1b[31m'", 2, ("␛[31m",)),
     Row(f"{B} --temperature -1", 2, ("temperature", "-1")),
-    Row(f"{B} --temperature nan", 2, ("temperature", "nan")),
     Row(f"{B} --temperature warm", 2, ("--temperature", "'warm'")),
-    Row(f"{B} --top-p nan", 2, ("top-p", "nan")),
     Row(f"{B} --top-p 1.5", 2, ("top-p", "1.5")),
     Row(f"{B} --top-k 1e3", 2, ("--top-k", "'1e3' is not a whole number")),
     Row(f"{B} --seed -1", 2, ("--seed", "0 or more")),
     Row(f"{B} --seed {'9' * 5000}", 2, ("--seed", "whole number")),
-    Row(f"{B} --threads 0", 2, ("--threads", "1 or more")),
-    Row(f"{B} --max-new-tokens 0", 2, ("--max-new-tokens", "1 or more")),
     Row(f"{B} --max-new-tokens 600 --prompt x", 2, ("context of 512", "at most 511 new tokens")),
     Row(f"{B} --engine slow", 2, ("slow", "eager")),
-    Row(f"{B} --engine fast", 2, ("fast", "auto", "graphs on CUDA")),
     Row(f"{C} --engine compiled", 2, ("compiled", "auto", "c took its place")),
     Row(f"{B} --device gpu", 2, ("gpu", "cuda")),
     Row(f"{B} --device cuda", 3, ("device cuda", "device cpu")),
-    Row(f"{B} --dtype int8", 2, ("int8", "bfloat16")),
     # --- prompts ---
     Row(f"{B} --prompt", 2, ("--prompt", "one argument")),
     Row(f"{B} --prompt ''", 2, ("empty", "def main():")),
     Row(f"{B} --prompt x --prompts good.txt", 2, ("--prompts", "--prompt")),
     Row(f"{B} --prompt '\udcff'", 2, ("not UTF-8", "--prompts")),
-    Row(f"{B} --prompts ''", 2, ("--prompts", "empty")),
     Row(f"{B} --prompts empty.txt", 2, ("no prompt in empty.txt",)),
-    Row(f"{B} --prompts blank.txt", 2, ("no prompt in blank.txt", "%%")),
-    Row(f"{B} --prompts latin.txt", 2, ("latin.txt", "UTF-8")),
     Row(f"{B} --prompts long.txt", 2, ("2501 tokens", "context of 512", "shorten")),
-    Row(f"{B} --prompts large.txt", 2, ("16 MiB",)),
-    Row(f"{B} --prompts loop", 2, ("loop", "symbolic links")),
     Row(f"{B} --prompts no/such/file.txt", 2, ("no/such/file.txt", "- for standard input")),
-    Row(f"{B} --prompts empty-folder", 2, ("it is a folder",)),
-    Row(f"{B} --prompts /dev/zero", 2, ("it is a device",)),
-    Row(f"{B} --prompts 'a\0b'", 2, ("a␀b",)),
     Row(f"{B} --prompts 'two\nlines\x1b[31m'", 2, ("two lines␛[31m",)),
     Row(f"{B} --prompts -", 2, ("no prompt in standard input",)),
     Row(f"{B} --prompts -", 2, ("no prompt in standard input",), b"\r\n%%\r\n"),
@@ -303,23 +242,14 @@ ROWS = [
     Row(f"{B} --prompt x --target ./nowhere", 3, ("./nowhere", "save_pretrained")),
     Row(f"{B} --prompt x --target somebody/some-model", 3, ("somebody/some-model", "check the name and the network")),
     Row(f"{B} --prompt x --target 'a\0b'", 3, ("a␀b", "check the name")),
-    Row(f"{B} --prompt x --target '\udcff'", 3, ("‹DCFF›",)),
     Row(f"{B} --prompt x --target 'two\nlines\x1b]0;x\x07'", 3, ("two lines␛]0;x␇",)),
-    Row(f"{B} --prompt x --target loop", 3, ("loop is no folder",)),
-    Row(f"{B} --prompt x --target fifo", 3, ("fifo is no folder",)),
     Row(f"{B} --prompt x --target empty-folder", 3, ("empty-folder", "config.json", "save_pretrained")),
     Row(f"{B} --prompt x --target lab:", 2, ("lab:", "lab:200m")),
-    Row(f"{B} --prompt x --target lab:big", 2, ("lab:big", "lab:200m")),
     Row(f"{B} --prompt x --target lab:1m", 2, ("lab:1m", "use lab:10.2m or more")),
     Row(f"{B} --prompt x --target lab:900b", 3, ("lab:900b", "GB")),
     # --- config.json ---
     Row(f"{B} --prompt x --target no-layers", 3, ("num_hidden_layers is 0",)),
-    Row(f"{B} --prompt x --target text-layers", 3, ("config.json", "num_hidden_layers")),
     Row(f"{B} --prompt x --target more-layers", 3, ("lacks the weights model.layers.2.", "and 6 more")),
-    Row(f"{B} --prompt x --target other-layers", 3, ("config.json", "layer_types")),
-    Row(f"{B} --prompt x --target no-heads", 3, ("config.json", "ZeroDivisionError")),
-    Row(f"{B} --prompt x --target huge-vocabulary", 3, ("config.json", "differ in shape")),
-    Row(f"{B} --prompt x --target text-positions", 3, ("config.json", "max_position_embeddings")),
     Row(f"{B} --prompt x --max-new-tokens 2 --target few-positions", 3, ("context of 8 positions", "larger model")),
     Row(
         f"{B} --prompt x --max-new-tokens 40 --target longrope",
@@ -331,70 +261,49 @@ ROWS = [
         2,
         ("context of 30 (its rope_type is dynamic", "at most 29 new tokens"),
     ),
-    Row(f"{B} --prompt x --target odd-dtype", 3, ("config.json", "float99")),
     Row(f"{B} --prompt x --target zero-rope", 3, ("not finite",)),
-    Row(f"{B} --prompt x --target nan-norm", 3, ("not finite", "--dtype float32")),
     Row(f"{B} --prompt x --target hub-attention", 3, ("somebody/evil-attention", "never run")),
     Row(f"{B} --prompt x --target hub-attention-inside", 3, ("kernels-community/attention", "never run")),
     Row(f"{B} --prompt x --target unknown-type", 3, ("config.json", "nonsense")),
-    Row(f"{B} --prompt x --target list-type", 3, ("config.json", "unhashable")),
-    Row(f"{B} --prompt x --target no-type", 3, ("config.json", "model_type")),
     Row(f"{B} --prompt x --target esc-type", 3, ("config.json", "␛]0;owned␇‹202E›")),
     Row(f"{B} --prompt x --target own-code", 3, ("code of its own, which is never run",)),
     Row(f"{B} --prompt x --target text-eos", 3, ("config.json", "eos_token_id")),
     Row(f"{B} --prompt x --target config-empty", 3, ("config.json", "valid JSON")),
-    Row(f"{B} --prompt x --target config-number", 3, ("config.json",)),
     Row(f"{B} --prompt x --target config-deep", 3, ("config.json", "recursion")),
-    Row(f"{B} --prompt x --target config-surrogate", 3, ("config.json", "‹D800›")),
     Row(f"{B} --prompt x --target config-folder", 3, ("config.json", "save_pretrained")),
-    Row(f"{B} --prompt x --target config-device", 3, ("config-device/config.json is a device",)),
     Row(f"{B} --prompt x --target config-fifo", 3, ("config-fifo/config.json is a device or a pipe",)),
     # --- weights, tokenizer, generation_config.json ---
     Row(f"{B} --prompt x --target encoder", 3, ("bert attends to later tokens", "causal language model")),
     Row(f"{B} --prompt x --target recurrent", 3, ("recurrent_gemma keeps a state", "rolled back")),
     Row(f"{B} --prompt x --target of-images", 3, ("no language model that makes a text",)),
-    Row(f"{B} --prompt x --target target --device-map /dev/zero", 2, ("device map /dev/zero", "JSON file")),
-    Row(f"{B} --prompt x --target target --device-map deep.json", 2, ("device map deep.json", "JSON file")),
+    Row(f"{B} --prompt x --target target --device-map map.json", 2, ("--device-map", "auto", "sequential")),
     Row(f"{C} --engine vllm", 2, ("invalid choice: 'vllm'", "eager")),
     Row(f"{B} --prompt x --target lab:20m --device-map auto", 2, ("lab:20m is made on one device",)),
     Row("-m benchmarks.roofline --target lab:20m --device-map auto", 2, ("lab:20m is made on one device",)),
     # --- weights and tokenizer again ---
     Row(f"{B} --prompt x --target weights-other-shape", 3, ("differ in shape", "config.json")),
     Row(f"{B} --prompt x --target weights-none", 3, ("lacks the weights",)),
-    Row(f"{B} --prompt x --target weights-empty", 3, ("weights-empty", "header")),
     Row(f"{B} --prompt x --target weights-cut", 3, ("weights-cut", "incomplete")),
     Row(f"{B} --prompt x --target weights-missing", 3, ("weights-missing", "model.safetensors")),
     Row(f"{B} --prompt x --target weights-pickled", 3, ("more than tensors", "safetensors")),
     Row(f"{B} --target weights-nan --prompt x", 3, ("not finite",)),
     Row(f"{B} --prompt x --target weights-device", 3, ("weights-device/model.safetensors is a device",)),
     Row(f"{B} --prompt x --target index-torn", 3, ("index-torn", "download")),
-    Row(f"{B} --prompt x --target index-outside", 3, ("index-outside", "No such file")),
     Row(f"{B} --prompt x --target tokenizer-missing", 3, ("tokenizer.json is missing",)),
     Row(f"{B} --prompt x --target tokenizer-torn", 3, ("its tokenizer",)),
-    Row(f"{B} --prompt x --target tokenizer-deep", 3, ("its tokenizer", "recursion")),
     Row(f"{B} --prompt x --target tokenizer-without-words", 3, ("its tokenizer", "out of vocabulary")),
-    Row(f"{B} --prompt x --target tokenizer-negative-id", 3, ("its tokenizer", "-1")),
-    Row(f"{B} --prompts x.txt --target tokenizer-gives-up", 3, ("gives up on a prompt", "retry-limit", "shorten")),
-    Row(f"{B} --prompt a --target tokenizer-doubles", 3, ("its tokenizer", "millions of bytes of one")),
-    Row(f"{B} --prompt x --target template-endless", 3, ("chat template", "of processor time; use --no-chat")),
-    Row(f"{B} --prompt x --target template-large", 3, ("chat template", "GiB of memory; use --no-chat")),
     Row(f"{B} --prompt x --target template-refuses", 3, ("chat template", "no user may speak; use --no-chat")),
     Row(f"{B} --target tokenizer-huge-id --prompt a", 3, ("token 1000000000", "do not belong together")),
     Row(f"{B} --prompt x --target generation-torn", 3, ("generation_config.json", "valid JSON")),
-    Row(f"{B} --prompt x --target generation-deep", 3, ("generation_config.json", "recursion")),
     Row(f"{B} --prompt x --target generation-cache", 3, ("generation_config.json", "nonsense")),
     Row(f"{B} --prompt x --target eos-text", 3, ("generation_config.json", "</s>")),
-    Row(f"{B} --prompt x --target eos-negative", 3, ("generation_config.json", "-1")),
     # --- drafts ---
     Row(f"{S} -k -1", 2, ("-k", "0 or more")),
     Row(f"{S} -k many", 2, ("-k", "many")),
-    Row(f"{S} -k 99999999999", 2, ("-k", "or less")),
     Row(f"{S} --draft ''", 2, (KINDS,)),
     Row(f"{S} --draft ngrm", 2, ("'ngrm'; did you mean ngram?", KINDS)),
-    Row(f"{S} --draft nrgam", 2, ("did you mean ngram?", KINDS)),
     Row(f"{S} --draft eagel3", 2, ("did you mean feature[:HEAD]?", KINDS)),
     Row(f"{S} --tempereture 0.8", 2, ("--tempereture 0.8; did you mean --temperature?",)),
-    Row(f"{S} --tempereture=0.8", 2, ("did you mean --temperature?",)),
     Row(f"{S} --draft model,ngram", 2, ("model,ngram", "compare.py takes several")),
     Row(f"{S} --draft hybrid:suffix", 2, ("a lookup (ngram or suffix)", "hybrid:suffix+feature")),
     Row(f"{S} --draft hybrid:suffix+ngram", 2, ("a draft with a model", "hybrid:suffix+feature")),
@@ -402,7 +311,6 @@ ROWS = [
     Row(f"{S} -k autos", 2, ("-k", "'autos' is not a whole number")),
     Row(f"{S} -k auto --draft dial:0.5:free", 2, ("-k auto", "dial:0.5:free", "give -k a number")),
     Row(f"{S} --draft dial", 2, ("dial:0.8",)),
-    Row(f"{S} --draft dial:1.5", 2, ("dial:1.5", "0 to 1")),
     Row(f"{S} --draft dial:0.5:./nowhere", 3, ("./nowhere", "save_pretrained")),
     Row(f"{S} --draft dial:0.5:free:free", 2, ("free:free",)),
     Row(f"{S} --draft dial:0.5:draft --temperature 1", 2, ("--temperature 0",)),
@@ -418,10 +326,7 @@ ROWS = [
     Row(f"{S} --draft longrope --prompt '{'x = 1; ' * 20}'", 2, ("context only 30 (its rope_type is longrope",)),
     # --- compare.py ---
     Row(f"{C} -k 2,-4", 2, ("-k 2,-4", "0 or more")),
-    Row(f"{C} -k two", 2, ("-k two", "-k 2,4,8")),
     Row(f"{C} -k 257", 2, ("-k 257", "256 or less")),
-    Row(f"{C} --temperature warm", 2, ("--temperature warm",)),
-    Row(f"{C} --repeats 0", 2, ("--repeats", "1 or more")),
     Row(f"{C} --draft ''", 2, ("example model,ngram",)),
     Row(f"{C} --draft ngram,ngram", 2, ("twice",)),
     Row(f"{C} --prompt x --draft draft,weights-nan", 3, ("not finite",)),
@@ -431,7 +336,6 @@ ROWS = [
     Row(f"{C} --max-new-tokens 999 --draft draft --prompt x", 2, ("512", "at most 511 new tokens")),
     Row(f"{C} --json empty-folder", 3, ("empty-folder", "it is a folder", "--json")),
     Row(f"{C} --json ''", 2, ("--json", "empty")),
-    Row(f"{C} --json file/x.json", 3, ("file/x.json", "--json")),
     Row(f"{C} --json /dev/full", 3, ("/dev/full", "no regular file")),
     Row(f"{C} --json 'a\0b'", 3, ("a␀b", "--json")),
     Row(f"{C} --name a/b", 2, ("a/b", "--out-dir")),
@@ -440,22 +344,15 @@ ROWS = [
     Row(f"{C} --out-dir ''", 2, ("--out-dir", "empty")),
     Row(f"{C} --out-dir blocked", 3, ("local.json", "it is a folder", "--out-dir")),
     Row(f"{C} --out-dir /proc/nowhere", 3, ("/proc/nowhere", "--out-dir")),
-    # --- readme, rerun, train_lab_pair ---
-    Row("-m tools.rerun lists.json file", 3, ("lists.json is no record", "more than 16 MiB")),
-    Row("-m tools.rerun RESULTS/cpu-2-cores-peers.json file", 3, ("is no record", "Field required")),
-    Row("-m tools.rerun wrong-settings.json file", 3, ("settings.target: Input should be a valid string",)),
-    Row("-m tools.rerun no-step.json file", 3, ("is no record", "costs.0.costs.step_at: Field required")),
+    # --- readme, plots, training ---
+    Row("-m tools.plots lists.json", 3, ("lists.json is no record", "more than 16 MiB")),
+    Row("-m tools.plots nan.json", 3, ("NaN",)),
     Row("-m tools.readme --chekc", 2, ("--chekc", "--help")),
-    Row("-m tools.rerun file", 2, ("RECORD", "--help")),
-    Row("-m tools.rerun nowhere file", 3, ("nowhere is no record",)),
-    Row("-m tools.rerun config-number/config.json file", 3, ("is no record", "should be an object")),
-    Row("-m tools.rerun nan.json file", 3, ("NaN",)),
-    Row("-m tools.rerun RESULTS/cpu-2-cores.json RESULTS/cpu-2-cores-full.json", 2, ("differ in prompts_sha256",)),
     Row(f"{TRAIN} --minutes nan", 2, ("--minutes", "nan")),
     Row(f"{TRAIN} --rate 0", 2, ("--rate", "above 0")),
-    Row(f"{TRAIN} --work-dir loop", 3, ("loop", "no folder", "--work-dir")),
+    Row(f"{TRAIN} --out loop", 3, ("loop", "no folder", "--out")),
     Row(f"{TRAIN} --out ''", 2, ("--out", "empty")),
-    Row(f"{TRAIN} --out file", 3, ("file/training.json", "--out")),
+    Row(f"{TRAIN} --out file", 3, ("file", "no folder", "--out")),
     # --- benchmarks ---
     Row(f"{PEERS} -k 0", 2, ("-k 0", "1 or more")),
     Row(f"{PEERS} --draft suffix --prompt x", 2, ("--draft suffix", "must be a model")),
@@ -466,20 +363,8 @@ ROWS = [
     Row(f"{ROOFLINE} --sizes ,", 2, ("--sizes ,",)),
     Row(f"{ROOFLINE} --sizes lab,lab", 2, ("lab,lab", "different")),
     Row(f"{ROOFLINE} --draft ngram", 2, ("--draft ngram", "only a model")),
-    Row(f"{SCALING} --sweeps nonsense", 2, ("nonsense", "length, context, k")),
-    Row(f"{SCALING} --lengths 1", 2, ("--lengths 1", "2 or more")),
-    Row(f"{SCALING} --contexts 9999 --sweeps context --draft draft --prompt x", 2, ("--contexts", "context of 512")),
-    Row(f"{SCALING} --turns 9999 --sweeps k --draft draft --prompt x", 2, ("--turns 9999", "context of 512")),
-    Row(f"{SCALING} --prompts - --draft draft", 2, ("standard input", "file")),
-    Row(f"{AHEAD} --draft dial:0.8", 2, ("--draft dial:0.8", "distribution", "--draft model")),
-    Row(f"{AHEAD} --draft ngram", 2, ("--draft ngram", "distribution", "--draft model")),
-    Row(f"{AHEAD} --draft model,feature", 2, ("--draft feature", "tokens alone", "--draft model")),
-    Row(f"{AHEAD} --draft draft", 2, ("--draft draft", "cpu-2-cores-compiled.json", "only of model", "--costs")),
-    Row(f"{AHEAD} --draft model,model", 2, ("twice",)),
     Row(f"{GPU} --sizes lab:big", 2, ("lab:big", "lab:200m")),
     Row(f"{GPU} --out file", 3, ("file/log.txt", "--out")),
-    Row(f"{FAMILIES} --only nonsense", 2, ("nonsense", "--only llama")),
-    Row(f"{FAMILIES} --jobs 0", 2, ("--jobs", "1 or more")),
     Row(f"{PEERS} --prompt x --draft draft --llama-target nowhere.gguf", 2, ("--llama-target", "nowhere.gguf")),
     Row(f"{B} --prompt x --chat", 2, ("no chat template", "without --chat")),
     Row(f"{S} --draft dial:0.5:ngram", 2, ("dial:0.8:model",)),

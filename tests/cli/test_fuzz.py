@@ -4,26 +4,24 @@ import argparse
 import contextlib
 import json
 import os
-import shutil
 import tempfile
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, GenerationConfig
 
 from speclab.cli import parsing
 from speclab.models import loading, prompts
 from speclab.models.outside import generation
-from speclab.present import first_screen, report
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun
 from speclab.system import files, terminal
 from speclab.system.errors import EnvironmentProblem, Problem
-from tools import doc_blocks, readme, rerun
+from tools import blocks
 
 MANY = settings(max_examples=60)
 FEW = settings(MANY, max_examples=25)
@@ -90,14 +88,6 @@ def test_a_plain_name_is_one_file_in_the_folder(name):
         files.write_whole(folder / f"{name}-sweep-draft-length.json", "x")
         assert os.listdir(folder) == [f"{name}-sweep-draft-length.json"]
         assert not name.startswith("..") or name.strip(".")
-
-
-@given(NAMES)
-@FEW
-def test_a_tokenizer_of_a_name_that_means_nothing_is_a_problem(name):
-    with new_folder() as folder, contextlib.chdir(folder), contextlib.suppress(Problem):
-        assert loading.load_tokenizer(name) is not None
-        assert name.startswith("lab:")
 
 
 # --- numbers ---
@@ -181,7 +171,7 @@ def shortened(path: Path) -> dict:
     return run | {"rows": run["rows"][:3] + [r for r in run["rows"] if r["draft"]][:4], "raw": run["raw"][:1]}
 
 
-RUN = shortened(doc_blocks.DEFAULT_RUN)
+RUN = shortened(blocks.DEFAULT_RUN)
 
 
 @st.composite
@@ -211,72 +201,3 @@ def test_a_record_is_what_its_schema_says_or_a_problem(text):
         (folder / "run.json").write_bytes(text.encode(errors="surrogatepass"))
         with contextlib.suppress(EnvironmentProblem):
             read(folder / "run.json", ComparisonRun)
-
-
-OTHER: dict[type, list] = {
-    bool: [True, False],
-    int: [0, 1, 7, 10**15],
-    float: [0.0, 1e-300, 1e300, 0.5, None],
-    str: ["", "all", "baseline", "lab:1m", "lab:zz", "model"],
-    list: [[]],
-    dict: [{}],
-    type(None): [None, True, 0.5, "x"],
-}
-
-
-@st.composite
-def bent(draw) -> str:
-    """The record with some values changed to others of the same type: its schema may have nothing against them."""
-    run = json.loads(json.dumps(RUN))
-    for _ in range(draw(st.integers(1, 4))):
-        place: dict | list = run
-        while True:
-            key = draw(st.sampled_from(list(place) if isinstance(place, dict) else list(range(len(place)))))
-            if not isinstance(place[key], dict | list) or not place[key] or not draw(st.integers(0, 6)):
-                break
-            place = place[key]
-        place[key] = draw(st.sampled_from(OTHER[type(place[key])]))
-        if not run:
-            break
-    return json.dumps(run)
-
-
-@given(bent())
-@example(json.dumps(RUN | {"settings": {}}))
-@example(json.dumps(RUN | {"correctness": [{}]}))
-@settings(FEW, report_multiple_bugs=False)
-def test_a_record_that_was_read_can_be_shown(text):
-    """Every view of a record that its schema admits works."""
-    with new_folder() as folder, contextlib.suppress(EnvironmentProblem):
-        (folder / "run.json").write_text(text)
-        run = read(folder / "run.json", ComparisonRun)
-        try:
-            shown = [first_screen.screen(run), report.comparison(run)]
-        except Exception as fault:
-            raise AssertionError(f"{type(fault).__name__}: {fault}") from fault
-        assert all(shown)
-
-
-@given(damaged())
-@FEW
-def test_every_reader_of_a_record_ends_in_an_exit_code(text):
-    with new_folder() as folder, pytest.MonkeyPatch.context() as patched:
-        (folder / "run.json").write_text(text)
-        (folder / "other.json").write_text(json.dumps(RUN))
-        page = folder / "page.md"
-        page.write_text("<!-- begin b -->\n<!-- end b -->\n")
-        assert rerun.main([str(folder / "run.json"), str(folder / "other.json")]) in (0, 1, 2, 3)
-        patched.setattr(readme, "PAGES", [page])
-        patched.setattr(doc_blocks, "DEFAULT_RUN", folder / "run.json")
-        patched.setattr(doc_blocks, "FULL_RUN", folder / "run.json")
-        for block in (doc_blocks.first_run, doc_blocks.pair):
-            patched.setattr(readme, "BLOCKS", {"b": block})
-            assert readme.main([]) in (0, 3)
-
-
-def test_the_record_of_these_tests_is_one(tmp_path):
-    """Or they would show nothing."""
-    (tmp_path / "run.json").write_text(json.dumps(RUN))
-    assert report.comparison(read(tmp_path / "run.json", ComparisonRun))
-    shutil.copy(tmp_path / "run.json", tmp_path / "other.json")
-    assert rerun.main([str(tmp_path / "run.json"), str(tmp_path / "other.json")]) == 0

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from speclab.cli.compare_config import read_drafts
+from speclab.cli.compare import read_drafts
 from speclab.core.drafter import Lookup
 from speclab.drafts import kind_table
 from speclab.drafts.kind_table import Kind, add, add_lookup, kinds

@@ -47,7 +47,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "llama, one output matrix for both": ("llama", {"tie_word_embeddings": True}),
     "llama, one key head": ("llama", {"num_key_value_heads": 1, "hidden_act": "gelu"}),
-    "llama, wide heads": ("llama", {"head_dim": 70, "num_key_value_heads": 4, "hidden_act": "relu"}),
+    "llama, wide heads": ("llama", {"head_dim": 70, "num_key_value_heads": 4, "hidden_act": "gelu"}),
     "llama, three blocks": ("llama", {"hidden_size": 48, "intermediate_size": 150, "head_dim": 16, "vocab_size": 330}),
     "llama, linear": ("llama", rope("linear", factor=2.0)),
     "llama, yarn": ("llama", rope("yarn", factor=2.0, **_BORDER)),

@@ -96,8 +96,8 @@ def test_the_check_of_a_window_reads_a_longer_text(monkeypatch):
 def test_wrong_logits_are_no_engine_however_noisy_the_eager_one(monkeypatch):
     """The bound comes from uncached logits: an eager cache that is broken as well does not widen it."""
     monkeypatch.setattr(eager.EagerBackend, "crop", lambda self, n_tokens, length: None)
-    right = c_pass.Packed.run
-    monkeypatch.setattr(c_pass.Packed, "run", lambda *args: right(*args).flip(-1))
+    right = c_pass.CModel.run
+    monkeypatch.setattr(c_pass.CModel, "run", lambda *args: right(*args).flip(-1))
     fast, why = engine_choice.choose(float32(), "c")
     assert fast is None
     assert "64 * eps(float32) * max|logit|" in why

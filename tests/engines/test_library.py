@@ -23,7 +23,8 @@ class Machine:
     """A machine with one compiler, which runs `script`, and an empty cache folder."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
-        self.compiled = Path(library(FLOATS)._name).read_bytes()
+        self.right = library(FLOATS)
+        self.compiled = Path(self.right._name).read_bytes()
         self.folder, self.tools, self.runs = folder / "cache", folder / "tools", folder / "runs"
         self.tools.mkdir()
         self.runs.touch()
@@ -36,10 +37,11 @@ class Machine:
         self.copies = f"/bin/cp {folder}/right.so pass.so"
 
     def load(self, path: str) -> ctypes.CDLL:
+        """The library as it was compiled before: this process must not map files that tests damage."""
         self.loaded.append(Path(path).read_bytes())
         if self.loaded[-1] != self.compiled:
             raise OSError("invalid ELF header")
-        return ctypes.PyDLL(path)
+        return self.right
 
     def has(self, script: str) -> None:
         """Its compiler does this."""
@@ -175,6 +177,13 @@ def test_a_compiler_that_fails_leaves_the_eager_engine(machine, script, words):
     assert fast is None
     assert words in why
     assert len(why.splitlines()) == 1
+
+
+def test_without_openmp_one_thread_computes(machine, capsys):
+    machine.has(f"case $* in *openmp*) echo error: no such option >&2; exit 1;; esac; {machine.copies}")
+    assert machine.compile().page_tokens() == library(FLOATS).page_tokens()
+    assert machine.n_runs == 2
+    assert "one thread" in capsys.readouterr().err
 
 
 def test_without_a_compiler_models_run_eagerly(machine):

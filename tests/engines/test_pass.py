@@ -29,12 +29,12 @@ TURNED = ("phi3, some turned", "gpt_neox")  # four of six numbers of a head
 
 
 def test_the_cases_are_what_they_are_called():
-    assert [packed(tiny(case)).packed.parts.angles[0](torch.arange(3))[0].shape for case in TURNED] == [(3, 2)] * 2
-    assert packed(tiny("smollm3")).packed.parts.layers[1].rotary is None
-    assert {layer.window for layer in packed(tiny("gemma3_text")).packed.parts.layers} == {0, WINDOW}
-    assert packed(tiny("olmo2")).packed.parts.whole_norms
+    assert [packed(tiny(case)).parts.angles[0](torch.arange(3))[0].shape for case in TURNED] == [(3, 2)] * 2
+    assert packed(tiny("smollm3")).parts.layers[1].rotary is None
+    assert {layer.window for layer in packed(tiny("gemma3_text")).parts.layers} == {0, WINDOW}
+    assert packed(tiny("olmo2")).parts.whole_norms
     for case in ("llama with biases", "qwen2", "gpt2", "gpt_neox"):
-        assert all(layer.qkv[1].abs().min() > 0 for layer in packed(tiny(case)).packed.parts.layers)
+        assert all(layer.qkv[1].abs().min() > 0 for layer in packed(tiny(case)).parts.layers)
 
 
 @pytest.mark.parametrize("case", ["llama", "mistral"])
@@ -102,10 +102,10 @@ def test_a_tree_can_grow_by_several_passes(case):
 @pytest.mark.parametrize("case", ["llama", "mistral", "gemma2", "gpt2"])
 def test_several_texts_in_one_pass_are_each_alone(case):
     """Texts of other lengths, their tokens in turns; logits are asked of some, in another order."""
-    model, packing = tiny(case), packed(tiny(case)).packed
+    model, packing = tiny(case), packed(tiny(case))
     ids, lengths, width = [text_of(model, n, seed=n) for n in (4, 63, 90)], (1, 60, 86), 3
     texts = [Text(packing) for _ in ids]
-    packing.reach(90, 90)
+    packing.reach(90)
     for i in range(max(lengths) + width):
         now = [(t, i) for t, n in enumerate(lengths) if i < n]  # every text that is not yet so long, by one token
         now += [(t, lengths[t] + j) for t in range(3) for j in range(width)] if i >= max(lengths) else []
@@ -130,6 +130,31 @@ def several(packing, texts, ids, now):
     given = Pass(first=0, end=len(packing.layers), ids=chosen.data_ptr(), pages=ctypes.addressof(pages))
     given.text, given.position, given.row, given.whole, given.wanted = (column.data_ptr() for column in columns)
     return packing.run(given, len(now), len(now), {})[0]
+
+
+@pytest.mark.parametrize("case", ["llama", "gemma2", "gpt2"])
+def test_a_chain_is_as_many_passes_over_the_most_probable_token(case):
+    """Over the end of a page, with fewer ids than there are; the text goes on as after these tokens."""
+    model, text, n_ids = tiny(case), text_of(tiny(case), 62), 40
+    for first, k in ((1, 1), (1, 4), (3, 5)):
+        one, other = (made_on(model, text[:, :-first]) for _ in range(2))
+        tokens, highest = one.chain(text[:, -first:], one.length, k, n_ids)
+        ids, right = text[:, -first:], []
+        for _ in range(k):
+            right.append(other.forward(ids, other.length)[0, -1, :n_ids].max(-1))
+            ids, other.length = right[-1].indices[None, None], other.length + ids.shape[1]
+        assert tokens.tolist() == [step.indices.item() for step in right]
+        assert torch.equal(highest, torch.stack([step.values for step in right]))
+        length, after = one.length + first + k - 1, text[:, 5:9]
+        assert torch.equal(one.forward(after, length), other.forward(after, length))
+
+
+def made_on(model, prompt):
+    """The engine's backend after a prompt."""
+    backend = packed(model).start()
+    backend.prefill(prompt)
+    backend.length = prompt.shape[1]
+    return backend
 
 
 # --- Numbers ----------------------------------------------------------------------------------------------------------
@@ -168,8 +193,11 @@ def test_a_weight_that_is_no_number_shows(case, bad):
         weight.data[place] = bad
         right = uncached(model, text)
         with torch.inference_mode():
-            found = on_c(model, engine_choice.on_c(model)).prefill(text)
+            fast = engine_choice.on_c(model)
+            found = on_c(model, fast).prefill(text)
+            _, highest = fast.start().chain(text, 0, 1, model.config.vocab_size)
         weight.data[place] = before
+        assert highest.isfinite() == right[:, -1].max().isfinite(), name
         assert torch.equal(found.isfinite(), right[:, -1:].isfinite()), name
 
 

@@ -95,7 +95,7 @@ def test_logits_are_the_librarys_with_the_same_weights(kind, instructions, monke
     monkeypatch.setattr(c_pass, "library", lambda kinds: found)
     model = model_with(kind)
     fast = CModel(parts_of(model))
-    assert fast.packed.kinds == 1 << KINDS[kind][1], "these weights are kept in more bytes than they need"
+    assert fast.kinds == 1 << KINDS[kind][1], "these weights are kept in more bytes than they need"
     check_passes(model, 60, fast)
     of_floats = sum(weight.nbytes for weight in model.parameters() if weight.ndim == 2) - 64 * 53 * 4  # embeddings
     shares = {FLOAT32: 0, BFLOAT16: 1 / 2, INT8: 3 / 4, INT4: 7 / 8}
@@ -129,9 +129,9 @@ def test_kinds_can_be_mixed_and_sizes_can_be_odd(monkeypatch):
         for module, kind in as_kind.items():
             module.weight.copy_(KINDS[kind][0](module.weight))
     fast = CModel(parts_of(model))
-    packed = fast.packed.layers[0]
+    packed = fast.layers[0]
     assert [packed.qkv.kind, packed.out.kind, packed.up.kind, packed.down.kind] == [FLOAT32, INT8, INT8, FLOAT32]
-    assert fast.packed.model.head.kind == INT4
+    assert fast.model.head.kind == INT4
     check_passes(model, 20, fast)
 
 

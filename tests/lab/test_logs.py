@@ -51,7 +51,7 @@ def pairs_of(run: ComparisonRun) -> list[tuple[Row, Row]]:
 
 def assert_same(one: Row, other: Row, names: tuple[str, ...]) -> None:
     mine, theirs = ({name: getattr(row, name) for name in names} for row in (one, other))
-    assert files._rounded(mine, "") == files._rounded(theirs, ""), (one.method, one.draft_length, one.prompt_kind)
+    assert files.as_dict(mine) == files.as_dict(theirs), (one.method, one.draft_length, one.prompt_kind)
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)

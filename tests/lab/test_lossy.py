@@ -5,7 +5,6 @@ The rules are the stand-ins of tests/rules.py.
 """
 
 import math
-import signal
 
 import pytest
 import torch
@@ -28,7 +27,6 @@ from speclab.records.arms import Arm
 from speclab.records.files import read
 from speclab.records.log import RoundCounts
 from speclab.records.runs import ComparisonRun
-from speclab.system.errors import Stopped
 from tests.heads import tiny_head
 from tests.rules import LOSSLESS, LOSSY, make_known
 from tests.tiny_models import tiny
@@ -190,7 +188,7 @@ def test_a_distance_that_was_not_measured_is_a_dash(run, monkeypatch):
     """Ctrl-C in the checks: the rows are lossy all the same."""
 
     def stop(*args):
-        raise Stopped(signal.SIGINT)
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(output_checks, "distances", stop)
     code, out, record = run("credulous", "-k", "3")

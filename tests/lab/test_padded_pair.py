@@ -5,7 +5,7 @@ import re
 import pytest
 
 import compare
-from speclab.cli import compare_flags
+from speclab.cli import compare as command
 from speclab.lab import comparison, harness, padded_pair
 from speclab.models.padded import sizes
 from speclab.records.files import read
@@ -38,9 +38,8 @@ def test_a_size_that_does_not_fit_is_not_chosen():
 
 @pytest.mark.parametrize(("lengths", "wanted"), [("0", False), ("0,2", True), ("auto", True)])
 def test_a_run_that_drafts_nothing_has_no_second_size(lengths, wanted):
-    args = compare_flags.make_parser("").parse_args(["--draft", "model", "-k", lengths])
-    size = compare_flags.size_of(args)
-    assert compare_flags.wants_padded(compare_flags.filled(args, size), size) == wanted
+    args = command.make_parser("").parse_args(["--draft", "model", "-k", lengths])
+    assert command.filled(args).padded == wanted
 
 
 def test_the_drafts_of_the_padded_pair():

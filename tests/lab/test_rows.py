@@ -141,5 +141,5 @@ def test_a_recorded_line_holds_every_second_and_count_and_no_text():
         "method": "model", "draft": "model", "draft_length": 2, "temperature": 0.8, "prompt_index": 3,
         "prompt_kind": "prose", "n_prompt": 7, "prefill_seconds": [0.5, 0.25], "decode_seconds": [2.0, 3.0],
         "n_rounds": 10, "n_drafted": 20, "n_accepted": 10, "n_rejected": 8, "n_emitted": 20,
-        "rounds": [[(2, 1, False)] * 5] * 2,
+        "rounds": [[[2, 1, False]] * 5] * 2,
     }  # fmt: skip

@@ -186,9 +186,8 @@ class Diary:
         self._cached, self._live = cached, []
         cached.model.register_forward_pre_hook(self._note, with_kwargs=True)
         if cached.fast:
-            self._run, cached.fast = cached.fast.packed.run, copy.copy(cached.fast)
-            cached.fast.packed = copy.copy(cached.fast.packed)
-            cached.fast.packed.run = self._note_c
+            self._run, cached.fast = cached.fast.run, copy.copy(cached.fast)
+            cached.fast.run = self._note_c
 
     def _note(self, module, args, kwargs) -> None:
         held = kwargs["past_key_values"].get_seq_length()

@@ -1,16 +1,11 @@
 """Chat templates: what the ids of a chat are, and templates that cannot be used."""
 
-import subprocess
-import sys
-
 import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from speclab.models import prompts
-from speclab.models.outside import templates
 from speclab.system.errors import EnvironmentProblem, UsageProblem
-from speclab.system.paths import ROOT
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
@@ -62,53 +57,6 @@ def test_a_template_that_cannot_be_used_is_one_line(tokenizer, template, said):
         prompts.encode([("x", "hello")], tokenizer, chat=True)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-ENDLESS = (
-    "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}" + "{% endfor %}" * 2
-)
-TIGHT = {"SECONDS": 1, "MEMORY": 2**30, "LONGEST": 1000}
-
-
-@pytest.mark.parametrize(
-    ("template", "said"),
-    [
-        (ENDLESS, "it does not end within 1 s of processor time"),
-        ("{{ 'x' * 10 ** 10 }}", "it needs more than 1 GiB of memory"),
-        ("{{ 'x' * 1001 }}", "it writes more than"),
-    ],
-)
-def test_a_template_that_takes_too_much_is_ended(tokenizer, template, said, monkeypatch):
-    for name, value in TIGHT.items():
-        monkeypatch.setattr(templates, name, value)
-    tokenizer.chat_template = template
-    with pytest.raises(EnvironmentProblem, match=rf"cannot be used: {said}.*no_chat"):
-        prompts.encode([("x", "hello")], tokenizer, chat=True)
-
-
-def test_a_template_that_waits_is_ended_by_the_clock(tokenizer, monkeypatch):
-    monkeypatch.setattr(templates, "CLOCK_SECONDS", 0.01)  # less than any process needs to start
-    with pytest.raises(EnvironmentProblem, match=r"does not end within 0\.01 s; use no_chat"):
-        prompts.encode([("x", "not asked before")], tokenizer, chat=True)
-
-
-def test_several_chats_are_one_process_and_what_was_rendered_costs_none(tokenizer, monkeypatch):
-    started, run = [], templates.subprocess.run
-    monkeypatch.setattr(templates.subprocess, "run", lambda *a, **k: started.append(a) or run(*a, **k))
-    for _ in range(2):
-        made = prompts.encode([("x", "one"), ("y", "two")], tokenizer, chat=True)
-        assert [tokenizer.decode(prompt.ids[0], skip_special_tokens=True) for prompt in made] == [
-            "[user]one[assistant]",
-            "[user]two[assistant]",
-        ]
-    assert len(started) == 1
-
-
-def test_a_renderer_without_the_whole_library_is_the_librarys_own():
-    """The child stands in for packages that it does not import."""
-    words = "from speclab.models.outside.chat_child import *; print(renderer().__module__, 'torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", words], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["transformers.utils.chat_template_utils", "False"]
 
 
 def test_a_template_that_writes_nothing_and_one_that_is_not_there(tokenizer):

@@ -20,7 +20,7 @@ from speclab.core.rounds import Draft
 from speclab.core.sampling import Sampling, draw_next
 from speclab.engines import windows
 from speclab.engines.cuda import buffers, cuda_graphs
-from speclab.engines.cuda.attention import GroupedAttention, TwoProducts, fused
+from speclab.engines.cuda.attention import GroupedAttention
 from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.engines.cuda.kernels import Joined, Kernels
 from speclab.lab.bench import Bench
@@ -341,7 +341,7 @@ def test_grouped_queries_read_each_key_once():
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 9), st.booleans(), st.sampled_from([None, 0.3]))
-def test_two_products_are_the_same_attention(kv_heads, group, width, wide, scale):
+def test_grouped_attention_is_the_librarys(kv_heads, group, width, wide, scale):
     """In float64, and in bfloat16 within its rounding, for masks in which rows of padding read nothing."""
     generator = torch.Generator().manual_seed(kv_heads + 10 * group + 100 * width)
     heads, dtype = kv_heads * group, torch.float64 if wide else torch.bfloat16
@@ -351,19 +351,9 @@ def test_two_products_are_the_same_attention(kv_heads, group, width, wide, scale
     mask[:, :, -1, 3:] = torch.finfo(dtype).min
     exact = [part.double() for part in (query, key, value, mask)]
     right = torch.nn.functional.scaled_dot_product_attention(*exact, enable_gqa=True, scale=scale).transpose(1, 2)
-    found, _ = GroupedAttention(TwoProducts())(None, query, key, value, mask, scaling=scale)
+    found, _ = GroupedAttention()(None, query, key, value, mask, scaling=scale)
     assert found.dtype == dtype
     assert torch.allclose(found.double(), right, atol=1e-12 if wide else 0.03)
-
-
-def test_several_texts_keep_the_librarys_kernel():
-    """Their keys would have to be copied."""
-    generator = torch.Generator().manual_seed(0)
-    query, key, value = (torch.randn(2, n, m, 8, generator=generator) for n, m in ((4, 3), (2, 7), (2, 7)))
-    mask = buffers.causal_mask(3, 4, 7, query.dtype, query.device).repeat(2, 1, 1, 1)
-    mask[1, :, :, 0] = torch.finfo(query.dtype).min
-    results = [GroupedAttention(attend)(None, query, key, value, mask)[0] for attend in (TwoProducts(), fused)]
-    assert torch.equal(*results)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma"])
@@ -456,34 +446,6 @@ def test_models_without_groups_keep_the_librarys_attention():
     assert GroupedAttention.of(tiny("llama")) is not None
 
 
-@pytest.mark.parametrize("faster", [False, True])
-def test_the_faster_attention_is_taken(faster, monkeypatch):
-
-    def fastest(passes: list[tuple[CachedModel, int]]) -> list[float]:
-        """Two products win at one width, and lose by less, or by more, at the other."""
-        products = {1: 1.0, 5: 1.1 if faster else 2.1}
-        of = {fused: {1: 2.0, 5: 1.0}}
-        return [of.get(model.fast.kernels.attention.attend, products)[width] for model, width in passes]
-
-    monkeypatch.setattr(engine_choice, "fastest", fastest)
-    fast = GraphedModel(tiny("llama"), compile_parts=False)
-    engine_choice.choose_attention(fast)
-    assert isinstance(fast.kernels.attention.attend, TwoProducts) == faster
-    assert fast.widths == {1}
-
-
-def test_wrong_attention_is_not_taken(monkeypatch):
-    """However fast it is."""
-    monkeypatch.setattr(engine_choice, "fastest", lambda passes: [1.0, 2.0, 1.0, 2.0])
-    monkeypatch.setattr(TwoProducts, "__call__", lambda self, queries, *rest: queries)
-    fast = GraphedModel(tiny("llama"), compile_parts=False)
-    engine_choice.choose_attention(fast)
-    assert fast.kernels.attention.attend is fused
-
-
-# --- The choice -------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def on_cuda(monkeypatch):
     """A choice as on a GPU without a compiler."""
@@ -493,22 +455,18 @@ def on_cuda(monkeypatch):
 
 def test_a_recording_that_fails_leaves_no_graphs(on_cuda, monkeypatch):
     """After it none can be made, so the model decodes eagerly, and the reason is there."""
-    capture, used, ways = graphs.capture, Kernels.used, []
-
-    def noted(kernels: Kernels):
-        ways.append(kernels.attention.attend)
-        return used(kernels)
+    made = []
 
     def broken(step):
         if graphs.captures.failed:
             raise RuntimeError("no CUDA graph is recorded after one that failed")
-        recorded = capture(step)
-        if isinstance(ways[-1], TwoProducts):
+        made.append(capture(step))
+        if len(made) > 1:
             monkeypatch.setattr(graphs.captures, "failed", True)
             raise RuntimeError("out of graphs")
-        return recorded
+        return made[-1]
 
-    monkeypatch.setattr(Kernels, "used", noted)
+    capture = graphs.capture
     monkeypatch.setattr(graphs, "capture", broken)
     chosen, why = engine_choice.choose(tiny("llama"), "auto")
     assert chosen is None

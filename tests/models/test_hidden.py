@@ -6,10 +6,10 @@ import itertools
 import pytest
 import torch
 
-from benchmarks.families import tiny_families
 from speclab.engines.eager import decoder_layers, layer_outputs
 from speclab.engines.parts import FAMILIES as KNOWN
 from speclab.models.cached import CachedModel
+from tests import tiny_families
 from tests.recorder import graphed, stand_in
 from tests.tiny_models import DTYPE_ON, FAMILIES, VOCAB, assert_close, on_engine, tiny
 

@@ -62,7 +62,8 @@ BUGS = {
     35: "draft length chosen by the wrong numbers",
     36: "one of two drafts out of step with the text, or taken for the other",
     37: "a lossy rule not called that, or further off than is said",
-    44: "a tokenizer, a template, a name or a record from outside trusted",
+    44: "a name from outside trusted",
+    48: "the margin of one token beside the draft of another",
 }
 
 

@@ -12,12 +12,11 @@ from torch import Tensor
 from speclab.core import graphs
 from speclab.core.sampling import Sampling
 from speclab.engines import c_pass, eager, library, windows
-from speclab.engines.c_pass import CBackend, Packed, Pass, Text
-from speclab.engines.cuda.attention import GroupedAttention, TwoProducts
+from speclab.engines.c_pass import CBackend, CModel, Text
+from speclab.engines.cuda.attention import GroupedAttention
 from speclab.engines.cuda.cuda_graphs import GraphBackend, GraphCache, GraphedModel
 from speclab.engines.cuda.kernels import Joined
 from speclab.lab.bench import Bench
-from speclab.models import engine_choice
 from speclab.system import cache
 from tests.mutants.bugs import Mutant, mutant
 
@@ -88,13 +87,13 @@ def leaves_out_the_cap_of_logits() -> None:
 @refused("llama")
 def turns_the_halves_of_a_head_against_each_other() -> None:
     """takes the second half of a head for the first one where it is turned to its position"""
-    edit(("const float a = out[d], b = out[d + half];", "const float b = out[d], a = out[d + half];"))
+    edit(("const float a = head[d], b = head[d + half];", "const float b = head[d], a = head[d + half];"))
 
 
 @refused("qwen3")
 def does_not_scale_queries() -> None:
     """does not scale the queries"""
-    edit(("*= M->attention_scale", "*= 1.0f"))
+    edit(("head[d] * M->attention_scale", "head[d]"))
 
 
 @refused("llama")
@@ -121,29 +120,22 @@ def begins_a_head_without_its_norm() -> None:
     edit(("M->start_normed ? M->states : (Norm){0}", "(Norm){0}"))
 
 
-@mutant(33, "proposals_are_the_definitions[c-False-flags0]", file="drafts/test_feature")
-def reads_states_beside_the_tokens_before() -> None:
-    """gives the engine c each state of a head beside the token before its own"""
-    right = CBackend.read
-
-    def read(backend: CBackend, tokens: Tensor, length: int, states: Tensor | None = None, only_last=False) -> Tensor:
-        if states is not None and states.shape[1] > 1:
-            tokens = tokens.roll(1, dims=1)
-        return right(backend, tokens, length, states, only_last)
-
-    put(CBackend, "read", read)
-
-
 @mutant(10, "the_number_of_threads_changes_no_bit", file=FILE)
-def shares_blocks_one_by_one() -> None:
-    """shares a matrix among threads so that blocks run beside others, in sums of another order"""
-    edit(
-        ("const long from = (up_to(total) / L + 3) / 4 * me / n * 4;", "const long from = up_to(total) / L * me / n;"),
-        (
-            "me == n - 1 ? up_to(total) / L : (up_to(total) / L + 3) / 4 * (me + 1) / n * 4",
-            "up_to(total) / L * (me + 1) / n",
-        ),
-    )
+def loses_what_threads_cannot_share() -> None:
+    """leaves out the blocks that are left where their number is no multiple of the threads"""
+    edit(("(total) * me / n, to = (total) * (me + 1) / n", "(total) / n * me, to = (total) / n * (me + 1)"))
+
+
+@mutant(10, "a_chain_is_as_many_passes_over_the_most_probable_token", file=FILE)
+def reads_the_same_token_again() -> None:
+    """starts each pass of a chain from the first token"""
+    edit(("P->ids = tokens + i", "P->ids = tokens"))
+
+
+@mutant(10, "a_chain_is_as_many_passes_over_the_most_probable_token", file=FILE)
+def takes_ids_that_may_not_be_drafted() -> None:
+    """lets a chain take ids that it may not"""
+    edit(("for (int j = 1; j < n; j++)", "for (int j = 1; j < P->model->ids; j++)"))
 
 
 @mutant(28, "a_weight_that_is_no_number_shows", file=FILE)
@@ -155,15 +147,15 @@ def takes_what_is_no_number_for_nothing() -> None:
 # ---------------------------------------------------------------- the Python side of pass.c
 
 
-def change(given_changes: Callable[[Packed, Pass], None]) -> None:
+def change(given_changes: Callable[[CModel, Any], None]) -> None:
     """Change what each pass is given."""
-    right = Packed.run
+    right = CModel.run
 
-    def run(packed: Packed, given: Pass, *more: Any) -> Tensor:
-        given_changes(packed, given)
-        return right(packed, given, *more)
+    def run(model: CModel, given: Any, *more: Any) -> Tensor:
+        given_changes(model, given)
+        return right(model, given, *more)
 
-    put(Packed, "run", run)
+    put(CModel, "run", run)
 
 
 def first(address: int) -> int:
@@ -175,9 +167,9 @@ def first(address: int) -> int:
 def gives_tokens_the_positions_before() -> None:
     """gives tokens the positions before theirs, from the second pass on"""
 
-    def earlier(packed: Packed, given: Pass) -> None:
+    def earlier(model: CModel, given: Any) -> None:
         if n := first(given.position):
-            given.position = packed.numbers(0) + 4 * (n - 1)
+            given.position = model.numbers(0) + 4 * (n - 1)
 
     change(earlier)
 
@@ -186,7 +178,7 @@ def gives_tokens_the_positions_before() -> None:
 def writes_one_row_too_early() -> None:
     """writes keys and values one row too early"""
 
-    def earlier(packed: Packed, given: Pass) -> None:
+    def earlier(model: CModel, given: Any) -> None:
         given.row -= 4 * bool(first(given.row))
 
     change(earlier)
@@ -198,7 +190,7 @@ def reads_the_row_after_it() -> None:
     right = Text.reserve
     put(Text, "reserve", lambda text, n: right(text, n + 1))
 
-    def further(packed: Packed, given: Pass) -> None:
+    def further(model: CModel, given: Any) -> None:
         given.whole += 0 if given.masked else 4
 
     change(further)
@@ -208,7 +200,7 @@ def reads_the_row_after_it() -> None:
 def does_not_read_itself() -> None:
     """lets a token read all but itself, once there are others"""
 
-    def shorter(packed: Packed, given: Pass) -> None:
+    def shorter(model: CModel, given: Any) -> None:
         given.whole -= 4 * (first(given.whole) > 1 and not given.masked)
 
     change(shorter)
@@ -230,27 +222,27 @@ def has_one_page_alone() -> None:
 @refused("mistral")
 def forgets_windows() -> None:
     """lets every token read all of the text"""
-    right = Packed.__init__
+    right = CModel.__init__
 
-    def init(packed: Packed, *args: Any) -> None:
-        right(packed, *args)
-        for layer in packed.layers:
+    def init(model: CModel, *args: Any) -> None:
+        right(model, *args)
+        for layer in model.layers:
             layer.window = 0
 
-    put(Packed, "__init__", init)
+    put(CModel, "__init__", init)
 
 
 @refused("gemma3_text")
 def turns_all_layers_alike() -> None:
     """turns all layers by the angles of the first one"""
-    right = Packed.reach
+    right = CModel.reach
 
-    def reach(packed: Packed, *args: Any) -> None:
-        right(packed, *args)
-        for layer in packed.layers:
-            layer.cosines, layer.sines = packed.layers[0].cosines, packed.layers[0].sines
+    def reach(model: CModel, *args: Any) -> None:
+        right(model, *args)
+        for layer in model.layers:
+            layer.cosines, layer.sines = model.layers[0].cosines, model.layers[0].sines
 
-    put(Packed, "reach", reach)
+    put(CModel, "reach", reach)
 
 
 @refused("llama, three blocks", "one_weight_between_the_steps_makes_floats_of_all", file="engines/test_weights")
@@ -291,12 +283,13 @@ def keeps_the_states_of_the_first_rows() -> None:
 @mutant(33, "states_are_the_uncached_models", file="models/test_hidden")
 def gives_the_states_of_another_layer() -> None:
     """gives the states of the layer before the one that is asked for"""
-    right = Packed.run
+    right = CModel.run
 
-    def run(packed: Packed, given: Pass, n_tokens: int, n_logits: int, states: dict[int, Tensor]) -> Tensor:
-        return right(packed, given, n_tokens, n_logits, {max(layer - 1, 0): out for layer, out in states.items()})
+    def run(model: CModel, given: Any, n_tokens: int, n_logits: int, states: dict[int, Tensor], *more: Any) -> Tensor:
+        states = {max(layer - 1, 0): out for layer, out in states.items()}
+        return right(model, given, n_tokens, n_logits, states, *more)
 
-    put(Packed, "run", run)
+    put(CModel, "run", run)
 
 
 @mutant(33, "states_of_a_long_prompt_are_whole", file=FILE)
@@ -382,30 +375,15 @@ def gives_all_layers_the_mask_of_the_first() -> None:
     GroupedAttention.__call__ = attend
 
 
-@mutant(10, "two_products_are_the_same_attention", file="models/test_cuda_graphs")
+@mutant(10, "grouped_attention_is_the_librarys", file="models/test_cuda_graphs")
 def forgets_the_scale_of_scores() -> None:
-    """takes two products for attention and leaves out the scale of the scores"""
-    right = TwoProducts.__call__
+    """leaves out the scale of the scores in attention on a GPU"""
+    right = GroupedAttention.__call__
 
-    def attend(way: TwoProducts, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float | None):
-        return right(way, queries, keys, values, mask, 1.0)
+    def attend(attention: GroupedAttention, *tensors, scaling: float | None = None, **options):
+        return right(attention, *tensors, scaling=1.0, **options)
 
-    TwoProducts.__call__ = attend
-
-
-@mutant(10, "wrong_attention_is_not_taken", file="models/test_cuda_graphs")
-def takes_fast_attention_without_a_check() -> None:
-    """takes the faster attention without a look at its logits"""
-    right = engine_choice.choose_attention
-
-    def choose(graphed: GraphedModel) -> None:
-        check, engine_choice.check = engine_choice.check, lambda *args: None
-        try:
-            right(graphed)
-        finally:
-            engine_choice.check = check
-
-    engine_choice.choose_attention = choose
+    GroupedAttention.__call__ = attend
 
 
 @mutant(10, "joined_products_are_the_models_own", "logits_are_the_models_own", file="models/test_cuda_graphs")

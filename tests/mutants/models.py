@@ -18,7 +18,7 @@ from tests.mutants.bugs import mutant
 # ---------------------------------------------------------------- the checks of a model
 
 
-@mutant(24, "a_spread_model_runs_eagerly_and_its_weights_on_disk_go_with_it", file="models/test_placement")
+@mutant(24, "a_spread_model_runs_eagerly", file="models/test_placement")
 def takes_weights_in_several_places_for_weights_in_one() -> None:
     """takes a model with weights in several places for one with all of them in one place"""
     engine_choice.placement.is_sharded = lambda model: False

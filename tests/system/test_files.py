@@ -1,6 +1,5 @@
-"""Files: through links, only onto regular files, whole or not at all, and all of them even where one fails."""
+"""Files: through links, only onto regular files, whole or not at all."""
 
-import functools
 import os
 import socket
 import stat
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from speclab.system import files
-from speclab.system.errors import EnvironmentProblem, Stopped, UsageProblem
+from speclab.system.errors import EnvironmentProblem
 
 LONG = "a" * 300
 
@@ -125,115 +124,9 @@ def test_a_full_disk_is_found_beforehand(tmp_path, monkeypatch):
         files.prepare_folder(tmp_path, "--out-dir")
 
 
-# --- several at once ---
-
-
-def test_every_step_is_done_whatever_fails(tmp_path, capsys):
-    def refuse():
-        raise UsageProblem("no")
-
-    def full():
-        raise OSError(28, "No space left on device")
-
-    def gone():
-        raise BrokenPipeError
-
-    steps = [refuse, lambda: files.write_whole(tmp_path / "a", "x"), full, gone, lambda: None]
-    assert files.do_all([*steps, lambda: files.write_whole(tmp_path / "b", "y")]) == 3
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[:2] == ["error: no", "error: standard output: No space left on device; free some space"]
-    assert lines[2].startswith("wrote ")
-    assert lines[2].endswith(f"{files.shown(tmp_path / 'a')}, {files.shown(tmp_path / 'b')}")
-    assert names(tmp_path) == ["a", "b"]
-
-
-def test_a_fault_of_ours_loses_no_file_either(tmp_path):
-    with pytest.raises(ZeroDivisionError):
-        files.do_all([lambda: 1 / 0, lambda: files.write_whole(tmp_path / "a", "x")])
-    assert names(tmp_path) == ["a"]
-
-
-def test_ctrl_c_ends_the_run_after_everything_is_written(tmp_path, capsys):
-    """What the first one interrupts is done at the end; a second one ends the step that it meets and no other."""
-    first, seen = Stopped(15), []
-    stops = {"a": [first], "c": [KeyboardInterrupt()]}
-
-    def step(name: str) -> Path:
-        seen.append(name)
-        if stops.get(name):
-            raise stops[name].pop()
-        return files.write_whole(tmp_path / name, "x")
-
-    with pytest.raises(Stopped) as caught:
-        files.do_all([functools.partial(step, name) for name in "abcd"])
-    assert caught.value is first
-    assert seen == ["a", "b", "c", "d", "a"]
-    assert names(tmp_path) == ["a", "b", "d"]
-    assert capsys.readouterr().err.startswith("wrote ")
-
-
-# --- folders ---
-
-
-def test_a_folder_changes_as_a_whole(tmp_path):
-    old = tmp_path / "target"
-    for text in ("first", "second"):
-        with files.whole_folder(old) as new:
-            (new / "weights").write_text(text)
-            assert not old.exists() or (old / "weights").read_text() == "first"
-        assert (old / "weights").read_text() == text
-        assert names(tmp_path) == ["target"]
-
-
-@pytest.mark.parametrize("stop", [EnvironmentProblem("no space"), KeyboardInterrupt()])
-def test_a_folder_that_cannot_be_filled_leaves_the_old_one(tmp_path, stop):
-    (tmp_path / "target").mkdir()
-    (tmp_path / "target" / "weights").write_text("old")
-
-    def fill() -> None:
-        with files.whole_folder(tmp_path / "target") as new:
-            (new / "weights").write_text("half")
-            raise stop
-
-    with pytest.raises(type(stop)):
-        fill()
-    assert (tmp_path / "target" / "weights").read_text() == "old"
-    assert names(tmp_path) == ["target"]
-
-
-@pytest.mark.parametrize("n_renames", [1, 2])
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("stop", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_a_stop_at_a_rename_leaves_a_whole_folder(tmp_path, monkeypatch, n_renames, after, stop):
-    """Before or directly after either of the two renames: the folder is the old one, or the new one."""
-    (tmp_path / "target").mkdir()
-    (tmp_path / "target" / "weights").write_text("old")
-    honest, renames = Path.replace, []
-
-    def replace(path, other):
-        renames.append(path)
-        if len(renames) == n_renames and not after:
-            raise stop
-        honest(path, other)
-        if len(renames) == n_renames:
-            raise stop
-
-    def fill() -> None:
-        with files.whole_folder(tmp_path / "target") as new:
-            (new / "weights").write_text("new")
-            monkeypatch.setattr(Path, "replace", replace)
-
-    with pytest.raises((EnvironmentProblem, KeyboardInterrupt)):
-        fill()
-    assert (tmp_path / "target" / "weights").read_text() == ("new" if (n_renames, after) == (2, True) else "old")
-    assert names(tmp_path) == ["target"]
-
-
-def test_a_new_folder_goes_again_where_it_cannot_take_its_place(tmp_path):
-    def vanish() -> None:
-        with files.whole_folder(tmp_path / "target") as new:
-            new.rmdir()
-
-    with pytest.raises(EnvironmentProblem, match="cannot write"):
-        vanish()
-    assert names(tmp_path) == []
+def test_what_was_written_is_said_at_the_end(tmp_path, capsys):
+    files.write_all([lambda: files.write_whole(tmp_path / "a", "x"), lambda: print("shown")], "; as before")
+    out, err = capsys.readouterr()
+    assert (out, err) == ("shown\n", f"wrote {files.shown(tmp_path / 'a')}; as before\n")
+    files.write_all([lambda: None])
+    assert capsys.readouterr().err == ""

@@ -24,21 +24,9 @@ def run(code: str) -> subprocess.CompletedProcess:
 
 def test_a_comparison_and_the_other_scripts_need_no_further_package(pair_folder, tmp_path):
     words = ["--target", str(pair_folder / "target"), "--draft", str(pair_folder / "draft"), "--engine", "eager"]
-    size = [
-        "--limit",
-        "1",
-        "--max-new-tokens",
-        "8",
-        "-k",
-        "2",
-        "--temperature",
-        "0",
-        "--no-padded",
-        "--prompt",
-        "x = 1",
-    ]
-    scripts = "benchmarks.roofline, benchmarks.gpu.__main__, baseline_autoregressive, training.pair, compare"
-    done = run(f"import {scripts}; sys.exit(compare.main({[*words, *size, '--out-dir', str(tmp_path)]!r}))")
+    words += ["--limit", "1", "--max-new-tokens", "8", "-k", "2", "--temperature", "0", "--no-padded", "--prompt", "x"]
+    scripts = "benchmarks.roofline, benchmarks.gpu, baseline_autoregressive, training.pair, compare"
+    done = run(f"import {scripts}; sys.exit(compare.main({[*words, '--out-dir', str(tmp_path)]!r}))")
     assert done.returncode == 0, done.stderr
     assert "same text?" in done.stdout  # tables are left out on a busy machine
     assert "no pictures: matplotlib is not installed; type: pip install matplotlib" in done.stderr

@@ -14,7 +14,7 @@ def chapter(stem: str) -> str:
 def test_a_picture_is_drawn_and_its_chapter_shows_it(name, tmp_path):
     path = pictures.draw(tmp_path, name)
     assert path.read_bytes().startswith(b"\x89PNG")
-    assert f"(../../plots/{name}.png)" in chapter(pictures.PICTURES[name].chapter)
+    assert f"(../../plots/{name}.png)" in chapter(pictures.PICTURES[name][0])
     assert (ROOT / "plots" / f"{name}.png").is_file(), "run: python -m tools.chapter_pictures"
 
 

@@ -1,19 +1,9 @@
-"""The check that extensions can be deleted: what is left in the copies, and which words it finds."""
+"""The check that extensions can be deleted: what is left in the copies."""
 
 import pytest
 
 from speclab.system.paths import ROOT
 from tools import extensions
-
-
-def test_the_words_are_those_that_are_listed(monkeypatch):
-    assert extensions.words_of_extensions() == []
-    file, words = next(iter(extensions.STILL_THERE.items()))
-    word = min(words)
-    monkeypatch.setitem(extensions.STILL_THERE, file, words - {word})
-    assert len(extensions.words_of_extensions()) == 1
-    monkeypatch.setitem(extensions.STILL_THERE, file, words | {"no word of theirs"})
-    assert len(extensions.words_of_extensions()) == 1
 
 
 @pytest.mark.parametrize("n", [0, 1])

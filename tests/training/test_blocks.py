@@ -9,8 +9,6 @@ import torch
 
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
-from speclab.lab.training.recipes import CROSS_ENTROPY_WEIGHT, LOW_TEMPERATURE, Likely, distance, likely
-from speclab.lab.training.steps import optimizers
 from speclab.models import loading
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem, UsageProblem
@@ -26,7 +24,9 @@ from training.kinds import (
     fresh_block,
     unused_id,
 )
+from training.recipes import CROSS_ENTROPY_WEIGHT, LOW_TEMPERATURE, Likely, distance, likely
 from training.scoring import agreement, known, score
+from training.steps import optimizers
 
 
 def test_a_fresh_head_shares_what_it_does_not_learn():
@@ -129,7 +129,7 @@ def test_flags_that_do_not_fit_are_one_line(words, message, capsys, tmp_path):
 
 
 def check_refused(words, message, capsys, tmp_path):
-    assert main([*words.split(), "--work-dir", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert main([*words.split(), "--out", str(tmp_path / "out")]) == 2
     (line,) = capsys.readouterr().err.splitlines()[-1:]
     assert line.startswith("error: ")
     assert message in line

@@ -4,6 +4,7 @@ import copy
 import itertools
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,18 +14,17 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.block import BlockHead
 from speclab.drafts.heads.feature import FeatureHead
 from speclab.drafts.heads.files import read_head
-from speclab.lab.training import corpus
-from speclab.lab.training.corpus import Document
-from speclab.lab.training.steps import TrainingFacts
 from speclab.models import loading
 from tests import contract
 from tests.heads import trained, trained_block
 from tests.small_tokenizers import byte_level
 from tests.tiny_models import VOCAB, tiny
-from training import course, heads
+from training import corpus, course, heads
 from training import texts as training_texts
+from training.corpus import Document
 from training.kinds import MOST_WEIGHTS, sizes_of
 from training.room import Room
+from training.steps import TrainingFacts
 from training.texts import Text
 
 N_IDS = 24
@@ -42,35 +42,36 @@ def target(monkeypatch):
     monkeypatch.setattr(loading, "load_model", lambda *_: model)
     monkeypatch.setattr(heads, "DRAFT_IDS", N_IDS)
     monkeypatch.setattr(heads, "compiled", lambda function, _: function)
-    monkeypatch.setattr(heads, "_check_minutes", lambda *_: None)
     monkeypatch.setattr(training_texts, "ANSWER", 60)
     monkeypatch.setattr(heads, "scored", lambda *_: {})
     return model
 
 
 def words(kind: str, folder) -> list[str]:
-    return [kind, "--target", "x", "--minutes", "0.0001", "--work-dir", str(folder), "--intermediate", "16"]
+    return [kind, "--target", "x", "--minutes", "0.0001", "--out", str(folder), "--intermediate", "16"]
 
 
 @pytest.mark.parametrize(("kind", "room"), [("feature", CPU), ("block", CPU), ("feature", GPU), ("block", GPU)])
 def test_a_head_is_written_and_goes_on(kind, room, target, tmp_path, monkeypatch, capsys):
-    """Also with the numbers of rows, and the place of kept ones, that a GPU has."""
+    """Also with the numbers of rows that a GPU has."""
     monkeypatch.setattr(heads, "room_on", lambda device: room)
     assert heads.main(words(kind, tmp_path)) == 0
     told = capsys.readouterr().err
     assert "32 of 32 tokens decoded with it are the target's own" in told
-    _, ids = read_head(str(tmp_path / "out"), target, kind)
-    assert ids.tolist() == torch.load(tmp_path / "ids.pt").tolist()
+    _, ids = read_head(str(tmp_path), target, kind)
     assert len(ids) == N_IDS
-    about = json.loads((tmp_path / "out" / "training.json").read_text())
+    about = json.loads((tmp_path / "training.json").read_text())
     assert about["steps"] == 1
     assert about["draft_ids"]["n"] == N_IDS
     (row,) = about["growth"]
     assert row["tokens"] == about["tokens"] > 0
     assert 1 <= len(row["by_position"]) <= course.K, "positions that were reached"
-    lines = (tmp_path / "answers.jsonl").read_text()
-    assert heads.main(words(kind, tmp_path)) == 0
-    assert (tmp_path / "answers.jsonl").read_text() == lines, "texts that are there are learned from"
+    further = [*words(kind, tmp_path / "further")[:-2], "--init", str(tmp_path)]
+    assert heads.main(further) == 0
+    again = json.loads((tmp_path / "further" / "training.json").read_text())
+    assert again["init"]["steps"] == 1
+    assert [row["tokens"] for row in again["growth"]] == [0, again["tokens"]], "the head that it starts from is scored"
+    assert torch.equal(read_head(str(tmp_path / "further"), target, kind)[1], ids)
 
 
 def test_a_stop_leaves_the_head_of_the_first_tenth(target, tmp_path, monkeypatch):
@@ -92,61 +93,30 @@ def test_a_stop_leaves_the_head_of_the_first_tenth(target, tmp_path, monkeypatch
     given = words("feature", tmp_path)
     given[4] = "100"
     assert heads.main([*given, "--own-minutes", "0.001"]) == 130
-    about = json.loads((tmp_path / "out" / "training.json").read_text())
+    about = json.loads((tmp_path / "training.json").read_text())
     assert [round(row["share"], 2) for row in about["growth"]] == [0.08]
-    read_head(str(tmp_path / "out"), target, "feature")
+    read_head(str(tmp_path), target, "feature")
 
 
-def a_course(tmp_path, found: list[float], monkeypatch) -> tuple[course.Course, list[float]]:
-    """A course whose scores are these, in turn, and what it has written."""
-    left, written = iter(found), []
+def test_the_best_head_by_replayed_rounds_stays(monkeypatch):
+    """What comes later and is worse is not written."""
+    left, written = iter([2.0, 2.5, 2.4, 2.6]), []
     rows = {"by_position": [0.5] * 4}
     monkeypatch.setattr(course, "score", lambda *_, **__: rows | {"tokens_per_round": {course.K: next(left)}})
-    head = torch.nn.Linear(2, 2)
-    some = [Text((1,), tuple(range(60)), True)] * 9
-    texts = type("", (), {"answers": some, "seconds": 0.0})()
-
-    def write(made, facts, its_course):
-        written.append(its_course.progress.best)
+    texts = SimpleNamespace(answers=[Text((1,), tuple(range(60)))] * 9)
 
     def cut(*_):
         return torch.zeros(1, 2), torch.zeros(1, 1)
 
-    file = tmp_path / "progress.json"
-    return course.Course(head, None, None, texts, None, [], cut, [256], 100.0, 0.0, file, write), written
+    def write(head, its_course):
+        written.append(its_course.best)
 
-
-def at(made: course.Course, seconds: float) -> None:
-    made.batches(0)
-    made.after(TrainingFacts(steps=1, tokens=7, seconds=seconds, first_loss=1.0, last_loss=1.0))
-
-
-def test_the_best_head_by_replayed_rounds_stays(tmp_path, monkeypatch):
-    """Also over an interruption: what comes later and is worse is not written."""
-    made, written = a_course(tmp_path, [2.0, 2.5], monkeypatch)
-    for seconds in (1, 7, 9, 12, 19, 21, 24):
-        at(made, seconds)
-    assert written == [2.0, 2.5]
-    assert [row["share"] for row in made.progress.growth] == [0.09, 0.21]
-    made, written = a_course(tmp_path, [2.4, 2.6], monkeypatch)
-    for seconds in (25, 31, 40):
-        at(made, seconds)
-    assert written == [2.6]
-    assert [row["tokens_per_round"] for row in made.progress.growth] == [2.0, 2.5, 2.4, 2.6]
-
-
-def test_progress_that_is_damaged_is_one_line(tmp_path):
-    for content in ("[1]", '{"growth": [{}]}', '{"best": "a"}', '{"more": 1}'):
-        (tmp_path / "progress.json").write_text(content)
-        with pytest.raises(Exception, match="cannot go on from"):
-            course.Progress.read(tmp_path / "progress.json")
-
-
-def test_too_few_minutes_are_refused_before_anything_is_written(target, tmp_path, monkeypatch, capsys):
-    monkeypatch.undo()
-    with pytest.raises(Exception, match="is too short for this target on this machine; give at least"):
-        heads._check_minutes(tiny("llama", dtype=torch.float32), 1e-9, 16)
-    assert "the smallest --minutes" in capsys.readouterr().err
+    made = course.Course(torch.nn.Linear(2, 2), None, None, texts, [], cut, [256], 100.0, 0.0, write)
+    for seconds in (1, 7, 9, 12, 19, 21, 24, 25, 31, 40):
+        made.batches(0)
+        made.after(TrainingFacts(steps=1, tokens=7, seconds=seconds, first_loss=1.0, last_loss=1.0))
+    assert written == [2.0, 2.5, 2.6]
+    assert [row["share"] for row in made.growth] == [0.09, 0.21, 0.31, 0.4]
 
 
 @pytest.mark.parametrize("sampling", contract.SAMPLINGS, ids=contract.id_of)

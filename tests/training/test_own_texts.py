@@ -1,19 +1,17 @@
 """The texts of a head: what the target writes, what is held out, and the rows and positions that are learned from."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from speclab.lab.training.corpus import Document
 from speclab.models import prompts
 from speclab.models.cached import CachedModel
-from speclab.system.errors import EnvironmentProblem
 from tests.decoding import plain_text
 from tests.small_tokenizers import byte_level
 from tests.tiny_models import VOCAB, tiny
 from training import texts
+from training.corpus import Document
 from training.texts import MARGIN, Prompts, Text, Texts, batch, covered, frequent_ids, packed, written_after
 
 
@@ -44,7 +42,7 @@ def made(n: int, start: int = 0, prompt: int = 5, answer: int = 40) -> list[Text
     """Texts of distinct numbers, so that each place of a row tells where it is from."""
     size = prompt + answer
     ids = [tuple(range(start + i * size, start + (i + 1) * size)) for i in range(n)]
-    return [Text(row[:prompt], row[prompt:], True) for row in ids]
+    return [Text(row[:prompt], row[prompt:]) for row in ids]
 
 
 def test_rows_begin_with_texts_and_more_texts_change_none():
@@ -90,7 +88,7 @@ def test_a_share_of_the_rows_is_training_text(tokens):
 
 
 def test_the_most_frequent_ids_and_what_they_cover():
-    some = [Text((9,), (7, 7, 7, 2), True), Text((9,), (2, 5), True)]
+    some = [Text((9,), (7, 7, 7, 2)), Text((9,), (2, 5))]
     assert frequent_ids(some, 12, 4).tolist() == [0, 2, 5, 7], "of those that never come the lowest one; not a prompt's"
     assert covered(some, torch.tensor([2, 7])) == pytest.approx(5 / 6)
 
@@ -110,49 +108,22 @@ def prompts_of():
 def test_no_prompt_that_is_measured_is_learned_from(prompts_of):
     _, measured = prompts.standard()[0]
     source = prompts_of(given=[measured, "def other(x):"])
-    found = [ids for _ in range(6) for ids in source.some(4, draws(), lambda: None)]
+    found = [ids for _ in range(6) for ids in source.some(4, draws())]
     own, other = source._encoded([measured, "def other(x):"], chat=False)
     assert own not in found
     assert other in found
 
 
-def store(folder, target, given) -> Texts:
-    """Texts after these prompts, in turn."""
-    left = iter(given)
-    source = SimpleNamespace(longest=2, some=lambda n, draws, tick: [next(left) for _ in range(n)])
-    tokenizer = SimpleNamespace(eos_token_id=None)
-    return Texts(folder, target, tokenizer, lambda writer: source, 0)
-
-
-def test_a_prompt_that_is_held_out_is_not_learned_from(tmp_path, monkeypatch):
+def test_a_prompt_that_is_held_out_is_not_learned_from(monkeypatch):
     monkeypatch.setattr(texts, "HELD_OUT", 2)
     monkeypatch.setattr(texts, "ANSWER", 60)
     given = [[i % 40, 1 + i % 7] for i in range(200)]
-    found = store(tmp_path, tiny("llama", dtype=torch.float32), [*given[:2], given[0], *given])
-    found.prepare([256], lambda: None)
+    left = iter([*given[:2], given[0], *given])
+    source = SimpleNamespace(longest=2, some=lambda n, draws: [next(left) for _ in range(n)])
+    target = tiny("llama", dtype=torch.float32)
+    found = Texts(target, SimpleNamespace(eos_token_id=None), lambda writer: source, 0)
+    found.prepare([256])
     kept_out = {text.prompt for text in found.held_out}
     assert kept_out == {(0, 1), (1, 2)}
     assert kept_out.isdisjoint(text.prompt for text in found.answers)
-    again = store(tmp_path, found.target, [])
-    assert (again.held_out, again.answers) == (found.held_out, found.answers)
-    again.prepare([256], lambda: None)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "[1]",
-        "{",
-        json.dumps({"prompt": [1], "answer": [2]}),
-        json.dumps({"prompt": [1], "answer": [VOCAB], "greedy": True}),
-        json.dumps({"prompt": [-1], "answer": [2], "greedy": True}),
-        json.dumps({"prompt": [True], "answer": [2], "greedy": True}),
-        json.dumps({"prompt": [], "answer": [2], "greedy": True}),
-        json.dumps({"prompt": [1], "answer": "a", "greedy": True}),
-        json.dumps({"prompt": [1], "answer": [2], "greedy": 1}),
-    ],
-)
-def test_answers_of_a_work_folder_that_are_none_are_one_line(line, tmp_path):
-    (tmp_path / "answers.jsonl").write_text(line + "\n")
-    with pytest.raises(EnvironmentProblem, match="cannot go on from"):
-        store(tmp_path, tiny("llama"), [])
+    assert packed(found.answers, [256])

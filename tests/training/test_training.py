@@ -1,28 +1,21 @@
-"""The training of the lab pair: what it reads, that it resumes, that distillation pulls towards the target."""
+"""The training of the lab pair: what it reads, that it goes on, that distillation pulls towards the target."""
 
-import argparse
 import functools
-import os
 import re
-import signal
 import subprocess
-from pathlib import Path
 
 import pytest
 import torch
 from transformers import GPTNeoConfig, GPTNeoForCausalLM
 
-from speclab.lab.training import corpus
-from speclab.lab.training import steps as training_steps
-from speclab.lab.training.corpus import Document
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.paths import ROOT
 from tests.conftest import tiny_llama
 from tests.tiny_models import FAMILIES, VOCAB, tiny
-from training import documents, heads, pair, work
+from training import corpus, documents, heads, pair
+from training import steps as training_steps
 from training import texts as training_texts
-from training.kinds import KINDS, recipes_of_extensions
-from training.work import Checkpoint
+from training.corpus import Document
 
 
 def test_corpus_is_the_standard_library_without_tests():
@@ -81,74 +74,29 @@ def test_crops_are_a_function_of_seed_and_step():
         assert torch.equal(rows[:, 1:], rows[:, :-1] + 1), "a crop must be contiguous text"
 
 
-def a_training(monkeypatch, seconds=1000, checkpoint=None, stop_at=None, where="_gradients"):
-    """A training by a clock that ticks when it is read.  -> facts, model, steps begun
+def test_a_loss_that_is_not_finite_ends_a_training():
+    model = tiny_llama(0, dtype=torch.float32)
+    batches = [(torch.zeros(2, 8, dtype=torch.long),)]
 
-    At step `stop_at` Ctrl-C comes in the function `where`; the facts are then None.
-    """
+    def loss(tokens):
+        return training_steps.next_token_loss(model, tokens) * float("nan")
+
+    with pytest.raises(EnvironmentProblem, match="the loss is not finite at step 0"):
+        training_steps.train(model, lambda step: batches, loss, 60, 1e-3, "test")
+
+
+def test_a_training_learns_and_says_how_far_it_is(monkeypatch):
+    """By a clock that ticks when it is read."""
     monkeypatch.setattr(training_steps.time, "monotonic", iter(range(10_000)).__next__)
-    # The rate must not depend on the clock, or a resumed run could not be the same.
-    monkeypatch.setattr(training_steps, "learning_rate_factor", lambda share: 1.0)
-    stream = torch.randint(0, 64, (3000,), generator=torch.Generator().manual_seed(0))
-    model, begun = tiny_llama(0, dtype=torch.float32), []
-
-    def batches(step):
-        begun.append(step)
-        return [(stream[step * 8 : step * 8 + 64].view(4, 16),)]
-
-    right = getattr(training_steps, where)
-
-    def stopping(*args):
-        if begun[-1] == stop_at:
-            raise KeyboardInterrupt
-        return right(*args)
-
+    model, told = tiny_llama(0, dtype=torch.float32), []
+    tokens = torch.randint(0, 64, (4, 16), generator=torch.Generator().manual_seed(0))
     loss = functools.partial(training_steps.next_token_loss, model)
-    with monkeypatch.context() as patch:
-        patch.setattr(training_steps, where, stopping)
-        try:
-            facts = training_steps.train(
-                model, batches, loss, seconds, 1e-3, "test", checkpoint and Checkpoint(checkpoint)
-            )
-        except KeyboardInterrupt:
-            facts = None
-    return facts, model, begun
-
-
-@pytest.mark.parametrize(("where", "kept"), [("_gradients", True), ("_update", False)])
-def test_ctrl_c_keeps_every_whole_step(where, kept, tmp_path, monkeypatch):
-    """The weights of a run that was stopped and resumed are those of one that was not, bit for bit."""
-    path = tmp_path / "m.pt"
-    facts, *_ = a_training(monkeypatch, checkpoint=path, stop_at=9, where=where)
-    assert facts is None
-    assert path.exists() == kept, "half of an update must not be saved"
-    _, resumed, begun = a_training(monkeypatch, checkpoint=path, stop_at=15)
-    assert begun == list(range(9 if kept else 0, 16))
-    _, at_once, _ = a_training(monkeypatch, stop_at=15)
-    assert all(torch.equal(a, b) for a, b in zip(resumed.parameters(), at_once.parameters(), strict=True))
-
-
-def test_a_signal_waits_for_the_end_of_a_step(tmp_path, monkeypatch):
-    path, right = tmp_path / "m.pt", training_steps._update
-
-    def interrupted(*args):
-        os.kill(os.getpid(), signal.SIGINT)
-        right(*args)
-
-    monkeypatch.setattr(training_steps, "_update", interrupted)
-    facts, _, begun = a_training(monkeypatch, checkpoint=path)
-    assert (facts, begun) == (None, [0])
-    assert torch.load(path, weights_only=True)["facts"]["steps"] == 1
-
-
-def test_a_loss_that_is_not_finite_ends_a_training_and_keeps_the_checkpoint(tmp_path, monkeypatch):
-    path, right = tmp_path / "m.pt", training_steps._gradients
-    a_training(monkeypatch, 20, checkpoint=path)
-    before = path.read_bytes()
-    monkeypatch.setattr(training_steps, "_gradients", lambda *args: right(*args) * float("nan"))
-    with pytest.raises(EnvironmentProblem, match="the loss is not finite at step"):
-        a_training(monkeypatch, 1000, checkpoint=path)
-    assert path.read_bytes() == before
+    facts = training_steps.train(
+        model, lambda step: [(tokens,)], loss, 20, 1e-2, "test", after=lambda facts: told.append(facts.steps)
+    )
+    assert told == list(range(1, facts.steps + 1))
+    assert facts.tokens == 64 * facts.steps
+    assert facts.last_loss < facts.first_loss
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
@@ -208,107 +156,6 @@ def test_continuations_are_what_the_target_chooses(family):
     assert lost.max() < 1e-3
 
 
-def test_a_work_folder_has_one_training(tmp_path):
-    """Texts and checkpoints of another target must not be taken for those of this one."""
-    settings = {"KIND": "feature", "--target": "a", "--init": None, "--rate": 0.1}
-    work.check_settings(tmp_path, settings | {"--target": "mistyped"})
-    work.check_settings(tmp_path, settings)  # nothing was learned of the mistyped one
-    (tmp_path / "own-256.pt").write_text("")
-    work.check_settings(tmp_path, settings)
-    for flag, other in {"KIND": "block", "--target": "b", "--init": "c", "--rate": None, "--layers": 2}.items():
-        message = f"{flag} is {settings.get(flag)} there, and not {other}; use another --work-dir"
-        with pytest.raises(UsageProblem, match=re.escape(message)):
-            work.check_settings(tmp_path, settings | {flag: other})
-    for damaged in ("{", "[1]"):
-        (tmp_path / "settings.json").write_text(damaged)
-        with pytest.raises(EnvironmentProblem, match="cannot go on from"):
-            work.check_settings(tmp_path, settings)
-    (tmp_path / "settings.json").unlink()
-    with pytest.raises(UsageProblem, match="says of what"):
-        work.check_settings(tmp_path, settings)
-
-
-CHECKPOINT = {
-    "no dict": lambda state: [1],
-    "no facts": lambda state: {"model": state["model"], "optimizers": state["optimizers"]},
-    "steps in words": lambda state: state | {"facts": state["facts"] | {"steps": "many"}},
-    "steps below 0": lambda state: state | {"facts": state["facts"] | {"steps": -1}},
-    "seconds that are no number": lambda state: state | {"facts": state["facts"] | {"seconds": float("nan")}},
-    "no loss": lambda state: state | {"facts": state["facts"] | {"last_loss": None}},
-    "an unknown precision": lambda state: state | {"facts": state["facts"] | {"products": "system"}},
-    "an unknown fact": lambda state: state | {"facts": state["facts"] | {"more": 1}},
-    "a fact that is a tensor": lambda state: state | {"facts": state["facts"] | {"tokens": torch.ones(2)}},
-    "one optimizer": lambda state: state | {"optimizers": state["optimizers"][:1]},
-    "an optimizer's number in words": lambda state: with_number(state, "momentum_buffer", "x"),
-    "an optimizer's numbers of another shape": lambda state: with_number(state, "momentum_buffer", torch.ones(3)),
-}
-
-
-def with_number(state: dict, name: str, value: object) -> dict:
-    """A checkpoint with another number in its first optimizer."""
-    state["optimizers"][0]["state"][0][name] = value
-    return state
-
-
-@pytest.mark.parametrize("damage", CHECKPOINT.values(), ids=CHECKPOINT)
-def test_a_checkpoint_with_wrong_facts_is_one_line(damage, tmp_path, monkeypatch):
-    path, ending = tmp_path / "m.pt", ""
-    a_training(monkeypatch, 20, checkpoint=path)
-    work.save_tensors(path, damage(torch.load(path, weights_only=True)))
-    try:
-        a_training(monkeypatch, 1000, checkpoint=path)
-    except Exception as error:
-        ending = f"{type(error).__name__}: {error}"
-    assert re.fullmatch(
-        r"EnvironmentProblem: cannot go on from .*m\.pt: .*; delete it, or use another --work-dir", ending
-    )
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {0: torch.zeros(3, 9, dtype=torch.long)},
-        {1: torch.zeros(21, 9, 9)},
-        {1: "x"},
-        {2: torch.full((21, pair.CONTINUED, pair.TEACHER_TOP), 10**6)},
-        {3: 21},
-        {3: "three"},
-    ],
-)
-def test_a_pool_that_does_not_fit_together_is_refused(damage):
-    of_teacher = torch.zeros(21, pair.CONTINUED, pair.TEACHER_TOP)
-    texts = torch.zeros(21, pair.CONTINUED, dtype=torch.long)
-    parts = [texts, of_teacher, of_teacher.long(), 3]
-    pair._check_pool(*parts)
-    with pytest.raises(ValueError, match=r"texts|teacher|ids"):
-        pair._check_pool(*(damage.get(i, part) for i, part in enumerate(parts)))
-
-
-def test_a_pipe_in_a_work_folder_is_not_read(tmp_path):
-    os.mkfifo(tmp_path / "settings.json")
-    (tmp_path / "own-256.pt").touch()
-    with pytest.raises(EnvironmentProblem, match=r"settings\.json is a device or a pipe, no file"):
-        work.check_settings(tmp_path, {})
-    for place in (tmp_path / "settings.json", tmp_path):
-        with pytest.raises(EnvironmentProblem, match="pipe"), work.readable(place):
-            pytest.fail("it would be opened")
-
-
-# Flags that say how long, how fast and where to: a training goes on with others. `train` is no flag.
-NOT_LEARNED = {"kind", "train", "minutes", "own_minutes", "threads", "keep", "work_dir", "out", "texts"}
-WORDS = {kind: [kind] for kind in (*KINDS, "pair") if kind not in recipes_of_extensions()}
-
-
-@pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
-def test_every_flag_that_decides_what_is_learned_is_a_setting(words):
-    args = heads.parse(words)
-    settings = heads.settings_of(args)
-    named = {name: "--" + name.replace("_", "-") for name in set(vars(args)) - NOT_LEARNED}
-    assert settings.keys() == {"KIND", *named.values()}
-    as_given = named.keys() - {"target"}  # that is a folder's path
-    assert all(settings[named[name]] == getattr(args, name) for name in as_given)
-
-
 @pytest.mark.parametrize("fastest", [torch.float32, torch.bfloat16])
 def test_products_are_made_in_the_precision_that_is_faster_here(fastest, monkeypatch):
     def repeat(product, **how):
@@ -323,50 +170,6 @@ def test_products_are_made_in_the_precision_that_is_faster_here(fastest, monkeyp
             assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == fastest
     finally:
         training_steps.product_dtype.cache_clear()
-
-
-def test_a_second_training_in_a_work_folder_is_refused(tmp_path, capsys):
-    words = ["--work-dir", str(tmp_path), "--out", str(tmp_path / "out")]
-    with work.alone_in(tmp_path):
-        for kind in ("feature", "pair"):
-            assert heads.main([kind, *words]) == 2
-            assert "another training is writing into" in capsys.readouterr().err
-    with work.alone_in(tmp_path):
-        pass
-
-
-def test_a_draft_learns_from_the_target_as_it_is_now(tmp_path, monkeypatch):
-    """A target that was trained further writes new texts, and the draft begins anew."""
-    made = []
-    rows = torch.zeros(3, pair.CONTINUED, dtype=torch.long)
-    of_teacher = torch.zeros(21, pair.CONTINUED, pair.TEACHER_TOP)
-    monkeypatch.setattr(pair, "continuations", lambda *_: made.append(1) or rows)
-    monkeypatch.setattr(pair, "teacher_targets", lambda target, texts: (of_teacher, of_teacher.long()))
-    monkeypatch.setattr(pair, "draft_from", lambda *_: tiny_llama(0, dtype=torch.float32))
-    monkeypatch.setattr(pair, "compile_layers", lambda model: None)
-    monkeypatch.setattr(pair, "train", lambda *_: training_steps.TrainingFacts())
-    args, device = argparse.Namespace(work_dir=tmp_path, seed=0, rate=0.1), torch.device("cpu")
-    checkpoint = tmp_path / "draft.pt"
-    for n_steps, n_made, goes_on in ((5, 1, True), (5, 1, True), (7, 2, False)):
-        checkpoint.touch()
-        pair.distil(args, device, {"continuations": 0, "draft": 0}, None, n_steps, torch.zeros(2000))
-        assert (len(made), checkpoint.exists()) == (n_made, goes_on)
-    work.save_tensors(tmp_path / "pool.pt", (rows, rows, rows, 3))  # of an older version
-    with pytest.raises(EnvironmentProblem, match="cannot go on from"):
-        pair.distil(args, device, {"continuations": 0, "draft": 0}, None, 7, torch.zeros(2000))
-
-
-def test_a_folder_with_other_files_is_not_replaced(tmp_path, capsys, models):
-    """By the draft that is written into --out at the end, hours later."""
-    (tmp_path / "thesis.txt").touch()
-    assert heads.main(["feature", "--work-dir", str(tmp_path / "work"), "--out", str(tmp_path)]) == 2
-    assert "thesis.txt is in" in capsys.readouterr().err
-    both = str(tmp_path / "both")
-    assert heads.main(["feature", "--work-dir", both, "--out", both]) == 2
-    assert "lock is in" in capsys.readouterr().err
-    (tmp_path / "out" / "draft" / "mine").mkdir(parents=True)
-    assert heads.main(["pair", "--work-dir", str(tmp_path / "pair"), "--out", str(tmp_path / "out")]) == 2
-    assert "mine is in" in capsys.readouterr().err
 
 
 def test_a_target_that_no_head_is_trained_for_is_refused():
@@ -387,84 +190,53 @@ def test_models_and_the_tracked_tree_stay_small():
     assert sum(sizes.values()) <= 58e6
 
 
-def test_a_damaged_checkpoint_is_named(tmp_path):
-    (tmp_path / "m.pt").write_bytes(b"half of a file")
-    with pytest.raises(EnvironmentProblem, match=r"cannot go on from .*m\.pt: .*; delete it"):
-        training_steps.train(tiny_llama(0), list, lambda _: None, 60, 1e-3, "test", Checkpoint(tmp_path / "m.pt"))
-
-
 @pytest.fixture
 def models(monkeypatch):
-    """What main() "trains": two tiny models, at once."""
+    """What main() "trains": two tiny models, at once; and a list of the phases that are run."""
     texts = [Document(f"{i}.py", "def f(x):\n    return x + 1\n" * 40) for i in range(40)]
     monkeypatch.setattr(corpus, "standard_library", lambda: texts)
-    models = {role: tiny_llama(i, vocab_size=64, dtype=torch.float32) for i, role in enumerate(("target", "draft"))}
-    monkeypatch.setattr(pair, "train_target", lambda *_: (models["target"], {"steps": 1}))
-    monkeypatch.setattr(pair, "distil", lambda *_: (models["draft"], {}))
-    monkeypatch.setattr(pair, "uncompiled", lambda model, shape: model)
+    made = [tiny_llama(i, vocab_size=64, dtype=torch.float32) for i in range(2)]
+    run: list[str] = []
+    monkeypatch.setattr(pair, "train_target", lambda *_: run.append("target") or ({"role": 0}, {"steps": 1}))
+    monkeypatch.setattr(pair, "pool_of", lambda *_: run.append("pool") or (torch.zeros(2), 1))
+    monkeypatch.setattr(pair, "distil", lambda *_: run.append("draft") or ({"role": 1}, {}))
+    monkeypatch.setattr(pair, "uncompiled", lambda weights, shape: made[weights["role"]])
     monkeypatch.setattr(pair, "continuations", lambda *_, **__: None)
     monkeypatch.setattr(pair, "held_out_loss", lambda *_: 1.0)
     monkeypatch.setattr(pair, "acceptance", lambda *_: {})
-    return models
+    return made, run
+
+
+def test_a_pair_goes_on_after_its_last_finished_phase(tmp_path, monkeypatch, capsys, models):
+    words, (made, run) = ["pair", "--out", str(tmp_path)], models
+
+    def full(folder, **_):
+        raise RuntimeError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(made[1], "save_pretrained", full)
+        assert heads.main(words) == 3
+    assert "error: cannot write the weights: No space left" in capsys.readouterr().err
+    assert heads.main(words) == 0
+    assert run == ["target", "pool", "draft", "draft"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["draft", "phases", "target", "training.json"]
+    assert heads.main([*words, "--seed", "1"]) == 2
+    assert "is of a training with" in capsys.readouterr().err
+    (tmp_path / "phases" / "pool.pt").write_bytes(b"half of a file")
+    assert heads.main(words) == 3
+    assert re.search(r"error: cannot go on from .*pool\.pt: .*; delete it", capsys.readouterr().err)
 
 
 def test_a_full_output_loses_no_facts(tmp_path, monkeypatch, capsys, models):
-    """The facts about the training are written although they cannot be printed; other files in the folder stay."""
+    """The facts about the training are written although they cannot be printed."""
 
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(heads, "say", full)
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "README.md").write_text("mine")
-    assert heads.main(["pair", "--work-dir", str(tmp_path / "work"), "--out", str(tmp_path / "out")]) == 3
+    assert heads.main(["pair", "--out", str(tmp_path)]) == 3
     assert "error: standard output: No space left on device" in capsys.readouterr().err
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        "README.md",
-        "draft",
-        "target",
-        "training.json",
-    ]
-
-
-@pytest.mark.parametrize("failing", ["target", "draft", None])
-def test_a_pair_takes_the_old_ones_place_only_when_both_are_complete(tmp_path, monkeypatch, capsys, models, failing):
-    """A save that fails, for the target or after it for the draft: the old pair stands as it was."""
-    for role in models:
-        (tmp_path / "out" / role).mkdir(parents=True)
-        (tmp_path / "out" / role / "old.json").write_text("old")
-    if failing:
-
-        def full(folder, **_):
-            raise RuntimeError("No space left on device")
-
-        monkeypatch.setattr(models[failing], "save_pretrained", full)
-    code = heads.main(["pair", "--work-dir", str(tmp_path / "work"), "--out", str(tmp_path / "out")])
-    assert code == (3 if failing else 0)
-    assert ("error: cannot write the weights: No space left" in capsys.readouterr().err) == bool(failing)
-    for role in models:
-        assert (tmp_path / "out" / role / "old.json").exists() == bool(failing)
-        assert (tmp_path / "out" / role / "model.safetensors").exists() == (not failing)
-    left = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert left == ["draft", "target"] + ["training.json"] * (not failing)
-
-
-def test_the_draft_takes_its_place_last(tmp_path, monkeypatch, models):
-    """A stop between the two leaves the new target and the old draft, each whole."""
-    for role in models:
-        (tmp_path / "out" / role).mkdir(parents=True)
-        (tmp_path / "out" / role / "old.json").write_text("old")
-    honest = Path.replace
-
-    def replace(path, other):
-        if path.name == "draft":
-            raise KeyboardInterrupt
-        return honest(path, other)
-
-    monkeypatch.setattr(Path, "replace", replace)
-    assert heads.main(["pair", "--work-dir", str(tmp_path / "work"), "--out", str(tmp_path / "out")]) == 130
-    assert (tmp_path / "out" / "target" / "model.safetensors").exists()
-    assert [path.name for path in (tmp_path / "out" / "draft").iterdir()] == ["old.json"]
+    assert (tmp_path / "training.json").exists()
 
 
 def test_distillation_is_best_at_the_target_itself():

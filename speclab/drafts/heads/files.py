@@ -28,7 +28,7 @@ from speclab.drafts.heads.parts import rotations
 from speclab.engines.eager import decoder_layers
 from speclab.models import loading
 from speclab.system.errors import EnvironmentProblem, UsageProblem
-from speclab.system.files import install_advice, parse_json, read_bytes, whole_folder, write_whole
+from speclab.system.files import install_advice, parse_json, read_bytes, write_whole
 from speclab.system.terminal import note
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -359,9 +359,9 @@ def write_head(
     if ids is not None:
         weights = {name: tensor for name, tensor in weights.items() if name not in (EMBEDDING, HEAD)}
         weights |= tables_of(ids, config.block.vocab_size)
-    with whole_folder(folder) as new:
-        write_whole(new / WEIGHTS, save(weights))
-        write_whole(new / CONFIG, json.dumps(entries, indent=1) + "\n")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / WEIGHTS, save(weights))
+    write_whole(folder / CONFIG, json.dumps(entries, indent=1) + "\n")
 
 
 def tables_of(ids: Tensor, vocab: int) -> dict[str, Tensor]:

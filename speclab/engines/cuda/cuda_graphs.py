@@ -10,11 +10,10 @@ decoding: the model keeps those that are not in use. `GraphedModel.prepare` says
 texts a run has; each graph cache then records everything when it is made, before a warm-up ends. What nobody announced
 is recorded when it is met.
 
-Everything but the recording itself and the products of bfloat16 with float32 sums is tested without a GPU
-(tests/models/test_cuda_graphs.py); tests/test_cuda.py has these two.
+Everything but the recording itself is tested without a GPU
+(tests/models/test_cuda_graphs.py); tests/test_cuda.py has the recording.
 """
 
-import copy
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -88,15 +87,6 @@ class GraphedModel:
         """Forget what an earlier run has announced. The next run has its own widths and gets no graph cache of an
         earlier one."""
         self.widths, self.longest, self.free = {1}, 0, []
-
-    def with_two_products(self) -> "GraphedModel | None":
-        """Return the same model with attention as two products; None where the model's attention cannot be replaced."""
-        if (kernels := self.kernels.with_two_products()) is None:
-            return None
-        other = copy.copy(self)
-        other.kernels = kernels
-        other.forget()
-        return other
 
     def start(self, hidden_layers: Iterable[int] = ()) -> "GraphBackend":
         """A backend for one decoding."""

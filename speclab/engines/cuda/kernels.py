@@ -9,7 +9,6 @@ matrix is read faster than several small ones, for which a GPU has to start and 
 """
 
 import contextlib
-import copy
 import functools
 import itertools
 import sys
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from speclab.engines.cuda.attention import GroupedAttention, TwoProducts, asks_library, shares
+from speclab.engines.cuda.attention import GroupedAttention
 from speclab.system.errors import first_line
 from speclab.system.terminal import note
 
@@ -187,24 +186,10 @@ class Kernels:
     """
 
     def __init__(self, model: PreTrainedModel, compiler: Compiler | None = None):
-        self.model, self._compiler = model, compiler
+        self.model = model
         self.parts = compiled_parts(model, compiler) if compiler else {}
         self.joins = Joins(model, compiler or _unchanged)
         self.attention = GroupedAttention.of(model)
-
-    @property
-    def in_words(self) -> str:
-        """Return a few words about the way of attention; empty for the library's own."""
-        chosen = self.attention is not None and isinstance(self.attention.attend, TwoProducts)
-        return "attention as two products" if chosen else ""
-
-    def with_two_products(self) -> "Kernels | None":
-        """Return the same kernels with attention as two products; None where attention cannot be replaced."""
-        if not asks_library(self.model):
-            return None
-        other = copy.copy(self)
-        other.attention = GroupedAttention(TwoProducts((self._compiler or _unchanged)(shares)))
-        return other
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:

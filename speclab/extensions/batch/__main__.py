@@ -12,19 +12,14 @@ if a greedy difference is not a near-tie, or a sampled row fails its statistics.
 """
 
 if __name__ == "__main__":
-    from speclab.cli.parsing import check_words
-    from speclab.extensions.batch.batch_flags import OTHERS, make_parser
     from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
-
-    check_words(make_parser(__doc__), OTHERS)  # a mistyped flag is answered before these imports
 
 import argparse
 import functools
 import sys
 
-from speclab.cli import compare_config, flags, no_effect, parsing
-from speclab.cli.measured import look_at_cores, show
-from speclab.cli.output import Output
+from speclab.cli import compare, flags, parsing
+from speclab.cli.output import Output, show
 from speclab.extensions.batch import batch_plots, batch_views, decode
 from speclab.extensions.batch.batch_comparison import check, compare_batches
 from speclab.extensions.batch.batch_flags import OTHERS, batch_sizes, make_parser
@@ -56,14 +51,14 @@ def main(argv: list[str] | None = None, functions: LoopFunctions | None = None, 
     args = filled(make_parser(__doc__).parse_args(words))
     config, output, sizes = _prepare(args)
     with output.redirected():
-        look_at_cores(config)
-        say(compare_config.head(config))
+        config.look_at_cores()
+        say(compare.head(config))
         record, measured = compare_batches(config, sizes)
         text = functools.partial(batch_views.text, record)
         page = functools.partial(batch_views.page, record, f"../plots/{output.name}.png")
         picture = functools.partial(batch_plots.picture, record, output.plots, output.name)
-        code = show(output, record, [text], page, [picture])
-    return max(code, exit_code(measured))  # raises what ended the run early, if that can be mended
+        show(output, record, [text], page, [picture])
+    return exit_code(measured)  # raises what ended the run early, if that can be mended
 
 
 def filled(args: argparse.Namespace) -> argparse.Namespace:
@@ -80,15 +75,14 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output, list[int]]:
     lengths, auto = parsing.lengths(args.draft_length, "-k")
     if auto:
         raise UsageProblem("-k auto chooses by the costs of one text, and a batch has other costs; give -k numbers")
-    compare_config.check_tokens(args)
+    compare.check_tokens(args)
     flags.sampling_from(args)
     output = Output(args, f"{args.name}-batch")
     output.check()
     kinds = [kind for kind in args.draft.split(",") if kind]
-    choices = compare_config.read_drafts(kinds, [args.temperature])
-    config = compare_config.load(args, choices, lengths, [args.temperature])
+    choices = compare.read_drafts(kinds, [args.temperature])
+    config = compare.load(args, choices, lengths, [args.temperature])
     check(config)
-    no_effect.note_flags(args, [args.temperature], config.setup.device)
     return config, output, sizes
 
 

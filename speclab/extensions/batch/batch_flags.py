@@ -1,5 +1,4 @@
-"""This file holds the flags of the command and of `decode`. It imports nothing slow, so a mistyped flag is answered at
-once."""
+"""The flags of the command and of `decode`."""
 
 import argparse
 
@@ -40,7 +39,6 @@ def make_parser(doc: str | None) -> argparse.ArgumentParser:
     group.add_argument(
         "-k",
         "--draft-length",
-        type=parsing.typed_lengths,
         metavar="K,K",
         help="tokens per draft (default: 2,4,6; --quick 2,4)",
     )

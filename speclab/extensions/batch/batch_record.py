@@ -2,12 +2,9 @@
 
 from dataclasses import dataclass
 
-from speclab.records.facts import Facts, Judged
-from speclab.records.knees import KneeEntry
-from speclab.records.rows import Amount, Count, RecordPart, Share, Verdict
+from speclab.extensions.batch.knees import KneeEntry
+from speclab.records.rows import Amount, Count, Facts, RecordPart, Share, Verdict
 from speclab.records.runs import LabRun, Noise
-
-OLDER = RecordPart.__pydantic_config__ | {"extra": "ignore"}  # of older records, entries that nothing shows any more
 
 
 @dataclass(kw_only=True)
@@ -82,8 +79,6 @@ class PromptTimes(RecordPart):
     """For one way to decode, the tokens and seconds of each prompt, in order. A prompt has an equal part of the seconds
     of every pass that it was in, as far as every row had a text."""
 
-    __pydantic_config__ = OLDER
-
     n_texts: Count
     method: str
     draft_length: Count
@@ -95,12 +90,10 @@ class PromptTimes(RecordPart):
 class BatchRun(LabRun):
     """This is the record of `python -m speclab.extensions.batch`."""
 
-    __pydantic_config__ = OLDER
-
     batches: list[int]
     n_requests: Count
     mean_context: Amount  # tokens before a pass, over all passes
-    correctness: list[Judged]
+    correctness: list[Facts]
     costs: Facts  # what the predictions are made from; no view reads them
     knees: list[KneeEntry]
     rows: list[BatchRow]

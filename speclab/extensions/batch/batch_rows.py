@@ -10,16 +10,15 @@ from typing import NamedTuple
 from speclab.extensions.batch.batch_record import BatchNoise, BatchRow, Chosen, PromptTimes
 from speclab.extensions.batch.decoding.decodings import Part
 from speclab.extensions.batch.expectations import Expectations
+from speclab.extensions.batch.knees import KneeEntry, knee_of
 from speclab.extensions.batch.turns import BatchArm, Batches, requests_of
 from speclab.lab.rows import halves
 from speclab.lab.run_config import RunConfig
 from speclab.records.arms import BASELINE, BASELINE_REPEAT
-from speclab.records.knees import KneeEntry
 from speclab.records.rows import Verdict
 from speclab.records.runs import Noise
 from speclab.theory import attribution
 from speclab.theory.formulas import ratio_interval
-from speclab.theory.knees import knee_of
 
 
 class Gain(NamedTuple):

@@ -4,6 +4,7 @@ import statistics
 from typing import NamedTuple
 
 from speclab.extensions.batch.batch_record import BatchRow, BatchRun, Chosen
+from speclab.extensions.batch.knees import KneeEntry
 from speclab.present.first_screen import same_text_lines
 from speclab.present.run_lines import floor_text, marked, provenance, remarks, rough_line
 from speclab.present.tables import (
@@ -22,7 +23,6 @@ from speclab.present.tables import (
     verdict_of,
     with_verdict,
 )
-from speclab.records.knees import KneeEntry
 
 
 class Pair(NamedTuple):

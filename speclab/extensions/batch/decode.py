@@ -3,7 +3,7 @@
 import argparse
 
 from optimized_speculative import speculative_decode
-from speclab.cli import flags, no_effect
+from speclab.cli import flags
 from speclab.cli.decoding import with_length
 from speclab.cli.output import describe_chat, how_many, prompt_heading
 from speclab.core.clock import old_objects_frozen
@@ -36,8 +36,6 @@ def run(args: argparse.Namespace, functions: LoopFunctions | None = None, rules:
     check_batch(setup.target)
     drafter, draft = _drafter(args, setup)
     registry.check_prompts(setup.target, [drafter] if drafter else [], prompts, args.max_new_tokens)
-    drafted = argparse.Namespace(**vars(args) | {"draft": None if drafter is None else args.draft})
-    no_effect.note_flags(drafted, [args.temperature], setup.device)
     free_cores.look(setup)
     if drafter is None and args.draft_length is not None:
         note("-k has no effect: nothing is drafted")
@@ -59,7 +57,6 @@ def run(args: argparse.Namespace, functions: LoopFunctions | None = None, rules:
 
 def _filled(args: argparse.Namespace) -> argparse.Namespace:
     """Return the arguments with the draft, and the number of prompts where the command line gives none."""
-    args.typed_limit = args.limit
     if args.limit is None:  # so many of each of the standard kinds that no row stays empty
         args.limit = -(-args.size // len(KINDS))
     if args.draft != NO_DRAFT:

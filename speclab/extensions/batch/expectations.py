@@ -29,12 +29,11 @@ from speclab.core.rounds import Round
 from speclab.extensions.batch.batch_record import PassTime
 from speclab.extensions.batch.decoding.batched_model import BatchedModel
 from speclab.extensions.batch.decoding.drafters import shared_model
+from speclab.extensions.batch.knees import KneeEntry, knee_of
 from speclab.lab.run_config import RunConfig
 from speclab.models.cached import CachedModel
 from speclab.models.timing import seconds
-from speclab.records.facts import Facts
-from speclab.records.knees import KneeEntry
-from speclab.theory.knees import knee_of
+from speclab.records.rows import Facts
 
 TARGET = "target"
 Way = tuple[str, int]
@@ -113,8 +112,8 @@ class Expectations:
     def _of(self, model: str, n_texts: int, width: float) -> float:
         """The seconds of a pass over so many texts, with so many tokens of each on average."""
         times, one = self.times[model], self.context
-        of_width = sorted((tokens, taken) for (tokens, context), taken in times.items() if context == one)
-        multiplied = float(np.interp(n_texts * width, *zip(*of_width, strict=True)))
+        of_width = {tokens: taken for (tokens, context), taken in sorted(times.items()) if context == one}
+        multiplied = float(np.interp(n_texts * width, list(of_width), list(of_width.values())))
         return multiplied + times[1, n_texts * one] - times[1, one]
 
     # --- what goes into the record ------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from speclab.engines.eager import decoder_layers
 from speclab.extensions.exits.adapter import ExitAdapter, ExitConfig
 from speclab.models import loading
 from speclab.system.errors import UsageProblem
-from speclab.system.files import whole_folder, write_whole
+from speclab.system.files import write_whole
 
 FORMAT = "speculative-decoding-lab early exit 1"  # and its version
 
@@ -93,7 +93,7 @@ def _built(config: ExitConfig, weights: Path, target: PreTrainedModel) -> ExitAd
 
 
 def write_adapter(folder: Path, adapter: ExitAdapter, target: str, architectures: list[str]) -> None:
-    """Write an adapter, whole or not at all. target: the name in config.json of what it was trained for."""
+    """Write an adapter. target: the name in config.json of what it was trained for."""
     config = adapter.config
     entries = {
         "format": FORMAT,
@@ -103,6 +103,6 @@ def write_adapter(folder: Path, adapter: ExitAdapter, target: str, architectures
         "transformer_layer_config": {key: value for key, value in config.block.to_dict().items() if value is not None},
     }
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in adapter.state_dict().items()}
-    with whole_folder(folder) as new:
-        write_whole(new / WEIGHTS, save(weights))
-        write_whole(new / CONFIG, json.dumps(entries, indent=1) + "\n")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / WEIGHTS, save(weights))
+    write_whole(folder / CONFIG, json.dumps(entries, indent=1) + "\n")

@@ -15,10 +15,10 @@ from speclab.drafts.heads.files import weights_of
 from speclab.engines.eager import decoder_layers
 from speclab.extensions.exits.adapter import ExitAdapter, ExitConfig
 from speclab.extensions.exits.adapter_files import read_adapter, write_adapter
-from speclab.lab.training.recipes import Distance, Reading, Recipe, distance, sizes_like
 from speclab.models.cached import CachedModel
 from speclab.models.first_layers import check_split
 from speclab.system.errors import UsageProblem
+from training.recipes import Distance, Reading, Recipe, distance, sizes_like
 
 
 def fresh_exit(

@@ -6,16 +6,37 @@ counts of a file, so this process is bounded in time and memory where the system
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any, cast
 
 from speclab.extensions.gguf import entries
-from speclab.models.outside.chat_child import limit
 from speclab.system.errors import EnvironmentProblem
+
+
+def limit(seconds: int, memory: int) -> None:
+    """Bound what this process may take from here on, where the system can. A stricter bound stays.
+
+    On Linux the kernel ends it after `seconds` of processor time and refuses it more than `memory` bytes of addresses.
+    macOS does not enforce the second one, and Windows has neither.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    until = math.ceil(time.process_time()) + seconds
+    for what, soft, hard in (
+        (resource.RLIMIT_CORE, 0, 0),
+        (resource.RLIMIT_CPU, until, until + 1),
+        (resource.RLIMIT_AS, memory, memory),
+    ):
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(what, (soft, hard))
 
 
 def convert(question: dict[str, Any]) -> None:

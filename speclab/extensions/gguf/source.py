@@ -6,14 +6,17 @@ folder are those of the file, written as float32, so that a run in any dtype rou
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +26,6 @@ from filelock import FileLock
 from speclab.extensions.gguf.head import Head, read_head
 from speclab.system import cache, paths
 from speclab.system.errors import EnvironmentProblem
-from speclab.system.files import whole_folder
 from speclab.system.terminal import note
 
 if TYPE_CHECKING:
@@ -99,6 +101,18 @@ def _converted(path: str, size: int, time: int) -> str:
     except OSError as error:
         raise EnvironmentProblem(f"cannot convert {file_name}: {getattr(error, 'strerror', None) or error}") from None
     return str(folder)
+
+
+@contextlib.contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """Give a new folder to fill, which becomes `folder` at the end. Nothing is left of one that cannot be filled."""
+    new = folder.with_name(f".{secrets.token_hex(8)}.part")
+    new.mkdir()
+    try:
+        yield new
+        new.replace(folder)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
 
 
 def _clear(place: Path) -> None:

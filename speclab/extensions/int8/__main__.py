@@ -9,11 +9,7 @@ target's text.
 """
 
 if __name__ == "__main__":
-    from speclab.cli.parsing import check_words
-    from speclab.extensions.int8.int8_flags import make_parser
     from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
-
-    check_words(make_parser(__doc__))  # a mistyped flag is answered before these imports
 
 import sys
 import time

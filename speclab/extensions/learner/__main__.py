@@ -23,9 +23,6 @@ started. Exit code 0 when nothing is wrong: a function that is still open is not
 or a text is not the baseline's.
 """
 
-if __name__ == "__main__":
-    from speclab.system import startup  # noqa: F401 - Ctrl-C during the imports below is one line
-
 import argparse
 import sys
 
@@ -60,10 +57,10 @@ def main(argv: list[str] | None = None) -> int:
     )
     args = parser.parse_args(words)
     numbers: list[int] = sorted({number for some in args.exercises for number in some})
-    if len(numbers) != 1 and (flag := parsing.first_given(args, "hint", "traceback")):
+    if len(numbers) != 1 and (flag := _first_given(args, "hint", "traceback")):
         raise UsageProblem(f"{flag} needs one exercise; type: {checklist.check_command('3', flag)}")
     if args.run is not None:
-        if flag := parsing.first_given(args, "hint", "traceback"):
+        if flag := _first_given(args, "hint", "traceback"):
             raise UsageProblem(f"--run starts a script, and {flag} is about a check; leave one of the two out")
         from speclab.extensions.learner import run  # here: it loads torch, and the checks answer at once
 
@@ -89,6 +86,11 @@ def _numbers_among(known: list[checklist.Exercise]):
         return sorted({number for number in found if number is not None})
 
     return parse
+
+
+def _first_given(args: argparse.Namespace, *names: str) -> str | None:
+    """Return the first of these flags that has a value, as it is typed; None where none has."""
+    return next((f"--{name}" for name in names if getattr(args, name)), None)
 
 
 if __name__ == "__main__":

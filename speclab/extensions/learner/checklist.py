@@ -14,7 +14,7 @@ from pathlib import Path
 
 from speclab.system import paths
 from speclab.system.errors import EnvironmentProblem
-from speclab.system.files import command, shown
+from speclab.system.files import shown
 
 MARKS = {"passed": "ok", "todo": "todo", "failed": "FAILS"}
 
@@ -121,7 +121,7 @@ def restore(path: Path) -> str:
 
 def check_command(*words: str) -> str:
     """How to type check.py."""
-    return command(paths.ROOT / "check.py", *words)
+    return shlex.join(["python", shown(paths.ROOT / "check.py"), *words])
 
 
 # --- hints ------------------------------------------------------------------------------------------------------------

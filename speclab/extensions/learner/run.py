@@ -22,7 +22,7 @@ from typing import Any
 
 from baseline_autoregressive import autoregressive_decode
 from optimized_speculative import speculative_decode
-from speclab.cli import compare_flags, decoding, parsing
+from speclab.cli import compare, decoding, parsing
 from speclab.drafts import registry
 from speclab.extensions.learner import loading, predictions
 from speclab.extensions.learner.functions import BLOCK_RULE, FIELDS, WHOLE_LOOP, learner_functions
@@ -86,9 +86,9 @@ def _read(name: str, script: Any, words: list[str]) -> tuple[argparse.Namespace,
         usable = {1} | loading.of_decoding(args.temperature, args.draft, args.draft_length == parsing.AUTO)
         return args, {number for number in usable if FIELDS.get(number, "adapt") in args.uses}
     if name == COMPARISON:
-        args = compare_flags.make_parser(script.__doc__).parse_args(words)
+        args = compare.make_parser(script.__doc__).parse_args(words)
         args.typed_draft = args.draft
-        filled = compare_flags.filled(args, compare_flags.size_of(args))
+        filled = compare.filled(args)
         kinds = _drafts(filled)
         registry.check_chains(YOURS, registry.read_all(kinds))
         temperatures = parsing.numbers(filled.temperature, float, 0, "--temperature")
@@ -103,14 +103,14 @@ def _read(name: str, script: Any, words: list[str]) -> tuple[argparse.Namespace,
 
 def _drafts(args: argparse.Namespace) -> list[str]:
     """The drafts of a comparison. Where none is named they are those that most exercises are about."""
-    return (args.typed_draft or compare_flags.USUAL_DRAFTS).split(",")
+    return (args.typed_draft or compare.USUAL_DRAFTS).split(",")
 
 
 def _defaults(name: str, args: argparse.Namespace) -> list[str]:
     """What a comparison does not do by itself while a learner's functions take part in it."""
     if name != COMPARISON:
         return []
-    return ["--no-padded", *([] if args.typed_draft else ["--draft", compare_flags.USUAL_DRAFTS])]
+    return ["--no-padded", *([] if args.typed_draft else ["--draft", compare.USUAL_DRAFTS])]
 
 
 def _check_rule(args: argparse.Namespace, chosen: loading.Chosen) -> None:

@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 from speclab.drafts.heads.files import CONFIG, WEIGHTS
 from speclab.extensions.mtp.head import MtpHead
 from speclab.extensions.mtp.head_weights import empty_model, head_of, read_mtp_head
-from speclab.lab.training.recipes import DEPTH, Distance, Reading, Recipe, chain_loss, distance
 from speclab.system.errors import UsageProblem, first_line
-from speclab.system.files import whole_folder, write_whole
+from speclab.system.files import write_whole
+from training.recipes import DEPTH, Distance, Reading, Recipe, chain_loss, distance
 
 BLOCK = "mtp_block."
 NAMES = {"eh_proj": "fc", "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "post_norm": "norm"}
@@ -68,11 +68,11 @@ def named(layer: nn.Module) -> dict[str, Tensor]:
 
 
 def write_mtp(folder: Path, head: MtpHead, target: str, architectures: list[str]) -> None:
-    """Write a head, whole or not at all. target: the name in config.json of what it was trained for."""
+    """Write a head. target: the name in config.json of what it was trained for."""
     entries = {"mtp_head_of": {"name_or_path": target, "architectures": architectures}}
-    with whole_folder(folder) as new:
-        write_whole(new / WEIGHTS, save(named(head.model.layers[0])))
-        write_whole(new / CONFIG, json.dumps(entries, indent=1) + "\n")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / WEIGHTS, save(named(head.model.layers[0])))
+    write_whole(folder / CONFIG, json.dumps(entries, indent=1) + "\n")
 
 
 def trained_mtp(target: PreTrainedModel, args: argparse.Namespace) -> tuple[MtpHead, None]:

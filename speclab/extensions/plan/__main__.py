@@ -11,26 +11,20 @@ Exit code 1 if --verify decodes a greedy difference that is not a near-tie, or a
 """
 
 if __name__ == "__main__":
-    from speclab.cli.parsing import check_words
-    from speclab.extensions.plan.plan_flags import make_parser
     from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
-
-    check_words(make_parser(__doc__))  # a mistyped flag is answered before these imports
 
 import argparse
 import functools
 import sys
 
-from speclab.cli import compare_config, flags, no_effect, parsing
-from speclab.cli.measured import look_at_cores, show
-from speclab.cli.output import Output
+from speclab.cli import compare, flags, parsing
+from speclab.cli.output import Output, show
 from speclab.drafts import registry
-from speclab.extensions.plan import plan_views, plans
+from speclab.extensions.plan import plan_views, plans, profiles
 from speclab.extensions.plan.plan_flags import make_parser
+from speclab.extensions.plan.profiles import Profile
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
-from speclab.records import profiles
-from speclab.records.profiles import Profile
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import note, say
 
@@ -51,16 +45,15 @@ def main(argv: list[str] | None = None) -> int:
     """Make a plan, show and write it.  -> exit code"""
     args = filled(make_parser(__doc__).parse_args(argv))
     config, output, given = _prepare(args)
-    config.log = output.begin_log()
     with output.redirected():
-        look_at_cores(config)
-        say(compare_config.head(config))
+        config.look_at_cores()
+        say(compare.head(config))
         record, measured = plans.make(config, args.verify, given)
         text = functools.partial(plan_views.text, record)
         page = functools.partial(plan_views.page, record)
         picture = functools.partial(plan_views.picture, record, output.plots, output.name)
-        code = show(output, record, [text], page, [picture])
-    return max(code, exit_code(measured))  # raises what ended the run early, if that can be mended
+        show(output, record, [text], page, [picture])
+    return exit_code(measured)  # raises what ended the run early, if that can be mended
 
 
 def filled(args: argparse.Namespace) -> argparse.Namespace:
@@ -78,7 +71,7 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output, Profile | Non
     """Load and check everything; a Problem with the flags is raised before anything is timed."""
     lengths = parsing.numbers(args.draft_length, int, 0, "-k")
     temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
-    compare_config.check_tokens(args)
+    compare.check_tokens(args)
     output = Output(args, f"{args.name}-plan")
     output.check()
     kinds = [kind for kind in args.draft.split(",") if kind]
@@ -87,11 +80,10 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output, Profile | Non
         raise UsageProblem(
             f"{PROFILE}: it is of one draft, and --draft names {len(kinds)}; give one, such as --draft model"
         )
-    choices = compare_config.read_drafts(kinds, temperatures)
+    choices = compare.read_drafts(kinds, temperatures)
     registry.check_chains("a plan", choices)
-    config = compare_config.load(args, choices, lengths, temperatures)
+    config = compare.load(args, choices, lengths, temperatures)
     plans.check(config, args.verify)
-    no_effect.note_flags(args, temperatures, config.setup.device)
     if given and min(lengths) > given.draft_length:
         raise UsageProblem(f"{PROFILE}: it knows drafts of {given.draft_length} tokens; give -k {given.draft_length}")
     if given and max(lengths) > given.draft_length:

@@ -5,7 +5,7 @@ profile was measured on, with the costs that are calibrated here.
 """
 
 from speclab.core.proposals import AcceptProbs
-from speclab.records.profiles import Profile
+from speclab.extensions.plan.profiles import Profile
 from speclab.theory.positions import conditional_rates
 
 

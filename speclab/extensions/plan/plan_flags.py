@@ -1,4 +1,4 @@
-"""This file holds the flags of the command. It imports nothing slow, so a mistyped flag is answered at once."""
+"""The flags of the command."""
 
 import argparse
 

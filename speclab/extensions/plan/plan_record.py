@@ -5,8 +5,7 @@ It keeps expectations, costs and, of a check, rows.
 
 from dataclasses import dataclass
 
-from speclab.records.facts import Facts, Judged
-from speclab.records.rows import Amount, Count, RecordPart, Row
+from speclab.records.rows import Amount, Count, Facts, RecordPart, Row
 from speclab.records.runs import LabRun, Noise
 
 
@@ -88,7 +87,7 @@ class Verified(RecordPart):
     n_prompts: Count
     drafts: list[VerifiedDraft]
     rows: list[Row]
-    correctness: list[Judged]
+    correctness: list[Facts]
 
 
 @dataclass(kw_only=True)
@@ -101,6 +100,6 @@ class PlanRun(LabRun):
     plan: list[PlanEntry]
 
     @property
-    def correctness(self) -> list[Judged]:
+    def correctness(self) -> list[Facts]:
         """Return the verdicts on the texts that a check of the plan decoded; a plan alone decodes none with drafts."""
         return self.verified.correctness if self.verified else []

@@ -28,6 +28,7 @@ from speclab.extensions.plan.plan_record import (
     Verified,
     VerifiedDraft,
 )
+from speclab.extensions.plan.profiles import Profile
 from speclab.lab.comparison import build_rows, measure_and_judge, noise_at, with_costs
 from speclab.lab.harness import Measurement
 from speclab.lab.known_texts.acceptance_probs import CostTable, ProbsOfText, calibrated, probs_of_texts
@@ -36,7 +37,6 @@ from speclab.lab.run_config import RunConfig
 from speclab.models.prompts import Prompt
 from speclab.records.arms import BASELINE, Arm
 from speclab.records.log import Line
-from speclab.records.profiles import Profile
 from speclab.system.errors import UsageProblem
 from speclab.theory import attribution
 from speclab.theory.costs import Costs

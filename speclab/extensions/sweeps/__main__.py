@@ -16,11 +16,7 @@ greedy difference is not a near-tie, or a sampled row fails its statistics.
 """
 
 if __name__ == "__main__":
-    from speclab.cli.parsing import check_words
-    from speclab.extensions.sweeps.sweep_flags import make_parser
     from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
-
-    check_words(make_parser(__doc__))  # a mistyped flag is answered before these imports
 
 import argparse
 import functools
@@ -28,9 +24,8 @@ import sys
 import time
 from typing import Any
 
-from speclab.cli import compare_config, flags, no_effect, parsing
-from speclab.cli.measured import look_at_cores, show
-from speclab.cli.output import Output
+from speclab.cli import compare, flags, parsing
+from speclab.cli.output import Output, show
 from speclab.drafts import registry
 from speclab.extensions.sweeps import sweep_views, sweeps
 from speclab.extensions.sweeps.sweep_flags import ALL, NAMES, make_parser
@@ -110,16 +105,15 @@ def _has_no_cost(kind: str) -> bool:
 def _run(args: argparse.Namespace, name: str, done: list[SweepRun]) -> int:
     """Measure one sweep, show and write it; its record is added to `done`.  -> exit code"""
     config, output = _prepare(args, name)
-    config.log = output.begin_log()
     with output.redirected():
-        look_at_cores(config)
+        config.look_at_cores()
         record, measured = sweeps.measure_sweep(config, name)
         done.append(record)
         text = functools.partial(sweep_views.text, record)
         page = functools.partial(sweep_views.page, record, f"../plots/{output.name}.png")
         picture = functools.partial(sweep_views.picture, record, output.plots, output.name)
-        code = show(output, record, [text], page, [picture])
-    return max(code, exit_code(measured))  # raises what ended the run early, if that can be mended
+        show(output, record, [text], page, [picture])
+    return exit_code(measured)  # raises what ended the run early, if that can be mended
 
 
 def _prepare(args: argparse.Namespace, name: str) -> tuple[RunConfig, Output]:
@@ -128,16 +122,13 @@ def _prepare(args: argparse.Namespace, name: str) -> tuple[RunConfig, Output]:
     if auto:
         raise UsageProblem("a sweep has no -k auto; give -k numbers")
     temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
-    compare_config.check_tokens(args)
+    compare.check_tokens(args)
     output = Output(args, f"{args.name}-sweep-{name}")
     output.check()
     kinds = [kind for kind in args.draft.split(",") if kind]
-    choices = compare_config.read_drafts(kinds, temperatures)
+    choices = compare.read_drafts(kinds, temperatures)
     registry.check_chains("a sweep", choices)
-    config = compare_config.load(args, choices, lengths, temperatures)
-    # The seed has an effect where drafts are damaged at random.
-    seen = argparse.Namespace(**vars(args) | {"seed": 0}) if name == "mismatch" else args
-    no_effect.note_flags(seen, temperatures, config.setup.device)
+    config = compare.load(args, choices, lengths, temperatures)
     return config, output
 
 

@@ -13,12 +13,13 @@ from typing import NamedTuple
 from draft_models import ModelDrafter
 from speclab.core.drafter import Drafter
 from speclab.drafts.registry import check_prompts
+from speclab.extensions.sweeps import degraded_drafts
 from speclab.extensions.sweeps.sweep_record import Point, SweepRun
 from speclab.lab.comparison import build_rows, measure_and_judge, noise_at, with_costs
 from speclab.lab.harness import Measurement, kept_when_stopped
 from speclab.lab.known_texts.acceptance_probs import CostTable, calibrated
+from speclab.lab.noisy import noisy
 from speclab.lab.run_config import RunConfig
-from speclab.lab.training import degraded_drafts
 from speclab.models import loading
 from speclab.models.prompts import Prompt
 from speclab.records.rows import Row
@@ -199,7 +200,7 @@ def _degraded(config: RunConfig) -> tuple[RunConfig, dict]:
     spot, facts = degraded_drafts.trained_on_the_spot(source, config.setup.tokenizer, TRAINING_SECONDS, config.seed)
     models = {
         "trained": source,
-        **{f"noise {amount:g}": degraded_drafts.noisy(source, amount, config.seed) for amount in (0.1, 0.2, 0.4)},
+        **{f"noise {amount:g}": noisy(source, amount, config.seed) for amount in (0.1, 0.2, 0.4)},
         f"{TRAINING_SECONDS:.0f} s of training": spot,
         "random": degraded_drafts.random_like(source, config.seed),
     }

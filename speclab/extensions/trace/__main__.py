@@ -13,16 +13,12 @@ Each of the other three has a help of its own: `python -m speclab.extensions.tra
 """
 
 if __name__ == "__main__":
-    from speclab.cli.parsing import check_words
-    from speclab.extensions.trace.trace_flags import OTHERS, make_parser
     from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
-
-    check_words(make_parser(__doc__), OTHERS)  # a mistyped flag is answered before these imports
 
 import argparse
 import sys
 
-from speclab.cli import flags, no_effect, parsing
+from speclab.cli import flags, parsing
 from speclab.extensions.trace import decoding, follow, profile, report, trace_terminal
 from speclab.extensions.trace.dials import own_page, page
 from speclab.extensions.trace.shapes import shape_views
@@ -58,7 +54,6 @@ def main(argv: list[str] | None = None, functions: LoopFunctions | None = None) 
         return shape_views.run(args, functions)
     flags.check_file(args.file, "FILE")
     found = decoding.load(args, functions)
-    no_effect.note_flags(args, [args.temperature], found.setup.device)
     note("\n".join(found.head))
     if args.file == parsing.DASH:
         print(trace_terminal.terminal(follow.decoded(found, found.draft_length), wants_colour(sys.stdout)), end="")

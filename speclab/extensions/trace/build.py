@@ -36,7 +36,7 @@ from speclab.models.setup import Setup, load_setup
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun
 from speclab.system.errors import reports_problems
-from speclab.system.files import do_all, write_whole
+from speclab.system.files import write_all, write_whole
 from speclab.system.paths import ROOT
 from speclab.system.terminal import note
 from speclab.theory.costs import Costs
@@ -174,7 +174,8 @@ def main(argv: list[str] | None = None) -> int:
     """The command.  -> exit code"""
     parsing.make_parser(__doc__ or "", "python -m speclab.extensions.trace.build").parse_args(argv)
     files = ((PAGE, page.render(page_data())), (ANIMATION, trace_svg.draw(animated())))
-    return do_all([functools.partial(write_whole, path, text) for path, text in files])
+    write_all([functools.partial(write_whole, path, text) for path, text in files])
+    return 0
 
 
 if __name__ == "__main__":

@@ -49,11 +49,11 @@ def load(args: argparse.Namespace, functions: LoopFunctions | None = None) -> Lo
     choice.check_greedy(args.temperature == 0)
     if args.draft_length == parsing.AUTO:
         choice.check_auto()
-    args.typed_limit, args.limit = args.limit, 1
+    typed_limit, args.limit = args.limit, 1
     setup, prompts = flags.load(args)
     drafter = choice.make(setup, args.seed)
     check_prompts(setup.target, [drafter], prompts[:1], args.max_new_tokens)
-    if len(prompts) > 1 and (args.prompt or args.prompts or args.typed_limit):
+    if len(prompts) > 1 and (args.prompt or args.prompts or typed_limit):
         note("the first prompt is decoded")
     free_cores.look(setup)
     eos = frozenset() if args.ignore_eos else setup.eos

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from speclab.cli import flags, no_effect, parsing
+from speclab.cli import flags, parsing
 from speclab.extensions.trace import decoding
 from speclab.lab.decodings import Decoding
 from speclab.lab.run_config import RunConfig
@@ -26,7 +26,6 @@ def run(args: argparse.Namespace) -> int:
         raise UsageProblem("profile -: a profiler trace is too long for a terminal; give a file")
     flags.check_file(args.file, "FILE")
     found = decoding.load(args)
-    no_effect.note_flags(args, [args.temperature], found.setup.device)
     size = (args.max_new_tokens, 1, args.seed)
     lengths = [found.draft_length]
     config = RunConfig(found.setup, {found.name: found.drafter}, [found.prompt], lengths, [0.0], *size)

@@ -1,5 +1,4 @@
-"""This file holds the flags of the trace and of the three commands that its first word chooses. It imports nothing
-slow, so a mistyped flag is answered at once."""
+"""The flags of the trace and of the three commands that its first word chooses."""
 
 import argparse
 import re

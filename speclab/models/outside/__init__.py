@@ -1,1 +1,1 @@
-"""The parts of a checkpoint that are not trusted: templates, tokenizers, generation settings, places of weights."""
+"""The parts of a checkpoint that are not trusted: generation settings, places of weights."""

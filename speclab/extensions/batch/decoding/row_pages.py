@@ -29,7 +29,7 @@ class RowPages:
 
     def forward(self, ids: Tensor, placed: Placed, layers: Iterable[int]) -> Outputs:
         """Run one pass over (rows, m) tokens. Of padding the logits and states are zeros."""
-        packed, starts, (n_rows, m) = self.fast.packed, placed.starts, ids.shape
+        fast, starts, (n_rows, m) = self.fast, placed.starts, ids.shape
         live = [(row, i) for row, n in enumerate(placed.sizes) for i in range(n)]
         place_of = [starts[row] + i for row, i in live]
         arrays = [row for row, _ in live], place_of, [place + 1 for place in place_of]  # a chain reads all up to itself
@@ -52,10 +52,10 @@ class RowPages:
         for backend, start in zip(self.rows, starts, strict=True):
             backend.text.reserve(start + m if placed.visible is None else placed.total)
         pages = (ctypes.c_void_p * n_rows)(*(ctypes.addressof(one.text.addresses) for one in self.rows))
-        packed.reach(int(position.max()) + 1, self.fast.most_positions)
+        fast.reach(int(position.max()) + 1)
         given = Pass(
             first=0,
-            end=len(packed.layers),
+            end=len(fast.layers),
             ids=tokens.data_ptr(),
             text=text.data_ptr(),
             position=position.data_ptr(),
@@ -64,10 +64,10 @@ class RowPages:
             mask=None if mask is None else mask.data_ptr(),
             masked=0 if mask is None else mask.shape[-1],
             pages=ctypes.addressof(pages),
-            wanted=packed.numbers(len(live)),
+            wanted=fast.numbers(len(live)),
         )
-        hidden = {layer: torch.empty(1, len(live), packed.hidden) for layer in layers}
-        logits = packed.run(given, len(live), len(live), hidden)
+        hidden = {layer: torch.empty(1, len(live), fast.hidden) for layer in layers}
+        logits = fast.run(given, len(live), len(live), hidden)
 
         def by_row(found: Tensor) -> Tensor:
             """(1, tokens, width) -> (rows, m, width)"""

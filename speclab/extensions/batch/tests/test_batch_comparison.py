@@ -12,10 +12,10 @@ from speclab.extensions.batch.batch_record import BatchRun
 from speclab.extensions.batch.decoding import decodings
 from speclab.extensions.batch.decoding.decodings import BatchDecoding
 from speclab.extensions.batch.expectations import PLAIN, TARGET, Expectations, OfOne, PassTimer, of_one
+from speclab.extensions.batch.knees import knee
 from speclab.models import prompts
 from speclab.models.setup import load_setup
 from speclab.records.files import read
-from speclab.theory.knees import knee
 
 TEXTS = [("code", "def f(x):"), ("prose", "return x + 1"), ("copy", "x + 1, x + 1,")]
 

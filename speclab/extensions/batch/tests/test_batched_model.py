@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.families import tiny_families
 from speclab.core import graphs
 from speclab.core.rounds import Draft
 from speclab.engines.cuda.cuda_graphs import GraphedModel
@@ -18,6 +17,7 @@ from speclab.extensions.batch.decoding.row_pages import RowPages
 from speclab.extensions.batch.tests.trees import trees
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem
+from tests import tiny_families
 from tests.decoding import row_of
 from tests.grids import pairs_often
 from tests.models.test_caches import worst_difference
@@ -58,7 +58,7 @@ def spoil(batch: BatchedModel) -> None:
         for row, length in enumerate(batch.lengths):
             if isinstance(batch._buffers, RowPages):
                 text = batch._buffers.rows[row].text
-                for place in range(length, len(text.pages) * text._packed.page):
+                for place in range(length, len(text.pages) * text._model.page):
                     for part in row_of(text, place):
                         part.fill_(torch.nan)
                 continue
@@ -167,9 +167,9 @@ def test_padding_is_never_computed_on_c(monkeypatch):
     """A draft of another length in each row, a row without a text: so many tokens reach the pass, and their own."""
     batch = started(on("c"))
     batch.crop([5, 0, 17])
-    seen, packed = [], batch.model.fast.packed
-    run = packed.run
-    monkeypatch.setattr(packed, "run", lambda given, *rest: seen.append(rest[:2]) or run(given, *rest))
+    seen, fast = [], batch.model.fast
+    run = fast.run
+    monkeypatch.setattr(fast, "run", lambda given, *rest: seen.append(rest[:2]) or run(given, *rest))
     draft = Draft(TEXTS[:, 20:24], torch.tensor([1, 4, 3]))
     logits = batch.verify(TEXTS[:, 19], draft)
     assert seen == [(6, 6)], "tokens, rows of logits"

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, LEDConfig, PreTrainedModel
 
-from benchmarks.families import one_family
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import tokens_of
@@ -34,6 +33,7 @@ from speclab.models.setup import Setup
 from speclab.records.arms import BEAM, Arm
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.theory.losslessness import judge_divergence
+from tests import one_family
 from tests.decoding import keys_and_values, plain_text, speculative_rounds
 from tests.grids import pairs_often
 from tests.test_lossless import chi_square, reference_probs

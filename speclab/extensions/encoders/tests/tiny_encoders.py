@@ -13,7 +13,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from benchmarks.families import tiny_families
+from tests import tiny_families
 
 VOCAB = 48
 # All different: a decoder that begins with another one, or with the prompt's last token, makes another text.

@@ -10,8 +10,7 @@ from speclab.drafts.heads.files import weights_of
 from speclab.engines.eager import decoder_layers
 from speclab.extensions.exits.adapter import ExitAdapter, ExitConfig
 from speclab.extensions.exits.recipe import exit_loss
-from tests.drafts.test_contract import alike
-from tests.heads import N_LEARNT, block, distance, learnt_texts, read
+from tests.heads import N_LEARNT, block, distance, in_format, learnt_texts, read
 from tests.tiny_models import tiny
 
 
@@ -53,4 +52,4 @@ def trained_exit(family: str = "llama", n_layers: int = 4, exit_layer: int = 2) 
 def trained_exit_in_float32(family: str = "llama") -> tuple:
     """The same, as the engine `c` takes them."""
     target, adapter, texts = trained_exit(family)
-    return copy.deepcopy(target).float(), alike(adapter, torch.float32), texts
+    return copy.deepcopy(target).float(), in_format(adapter, torch.float32), texts

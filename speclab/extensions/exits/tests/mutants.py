@@ -1,13 +1,14 @@
 """Bugs of early exit: the target's first layers and the others are run, rolled back or placed apart from each other."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from speclab.core.rounds import Draft
 from speclab.engines import eager
-from speclab.engines.c_pass import Packed, Pass, Text
+from speclab.engines.c_pass import CModel, Text
 from speclab.engines.eager import EagerBackend
 from speclab.extensions.exits.drafter import ExitDrafter
 from tests.mutants.bugs import mutant
@@ -70,14 +71,14 @@ def puts_the_second_part_one_position_further() -> None:
 @mutant(38, TEXT, CACHES, file=FILE)
 def puts_the_second_part_one_position_back() -> None:
     """gives the layers behind the exit the positions before theirs, on the engine c"""
-    right = Packed.run
+    right = CModel.run
 
-    def run(packed: Packed, given: Pass, *more) -> Tensor:
+    def run(model: CModel, given: Any, *more) -> Tensor:
         if given.ids is None:
             given.position -= 4  # bytes
-        return right(packed, given, *more)
+        return right(model, given, *more)
 
-    Packed.run = run
+    CModel.run = run
 
 
 @mutant(38, "caches_grow_in_the_middle_of_a_round", file=FILE)

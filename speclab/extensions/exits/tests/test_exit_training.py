@@ -19,15 +19,13 @@ def test_flags_that_do_not_fit_are_one_line(words, message, capsys, tmp_path):
     check_refused(words, message, capsys, tmp_path)
 
 
-def test_it_works_in_a_folder_of_its_layer():
+def test_it_is_written_into_a_folder_of_its_layer():
     args = heads.parse(["exit", "--exit-layer", "3"])
-    assert args.work_dir.as_posix() == "build/exit-3"
-    assert heads.settings_of(args)["--exit-layer"] == 3
-    assert args.out == args.work_dir / "out"
+    assert args.out.as_posix() == "build/exit-3"
 
 
 def test_an_adapter_of_another_layer_is_not_trained_further(tmp_path, capsys):
-    words = ["exit", "--exit-layer", "4", "--init", "models/lab-pair/exit", "--work-dir", str(tmp_path)]
+    words = ["exit", "--exit-layer", "4", "--init", "models/lab-pair/exit", "--out", str(tmp_path)]
     assert heads.main(words) == 2
     assert "layer 2; give --exit-layer 2, or leave --init out" in capsys.readouterr().err
 

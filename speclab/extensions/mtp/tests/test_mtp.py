@@ -17,7 +17,6 @@ from speclab.extensions.mtp.drafter import MtpDrafter
 from speclab.extensions.mtp.head import MtpHead
 from speclab.extensions.mtp.head_weights import empty_model, of_head, read_mtp_head, target_logits
 from speclab.extensions.mtp.tests.tiny_checkpoints import BASE, HIDDEN, N_LAYERS, SHAPES, VOCAB, write
-from speclab.lab.training.recipes import likely
 from speclab.models import loading
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
@@ -26,9 +25,9 @@ from tests.cli.bad_inputs import Row, S
 from tests.cli.test_bad_inputs import check_row, folder  # noqa: F401 - a fixture
 from tests.contract import WAYS, check, id_of
 from tests.decoding import plain_text, speculative_rounds
-from tests.drafts.test_contract import alike
-from tests.heads import N_LEARNT, distance, learnt_texts
+from tests.heads import N_LEARNT, distance, in_format, learnt_texts
 from tests.tiny_models import tiny
+from training.recipes import likely
 
 CPU, N_NEW, K = torch.device("cpu"), 24, 3
 PROMPT = torch.arange(3, 12)[None]
@@ -62,7 +61,7 @@ def trained() -> MtpHead:
 
 @pytest.mark.parametrize(("engine", "sampling"), WAYS, ids=id_of)
 def test_a_draft_keeps_the_contract(engine, sampling):
-    check(lambda model, on_engine: MtpDrafter(alike(trained(), model.dtype)), engine, sampling, layers=(1,))
+    check(lambda model, on_engine: MtpDrafter(in_format(trained(), model.dtype)), engine, sampling, layers=(1,))
 
 
 @pytest.fixture(scope="module", params=SHAPES)

@@ -5,28 +5,30 @@ import torch
 
 from speclab.extensions.mtp.head_weights import read_mtp_head
 from speclab.extensions.mtp.recipe import fresh_mtp, mtp_loss, named, write_mtp
-from speclab.lab.training.recipes import likely
 from tests.training.test_heads import target  # noqa: F401 - a fixture
-from training import heads
+from training import course, heads
 from training.course import rounded
 from training.kinds import head_to_train
+from training.recipes import likely
 
 
 def words(folder, *more: str) -> list[str]:
-    return ["mtp", "--target", "x", "--minutes", "0.0001", "--work-dir", str(folder), *more]
+    return ["mtp", "--target", "x", "--minutes", "0.0001", "--out", str(folder), *more]
 
 
 def weights_of(head) -> dict[str, torch.Tensor]:
     return {name: weight.clone() for name, weight in head.named_parameters()}
 
 
-def test_a_head_is_written_and_goes_on(target, tmp_path, capsys):  # noqa: F811
+def test_a_head_is_written_and_goes_on(target, tmp_path, monkeypatch, capsys):  # noqa: F811
     before = {name: weight.clone() for name, weight in target.state_dict().items()}
     assert heads.main(words(tmp_path / "one")) == 0
     assert "32 of 32 tokens decoded with it are the target's own" in capsys.readouterr().err
-    out = tmp_path / "one" / "out"
-    assert heads.main(words(tmp_path / "two", "--init", str(out))) == 0
-    first, second = (read_mtp_head(str(tmp_path / name / "out"), target, "mtp") for name in ("one", "two"))
+    # What learned further is the better one, and is written.
+    scores = ({"by_position": [], "tokens_per_round": {course.K: n}} for n in (1.0, 2.0))
+    monkeypatch.setattr(course, "score", lambda *_, **__: next(scores))
+    assert heads.main(words(tmp_path / "two", "--init", str(tmp_path / "one"))) == 0
+    first, second = (read_mtp_head(str(tmp_path / name), target, "mtp") for name in ("one", "two"))
     layer, other = (named(head.model.layers[0]) for head in (first, second))
     assert layer.keys() == other.keys()
     assert any(not torch.equal(layer[name], other[name]) for name in layer)

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from speclab.extensions.plan import profiles
 from speclab.extensions.plan.__main__ import main
 from speclab.extensions.plan.given import probs_of_profile, rates
 from speclab.extensions.plan.plan_record import PlanRun
+from speclab.extensions.plan.profiles import Profile
 from speclab.models import prompts
-from speclab.records import profiles
 from speclab.records.files import read
-from speclab.records.profiles import Profile
 from speclab.system.errors import EnvironmentProblem
 from speclab.theory.forecast import forecast
 

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 from speclab import load
-from speclab.cli import unfinished
 from speclab.drafts.heads.files import write_head
 from speclab.extensions.plan import intervals, plan_views, plans
 from speclab.extensions.plan.__main__ import main
@@ -18,7 +17,6 @@ from speclab.lab.bench import Bench
 from speclab.lab.known_texts import acceptance_probs
 from speclab.models import prompts
 from speclab.present.tables import show
-from speclab.records import log_files
 from speclab.records.arms import BASELINE, BASELINE_REPEAT
 from speclab.records.files import as_dict, read
 from speclab.system import cores
@@ -141,19 +139,6 @@ def test_a_plan_on_two_prompts_has_no_interval(run, tmp_path, monkeypatch):
     assert code == 0
     assert all(e.band_low is e.time_low is None for e in made.plan)
     assert "no interval: " in " ".join(out.split()) or "leave speculation off" in out
-
-
-def test_a_plan_logs_every_turn_until_its_record_is_written(run, tmp_path, monkeypatch, capsys):
-    path = tmp_path / "results" / "local-plan.log.jsonl"
-    assert run("--quick")[0] == 0
-    assert not path.exists()
-    monkeypatch.setattr(log_files.LogFile, "discard", lambda log: None)
-    assert run("--quick", "--verify")[0] == 0
-    calibrated, checked = (measured.lines for measured in log_files.read(path))
-    assert {line.arm for line in calibrated} == {BASELINE, BASELINE_REPEAT}
-    assert {BASELINE} < {line.arm for line in checked}
-    assert unfinished.main([str(path)]) == 0
-    assert "speedup" in capsys.readouterr().out
 
 
 def test_a_quick_plan_is_a_short_one(run, tmp_path):

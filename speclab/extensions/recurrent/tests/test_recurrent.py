@@ -20,8 +20,6 @@ from transformers import (
 )
 from transformers.cache_utils import DynamicLayer
 
-from benchmarks.families import one_family, tiny_families
-from benchmarks.families.tiny_families import VOCAB
 from draft_models import ModelDrafter, NgramDrafter
 from optimized_speculative import speculative_decode
 from speclab.core.counts import Counts
@@ -41,9 +39,11 @@ from speclab.models.setup import Setup
 from speclab.records.arms import Arm
 from speclab.system import extensions
 from speclab.system.errors import EnvironmentProblem, UsageProblem
+from tests import one_family, tiny_families
 from tests.decoding import plain_text, speculative_rounds
 from tests.grids import often, pairs_often
 from tests.test_lossless import IDS, Law, check_law
+from tests.tiny_families import VOCAB
 from tests.tiny_models import perturbed
 from training import heads
 

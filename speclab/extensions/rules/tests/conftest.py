@@ -1,4 +1,3 @@
 """What the tests of the rules take from those of the ground floor."""
 
-from tests.benchmarks.test_benchmarks import call  # noqa: F401 - a fixture
 from tests.lab.test_lossy import run  # noqa: F401 - a fixture

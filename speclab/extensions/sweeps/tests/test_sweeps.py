@@ -11,7 +11,6 @@ from speclab.extensions.sweeps.sweep_record import SweepRun
 from speclab.lab import comparison, output_checks
 from speclab.lab.known_texts import acceptance_probs
 from speclab.models import prompts
-from speclab.records import log_files
 from speclab.records.files import read
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.paths import ROOT
@@ -99,17 +98,6 @@ def test_a_wrong_token_fails_a_sweep(run):
     assert "WRONG OUTPUT" in out
 
 
-def test_a_sweep_logs_every_turn_of_its_runs_until_its_record_is_written(run, tmp_path, monkeypatch):
-    path = tmp_path / "results" / "local-sweep-context.log.jsonl"
-    assert run("context")[0] == 0
-    assert not path.exists()
-    monkeypatch.setattr(log_files.LogFile, "discard", lambda log: None)
-    assert run("context")[0] == 0
-    short, long = (measured.lines for measured in log_files.read(path))
-    assert {line.n_prompt for line in short} == {128}
-    assert {line.n_prompt for line in long} == {256}
-
-
 def test_ctrl_c_keeps_what_is_done(run, tmp_path, monkeypatch):
     """In the second length of a sweep, and in the second sweep of all."""
     honest, calls = comparison.measure, []
@@ -189,10 +177,6 @@ def test_bad_words_are_one_line(run, tmp_path, monkeypatch, name, words, code, s
     assert len(err.splitlines()) == 1
     assert said in err
     assert not list((tmp_path / "results").glob("*"))
-
-
-def test_a_seed_without_an_effect_is_said(run):
-    assert "--seed has no effect" in run("draft-length", "--seed", "1", "-k", "2")[2]
 
 
 def test_every_command_of_a_page_can_be_typed():

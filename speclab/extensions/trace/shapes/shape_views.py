@@ -4,7 +4,6 @@ import argparse
 
 from transformers import PreTrainedTokenizerBase
 
-from speclab.cli import no_effect
 from speclab.drafts import registry
 from speclab.extensions.trace import decoding
 from speclab.extensions.trace.shapes.round_shapes import MEANINGS, STEPS, RoundShapes, Shapes, first_round
@@ -26,7 +25,6 @@ def run(args: argparse.Namespace, functions: LoopFunctions | None) -> int:
             "choose another --target"
         )
     found = decoding.load(args, functions)
-    no_effect.note_flags(args, [args.temperature], found.setup.device)
     ids = found.prompt.ids.to(found.setup.device)
     round_ = first_round(found.setup.target, found.drafter, ids, found.draft_length, found.settings)
     say(tables(round_, found.setup.tokenizer))

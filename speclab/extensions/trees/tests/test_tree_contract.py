@@ -9,16 +9,16 @@ from speclab.extensions.trees.best import BestTreeDrafter
 from speclab.extensions.trees.fixed import TreeDrafter
 from speclab.extensions.trees.merged import MergedDrafter
 from tests.contract import check, id_of, ways_of
-from tests.drafts.test_contract import alike, model_draft
-from tests.heads import trained, trained_block
+from tests.drafts.test_contract import model_draft
+from tests.heads import in_format, trained, trained_block
 
 DRAFTS = {
     "tree": lambda *given: TreeDrafter(model_draft(*given), (2, 2, 1)),
     "sampled tree": lambda *given: TreeDrafter(model_draft(*given), (3, 2), sampled=True),
-    "tree of a head": lambda model, _: TreeDrafter(FeatureDrafter(alike(trained()[1], model.dtype)), (2, 2, 1)),
+    "tree of a head": lambda model, _: TreeDrafter(FeatureDrafter(in_format(trained()[1], model.dtype)), (2, 2, 1)),
     "best": lambda *given: BestTreeDrafter(model_draft(*given)),
     "best of a block": lambda model, _: BestTreeDrafter(
-        BlockDrafter(alike(trained_block(markov_rank=3)[1], model.dtype))
+        BlockDrafter(in_format(trained_block(markov_rank=3)[1], model.dtype))
     ),
     "merged": lambda *given: MergedDrafter([NgramDrafter(2, 1), model_draft(*given)]),
 }

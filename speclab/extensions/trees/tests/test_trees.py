@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.families import tiny_families
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core import graphs
 from speclab.core.rounds import Round, tokens_of
@@ -24,6 +23,7 @@ from speclab.extensions.trees.fixed import TreeDrafter, level_parents
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
 from speclab.system.errors import EnvironmentProblem, UsageProblem
+from tests import tiny_families
 from tests.decoding import keys_and_values, plain_text, row_of, speculative_rounds
 from tests.drafts.test_block import block_rows
 from tests.heads import feature_row, prompts, target_states, trained, trained_block

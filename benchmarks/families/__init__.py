@@ -1,1 +1,0 @@
-"""Does the lab decode every family of causal language models?"""

@@ -1,1 +1,0 @@
-"""Where drafts are wrong: acceptance against the margin between the target's first two choices."""

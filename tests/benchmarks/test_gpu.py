@@ -1,0 +1,264 @@
+"""The one command for a GPU: its stages, its clock and its three files, and a rehearsal on a tiny pair."""
+
+import contextlib
+import importlib
+import io
+import signal
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from benchmarks import gpu, roofline
+from benchmarks.gpu import TESTS, Stage
+from benchmarks.peers import page as peers_page
+from speclab.models import prompts, timing
+from speclab.records.files import read
+from speclab.records.runs import ComparisonRun
+from speclab.system.errors import EnvironmentProblem, UsageProblem
+
+SAVES = """
+import time
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("what was", "measured")
+"""
+
+
+def code_stage(name: str, seconds: float, code: str) -> Stage:
+    return Stage(name, seconds, ("-c", code))
+
+
+@pytest.fixture
+def run(tmp_path, capsys, monkeypatch):
+    """The command with other stages; where they may write is `work`."""
+    monkeypatch.setattr(gpu, "LEAST", 0.0)
+    monkeypatch.setattr(gpu, "GRACE", 5.0)
+    monkeypatch.setattr(gpu, "LOOK", 0.01)
+
+    def call(make, *words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(gpu, "stages_of", lambda args, work: make(work))
+        code = gpu.main(["--out", str(tmp_path), "--device", "cpu", *words])
+        return (code, *capsys.readouterr())
+
+    return call
+
+
+def writes(work, name: str, then: str = "") -> str:
+    """The code of a stage with one record and its page."""
+    lines = [
+        f"import pathlib; p = pathlib.Path({str(work / 'results')!r}); p.mkdir(exist_ok=True)",
+        f"(p / '{name}.json').write_text('{{}}'); (p / '.{name}').write_text('a table of {name}')",
+        f"(p / '.{name}').rename(p / '{name}.md')",  # whole or not at all, as the lab writes files
+        f"(p / '.{name}.part').write_text('half of it')",
+    ]
+    return "\n".join([*lines, then])
+
+
+def members(folder) -> set[str]:
+    with tarfile.open(folder / "records.tar.gz") as archive:
+        return set(archive.getnames())
+
+
+def test_every_stage_is_accounted_for_and_a_failure_stops_nobody(run, tmp_path):
+    code, out, _ = run(
+        lambda work: [
+            code_stage("breaks", 30, "import sys; print('its reason | in words'); sys.exit(3)"),
+            code_stage("crashes", 30, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"),
+            code_stage("hangs", 6.0, "import time; time.sleep(60)"),
+            code_stage("saves", 6.0, SAVES),
+            code_stage(TESTS, 30, "print('7 passed in 2.00s')"),
+            code_stage("writes", 30, writes(work, "a")),
+            code_stage("writes too", 30, writes(work, "b")),
+        ]
+    )
+    assert code == 1
+    page = (tmp_path / "summary.md").read_text()
+    for line in (
+        "| breaks | FAILED, exit code 3: its reason / in words (",
+        "| crashes | FAILED, ended by signal 9 (",
+        "| hangs | stopped: out of time (",
+        "| saves | stopped: out of time (",
+        f"| {TESTS} | done: 7 passed in 2.00s (",
+        "| writes | done (",
+    ):
+        assert line in out
+        assert line in page
+    assert "what was measured" in (tmp_path / "log.txt").read_text(), "a stage may still write its record"
+    assert "# a\n\na table of a" in page
+    assert members(tmp_path) == {f"results/{name}" for name in ("a.json", "a.md", "b.json", "b.md")}, (
+        "nothing by halves"
+    )
+    assert {path.name for path in tmp_path.iterdir()} == {"summary.md", "log.txt", "records.tar.gz"}
+
+
+def test_records_are_kept_while_a_stage_still_runs(run, tmp_path, monkeypatch):
+    """What is in the archive when the whole group is killed a moment later."""
+    seen, write_new = [], gpu.Results.write_new
+
+    def look(one):
+        write_new(one)
+        if (one.work / "results" / "a.md").exists() and not seen:
+            write_new(one)
+            seen.append((members(tmp_path), (tmp_path / "summary.md").read_text()))
+            (one.work / "go").touch()
+
+    monkeypatch.setattr(gpu.Results, "write_new", look)
+    waits = "import time\nwhile not (p.parent / 'go').exists(): time.sleep(0.01)"
+    code, _, _ = run(lambda work: [code_stage("long", 60, writes(work, "a", waits)), code_stage("last", 60, "pass")])
+    assert code == 0
+    (names, page), *_ = seen
+    assert "results/a.json" in names
+    for line in ("| long | running |", "| last | to come |", "a table of a"):
+        assert line in page
+
+
+@pytest.mark.parametrize("impatient", [False, True])
+def test_a_stage_is_not_left_behind(tmp_path, monkeypatch, impatient):
+    """Ctrl-C while a stage runs: it may write down what it has, and is gone. A second one takes that time away."""
+    ready, log, stops = tmp_path / "ready", tmp_path / "log.txt", []
+    monkeypatch.setattr(gpu, "GRACE", 60.0)
+    monkeypatch.setattr(gpu, "LOOK", 0.01)
+
+    def look():
+        if ready.exists() and len(stops) <= impatient:
+            stops.append(gpu.Stopped(signal.SIGINT))
+
+    deaf = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" * impatient
+    code = deaf + SAVES.replace("    time.sleep(60)", f"    open({str(ready)!r}, 'w').close(); time.sleep(60)")
+    returned, what = gpu.run(code_stage("x", 600, code), 600, log, look, stops)
+    assert returned == (-signal.SIGKILL if impatient else 0)
+    assert what == "stopped"
+    assert ("what was measured" in log.read_text()) != impatient
+
+
+def test_a_full_disk_stops_nothing(run, tmp_path, monkeypatch):
+    """What cannot be written is said once and tried again."""
+    honest, fails = gpu.write_whole, [True] * 6
+
+    def write(path, content):
+        if fails:
+            fails.pop()
+            raise EnvironmentProblem("no space left; free some")
+        return honest(path, content)
+
+    monkeypatch.setattr(gpu, "write_whole", write)
+    code, _, err = run(lambda work: [code_stage(str(i), 30, "pass") for i in range(6)])
+    assert code == 0
+    assert err.count("no space left") == 1
+    assert "| 5 | done (" in (tmp_path / "summary.md").read_text()
+
+
+def test_what_does_not_fit_the_time_is_named(run, monkeypatch):
+    monkeypatch.setattr(gpu, "LEAST", 20.0)
+    code, out, _ = run(lambda work: [code_stage("late", 30, "pass")], "--minutes", "0.1")
+    assert code == 0
+    assert "| late | left out: no time |" in out
+
+
+# --- the stages ---
+
+
+def planned(folder, *words: str) -> list[Stage]:
+    return gpu.stages_of(gpu.make_parser().parse_args(["--out", "x", *words]), folder)
+
+
+def test_the_headline_comes_first(tmp_path):
+    stages = planned(tmp_path)
+    of_size = [[f"{name}: {what}" for what in ("compare", "roofline", "peers")] for name in gpu.SIZES.split(",")]
+    assert [stage.name for stage in stages] == [*of_size[0], "float32 identity", TESTS, *of_size[1], *of_size[2]]
+    for stage in stages:
+        assert str(tmp_path) in stage.command or stage.name == TESTS
+    assert "gpu-lab-8b-v128256" in stages[0].command
+    assert "float32" in stages[3].command
+
+
+def test_folders_are_named_in_full_and_apart(pair_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(pair_folder)
+    first, *_ = planned(tmp_path, "--sizes", "target,lab", "--draft", "draft")
+    assert str(pair_folder / "target") in first.command
+    assert f"{pair_folder / 'draft'},ngram" in first.command
+    assert "gpu-target" in first.command
+    (tmp_path / "target").symlink_to(pair_folder / "target")
+    with pytest.raises(UsageProblem, match="different names"):
+        planned(tmp_path, "--sizes", f"target,{tmp_path / 'target'}")
+
+
+# --- the rehearsal ---
+
+KINDS = {"-roofline": roofline.RooflineRun, "-peers": peers_page.PeersRun, "": ComparisonRun}
+
+
+class InThisProcess:
+    """What `gpu.start` gives, of a stage that has run already: this process has loaded the libraries."""
+
+    def __init__(self, stage: Stage, log):
+        module, *words = stage.command[stage.command[0] == "-m" :]
+        words += {"benchmarks.peers": ["--no-llama-cpp"], "benchmarks.roofline": ["--context", "8"]}.get(module, [])
+        name = {"benchmarks.peers": "benchmarks.peers.__main__", "compare.py": "compare"}.get(module, module)
+        out = io.TextIOWrapper(open(log.fileno(), "ab", closefd=False))  # noqa: SIM115
+        with out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+            if stage.name == TESTS:
+                print("22 skipped in 0.10s")
+            self.code = 0 if stage.name == TESTS else importlib.import_module(name).main(words)
+
+    def poll(self) -> int:
+        return self.code
+
+
+def told_stages(folder: Path) -> dict[str, str]:
+    """What became of each stage, in order."""
+    table = (folder / "summary.md").read_text().partition("|---|---|\n")[2].partition("\n\n")[0]
+    return dict(tuple(cell.strip() for cell in line.strip("|").split("|")) for line in table.splitlines())
+
+
+def kept_records(folder: Path) -> dict[str, object]:
+    """All records in the archive, read and checked; three files lie in the folder, and none is a part."""
+    assert {path.name for path in folder.iterdir() if path.is_file()} == {"summary.md", "log.txt", "records.tar.gz"}
+    unpacked = folder / "unpacked"
+    with tarfile.open(folder / "records.tar.gz") as archive:
+        archive.extractall(unpacked, filter="data")
+    found = {path.stem: path for path in sorted(unpacked.glob("results/*.json"))}
+    kinds = {name: next(kind for ending, kind in KINDS.items() if name.endswith(ending)) for name in found}
+    return {name: read(path, kinds[name]) for name, path in found.items()}
+
+
+def test_a_rehearsal_on_a_tiny_pair(pair_folder, tmp_path, monkeypatch, capsys):
+    target, draft = pair_folder / "target", pair_folder / "draft"
+    monkeypatch.setattr(gpu, "start", InThisProcess)
+    monkeypatch.setattr(gpu, "WIDTHS", "1,5")
+    monkeypatch.setattr(timing, "LARGE", 2**16)
+    monkeypatch.setattr(roofline, "matrix_rate", lambda *args: 1e9)
+    monkeypatch.setattr(prompts, "standard", lambda: [("code", "def f(x):\n    return x + 1"), ("prose", "return x")])
+    monkeypatch.setattr(importlib.import_module("speclab.present.pictures.plots"), "comparison", lambda *args: [])
+    honest = gpu.stages_of
+
+    def of_the_tiny_pair(args, work):
+        identity = ("--target", str(target), "--draft", str(draft))
+        stages = honest(args, work)
+        return [s._replace(command=s.command + identity) if s.name == "float32 identity" else s for s in stages]
+
+    monkeypatch.setattr(gpu, "stages_of", of_the_tiny_pair)
+    words = ["--out", str(tmp_path), "--sizes", str(target), "--draft", str(draft), "--device", "cpu"]
+    words += ["--dtype", "float32", "--engine", "eager", "--max-new-tokens", "6", "--limit", "1", "--minutes", "100"]
+    assert gpu.main(words) == 0, (tmp_path / "log.txt").read_text()
+    told = told_stages(tmp_path)
+    assert list(told) == ["target: compare", "target: roofline", "target: peers", "float32 identity", TESTS]
+    assert told[TESTS].startswith("done: 22 skipped in 0.10s (")
+    assert all(what.startswith("done") for what in told.values())
+    assert set(kept_records(tmp_path)) == {"gpu-target", "gpu-target-roofline", "gpu-target-peers", "gpu-float32"}
+    assert "# gpu-target\n" in (tmp_path / "summary.md").read_text()
+
+
+@pytest.mark.full
+def test_the_command_itself_on_the_labs_pair(tmp_path):
+    """All stages in processes of their own, as a user starts them."""
+    words = ["--device", "cpu", "--dtype", "float32", "--engine", "eager", "--sizes", "lab", "--limit", "1"]
+    line = [sys.executable, "-m", "benchmarks.gpu", "--out", str(tmp_path), *words, "--max-new-tokens", "6"]
+    done = subprocess.run([*line, "--minutes", "30"], capture_output=True, text=True)
+    assert done.returncode == 0, (tmp_path / "log.txt").read_text()
+    assert all(what.startswith("done") for what in told_stages(tmp_path).values())
+    assert set(kept_records(tmp_path)) == {"gpu-lab", "gpu-lab-roofline", "gpu-lab-peers", "gpu-float32"}

@@ -1,0 +1,275 @@
+"""The generated parts of the README and of the pages in docs/: every number there is a view of a committed record."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from speclab.present import explanations, first_screen, run_lines, tables
+from speclab.records.arms import AUTO
+from speclab.records.files import read, read_json
+from speclab.records.rows import Row
+from speclab.records.runs import ComparisonRun
+from speclab.system.paths import ROOT
+from speclab.theory.formulas import book_formula, omega_star
+from speclab.theory.ladder import prediction_rows
+
+RESULTS, PAIR = ROOT / "results", ROOT / "models" / "lab-pair"
+DEFAULT_RUN = RESULTS / "cpu-2-cores-default.json"  # python compare.py
+GPU_RUN = RESULTS / "gpu-lab-8b-v128256.json"  # python -m benchmarks.gpu, its first size
+# --target smollm2 --draft ngram,suffix,int8 -k 2,4 --temperature 0 --texts served --limit 2
+REAL_RUN = RESULTS / "cpu-2-cores-smollm2.json"
+# --target smollm2 --draft feature,hybrid -k 2,4 --temperature 0 --texts served --limit 2
+HEAD_RUN = RESULTS / "cpu-2-cores-smollm2-head.json"
+FULL_RUN = RESULTS / "cpu-2-cores-full.json"  # --full --draft model,ngram -k 2,4,8 --max-new-tokens 96 --repeats 2
+# --target lab:200m --temperature 0 --limit 2 -k 4,6,8,12,auto
+# --draft model,feature,hybrid,tree:best:feature, without the rows of drafts that the lab no longer has
+TREES_RUN = RESULTS / "cpu-2-cores-200m-trees.json"
+QUICK = (0, 2, 4)  # the draft lengths of --quick, and 0 for the baseline
+BOOK_TABLE = ((0.7, 4, "2.1"), (0.8, 4, "2.5"), (0.7, 8, "2.5"), (0.8, 8, "3.3"))  # alpha, k, what the book prints
+
+
+@cache
+def comparison(path: Path) -> ComparisonRun:
+    """A committed comparison."""
+    return read(path, ComparisonRun)
+
+
+def shown(items: list[Any], cells: dict[str, tables.Cell], n_words: int = 1) -> str:
+    """A table in Markdown."""
+    return tables.show([tables.Table(items, cells, n_words=n_words)], markdown=True).strip()
+
+
+def drafted(run: ComparisonRun, kind: str = "all", temperature: float = 0.0) -> list[Row]:
+    """The rows of all drafts whose rule keeps the text, the slowest first."""
+    rows = [row for row in run.rows if row.draft and not row.lossy_rule]
+    return sorted(
+        (row for row in rows if (row.prompt_kind, row.temperature) == (kind, temperature)), key=lambda r: r.speedup
+    )
+
+
+# --- the README -------------------------------------------------------------------------------------------------------
+
+
+def headline() -> str:
+    """The fastest greedy rows of the runs that a reader is shown first, and the slowest one of a real model.
+
+    Raises ValueError where a text of them is not the baseline's.
+    """
+    found: list[tuple[ComparisonRun, Path, Row]] = []
+    first = comparison(DEFAULT_RUN)
+    for run, path in (
+        (comparison(GPU_RUN), GPU_RUN),
+        (first, DEFAULT_RUN),
+        (first.padded, DEFAULT_RUN),
+        (comparison(HEAD_RUN), HEAD_RUN),
+        (comparison(REAL_RUN), REAL_RUN),
+    ):
+        if run is not None:
+            rows = drafted(run)
+            found += [(run, path, rows[-1]), *([(run, path, rows[0])] if path == REAL_RUN else [])]
+    if wrong := [row.method for _, _, row in found if not row.same_as_baseline]:
+        raise ValueError(f"the text of {wrong[0]} is not the baseline's, so it is no headline")
+    cells: dict[str, tables.Cell] = {
+        "target": lambda one: first_screen.target_name(one[0]),
+        "draft": lambda one: one[2].draft,
+        "machine": lambda one: tables.Markdown(f"[{run_lines.hardware(one[0])}](results/{one[1].stem}.md)"),
+        "k": lambda one: str(one[2].draft_length),
+        "speedup": lambda one: tables.Markdown(f"**{tables.speedup(one[2].speedup)}**"),
+        "95 %": lambda one: tables.interval(one[2].speedup_low, one[2].speedup_high),
+        "prompts": lambda one: str(one[2].n_prompts),
+    }
+    return shown(found, cells, n_words=3)
+
+
+def first_run() -> str:
+    return f"```text\n{first_screen.screen(comparison(DEFAULT_RUN))}```"
+
+
+METHODS = ""  # docs/which-method.md says more
+DRAFTS = (  # name, what it is, does it need training, its chapter, the comparison in which its fastest row is looked up
+    ("`model`", "the lab's one-layer model, distilled from the target", "done", "02-greedy", DEFAULT_RUN),
+    ("folder or hub name", "a smaller model with the target's tokenizer", "no", "02-greedy", None),
+    (
+        "`feature`",
+        "one layer that reads the target's hidden states (EAGLE-3)",
+        "done",
+        "11-feature-draft",
+        DEFAULT_RUN,
+    ),
+    ("`block`", "seven tokens in one pass (DSpark, DFlash)", "done", "12-block-draft", None),
+    ("`exit:2`", "the target's first two layers and a trained adapter", "done", METHODS, None),
+    ("`int8`", "the target itself, its weights rounded to 8 bits", "no", METHODS, None),
+    ("`ngram`", "copies what followed the same words earlier in the text", "no", "07-ngram", FULL_RUN),
+    ("`suffix`", "the same, but what followed most often", "no", METHODS, None),
+    ("`hybrid`", "`suffix` or `feature`, decided in every round", "done", METHODS, DEFAULT_RUN),
+    ("`tree:best:feature`", "branches of a draft, here of `feature`", "done", "15-token-trees", TREES_RUN),
+    ("`merge:suffix+model`", "several drafts merged into one tree", "done", METHODS, None),
+    ("`retokenize:NAME`, `intersect:NAME`", "a model with another tokenizer", "no", METHODS, None),
+)
+
+
+def drafts() -> str:
+    """The table with a row for every kind of draft."""
+    lines = []
+    for name, what, training, page, record in DRAFTS:
+        measured = "-"
+        if record is not None:
+            run = comparison(record)
+            row = [row for row in drafted(run) if row.method == name.strip("`")][-1]
+            link = f"[{tables.speedup(row.speedup)}](results/{record.stem}.md)"
+            measured = f"{link}, {first_screen.target_name(run)}, k = {row.draft_length}"
+        chapter = f"[chapter {int(page[:2])}](docs/chapters/{page}.md)" if page else "[methods](docs/which-method.md)"
+        lines.append([name, what, training, measured, chapter])
+    headers = ["`--draft`", "what it is", "needs training", "measured", "read on"]
+    return tables.table(lines, headers, markdown=True, n_words=5)
+
+
+# --- the lab's own models ---------------------------------------------------------------------------------------------
+
+
+def heads() -> str:
+    """The lab's heads: their size and training, and their results on held-out text and on the prompts."""
+    about, scores = [], []
+    for kind in ("feature", "block", "exit"):
+        facts = read_json(PAIR / kind / "training.json")
+        scores += [(kind, name, score) for name, score in facts["scores"].items()]
+        size, parts = facts["parameters"], [facts]
+        while isinstance(facts.get("init"), dict) and "steps" in facts["init"]:  # it was trained further
+            facts = facts["init"]
+            parts.insert(0, facts)
+        about += [(kind, size, i, part) for i, part in enumerate(parts, 1)]
+    of_training: dict[str, tables.Cell] = {
+        "head": lambda one: tables.Markdown(f"`{one[0]}`"),
+        "parameters": lambda one: f"{one[1] / 1e6:.1f} M",
+        "training": lambda one: str(one[2]),
+        "steps": lambda one: f"{one[3]['steps']:,}",
+        "tokens": lambda one: f"{one[3]['tokens'] / 1e6:.1f} M",
+        "minutes": lambda one: f"{one[3]['seconds'] / 60:.0f}",
+    }
+
+    def of(key: str, place: int | str) -> tables.Cell:
+        return lambda one: tables.number(one[2][key][place])
+
+    cells: dict[str, tables.Cell] = {
+        "head": lambda one: tables.Markdown(f"`{one[0]}`"),
+        "greedy texts": lambda one: one[1],
+    }
+    cells |= {str(i + 1): of("by_position", i) for i in range(7)}
+    cells |= {f"tok/rnd k={k}": of("tokens_per_round", k) for k in ("2", "4", "6", "7")}
+    return f"{shown(about, of_training)}\n\n{shown(scores, cells, n_words=2)}"
+
+
+def pair() -> str:
+    """The sizes and losses of the committed pair, and how often its models agree."""
+    facts = read_json(PAIR / "training.json")
+    accepted = facts["acceptance_on_held_out_continuations"]
+    cells: dict[str, tables.Cell] = {
+        "": str,
+        "layers": lambda role: str(facts[role]["shape"]["num_hidden_layers"]),
+        "width": lambda role: str(facts[role]["shape"]["hidden_size"]),
+        "parameters": lambda role: f"{facts[role]['parameters'] / 1e6:.1f} M",
+        "held-out loss (nats/token)": lambda role: f"{facts['held_out_loss'][role]:.2f}",
+        "minutes of training": lambda role: f"{facts[role]['seconds'] / 60:.0f}",
+        "same first choice": lambda role: f"{accepted['greedy_agreement']:.0%}" if role == "draft" else "",
+        "overlap at T = 1": lambda role: f"{accepted['overlap_at_temperature_1']:.0%}" if role == "draft" else "",
+    }
+    return shown(["target", "draft"], cells)
+
+
+# --- docs/ ------------------------------------------------------------------------------------------------------------
+
+
+def book_table() -> str:
+    """The book's four entries against the book's formula, with the arithmetic."""
+    lines = []
+    for alpha, k, printed in BOOK_TABLE:
+        value = book_formula(alpha, k)
+        terms = f"1 / ({1 - alpha:.1f} + {alpha:g}/{k}) = 1 / {1 - alpha + alpha / k:.4f} = {value:.3f}"
+        verdict = "right" if f"{value:.1f}" == printed else f"**wrong**: {value:.1f}"
+        lines.append([f"{alpha:g}", str(k), terms, printed, verdict, f"{omega_star(alpha, k):.3f}"])
+    return tables.table(lines, ["α", "k", "the formula", "the book prints", "", "ω*"], markdown=True, n_words=0)
+
+
+def errors() -> str:
+    """The error of each prediction, over all rows of the full run."""
+    table = explanations.errors_table(prediction_rows(comparison(FULL_RUN).rows))
+    return tables.show([table], markdown=True).strip()
+
+
+def brief(temperature: float) -> str:
+    """The output of `compare.py --quick --brief` for one temperature."""
+    run = comparison(DEFAULT_RUN)
+    rows = [row for row in run.rows if row.temperature == temperature and row.draft_length in QUICK]
+    quick = replace(run, rows=rows, padded=None)  # as a quick run has none
+    return f"```text\n{first_screen.screen(quick, brief=True).strip()}\n```"
+
+
+def counts() -> str:
+    """The counts of the greedy rows of a quick run: they do not depend on the machine."""
+    rows = [row for row in comparison(DEFAULT_RUN).rows if row.draft and row.draft_length in QUICK]
+    greedy = [row for row in rows if (row.prompt_kind, row.temperature) == ("all", 0.0)]
+    table = tables.Table(greedy, tables.cells("draft", "k", "α", "f", "tok/rnd"))
+    return f"```text\n{tables.show([table]).strip()}\n```"
+
+
+def methods() -> str:
+    """The fastest and the slowest draft for each kind of prompt."""
+    regimes = [
+        (target, kind, temperature, rows)
+        for target, path in (("lab pair", DEFAULT_RUN), ("lab:200m", TREES_RUN))
+        for temperature in (0.0, 0.8)
+        for kind in ("code", "prose", "copy")
+        if (rows := drafted(comparison(path), kind, temperature))
+    ]
+    cells: dict[str, tables.Cell] = {
+        "target": lambda regime: regime[0],
+        "T": lambda regime: f"{regime[2]:g}",
+        "prompts": lambda regime: f"{regime[1]} ({regime[3][0].n_prompts})",
+        "fastest": lambda regime: _name(regime[3][-1]),
+        "speedup": lambda regime: tables.speedup(regime[3][-1].speedup),
+        "95 %": lambda regime: tables.interval(regime[3][-1].speedup_low, regime[3][-1].speedup_high),
+        "slowest": lambda regime: _name(regime[3][0]),
+        "": lambda regime: tables.speedup(regime[3][0].speedup),
+    }
+    return shown(regimes, cells, n_words=3)
+
+
+def _name(row: Row) -> str:
+    """The name of a row: "model k = 4", and without k for an auto draft."""
+    return row.method if row.auto else f"{row.method} k = {row.draft_length}"
+
+
+def autos() -> str:
+    """Every greedy draft on auto beside the fastest of its fixed lengths, on all prompts."""
+    rows = drafted(comparison(TREES_RUN))
+    pairs = [
+        ([one for one in rows if one.draft == str(row.draft).removesuffix(AUTO)][-1], row)
+        for row in comparison(TREES_RUN).rows
+        if row.auto and (row.prompt_kind, row.temperature) == ("all", 0.0)
+    ]
+    cells: dict[str, tables.Cell] = {
+        "draft": lambda pair: str(pair[0].draft),
+        "best fixed k": lambda pair: str(pair[0].draft_length),
+        "speedup": lambda pair: tables.speedup(pair[0].speedup),
+        "on auto": lambda pair: tables.speedup(pair[1].speedup),
+        "auto ÷ best fixed": lambda pair: f"{pair[1].speedup / pair[0].speedup:.0%}",
+    }
+    return shown(pairs, cells)
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "headline": headline,
+    "first-run": first_run,
+    "drafts": drafts,
+    "pair": pair,
+    "heads": heads,
+    "book-table": book_table,
+    "errors": errors,
+    "methods": methods,
+    "autos": autos,
+    "brief-greedy": lambda: brief(0),
+    "brief-sampled": lambda: brief(0.8),
+    "counts-greedy": counts,
+}

@@ -1,0 +1,200 @@
+"""The training of a small causal language model: optimizers, batches, the loss, and the loop.
+
+The sweep over worse drafts trains one here for some seconds. The commands in training/ run the same loop for hours.
+"""
+
+import functools
+import math
+import shutil
+import time
+import timeit
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from transformers import LlamaForCausalLM, PreTrainedModel
+
+from speclab.records.rows import Amount, Count, RecordPart
+from speclab.system.errors import EnvironmentProblem, setting
+from speclab.system.terminal import progress_bar
+
+# Share of the training steps at each sequence length. Short ones are cheap, long ones keep long texts together.
+LENGTHS = {256: 0.80, 512: 0.15, 2048: 0.05}
+MICRO_BATCH_TOKENS = {"cuda": 32768}  # by device; what a pass trains on at once
+FEW_TOKENS = 4096  # the same elsewhere
+BY_ROW = ("lm_head", "markov")  # matrices with a row for each id, as embeddings are
+TRIES = 9  # of a product in each precision; the fastest counts
+
+
+def optimizers(model: nn.Module, rate: float, adamw_share: float = 1.0) -> list[torch.optim.Optimizer]:
+    """Make the optimizers: Muon for the layers' matrices, AdamW for embeddings, norms and an output layer of its own.
+
+    rate: the peak learning rate. adamw_share: the rate of AdamW, as a share of it.
+    """
+    trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+    tables = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
+    tables |= {id(weight) for name, weight in trained if any(word in name for word in BY_ROW)}
+    matrices = [weight for _, weight in trained if weight.ndim == 2 and id(weight) not in tables]
+    others = [weight for _, weight in trained if not any(weight is matrix for matrix in matrices)]
+    return [
+        torch.optim.Muon(matrices, lr=rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=adamw_share * rate, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def crops(stream: Tensor, step: int, seed: int, batch_tokens: int) -> list[Tensor]:
+    """Return the micro-batches of one step: random crops of one length.  -> list of (batch, length)
+
+    A function of (seed, step) alone. The crops are where the stream is.
+    """
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+    pick = torch.multinomial(torch.tensor(list(LENGTHS.values())), 1, generator=generator)[0]
+    length = list(LENGTHS)[int(pick)]
+    starts = torch.randint(0, len(stream) - length, (batch_tokens // length,), generator=generator)
+    places = starts[:, None] + torch.arange(length)
+    rows = stream[places.to(stream.device)]  # (batch, length)
+    return list(rows.split(max(1, MICRO_BATCH_TOKENS.get(stream.device.type, FEW_TOKENS) // length)))
+
+
+def next_token_loss(model: PreTrainedModel, tokens: Tensor) -> Tensor:
+    """Return the mean cross-entropy of the next token, nats.  tokens: (batch, length), on any device"""
+    tokens = tokens.to(model.device).long()
+    logits = model(input_ids=tokens, use_cache=False).logits[:, :-1].float()  # (batch, length - 1, vocab)
+    return cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+@dataclass
+class TrainingFacts(RecordPart):
+    """The progress of a training. Losses are in nats per token; a draft's have shares of rejected samples in them. The
+    last one is a running mean over some ten steps.
+
+    products: the precision that they are made in.
+    """
+
+    steps: Count = 0
+    tokens: Count = 0
+    seconds: Amount = 0.0
+    first_loss: float | None = None
+    last_loss: float | None = None
+    products: Literal["", "float32", "bfloat16"] = ""
+
+
+def train(
+    model: nn.Module,
+    batches: Callable[[int], list[tuple[Tensor, ...]]],
+    loss_of: Callable[..., Tensor],
+    seconds: float,
+    rate: float,
+    name: str,
+    adamw_share: float = 1.0,
+    after: Callable[[TrainingFacts], None] | None = None,
+) -> TrainingFacts:
+    """Train for `seconds`, at least one step.
+
+    batches: step -> its micro-batches, tuples of tensors of which the first holds the tokens.
+    loss_of: called with such a tuple's tensors, gives the mean loss in nats per token.
+    rate, adamw_share: as for `optimizers`. name: of the progress bar.
+    after: is called after each step. What it does takes from the time.
+    """
+    steppers, peaks = optimizers(model, rate, adamw_share), (rate, adamw_share * rate)
+    precision = product_dtype(next(model.parameters()).device)
+    facts = TrainingFacts(products="float32" if precision == torch.float32 else "bfloat16")
+    start = time.monotonic()
+    model.train()
+    with progress_bar(total=round(seconds), unit="s", desc=name, mininterval=1) as bar, torch.enable_grad():
+        while facts.seconds < seconds:
+            micro_batches = batches(facts.steps)
+            factor = learning_rate_factor(facts.seconds / seconds)
+            loss = _gradients(model, micro_batches, loss_of, precision).item()
+            if not math.isfinite(loss):
+                raise EnvironmentProblem(
+                    f"{name}: the loss is not finite at step {facts.steps}; type the command again with a smaller "
+                    f"{setting('rate')}"
+                )
+            _update(model, steppers, [peak * factor for peak in peaks])
+            facts.first_loss = loss if facts.first_loss is None else facts.first_loss
+            facts.last_loss = loss if facts.last_loss is None else 0.9 * facts.last_loss + 0.1 * loss
+            facts.steps += 1
+            facts.tokens += sum(tokens.numel() for tokens, *_ in micro_batches)
+            facts.seconds = time.monotonic() - start
+            bar.set_postfix_str(f"step {facts.steps}, loss {facts.last_loss:.3f}")
+            bar.update(min(bar.total, round(facts.seconds)) - bar.n)
+            if after:
+                after(facts)
+    return facts
+
+
+@functools.cache
+def product_dtype(device: torch.device) -> torch.dtype:
+    """Return the type in which a training multiplies: bfloat16; on a CPU float32 where that is faster, as on
+    processors that have no products of bfloat16. This is timed once for each device."""
+    if device.type != "cpu":
+        return torch.bfloat16
+    seconds = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        rows, weights = torch.ones(1024, 256, dtype=dtype), torch.ones(256, 1024, dtype=dtype)
+        seconds[dtype] = min(timeit.repeat(functools.partial(torch.matmul, rows, weights), number=1, repeat=TRIES))
+    return min(seconds, key=seconds.__getitem__)
+
+
+def products_in(precision: torch.dtype, device: torch.device) -> torch.autocast:
+    """Make products of float32 in bfloat16, or leave them as they are, while this is open."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == torch.bfloat16)
+
+
+def learning_rate_factor(share: float) -> float:
+    """Return the factor by the share of the time that is spent: a short warm-up, flat, linear decay over the last
+    half."""
+    return min(1.0, share / 0.02 + 0.02, max(0.02, 2 * (1 - share)))
+
+
+def _gradients(
+    model: nn.Module, micro_batches: list[tuple[Tensor, ...]], loss_of: Callable[..., Tensor], precision: torch.dtype
+) -> Tensor:
+    """Compute the gradients of one step, from zero. -> mean loss of the micro-batches, on the device"""
+    device = next(model.parameters()).device
+    total = torch.zeros((), device=device)
+    n_tokens = sum(tokens.numel() for tokens, *_ in micro_batches)  # the last micro-batch may have fewer
+    model.zero_grad(set_to_none=True)
+    for micro_batch in micro_batches:
+        with products_in(precision, device):
+            loss = loss_of(*micro_batch) * (micro_batch[0].numel() / n_tokens)
+        loss.backward()
+        total += loss.detach()
+    return total
+
+
+def _update(model: nn.Module, steppers: list[torch.optim.Optimizer], rates: list[float]) -> None:
+    """Change the weights by their gradients, with a rate for each optimizer."""
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for stepper, rate in zip(steppers, rates, strict=True):
+        for group in stepper.param_groups:
+            group["lr"] = rate
+        stepper.step()
+
+
+# --- torch.compile ----------------------------------------------------------------------------------------------------
+
+Result = TypeVar("Result")
+
+
+def has_compiler() -> bool:
+    """Tell whether this machine has the compiler that torch.compile needs for a CPU."""
+    return bool(shutil.which("g++") or shutil.which("clang++"))
+
+
+def compiled(function: Callable[..., Result], device: torch.device) -> Callable[..., Result]:
+    """Compile a function for each shape of its arguments where a compiler is at hand; on a GPU, where a whole training
+    may be over before all shapes are compiled, it stays as it is."""
+    return torch.compile(function, dynamic=False) if has_compiler() and device.type != "cuda" else function
+
+
+def compile_layers(model: LlamaForCausalLM) -> None:
+    """Compile each layer in place where a compiler is at hand; all layers share one compiled body per shape."""
+    if has_compiler():
+        torch._dynamo.config.cache_size_limit = 64
+        for layer in model.model.layers:
+            layer.compile(dynamic=False)
