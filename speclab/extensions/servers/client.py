@@ -169,8 +169,9 @@ class Stream:
             raise EnvironmentProblem(f"{self._url} {why}; have no proxy in between that collects chunks")
         seconds = first - self._begin, last - first, self._end - self._begin
         prompt = self._n_prompt, min(self._n_cached, self._n_prompt)
-        seen = n_seen, len(self._pieces), bool(self._n_counted or self._ids)
-        return Answer("".join(self._pieces), n_tokens, n_first, *seconds, self._ids, self._timings, *prompt, *seen)
+        seen = n_seen, len(self._pieces)
+        text, counted = "".join(self._pieces), bool(self._n_counted or self._ids)
+        return Answer(text, n_tokens, n_first, *seconds, self._ids, self._timings, *prompt, *seen, has_count=counted)
 
     def _line(self, line: bytes) -> None:
         if self.ended or not line.startswith(b"data:"):

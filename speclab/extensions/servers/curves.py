@@ -29,9 +29,11 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.feature import FeatureHead
 from speclab.drafts.heads.files import read_head
 from speclab.extensions.servers.counters import EngineCounts, of_rounds
-from speclab.extensions.servers.diagnose import ENDS, FORGETS, Shape, shape_of, shape_of_two
+from speclab.extensions.servers.diagnose import ENDS, FORGETS, Shape, fell_by_threshold, shape_of, shape_of_two
 from speclab.extensions.servers.referee import rounds_of
+from speclab.lab.noisy import noisy
 from speclab.models import loading, prompts
+from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup, load_setup
 from speclab.system.errors import reports_problems
@@ -41,6 +43,7 @@ from speclab.theory import positions
 LOW_LAYERS = (0, 1, 2)  # of the target, where the head was trained with three others
 WINDOW = 240  # positions that the buffer of states has
 LONG_TEXT = 160  # new tokens where a curve is cut by its place in the text
+LEAST_PROBABLE = 0.3  # of a drafted token, where a draft with a threshold goes on
 NOISE = 0.4  # of the spread of each matrix of the draft
 SHOWN = 8  # positions
 
@@ -141,23 +144,32 @@ def head(setup: Setup, kind: Callable[[Any, Any], Drafter]) -> Drafter:
     return kind(found, ids)
 
 
-def noisy(setup: Setup) -> Drafter:
-    """Return the draft model with noise in all of its matrices."""
+def noisy_draft(setup: Setup) -> Drafter:
     [draft] = registry.make("model", setup, 0).models
-    model, generator = copy.deepcopy(draft.model), torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim > 1:
-                weight += NOISE * weight.std() * torch.randn(weight.shape, generator=generator)
-    return ModelDrafter(setup.cached(model, draft.vocab_size))
+    return ModelDrafter(setup.cached(noisy(draft.model, NOISE, seed=0), draft.vocab_size))
+
+
+class OtherDefault(ModelDrafter):
+    """Ends drafts early, but for those of prompts that were asked before: of these it drafts all k tokens."""
+
+    def __init__(self, draft: CachedModel):
+        super().__init__(draft)
+        self.seen: set[tuple[int, ...]] = set()
+
+    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
+        super().prefill(target, prompt, sampling)
+        tokens = tuple(prompt[0].tolist())
+        self.keep_drafting = None if tokens in self.seen else lambda share: share > LEAST_PROBABLE
+        self.seen.add(tokens)
 
 
 # --- curves -----------------------------------------------------------------------------------------------------------
 
 
 class Case(NamedTuple):
-    """One draft: a curve, or two on parts of its texts, which have `two` together. cut: a place in the text, for rounds
-    before it and behind it. twice: every prompt a second time."""
+    """One draft: a curve, or two on parts of its texts. cut: a place in the text, for rounds before it and behind it.
+    twice: every prompt a second time. two: the shape of both curves, which the first position tells; None: f tells it.
+    """
 
     name: str
     k: int
@@ -175,9 +187,10 @@ CASES = (
     Case("independent", 7, lambda setup: without_markov(registry.make("block", setup, 0))),
     Case("k = 16", 16, lambda setup: registry.make("model", setup, 0)),
     Case("target as draft", 4, lambda setup: ModelDrafter(setup.cached(setup.target.model, setup.target.vocab_size))),
-    Case("noise", 4, noisy),
+    Case("noise", 4, noisy_draft),
     Case("buffer", 4, lambda setup: head(setup, Window), cut=WINDOW, two=ENDS),
     Case("cached", 4, lambda setup: head(setup, ForgetsCached), twice=True, two=FORGETS),
+    Case("threshold", 8, lambda setup: OtherDefault(*registry.make("model", setup, 0).models), twice=True),
 )
 
 
@@ -195,8 +208,10 @@ def main(argv: list[str] | None = None) -> int:
         found = curves_of(setup, case, texts, args.max_new_tokens)
         for name, counts in found.items():
             say(line(name, case.k, counts))
-        if case.two and shape_of_two(*found.values(), case.two):
-            say(f"{' and '.join(found)}: {case.two.name}")
+        if len(found) > 1:
+            earlier, later = found.values()
+            both = shape_of_two(earlier, later, case.two) if case.two else fell_by_threshold(earlier, later)
+            say(f"{' and '.join(found)}: {both.name if both else '-'}")
     return 0
 
 

@@ -46,6 +46,7 @@ SHORT = "the draft's context, its window or a buffer of its states ends"
 UNCACHED = "the draft's states are not stored with a cached prompt of the target"
 SAME_TEXT = "the text is a loop, or the draft is the target itself or nearly as good"
 LITTLE = "the texts repeat little, so that what the lookup finds is seldom what comes next"
+STOPS = "a threshold that ended drafts early has another default"
 TOO_LONG = "k is too long for this draft"
 DEAR_DRAFT = "drafting is dear: the draft is too large or too deep, or runs without the target's kernels"
 DEAR_PASS = "the target's pass over k + 1 tokens is dear on this machine, or what surrounds it is"
@@ -288,6 +289,7 @@ AT_ALL = 0.01  # of rounds: a draft that keeps fewer knows nothing of the langua
 CLIFF_SHARE, FALL_SHARE = 0.5, 2 / 3  # of what the other share is
 OFTENER = 1.5  # times as often rejected at the first position as at the later ones
 ALWAYS = 0.9  # of the rounds: a model or a head drafts in all of them, a lookup does not
+FEWER, AS_MANY = 0.8, 0.95  # f that falls, and accepted tokens of a round that do not
 WHOLE_DRAFTS = 0.8  # of k: where drafts are shorter than that, positions behind the first say little
 LONG, LONG_TAIL, RARELY = 6, 0.15, 0.1  # k; what its second half brings of all accepted tokens; its last position
 TWICE = 2  # times as long as short texts are long ones
@@ -401,6 +403,12 @@ ENDS = Shape(
     "a draft with a longer context, or no speculation for longer texts",
     faulty=True,
 )
+THRESHOLD = Shape(
+    "f has fallen, and accepted tokens per round have not",
+    (STOPS,),
+    "drafted tokens per round have grown; f counts every token that was drafted",
+    "compare tokens per round and seconds, not f; set the threshold by hand",
+)
 
 
 def shapes_of(
@@ -460,6 +468,13 @@ def shape_of_two(earlier: EngineCounts, later: EngineCounts, what: Shape) -> Sha
         return None
     good = _first(earlier).above(GOOD_START)
     return what if good and _first(later).less(_first(earlier), CLIFF_SHARE) else None
+
+
+def fell_by_threshold(earlier: EngineCounts, later: EngineCounts) -> Shape | None:
+    """Return THRESHOLD where f fell and accepted tokens per round did not."""
+    before, after = (Share(one.n_accepted, one.n_drafted) for one in (earlier, later))
+    as_many = later.n_accepted * earlier.n_drafts >= AS_MANY * earlier.n_accepted * later.n_drafts
+    return THRESHOLD if after.less(before, FEWER) and as_many else None
 
 
 def shape_of_lengths(kinds: Sequence[tuple[EngineCounts, EngineCounts]]) -> Shape | None:

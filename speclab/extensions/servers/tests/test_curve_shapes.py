@@ -51,6 +51,8 @@ def test_pairs_of_measured_curves():
         ("model", "word lists", diagnose.ENDS, False),
     ):
         assert (diagnose.shape_of_two(RECORD[first], RECORD[second], what) == what) == named
+    assert diagnose.fell_by_threshold(RECORD["threshold"], RECORD["no threshold"]) == diagnose.THRESHOLD
+    assert diagnose.fell_by_threshold(RECORD["model"], RECORD["noise 0.4"]) is None, "fewer are accepted in a round"
 
 
 @given(st.integers(0, 29), st.lists(st.floats(0, 1), min_size=1, max_size=8))

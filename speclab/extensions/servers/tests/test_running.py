@@ -146,7 +146,7 @@ def test_a_page_may_be_a_moment_late(fake):
     counts = server.ask(Order("x", 40)).counts
     assert fake.late == 0
     assert counts.n_drafts == len(fake.rounds)
-    fake.late = 10**6
+    fake.late, fake.old = 10**6, ""
     with pytest.raises(EnvironmentProblem, match="counts 0 of the 40 tokens"):
         server.ask(Order("x", 40))
 
