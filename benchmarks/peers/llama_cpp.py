@@ -31,7 +31,7 @@ from transformers import PreTrainedTokenizerBase
 from draft_models import ModelDrafter
 from speclab.core.counts import Counts
 from speclab.core.sampling import Sampling
-from speclab.extensions.servers.start.written_gguf import write_model
+from speclab.extensions.servers.written_gguf import write_model
 from speclab.lab.bench import Bench
 from speclab.lab.decodings import Decoding, LibraryDecoding
 from speclab.models.prompts import Prompt

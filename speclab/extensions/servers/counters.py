@@ -10,13 +10,13 @@ vLLM and llama-server count the same things under the same names, vLLM with "vll
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from speclab.core.counts import Counts
-from speclab.extensions.servers.engine_counts import EngineCounts
 from speclab.system.errors import EnvironmentProblem
 
 GENERATED = {"vllm:": "generation_tokens", "llamacpp:": "tokens_predicted"}
@@ -28,6 +28,29 @@ LATENCY = "inter_token_latency_seconds"  # vLLM observes it once for each output
 MOST_POSITIONS = 256
 MOST = 2.0**53  # of any amount: whole numbers above it have gaps, and no server has run so long
 SIX_DIGITS = 10**6  # llama-server prints six digits of a counter
+
+
+@dataclass(kw_only=True)
+class EngineCounts:
+    """How far an engine's counters of speculation went on between two looks at them. accepted_at: rounds that kept the
+    drafted token 1, 2, ..."""
+
+    n_drafts: int  # rounds in which something was drafted
+    n_drafted: int
+    n_accepted: int
+    accepted_at: list[int]
+
+    @property
+    def drafted_fraction(self) -> float | None:  # f
+        return Counts(n_drafted=self.n_drafted, n_accepted=self.n_accepted).drafted_fraction
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Return alpha; None where some draft came shorter than the others: nobody knows what was tested then."""
+        if not self.n_drafts or self.n_drafted != self.n_drafts * len(self.accepted_at):
+            return None
+        n_rejected = self.n_drafts - self.accepted_at[-1]
+        return Counts(n_accepted=self.n_accepted, n_rejected=n_rejected).acceptance_rate
 
 
 class Look(NamedTuple):
@@ -56,8 +79,7 @@ def read(page: str) -> Look:
     by_engine: dict[str, dict[str, float]] = {}
     for sample in _samples(page, prefix):
         name = sample.name.removeprefix(prefix).removesuffix("_total")
-        whole = name == GENERATED[prefix] or name.startswith(SPECULATION)
-        value = _count(sample, prefix) if whole else _amount(sample)
+        value = _value(sample, prefix, whole=name == GENERATED[prefix] or name.startswith(SPECULATION))
         if name == SPECULATION + "accepted_tokens_per_pos":
             place = _position(sample)
             at[place] = at.get(place, 0) + int(value)
@@ -68,10 +90,10 @@ def read(page: str) -> Look:
             own = by_engine.setdefault(sample.labels.get("engine", ""), {})
             own[name] = own.get(name, 0) + value
     if GENERATED[prefix] not in sums:
-        raise EnvironmentProblem(
-            f"the /metrics page of {NAMES[prefix]} has no {prefix}{GENERATED[prefix]}_total: its counters are switched "
-            "off; start it without the flag that does that"
+        said = (
+            f"the /metrics page of {NAMES[prefix]} has no {prefix}{GENERATED[prefix]}_total: counters are switched off"
         )
+        raise EnvironmentProblem(f"{said}; start it without the flag that does that")
     return Look(
         engine=NAMES[prefix],
         n_generated=int(sums[GENERATED[prefix]]),
@@ -85,16 +107,8 @@ def read(page: str) -> Look:
 
 
 def _samples(page: str, prefix: str) -> Iterable[Sample]:
-    """Yield the samples that are of interest here."""
-    wanted = (
-        SPECULATION,
-        GENERATED[prefix],
-        RUNNING[prefix],
-        WAITING[prefix],
-        f"{LATENCY}_sum",
-        f"{LATENCY}_count",
-    )
-    lines = [line for line in page.split("\n") if line.startswith(tuple(prefix + name for name in wanted))]
+    names = (SPECULATION, GENERATED[prefix], RUNNING[prefix], WAITING[prefix], f"{LATENCY}_sum", f"{LATENCY}_count")
+    lines = [line for line in page.split("\n") if line.startswith(tuple(prefix + name for name in names))]
     try:
         for family in text_string_to_metric_families("\n".join(lines) + "\n"):
             yield from (one for one in family.samples if not one.name.endswith("_created"))
@@ -121,21 +135,14 @@ def _position(sample: Sample) -> int:
     return int(text)
 
 
-def _amount(sample: Sample) -> float:
-    if not 0 <= sample.value < MOST:
-        raise EnvironmentProblem(f"a /metrics page says {sample.name} {sample.value}, which is no amount")
+def _value(sample: Sample, prefix: str, whole: bool) -> float:
+    """Return what a page says, which is never negative. whole: a counter, which is a whole number."""
+    if not 0 <= sample.value < MOST or (whole and sample.value != int(sample.value)):
+        what = "count" if whole else "amount"
+        raise EnvironmentProblem(f"a /metrics page says {sample.name} {sample.value}, which is no {what}")
+    if whole and prefix == "llamacpp:" and sample.value >= SIX_DIGITS and "position" not in sample.labels:
+        raise EnvironmentProblem(f"llama-server prints six digits of {sample.name}, which has more; start it again")
     return sample.value
-
-
-def _count(sample: Sample, prefix: str) -> int:
-    """Return a counter's value, which is a whole number and never negative."""
-    if not 0 <= sample.value < MOST or sample.value != int(sample.value):
-        raise EnvironmentProblem(f"a /metrics page says {sample.name} {sample.value}, which is no count")
-    if prefix == "llamacpp:" and sample.value >= SIX_DIGITS and "position" not in sample.labels:
-        raise EnvironmentProblem(
-            f"llama-server prints six digits of {sample.name}, which has got more of them; start the server again"
-        )
-    return int(sample.value)
 
 
 def _check(counts: EngineCounts, what: str) -> None:
@@ -147,10 +154,8 @@ def _check(counts: EngineCounts, what: str) -> None:
         and (not kept or sum(kept) == counts.n_accepted)
         and all(one >= other for one, other in zip([counts.n_drafts, *kept], kept, strict=False))
     ):
-        raise EnvironmentProblem(
-            f"the server's {what} of speculation contradict each other: {counts.n_drafts} drafts of {counts.n_drafted} "
-            f"tokens, {counts.n_accepted} accepted, by position {kept[:16]}"
-        )
+        found = f"{counts.n_drafts} drafts, {counts.n_drafted} tokens, {counts.n_accepted} accepted, {kept[:16]}"
+        raise EnvironmentProblem(f"the server's {what} of speculation contradict each other: {found}")
 
 
 class Between(NamedTuple):
@@ -168,14 +173,10 @@ def between(before: Look, after: Look) -> Between:
     n_generated = after.n_generated - before.n_generated
     counts = None
     if one or other:
-        if (
-            one is None and other
-        ):  # llama-server shows no positions before its first draft, vLLM shows all from the start
+        if one is None and other:  # llama-server shows no positions before its first draft, vLLM all from the start
             one = EngineCounts(n_drafts=0, n_drafted=0, n_accepted=0, accepted_at=[])
         if one is None or other is None or len(one.accepted_at) > len(other.accepted_at):
-            raise EnvironmentProblem(
-                "the server's counters of speculation went away while it was measured; ask it again"
-            )
+            raise EnvironmentProblem("the server's counters of speculation went away while it was measured; ask again")
         old = [*one.accepted_at, *[0] * (len(other.accepted_at) - len(one.accepted_at))]
         counts = EngineCounts(
             n_drafts=other.n_drafts - one.n_drafts,
@@ -187,10 +188,8 @@ def between(before: Look, after: Look) -> Between:
     if counts:
         values += [counts.n_drafts, counts.n_drafted, counts.n_accepted, *counts.accepted_at]
     if before.engine != after.engine or min(values) < 0 or _went_back(before, after):
-        raise EnvironmentProblem(
-            "a counter of the server went back: it was started again, or several engines answer at this address; "
-            "ask one engine, and ask it again"
-        )
+        why = "it was started again, or several engines answer at this address"
+        raise EnvironmentProblem(f"a counter of the server went back: {why}; ask one engine, and ask it again")
     if counts:
         _check(counts, "differences")
     seconds = values[2] / values[1] if values[1] else None
@@ -207,7 +206,6 @@ def _went_back(before: Look, after: Look) -> bool:
 
 
 def total(parts: Iterable[EngineCounts]) -> EngineCounts:
-    """Return the sum."""
     parts = list(parts)
     width = max((len(one.accepted_at) for one in parts), default=0)
     padded = [[*one.accepted_at, *[0] * (width - len(one.accepted_at))] for one in parts]
@@ -219,23 +217,12 @@ def total(parts: Iterable[EngineCounts]) -> EngineCounts:
     )
 
 
-def whole(counts: EngineCounts, draft_length: int) -> bool:
-    """Tell whether every draft had all k tokens."""
-    return bool(counts.n_drafts) and counts.n_drafted == counts.n_drafts * draft_length == (
-        counts.n_drafts * len(counts.accepted_at)
+def of_rounds(rounds: Iterable[tuple[int, int]], draft_length: int) -> EngineCounts:
+    """Return the counts of rounds, each with its drafted and accepted tokens, as an engine would count them."""
+    drafting = [(drafted, accepted) for drafted, accepted in rounds if drafted]
+    return EngineCounts(
+        n_drafts=len(drafting),
+        n_drafted=sum(drafted for drafted, _ in drafting),
+        n_accepted=sum(accepted for _, accepted in drafting),
+        accepted_at=[sum(accepted > place for _, accepted in drafting) for place in range(draft_length)],
     )
-
-
-def as_counts(counts: EngineCounts, draft_length: int) -> Counts:
-    """Return the lab's own form, which makes the ratios. Of shorter drafts than k it is not known what was tested: then
-    `n_rejected` is 0, and only the drafted fraction is right.
-    """
-    n_rejected = counts.n_drafts - counts.accepted_at[-1] if whole(counts, draft_length) else 0
-    return Counts(
-        n_rounds=counts.n_drafts, n_drafted=counts.n_drafted, n_accepted=counts.n_accepted, n_rejected=n_rejected
-    )
-
-
-def acceptance_rate(counts: EngineCounts, draft_length: int) -> float | None:
-    """Return alpha; None where drafts came shorter than k."""
-    return as_counts(counts, draft_length).acceptance_rate if whole(counts, draft_length) else None

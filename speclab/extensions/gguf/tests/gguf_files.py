@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from speclab.extensions.servers.start import written_gguf
+from speclab.extensions.servers import written_gguf
 
 BASICS = {  # of every family: an entry -> the name of it in configs
     "context_length": "max_position_embeddings",

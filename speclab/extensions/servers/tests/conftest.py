@@ -2,15 +2,15 @@
 
 import pytest
 
+from speclab.extensions.servers import client
 from speclab.extensions.servers.__main__ import main
-from speclab.extensions.servers.ask import engines
 from speclab.extensions.servers.tests.simulated import Simulated
 
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
     """Do not wait between two looks at a page."""
-    monkeypatch.setattr(engines, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(client, "SETTLE_SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -1,148 +1,40 @@
-"""An OpenAI-compatible server around the lab's own loop, for tests of what the command counts.
-
-It answers one request at a time, counts its rounds under the names that vLLM has, and says at /version that it is the
-lab's own loop. It is for tests: it listens on 127.0.0.1 alone and checks little.
-"""
-
-import json
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler
-from typing import Any
-
-import torch
+"""A server around the lab's own loop, for tests of what the command counts: it speaks as the simulated vLLM does."""
 
 from baseline_autoregressive import autoregressive_decode
 from optimized_speculative import speculative_decode
 from speclab.core.accept import accept_from_logits
-from speclab.core.drafter import Drafter
-from speclab.core.rounds import AcceptRule, DecodeSettings, Round
-from speclab.core.sampling import Sampling
-from speclab.extensions.servers.tests.local_server import LocalServer, Speaking
-from speclab.models.setup import Setup
-
-VERSION, LABEL = "the lab's loop", '{engine="0"}'
-TOP = 5
+from speclab.core.rounds import DecodeSettings, tokens_of
+from speclab.extensions.servers.tests.simulated import Simulated
 
 
-class LabServer(LocalServer):
-    """One server. drafter: None for plain decoding. temperature: instead of the one that a request asks for. one_seed:
-    whether all requests are sampled with the same one."""
+class Word(str):
+    """The text of a token; half a character waits for its rest."""
 
-    def __init__(
-        self,
-        setup: Setup,
-        drafter: Drafter | None,
-        draft_length: int,
-        rule: AcceptRule = accept_from_logits,
-        temperature: float | None = None,
-        one_seed: bool = False,
-    ):
-        super().__init__(_Handler)
-        self.setup, self.drafter, self.draft_length, self.rule = setup, drafter, draft_length, rule
-        self.temperature, self.one_seed, self._turn = temperature, one_seed, threading.Lock()
-        self.n_waiting, self.n_generated, self._n_asked = 0, 0, 0
-        self.drafted: list[tuple[int, int]] = []  # (drafted, kept) of every round that drafted
+    id: int
 
-    def rounds(self, text: str, n_tokens: int, temperature: float) -> Iterator[list[int]]:
-        """Yield the token ids of every round. Like an engine, it drafts k tokens near the end of a text, too."""
-        self.n_waiting += 1
-        with self._turn:
-            self.n_waiting -= 1
-            self._n_asked += 1
-            n_new, target = 0, self.setup.target.with_own_cache()
-            if self.temperature is not None:
-                temperature = self.temperature
-            seed = 1 if self.one_seed else self._n_asked
-            settings = DecodeSettings(n_tokens + 2 * self.draft_length, Sampling(temperature), frozenset(), seed=seed)
-            ids = self.setup.tokenizer(text, return_tensors="pt").input_ids
-            rounds = (
-                speculative_decode(target, self.drafter, ids, self.draft_length, settings, self.rule)
-                if self.drafter
-                else autoregressive_decode(target, ids, settings)
-            )
-            for round_ in rounds:
-                left = n_tokens - n_new
-                if left <= 0:
-                    break
-                self._count(round_, min(left, len(round_.tokens)))
-                yield round_.tokens[:left]
-                n_new += len(round_.tokens)
 
-    def _count(self, round_: Round, n_tokens: int) -> None:
-        self.n_generated += n_tokens
-        if round_.n_drafted:
-            self.drafted.append((round_.n_drafted, round_.n_accepted))
+class LabServer(Simulated):
+    """One server, greedy, for one request at a time. drafter: None for plain decoding. rule: another one makes a server
+    that is wrong. Like an engine, it drafts k tokens near the end of a text, too."""
 
-    def metrics(self) -> str:
-        """Return the page of counters."""
-        found = {"generation_tokens_total": self.n_generated}
-        found |= {"num_requests_running": int(self._turn.locked()), "num_requests_waiting": self.n_waiting}
+    def __init__(self, setup, drafter, k, rule=accept_from_logits):
+        super().__init__(rates=(0.0,) * k if drafter else ())
+        self.setup, self.drafter, self.k, self.rule = setup, drafter, k, rule
+        self.text_of, self.id_of = self.decoded, lambda word: word.id
+
+    def decoded(self, text, n_tokens):
+        """Decode a prompt: its words, and the rounds that are counted for them."""
+        ids, target = self.setup.tokenizer(text, return_tensors="pt").input_ids, self.setup.target.with_own_cache()
+        settings = DecodeSettings(n_tokens + 2 * self.k)
         if self.drafter:
-            found["spec_decode_num_drafts_total"] = len(self.drafted)
-            found["spec_decode_num_draft_tokens_total"] = sum(drafted for drafted, _ in self.drafted)
-            found["spec_decode_num_accepted_tokens_total"] = sum(kept for _, kept in self.drafted)
-        lines = [f"vllm:{name}{LABEL} {value}" for name, value in found.items()]
-        for place in range(self.draft_length if self.drafter else 0):
-            value = sum(kept > place for _, kept in self.drafted)
-            lines.append(f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{place}"}} {value}')
-        return "\n".join(lines) + "\n"
-
-    def log_probabilities(self, text: str, n_tokens: int) -> dict[str, Any]:
-        """Return greedy tokens, each with its log-probability and the most probable ones at its place."""
-        decode = self.setup.tokenizer.decode
-        tokens = [token for ids in self.rounds(text, n_tokens, 0.0) for token in ids]
-        prompt = self.setup.tokenizer(text, return_tensors="pt").input_ids
-        whole = torch.cat([prompt, torch.tensor([tokens])], dim=1)  # (1, prompt + tokens)
-        with torch.inference_mode():
-            logits = self.setup.target.model(whole).logits[0, prompt.shape[1] - 1 : -1]  # (tokens, vocab)
-        rates = logits.log_softmax(-1)
-        tops = [{decode([int(i)]): float(row[i]) for i in row.topk(TOP).indices} for row in rates]
-        own = [float(row[token]) for row, token in zip(rates, tokens, strict=True)]
-        return {"tokens": [decode([token]) for token in tokens], "token_logprobs": own, "top_logprobs": tops}
-
-
-class _Handler(Speaking, BaseHTTPRequestHandler):
-    """Speaks for a LabServer."""
-
-    server: LabServer
-
-    def do_GET(self) -> None:
-        """Answer with a page."""
-        pages: dict[str, Any] = {
-            "/v1/models": {"object": "list", "data": [{"id": "lab-pair/target"}]},
-            "/version": {"version": VERSION},
-            "/health": {},
-        }
-        if self.path == "/metrics":
-            self.whole(200, self.server.metrics().encode())
+            rounds = list(speculative_decode(target, self.drafter, ids, self.k, settings, self.rule))
         else:
-            found = pages.get(self.path)
-            self.whole(200 if found is not None else 404, json.dumps(found or {}).encode())
-
-    def do_POST(self) -> None:
-        """Answer a request for a text, in a stream or with log-probabilities."""
-        body = self.body()
-        text, n_tokens = body.get("prompt"), body["max_tokens"]
-        if not isinstance(text, str):
-            self.whole(400, b'{"error": {"message": "this server takes texts: add --raw"}}')
-        elif body.get("logprobs"):
-            found = {"choices": [{"logprobs": self.server.log_probabilities(text, n_tokens)}]}
-            self.whole(200, json.dumps(found).encode())
-        else:
-            with suppress(ConnectionError):
-                n_prompt = len(self.server.setup.tokenizer(text).input_ids)
-                self._stream(self.server.rounds(text, n_tokens, float(body.get("temperature", 0))), n_prompt)
-
-    def _stream(self, rounds: Iterator[Sequence[int]], n_prompt: int) -> None:
-        self.begin_events()
-        tokens, done, decode = list[int](), "", self.server.setup.tokenizer.decode
-        for ids in rounds:
-            tokens += ids
-            whole = str(decode(tokens))
-            text = "" if whole.endswith("\ufffd") else whole[len(done) :]  # half a character waits for its rest
-            done += text
-            self.event({"choices": [{"index": 0, "text": text, "token_ids": list(ids)}]})
-        self.event({"choices": [], "usage": {"completion_tokens": len(tokens), "prompt_tokens": n_prompt}})
-        self.end_events()
+            rounds = list(autoregressive_decode(target, ids, settings))
+        self.drawn = iter([(one.n_drafted, one.n_accepted) for one in rounds if not one.prefill])
+        tokens, words, done = tokens_of(rounds)[:n_tokens], [], ""
+        for place, token in enumerate(tokens):
+            whole = str(self.setup.tokenizer.decode(tokens[: place + 1]))
+            words.append(Word("" if whole.endswith("\ufffd") else whole[len(done) :]))
+            words[-1].id = token
+            done += words[-1]
+        return words

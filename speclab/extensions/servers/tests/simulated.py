@@ -8,20 +8,21 @@ rounds that were drawn.
 import json
 import random
 import threading
-from http.server import BaseHTTPRequestHandler
-
-from speclab.extensions.servers.tests.local_server import LocalServer, Speaking
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 NAMES = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 PREFIX = {"vllm": "vllm:", "llama": "llamacpp:"}
 GENERATED = {"vllm": "generation_tokens", "llama": "tokens_predicted"}
 
 
-class Simulated(LocalServer):
+class Simulated(ThreadingHTTPServer):
     """One server. rates: the share of rounds that keep a position once they reach it; none: it does not speculate."""
 
+    daemon_threads = True
+    block_on_close = False
+
     def __init__(self, engine="vllm", rates=(), seed=0, model="org/target", idle=0.0):
-        super().__init__(Handler)
+        super().__init__(("127.0.0.1", 0), Handler)
         self.engine, self.rates, self.model, self.idle = engine, rates, model, idle
         self.random, self.lock = random.Random(seed), threading.Lock()
         self.rounds: list[tuple[int, int]] = []  # (drafted, kept) of every round, the prompts' own passes apart
@@ -34,6 +35,7 @@ class Simulated(LocalServer):
         self.metrics_on, self.text_of = True, usual_text
         self.top = lambda place, token: {token: -0.1, f"{int(token) + 1} ": -3.0}
         self.drawn = None  # an iterator over rounds that are not drawn but given
+        self.id_of = int  # the id of a word
         self.busy = 0  # tokens of somebody else's requests that are counted with each of ours
         self.pace = lambda text, number: 0.1 + 0.02 * number  # seconds until a round has ended, by the prompt's text
         self.usage = "end"  # of the answer alone; or "each" event, "none", or "half" of the tokens
@@ -41,6 +43,21 @@ class Simulated(LocalServer):
         self.end_token = False  # the end of the text is one token more, without text
         self.pings = b""  # what is sent before each event
         self.sampled = None  # the rates and the text of a request that is not greedy
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def __enter__(self):
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+        return self
+
+    def __exit__(self, *stop):
+        self.shutdown()
+        self.server_close()
+
+    def handle_error(self, request, client_address):
+        """Say nothing of a client that has gone."""
 
     def one_round(self, left):
         """Draw a round.  -> (drafted, kept)"""
@@ -115,10 +132,41 @@ def usual_text(prompt, n):
     return [f"{start + place} " for place in range(n)]
 
 
-class Handler(Speaking, BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     """Speaks for a Simulated."""
 
     server: Simulated
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format, *words):
+        """Write nothing."""
+
+    def body(self, most=2**20):
+        return json.loads(self.rfile.read(min(most, int(self.headers["Content-Length"]))))
+
+    def whole(self, status, data):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def begin_events(self):
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+
+    def event(self, what):
+        self.part(b"data: " + json.dumps(what).encode() + b"\n\n")
+
+    def end_events(self):
+        self.part(b"data: [DONE]\n\n")
+        self.wfile.write(b"0\r\n\r\n")
+
+    def part(self, data):
+        if not data:
+            return
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+        self.wfile.flush()
 
     def do_GET(self):
         self.server.heads.append(dict(self.headers))
@@ -154,7 +202,7 @@ class Handler(Speaking, BaseHTTPRequestHandler):
                 continue
             said = {"delta": {"content": "".join(shown)}} if chat else {"text": "".join(shown)}
             if body.get("return_token_ids"):
-                said["token_ids"] = [int(word) for word in shown]
+                said["token_ids"] = [fake.id_of(word) for word in shown]
             waiting = waiting if not shown else []
             self.part(fake.pings)
             self.event(event | {"choices": [{"index": 0, **said}]})

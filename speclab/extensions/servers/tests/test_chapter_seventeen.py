@@ -7,9 +7,9 @@ import pytest
 from exercises import Todo, transcript
 from solutions import ex17_serving as right
 from speclab.extensions.servers import counters
-from speclab.extensions.servers.ask.client import Answer
-from speclab.extensions.servers.engine_counts import EngineCounts
-from speclab.extensions.servers.referee.own import OwnRounds, judged
+from speclab.extensions.servers.client import Answer
+from speclab.extensions.servers.counters import of_rounds
+from speclab.extensions.servers.referee import OwnRounds, judged
 from speclab.system.errors import EnvironmentProblem
 from speclab.theory import formulas, positions
 from tests.exercises import test_ex17_serving as checks
@@ -25,17 +25,7 @@ WORDS = {
 Rounds = list[tuple[int, int]]
 
 
-def engine_counts(rounds: Rounds, k: int) -> EngineCounts:
-    drafting = [one for one in rounds if one[0]]
-    return EngineCounts(
-        n_drafts=len(drafting),
-        n_drafted=sum(drafted for drafted, _ in drafting),
-        n_accepted=sum(accepted for _, accepted in drafting),
-        accepted_at=[sum(accepted > place for _, accepted in drafting) for place in range(k)],
-    )
-
-
-def as_series(counts: EngineCounts) -> dict[str, float]:
+def as_series(counts) -> dict[str, float]:
     places = {right.kept_at(place): float(n) for place, n in enumerate(counts.accepted_at)}
     return {right.DRAFTS: counts.n_drafts, right.DRAFTED: counts.n_drafted, right.ACCEPTED: counts.n_accepted} | places
 
@@ -64,11 +54,11 @@ def test_every_recorded_difference():
         counts = counters.between(before, after).speculation
         assert speculation(own) == as_series(counts)
         assert right.acceptance(own, RECORD.k) == (
-            counters.acceptance_rate(counts, RECORD.k),
-            counters.as_counts(counts, RECORD.k).drafted_fraction,
+            counts.acceptance_rate,
+            counts.drafted_fraction,
             pytest.approx(positions.tokens_per_round(positions.marginal_rates(counts.n_drafts, counts.accepted_at))),
         )
-        assert engine_counts(asked.own_rounds, RECORD.k) == counts
+        assert of_rounds(asked.own_rounds, RECORD.k) == counts
 
 
 def test_a_server_that_was_started_again():
@@ -83,11 +73,11 @@ def test_acceptance_of_random_rounds():
     dice, shorter = random.Random(0), 0
     for _ in range(300):
         k = dice.randint(1, 4)
-        counts = engine_counts(random_rounds(dice, k), k)
+        counts = of_rounds(random_rounds(dice, k), k)
         if counts.n_drafts:
             alpha, fraction, length = right.acceptance(as_series(counts), k)
-            assert alpha == counters.acceptance_rate(counts, k)
-            assert fraction == counters.as_counts(counts, k).drafted_fraction
+            assert alpha == counts.acceptance_rate
+            assert fraction == counts.drafted_fraction
             assert length == 1 + counts.n_accepted / counts.n_drafts
             shorter += alpha is None
     assert shorter > 30
@@ -104,9 +94,9 @@ def test_verdicts_on_random_rounds():
             at = dice.choice([-1, dice.randrange(len(served))])
             n = dice.randint(0, k)
             served[at] = n, dice.randint(0, n)
-        counts = engine_counts(served, k)
+        counts = of_rounds(served, k)
         last = own[-1] if own else (0, 0)
-        verdict, reason = judged(k, counts, OwnRounds([], engine_counts(own, k), *last), [])
+        verdict, reason = judged(k, counts, OwnRounds([], of_rounds(own, k), *last), [])
         expected = WORDS[reason] if verdict == "different" else verdict
         assert right.reconcile(as_series(counts), own, k) == expected, (k, served, own)
         seen[expected] = seen.get(expected, 0) + 1

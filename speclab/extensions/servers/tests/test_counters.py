@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speclab.extensions.servers import counters
-from speclab.extensions.servers.counters import between, read
-from speclab.extensions.servers.engine_counts import EngineCounts
+from speclab.extensions.servers.counters import EngineCounts, between, read
 from speclab.extensions.servers.tests.simulated import Simulated
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.paths import ROOT
@@ -51,12 +50,10 @@ def test_alpha_and_f_are_those_of_the_rounds(seed, one, other):
     before = read(fake.metrics())
     fake.chunks(fake.text_of("x", 30))
     counts = between(before, read(fake.metrics())).speculation
-    assert counters.acceptance_rate(replace(counts, n_drafted=counts.n_drafted - 1), 2) is None, "a draft was shorter"
+    assert replace(counts, n_drafted=counts.n_drafted - 1).acceptance_rate is None, "a draft was shorter"
     tested = sum(min(kept + 1, drafted) for drafted, kept in fake.rounds)
-    assert counters.acceptance_rate(counts, 2) == sum(kept for _, kept in fake.rounds) / tested
-    assert counters.as_counts(counts, 2).drafted_fraction == sum(kept for _, kept in fake.rounds) / (
-        2 * len(fake.rounds)
-    )
+    assert counts.acceptance_rate == sum(kept for _, kept in fake.rounds) / tested
+    assert counts.drafted_fraction == sum(kept for _, kept in fake.rounds) / (2 * len(fake.rounds))
 
 
 GOOD = "vllm:generation_tokens_total 30\n"

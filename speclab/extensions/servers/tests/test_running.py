@@ -1,4 +1,4 @@
-"""The command against simulated servers: what it finds is what was drawn, and what is wrong is one line."""
+"""The command against simulated servers: what it finds is what was drawn, and the answer is the first thing printed."""
 
 import math
 import re
@@ -7,23 +7,22 @@ import sys
 
 import pytest
 
-from speclab.extensions.servers import counters, measured, running, shapes
-from speclab.extensions.servers.ask import asking, engines, inputs
-from speclab.extensions.servers.ask.client import Order
+from speclab.extensions.servers import client, counters, diagnose
+from speclab.extensions.servers.client import Order
 from speclab.extensions.servers.tests.simulated import Simulated
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.paths import ROOT
 
 RATES = (0.8, 0.6, 0.5, 0.4)
-PROMPTS = [asking.Prompt(("code", "prose")[i % 2], f"prompt {i}") for i in range(8)]
+PROMPTS = [client.Prompt(("code", "prose")[i % 2], f"prompt {i}") for i in range(8)]
 
 
 def asked(fake, plain=None, n=40):
     """Every prompt once; the rounds of the warm-up are forgotten."""
-    servers = [engines.find(one.url, None) if one else None for one in (fake, plain)]
-    pairs, again, _ = asking.ask_all(*servers, PROMPTS, asking.Asking(n, True, math.inf))
-    n_again = sum(one.counted.speculation.n_drafts for one in again)  # What is asked a second time came last.
-    n_asked = sum(pair.speculative.counted.speculation.n_drafts for pair in pairs)
+    servers = [client.find(one.url) if one else None for one in (fake, plain)]
+    pairs, again, _ = client.ask_all(*servers, PROMPTS, n, True, math.inf)
+    n_again = sum(one.counts.n_drafts for one in again)  # What is asked a second time came last.
+    n_asked = sum(pair.speculative.counts.n_drafts for pair in pairs)
     return pairs, fake.rounds[::-1][n_again:][:n_asked]
 
 
@@ -31,32 +30,32 @@ def asked(fake, plain=None, n=40):
 def test_what_is_measured_is_what_was_drawn(engine):
     with Simulated(engine, RATES, seed=3) as fake:
         pairs, rounds = asked(fake)
-    found, kept = measured.of_pairs(pairs), [n for _, n in rounds]
+    found, kept = diagnose.of_pairs(pairs), [n for _, n in rounds]
     assert found.counts.n_drafts == len(rounds)
     assert found.counts.accepted_at == [sum(n > place for n in kept) for place in range(4)]
     assert found.tokens_per_round == pytest.approx(39 * 8 / len(rounds)), "what is kept behind the end makes no text"
     assert found.drafted_fraction == pytest.approx(sum(kept) / sum(n for n, _ in rounds))
     low, high = found.tokens_interval
     assert low < found.tokens_per_round < high
-    by_kind = [measured.of_pairs([pair for pair in pairs if pair.kind == kind]) for kind in ("code", "prose")]
+    by_kind = [diagnose.of_pairs([pair for pair in pairs if pair.kind == kind]) for kind in ("code", "prose")]
     assert sum(one.counts.n_accepted for one in by_kind) == found.counts.n_accepted
-    answers = [pair.speculative.answer for pair in measured.undisturbed(pairs)]
+    answers = [pair.speculative.answer for pair in diagnose.undisturbed(pairs)]
     assert found.seconds == pytest.approx(sum(one.decode_seconds for one in answers) / (39 * len(answers)))
 
 
 def test_rounds_that_draft_nothing_are_rounds(monkeypatch):
     """What is kept behind the end of a text hides at most as many of them."""
-    monkeypatch.setattr(asking, "AGAIN", 0)
+    monkeypatch.setattr(client, "AGAIN", 0)
     with Simulated("vllm", RATES, seed=1, idle=0.5) as fake:
         pairs, _ = asked(fake)
         made, warm_up = 1, 0
-        while made < asking.WARM_UP_TOKENS:
+        while made < client.WARM_UP_TOKENS:
             made, warm_up = made + fake.rounds[warm_up][1] + 1, warm_up + 1
         rounds = fake.rounds[warm_up:]
-    n_rounds = sum(measured._n_rounds(pair.speculative, 39) for pair in pairs)
+    n_rounds = sum(diagnose.n_rounds_of(pair.speculative, 39) for pair in pairs)
     drafting = [kept for drafted, kept in rounds if drafted]
     assert len(drafting) < n_rounds <= len(rounds) <= n_rounds + len(RATES) * len(pairs)
-    assert measured.of_pairs(pairs).tokens_per_round == 39 * 8 / n_rounds < 1 + sum(drafting) / len(drafting)
+    assert diagnose.of_pairs(pairs).tokens_per_round == 39 * 8 / n_rounds < 1 + sum(drafting) / len(drafting)
 
 
 def test_pages_know_of_rounds_that_draft_nothing():
@@ -68,42 +67,21 @@ def test_pages_know_of_rounds_that_draft_nothing():
         found = counters.between(before, counters.read(fake.metrics()))
         n_rounds, n_drafts = len(fake.rounds), sum(drafted > 0 for drafted, _ in fake.rounds)
     assert n_drafts < n_rounds
-    estimated = measured.of_pages(found, None, None, 0)
+    estimated = diagnose.of_pages(found, None, None, 0)
     assert n_rounds + 4 - 4 * len(RATES) <= estimated.n_rounds <= n_rounds + 4
-    exact = measured.of_pages(found._replace(n_outputs=float(n_rounds)), None, None, 0)
+    exact = diagnose.of_pages(found._replace(n_outputs=float(n_rounds)), None, None, 0)
     assert exact.tokens_per_round == 1 + found.speculation.n_accepted / n_rounds
 
 
 def test_llama_server_without_its_page_says_f_and_tokens_of_a_round():
     with Simulated("llama", RATES, seed=3) as fake:
         fake.metrics_on = False
-        server = engines.find(fake.url, None)
-        found = server.ask(Order("x", 40))
+        server = client.find(fake.url)
+        counts = server.ask(Order("x", 40)).counts
         drafted, kept = sum(n for n, _ in fake.rounds), sum(n for _, n in fake.rounds)
     assert (server.engine, server.has_page) == ("llama-server", False)
-    counts = found.counted.speculation
     assert (counts.n_drafted, counts.n_accepted, counts.accepted_at) == (drafted, kept, [])
     assert counts.n_drafts == 39 - kept
-
-
-def test_another_server_has_times_and_texts_only(command, plain):
-    with Simulated("other") as fake, Simulated("other") as other:
-        code, out, _ = command("--url", fake.url, "--plain-url", other.url, "--max-new-tokens", 16)
-    assert code == 0
-    assert "times and texts only" in out
-    assert "12 of 12" in out
-
-
-def forgetful(fake, rates):
-    """Answers to a prompt that the server has had before are drafted with other rates."""
-    usual, fresh, seen = fake.text_of, fake.rates, set()
-
-    def text_of(prompt, n):
-        fake.rates = rates if prompt in seen else fresh
-        seen.add(prompt)
-        return usual(prompt, n)
-
-    fake.text_of = text_of
 
 
 def test_long_texts_that_are_kept_less_are_named(fake, command, tmp_path):
@@ -119,140 +97,132 @@ def test_long_texts_that_are_kept_less_are_named(fake, command, tmp_path):
         prompts = [f"%% text\n{number} {'x' * (length if number % 2 else 10)}" for number in range(9)]
         (tmp_path / "texts").write_text("\n".join(prompts))
         _, out, _ = command("--url", fake.url, "--texts", tmp_path / "texts")
-        assert (shapes.ENDS.name[:30] in out) == named
+        assert (diagnose.ENDS.name[:30] in out) == named
 
 
-def test_a_prompt_that_something_held_up_gives_no_time(fake, plain, monkeypatch):
+def test_a_prompt_that_something_held_up_gives_no_time(fake, plain):
     """Its counts stay; its times, of either server, are left out of the speedup."""
     pairs, _ = asked(fake, plain)
-    clean = measured.of_pairs(pairs)
 
-    def held_up(one):
-        return one._replace(answer=one.answer._replace(decode_seconds=100 * one.answer.decode_seconds))
+    def timed(one, seconds):
+        return one._replace(answer=one.answer._replace(decode_seconds=seconds))
 
-    def evened(pair):
-        answers = [one._replace(answer=one.answer._replace(decode_seconds=0.5)) for one in pair[2:]]
-        return pair._replace(speculative=answers[0], plain=answers[1])
-
-    even = [evened(pair) for pair in pairs]
+    even = [pair._replace(speculative=timed(pair.speculative, 0.5), plain=timed(pair.plain, 0.5)) for pair in pairs]
     for side in ("speculative", "plain"):
-        bad = [even[0]._replace(**{side: held_up(getattr(even[0], side))}), *even[1:]]
-        found = measured.of_pairs(bad)
-        assert found.counts == clean.counts
+        found = diagnose.of_pairs([even[0]._replace(**{side: timed(getattr(even[0], side), 50.0)}), *even[1:]])
+        assert found.counts == diagnose.of_pairs(pairs).counts
         assert found.n_disturbed == 1
-        assert found.speedup == pytest.approx(measured.of_pairs(even[1:]).speedup)
-    assert measured.of_pairs(even).n_disturbed == 0
+        assert found.speedup == pytest.approx(diagnose.of_pairs(even[1:]).speedup)
+    assert diagnose.of_pairs(even).n_disturbed == 0
 
 
-@pytest.mark.parametrize("rates", [(0.02, 0.6, 0.5, 0.4), (0.8, 0.6, 0.5, 0.4)])
-def test_a_second_request_that_is_kept_less_is_named(fake, command, rates):
-    forgetful(fake, rates)
+@pytest.mark.parametrize("again", [(0.02, 0.6, 0.5, 0.4), RATES])
+def test_a_second_request_that_is_kept_less_is_named(fake, command, again):
+    """Answers to a prompt that the server has had before are drafted with other rates."""
+    usual, seen = fake.text_of, set()
+
+    def text_of(prompt, n):
+        fake.rates = again if prompt in seen else RATES
+        seen.add(prompt)
+        return usual(prompt, n)
+
+    fake.text_of = text_of
     _, out, _ = command("--url", fake.url, "--max-new-tokens", 96)
-    assert (shapes.FORGETS.name[:40] in out) == (rates[0] < 0.1)
-    assert len(out.splitlines()) <= 25
+    assert (diagnose.FORGETS.name[:40] in out) == (again[0] < 0.1)
 
 
 @pytest.mark.parametrize("rates", [(0.9,) * 12, (0.02, 0.0), (1.0,)])
-def test_the_first_screen_has_at_most_25_lines(rates, command):
+def test_the_first_screen_has_at_most_25_lines_and_begins_with_the_answer(rates, command):
     with Simulated(rates=rates) as fake, Simulated() as plain:
         _, out, _ = command("--url", fake.url, "--plain-url", plain.url, "--max-new-tokens", 16)
+    assert out.startswith("ANSWER")
     assert len(out.splitlines()) <= 25
     assert max(map(len, out.splitlines())) <= 110
-    assert "ANSWER" in out
 
 
 def test_a_page_may_be_a_moment_late(fake):
-    server = engines.find(fake.url, None)
+    server = client.find(fake.url)
     fake.late = 4
-    found = server.ask(Order("x", 40))
+    counts = server.ask(Order("x", 40)).counts
     assert fake.late == 0
-    assert found.counted.n_generated == 40
-    assert found.counted.speculation.n_drafts == len(fake.rounds)
-
-
-def test_a_page_that_stays_behind_is_one_line(fake):
-    server = engines.find(fake.url, None)
-    fake.late = 10**6
+    assert counts.n_drafts == len(fake.rounds)
+    fake.late, fake.old = 10**6, ""
     with pytest.raises(EnvironmentProblem, match="counts 0 of the 40 tokens"):
         server.ask(Order("x", 40))
 
 
-def test_one_server_alone_is_told_what_a_plain_token_must_take(fake, command, monkeypatch):
-    """The number of the answer is the time of a token that was measured."""
-    answers, usual = [], asking.ask_all
-    monkeypatch.setattr(running, "ask_all", lambda *given: answers.append(usual(*given)) or answers[-1])
-    code, out, _ = command("--url", fake.url, "--max-new-tokens", 40)
-    assert code == 0
-    said = float(re.search(r"takes more\s+than\s+([\d.]+) ms", out[out.index("ANSWER") :])[1])
-    assert said == pytest.approx(1e3 * measured.of_pairs(answers[0][0]).seconds, abs=0.006)
-    assert len(out.splitlines()) <= 25
+def test_one_server_alone_is_told_what_a_plain_token_must_take(fake, plain, command, monkeypatch):
+    """The number of the answer is the time of a token that was measured; so is the one that the plain server's own
+    screen says to give, and with it there is a speedup."""
+    answers, usual = [], client.ask_all
+    monkeypatch.setattr(client, "ask_all", lambda *given: answers.append(usual(*given)) or answers[-1])
+    for flag, server, words in (
+        ("--url", fake, r"takes more than ([\d.]+) ms"),
+        ("--plain-url", plain, r"ms ([\d.]+)"),
+    ):
+        code, out, _ = command(flag, server.url, "--max-new-tokens", 40)
+        measured = 1e3 * diagnose.of_pairs(answers[-1][0]).seconds
+        assert code == 0
+        assert out.startswith("ANSWER")
+        assert float(re.search(words, " ".join(out.split()))[1]) == pytest.approx(measured, abs=0.006)
+    code, out, _ = command("--url", fake.url, "--plain-ms", 21.5, "--max-new-tokens", 40)
+    assert (code, "21.50" in out, "speedup" in out) == (0, True, True)
 
 
-def test_somebody_elses_tokens_are_noticed(fake, command):
-    fake.busy = 7
-    _, out, _ = command("--url", fake.url, "--max-new-tokens", 16)
-    assert "others asked the server meanwhile" in out
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--acceptance 0.35 -k 4 --plain-ms 21.0 --spec-ms 21.4", "ANSWER    a round costs too much"),
+        ("--acceptance 0.35 -k 4 --plain-ms 21.0 --spec-ms 11.0", "ANSWER    nothing is wrong"),
+        ("--acceptance 0.35 -k 4 --spec-ms 11.0", "takes more than 11.00 ms"),
+        ("--before {0} --after {1} --plain-ms 21.0 --spec-ms 13.3", "kept of all rounds that draft"),
+        ("--before {0} --after {1} -k 4", "ANSWER"),
+    ],
+)
+def test_what_is_written_down_is_answered(words, says, fake, command, tmp_path):
+    files = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    for file in files:
+        file.write_text(fake.metrics())
+        for number in range(20):
+            fake.chunks(fake.text_of(f"{number}", 40))
+    code, out, err = command(*words.format(*files).split())
+    assert (code, out.startswith("ANSWER")) == (0, True), err
+    assert says in " ".join(out.split()) or says in out
 
 
-def test_what_was_measured_before_a_failure_stays(fake, command):
-    """The server goes away after some prompts."""
-    usual, count = fake.text_of, iter(range(1000))
+@pytest.mark.parametrize(
+    ("problem", "at", "code"),
+    [
+        (EnvironmentProblem("out of memory"), 6, 0),
+        (EnvironmentProblem("out of memory"), 2, 3),
+        (KeyboardInterrupt(), 6, 0),
+        (KeyboardInterrupt(), 2, 130),  # too few are there: the command is over
+    ],
+)
+def test_what_was_measured_before_the_end_stays(fake, plain, command, monkeypatch, problem, at, code):
+    """In the sixth prompt: five are counted. The warm-up comes first."""
+    usual, count = client.Server.ask, iter(range(1000))
 
-    def text_of(prompt, n):
-        if next(count) == 5:
-            fake.answer = (500, b"out of memory")
-        return usual(prompt, n)
+    def ask(self, order):
+        if self.url == fake.url and next(count) == at:
+            raise problem
+        return usual(self, order)
 
-    fake.text_of = text_of
-    code, out, err = command("--url", fake.url, "--max-new-tokens", 16)
-    assert code == 0
-    assert "only the first 5 of 12 prompts are counted" in err
-    assert "out of memory" in err
-    assert "ANSWER" in out
-
-
-def test_ctrl_c_keeps_the_prompts_that_are_answered(fake, plain, command, monkeypatch):
-    """In the sixth prompt: five are counted. In the second one, where too few are there, the command is over."""
-    usual, count = engines.Server.ask, iter(range(1000))
-    for stopped_at, code, said in ((6, 0, True), (2, 130, False)):  # the warm-up comes first
-        count = iter(range(1000))
-
-        def ask(self, order, count=count, stopped_at=stopped_at):
-            if self.client.url == fake.url and next(count) == stopped_at:
-                raise KeyboardInterrupt
-            return usual(self, order)
-
-        monkeypatch.setattr(engines.Server, "ask", ask)
-        found, out, err = command("--url", fake.url, "--plain-url", plain.url, "--max-new-tokens", 16)
-        assert (found, "ANSWER" in out) == (code, said)
-        assert ("only the first 5 of 12 prompts are counted: stopped" in err) == said
-        assert f"{5 if said else 0} of 5 greedy texts" in out or not said
+    monkeypatch.setattr(client.Server, "ask", ask)
+    found, out, err = command("--url", fake.url, "--plain-url", plain.url, "--max-new-tokens", 16)
+    assert (found, "ANSWER" in out) == (code, at == 6)
+    assert (f"only the first 5 of 12 prompts are counted: {str(problem) or 'stopped'}" in err) == (at == 6)
+    assert "of 5 greedy texts" in out or at < 6
 
 
 def test_the_command_needs_no_torch():
-    code = "import sys; from speclab.extensions.servers import __main__ as m, running, written\n"
+    code = "import sys; from speclab.extensions.servers import __main__ as m\n"
     code += "m.main(['--acceptance', '0.35', '-k', '4'])\n"
     code += "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'matplotlib')))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, capture_output=True).returncode == 0
 
 
 def test_the_labs_own_prompts_have_kinds_in_turns():
-    prompts = inputs.prompts_of(None)
+    prompts = client.prompts_of(None)
     assert [one.kind for one in prompts[:3]] == ["code", "question", "copy"]
     assert len(prompts) == 12
-
-
-def test_servers_that_are_asked_one_after_the_other_have_the_same_speedup(fake, plain, command, monkeypatch):
-    """What the plain server's own screen says to give is what it took."""
-    answers = []
-    usual = asking.ask_all
-    monkeypatch.setattr(running, "ask_all", lambda *given: answers.append(usual(*given)) or answers[-1])
-    code, out, _ = command("--plain-url", plain.url, "--max-new-tokens", 40)
-    assert code == 0
-    given_ms = float(out.rpartition("--plain-ms")[2])
-    assert given_ms == pytest.approx(1e3 * measured.of_pairs(answers[0][0]).seconds, abs=0.006)
-    assert len(plain.asked) >= 12
-    code, out, _ = command("--url", fake.url, "--plain-ms", 21.5, "--max-new-tokens", 40)
-    assert code == 0
-    assert "21.50" in out
-    assert "speedup" in out

@@ -6,9 +6,8 @@ import shlex
 
 import pytest
 
-from speclab.extensions.servers import diagnosis
 from speclab.extensions.servers.__main__ import make_parser
-from speclab.extensions.servers.referee.__main__ import make_parser as referee_parser
+from speclab.extensions.servers.referee import make_parser as referee_parser
 from speclab.extensions.servers.vllm import vllm_requirements
 from speclab.system.paths import ROOT
 
@@ -16,7 +15,7 @@ COMMAND = re.compile(r"python -m speclab\.extensions\.servers(\.referee)? (-[^`#
 SHOWN = [words for page in (ROOT / "docs").rglob("*.md") for words in COMMAND.findall(page.read_text("utf-8"))]
 
 
-@pytest.mark.parametrize("module", [diagnosis, vllm_requirements])
+@pytest.mark.parametrize("module", [vllm_requirements])
 def test_the_examples_in_the_docstrings_are_right(module):
     found = doctest.testmod(module)
     assert found.attempted

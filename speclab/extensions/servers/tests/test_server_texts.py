@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from speclab.extensions.servers import causes
-from speclab.extensions.servers.ask import texts
-from speclab.extensions.servers.ask.texts import SAME, TIED, UNEXPLAINED, UNJUDGED, Step, verdict
+from speclab.extensions.servers import __main__ as asks
+from speclab.extensions.servers import diagnose
+from speclab.extensions.servers.__main__ import SAME, TIED, UNEXPLAINED, UNJUDGED, Step, verdict
 
 STEPS = [Step("The ", {"The ": -0.1}), Step("cat", {"cat": -0.7, "dog": -0.8, "c": -5.0}), Step(" sat", {" sat": -0.2})]
 
@@ -15,7 +15,7 @@ STEPS = [Step("The ", {"The ": -0.1}), Step("cat", {"cat": -0.7, "dog": -0.8, "c
     ("other", "gap", "expected"),
     [
         ("The dog ran", 0.1, TIED),
-        ("The dog ran", texts.TIE + 0.01, UNEXPLAINED),
+        ("The dog ran", asks.TIE + 0.01, UNEXPLAINED),
         ("The cow ran", 0.0, UNEXPLAINED),  # a token that the plain server does not think of; "c" is far away
         ("The ", 0.0, UNJUDGED),  # it ended there
         ("The cat sat on", 0.0, UNJUDGED),  # asked again, the plain server writes the same
@@ -67,9 +67,9 @@ def drawn_anew(prompt, n):
 @pytest.mark.parametrize(
     ("text_of", "cause"),
     [
-        (altered(4, 5), causes.LENIENT),  # alone, the first tokens are the same: drafts are at fault
-        (altered(0, 5), causes.OTHER_TARGET),
-        (drawn_anew, causes.SAMPLES),
+        (altered(4, 5), diagnose.LENIENT),  # alone, the first tokens are the same: drafts are at fault
+        (altered(0, 5), diagnose.OTHER_TARGET),
+        (drawn_anew, diagnose.SAMPLES),
     ],
 )
 def test_single_tokens_and_second_requests_say_why_a_text_is_wrong(fake, plain, command, text_of, cause):
@@ -79,12 +79,12 @@ def test_single_tokens_and_second_requests_say_why_a_text_is_wrong(fake, plain, 
     assert cause in " ".join(out[out.index("ANSWER") :].split())
     assert len(out.splitlines()) <= 25
     single = [body for body in plain.asked if body["max_tokens"] == 1]
-    assert 0 < len(single) <= texts.PLACES * texts.MOST_PAIRS
+    assert 0 < len(single) <= asks.PLACES * asks.MOST_PAIRS
 
 
 def test_a_server_that_answers_no_single_token_leaves_that_open(fake, plain, command, monkeypatch):
     fake.text_of = altered(4, 5)
-    monkeypatch.setattr(texts, "FEWEST_ALONE", 1000)
+    monkeypatch.setattr(asks, "FEWEST_ALONE", 1000)
     code, out, _ = command("--url", fake.url, "--plain-url", plain.url, "--max-new-tokens", 16)
     assert code == 1
-    assert causes.OTHER_TARGET in " ".join(out[out.index("ANSWER") :].split())
+    assert diagnose.OTHER_TARGET in " ".join(out[out.index("ANSWER") :].split())

@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speclab.extensions.servers.ask import engines
-from speclab.extensions.servers.ask.client import Order
-from speclab.extensions.servers.referee.own import ended_rounds
-from speclab.extensions.servers.start import programs, starting, written_gguf
-from speclab.extensions.servers.start.__main__ import commands
+from optimized_speculative import speculative_decode
+from speclab.core.rounds import DecodeSettings
+from speclab.extensions.servers import client, referee, start, written_gguf
+from speclab.extensions.servers.client import Order
 from speclab.extensions.servers.tests.lab_server import LabServer
 from speclab.models import loading, prompts, sources
 from speclab.models.setup import load_setup
@@ -64,15 +63,15 @@ def test_a_file_has_the_numbers_of_the_folder(setup, tmp_path):
 
 def test_a_server_that_does_not_start_is_one_line_and_leaves_nothing():
     command = [sys.executable, "-c", "print('one'); print('no such model')"]
-    with pytest.raises(EnvironmentProblem, match="no such model"), starting.started([command], PORT):
+    with pytest.raises(EnvironmentProblem, match="no such model"), start.started([command], PORT):
         pass
-    with pytest.raises(EnvironmentProblem, match="cannot be run"), starting.started([["/no/such/program"]], PORT):
+    with pytest.raises(EnvironmentProblem, match="cannot be run"), start.started([["/no/such/program"]], PORT):
         pass
 
 
 def test_no_server_is_started_on_a_port_where_another_one_listens(fake):
     port = int(fake.url.rpartition(":")[2])
-    with pytest.raises(EnvironmentProblem, match=str(port)), starting.started([["/no/such/program"]], port):
+    with pytest.raises(EnvironmentProblem, match=str(port)), start.started([["/no/such/program"]], port):
         pass
 
 
@@ -85,14 +84,14 @@ def test_servers_end_with_their_block(tmp_path):
     program += f"open(r'{tmp_path}/pid' + sys.argv[-1], 'w').write(str(child.pid))\n"
     program += "h.HTTPServer(('127.0.0.1', int(sys.argv[-1])), H).serve_forever()"
     command = [sys.executable, "-c", program]
-    with starting.started([command, command], PORT) as urls:
+    with start.started([command, command], PORT) as urls:
         numbers = [int((tmp_path / f"pid{PORT + place}").read_text()) for place in range(2)]
         for number in numbers:
             os.kill(number, 0)
         assert [url.rpartition(":")[2] for url in urls] == [str(PORT), str(PORT + 1)]
     assert all(map(gone, numbers))
     ends = [sys.executable, "-c", "import time; time.sleep(2); print('no such draft')"]
-    with pytest.raises(EnvironmentProblem, match="no such draft"), starting.started([command, ends], PORT):
+    with pytest.raises(EnvironmentProblem, match="no such draft"), start.started([command, ends], PORT):
         pass
     assert gone(int((tmp_path / f"pid{PORT}").read_text()))
 
@@ -109,68 +108,65 @@ def gone(number):
     return False
 
 
-def test_both_commands_serve_one_target_and_one_of_them_drafts(tmp_path, monkeypatch):
+@pytest.mark.parametrize("models", [None, ["one", "two"], ["one", "ngram"], [str(loading.LAB_PAIR / "target"), "two"]])
+@pytest.mark.parametrize("engine", ["llama", "vllm"])
+def test_both_commands_serve_one_target_and_one_of_them_drafts(engine, models, tmp_path, monkeypatch):
     monkeypatch.setattr(written_gguf, "write_model", lambda model, tokenizer, path: path)
-    for engine in ("llama", "vllm"):
-        args = argparse.Namespace(engine=engine, program=sys.executable, draft_length=3, port=8000, slots=5)
-        for args.models in (None, ["one", "two"], ["one", "ngram"]):
-            first, second = commands(args, tmp_path)
-            assert first[: len(second)] == second, "the draft is the one thing that differs"
-            assert "3" in " ".join(first[len(second) :])
-            target, draft = args.models or ("target", "draft")
-            assert any(Path(word).stem == target for word in second)
-            assert draft in " ".join(first[len(second) :])
-            assert draft not in " ".join(second)
-        if engine == "llama":
-            args.models = [str(tmp_path), "two"]
-            with pytest.raises(EnvironmentProblem):
-                commands(args, tmp_path)
-        args.program = "/no/such/program"
-        with pytest.raises(EnvironmentProblem, match="/no/such/program"):
-            commands(args, tmp_path)
+    monkeypatch.setattr(sources, "place_of", lambda name: name)
+    facts = {"draft_length": 3, "port": 8000, "slots": 5, "models": models}
+    first, second = start.commands(argparse.Namespace(engine=engine, program=sys.executable, **facts), tmp_path)
+    assert first[: len(second)] == second, "the draft is the one thing that differs"
+    assert "3" in " ".join(first[len(second) :])
+    target, draft = models or ("target", "draft")
+    assert any(Path(word).stem == Path(target).name for word in second)
+    assert draft in " ".join(first[len(second) :])
+    assert draft not in " ".join(second)
+    with pytest.raises(EnvironmentProblem, match="/no/such/program"):
+        start.commands(argparse.Namespace(engine=engine, program="/no/such/program", **facts), tmp_path)
 
 
-def test_vllm_gets_the_word_for_each_kind_of_draft_and_the_name_that_was_typed(monkeypatch):
+@pytest.mark.parametrize(("draft", "word"), [("draft", "draft_model"), ("feature", "eagle3"), ("ngram", "ngram")])
+def test_vllm_gets_the_word_for_each_kind_of_draft_and_the_name_that_was_typed(draft, word, monkeypatch):
     """A head says in its own file what it is. A converted file lies in a folder whose name says nothing."""
-    for name, word in (("draft", "draft_model"), ("feature", "eagle3"), ("ngram", "ngram")):
-        draft = name if name == "ngram" else str(loading.LAB_PAIR / name)
-        _, given = programs.read(draft)(programs.Vllm(), K)
-        said = json.loads(given)
-        assert (said["method"], said["num_speculative_tokens"]) == (word, K)
-        assert said.get("model") == (None if name == "ngram" else draft)
     monkeypatch.setattr(sources, "place_of", lambda name: f"/cache/{'0f' * 20}")
-    assert "some.gguf" in programs.Vllm().plain("some.gguf")
+    place = draft if draft == "ngram" else str(loading.LAB_PAIR / draft)
+    first, second = start._vllm("python", "some.gguf", place, K)
+    said = json.loads(first[-1])
+    assert (said["method"], said["num_speculative_tokens"]) == (word, K)
+    assert said.get("model") == (None if draft == "ngram" else place)
+    assert "some.gguf" in second
+
+
+def own_rounds(setup, draft, prompt):
+    """Decode to the end as the lab does, and as llama-server does: no draft is longer than what is left of the text."""
+    rounds = speculative_decode(setup.target.with_own_cache(), draft, prompt.ids, K, DecodeSettings(N_TOKENS))
+    return referee.counted(list(rounds), N_TOKENS, K)
 
 
 def counts_of(server, prompt):
     found = server.ask(Order(prompt.text, N_TOKENS, chat=False))
-    return found.answer.text, found.counted.speculation
+    return found.answer.text, found.counts
 
 
 def test_the_labs_own_server_counts_the_labs_own_rounds(setup, some, draft):
     """Past the end it drafts k tokens as vLLM does, so all rounds but the last are those of the lab's loop."""
     with LabServer(setup, draft, K) as one, LabServer(setup, None, 0) as other:
-        server, plain = engines.find(one.url, None), engines.find(other.url, None)
+        server, plain = client.find(one.url), client.find(other.url)
         for prompt in some:
             text, counts = counts_of(server, prompt)
-            own = ended_rounds(setup, draft, prompt, K, N_TOKENS)
+            own = own_rounds(setup, draft, prompt)
             assert text == counts_of(plain, prompt)[0] == setup.tokenizer.decode(own.tokens)
             assert counts.n_drafted == K * counts.n_drafts
             assert own.counts.n_drafts <= counts.n_drafts <= own.counts.n_drafts + 1
             assert own.counts.n_accepted <= counts.n_accepted <= own.counts.n_accepted + K
-        steps = plain.client.post("/v1/completions", {"prompt": some[0].text, "max_tokens": 5, "logprobs": 5}, 60)
-        found = steps["choices"][0]["logprobs"]
-        tops = [max(top.values()) for top in found["top_logprobs"]]
-        assert tops == found["token_logprobs"], "a greedy token is the most probable one"
 
 
 @pytest.mark.skipif(not Path(LLAMA_SERVER).is_file(), reason="SPECLAB_LLAMA_SERVER names no llama-server")
 def test_llama_server_makes_the_rounds_of_the_labs_loop(setup, some, draft, tmp_path):
     """Text, rounds, drafted and accepted tokens by position, prompt by prompt, in two engines that share no code."""
     files = [written_gguf.write(loading.LAB_PAIR / name, tmp_path / f"{name}.gguf") for name in ("target", "draft")]
-    program = programs.LlamaServer(LLAMA_SERVER)
-    with starting.started(program.both(str(files[0]), programs.weights(files[1]), K), PORT) as (url, _):
-        server = engines.find(url, None)
+    with start.started(start._llama(LLAMA_SERVER, *map(str, files), K, 1), PORT) as (url, _):
+        server = client.find(url)
         for prompt in some:
-            own = ended_rounds(setup, draft, prompt, K, N_TOKENS)
+            own = own_rounds(setup, draft, prompt)
             assert counts_of(server, prompt) == (setup.tokenizer.decode(own.tokens), own.counts)

@@ -6,7 +6,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from speclab.extensions.servers.start import written_gguf
+from speclab.extensions.servers import written_gguf
 from speclab.system.errors import EnvironmentProblem
 
 pytest.importorskip("gguf", reason="the package gguf is not installed; type: pip install gguf")

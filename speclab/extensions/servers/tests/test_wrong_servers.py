@@ -6,15 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from speclab.extensions.servers import shapes
-from speclab.extensions.servers.diagnosis import MORE, TEXT_WRONG, Diagnosis, diagnose
-from speclab.extensions.servers.engine_counts import EngineCounts
-from speclab.extensions.servers.measured import Measured
+from speclab.extensions.servers import diagnose
+from speclab.extensions.servers.counters import EngineCounts
+from speclab.extensions.servers.diagnose import MORE, Diagnosis, Measured
 from speclab.system.paths import ROOT
 
 RECORDS = sorted((ROOT / "results").glob("*wrong-servers.json"))
 ANSWERS_OF_TODAY = {"wrong layers": MORE, "wrong layers in vLLM": MORE}  # the records are older than this answer
-SHAPES = {shape.name: shape for shape in vars(shapes).values() if isinstance(shape, shapes.Shape)}
+SHAPES = {shape.name: shape for shape in vars(diagnose).values() if isinstance(shape, diagnose.Shape)}
 
 
 def judged_again(one: SimpleNamespace) -> Diagnosis:
@@ -35,7 +34,7 @@ def judged_again(one: SimpleNamespace) -> Diagnosis:
         round_seconds=one.round_cost,
         n_running=int(others[1]) if others else 0,
     )
-    return diagnose(found, [SHAPES[name] for name in one.shapes])
+    return diagnose.diagnose(found, [SHAPES[name] for name in one.shapes])
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=[path.stem for path in RECORDS])
@@ -44,4 +43,6 @@ def test_every_recorded_server_gets_the_answer_that_stands_beside_it(record):
     for one in (SimpleNamespace(**each) for each in json.loads(record.read_text())["wrong"]):
         if one.tokens_per_round:
             said = judged_again(one).answer
-            assert said == ANSWERS_OF_TODAY.get(one.name, one.answer.removeprefix(f"{TEXT_WRONG}, and of its speed: "))
+            assert said == ANSWERS_OF_TODAY.get(
+                one.name, one.answer.removeprefix("the text is wrong, and of its speed: ")
+            )

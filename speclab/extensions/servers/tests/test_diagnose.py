@@ -1,4 +1,4 @@
-"""The four answers: each is given for what it is about, and its numbers are those that were measured."""
+"""The four answers: each is given for what it is about, and its numbers are those that were diagnose."""
 
 import re
 from dataclasses import replace
@@ -7,12 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speclab.extensions.servers import causes, counters, diagnosis, screen, shapes
-from speclab.extensions.servers.ask.stream import Answer
-from speclab.extensions.servers.causes import Texts
-from speclab.extensions.servers.diagnosis import COST, LOAD, MORE, NOTHING, REJECTED, UNKNOWN, diagnose
-from speclab.extensions.servers.engine_counts import EngineCounts
-from speclab.extensions.servers.measured import Measured, reading_seconds
+from speclab.extensions.servers import counters, diagnose
+from speclab.extensions.servers.client import Answer
+from speclab.extensions.servers.counters import EngineCounts
+from speclab.extensions.servers.diagnose import (
+    COST,
+    LOAD,
+    MORE,
+    NOTHING,
+    REJECTED,
+    UNKNOWN,
+    Measured,
+    Texts,
+    reading_seconds,
+)
 
 N = 10_000  # rounds
 
@@ -58,19 +66,19 @@ def of(rates, cost, plain=0.02, n_running=0):
     ],
 )
 def test_the_answer(found, answer):
-    assert diagnose(found).answer.startswith(answer)
+    assert diagnose.diagnose(found).answer.startswith(answer)
 
 
 @given(st.lists(st.floats(0.05, 0.99), min_size=1, max_size=8), st.floats(1e-4, 1.0), st.floats(1.0, 10))
 def test_without_a_plain_server_it_is_said_what_its_token_must_take(rates, plain, cost):
     """Just above that time of a plain token it would pay, and just below it would not."""
     found = replace(of(rates, cost, plain=plain), plain_seconds=None)
-    said = " ".join([diagnose(found).answer, *diagnose(found).numbers])
+    said = " ".join([diagnose.diagnose(found).answer, *diagnose.diagnose(found).numbers])
     limit = float(re.search(r"takes more than ([\d.]+) ms", said)[1]) / 1e3
     assert replace(found, plain_seconds=limit + 6e-6).speedup > 1
     assert replace(found, plain_seconds=limit - 6e-6).speedup < 1 if limit > 6e-6 else True
     assert f"up to {found.tokens_per_round:.2f} plain tokens" in said
-    assert "ms" not in " ".join(diagnose(replace(found, seconds=None)).numbers), "no time is known there"
+    assert "ms" not in " ".join(diagnose.diagnose(replace(found, seconds=None)).numbers), "no time is known there"
 
 
 RATES = st.lists(st.floats(0, 1), min_size=1, max_size=12)
@@ -79,18 +87,18 @@ RATES = st.lists(st.floats(0, 1), min_size=1, max_size=12)
 @given(RATES, st.floats(0.5, 20), st.integers(0, 40))
 def test_what_is_faster_has_nothing_wrong_and_nothing_else_has(rates, cost, n_running):
     found = of(rates, cost, n_running=n_running)
-    answer = diagnose(found).answer
-    assert (answer == NOTHING) == (found.tokens_per_round / found.round_cost >= diagnosis.FASTER)
+    answer = diagnose.diagnose(found).answer
+    assert (answer == NOTHING) == (found.tokens_per_round / found.round_cost >= diagnose.FASTER)
     assert answer != UNKNOWN
-    assert answer != LOAD or n_running >= diagnosis.LOADED
+    assert answer != LOAD or n_running >= diagnose.LOADED
 
 
 @given(RATES, st.floats(1.1, 20))
 def test_a_better_draft_never_turns_cost_into_rejection(rates, cost):
     """What is accepted more often is not rejected more often."""
     better = [min(1, rate + 0.2) for rate in rates]
-    if diagnose(of(rates, cost)).answer == COST:
-        assert diagnose(of(better, cost)).answer in (COST, NOTHING)
+    if diagnose.diagnose(of(rates, cost)).answer == COST:
+        assert diagnose.diagnose(of(better, cost)).answer in (COST, NOTHING)
 
 
 def test_a_lookup_that_seldom_drafts_is_neither_rejected_nor_dear():
@@ -98,42 +106,44 @@ def test_a_lookup_that_seldom_drafts_is_neither_rejected_nor_dear():
     counts = EngineCounts(n_drafts=100, n_drafted=800, n_accepted=150, accepted_at=[75, 75, 0, 0, 0, 0, 0, 0])
     seldom = Measured(counts=counts, n_rounds=1000, n_tokens=1150, draft_length=8, plain_seconds=0.02, seconds=0.0195)
     assert seldom.drafting_share == 0.1
-    found = diagnose(seldom)
+    found = diagnose.diagnose(seldom)
     assert (found.answer, "90% of the rounds drafted nothing" in found.numbers[0]) == (NOTHING, True)
-    assert diagnose(replace(seldom, seconds=0.04)).answer == COST, "it does little, and that costs a lot"
+    assert diagnose.diagnose(replace(seldom, seconds=0.04)).answer == COST, "it does little, and that costs a lot"
 
 
 def test_what_is_expected_of_another_length_counts_the_rounds_without_drafts():
     counts = EngineCounts(n_drafts=500, n_drafted=1000, n_accepted=500, accepted_at=[500, 0])
     found = Measured(counts=counts, n_rounds=1000, n_tokens=1500, draft_length=2, plain_seconds=1.0, seconds=1.4 / 1.5)
     assert found.round_cost == pytest.approx(1.4)
-    assert "k = 1" in diagnose(found).then
-    assert f"{1.5 / 1.2:.2f}x" in diagnose(found).then
+    assert "k = 1" in diagnose.diagnose(found).then
+    assert f"{1.5 / 1.2:.2f}x" in diagnose.diagnose(found).then
 
 
 def test_a_length_is_advised_only_where_it_is_expected_to_pay():
-    assert diagnose(of((0.75, 0.7, 0.65, 0.6, 0.55, 0.5, *[0.4] * 6), 3.1)).then.startswith("k = ")
-    assert not diagnose(of((0.9, 0.9), 3.5)).then.startswith("k = ")
+    assert diagnose.diagnose(of((0.75, 0.7, 0.65, 0.6, 0.55, 0.5, *[0.4] * 6), 3.1)).then.startswith("k = ")
+    assert not diagnose.diagnose(of((0.9, 0.9), 3.5)).then.startswith("k = ")
 
 
 def test_the_numbers_are_the_measured_ones():
     found = of((0.5, 0.5), 2.0)
     assert found.tokens_per_round == pytest.approx(1.75)
     assert found.round_cost == pytest.approx(2.0)
-    assert "1.75" in "".join(diagnose(found).numbers)
-    assert "2.00" in "".join(diagnose(found).numbers)
+    assert "1.75" in "".join(diagnose.diagnose(found).numbers)
+    assert "2.00" in "".join(diagnose.diagnose(found).numbers)
 
 
 # --- shapes, texts and causes -----------------------------------------------------------------------------------------
 
-SHAPES = [shape for shape in vars(shapes).values() if isinstance(shape, shapes.Shape)]
+SHAPES = [shape for shape in vars(diagnose).values() if isinstance(shape, diagnose.Shape)]
+NAMES = list(vars(diagnose))
+CLOSED = {vars(diagnose)[name] for name in NAMES[NAMES.index("STATES") : NAMES.index("BUSY") + 1]}
 MAYBE = st.sampled_from([None, True, False])
 TEXTS = st.builds(Texts, st.booleans(), st.booleans(), MAYBE, MAYBE)
 
 
 @given(RATES, st.floats(0.5, 20), st.sampled_from([None, 0.02]), st.lists(st.sampled_from(SHAPES), max_size=2), TEXTS)
 def test_nothing_is_never_wrong_beside_the_shape_of_a_fault(rates, cost, plain, seen, texts):
-    found = diagnose(of(rates, cost, plain=plain), seen, texts)
+    found = diagnose.diagnose(of(rates, cost, plain=plain), seen, texts)
     assert len(found.causes) == len(set(found.causes)) <= 2
     assert set(found.causes) <= CLOSED
     if any(shape.faulty for shape in seen):
@@ -163,13 +173,13 @@ def test_a_mixture_of_sound_kinds_that_pays_is_not_rejected(sound, k, cost):
         plain_seconds=0.02,
         seconds=cost * 0.02 * n / made,
     )
-    shape = shapes.shape_of(counts, n, kinds)
-    said = diagnose(found, [shape] if shape else [])
-    if found.speedup >= diagnosis.FASTER:
-        assert said.answer == (MORE if shape is shapes.RISING else NOTHING)
-    if shape is shapes.LOW and said.answer == NOTHING:
+    shape = diagnose.shape_of(counts, n, kinds)
+    said = diagnose.diagnose(found, [shape] if shape else [])
+    if found.speedup >= diagnose.FASTER:
+        assert said.answer == (MORE if shape is diagnose.RISING else NOTHING)
+    if shape is diagnose.LOW and said.answer == NOTHING:
         assert not said.causes
-    alone = diagnose(found, [shapes.shape_of(counts)] if shapes.shape_of(counts) else [])
+    alone = diagnose.diagnose(found, [diagnose.shape_of(counts)] if diagnose.shape_of(counts) else [])
     assert alone.answer == said.answer, "where kinds are not known, too"
 
 
@@ -177,72 +187,67 @@ def test_a_mixture_of_sound_kinds_that_pays_is_not_rejected(sound, k, cost):
 def test_a_shape_of_which_nobody_knows_the_cause_is_neither_fine_nor_at_fault(rates, cost, texts):
     """It is said that it pays, and both causes are named: a fault of the draft, and easy texts beside hard ones."""
     found = of(rates, cost)
-    said = diagnose(found, [shapes.RISING], texts)
-    assert (said.answer == MORE) == (found.speedup >= diagnosis.FASTER)
+    said = diagnose.diagnose(found, [diagnose.RISING], texts)
+    assert (said.answer == MORE) == (found.speedup >= diagnose.FASTER)
     assert said.answer != NOTHING
     if said.answer == MORE and not texts.wrong:
-        assert set(said.causes) == {causes.PARTIAL, causes.STATES}
+        assert set(said.causes) == {diagnose.PARTIAL, diagnose.STATES}
 
 
 def test_a_weak_draft_that_pays_has_no_fault_and_its_acceptance_is_said():
     found = of((0.4, 0.3), 1.2)
-    said = diagnose(found, [shapes.LOW])
+    said = diagnose.diagnose(found, [diagnose.LOW])
     assert (said.answer, said.causes) == (NOTHING, ())
-    assert f"{found.acceptance_rate:.2f}" in said.then
-    assert diagnose(replace(found, plain_seconds=0.01), [shapes.LOW]).causes, "where it does not pay, it has"
-
-
-CLOSED = {value for name, value in vars(causes).items() if name.isupper() and isinstance(value, str)} - {
-    causes.TELL_DEAR
-}
+    assert f"{found.counts.acceptance_rate:.2f}" in said.then
+    assert diagnose.diagnose(replace(found, plain_seconds=0.01), [diagnose.LOW]).causes, "where it does not pay, it has"
 
 
 def test_a_cause_is_one_line_of_the_screen():
-    assert max(map(len, CLOSED)) <= screen.WIDTH - screen.LABEL
+    assert max(map(len, CLOSED)) <= diagnose.WIDTH - diagnose.LABEL
 
 
 def test_a_cliff_outranks_a_shorter_draft():
     """As a head was measured whose second pass reads the wrong token: k = 1 would pay, and the draft is at fault."""
     found = of((0.78, 0.05, 0.23, 0.0), 1.81)
-    assert diagnose(found).answer == COST
-    said = diagnose(found, [shapes.CLIFF])
-    assert (said.answer, said.causes[0]) == (REJECTED, causes.FEEDBACK)
+    assert diagnose.diagnose(found).answer == COST
+    said = diagnose.diagnose(found, [diagnose.CLIFF])
+    assert (said.answer, said.causes[0]) == (REJECTED, diagnose.FEEDBACK)
     assert "k = 1" in said.then
 
 
 def test_a_right_text_says_that_the_targets_pass_is_right():
     found = of((0.8, 0.04, 0.0), 1.5)
-    assert causes.WIDE_PASS in diagnose(found, [shapes.CLIFF]).causes
-    assert causes.WIDE_PASS not in diagnose(found, [shapes.CLIFF], Texts(compared=True)).causes
+    assert diagnose.WIDE_PASS in diagnose.diagnose(found, [diagnose.CLIFF]).causes
+    assert diagnose.WIDE_PASS not in diagnose.diagnose(found, [diagnose.CLIFF], Texts(compared=True)).causes
 
 
 @pytest.mark.parametrize(
     ("seen", "texts", "first"),
     [
-        ([], Texts(wrong=True, repeats=False), causes.SAMPLES),
-        ([], Texts(wrong=True, repeats=True, alone=False), causes.OTHER_TARGET),
-        ([], Texts(wrong=True, repeats=True, alone=True), causes.LENIENT),
-        ([shapes.ALL], Texts(wrong=True, repeats=True, alone=True), causes.LENIENT),
-        ([shapes.CLIFF], Texts(wrong=True, repeats=True, alone=True), causes.WIDE_PASS),
-        ([shapes.ZERO], Texts(wrong=True), causes.WIDE_PASS),
-        ([shapes.CLIFF], Texts(wrong=True, repeats=True, alone=False), causes.OTHER_TARGET),
+        ([], Texts(wrong=True, repeats=False), diagnose.SAMPLES),
+        ([], Texts(wrong=True, repeats=True, alone=False), diagnose.OTHER_TARGET),
+        ([], Texts(wrong=True, repeats=True, alone=True), diagnose.LENIENT),
+        ([diagnose.ALL], Texts(wrong=True, repeats=True, alone=True), diagnose.LENIENT),
+        ([diagnose.CLIFF], Texts(wrong=True, repeats=True, alone=True), diagnose.WIDE_PASS),
+        ([diagnose.ZERO], Texts(wrong=True), diagnose.WIDE_PASS),
+        ([diagnose.CLIFF], Texts(wrong=True, repeats=True, alone=False), diagnose.OTHER_TARGET),
     ],
 )
 def test_a_wrong_text_has_a_cause_of_its_own(seen, texts, first):
-    assert diagnose(of((0.6, 0.6), 1.4), seen, texts).causes[0] == first
+    assert diagnose.diagnose(of((0.6, 0.6), 1.4), seen, texts).causes[0] == first
 
 
 @given(st.floats(2.0, 20), st.floats(0.0, 3.0))
 def test_reading_that_is_slow_explains_a_dear_pass(cost, reading):
     found = replace(of((0.5, 0.5, 0.5, 0.5), cost), reading_seconds=reading * 0.02)
-    slow = 4 * reading >= causes.EXPLAINS * (cost - 1)
-    assert causes.dear(found)[0] == (causes.DEAR_PASS if slow and reading else causes.DEAR_DRAFT)
-    assert set(causes.dear(found)) == {causes.DEAR_PASS, causes.DEAR_DRAFT}
+    slow = 4 * reading >= diagnose.EXPLAINS * (cost - 1)
+    assert diagnose.dear(found)[0] == (diagnose.DEAR_PASS if slow and reading else diagnose.DEAR_DRAFT)
+    assert set(diagnose.dear(found)) == {diagnose.DEAR_PASS, diagnose.DEAR_DRAFT}
 
 
 def test_a_draft_that_keeps_nothing_at_all_is_more_likely_damaged_than_one_off():
-    for rate, first in ((0.0, causes.DAMAGED), (0.04, causes.STATES)):
-        assert diagnose(of((rate, 0.2), 1.4), [shapes.ZERO]).causes[0] == first
+    for rate, first in ((0.0, diagnose.DAMAGED), (0.04, diagnose.STATES)):
+        assert diagnose.diagnose(of((rate, 0.2), 1.4), [diagnose.ZERO]).causes[0] == first
 
 
 def answers(lengths, slope, fixed=0.05):

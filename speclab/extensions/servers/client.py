@@ -1,0 +1,572 @@
+"""Asks OpenAI-compatible servers, which nobody vouches for: vLLM, llama-server, or another one.
+
+One bound in time and one in bytes hold for a whole answer, however slowly it comes. Requests go to the address that the
+user named: no proxy is asked, and a redirect is an error. What goes wrong is an EnvironmentProblem of one line.
+
+Tokens arrive where their count grows, whatever carries it: text, ids, a usage in the middle, or the chunk that says why
+the answer ends, which is the last token's. A usage behind the end counts the tokens and says nothing of their times.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import httpx2
+
+from speclab.extensions.servers import counters
+from speclab.extensions.servers.counters import EngineCounts, Look
+from speclab.system.errors import EnvironmentProblem, UsageProblem
+from speclab.system.files import read_bytes, shown
+from speclab.system.terminal import note, progress
+
+CONNECT_SECONDS, PAGE_SECONDS = 5.0, 30.0  # of a page: from the request to its last byte
+ANSWER_SECONDS, TOKEN_SECONDS = 120.0, 5.0  # of an answer, and for each of its tokens more
+MOST_BYTES = 2**26  # of any answer
+OK, BUSY, FAILED = 200, (408, 425, 429), 500  # BUSY, and from FAILED on: the same request may be answered later
+BROKEN = (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, OSError, ValueError)  # what a request may end in
+UNSEEN = 0.1  # of the tokens: more of them that were not seen to arrive are many
+EARLY = 0.2  # of an answer's time: in more of it before the first token that was seen, others may have been made
+SETTLE_LOOKS, SETTLE_SECONDS = 150, 0.02  # looks until a page has counted a request, and the pause after each
+WARM_UP_TOKENS = 8
+LEAST = 3  # prompts that are asked however long they take: an interval needs as many
+AGAIN = 3  # prompts that the server that speculates is asked a second time, when its cache knows them
+KEY = "SPECLAB_API_KEY"
+OWN_TEXTS, LARGEST_TEXTS, MOST_PROMPTS = Path(__file__).with_name("prompts.txt"), 2**20, 1000
+
+VLLM, LLAMA, OTHER = "vLLM", "llama-server", "an OpenAI-compatible server"
+# A server's own defaults would change the text, such as those of a model's generation_config.json. So the sampling
+# parameters that every server knows are sent, and those of an engine, at the values of no effect.
+NEUTRAL: dict[str, Any] = {"top_p": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+WISHES: dict[str, dict[str, Any]] = {
+    VLLM: {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "return_token_ids": True},
+    LLAMA: {"top_k": 0, "min_p": 0.0, "typical_p": 1.0, "top_n_sigma": -1.0, "repeat_penalty": 1.0}
+    | {"dry_multiplier": 0.0, "xtc_probability": 0.0, "dynatemp_range": 0.0, "mirostat": 0},
+}
+
+
+class Refused(EnvironmentProblem):
+    """The server answers that it does not do this."""
+
+
+class Order(NamedTuple):
+    """One request, greedy but for its temperature. prompt: a text, or token ids for a server that takes them. chat: as
+    a message of a user. ids: whether all n_tokens are wanted, with their ids, as vLLM sends them."""
+
+    prompt: str | list[int]
+    n_tokens: int
+    chat: bool = True
+    ids: bool = False
+    temperature: float = 0.0
+
+    @property
+    def path(self) -> str:
+        return "/v1/chat/completions" if self.chat else "/v1/completions"
+
+    @property
+    def seconds(self) -> float:  # the longest time that its answer may take
+        return ANSWER_SECONDS + TOKEN_SECONDS * self.n_tokens
+
+
+class Answer(NamedTuple):
+    """The text that a server sent, and its times by the client's clock."""
+
+    text: str
+    n_tokens: int  # as the server counts them; where it does not, the events with text
+    n_first: int  # those of the first arrival: 1 where the server sends neither ids nor a usage with it
+    first_seconds: float  # from the request to the first arrival
+    decode_seconds: float  # from there to the last one
+    whole_seconds: float  # from the request until the server said that the answer is whole
+    ids: list[int]  # empty where none were asked for
+    timings: dict[str, Any]  # llama-server's own counts of this request; empty elsewhere
+    n_prompt: int = 0  # tokens of the prompt, as the server counts them; 0 where it does not say it
+    n_cached: int = 0  # those that it took from its prefix cache
+    n_seen: int = 0  # tokens that were seen to arrive; the events with text where nothing counts tokens on the way
+    n_events: int = 0  # events with text or ids
+    has_count: bool = True  # whether the server counts its tokens
+
+    @property
+    def seconds_per_token(self) -> float:
+        """Return the seconds of a token after the first chunk; 0 where nothing came after it."""
+        return self.decode_seconds / max(1, self.n_tokens - self.n_first)
+
+    @property
+    def hides_tokens(self) -> bool:
+        """Tell whether many tokens were not seen to arrive, and may have been made before the first one that was."""
+        many = self.n_tokens - self.n_seen > UNSEEN * self.n_tokens
+        return many and self.first_seconds > EARLY * (self.first_seconds + self.decode_seconds)
+
+
+class Asked(NamedTuple):
+    """One answer, and what the server counted meanwhile. shared: it counted requests of others, too. n_running: those
+    that it was answering before."""
+
+    answer: Answer
+    counts: EngineCounts | None
+    shared: bool = False
+    n_running: int = 0
+
+
+# --- one streamed answer ----------------------------------------------------------------------------------------------
+
+
+class Stream:
+    """The events of one answer, however their bytes are cut. n_tokens: the most that it may have. clock: seconds, read
+    at the beginning, at each event and at the mark of the end."""
+
+    def __init__(self, url: str, n_tokens: int, clock: Callable[[], float] = time.perf_counter):
+        self._url, self._most, self._clock = url, n_tokens, clock
+        self._begin = self._first = self._last = self._end = clock()
+        self._finish: float | None = None  # when the server has said why the answer ends
+        self._growths: list[tuple[float, int]] = []  # when a usage before that end has grown, and to what
+        self._pieces, self._ids, self._timings = list[str](), list[int](), dict[str, Any]()
+        self._n_counted, self._n_first, self._n_prompt, self._n_cached = 0, 1, 0, 0
+        self._rest = self._head = b""
+        self.ended = False  # the server has said that the answer is whole
+
+    def take(self, part: bytes) -> bool:
+        """Read some bytes.  -> whether the answer is whole. EnvironmentProblem where they are no events of one."""
+        *lines, self._rest = (self._rest + part).split(b"\n")
+        for line in lines:
+            self._line(line)
+        return self.ended
+
+    def close(self) -> None:
+        """Read what stands behind the last line end: nothing more will come."""
+        rest, self._rest = self._rest, b""
+        self._line(rest)
+        if not self.ended and self._finish is not None:
+            self.ended, self._end = True, self._finish
+        if self.ended or self._pieces:
+            return
+        if self._head.lstrip().startswith(b"<"):
+            raise EnvironmentProblem(f"{self._url} sends a page of HTML: no server of completions answers there")
+        if self._head.lstrip().startswith(b"{"):
+            raise EnvironmentProblem(
+                f"{self._url} sends its answer as a whole; give the address of a server that streams"
+            )
+
+    def answer(self) -> Answer:
+        """Return the answer as a whole. EnvironmentProblem where it is none."""
+        n_seen, n_first, first, last = len(self._ids) or len(self._pieces), self._n_first, self._first, self._last
+        if len(self._growths) > 1:  # with one alone, the usage stands at the end
+            n_seen = max(len(self._ids), self._growths[-1][1])
+            n_first = max(n_first, self._growths[0][1]) if self._growths[0][0] <= first else n_first
+            first, last = min(first, self._growths[0][0]), max(last, self._growths[-1][0])
+        n_tokens = max(self._n_counted, len(self._ids)) or len(self._pieces)
+        if n_tokens > n_seen:
+            last = max(last, self._finish or 0.0)
+        if not self._pieces or not 0 < n_tokens <= self._most:
+            raise EnvironmentProblem(f"{self._url} sent {n_tokens} tokens where 1 to {self._most} were asked for")
+        if n_tokens > 1 and last <= first:
+            why = f"sent all {n_tokens} tokens at one moment, so that decoding cannot be timed"
+            raise EnvironmentProblem(f"{self._url} {why}; have no proxy in between that collects chunks")
+        seconds = first - self._begin, last - first, self._end - self._begin
+        prompt = self._n_prompt, min(self._n_cached, self._n_prompt)
+        seen = n_seen, len(self._pieces)
+        text, counted = "".join(self._pieces), bool(self._n_counted or self._ids)
+        return Answer(text, n_tokens, n_first, *seconds, self._ids, self._timings, *prompt, *seen, has_count=counted)
+
+    def _line(self, line: bytes) -> None:
+        if self.ended or not line.startswith(b"data:"):
+            self._head = self._head or line.strip()
+            return
+        data = line.removeprefix(b"data:").strip()
+        if data == b"[DONE]":
+            self.ended, self._end = True, self._clock()
+            return
+        chunk = _parsed(data, self._url)
+        if not isinstance(chunk, dict):
+            raise EnvironmentProblem(f"{self._url} sends an event that is no object: {data[:60]!r}")
+        if "error" in chunk:
+            raise EnvironmentProblem(f"{self._url} ends its answer: {_message(data)}")
+        self._event(chunk)
+
+    def _event(self, chunk: dict[str, Any]) -> None:
+        now = self._clock()
+        text, new_ids, finished = _content(chunk)
+        if text or new_ids:
+            if not self._pieces:
+                self._first, self._n_first = now, max(1, len(new_ids))
+            self._last = now
+            self._pieces.append(text)
+            self._ids += new_ids
+        usage = chunk.get("usage")
+        if isinstance(usage, dict):
+            n_counted = _count(usage, "completion_tokens") or self._n_counted
+            if n_counted > self._n_counted and self._finish is None:
+                self._growths.append((now, n_counted))
+            self._n_counted = n_counted
+            self._n_prompt = _count(usage, "prompt_tokens") or self._n_prompt
+            self._n_cached = _count(usage.get("prompt_tokens_details"), "cached_tokens") or self._n_cached
+        if finished:
+            self._finish = now
+        if isinstance(chunk.get("timings"), dict):
+            self._timings = chunk["timings"]
+        if max(len(self._pieces), len(self._ids)) > self._most + 1:
+            raise EnvironmentProblem(f"{self._url} sends more than the {self._most} tokens that were asked for")
+
+
+def _content(chunk: dict[str, Any]) -> tuple[str, list[int], bool]:
+    """Return the text of an event, thoughts included, its token ids, and whether it says why the answer ends."""
+    try:
+        choice = chunk["choices"][0]
+        said = choice.get("delta", choice)
+        text = "".join(said.get(name) or "" for name in ("reasoning_content", "reasoning", "content", "text"))
+        ids, finished = choice.get("token_ids") or [], bool(choice.get("finish_reason"))
+    except (LookupError, TypeError, AttributeError):
+        return "", [], False
+    if not isinstance(ids, list) or not all(type(one) is int and 0 <= one < 2**31 for one in ids):
+        raise EnvironmentProblem("the server sends token ids that are no ids")
+    return text, ids, finished
+
+
+def _count(said: Any, name: str) -> int:
+    """Return how many tokens the server says; 0 where it does not say it."""
+    count = said.get(name) if isinstance(said, dict) else None
+    return count if type(count) is int and 0 < count < 2**20 else 0
+
+
+def _parsed(data: bytes, url: str) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        raise EnvironmentProblem(f"{url} sends what is no JSON: {data[:60]!r}") from None
+
+
+def _message(data: bytes) -> str:
+    """Return what a server's error says, in at most 200 characters."""
+    try:
+        error = json.loads(data)
+        error = error.get("error", error)
+        text = str(error.get("message", error) if isinstance(error, dict) else error)
+    except (ValueError, AttributeError, RecursionError):
+        text = data[:2000].decode(errors="replace")
+    return " ".join(text[:2000].split())[:200] or "no reason given"
+
+
+# --- one server -------------------------------------------------------------------------------------------------------
+
+
+class Server:
+    """What answers at an address. key: an API key, sent to this server alone and never shown.
+
+    root: the folder or hub name that the model was read from, where that is said. remarks: what is to be known of it.
+
+    Methods send one request in an event loop of their own; `got` and `answered` take what `opened` gives, so that
+    several requests are under way at a time.
+    """
+
+    def __init__(self, url: str, key: str | None = None):
+        self.url, self.engine, self.version, self.model, self.root = url, OTHER, "", "", ""
+        self.id, self.has_page, self.remarks = "", False, list[str]()  # id: the model's name in requests
+        headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
+        trusted = httpx2.create_ssl_context(trust_env=False)  # made once: it reads a file
+        self._settings: dict[str, Any] = {"headers": headers, "limits": limits, "verify": trusted, "trust_env": False}
+
+    def opened(self) -> httpx2.AsyncClient:
+        return httpx2.AsyncClient(**self._settings)
+
+    def page(self, path: str) -> bytes:
+        return self._alone(lambda http: self.got(http, path))
+
+    def json(self, path: str, body: dict[str, Any] | None = None, seconds: float = 0.0) -> Any:
+        return _parsed(self._alone(lambda http: self.got(http, path, body, seconds)), self.url)
+
+    def answer(self, order: Order) -> Answer:
+        return self._alone(lambda http: self.answered(http, order))
+
+    def look(self) -> Look:
+        return counters.read(self.page("/metrics").decode(errors="replace"))
+
+    def ask(self, order: Order) -> Asked:
+        """Send a request, and return its answer with what was counted from before it until after it."""
+        if not self.has_page:
+            answer = self.answer(order)
+            return Asked(answer, _from_timings(answer))
+        before, answer = self.look(), self.answer(order)
+        counted = counters.between(before, self._settled(before, answer.n_tokens))
+        return Asked(answer, counted.speculation, counted.n_generated > answer.n_tokens, before.n_running)
+
+    def _settled(self, before: Look, n_tokens: int) -> Look:
+        """Return the counters after `n_tokens` more, which a page may show a moment late.
+
+        Two looks in a row must say the same. The counters of speculation may be later than those of tokens.
+        """
+        now = self.look()
+        for _ in range(SETTLE_LOOKS):
+            last, now = now, self.look()
+            n_new = now.n_generated - before.n_generated
+            if now == last and n_new >= n_tokens:
+                return now
+            if n_new < 0:
+                break  # `between` names it
+            if n_new > 2 * n_tokens and now.n_running:
+                return now  # others ask it all the time, so it never stands still
+            time.sleep(SETTLE_SECONDS)
+        if 0 <= (n_new := now.n_generated - before.n_generated) < n_tokens:
+            why = f"counts {n_new} of the {n_tokens} tokens it sent: its /metrics page is far behind"
+            raise EnvironmentProblem(f"{self.url} {why}, or of another engine; give the address of the engine itself")
+        return now
+
+    async def got(self, http: httpx2.AsyncClient, path: str, body: Any = None, seconds: float = 0.0) -> bytes:
+        """Return a page as a whole, or what comes back for a body. Refused where the server has none such."""
+        parts: list[bytes] = []
+        await self._send(http, path, body, seconds or PAGE_SECONDS, parts.append)
+        return b"".join(parts)
+
+    async def answered(self, http: httpx2.AsyncClient, order: Order) -> Answer:
+        """Send one streamed request, and time what comes back."""
+        stream, body = Stream(self.url, order.n_tokens), self.body(order)
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        try:
+            await self._send(http, order.path, body, order.seconds, stream.take)
+        except Refused as problem:
+            without = order.chat and "template" in str(problem)  # vLLM's words where the model has none
+            raise Refused(f"{str(problem).rstrip('.')}; add --raw" if without else str(problem)) from None
+        stream.close()
+        if not stream.ended:
+            raise EnvironmentProblem(f"{self.url} ended its answer in the middle")
+        return stream.answer()
+
+    def body(self, order: Order) -> dict[str, Any]:
+        what = {"messages": [{"role": "user", "content": order.prompt}]} if order.chat else {"prompt": order.prompt}
+        how = {"model": self.id, "max_tokens": order.n_tokens, "temperature": order.temperature}
+        how |= {} if order.temperature else {"seed": 0}
+        ids = {"return_token_ids": True, "ignore_eos": True} if order.ids else {}
+        return {**what, **how, **NEUTRAL, **WISHES.get(self.engine, {}), **ids}
+
+    def _alone(self, send: Callable[[httpx2.AsyncClient], Coroutine[Any, Any, Any]]) -> Any:
+        async def alone() -> Any:
+            async with self.opened() as http:
+                return await send(http)
+
+        return asyncio.run(alone())
+
+    async def _send(
+        self, http: httpx2.AsyncClient, path: str, body: Any, seconds: float, take: Callable[[bytes], bool | None]
+    ) -> None:
+        """Send a request, and give every part of its answer to `take` until that returns True. seconds: for all of it,
+        however slowly its bytes come."""
+        n_bytes, reason = 0, b""
+        timeout, method = httpx2.Timeout(seconds, connect=CONNECT_SECONDS), "GET" if body is None else "POST"
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                http.stream(method, self.url + path, json=body, timeout=timeout) as response,
+                aclosing(response.aiter_bytes()) as parts,
+            ):
+                async for part in parts:
+                    n_bytes += len(part)
+                    if n_bytes > MOST_BYTES:
+                        raise EnvironmentProblem(f"{self.url} sends more than {MOST_BYTES // 2**20} MiB")
+                    if response.status_code != OK:
+                        reason += part
+                    elif take(part):
+                        return
+        except BROKEN as error:
+            raise self._problem(error, seconds) from None
+        if response.status_code != OK:
+            again = "; try again later" if response.status_code in BUSY or response.status_code >= FAILED else ""
+            raise Refused(f"{self.url}{path} answers {response.status_code}: {_message(reason).rstrip('.')}{again}")
+
+    def _problem(self, error: Exception, seconds: float) -> EnvironmentProblem:
+        """Return one line for what went wrong on the way. seconds: the time that the request had."""
+        why = " ".join((str(error) or type(error).__name__).split())[:200]
+        if isinstance(error, httpx2.ReadTimeout | TimeoutError):
+            return EnvironmentProblem(f"{self.url} did not end its answer within {seconds:g} s")
+        if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
+            return EnvironmentProblem(f"{self.url} does not answer: {why}; start it, or check the address")
+        return EnvironmentProblem(f"{self.url} went away in the middle of an answer: {why}")
+
+
+def _from_timings(answer: Answer) -> EngineCounts | None:
+    """Return what llama-server says with a response: all of its rounds count as rounds that drafted."""
+    drafted, accepted = (answer.timings.get(name) for name in ("draft_n", "draft_n_accepted"))
+    if type(drafted) is not int or type(accepted) is not int or not 0 <= accepted <= drafted:
+        return None
+    n_rounds = answer.n_tokens - 1 - accepted
+    if not 0 < n_rounds <= drafted <= n_rounds * counters.MOST_POSITIONS:
+        return None
+    return EngineCounts(n_drafts=n_rounds, n_drafted=drafted, n_accepted=accepted, accepted_at=[])
+
+
+def check_url(url: str) -> str:
+    """Return the address without what follows the port and path. UsageProblem where it is none."""
+    try:
+        place = urlsplit(url)
+        (place.hostname or "").encode("idna").decode()
+        place.path.encode("ascii")
+        good = place.scheme in ("http", "https") and bool(place.hostname) and place.port != 0
+        good = good and place.username is None and not set(url) & set(" \t\r\n\x00?#")
+    except ValueError:
+        good = False
+    if not good:
+        raise UsageProblem(f"{url[:200]} is no address of a server; give one such as http://127.0.0.1:8000")
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def find(url: str, key: str | None = None) -> Server:
+    """Return what answers at this address. EnvironmentProblem where nothing does, or where it wants a key."""
+    server = Server(check_url(url), key)
+    try:
+        models = server.json("/v1/models")
+    except Refused as problem:
+        if " 401" in str(problem) or " 403" in str(problem):
+            raise EnvironmentProblem(f"{url} wants an API key; put it into the variable {KEY}") from None
+        raise EnvironmentProblem(f"{problem}; give the address of an OpenAI-compatible server, no page of it") from None
+    with contextlib.suppress(LookupError, TypeError):
+        model = models["data"][0]
+        server.model, server.root = _word(model, "id"), _word(model, "root")
+        server.id = model["id"]  # requests need it whole; vLLM's is a place, or owner/name
+    if not server.model:
+        raise EnvironmentProblem(f"{url} offers no model; give the address of an OpenAI-compatible server")
+    _name(server)
+    return server
+
+
+def _name(server: Server) -> None:
+    """Find out which engine it is, and what it says of itself."""
+    problem = ""
+    try:
+        server.engine, server.has_page = server.look().engine, True
+    except Refused:
+        pass
+    except EnvironmentProblem as said:
+        problem = f" ({said})"
+    if props := _page(server, "/props", "build_info", "default_generation_settings"):
+        server.engine, server.version = LLAMA, _word(props, "build_info")
+        server.root = _word(props, "model_path") or server.root
+        if not server.has_page:
+            server.remarks.append("llama-server was started without --metrics: no acceptance by position; add it")
+    elif version := _page(server, "/version", "version"):
+        server.engine, server.version = VLLM, _word(version, "version")
+    if server.engine == VLLM and not server.has_page:
+        then = "start it without --disable-log-stats, and give the engine's own address"
+        raise EnvironmentProblem(f"{server.url} is vLLM without counters{problem}; {then}")
+    if server.engine == OTHER:
+        server.remarks.append(f"{server.url} is no engine that is known here: times and texts only")
+
+
+def _page(server: Server, path: str, *names: str) -> dict[str, Any] | None:
+    """Return a JSON page that has one of these names; None where there is none such."""
+    with contextlib.suppress(EnvironmentProblem):
+        found = server.json(path)
+        if isinstance(found, dict) and any(name in found for name in names):
+            return found
+    return None
+
+
+def _word(found: Any, name: str) -> str:
+    """Return the last part of what a server calls something: no folders of its machine."""
+    word = found.get(name) if isinstance(found, dict) else None
+    return " ".join(word.split("/")[-1].split())[:60] if isinstance(word, str) else ""
+
+
+# --- one prompt after the other ---------------------------------------------------------------------------------------
+
+
+class Prompt(NamedTuple):
+    """A text to ask about, and what kind of text it is."""
+
+    kind: str
+    text: str
+
+
+class Pair(NamedTuple):
+    """One prompt: what the server that speculates answered, and the one that does not, where there is one."""
+
+    kind: str
+    prompt: str
+    speculative: Asked
+    plain: Asked | None
+
+    @property
+    def same_text(self) -> bool:
+        return self.plain is not None and self.plain.answer.text == self.speculative.answer.text
+
+    @property
+    def n_tokens(self) -> list[int]:
+        """Return the tokens of the answer by each server, the smaller number first."""
+        return sorted(one.answer.n_tokens for one in (self.speculative, self.plain) if one)
+
+    @property
+    def miscounted(self) -> bool:
+        """Tell whether a text has one number of tokens on one server, and another one on the other. One token more may
+        be the end of the text, which not every server counts."""
+        return self.same_text and self.n_tokens[-1] - self.n_tokens[0] > 1
+
+
+def text_of(path: Path, most: int, flag: str) -> str:
+    """Return a file's text. EnvironmentProblem where it cannot be read."""
+    try:
+        return read_bytes(path, most).decode()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        why = "it is no UTF-8 text" if isinstance(error, UnicodeDecodeError) else why
+        raise EnvironmentProblem(f"{flag} {shown(path)}: {why}; give another file") from None
+
+
+def prompts_of(path: Path | None) -> list[Prompt]:
+    """Return the prompts of a file, the lab's own ones where none is given. A line "%% KIND" begins each."""
+    found: list[Prompt] = []
+    for block in f"\n{text_of(path or OWN_TEXTS, LARGEST_TEXTS, '--texts')}".split("\n%%")[1:]:
+        kind, _, text = block.partition("\n")
+        if text.strip():
+            found.append(Prompt(" ".join(kind.split())[:20] or "text", text.strip()))
+    if not 0 < len(found) <= MOST_PROMPTS:
+        said = f"--texts {shown(path or OWN_TEXTS)} holds {len(found)} prompts, and 1 to {MOST_PROMPTS} are wanted"
+        raise EnvironmentProblem(f'{said}; begin each with a line such as "%% code"')
+    return found
+
+
+def api_key() -> str | None:
+    """Return the API key, which is never printed. UsageProblem where it could not stand in a request."""
+    found = os.environ.get(KEY, "").strip()
+    if not (found.isascii() and found.isprintable()):
+        raise UsageProblem(f"{KEY} holds characters that no key has; set it to the key alone")
+    return found or None
+
+
+def ask_all(
+    speculative: Server, plain: Server | None, prompts: Sequence[Prompt], n_tokens: int, chat: bool, seconds: float
+) -> tuple[list[Pair], list[Asked], bool]:
+    """Ask both servers every prompt, one request at a time, in an order that changes from prompt to prompt, and the
+    server that speculates the first AGAIN prompts once more. No new prompt is asked after so many seconds.
+
+    Returns the answers, those to prompts that were asked again, and whether the user has ended the list. What fails
+    after LEAST prompts ends the list and is noted: what was measured before it stays, and nothing is asked again.
+    """
+    servers = [server for server in (speculative, plain) if server]
+    for server in servers:  # a head before the prompt: no prompt's first answer finds it in a cache
+        server.ask(Order(f"First of all: {prompts[0].text}", WARM_UP_TOKENS, chat))
+    end, pairs, again = time.monotonic() + seconds, list[Pair](), list[Asked]()
+    orders = [Order(one.text, n_tokens, chat) for one in prompts]
+    try:
+        with progress(len(prompts), "prompt", "asking") as bar:
+            for number, prompt in enumerate(prompts):
+                if number >= LEAST and time.monotonic() > end:
+                    note(f"  the time of --seconds is over after {number} of {len(prompts)} prompts")
+                    break
+                turns = servers if number % 2 else servers[::-1]
+                found = {one: one.ask(orders[number]) for one in turns}
+                other = found[plain] if plain else None
+                pairs.append(Pair(prompt.kind, prompt.text, found[speculative], other))
+                bar.update()
+        for order in orders[:AGAIN] if len(pairs) == len(prompts) else []:
+            if time.monotonic() < end:
+                again.append(speculative.ask(order))
+    except (EnvironmentProblem, KeyboardInterrupt) as problem:
+        if len(pairs) < min(LEAST, len(prompts)):
+            raise
+        why = str(problem) or "stopped"
+        note(f"  only the first {len(pairs)} of {len(prompts)} prompts are counted: {why}")
+        return pairs, [], isinstance(problem, KeyboardInterrupt)
+    return pairs, again, False

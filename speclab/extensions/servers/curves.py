@@ -1,0 +1,243 @@
+"""Acceptance curves of drafts that are wrong on purpose, one for each shape, counted on the lab's pair.
+
+    python -m speclab.extensions.servers.curves
+    python -m speclab.extensions.servers.curves --limit 1       # one prompt of each kind: a try in a minute
+
+Each fault is known from public threads (docs/acceptance-curves.md), and none of them changes the text: it shows in the
+acceptance by position. What comes out is a line for each curve, with what the test of shapes says of it: counts and no
+times, so a busy machine changes nothing.
+"""
+
+if __name__ == "__main__":
+    from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+
+import copy
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from draft_models import ModelDrafter
+from speclab.cli import parsing
+from speclab.core.drafter import Drafter
+from speclab.core.rounds import Draft, Target
+from speclab.core.sampling import Sampling
+from speclab.drafts import registry
+from speclab.drafts.feature import FeatureDrafter
+from speclab.drafts.heads.feature import FeatureHead
+from speclab.drafts.heads.files import read_head
+from speclab.extensions.servers.counters import EngineCounts, of_rounds
+from speclab.extensions.servers.diagnose import ENDS, FORGETS, Shape, fell_by_threshold, shape_of, shape_of_two
+from speclab.extensions.servers.referee import rounds_of
+from speclab.lab.noisy import noisy
+from speclab.models import loading, prompts
+from speclab.models.cached import CachedModel
+from speclab.models.prompts import Prompt
+from speclab.models.setup import Setup, load_setup
+from speclab.system.errors import reports_problems
+from speclab.system.terminal import say
+from speclab.theory import positions
+
+LOW_LAYERS = (0, 1, 2)  # of the target, where the head was trained with three others
+WINDOW = 240  # positions that the buffer of states has
+LONG_TEXT = 160  # new tokens where a curve is cut by its place in the text
+LEAST_PROBABLE = 0.3  # of a drafted token, where a draft with a threshold goes on
+NOISE = 0.4  # of the spread of each matrix of the draft
+SHOWN = 8  # positions
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+class WrongLayers(FeatureDrafter):
+    """Reads the states after other layers than those that its head was trained with."""
+
+    def __init__(self, head: FeatureHead, ids: Tensor | None = None):
+        super().__init__(head, ids)
+        self._layers = LOW_LAYERS
+
+
+class OneOff(FeatureDrafter):
+    """Reads every state with the token at its own place, where it should read the token after it."""
+
+    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
+        super().prefill(target, prompt, sampling)
+        self._tokens, self._last = prompt[:, :-1], int(prompt[0, -1])
+
+    def observe(self, n_accepted: int, committed: list[int]) -> None:
+        tokens = [self._last, *committed[:-1]]
+        self._last = committed[-1]
+        super().observe(n_accepted, tokens)
+
+
+class StaleToken(FeatureDrafter):
+    """Reads in every pass after the first one the token before the one that it should read."""
+
+    _before: Tensor | None
+
+    def _catch_up(self) -> tuple[Tensor, Tensor]:
+        self._before = None
+        return super()._catch_up()
+
+    def _forward(self, states: Tensor, tokens: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        read = tokens if self._before is None else self._before
+        self._before = tokens[:, -1:]
+        return super()._forward(states, read, length)
+
+
+def without_markov(drafter: Any) -> Drafter:
+    """Return a block draft without its Markov bias: no place of a block knows which token the one before it has got."""
+    changed = copy.deepcopy(drafter.head)
+    changed.markov_head = None
+    return type(drafter)(changed, drafter.ids)
+
+
+class Window(FeatureDrafter):
+    """Hands the states over in a buffer that ends: behind it, the states of the text's beginning are read again."""
+
+    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
+        super().prefill(target, prompt, sampling)
+        self._buffer = self._hidden[:, :WINDOW]
+
+    def propose(self, k: int, uniforms: Tensor) -> Draft:
+        places = torch.arange(self._length, self._length + self._hidden.shape[1])
+        missing = WINDOW - self._buffer.shape[1]
+        self._buffer = torch.cat([self._buffer, self._hidden[:, places >= self._buffer.shape[1]][:, :missing]], dim=1)
+        old = self._buffer[:, places % self._buffer.shape[1]]
+        self._hidden = torch.where((places < WINDOW)[None, :, None], self._hidden, old)
+        return super().propose(k, uniforms)
+
+
+class ForgetsCached(FeatureDrafter):
+    """Gets the state of the last token alone where the target has read the prompt before, and all of its tokens.
+
+    The states of a cached prompt were not stored with its keys and values. From then on every state is read with a
+    token of long ago.
+    """
+
+    def __init__(self, head: FeatureHead, ids: Tensor | None = None):
+        super().__init__(head, ids)
+        self.seen: set[tuple[int, ...]] = set()
+
+    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
+        super().prefill(target, prompt, sampling)
+        tokens = tuple(prompt[0].tolist())
+        self._queue: list[int] = []
+        if tokens in self.seen:
+            self._queue = list(tokens[1:])
+            self._hidden, self._tokens = self._hidden[:, -1:], prompt[:, :0]
+        self.seen.add(tokens)
+
+    def observe(self, n_accepted: int, committed: list[int]) -> None:
+        self._queue += committed
+        tokens, self._queue = self._queue[: len(committed)], self._queue[len(committed) :]
+        super().observe(n_accepted, tokens)
+
+
+def head(setup: Setup, kind: Callable[[Any, Any], Drafter]) -> Drafter:
+    """Return the lab's feature head as a draft of this class."""
+    found, ids = read_head(str(loading.LAB_PAIR / "feature"), setup.target.model)
+    target = setup.target  # it keeps the states of these layers from now on
+    target.hidden_layers = tuple(sorted({*target.hidden_layers, *found.config.layers, *LOW_LAYERS}))
+    return kind(found, ids)
+
+
+def noisy_draft(setup: Setup) -> Drafter:
+    [draft] = registry.make("model", setup, 0).models
+    return ModelDrafter(setup.cached(noisy(draft.model, NOISE, seed=0), draft.vocab_size))
+
+
+class OtherDefault(ModelDrafter):
+    """Ends drafts early, but for those of prompts that were asked before: of these it drafts all k tokens."""
+
+    def __init__(self, draft: CachedModel):
+        super().__init__(draft)
+        self.seen: set[tuple[int, ...]] = set()
+
+    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
+        super().prefill(target, prompt, sampling)
+        tokens = tuple(prompt[0].tolist())
+        self.keep_drafting = None if tokens in self.seen else lambda share: share > LEAST_PROBABLE
+        self.seen.add(tokens)
+
+
+# --- curves -----------------------------------------------------------------------------------------------------------
+
+
+class Case(NamedTuple):
+    """One draft: a curve, or two on parts of its texts. cut: a place in the text, for rounds before it and behind it.
+    twice: every prompt a second time. two: the shape of both curves, which the first position tells; None: f tells it.
+    """
+
+    name: str
+    k: int
+    make: Callable[[Setup], Drafter]
+    cut: int = 0
+    twice: bool = False
+    two: Shape | None = None
+
+
+CASES = (
+    Case("feature head", 4, lambda setup: registry.make("feature", setup, 0)),  # nothing is wrong
+    Case("one off", 4, lambda setup: head(setup, OneOff)),
+    Case("stale token", 4, lambda setup: head(setup, StaleToken)),
+    Case("other layers", 4, lambda setup: head(setup, WrongLayers)),
+    Case("independent", 7, lambda setup: without_markov(registry.make("block", setup, 0))),
+    Case("k = 16", 16, lambda setup: registry.make("model", setup, 0)),
+    Case("target as draft", 4, lambda setup: ModelDrafter(setup.cached(setup.target.model, setup.target.vocab_size))),
+    Case("noise", 4, noisy_draft),
+    Case("buffer", 4, lambda setup: head(setup, Window), cut=WINDOW, two=ENDS),
+    Case("cached", 4, lambda setup: head(setup, ForgetsCached), twice=True, two=FORGETS),
+    Case("threshold", 8, lambda setup: OtherDefault(*registry.make("model", setup, 0).models), twice=True),
+)
+
+
+@reports_problems
+def main(argv: list[str] | None = None) -> int:
+    parser = parsing.make_parser(__doc__, "python -m speclab.extensions.servers.curves")
+    at_least = parsing.at_least
+    parser.add_argument("--limit", type=at_least(0), default=0, metavar="N", help="prompts of each kind (default: all)")
+    parser.add_argument("--max-new-tokens", type=at_least(8), default=64, metavar="N", help="per prompt (default: 64)")
+    args = parser.parse_args(argv)
+    setup = load_setup(loading.LAB_TARGET, engine="eager")
+    texts = prompts.first_of_each_kind(prompts.encode(prompts.standard(), setup.tokenizer), args.limit)
+    say("curve                     k  rounds     f  tok/rnd  shape: kept of the rounds that reach each position")
+    for case in CASES:
+        found = curves_of(setup, case, texts, args.max_new_tokens)
+        for name, counts in found.items():
+            say(line(name, case.k, counts))
+        if len(found) > 1:
+            earlier, later = found.values()
+            both = shape_of_two(earlier, later, case.two) if case.two else fell_by_threshold(earlier, later)
+            say(f"{' and '.join(found)}: {both.name if both else '-'}")
+    return 0
+
+
+def line(name: str, k: int, counts: EngineCounts) -> str:
+    """Return a curve as the terminal shows it."""
+    shape, rates = shape_of(counts), positions.conditional_rates(counts.n_drafts, counts.accepted_at)[:SHOWN]
+    by_position = " ".join("-" if rate is None else f"{rate:.2f}" for rate in rates)
+    f, tau = counts.n_accepted / max(1, counts.n_drafted), 1 + counts.n_accepted / max(1, counts.n_drafts)
+    words = shape.name if shape else "-"
+    return f"{name:<24}{k:>3}{counts.n_drafts:>8}{f:>6.2f}{tau:>9.2f}  {words}: {by_position}"
+
+
+def curves_of(setup: Setup, case: Case, texts: Sequence[Prompt], n_tokens: int) -> dict[str, EngineCounts]:
+    """Return the curves of a case by their names."""
+    drafter, n_tokens = case.make(setup), LONG_TEXT if case.cut else n_tokens
+    parts: dict[str, list[tuple[int, int]]] = {}
+    for turn in ("first", "second")[: 1 + case.twice]:
+        for prompt in texts:
+            place = prompt.ids.shape[1]
+            for one in rounds_of(setup, drafter, prompt, case.k, n_tokens):
+                part = ("before" if place < case.cut else "behind") if case.cut else turn
+                name = f"{case.name}: {part}" if case.cut or case.twice else case.name
+                parts.setdefault(name, []).append((one.n_drafted, one.n_accepted))
+                place += len(one.tokens)
+    return {name: of_rounds(rounds, case.k) for name, rounds in parts.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
