@@ -49,6 +49,9 @@ class TableModel:
     def replace_unknown(self, ids: Tensor) -> Tensor:
         return ids
 
+    def chain(self, tokens: Tensor, k: int) -> None:
+        """There is no call of several passes."""
+
     def prefill(self, prompt: Tensor) -> Tensor:
         self.length = prompt.shape[1]
         return self.logits[prompt[:, -1:]]

@@ -231,7 +231,7 @@ PROCESS = os.getpid()
 
 
 def _write(item: pytest.Item, outcome: str, **rest) -> None:
-    """Append a line to the file that the runner reads: the test file, the case, and a Check of the checklist.
+    """Append a line to the file that the runner reads: the test file, the case, and a Check of learner/checks.py.
 
     The outcome is passed, todo, failed, or none.
     """

@@ -448,6 +448,9 @@ class CountingModel:
     def replace_unknown(self, ids):
         return ids
 
+    def chain(self, tokens, k):
+        """There is no call of several passes."""
+
     def prefill(self, prompt):
         self.length, self.widths = prompt.shape[1], []
         return torch.zeros(1, 1, self.vocab_size)

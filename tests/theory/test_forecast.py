@@ -63,6 +63,9 @@ class TableModel:
     def replace_unknown(self, ids: torch.Tensor) -> torch.Tensor:
         return ids
 
+    def chain(self, tokens: torch.Tensor, k: int) -> None:
+        """There is no call of several passes."""
+
     def prefill(self, prompt: torch.Tensor) -> torch.Tensor:
         self.tokens, self.widths = prompt[0].tolist(), []
         return self._logits(len(self.tokens) - 1)

@@ -70,7 +70,7 @@ def test_the_best_length_is_the_best_of_all_and_no_draft_passes_the_ceiling(kept
 
 def test_formulas_and_counts_import_without_torch():
     """So a command that asks a server starts at once, also where torch is not installed."""
-    names = ["positions", "formulas", "forecast", "costs", "attribution", "knees", "ladder", "noise", "drift"]
+    names = ["positions", "formulas", "forecast", "costs", "attribution", "ladder", "noise", "drift"]
     modules = ", ".join(["speclab.core.counts", "speclab.records.log", *(f"speclab.theory.{name}" for name in names)])
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

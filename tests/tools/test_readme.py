@@ -48,6 +48,8 @@ FROZEN = ("ahead", "families", "margins", "places", "rules", "scaling")
 FROZEN += ("smollm2-margins", "smollm2-places", "verdicts")
 OF_THE_PAST |= {f"cpu-2-cores-{name}" for name in FROZEN}
 OF_THE_PAST |= {path.stem for path in (ROOT / "results").glob("cpu-2-cores-*wrong-servers.json")}
+OF_THE_PAST |= {path.stem for path in (ROOT / "results").glob("cpu-2-cores-sweep-*.json")} - {"cpu-2-cores-sweep-batch"}
+OF_THE_PAST |= {"cpu-2-cores-plan"}
 RECORDS = sorted((ROOT / "results").glob("cpu-2-cores*.json"))
 WITH_A_PAGE = [path for path in RECORDS if path.with_suffix(".md").exists() and path.stem not in OF_THE_PAST]
 

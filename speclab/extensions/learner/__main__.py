@@ -14,10 +14,6 @@ With --run, the functions that pass their checks then decide in one of the lab's
     python check.py 2,3 --run optimized_speculative.py --stream  # these only; what follows --run is the script's
     python check.py 4 --run compare.py --temperature 0.8         # exercise 4 decides the sampled rows
 
-Batches and trees are decoded with the functions of exercises 14 to 16 by a command of its own:
-
-    python -m speclab.extensions.learner run 14                  # also 15 and 16; run --help says more
-
 Underneath it is pytest (tests/exercises/), in a process of its own, which is ended together with all that your code has
 started. Exit code 0 when nothing is wrong: a function that is still open is not wrong. Exit code 1 when a check fails,
 or a text is not the baseline's.
@@ -28,7 +24,7 @@ import sys
 
 from exercises.guard import PACKAGES
 from speclab.cli import parsing
-from speclab.extensions.learner import checklist, runner
+from speclab.extensions.learner import checks
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.numbers import whole_number
 from speclab.system.terminal import say
@@ -37,12 +33,7 @@ from speclab.system.terminal import say
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     """Run the checks and say what became of them, or run a script.  -> exit code"""
-    words = sys.argv[1:] if argv is None else argv
-    if words[:1] == ["run"]:
-        from speclab.extensions.learner.rows_and_trees import command  # here, as below
-
-        return command.run(words[1:], PACKAGES)
-    known = checklist.exercises()
+    known = checks.exercises()
     parser = parsing.make_parser(__doc__, "check.py")
     parser.add_argument(
         "exercises", nargs="*", type=_numbers_among(known), metavar="N", help="exercises by number (default: all)"
@@ -55,27 +46,28 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--run", nargs=argparse.REMAINDER, metavar="SCRIPT", help="a script of the lab, then the script's own flags"
     )
-    args = parser.parse_args(words)
+    args = parser.parse_args(argv)
     numbers: list[int] = sorted({number for some in args.exercises for number in some})
-    if len(numbers) != 1 and (flag := _first_given(args, "hint", "traceback")):
-        raise UsageProblem(f"{flag} needs one exercise; type: {checklist.check_command('3', flag)}")
+    flag = "--hint" if args.hint else "--traceback" if args.traceback else None
+    if flag and len(numbers) != 1:
+        raise UsageProblem(f"{flag} needs one exercise; type: {checks.check_command('3', flag)}")
+    if flag and args.run is not None:
+        raise UsageProblem(f"--run starts a script, and {flag} is about a check; leave one of the two out")
     if args.run is not None:
-        if flag := _first_given(args, "hint", "traceback"):
-            raise UsageProblem(f"--run starts a script, and {flag} is about a check; leave one of the two out")
         from speclab.extensions.learner import run  # here: it loads torch, and the checks answer at once
 
         return run.run(args.impl, numbers, args.run)
     chosen = [exercise for exercise in known if not numbers or exercise.number in numbers]
-    runner.run_checks(args.impl, chosen)
+    checks.run_checks(args.impl, chosen)
     if args.hint:
-        say(checklist.hint_text(chosen[0], args.hint))
+        say(checks.hint_text(chosen[0], args.hint))
         return 0
-    say(checklist.report(chosen[0], args.traceback) if len(numbers) == 1 else checklist.summary(chosen))
-    say("\n" + checklist.next_step(chosen, args.impl))
+    say(checks.report(chosen[0], args.traceback) if len(numbers) == 1 else checks.summary(chosen))
+    say("\n" + checks.next_step(chosen, args.impl))
     return int(any(exercise.failed for exercise in chosen))
 
 
-def _numbers_among(known: list[checklist.Exercise]):
+def _numbers_among(known: list[checks.Exercise]):
     """An argparse type: the numbers of some exercises, in order."""
     numbers = [exercise.number for exercise in known]
 
@@ -86,11 +78,6 @@ def _numbers_among(known: list[checklist.Exercise]):
         return sorted({number for number in found if number is not None})
 
     return parse
-
-
-def _first_given(args: argparse.Namespace, *names: str) -> str | None:
-    """Return the first of these flags that has a value, as it is typed; None where none has."""
-    return next((f"--{name}" for name in names if getattr(args, name)), None)
 
 
 if __name__ == "__main__":

@@ -91,27 +91,17 @@ def each(what: str, *checks: Callable[[Any], Any]) -> Callable[[Any], list]:
 
 
 class _Short(reprlib.Repr):
-    """Arguments that a learner can type in again; a long text keeps its two ends, a tensor only its shape."""
-
-    def __init__(self):
-        super().__init__()
-        self.maxlist = self.maxtuple = 24
-        self.maxother = self.maxstring = 60
-
-    def repr_list(self, x: list, level: int) -> str:
-        if len(x) <= self.maxlist:
-            return super().repr_list(x, level)
-        ends = [", ".join(self.repr1(i, level - 1) for i in part) for part in (x[:8], x[-8:])]
-        return f"[{ends[0]}, ..., {ends[1]}] ({len(x)} of them)"
+    """Arguments that a learner can type in again; a long text keeps its beginning, a tensor only its shape."""
 
     def repr1(self, x: Any, level: int) -> str:
         if isinstance(x, Tensor):
             return f"a tensor of shape {tuple(x.shape)}"
         if callable(x):
             return f"the function {getattr(x, '__name__', type(x).__name__)}"
-        if type(x).__repr__ is object.__repr__:
-            return f"a {type(x).__name__}"
-        return super().repr1(x, level)
+        return f"a {type(x).__name__}" if type(x).__repr__ is object.__repr__ else super().repr1(x, level)
 
 
-short = _Short().repr
+_SHORT = _Short()
+_SHORT.maxlist = _SHORT.maxtuple = 24
+_SHORT.maxother = _SHORT.maxstring = 60
+short = _SHORT.repr

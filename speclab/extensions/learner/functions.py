@@ -2,7 +2,9 @@
 learner's and the others the lab's. run.py asks for them. The baseline itself stays the lab's own.
 """
 
+import contextlib
 import functools
+import operator
 import time
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -16,24 +18,13 @@ from draft_models import ModelDrafter, NgramDrafter
 from exercises.guard import restart
 from speclab.core.accept import accept_from_logits
 from speclab.core.clock import old_objects_frozen, synchronize
-from speclab.core.drafter import Drafter
-from speclab.core.rounds import AcceptResult, DecodeSettings, Draft, tokens_of
+from speclab.core.drafter import Drafter, Wrapper
+from speclab.core.rounds import AcceptResult, DecodeSettings, Draft, Round, Target, tokens_of
 from speclab.core.rules import TOKEN, Rule
-from speclab.core.sampling import Sampling
-from speclab.drafts.feature import FeatureDrafter
+from speclab.core.sampling import NOT_FINITE, Sampling, draw, most_probable, to_host
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength
-from speclab.extensions.learner.adapters import (
-    CheckedDrafter,
-    LearnerCatchUp,
-    LearnerLength,
-    LearnerStop,
-    accept_greedy,
-    accept_sampled,
-    whole_loop,
-)
-from speclab.extensions.learner.ask import ask, each, finite, seconds, whole
-from speclab.extensions.learner.heads import LearnerFeature
+from speclab.extensions.learner.ask import Impossible, ask, each, finite, seconds, short, whole
 from speclab.lab.instruments import Loop, LoopFunctions
 from speclab.models.cached import tokens_to_keep
 from speclab.models.prompts import Prompt
@@ -54,17 +45,12 @@ ROLES = {
     8: "the whole loop",
     9: "when a draft stops",
     10: "verification when sampling, all drafts together",
-    11: "what a feature draft reads",
 }
-# The field of LoopFunctions that an exercise changes, beside those that `adapt` changes; 10 is another rule.
-FIELDS = {1: "shapes", 2: "accept", 3: "keeps", 4: "accept", 8: "decode", 10: "rule"}
 WHOLE_LOOP = 8  # takes the place of all others
 BLOCK_RULE = 10  # takes the place of exercise 4
-BY_NUMBER = {WHOLE_LOOP, BLOCK_RULE}  # only where they are asked for
-OWN_RUNS = (14, 15, 16)  # they decode batches and trees: rows_and_trees/command.py
+FIRST_LENGTH = 4  # tokens of the first draft, before the rule of exercise 6 has seen a round
 # What a run says of BLOCK_RULE; a learner's function judges.
 TOGETHER = Rule("block", accept_from_logits, "drafted tokens are judged together (block verification)")
-
 
 Modules = dict[int, ModuleType]  # of the exercises in use, by their numbers
 
@@ -78,35 +64,73 @@ def learner_functions(
     """
     used = ", ".join(f"{n} ({ROLES[n]})" for n in modules)
     rest = ", ".join(f"{n} ({ROLES[n]}: {status})" for n, status in (unfinished or {}).items())
-    if WHOLE_LOOP in modules:
-        loop = functools.partial(whole_loop, modules[WHOLE_LOOP].decode)
     return LoopFunctions(
-        loop,
+        functools.partial(_whole_loop, modules[WHOLE_LOOP].decode) if WHOLE_LOOP in modules else loop,
         accept=functools.partial(accept, modules),
         keeps=functools.partial(keep_tokens, modules),
         adapt=functools.partial(adapt, modules),
         rule=TOGETHER if BLOCK_RULE in modules else TOKEN,
-        shapes=functools.partial(shapes, modules[1]) if 1 in modules else None,
+        shapes=functools.partial(ask, 1, modules[1].shapes) if 1 in modules else None,
         is_right=functools.partial(is_right, package, modules),
         about=f"from {package}/: {used}" + (f"; the lab's own: {rest}" if rest else ""),
     )
 
 
-# --- the loop ---------------------------------------------------------------------------------------------------------
+def _whole_loop(decode: Callable[..., Iterator[Round]], *args, **_) -> Iterator[Round]:
+    """Exercise 8's `decode`, called as the lab's loop is; every round is asked for by itself."""
+    rounds = ask(8, decode, *args)
+
+    def next_round(*_):
+        return next(rounds, None)
+
+    next_round.__qualname__ = "decode"  # as a Problem names it
+    while (round_ := ask(8, next_round, *args, lab_inside=True)) is not None:
+        yield round_
+
+
+# --- the accept rule, and what stays in a cache -----------------------------------------------------------------------
 
 
 def accept(modules: Modules, draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
-    """An accept rule: exercise 2 on greedy rows, 4 or 10 on sampled ones, the lab's where it is not in use."""
-    if sampling.greedy and 2 in modules:
-        decided = accept_greedy(modules[2], draft, logits)
-    elif not sampling.greedy and BLOCK_RULE in modules:
-        rule = modules[BLOCK_RULE].verify_block
-        decided = accept_sampled(BLOCK_RULE, rule, draft, sampling.probs(logits), uniforms)
-    elif not sampling.greedy and 4 in modules:
-        decided = accept_sampled(4, modules[4].verify_draft, draft, sampling.probs(logits), uniforms)
-    else:
+    """An accept rule: exercise 2 on greedy rows, 4 or 10 on sampled ones, the lab's where it is not in use.
+
+    logits: (1, n + 1, vocab). uniforms: (1, at least n + 1).
+    """
+    number = 2 if sampling.greedy else BLOCK_RULE if BLOCK_RULE in modules else 4
+    if number not in modules:
         return accept_from_logits(draft, logits, sampling, uniforms)
-    return AcceptResult(*(torch.tensor([number], device=logits.device) for number in decided))
+    if sampling.greedy:
+        own = to_host(most_probable(logits)[0])  # n + 1
+        drafted = draft.tokens[0].tolist()
+        n_accepted = ask(2, modules[2].count_accepted, drafted, own, check=whole(0, len(drafted)))
+        token = ask(2, modules[2].next_token, own, n_accepted, check=whole(0, logits.shape[-1] - 1))
+    else:
+        rule = modules[4].verify_draft if number == 4 else modules[BLOCK_RULE].verify_block
+        n_accepted, token = accept_sampled(number, rule, draft, sampling.probs(logits), uniforms)
+    return AcceptResult(*(torch.tensor([number], device=logits.device) for number in (n_accepted, token)))
+
+
+def accept_sampled(
+    number: int, rule: Callable, draft: Draft, target_probs: Tensor, uniforms: Tensor
+) -> tuple[int, int]:
+    """The rule of exercise 4 or 10 on probabilities (1, n + 1, vocab).  -> n_accepted, next token"""
+    drafted, vocab = draft.tokens[0].tolist(), target_probs.shape[-1]
+    draft_probs = draft.probs
+    if draft_probs is None:  # prompt lookup is certain of what it proposes
+        draft_probs = torch.nn.functional.one_hot(draft.tokens, vocab).to(target_probs.dtype)
+    if not (target_probs.isfinite().all() and draft_probs.isfinite().all()):
+        return 0, NOT_FINITE  # the loop reports it
+
+    def draw_one(probs: Tensor, uniform: float) -> int:
+        """(vocab,) probabilities and a number in [0, 1) -> an id"""
+        return int(draw(probs[None], uniforms.new_tensor([uniform]))[0])
+
+    # Copies: the draft's were made in inference mode, where a learner's in-place step would be an error.
+    numbers = uniforms[0, : len(drafted) + 1].tolist()
+    pair = each("a pair (n_accepted, next token)", whole(0, len(drafted)), whole(0, vocab - 1))
+    probs = (draft_probs[0].clone(), target_probs[0].clone())
+    n_accepted, token = ask(number, rule, drafted, *probs, numbers, draw_one, check=pair)
+    return n_accepted, token
 
 
 def keep_tokens(modules: Modules, n_cached: int, n_committed: int) -> int:
@@ -116,65 +140,154 @@ def keep_tokens(modules: Modules, n_cached: int, n_committed: int) -> int:
     return ask(3, modules[3].tokens_to_keep, n_cached, n_committed, check=whole(0, n_cached))
 
 
-def adapt(modules: Modules, drafter: Drafter, longest: int | None = None) -> Drafter:
-    """The drafter of one decoding: exercise 7 in place of the n-grams, exercise 3 feeding a model, exercises 11 and
-    in drafts with a head, exercise 9 where a draft chooses its length, exercise 6 around any of them where
-    `longest` says up to which it may choose. What IN_ITS_PLACE does not name is an instrument, and stays the lab's.
+# --- drafters ---------------------------------------------------------------------------------------------------------
 
-    UsageProblem for a draft that runs a part of the target, with a loop of the learner's own, whose passes are whole.
+
+def adapt(modules: Modules, drafter: Drafter, longest: int | None = None) -> Drafter:
+    """The drafter of one decoding: exercise 7 in place of the n-grams, exercise 3 feeding a model, exercise 9 where a
+    draft chooses its length, exercise 6 around any of them where `longest` says up to which it may choose.
+
+    Exactly these classes: what is derived from one of them is no draft that an exercise writes. UsageProblem for a
+    draft that runs a part of the target, with a loop of the learner's own, whose passes are whole.
     """
     if WHOLE_LOOP in modules and any(part.pass_share < 1 for part in drafter.parts):
         raise UsageProblem("the loop of exercise 8 verifies with whole passes; use another --draft")
-    if type(drafter) in IN_ITS_PLACE:
-        drafter = IN_ITS_PLACE[type(drafter)](modules, drafter)
+    if type(drafter) is NgramDrafter and 7 in modules:
+        drafter = CheckedDrafter(modules[7].MyDrafter)
+    elif type(drafter) is ModelDrafter and 3 in modules:
+        drafter = LearnerCatchUp(drafter, modules)
+    elif type(drafter) in (HybridDrafter, AutoLength):
+        wrapper: Any = drafter
+        wrapper.drafter = adapt(modules, wrapper.drafter)
+        if type(drafter) is AutoLength and 9 in modules and wrapper.drafter.asks_to_go_on:
+            drafter = LearnerStop(drafter, modules[9].keep_drafting)
     if 6 in modules and longest is not None:
         drafter = LearnerLength(drafter, modules[6].next_draft_length, longest)
     return drafter
 
 
-def _lookup(modules: Modules, drafter: NgramDrafter) -> Drafter:
-    return CheckedDrafter(modules[7].MyDrafter) if 7 in modules else drafter
+class LearnerCatchUp(ModelDrafter):
+    """A draft model that is rolled back and fed as exercise 3 says."""
+
+    def __init__(self, drafter: ModelDrafter, modules: Modules):
+        super().__init__(drafter.draft)
+        self._modules = modules
+        self._committed: list[int] = []
+
+    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
+        """As the lab's, and remember the text."""
+        super().prefill(target, prompt, sampling)
+        # As many tokens as the cache holds; where it holds no prompt, they are never fed again.
+        self._committed = prompt[0, : self.draft.length].tolist()
+
+    def observe(self, n_accepted: int, committed: list[int]) -> None:
+        """Crop the draft's cache and ask what it lacks. Raises Problem where the answer is another.
+
+        Too much or too little would be lossless and never seen in the text: only the draft would get worse.
+        """
+        self._committed += committed
+        self._n_committed = len(self._committed)
+        kept = keep_tokens(self._modules, self.draft.length, self._n_committed)
+        self.draft.crop(kept)
+        self._not_fed = self._committed[kept:]
+        ask(3, self._modules[3].catch_up, self._committed, kept, check=self._check)
+
+    def _check(self, answer: Any) -> None:
+        """Is this what the draft's cache lacks?"""
+        with contextlib.suppress(Exception):  # what is in it cannot be a whole number
+            if isinstance(answer, list | tuple) and list(map(operator.index, answer)) == self._not_fed:
+                return
+        raise Impossible(f"{short(answer)}; missing in the draft's cache are {short(self._not_fed)}")
 
 
-def _model(modules: Modules, drafter: ModelDrafter) -> Drafter:
-    if 3 not in modules:
-        return drafter
-    return LearnerCatchUp(drafter, functools.partial(keep_tokens, modules), modules[3].catch_up)
+class CheckedDrafter(Drafter):
+    """Exercise 7's drafter; what it proposes is looked at before the target is fed with it."""
+
+    def __init__(self, make: Callable[[], Drafter]):
+        self._inner, self._vocab_size = ask(7, make), 0
+
+    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
+        """Hand the prompt to the learner's drafter."""
+        self._vocab_size = target.vocab_size
+        ask(7, self._inner.prefill, target, prompt, sampling)
+
+    def propose(self, k: int, uniforms: Tensor) -> Draft:
+        """The learner's draft. Raises Problem where it has other shapes, kinds or ids than a draft can have."""
+        return ask(7, self._inner.propose, k, uniforms, check=functools.partial(self._checked, k))
+
+    def _checked(self, k: int, draft: Any) -> Draft:
+        """The same draft, its size counted."""
+        tokens: Any = getattr(draft, "tokens", None)
+        probs: Any = getattr(draft, "probs", None)
+        fits = isinstance(tokens, Tensor) and tokens.dtype == torch.long and tokens.ndim == 2 and tokens.shape[0] == 1
+        if not fits or tokens.shape[1] > k or not ((tokens >= 0) & (tokens < self._vocab_size)).all():
+            needed = f"ids of shape (1, n), n at most {k}, from 0 to {self._vocab_size - 1}"
+            raise Impossible(f"{short(tokens)} as its tokens, not {needed}")
+        shape = (*tokens.shape, self._vocab_size)
+        if probs is not None and not (isinstance(probs, Tensor) and probs.is_floating_point() and probs.shape == shape):
+            raise Impossible(f"{short(probs)} as its probs, not None or floats of shape {shape}")
+        return Draft(tokens, torch.full((1,), tokens.shape[1], device=tokens.device), probs)
+
+    def observe(self, n_accepted: int, committed: list[int]) -> None:
+        """Tell the learner's drafter what was committed."""
+        ask(7, self._inner.observe, n_accepted, committed)
 
 
-def _feature(modules: Modules, drafter: FeatureDrafter) -> Drafter:
-    return LearnerFeature(drafter, modules[11].new_pairs, modules[11].draft_chain) if 11 in modules else drafter
+class LearnerLength(Wrapper):
+    """Around any drafter: exercise 6's rule chooses how long the next draft may be."""
+
+    def __init__(self, drafter: Drafter, rule: Callable[[int, int, int, int], int], longest: int):
+        self.drafter, self._rule, self._longest = drafter, rule, longest
+
+    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
+        """Begin a text with the first length."""
+        self._length = min(FIRST_LENGTH, self._longest)
+        self._n_drafted: int | None = None  # None before the first round
+        self.drafter.prefill(target, prompt, sampling)
+
+    def propose(self, k: int, uniforms: Tensor) -> Draft:
+        """At most `k` tokens, and no more than the rule said."""
+        length = min(k, self._length)
+        draft = self.drafter.propose(length, uniforms[:, :length])
+        self._n_drafted = draft.tokens.shape[1]
+        return draft
+
+    def observe(self, n_accepted: int, committed: list[int]) -> None:
+        """Ask the rule for the next length."""
+        if self._n_drafted is not None:
+            args = (self._length, self._n_drafted, n_accepted, self._longest)
+            self._length = ask(6, self._rule, *args, check=whole(0, self._longest))
+        self.drafter.observe(n_accepted, committed)
 
 
-def _hybrid(modules: Modules, drafter: HybridDrafter) -> Drafter:
-    drafter.drafter = adapt(modules, drafter.drafter)
-    return drafter
+class LearnerStop(AutoLength):
+    """`-k auto` in which exercise 9's rule says after each token whether to draft another one."""
+
+    def __init__(self, drafter: AutoLength, rule: Callable[[list[float], list[float], list[float], float], bool]):
+        super().__init__(drafter.drafter)
+        self.costs, self.seen, self._rule = drafter.costs, drafter.seen, rule
+
+    def _pays(self, probability: float) -> bool:
+        self._probabilities.append(probability)
+        costs, drawn = self.costs[self._temperature], [self._acceptance.given(one) for one in self._probabilities]
+        if len(drawn) >= self._last:
+            return False
+        later = self._chain[len(drawn) : self._last]
+        seconds = [costs.seconds(n) for n in range(self._last + 1)]
+        return ask(9, self._rule, drawn, later, seconds, self._rate, check=bool)
 
 
-def _auto(modules: Modules, drafter: AutoLength) -> Drafter:
-    # A head is asked after each token whether it goes on; exercise 11 has a fixed length.
-    drafter.drafter = adapt({n: module for n, module in modules.items() if n != 11}, drafter.drafter)
-    goes_on = 9 in modules and drafter.drafter.asks_to_go_on
-    return LearnerStop(drafter, modules[9].keep_drafting) if goes_on else drafter
-
-
-# Exactly these classes: what is derived from one of them is no draft that an exercise writes.
-IN_ITS_PLACE: dict[type[Drafter], Callable[[Modules, Any], Drafter]] = {
-    NgramDrafter: _lookup,
-    ModelDrafter: _model,
-    FeatureDrafter: _feature,
-    HybridDrafter: _hybrid,
-    AutoLength: _auto,
-}
-
-
-# --- a text ----------------------------------------------------------------------------------------------------------
+# --- a text -----------------------------------------------------------------------------------------------------------
 
 
 def is_right(
     package: str, modules: Modules, setup: Setup, prompt: Prompt, settings: DecodeSettings, tokens: list[int]
 ) -> bool:
-    """Print exercise 0's numbers of another decoding of the prompt; or hold a greedy text against the baseline's."""
+    """Print exercise 0's numbers of another decoding of the prompt; or hold a greedy text against the baseline's.
+
+    Functions may pass their checks and still make a wrong text. Another choice between two logits that are equal but
+    for rounding is right.
+    """
     ids = prompt.ids.to(setup.device)
     if 0 in modules:
         print("yours, after a warm-up:", _rated(modules[0], setup, ids, settings))
@@ -182,9 +295,18 @@ def is_right(
     if not settings.sampling.greedy:
         return True
     baseline = tokens_of(autoregressive_decode(setup.target, ids, settings))
-    fine, verdict = judge_text(setup, prompt, baseline, tokens)
-    print(verdict if fine else f"{verdict}; decided by {package} {', '.join(map(str, modules))}")
-    return fine
+    divergence = judge_divergence(setup.reference, prompt.id_list, baseline, tokens, setup.target.vocab_size)
+    if divergence is None:
+        print("the baseline's text: identical")
+        return True
+    at, pair = divergence.position, (divergence.baseline_token, divergence.speculative_token)
+    if divergence.numerical:
+        print(f"the baseline's text: another choice between two equal logits at new token {at}")
+        return True
+    expected, given = (repr(setup.token_text(prompt, baseline[:at], id)) if id >= 0 else "the end" for id in pair)
+    about = f"decided by {package} {', '.join(map(str, modules))}"
+    print(f"WRONG TEXT: at new token {at} the baseline has {expected} and this run {given}; {about}")
+    return False
 
 
 @old_objects_frozen()
@@ -213,26 +335,3 @@ def rate(learner: ModuleType, decode: Callable[[], Iterator[int]], synchronize: 
     prefill, decoding, n_tokens = ask(0, learner.time_decoding, *args, check=three, lab_inside=True)
     speed = ask(0, learner.tokens_per_second, round(n_tokens), decoding, check=finite)
     return f"{n_tokens:g} tokens, prefill {prefill:.3f} s, decoding {decoding:.2f} s: {speed:.1f} tok/s"
-
-
-def judge_text(setup: Setup, prompt: Prompt, baseline: list[int], tokens: list[int]) -> tuple[bool, str]:
-    """Hold a greedy text against the baseline's.  -> is it right, and a line that says so
-
-    Functions may pass their checks and still make a wrong text. Another choice between two logits that are equal but
-    for rounding is right.
-    """
-    divergence = judge_divergence(setup.reference, prompt.id_list, baseline, tokens, setup.target.vocab_size)
-    if divergence is None:
-        return True, "the baseline's text: identical"
-    position = divergence.position
-    if divergence.numerical:
-        return True, f"the baseline's text: another choice between two equal logits at new token {position}"
-    ids = (divergence.baseline_token, divergence.speculative_token)
-    same = baseline[:position]
-    expected, given = (repr(setup.token_text(prompt, same, id)) if id >= 0 else "the end" for id in ids)
-    return False, f"WRONG TEXT: at new token {position} the baseline has {expected} and this run {given}"
-
-
-def shapes(learner: ModuleType, n_cached: int, n_new: int, d_model: int, n_heads: int, vocab_size: int) -> dict:
-    """Exercise 1's table for one pass, without a batch axis."""
-    return ask(1, learner.shapes, n_cached, n_new, d_model, n_heads, vocab_size)

@@ -2,12 +2,14 @@
 
     python -m speclab.extensions.plan               # for every draft a table of k = 0 to 16, and which k to take
     python -m speclab.extensions.plan --quick       # k up to 8, two prompts of a kind
-    python -m speclab.extensions.plan --verify      # planned on half of the prompts, measured on the other half
     python -m speclab.extensions.plan --target FOLDER --draft FOLDER,ngram
-    python -m speclab.extensions.plan --draft model --acceptance-profile FILE     # acceptance as a server counted it
+
+The baseline's texts, one pass of each draft over them, and calibrated costs give the expected time at every draft
+length (speclab/theory/forecast.py); the length with the highest expected speedup is taken. The instrumented decodings
+that calibrate the costs do draft and verify, because a pass costs what it costs only in that rhythm; what they accept
+is used only to know how many tokens a draft had to catch up.
 
 What comes out: verdicts and tables, a run record (JSON), a page in Markdown, and a picture. See docs/why-not-faster.md.
-Exit code 1 if --verify decodes a greedy difference that is not a near-tie, or a sampled row fails its statistics.
 """
 
 if __name__ == "__main__":
@@ -15,80 +17,342 @@ if __name__ == "__main__":
 
 import argparse
 import functools
+import operator
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from speclab.cli import compare, flags, parsing
 from speclab.cli.output import Output, show
 from speclab.drafts import registry
-from speclab.extensions.plan import plan_views, plans, profiles
-from speclab.extensions.plan.plan_flags import make_parser
-from speclab.extensions.plan.profiles import Profile
+from speclab.lab.comparison import measure_and_judge, noise_at
+from speclab.lab.harness import Measurement
+from speclab.lab.known_texts.acceptance_probs import CostTable, ProbsOfText, calibrated, probs_of_texts
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
+from speclab.present import tables
+from speclab.present.pictures import figures
+from speclab.present.pictures.figures import STYLES, Panel, Series, column, draw, plain
+from speclab.present.run_lines import COSTS, marked, noise_lines, provenance, remarks, rough_line
+from speclab.present.tables import Block, Lines, Markdown, Table, cells, speedup, temperature_name
+from speclab.records.arms import BASELINE
+from speclab.records.log import Line
+from speclab.records.rows import Amount, Count, Facts, RecordPart
+from speclab.records.runs import LabRun, Noise
 from speclab.system.errors import UsageProblem, reports_problems
-from speclab.system.terminal import note, say
-
-PROFILE = "--acceptance-profile"
+from speclab.system.terminal import say
+from speclab.theory import attribution
+from speclab.theory.costs import Costs
+from speclab.theory.forecast import forecast
+from speclab.theory.formulas import model_speedup
 
 # The defaults of what the command line leaves open. limit 0 means all prompts.
 SIZES = {
     "a plan": {"limit": 4, "max_new_tokens": 64, "repeats": 3, "longest": 16},
-    "its check": {"limit": 0, "max_new_tokens": 64, "repeats": 2, "longest": 16},
     "quick": {"limit": 2, "max_new_tokens": 48, "repeats": 2, "longest": 8},
     "full": {"limit": 0, "max_new_tokens": 128, "repeats": 3, "longest": 16},
-    "full check": {"limit": 0, "max_new_tokens": 128, "repeats": 2, "longest": 16},
 }
+BREAKS_EVEN = 0.005  # a gain that rounds to 0.00
+
+
+@dataclass(kw_only=True)
+class PlanEntry(RecordPart):
+    """The expectation for one draft at one length."""
+
+    method: str
+    draft: str
+    temperature: Amount
+    draft_length: Count
+    speedup: Amount
+    tokens_per_round: Amount
+    drafted_per_round: Amount
+    acceptance_rate: float | None
+    draft_cost: float | None
+    verify_cost: float
+    overhead: float
+
+
+@dataclass(kw_only=True)
+class DraftFacts(RecordPart):
+    """A plan's verdict on one draft, at the length with the highest expected speedup."""
+
+    method: str
+    draft: str
+    temperature: Amount
+    best_draft_length: Count
+    speedup: Amount
+    oracle: Amount  # the speedup of a length chosen anew for every round, knowing what will be accepted
+    break_even: float | None
+    step_seconds: Amount
+    n_tokens: Count
+    costs: Facts  # no view reads them
+
+
+@dataclass(kw_only=True)
+class PlanRun(LabRun):
+    """The record of the command."""
+
+    drafts: list[DraftFacts]
+    noise: list[Noise]
+    plan: list[PlanEntry]
+
+
+# --- the plan ---------------------------------------------------------------------------------------------------------
+
+
+def make(config: RunConfig) -> tuple[PlanRun, Measurement]:
+    """Return the plan, and what it is made from."""
+    instruments = config.instruments(config.arms())
+    measured = measure_and_judge(config, [BASELINE], instruments, config.prompts, title="calibrating")
+    costs: CostTable = {}
+    with measured.kept("the measurements are complete, their costs are not"):
+        costs = calibrated(measured)
+    if not costs:
+        raise measured.stop or UsageProblem("too few tokens to calibrate with; use a larger --max-new-tokens")
+    entries: list[PlanEntry] = []
+    facts: list[DraftFacts] = []
+    probs = probs_of_texts(measured, max(config.draft_lengths))
+    with measured.kept("the measurements are complete, the plans of some drafts are missing"):
+        for (draft, temperature), own in costs.items():
+            drafter = config.drafters[draft]
+            most = min(drafter.longest_draft, max(config.draft_lengths))
+            # Beyond the tokens of a block nothing changes; of lengths that are all beyond it the first one stays.
+            lengths = sorted(k for k in config.draft_lengths if k <= most) or [min(config.draft_lengths)]
+            name = {"method": config.method(draft), "draft": draft, "temperature": temperature}
+            # A lookup that may find nothing has no acceptance rate from which on it pays.
+            always_drafts = bool(drafter.models) and drafter.draws and not drafter.needs_text
+            samples = measured.of(BASELINE, temperature)
+            by_length, fact = planned(samples, own, probs, lengths, max(config.draft_lengths), always_drafts, name)
+            entries += by_length
+            facts.append(fact)
+    if not facts:
+        raise measured.stop or AssertionError("nothing stopped it")
+    noise = [floor for temperature in config.temperatures if (floor := noise_at(measured, temperature))]
+    return PlanRun(**config.head(measured), drafts=facts, noise=noise, plan=entries), measured
+
+
+def planned(
+    samples: list[Line],
+    costs: Costs,
+    probs: ProbsOfText,
+    lengths: list[int],
+    longest: int,
+    always_drafts: bool,
+    name: dict[str, Any],
+) -> tuple[list[PlanEntry], DraftFacts]:
+    """Return one draft's expectation at every length, and the verdict, at one temperature on the baseline's texts.
+
+    samples: whose repeats are the same text if greedy. name: the fields that both have in common.
+    """
+    draft, temperature = name["draft"], name["temperature"]
+    context = sum(s.n_prompt + len(s.texts[0]) // 2 for s in samples) // len(samples)
+    texts = [  # tokens of the prompt, acceptance probabilities along the text
+        (s.n_prompt, probs(draft, temperature, s.prompt_index, tuple(text)))
+        for s in samples
+        for text in (s.texts if temperature else s.texts[:1])
+    ]
+    n_tokens = sum(len(rows) - 1 for _, rows in texts)
+    baseline = sum(costs.step_seconds(n_prompt + i) for n_prompt, rows in texts for i in range(len(rows) - 1))
+    replay = costs.replay / costs.step_seconds(context)
+    entries = []
+    for k in lengths:
+        found = [
+            forecast(
+                rows,
+                len(rows),
+                k,
+                attribution.round_cost(costs, n_prompt),
+                costs.draft_catch,
+                rejected_round_extra=costs.replay,
+            )
+            for n_prompt, rows in texts
+        ]
+        n_tested, n_rounds = sum(e.n_tested for e in found), sum(e.n_rounds for e in found)
+        entries.append(
+            PlanEntry(
+                **name,
+                draft_length=k,
+                speedup=baseline / sum(e.cost for e in found),
+                tokens_per_round=n_tokens / n_rounds,
+                drafted_per_round=sum(e.n_drafted for e in found) / n_rounds,
+                acceptance_rate=sum(e.n_accepted for e in found) / n_tested if n_tested else None,
+                draft_cost=costs.draft_cost(k, context) if k else None,
+                verify_cost=costs.verify_cost(k + 1, context),
+                overhead=costs.overhead(k, context) + sum(e.n_rejected for e in found) / n_rounds * replay,
+            )
+        )
+    best = max(entries, key=operator.attrgetter("speedup"))  # the shortest among equals
+    k = best.draft_length or 1
+    prices = (
+        costs.draft_cost(k, context),
+        lambda width: costs.verify_cost(width, context),
+        costs.overhead(k, context),
+    )
+    fact = DraftFacts(
+        **name,
+        best_draft_length=best.draft_length,
+        speedup=best.speedup,
+        oracle=baseline / sum(attribution.cheapest(rows, longest, costs, n_prompt) for n_prompt, rows in texts),
+        break_even=break_even_acceptance(*prices, longest, replay) if always_drafts else None,
+        step_seconds=costs.step_seconds(context),
+        n_tokens=n_tokens,
+        costs=costs.to_json(),
+    )
+    return entries, fact
+
+
+def break_even_acceptance(
+    draft_cost: float,
+    verify_cost: Callable[[int], float],
+    overhead: float,
+    longest: int = 16,
+    rejected_round_extra: float = 0.0,
+) -> float | None:
+    """Return the smallest acceptance rate, to 1e-6, at which some k in 1 … `longest` is not slower than plain decoding.
+
+    `verify_cost` takes the width of the pass, k + 1, and gives v; all costs in decode steps of the target.
+    rejected_round_extra: what a round costs more in which not all drafts are accepted. None: not even a draft that is
+    always right pays, because a round costs more than the k + 1 tokens it makes.
+    """
+
+    def pays_at(acceptance: float, k: int) -> bool:
+        rest = overhead + rejected_round_extra * (1 - acceptance**k)
+        return model_speedup(acceptance, k, draft_cost, verify_cost(k + 1), rest) >= 1
+
+    def pays(acceptance: float) -> bool:
+        return any(pays_at(acceptance, k) for k in range(1, longest + 1))
+
+    if not pays(1):
+        return None
+    if pays(0):
+        return 0.0
+    low, high = 0.0, 1.0  # tokens per round grow with it, so there is one place where it begins to pay
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        low, high = (low, middle) if pays(middle) else (middle, high)
+    return high
+
+
+# --- showing ----------------------------------------------------------------------------------------------------------
+
+
+def verdict(fact: DraftFacts) -> str:
+    """One line says what to do with one draft. Plain decoding is advised where no length is expected to be faster."""
+    taken = "leave speculation off, no k is expected to be faster"
+    if fact.best_draft_length > 0 and fact.speedup > 1:
+        taken = f"take k = {fact.best_draft_length}, expected {speedup(fact.speedup)}"
+    even = "-" if fact.break_even is None else f"{fact.break_even:.2f}"
+    if fact.break_even is not None and fact.break_even < BREAKS_EVEN:
+        even = "0, a round costs no more than a decode step"
+    return (
+        f"{fact.method}, {temperature_name(fact.temperature)}: {taken}; break-even α = {even}; a k chosen anew for "
+        f"every round, knowing what will be accepted: {speedup(fact.oracle)}; decode step "
+        f"{fact.step_seconds * 1e3:.2f} ms"
+    )
+
+
+def text(run: PlanRun, markdown: bool = False) -> str:
+    """Return for every draft the verdict and a line per draft length; as a page in Markdown also where it is from."""
+    first = Lines([*remarks(run), rough_line(run)])
+    blocks: list[Block] = [Markdown("# The plan"), provenance(run), first] if markdown else [first]
+    for fact in run.drafts:
+        mark = functools.partial(_mark, fact)
+        columns = cells("draft", "k", "tok/rnd", "α", "c", "v", "o") | {"expected": _expected, "plan": mark}
+        blocks += [Lines([verdict(fact)]), marked(run, Table(_of_draft(run, fact), columns))]
+    return tables.show([*blocks, COSTS, Lines(noise_lines(run.noise))], markdown)
+
+
+def _expected(entry: PlanEntry) -> str:
+    return speedup(entry.speedup)
+
+
+def _mark(fact: DraftFacts, entry: PlanEntry) -> str:
+    if entry.draft_length != fact.best_draft_length:
+        return "-"
+    return "take" if entry.draft_length and fact.speedup > 1 else "best"
+
+
+def _of_draft(run: PlanRun, fact: DraftFacts) -> list[PlanEntry]:
+    return [one for one in run.plan if (one.method, one.temperature) == (fact.method, fact.temperature)]
+
+
+def picture(run: PlanRun, folder: Path, name: str) -> Path:
+    """Draw the speedup against k: expected, and with the oracle draft length."""
+    series, x = [], "draft_length"
+    for i, fact in enumerate(run.drafts):
+        label = fact.method + f", T = {fact.temperature:g}" * (fact.temperature > 0)
+        entries = _of_draft(run, fact)
+        ends = (entries[0].draft_length, entries[-1].draft_length)
+        series.append(Series(f"{label}, expected", column(entries, "speedup", x), i, STYLES[i % 2]))
+        series.append(Series(f"{label}, oracle: {fact.oracle:.2f}", plain((k, fact.oracle) for k in ends), i, ":"))
+    return figures.save(draw([Panel(series, "draft length k")], 6.8, 4.8), run, folder, name)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
 
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     """Make a plan, show and write it.  -> exit code"""
-    args = filled(make_parser(__doc__).parse_args(argv))
-    config, output, given = _prepare(args)
+    config, output = _prepare(filled(make_parser().parse_args(argv)))
     with output.redirected():
         config.look_at_cores()
         say(compare.head(config))
-        record, measured = plans.make(config, args.verify, given)
-        text = functools.partial(plan_views.text, record)
-        page = functools.partial(plan_views.page, record)
-        picture = functools.partial(plan_views.picture, record, output.plots, output.name)
-        show(output, record, [text], page, [picture])
+        record, measured = make(config)
+        page = functools.partial(text, record, markdown=True)
+        drawn = functools.partial(picture, record, output.plots, output.name)
+        show(output, record, [functools.partial(text, record)], page, [drawn])
     return exit_code(measured)  # raises what ended the run early, if that can be mended
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return all flags of the command."""
+    parser = parsing.make_parser(__doc__ or "", "python -m speclab.extensions.plan")
+    flags.add_shared_flags(parser)
+    group = parser.add_argument_group("plan")
+    kinds = "as of compare.py, but no drafts with branches and no hybrids (default: %(default)s)"
+    flags.add_draft_flag(group, "model,ngram", kinds)
+    flags.add_run_flags(
+        group,
+        "lengths to try (default: 0 to 16; --quick 0 to 8)",
+        "0 is greedy (default: 0)",
+        "times that the baseline decodes each prompt",
+    )
+    size = group.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="2 prompts of a kind, 48 tokens, k = 0 to 8")
+    size.add_argument("--full", action="store_true", help="all prompts, 128 tokens")
+    flags.add_output_flags(parser.add_argument_group("results"))
+    parser.set_defaults(max_new_tokens=None, temperature="0")
+    return parser
 
 
 def filled(args: argparse.Namespace) -> argparse.Namespace:
     """Return the arguments, with the defaults of the size that was asked for wherever the command line gives none."""
-    long = "full check" if args.verify else "full"
-    name = "quick" if args.quick else long if args.full else "its check" if args.verify else "a plan"
-    size = dict(SIZES[name])
+    size = dict(SIZES["quick" if args.quick else "full" if args.full else "a plan"])
     lengths = ",".join(map(str, range(size.pop("longest") + 1)))
     asked = flags.with_defaults(args, {"draft_length": lengths} | size)
     asked.has_typed_lengths = args.draft_length is not None
     return asked
 
 
-def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output, Profile | None]:
+def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     """Load and check everything; a Problem with the flags is raised before anything is timed."""
     lengths = parsing.numbers(args.draft_length, int, 0, "-k")
     temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
     compare.check_tokens(args)
     output = Output(args, f"{args.name}-plan")
     output.check()
-    kinds = [kind for kind in args.draft.split(",") if kind]
-    given = profiles.read(args.acceptance_profile, PROFILE) if args.acceptance_profile else None
-    if given and len(kinds) != 1:
-        raise UsageProblem(
-            f"{PROFILE}: it is of one draft, and --draft names {len(kinds)}; give one, such as --draft model"
-        )
-    choices = compare.read_drafts(kinds, temperatures)
+    choices = compare.read_drafts([kind for kind in args.draft.split(",") if kind], temperatures)
     registry.check_chains("a plan", choices)
     config = compare.load(args, choices, lengths, temperatures)
-    plans.check(config, args.verify)
-    if given and min(lengths) > given.draft_length:
-        raise UsageProblem(f"{PROFILE}: it knows drafts of {given.draft_length} tokens; give -k {given.draft_length}")
-    if given and max(lengths) > given.draft_length:
-        note(f"  the profile knows drafts of {given.draft_length} tokens: no longer ones are planned")
-    return config, output, given
+    for name, drafter in config.drafters.items():
+        if len(drafter.parts) > 1:
+            raise UsageProblem(
+                f"--draft {name}: what it drafts depends on the rounds before, so no plan knows it; leave it out"
+            )
+    return config, output
 
 
 if __name__ == "__main__":

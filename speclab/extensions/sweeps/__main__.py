@@ -1,15 +1,12 @@
 """Sweeps: change one setting, keep the rest still, and see what the speedup and its predictions do.
 
-    python -m speclab.extensions.sweeps draft-length     # k from 0 to 16
     python -m speclab.extensions.sweeps acceptance       # how often the draft is right, at a draft's price and for free
-    python -m speclab.extensions.sweeps temperature      # 0 to 1.2
     python -m speclab.extensions.sweeps output-length    # 8 to 512 new tokens, reading the prompt included
     python -m speclab.extensions.sweeps context          # prompts of 128 to 1,800 tokens
-    python -m speclab.extensions.sweeps draft-kind       # which draft for which kind of text
     python -m speclab.extensions.sweeps mismatch         # drafts ever less like the target, down to random weights
-    python -m speclab.extensions.sweeps definitions      # four numbers that are called acceptance, fed to the formula
     python -m speclab.extensions.sweeps all              # all of them, one after the other
 
+The names draft-length, temperature, draft-kind and definitions print the command of compare.py that is this sweep.
 What comes out: a table, its predictions beside the measurement, a run record (JSON), a page in Markdown, and a picture.
 A sweep takes one to five minutes on two cores; --limit 1 makes it shorter. See docs/why-not-faster.md. Exit code 1 if a
 greedy difference is not a near-tie, or a sampled row fails its statistics.
@@ -20,104 +17,489 @@ if __name__ == "__main__":
 
 import argparse
 import functools
+import operator
 import sys
-import time
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from draft_models import ModelDrafter
 from speclab.cli import compare, flags, parsing
 from speclab.cli.output import Output, show
 from speclab.drafts import registry
-from speclab.extensions.sweeps import sweep_views, sweeps
-from speclab.extensions.sweeps.sweep_flags import ALL, NAMES, make_parser
-from speclab.extensions.sweeps.sweep_record import SweepRun
+from speclab.drafts.registry import check_prompts
+from speclab.extensions.sweeps import degraded_drafts
+from speclab.lab.comparison import build_rows, measure_and_judge, noise_at, with_costs
+from speclab.lab.harness import Measurement, kept_when_stopped
+from speclab.lab.known_texts.acceptance_probs import CostTable
+from speclab.lab.noisy import noisy
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
+from speclab.models import loading
+from speclab.models.prompts import Prompt
+from speclab.present import tables
+from speclab.present.pictures import figures
+from speclab.present.pictures.figures import Panel, Series, column, plain, speedups
+from speclab.present.run_lines import COSTS, marked, noise_lines, provenance, remarks, rough_line
+from speclab.present.tables import CELLS, Block, Cell, Heading, Lines, Markdown, Table, interval, number, prediction
+from speclab.records.rows import Facts, Row
+from speclab.records.runs import LabRun, Noise
 from speclab.system.errors import UsageProblem, reports_problems
-from speclab.system.terminal import note
+from speclab.system.terminal import note, say
+from speclab.theory import attribution
+from speclab.theory.attribution import Value, decoding
+from speclab.theory.formulas import book_formula, overhead_per_round
 
+ALL = "all"
+COMPARED = {  # sweeps that are comparisons
+    "draft-length": "-k 0,1,2,3,4,5,6,7,8,10,12,14,16 --temperature 0",
+    "temperature": "-k 4 --temperature 0,0.2,0.4,0.6,0.8,1,1.2",
+    "draft-kind": "-k 4 --temperature 0 --draft model,ngram,dial:0.5 --verbose",
+    "definitions": "-k 1,2,4,8 --temperature 0 --verbose",
+}
+TRAINING_SECONDS = 20.0
+CONTEXTS = (128, 256, 512, 1024, 1800)  # prompt tokens
+OUTPUT_LENGTHS = (8, 16, 32, 64, 128, 512)  # new tokens
+NEAR = 0.05  # the book's formula counts as right where it is at most this far from the measurement
 ACCURACIES = [f"dial:{i / 10:g}" for i in range(11)]
 FREE_ORACLES = [f"{dial}:free" for dial in ACCURACIES]
 # The defaults of what the command line leaves open: those of every sweep, and those that one sweep has of its own.
-DEFAULTS = {
-    "draft": "model,ngram",
-    "limit": 2,
-    "max_new_tokens": 64,
-    "repeats": 1,
-    "draft_length": "4",
-    "temperature": "0",
+DEFAULTS = {"draft": "model,ngram", "limit": 2, "max_new_tokens": 64, "repeats": 1}
+DEFAULTS |= {"draft_length": "4", "temperature": "0"}
+
+
+@dataclass(kw_only=True)
+class Point(Row):
+    """A row of a sweep: where it stands on the axis, and in which line."""
+
+    x: int | float | str
+    series: str
+
+
+@dataclass(kw_only=True)
+class SweepRun(LabRun):
+    """The record of `python -m speclab.extensions.sweeps NAME`."""
+
+    sweep: str
+    facts: Facts  # what was made for it: how its drafts were trained
+    correctness: list[Facts]
+    noise: list[Noise]
+    points: list[Point]
+
+
+Points = tuple[list[Point], Measurement]
+
+
+class Sweep(NamedTuple):
+    """A sweep: what it asks, how it is measured and shown."""
+
+    question: str
+    points: Callable[[RunConfig, dict[str, Any]], Points]  # may add to the facts of the record
+    heads: tuple[str, ...]  # of its table
+    axis: str  # of its picture
+    legend: str
+    defaults: dict[str, Any] = {}  # noqa: RUF012
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def _rows(
+    config: RunConfig, prompts: list[Prompt] | None = None, max_new_tokens: int | None = None, title: str = "measuring"
+) -> tuple[list[Row], Measurement]:
+    """Measure the rows of a small comparison, checked, and calibrated in its own turns."""
+    arms = config.arms()
+    measured = measure_and_judge(config, arms, config.instruments(arms), prompts, max_new_tokens, title)
+    return with_costs(measured, lambda costs: build_rows(config, measured, costs)), measured
+
+
+def _points(rows: list[Row], x: Callable[[Row], float | str], series: Callable[[Row], str]) -> list[Point]:
+    of_all = [row for row in rows if row.draft and row.prompt_kind == "all"]
+    return [Point(**vars(row), x=x(row), series=series(row)) for row in of_all]
+
+
+def _acceptance(config: RunConfig, facts: dict[str, Any]) -> Points:
+    """Measure the oracle draft, from never right to always right, once at the cost of a draft model and once at
+    none. It replays greedy text; its names are dial:A, dial:A:MODEL and dial:A:free."""
+    if not all(drafter.needs_text for drafter in config.drafters.values()):
+        raise UsageProblem(
+            "the sweep acceptance turns a dial; leave --draft away or give dials, as in dial:0.5,dial:0.9"
+        )
+    config.temperatures = [0.0]
+    accuracy = {name: float(name.split(":")[1]) for name in config.drafters}
+
+    def series(name: str) -> str:
+        if not config.drafters[name].models:
+            return "free drafts"
+        model = name.split(":", 2)[2:]  # dial:A:MODEL
+        return f"price of {loading.short_name(model[0])}" if model else "draft's price"
+
+    # All oracle drafts of a series cost the same, so the costs of the middle one are used for all.
+    calibrated_by = {series(name): name for name in sorted(accuracy, key=lambda n: -abs(accuracy[n] - 0.5))}
+    arms = config.arms()
+    instruments = config.instruments(arms)
+    measured = measure_and_judge(config, arms, {name: instruments[name] for name in calibrated_by.values()})
+
+    def build(middle_costs: CostTable) -> list[Row]:
+        costs = {(name, 0.0): middle_costs[calibrated_by[series(name)], 0.0] for name in accuracy if middle_costs}
+        return build_rows(config, measured, costs)
+
+    rows = with_costs(measured, build)
+    return _points(rows, lambda r: accuracy[r.draft or ""], lambda r: series(r.draft or "")), measured
+
+
+def _by_size(sizes: list[int], run: Callable[[int], tuple[list[Row], Measurement]]) -> Points:
+    """Do one run after the other. If one is stopped, the finished ones are kept, as long as there are any."""
+    points: list[Point] = []
+    total: Measurement | None = None
+
+    def complete() -> str:
+        return "the points so far are complete" if points else ""
+
+    for n in sizes:
+        with kept_when_stopped(complete) as stops:
+            rows, measured = run(n)
+        if total and stops:
+            total.stop = stops[0]
+            break
+        points += [replace(one, x=n) for one in _points(rows, lambda row: 0, operator.attrgetter("method"))]
+        if total is None:
+            total = measured
+        else:
+            total.extend(measured)
+        if measured.interrupted:
+            break
+    assert total is not None  # there is at least one size
+    return points, total
+
+
+def _output_length(config: RunConfig, facts: dict[str, Any]) -> Points:
+    lengths = [n for n in OUTPUT_LENGTHS if n <= config.max_new_tokens]
+    if not lengths:
+        raise UsageProblem("the sweep output-length begins at 8 tokens; use --max-new-tokens 8 or more")
+    return _by_size(lengths, lambda n: _rows(config, max_new_tokens=n, title=f"{n} tokens"))
+
+
+def _context(config: RunConfig, facts: dict[str, Any]) -> Points:
+    """Prompts of growing length: the standard prompts of a kind one after the other, cut to size."""
+    models = [config.setup.target, *(model for d in config.drafters.values() for model in d.models)]
+    rooms = (model.room.for_prompt(config.max_new_tokens) for model in models)
+    room = min((n for n in rooms if n is not None), default=sys.maxsize)
+    if room < CONTEXTS[0]:
+        raise UsageProblem(
+            f"the models have room for {max(0, room)} tokens of prompt and the sweep context needs {CONTEXTS[0]}; use "
+            "fewer --max-new-tokens"
+        )
+
+    def run(n: int) -> tuple[list[Row], Measurement]:
+        prompts = stretched(config.prompts, n)
+        check_prompts(config.setup.target, config.drafters.values(), prompts, config.max_new_tokens)
+        return _rows(config, prompts, title=f"{n} tokens of context")
+
+    return _by_size([n for n in CONTEXTS if n <= room], run)
+
+
+def stretched(prompts: list[Prompt], n: int) -> list[Prompt]:
+    """Bring each prompt to exactly n tokens by putting others of its kind in front of it, as often as it takes."""
+    longer = []
+    for i, prompt in enumerate(prompts):
+        others = [p for p in [*prompts[i + 1 :], *prompts[: i + 1]] if p.kind == prompt.kind]  # the last is the prompt
+        ids = prompt.ids.new_tensor([token for p in others for token in p.id_list])
+        times = -(-n // len(ids))
+        longer.append(Prompt(prompt.kind, prompt.text, ids.repeat(times)[-n:][None]))
+    return longer
+
+
+def _mismatch(config: RunConfig, facts: dict[str, Any]) -> Points:
+    """Measure the trained draft, the same with noise in its weights, one trained on the spot, a random one."""
+    trained = next((drafter for drafter in config.drafters.values() if drafter.is_model), None)
+    if trained is None:
+        raise UsageProblem("the sweep mismatch starts from a draft model; give --draft model or a folder")
+    [draft] = trained.models
+    source = draft.model
+    note(f"training a draft for {TRAINING_SECONDS:.0f} s")
+    spot, training = degraded_drafts.trained_on_the_spot(source, config.setup.tokenizer, TRAINING_SECONDS, config.seed)
+    facts["training"] = vars(training)
+    models = {
+        "trained": source,
+        **{f"noise {amount:g}": noisy(source, amount, config.seed) for amount in (0.1, 0.2, 0.4)},
+        f"{TRAINING_SECONDS:.0f} s of training": spot,
+        "random": degraded_drafts.random_like(source, config.seed),
+    }
+    config.drafters = {name: ModelDrafter(config.setup.cached(one, draft.vocab_size)) for name, one in models.items()}
+    rows, measured = _rows(config)
+    points = _points(rows, operator.attrgetter("method"), lambda row: "draft")
+    return sorted(points, key=lambda p: -(p.acceptance_rate or 0)), measured
+
+
+# --- along a curve ----------------------------------------------------------------------------------------------------
+
+
+def curves(sweep: SweepRun) -> dict[str, list[Point]]:
+    """Return a dict: name of a curve -> its points, along x where x is a number, else in the record's order.
+
+    k and T are part of a name where the sweep has several.
+    """
+    by_name = sweep.sweep == "mismatch"
+    several_k = len({point.draft_length for point in sweep.points}) > 1
+    several_t = len({point.temperature for point in sweep.points}) > 1
+    groups: dict[str, list[Point]] = {}
+    for point in sweep.points if by_name else sorted(sweep.points, key=lambda point: point.x):
+        parts = [str(point.x if by_name else point.series)]
+        parts += [f"k={point.draft_length}"] * several_k + [f"T={point.temperature:g}"] * several_t
+        groups.setdefault(", ".join(parts), []).append(point)
+    return groups
+
+
+def verdict(point: Point) -> str:
+    """Return faster, slower or unclear; where the prompts are too few for an interval, their number in words."""
+    if tables.verdict_of(point) is None and point.verdict:
+        return tables.no_interval(point.n_prompts)
+    return "unclear" if point.verdict == "unclear" else attribution.verdict(*decoding(point), point.repeat_noise)
+
+
+def crossings(xs: list[float], ys: list[float], level: float) -> list[float]:
+    """Return the places where the broken line through the points passes `level`, from left to right."""
+    places = []
+    for (x0, y0), (x1, y1) in pairwise(zip(xs, ys, strict=True)):
+        if (y0 - level) * (y1 - level) < 0:
+            places.append(x0 + (level - y0) / (y1 - y0) * (x1 - x0))
+        elif y0 == level != y1:
+            places.append(x0)
+    if ys and ys[-1] == level:
+        places.append(xs[-1])
+    return places
+
+
+def by_acceptance(points: list[Point]) -> dict[float, Point]:
+    """Return a dict: measured alpha -> the drafting point, along alpha."""
+    known = {p.acceptance_rate: p for p in points if p.acceptance_rate is not None and p.draft_length}
+    return {alpha: known[alpha] for alpha in sorted(known)}
+
+
+def break_even(points: list[Point]) -> Value | None:
+    """Return the alpha at which the measured speedup passes 1 upwards, and where its interval's two ends do.
+
+    None: it never does. An end is None where that end of the interval does not pass 1 in the measured range.
+    """
+    known = by_acceptance(points)
+
+    def first(key: str) -> float | None:
+        values = [getattr(point, key) for point in known.values()]
+        if not values or None in values or values[0] >= 1:
+            return None
+        return next(iter(crossings(list(known), values, 1)), None)
+
+    alpha = first("speedup")
+    return None if alpha is None else Value(alpha, first("speedup_high"), first("speedup_low"))
+
+
+def near_book(points: list[Point]) -> list[tuple[float, float]]:
+    """Return the stretches of alpha on which the book's formula is within NEAR of the measurement.
+
+    Between two points the error, book / measured - 1, is taken as a straight line: both curves bend, and in their
+    ratio most of the bending is gone.
+    """
+    known = by_acceptance(points)
+    alphas, errors = list(known), [book_formula(a, p.draft_length) / p.speedup - 1 for a, p in known.items()]
+    edges = {*alphas[:1], *alphas[-1:], *crossings(alphas, errors, NEAR), *crossings(alphas, errors, -NEAR)}
+    middles = pairwise(sorted(edges))
+    return [(low, high) for low, high in middles if abs(np.interp((low + high) / 2, alphas, errors)) < NEAR]
+
+
+def round_cost(point: Point) -> float | None:
+    """Return the cost of a round in decode steps of the target, 1 + k c + (v - 1) + o; k is the number really drafted.
+    A round pays where it brings more tokens than that."""
+    if point.verify_cost is None or point.overhead is None:
+        return None
+    drafted = point.n_drafted / point.n_rounds
+    return 1 + overhead_per_round(drafted, point.draft_cost or 0.0, point.verify_cost, point.overhead)
+
+
+# --- showing ----------------------------------------------------------------------------------------------------------
+
+
+def lines(sweep: SweepRun) -> Lines:
+    """Return the columns' legend, what acceptance says of each curve, then the notes on the run."""
+    filled = []
+    for label, points in curves(sweep).items() if sweep.sweep == "acceptance" else ():
+        even = break_even(points)
+        said = f"{even.value:.2f} ({interval(even.low, even.high)})" if even else "-"
+        near = ", ".join(interval(*stretch) for stretch in near_book(points)) or "-"
+        filled.append(f"{label}: break-even at α = {said}; book(α) within {NEAR:.0%} of the measurement at α = {near}")
+    if training := sweep.facts.get("training"):
+        filled.append(
+            f"trained on the spot: {training['seconds']:.0f} s, {training['steps']} steps, {training['tokens']:,} "
+            f"tokens, loss from {training['first_loss']:.2f} to {training['last_loss']:.2f} nats per token"
+        )
+    return Lines([SWEEPS[sweep.sweep].legend, *filled, *noise_lines(sweep.noise), *remarks(sweep), rough_line(sweep)])
+
+
+def table(sweep: SweepRun) -> Table:
+    """Return one line per point."""
+    pairs = [(label, point) for label, curve in curves(sweep).items() for point in curve]
+    labels = {id(point): label for label, point in pairs}
+    columns, heads = CELLS | COLUMNS | {"draft": lambda point: labels[id(point)]}, SWEEPS[sweep.sweep].heads
+    return marked(sweep, Table([point for _, point in pairs], {head: columns[head] for head in heads}))
+
+
+def text(sweep: SweepRun, picture_path: str = "") -> str:
+    """Return the question, lines, of which some say whether the numbers can be trusted, and the table; as a page in
+    Markdown with the picture at this path, and where it comes from."""
+    blocks: list[Block] = [SWEEPS[sweep.sweep].question, lines(sweep), table(sweep)]
+    if not picture_path:
+        return tables.show(blocks)
+    title = sweep.sweep.replace("-", " ").capitalize()
+    image = Markdown(f"![{title}]({picture_path})")
+    return tables.show([Heading(title, 1), *blocks[:2], image, blocks[2], provenance(sweep)], markdown=True)
+
+
+def picture(sweep: SweepRun, folder: Path, name: str) -> Path:
+    """Write folder/name.png: the speedup, a panel for each curve. Measured values are markers, predictions lines."""
+    panels, by_label = [], curves(sweep)
+    short, axis = tables.short_names(list(by_label), 16), SWEEPS[sweep.sweep].axis
+    if sweep.sweep == "mismatch":
+        names = dict(enumerate(f"{p.x}\nα = {number(p.acceptance_rate)}\n{verdict(p)}" for p in sweep.points))
+        measured = Series("measured", dict(enumerate(map(decoding, sweep.points))))
+        forecasts = Series("forecast", plain(enumerate(p.forecast for p in sweep.points)), 5, "-")
+        panels, by_label = [Panel([measured, forecasts], axis, ticks=names)], {}
+    for label, points in by_label.items():
+        x, shown, more = "x", points, dict[str, Any](log=True)
+        if sweep.sweep == "acceptance":
+            x, shown = "acceptance_rate", list(by_acceptance(points).values())
+            ticks = {i / 5: f"{i / 5:g}" for i in range(6)}
+            more = {"ticks": ticks, "extra": functools.partial(_mark_agreement, points)}
+        series = [Series("measured", speedups(shown, x))]
+        series += [Series(line, column(shown, key, x), look, style) for key, line, look, style in LINES]
+        panels.append(Panel(series, axis, title=short[label], **more))
+    figure = figures.draw(panels, 8.0 if len(panels) == 1 else 4.6) if sweep.points else figures.Figure()
+    return figures.save(figure, sweep, folder, name)
+
+
+def _mark_agreement(points: list[Point], axis: Any) -> None:
+    """Mark the places where the book's formula is right, and where the measured speedup passes 1."""
+    for low, high in near_book(points):
+        label = f"book within {NEAR:.0%}: α = {interval(low, high)}"
+        axis.axvspan(low, high, color=figures.COLOURS[4], alpha=0.3, linewidth=0, label=label)
+    if even := break_even(points):
+        axis.plot(even.value, 1, "|", color="black", markersize=10, label=f"break-even: α = {even.value:.2f}")
+
+
+LINES = (  # a column that predicts the speedup, its label, colour and style
+    ("book_formula", figures.BOOK, 1, ":"),
+    ("leviathan", "Leviathan, with c", 3, "-."),
+    ("cost_model", "cost model", 2, "--"),
+    ("forecast", "forecast", 5, "-"),
+)
+# Only sweeps show these columns; the others are those of every table.
+COLUMNS: dict[str, Cell] = {
+    **dict.fromkeys(("right", "tokens", "prompt"), lambda point: f"{point.x:g}"),
+    "verdict": verdict,
+    "t_1 ms": lambda point: number(1e3 * point.speedup * point.seconds / point.n_tokens),
+    "round": lambda point: number(round_cost(point)),
+    "book(α)": prediction(operator.attrgetter("book_formula")),
+    "forecast": prediction(operator.attrgetter("forecast")),
+    "Leviathan": prediction(operator.attrgetter("leviathan")),
+    "cost model": prediction(operator.attrgetter("cost_model")),
 }
-OWN_DEFAULTS: dict[str, dict[str, Any]] = {
-    "draft-length": {"draft_length": ",".join(map(str, range(17)))},
-    "acceptance": {"draft_length": "2", "draft": ",".join([*FREE_ORACLES, *ACCURACIES])},
-    "temperature": {"temperature": "0,0.2,0.4,0.6,0.8,1,1.2"},
-    "output-length": {"max_new_tokens": 512},
-    "draft-kind": {"draft": "model,ngram,dial:0.5", "limit": 4},
-    "mismatch": {"draft": "model"},
-    "definitions": {"draft_length": "1,2,4,8"},
+MEASURED = ("speedup", "95 %", "verdict")
+SWEEPS = {
+    "acceptance": Sweep(
+        "How often must a draft be right, and where is the book's formula right about what you gain?",
+        _acceptance,
+        ("draft", "right", "α", *MEASURED, "book(α)", "Leviathan", "cost model", "forecast"),
+        "acceptance rate α, as measured",
+        "right says how often the draft proposes the target's token.",
+        {"draft_length": "2", "draft": ",".join([*FREE_ORACLES, *ACCURACIES])},
+    ),
+    "output-length": Sweep(
+        "How long must an answer be before speculation pays for its start?",
+        _output_length,
+        ("draft", "tokens", *MEASURED, "end to end", "α", "forecast"),
+        "new tokens",
+        "end to end counts the prompt's own passes, too.",
+        {"max_new_tokens": 512},
+    ),
+    "context": Sweep(
+        "Does a long prompt help or hurt?",
+        _context,
+        ("draft", "prompt", "t_1 ms", *MEASURED, "c", "v", "o", "α"),
+        "tokens of the prompt",
+        f"t_1 is the time of a decode step. {COSTS}",
+    ),
+    "mismatch": Sweep(
+        "What does a bad draft cost?",
+        _mismatch,
+        ("draft", *MEASURED, "α", "tok/rnd", "round", "c"),
+        "draft",
+        "round is the cost of a round in decode steps of the target. A round pays where tok/rnd is larger.",
+        {"draft": "model"},
+    ),
 }
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
 
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     """Run one sweep, or all of them, one after the other.  -> exit code"""
-    args = make_parser(__doc__).parse_args(argv)
-    names = list(NAMES) if args.sweep == ALL else [args.sweep]
-    if len(names) > 1 and args.json:
-        raise UsageProblem("--json takes one record; run the sweeps one by one, or read results/ afterwards")
-    if len(names) > 1 and args.prompts == "-":
-        raise UsageProblem("standard input can be read once only; give --prompts a file")
-    done: list[SweepRun] = []
-    code, start = 0, time.monotonic()
-    for place, name in enumerate(names, 1):
+    args = make_parser().parse_args(argv)
+    if args.sweep in COMPARED:
+        say(f"python compare.py --no-padded {COMPARED[args.sweep]}")
+        return 0
+    names = list(SWEEPS) if args.sweep == ALL else [args.sweep]
+    if len(names) > 1 and (args.json or args.prompts == "-"):
+        raise UsageProblem("--json and --prompts - are for one sweep; run the sweeps one by one")
+    code = 0
+    for name in names:
         if len(names) > 1:
-            spent = time.monotonic() - start
-            left = f", about {spent / (place - 1) * (len(names) - place + 1) / 60:.0f} min left" if done else ""
-            note(f"sweep {place} of {len(names)}: {name}{left}")
-        code = _run(filled(args, name), name, done) or code
-        if done[-1].interrupted:
+            note(f"sweep {name}")
+        record, own_code = _run(args, name)
+        code = own_code or code
+        if record.interrupted:
             break
     return code
 
 
+def make_parser() -> argparse.ArgumentParser:
+    """Return all flags of the command."""
+    parser = parsing.make_parser(__doc__ or "", "python -m speclab.extensions.sweeps")
+    parser.add_argument("sweep", choices=[*SWEEPS, *COMPARED, ALL], metavar="NAME", help="what to change, see above")
+    flags.add_shared_flags(parser)
+    group = parser.add_argument_group("experiment")
+    kinds = "as of compare.py, but no drafts with branches (default: model,ngram; acceptance has dials)"
+    flags.add_draft_flag(group, None, kinds)
+    repeats = "times that each arm decodes each prompt (default: 1)"
+    flags.add_run_flags(group, "tokens per draft (default: 4; acceptance 2)", "0 is greedy (default: 0)", repeats)
+    flags.add_output_flags(parser.add_argument_group("results"))
+    parser.set_defaults(max_new_tokens=None)
+    return parser
+
+
 def filled(args: argparse.Namespace, name: str) -> argparse.Namespace:
-    """Return the arguments, with the defaults of this sweep wherever the command line gives none."""
-    asked = argparse.Namespace(**vars(args) | {"draft": _drafts(name, args.draft)})
-    asked = flags.with_defaults(asked, DEFAULTS | OWN_DEFAULTS.get(name, {}))
+    """Return the arguments, with the defaults of this sweep wherever the command line gives none.
+
+    Acceptance needs an oracle draft for every model, at that model's cost; a lookup or an oracle draft has none.
+    """
+    asked = argparse.Namespace(**vars(args))
+    choices = {kind: registry.read(kind) for kind in (args.draft or "").split(",") if kind}
+    models = [kind for kind, one in choices.items() if not one.is_lookup and one.only_greedy is None]
+    if name == "acceptance" and models:
+        asked.draft = ",".join([*FREE_ORACLES, *(f"{dial}:{model}" for model in models for dial in ACCURACIES)])
+    asked = flags.with_defaults(asked, DEFAULTS | SWEEPS[name].defaults)
     asked.has_typed_lengths = args.draft_length is not None
     return asked
 
 
-def _drafts(name: str, asked: str | None) -> str | None:
-    """Read `--draft` for a sweep: acceptance needs an oracle draft for every model, at that model's cost."""
-    models = [kind for kind in (asked or "").split(",") if kind and not _has_no_cost(kind)]
-    if name != "acceptance" or not models:
-        return asked
-    return ",".join([*FREE_ORACLES, *(f"{dial}:{model}" for model in models for dial in ACCURACIES)])
-
-
-def _has_no_cost(kind: str) -> bool:
-    """Tell whether an oracle draft cannot be given the cost of this draft, because it is a lookup or an oracle draft
-    itself."""
-    choice = registry.read(kind)
-    return choice.is_lookup or choice.only_greedy is not None
-
-
-def _run(args: argparse.Namespace, name: str, done: list[SweepRun]) -> int:
-    """Measure one sweep, show and write it; its record is added to `done`.  -> exit code"""
-    config, output = _prepare(args, name)
-    with output.redirected():
-        config.look_at_cores()
-        record, measured = sweeps.measure_sweep(config, name)
-        done.append(record)
-        text = functools.partial(sweep_views.text, record)
-        page = functools.partial(sweep_views.page, record, f"../plots/{output.name}.png")
-        picture = functools.partial(sweep_views.picture, record, output.plots, output.name)
-        show(output, record, [text], page, [picture])
-    return exit_code(measured)  # raises what ended the run early, if that can be mended
-
-
-def _prepare(args: argparse.Namespace, name: str) -> tuple[RunConfig, Output]:
-    """Load and check everything; a Problem with the flags is raised before anything is timed."""
+def _run(typed: argparse.Namespace, name: str) -> tuple[SweepRun, int]:
+    """Measure one sweep, show and write it; a Problem with the flags is raised before anything is timed.  -> its
+    record, exit code"""
+    args = filled(typed, name)
     lengths, auto = parsing.lengths(args.draft_length, "-k")
     if auto:
         raise UsageProblem("a sweep has no -k auto; give -k numbers")
@@ -125,11 +507,26 @@ def _prepare(args: argparse.Namespace, name: str) -> tuple[RunConfig, Output]:
     compare.check_tokens(args)
     output = Output(args, f"{args.name}-sweep-{name}")
     output.check()
-    kinds = [kind for kind in args.draft.split(",") if kind]
-    choices = compare.read_drafts(kinds, temperatures)
+    choices = compare.read_drafts([kind for kind in args.draft.split(",") if kind], temperatures)
     registry.check_chains("a sweep", choices)
     config = compare.load(args, choices, lengths, temperatures)
-    return config, output
+    with output.redirected():
+        config.look_at_cores()
+        facts: dict[str, Any] = {}
+        points, measured = SWEEPS[name].points(config, facts)
+        noise = noise_at(measured, config.temperatures[0])
+        record = SweepRun(
+            **config.head(measured),
+            sweep=name,
+            facts=facts,
+            correctness=measured.correctness,
+            noise=[noise] if noise else [],
+            points=points,
+        )
+        page = functools.partial(text, record, f"../plots/{output.name}.png")
+        drawn = functools.partial(picture, record, output.plots, output.name)
+        show(output, record, [functools.partial(text, record)], page, [drawn])
+    return record, exit_code(measured)  # raises what ended the run early, if that can be mended
 
 
 if __name__ == "__main__":

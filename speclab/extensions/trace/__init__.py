@@ -1,1 +1,1 @@
-"""Looks inside a decoding: every round in a browser, shapes, a profile; a report of a comparison."""
+"""Looks inside a decoding: every round in a browser or in the terminal, and the shapes of one round."""

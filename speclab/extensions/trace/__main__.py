@@ -3,13 +3,10 @@
     python -m speclab.extensions.trace                        # every round of the first standard prompt, here
     python -m speclab.extensions.trace trace.html             # the same as a page
     python -m speclab.extensions.trace trace.html --prompt "def read_config(path):" --draft ngram --temperature 0.8
-    python -m speclab.extensions.trace shapes                 # the shapes of one round's tensors
-    python -m speclab.extensions.trace profile trace.json     # a few rounds, kernel by kernel, for ui.perfetto.dev
-    python -m speclab.extensions.trace report results/local.json --out report.html    # a comparison as one page
+    python -m speclab.extensions.trace shapes                 # the shapes of one round's tensors; nothing is decoded
 
 What comes out: for each round its phases, the drafted tokens, what the accept rule did with each of them and on which
 numbers that rests, beside the baseline on the same prompt. One run with timers in it is a picture, no measurement.
-Each of the other three has a help of its own: `python -m speclab.extensions.trace shapes --help`.
 """
 
 if __name__ == "__main__":
@@ -19,47 +16,54 @@ import argparse
 import sys
 
 from speclab.cli import flags, parsing
-from speclab.extensions.trace import decoding, follow, profile, report, trace_terminal
-from speclab.extensions.trace.dials import own_page, page
-from speclab.extensions.trace.shapes import shape_views
-from speclab.extensions.trace.trace_flags import OTHERS, make_parser
+from speclab.extensions.trace import follow, page, shapes, trace_terminal
 from speclab.lab.instruments import LoopFunctions
-from speclab.system.errors import UsageProblem, reports_problems
+from speclab.system.errors import reports_problems
 from speclab.system.files import shown, write_whole
 from speclab.system.terminal import note, wants_colour
 
-OWN = {"profile": profile.run, "report": report.run}  # they run the lab's own functions
+PROG = "python -m speclab.extensions.trace"
+SHAPES = "shapes"
+DRAFT_LENGTH = 4
+# Fields of LoopFunctions that may be others: a page shows the token rule's tests, and the phases of the lab's loop.
+SHOWN = ("accept", "keeps", "adapt")
 
 
 def parse(words: list[str]) -> argparse.Namespace:
     """Return the flags of the trace or of the shapes. `uses` names the fields of LoopFunctions that take part there."""
-    name, rest = parsing.subcommand(words, OTHERS)
-    if name in OWN:
-        raise UsageProblem(f"{name} runs the lab's own functions; leave it out, or choose shapes")
-    return (OTHERS[name]() if name else make_parser(__doc__)).parse_args(rest)
+    name, rest = parsing.subcommand(words, [SHAPES])
+    parser = parsing.make_parser(__doc__ or "", f"{PROG} {name}".rstrip())
+    if not name:
+        about = "write an HTML page; - prints lines in the terminal (default: -)"
+        parser.add_argument("file", nargs="?", type=parsing.some_path, default=parsing.DASH, metavar="FILE", help=about)
+    flags.add_shared_flags(parser)
+    group = parser.add_argument_group("draft")
+    flags.add_draft_flag(group)
+    length = parsing.at_least(0) if name else parsing.length_or_auto
+    about = f"tokens per draft{'' if name else ', or auto: chosen in every round'} (default: {DRAFT_LENGTH})"
+    group.add_argument("-k", "--draft-length", type=length, default=DRAFT_LENGTH, metavar="K", help=about)
+    parser.set_defaults(temperature=0.0, ignore_eos=False, shapes=bool(name), uses=(SHAPES,) if name else SHOWN)
+    if not name:
+        flags.add_decoding_flags(parser)
+    return parser.parse_args(rest)
 
 
 @reports_problems
 def main(argv: list[str] | None = None, functions: LoopFunctions | None = None) -> int:
-    """Run the command, or the one that the first word names.  -> exit code
+    """Run the command.  -> exit code
 
     functions: what takes the place of parts of the loop; None: nothing.
     """
-    words = sys.argv[1:] if argv is None else argv
-    name, rest = parsing.subcommand(words, OTHERS)
-    if name in OWN:
-        return OWN[name](OTHERS[name]().parse_args(rest))
-    args = parse(words)
-    if name:
-        return shape_views.run(args, functions)
+    args = parse(sys.argv[1:] if argv is None else argv)
+    if args.shapes:
+        return shapes.run(args, functions)
     flags.check_file(args.file, "FILE")
-    found = decoding.load(args, functions)
-    note("\n".join(found.head))
+    found = follow.load(args, functions)
+    trace = follow.follow(found, found.draft_length)
     if args.file == parsing.DASH:
-        print(trace_terminal.terminal(follow.decoded(found, found.draft_length), wants_colour(sys.stdout)), end="")
+        print(trace_terminal.terminal(trace, wants_colour(sys.stdout)), end="")
     else:
-        data = own_page.data(found, follow.decoded(found, found.draft_length))
-        write_whole(args.file, page.render(data))
+        write_whole(args.file, page.render(page.of_decoding(found, trace)))
         note(f"wrote {shown(args.file)}; open it in a browser")
     return 0
 

@@ -1,33 +1,31 @@
-"""Make the lab's page with dials again, and the animation of the README: docs/index.html and docs/trace.svg.
+"""Make the lab's page with dials again: docs/index.html.
 
     python -m speclab.extensions.trace.build
 
 The lab's own pair and SmolLM2 decode one text of each kind. No clock runs: rounds get the seconds that the calibrated
-costs of committed records give them, so that both files come out the same wherever the tokens are the same.
+costs of a committed record give them, so that the page comes out the same wherever the tokens are the same.
 """
 
 if __name__ == "__main__":
     from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
 
-import functools
 import itertools
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from baseline_autoregressive import autoregressive_decode
 from optimized_speculative import speculative_decode
 from speclab.cli import parsing
 from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
 from speclab.drafts.lengths import RoundCosts
-from speclab.extensions.trace import follow, trace_svg
-from speclab.extensions.trace.dials import page, presets
-from speclab.extensions.trace.dials.presets import LENGTHS, RESULTS
-from speclab.extensions.trace.dials.proposals import PieceTable, asked
-from speclab.extensions.trace.trace import Event, Trace
+from speclab.extensions.trace import page, presets
+from speclab.extensions.trace.follow import Loaded, follow
+from speclab.extensions.trace.presets import LENGTHS, RESULTS
+from speclab.extensions.trace.proposals import PieceTable, asked
+from speclab.extensions.trace.trace import Trace
 from speclab.lab.instruments import LoopFunctions
 from speclab.models import loading, prompts, texts
 from speclab.models.pieces import pieces
@@ -36,21 +34,17 @@ from speclab.models.setup import Setup, load_setup
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun
 from speclab.system.errors import reports_problems
-from speclab.system.files import write_all, write_whole
+from speclab.system.files import write_whole
 from speclab.system.paths import ROOT
 from speclab.system.terminal import note
 from speclab.theory.costs import Costs
 
-PAGE, ANIMATION = ROOT / "docs" / "index.html", ROOT / "docs" / "trace.svg"
-RECORD, LANES_RECORD = "cpu-2-cores", "cpu-2-cores-200m-trees"
-PROMPT, DRAFT_LENGTH, N_TOKENS = "def read_config(path):", 4, 47  # of the animation
-N_POSITIONS = 96  # tokens of a text with dials
+PAGE = ROOT / "docs" / "index.html"
+LANES_RECORD = "cpu-2-cores-200m-trees"
+N_POSITIONS = 96  # tokens of a text
 DRAFTS = {loading.LAB_TARGET: ("model", "feature", "block", "ngram", "suffix"), "smollm2": ("ngram", "suffix")}
 LANES = {"chain": "feature", "hybrid": "hybrid", "tree": "tree:best:feature"}  # name -> draft, as the record has it
-SAMPLED_DRAFT, TEMPERATURE = "model", 0.8
-
-
-# --- what the page shows ----------------------------------------------------------------------------------------------
+SAMPLED_DRAFT, DRAFT_LENGTH, TEMPERATURE = "model", 4, 0.8
 
 
 def page_data() -> dict[str, Any]:
@@ -61,12 +55,13 @@ def page_data() -> dict[str, Any]:
     real = load_setup("smollm2", engine="eager")
     served = first_of_each_kind(texts.encode(texts.read("served"), real.tokenizer))
     targets.append(dialled(real, served, DRAFTS["smollm2"], "SmolLM2-135M-Instruct"))
+    at_temperature = DecodeSettings(N_POSITIONS, Sampling(TEMPERATURE), lab.eos)
     return {
         "own": False,
         "targets": targets,
         "presets": presets.committed(),
         "lanes": [lanes(lab, prompt) for prompt in standard],
-        "sampled": [sampled(lab, standard[0])],
+        "sampled": [page.sampled(decoded(lab, standard[0], SAMPLED_DRAFT, DRAFT_LENGTH, at_temperature))],
         "notes": [],
     }
 
@@ -111,17 +106,8 @@ def lanes(setup: Setup, prompt: Prompt) -> dict[str, Any]:
     return page.laid(prompt.text, found, about, prompt.kind)
 
 
-def sampled(setup: Setup, prompt: Prompt) -> dict[str, Any]:
-    """Return a text at a temperature above 0."""
-    settings = DecodeSettings(N_POSITIONS, Sampling(TEMPERATURE), setup.eos)
-    return page.sampled(decoded(setup, prompt, SAMPLED_DRAFT, DRAFT_LENGTH, settings, None))
-
-
-# --- one decoding, on the clock of a record ---------------------------------------------------------------------------
-
-
 def decoded(
-    setup: Setup, prompt: Prompt, draft: str, draft_length: int, settings: DecodeSettings, costs: Costs | None
+    setup: Setup, prompt: Prompt, draft: str, draft_length: int, settings: DecodeSettings, costs: Costs | None = None
 ) -> Trace:
     """Return a prompt decoded by both loops. costs: for a draft that chooses by them."""
     drafter = registry.make(draft, setup)
@@ -129,29 +115,20 @@ def decoded(
         rest = [costs.verify_seconds(n + 1, presets.CONTEXT) + costs.overhead_seconds(n) for n in LENGTHS]
         of_drafts = [costs.draft_seconds(n, presets.CONTEXT) for n in LENGTHS]
         drafter.costs[settings.sampling.temperature] = RoundCosts(tuple(of_drafts), tuple(rest))
-    loops = (autoregressive_decode, LoopFunctions(speculative_decode))
     drafter.forget()
-    return follow.follow(setup, drafter, draft, prompt, draft_length, settings, *loops)
+    return follow(Loaded(setup, drafter, draft, prompt, draft_length, settings, LoopFunctions(speculative_decode)))
 
 
-def animated() -> Trace:
-    """Return the decoding of the animation."""
-    setup = load_setup(loading.LAB_TARGET, engine="eager")
-    (prompt,) = prompts.encode([("prompt", PROMPT)], setup.tokenizer)
-    trace = decoded(setup, prompt, "model", DRAFT_LENGTH, DecodeSettings(N_TOKENS, eos=setup.eos), None)
-    run = read(RESULTS / f"{RECORD}.json", ComparisonRun)
-    return priced(trace, presets.greedy_costs(run)["model"], prompt.ids.shape[1])
-
-
-def priced(trace: Trace, costs: Costs, n_prompt: int, looked_up: Costs | None = None) -> Trace:
+def priced(trace: Trace, costs: Costs, n_prompt: int, looked_up: Costs) -> Trace:
     """Return the trace with the seconds that `costs` give to each of its rounds, and to each step of the baseline.
 
     looked_up: the costs of rounds in which a hybrid's lookup drafted.
     """
     events, end = [trace.events[0]], 0.0
     for before, event in itertools.pairwise(trace.events):
-        own = looked_up if looked_up and event.looked_up else costs
-        seconds = _seconds(event, own, n_prompt + before.n_tokens)
+        own, n, context = looked_up if event.looked_up else costs, len(event.drafts), n_prompt + before.n_tokens
+        drafting, passing = own.draft_seconds(n, context), own.verify_seconds(n + 1, context)
+        seconds = {"draft": drafting, "verify": passing, "other": own.overhead_seconds(n)}
         end += sum(seconds.values())
         events.append(replace(event, seconds=seconds, end=end))
     steps = [costs.step_seconds(n_prompt + i) for i in range(1, len(trace.baseline))]
@@ -160,21 +137,11 @@ def priced(trace: Trace, costs: Costs, n_prompt: int, looked_up: Costs | None = 
     return replace(trace, events=events, baseline=baseline)
 
 
-def _seconds(event: Event, costs: Costs, context: int) -> dict[str, float]:
-    n = len(event.drafts)
-    return {
-        "draft": costs.draft_seconds(n, context),
-        "verify": costs.verify_seconds(n + 1, context),
-        "other": costs.overhead_seconds(n),
-    }
-
-
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """The command.  -> exit code"""
+    """Run the command.  -> exit code"""
     parsing.make_parser(__doc__ or "", "python -m speclab.extensions.trace.build").parse_args(argv)
-    files = ((PAGE, page.render(page_data())), (ANIMATION, trace_svg.draw(animated())))
-    write_all([functools.partial(write_whole, path, text) for path, text in files])
+    write_whole(PAGE, page.render(page_data()))
     return 0
 
 

@@ -31,14 +31,11 @@ class Position(NamedTuple):
 
     The probabilities are the rule's own: after temperature, top-k and top-p, and under greedy decoding one-hot, so
     `target_prob` is 1 or 0 there. A draft that is certain of its proposal (greedy drafting, prompt lookup) has 1.
-    Greedy decoding asks one thing only: is the drafted token `top`, the target's first choice after the same text?
-
     In a tree `target_prob` is the part of the target's row that was left by the siblings that were rejected before.
     """
 
     id: int
     target_prob: float
-    top: int  # the id of the target's largest logit there
     draft_prob: float | None = None  # None for the next token
     uniform: float | None = None  # in [0, 1); None for the next token
     parent: int | None = None  # of a tree's token: the place of the one that it follows, -1 for the text
@@ -60,7 +57,6 @@ class Token:
     text: str  # what it adds to the text; empty where the text may still change: it comes with a later token
     kind: str  # first, plain, accepted, corrected, bonus, rejected, untested or after_eos
     position: Position | None = None  # None for the first token, which comes from the prompt's pass
-    top: str = ""  # what the target's first choice would have added here; greedy drafts have it
     candidates: tuple[str, ...] = ()  # what each candidate of its position would have added here
 
     @property
@@ -137,7 +133,6 @@ class Trace:
     counts: Counts
     baseline: list[tuple[str, float]]  # a token's text and the second at which it was there
     same_text: bool
-    remark: str = TIMED  # on the times
 
     @property
     def greedy(self) -> bool:
@@ -188,18 +183,13 @@ def _proposed_texts(made: Pieces, proposed: list[Position]) -> list[str]:
     return [spell(made.fork(), way)[-1] for way in ways]
 
 
-def _befores(made: Pieces, proposed: Sequence[Position]) -> list[Pieces]:
-    """The text before each proposed token."""
-    found = []
-    for branch in branches(proposed):
-        found.append(made.fork())
-        found[-1].add(branch)
-    return found
-
-
-def _candidates(before: Pieces, position: Position | None) -> tuple[str, ...]:
-    """What each candidate of a position adds to the text before it."""
-    return tuple(spell(before.fork(), [one.id])[0] for one in position.candidates) if position else ()
+def _candidates(made: Pieces, before: Sequence[int], position: Position | None) -> tuple[str, ...]:
+    """What each candidate of a position adds to the text, after the ids `before` it in its round."""
+    if position is None or not position.candidates:
+        return ()
+    text = made.fork()
+    text.add(before)
+    return tuple(spell(text.fork(), [one.id])[0] for one in position.candidates)
 
 
 def trace(
@@ -222,30 +212,23 @@ def trace(
         counts.add(round_)
         positions: list[Any] = round_.detail if isinstance(round_.detail, list) else [None]
         *proposed, after = positions
-        befores, greedy = _befores(made, proposed), not settings["temperature"]
+        spelled = _proposed_texts(made, proposed)
         drafts = [
-            Token(
-                text,
-                _fate(round_, i, proposed),
-                proposed[i],
-                spell(befores[i].fork(), [proposed[i].top])[0] if greedy else "",
-                _candidates(befores[i], proposed[i]),
-            )
-            for i, text in enumerate(_proposed_texts(made, proposed))
+            Token(text, _fate(round_, i, proposed), place, _candidates(made, branch, place))
+            for i, (text, branch, place) in enumerate(zip(spelled, branches(proposed), proposed, strict=True))
         ]
         committed, n = texts[n_tokens : n_tokens + len(round_.tokens)], round_.n_accepted
         tokens = [Token(text, "accepted", position) for text, position in zip(committed, proposed[:n], strict=False)]
-        own = made.fork()
-        own.add(round_.tokens[:n])
-        tokens += [Token(text, _own_kind(round_), after, "", _candidates(own, after)) for text in committed[n:]]
+        candidates = _candidates(made, round_.tokens[:n], after)
+        tokens += [Token(text, _own_kind(round_), after, candidates) for text in committed[n:]]
         seconds = phases(round_.seconds or {})
         end += sum(seconds.values())
         n_tokens += len(tokens)
         made.add(round_.tokens)
         events.append(Event(len(events), drafts, tokens, n, seconds, end, n_tokens, round_.looked_up))
     baseline_ids, ends = zip(*baseline, strict=True)
-    spelled = list(zip(spell(pieces(tokenizer, prompt_ids, special=True), baseline_ids), ends, strict=True))
-    return Trace(settings, prompt, events, counts, spelled, list(baseline_ids) == ids)
+    steps = list(zip(spell(pieces(tokenizer, prompt_ids, special=True), baseline_ids), ends, strict=True))
+    return Trace(settings, prompt, events, counts, steps, list(baseline_ids) == ids)
 
 
 def phases(laps: Mapping[str, float]) -> dict[str, float]:

@@ -3,7 +3,7 @@
 import json
 import sys
 
-from speclab.extensions.trace.trace import Token, Trace
+from speclab.extensions.trace.trace import TIMED, Token, Trace
 from speclab.present.run_lines import REJECTED_PLACES
 from speclab.system.terminal import harmless
 
@@ -119,7 +119,7 @@ def times(trace: Trace) -> str:
     """How long both took, without the word speedup: one run with timers in it is no measurement."""
     return (
         f"After the first token: {trace.events[-1].n_tokens - 1} tokens in {milliseconds(trace.events[-1].end)}, the "
-        f"baseline's {len(trace.baseline) - 1} in {milliseconds(trace.baseline[-1][1])}. {trace.remark}"
+        f"baseline's {len(trace.baseline) - 1} in {milliseconds(trace.baseline[-1][1])}. {TIMED}"
     )
 
 

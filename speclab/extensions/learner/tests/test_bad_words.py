@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 import check
-from speclab.extensions.learner import runner
+from speclab.extensions.learner import checks
 
 DIGITS = "9" * 5000  # Python reads no number of so many
 
@@ -29,7 +29,7 @@ ROWS = [
     ("--run compare.py --quick --full", ("--quick", "--full")),
     ("0 --run optimized_speculative.py", ("exercise 0", "choose from 2")),
     ("2 --run compare.py --temperature 0.8", ("exercise 2", "choose from 3")),
-    ("17 --run compare.py", ("exercise 17 has no part in a run", "check.py 17")),
+    ("17 --run compare.py", ("exercise 17 has no part in this run", "choose from 2")),
     ("2,8 --run optimized_speculative.py", ("exercise 8", "goes alone", "check.py 8")),
     ("4,10 --run compare.py", ("both the rule for sampled tokens", "leave one of them out")),
     ("2 --run optimized_speculative.py --draft tree:2x2:model", ("your code knows chains only", "leave it out")),
@@ -40,7 +40,7 @@ ROWS = [
 
 @pytest.mark.parametrize(("words", "said"), ROWS, ids=lambda value: ascii(value)[1:50])
 def test_bad_words_are_one_line(words, said, monkeypatch, capsys):
-    monkeypatch.setattr(runner, "run_checks", lambda *_: pytest.fail("checks were run"))
+    monkeypatch.setattr(checks, "run_checks", lambda *_: pytest.fail("checks were run"))
     code = check.main(shlex.split(words))
     out, err = capsys.readouterr()
     assert (code, out) == (2, "")

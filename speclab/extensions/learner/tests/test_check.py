@@ -17,7 +17,7 @@ import pytest
 
 import check
 from exercises.guard import has_alarm
-from speclab.extensions.learner import checklist, runner
+from speclab.extensions.learner import checks
 from speclab.system import paths
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.terminal import harmless
@@ -56,8 +56,8 @@ def run(clone, capsys):
     return call
 
 
-def exercise(number: int) -> checklist.Exercise:
-    return next(one for one in checklist.exercises() if one.number == number)
+def exercise(number: int) -> checks.Exercise:
+    return next(one for one in checks.exercises() if one.number == number)
 
 
 def answer(number: int, old: str = "", new: str = "") -> None:
@@ -69,7 +69,7 @@ def answer(number: int, old: str = "", new: str = "") -> None:
 
 def only(*numbers: int) -> None:
     """Leave these exercises alone in the lab: the others' checks take seconds and nothing of them is asked here."""
-    for one in checklist.exercises():
+    for one in checks.exercises():
         if one.number not in numbers:
             one.chapter.unlink()
 
@@ -100,7 +100,7 @@ def limits(lab: Path, **limits: object) -> None:
 def checked(*numbers: int) -> dict[str, str | None]:
     """Run the checks of these exercises.  -> check -> what it says, None where it passes"""
     chosen = [exercise(number) for number in numbers]
-    runner.run_checks("exercises", chosen)
+    checks.run_checks("exercises", chosen)
     return {c.function: c.message if c.outcome != "passed" else None for one in chosen for c in one.checks}
 
 
@@ -127,7 +127,7 @@ def test_a_fresh_clone_is_all_todo_from_any_folder(clone, tmp_path):
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     rows = [line for line in lines if re.match(r" *\d+  ", line)]
-    assert len(rows) == len(checklist.exercises())
+    assert len(rows) == len(checks.exercises())
     for n, row in enumerate(rows):
         assert re.fullmatch(rf" *{n}  \S.+\S  +todo +a lab/docs/chapters/{n:02}-[a-z-]+\.md", row), row
     assert "docs/chapters/00-measuring.md, write time_decoding in " in lines[-1]
@@ -274,8 +274,8 @@ def test_code_that_ends_python_is_said(clone, name):
 def test_what_nothing_can_interrupt_is_ended(clone, monkeypatch):
     """With the process, and the place is said. What has been checked before keeps its outcome."""
     limits(clone, SECONDS=0.5)
-    monkeypatch.setattr(runner, "STACK", 1)
-    monkeypatch.setattr(runner, "SILENCE", 4)
+    monkeypatch.setattr(checks, "STACK", 1)
+    monkeypatch.setattr(checks, "SILENCE", 4)
     thread = "__import__('threading').Thread(target=__import__('time').sleep, args=(10**6,)).start()"
     words = "still running, and nothing could interrupt it (exercises/ex00_measuring.py:"
     wanted = with_checks(0, {"leaves_a_thread": (thread, None), "stands": ("sum(range(10**13))", words)})
@@ -317,7 +317,7 @@ def test_a_check_of_which_one_case_never_ended_has_failed(clone):
 
 
 def test_a_torn_line_of_outcomes_is_left_out():
-    assert list(runner._parsed(b'{"check": "test_x"}\n\xff\n{"check": "test')) == [{"check": "test_x"}]
+    assert list(checks._parsed(b'{"check": "test_x"}\n\xff\n{"check": "test')) == [{"check": "test_x"}]
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no such signals")
@@ -401,7 +401,7 @@ def test_chapters_and_hints_that_are_gone_are_named(run, clone):
     for text in (b"[ex00", b"\xff", None):
         hints.write_bytes(text) if text is not None else hints.unlink()
         with pytest.raises(EnvironmentProblem, match=r"type: git checkout -- 'a lab/exercises/hints\.toml'"):
-            checklist.hints(exercise(0))
+            checks.hints(exercise(0))
     shutil.rmtree(clone / "docs")
     code, out, err = run("0")
     assert (code, out) == (3, "")
@@ -409,9 +409,9 @@ def test_chapters_and_hints_that_are_gone_are_named(run, clone):
 
 
 def test_an_installed_lab_says_that_exercises_need_a_clone(monkeypatch):
-    monkeypatch.setattr(checklist.paths, "IS_CLONE", False)
+    monkeypatch.setattr(checks.paths, "IS_CLONE", False)
     with pytest.raises(EnvironmentProblem, match="belong to a clone"):
-        checklist.exercises()
+        checks.exercises()
 
 
 def test_check_answers_at_once():
@@ -430,18 +430,18 @@ def test_check_answers_at_once():
 
 
 def test_every_check_leads_to_a_hint():
-    for one in checklist.exercises():
+    for one in checks.exercises():
         module = importlib.import_module(f"tests.exercises.test_{one.stem}")
-        checks = [value for name, value in vars(module).items() if name.startswith("test_")]
-        assert checks
-        for function in checks:
-            failed = checklist.Check(function.__name__, names_used(function), "failed")
-            assert checklist.function_with_hints(replace(one, checks=[failed])), function.__name__
+        found = [value for name, value in vars(module).items() if name.startswith("test_")]
+        assert found
+        for function in found:
+            failed = checks.Check(function.__name__, names_used(function), "failed")
+            assert checks.function_with_hints(replace(one, checks=[failed])), function.__name__
 
 
 def test_hints_go_with_the_first_unfinished_function(run):
     """Up to the level asked for; a wrong function before one that is still open."""
-    levels = [" ".join(level.split()) for level in checklist.hints(exercise(0))["time_decoding"]]
+    levels = [" ".join(level.split()) for level in checks.hints(exercise(0))["time_decoding"]]
     code, out, _ = run("0", "--hint", "2")
     assert code == 0
     assert out.startswith("time_decoding, in a lab/exercises/ex00_measuring.py")
@@ -475,7 +475,7 @@ def test_what_fails_because_of_something_above_is_one_line(run):
     ],
 )
 def test_what_follows_from_what(mine, its, follows):
-    one, other = (checklist.Check("test_x", [], "failed", reach=reach, is_whole=whole) for reach, whole in (mine, its))
+    one, other = (checks.Check("test_x", [], "failed", reach=reach, is_whole=whole) for reach, whole in (mine, its))
     assert one.follows_from(other) == follows
 
 
@@ -502,7 +502,7 @@ def test_a_hole_falls_back_to_the_labs_own_and_says_so(clone, pair_folder, tmp_p
 @pytest.mark.parametrize("words", [["0", "2"], ["2,0"], ["2", "0,2"]])
 def test_several_exercises_are_named_with_commas_or_spaces(words, monkeypatch, capsys):
     asked = []
-    monkeypatch.setattr(runner, "run_checks", lambda impl, chosen: asked.extend(one.number for one in chosen))
+    monkeypatch.setattr(checks, "run_checks", lambda impl, chosen: asked.extend(one.number for one in chosen))
     check.main(words)
     assert asked == [0, 2]
     capsys.readouterr()

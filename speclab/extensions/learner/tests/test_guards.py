@@ -15,15 +15,15 @@ import compare
 import optimized_speculative
 from exercises import simulator
 from speclab.cli import flags
-from speclab.extensions.learner import checklist, runner
+from speclab.extensions.learner import checks
 from speclab.extensions.learner.functions import ROLES
 from speclab.models.cached import CachedModel
 from speclab.system import paths
 from tests.exercises.answers import committed, with_wrong_answer
 
 ROOT = paths.ROOT
-STEMS = [exercise.stem for exercise in checklist.exercises()]
-CHAPTERS = {exercise.stem: exercise.chapter for exercise in checklist.exercises()}
+STEMS = [exercise.stem for exercise in checks.exercises()]
+CHAPTERS = {exercise.stem: exercise.chapter for exercise in checks.exercises()}
 
 
 def as_committed(path: str) -> str:
@@ -55,6 +55,11 @@ def holes(source: str) -> dict[str, str]:
     return found
 
 
+def body(function: ast.FunctionDef) -> list[str]:
+    """What a function does, without its docstring."""
+    return [ast.dump(node) for node in function.body[ast.get_docstring(function) is not None :]]
+
+
 def test_every_number_has_one_exercise():
     assert [int(stem[2:4]) for stem in STEMS] == [*range(len(STEMS))]
 
@@ -71,7 +76,7 @@ def test_a_stub_has_holes_and_nothing_in_them(stem):
     assert holes(stub)
     for name, node in public_functions(stub).items():
         if name not in holes(stub):
-            assert ast.dump(node) == ast.dump(theirs[name]), f"{name} is no hole and differs from the solution's"
+            assert body(node) == body(theirs[name]), f"{name} is no hole and differs from the solution's"
             continue
         assert holes(stub)[name].rpartition(": ")[0] == stem[:4]
         assert holes(stub)[name].rpartition(": ")[2].rpartition(".")[2] == name.rpartition(".")[2]
@@ -86,14 +91,13 @@ def test_a_stub_has_holes_and_nothing_in_them(stem):
 
 @pytest.mark.parametrize("stem", STEMS)
 def test_exercise_and_solution_promise_the_same(stem):
-    """Name by name: arguments, annotations, defaults, docstring."""
+    """Name by name: arguments, annotations, defaults. The docstring stands in the exercise."""
     stub, solution = as_committed(f"exercises/{stem}.py"), as_committed(f"solutions/{stem}.py")
     ours, theirs = public_functions(stub), public_functions(solution)
     assert list(ours) == list(theirs)
     for name, node in ours.items():
         assert ast.dump(node.args) == ast.dump(theirs[name].args), name
         assert ast.unparse(node.returns) == ast.unparse(theirs[name].returns), name
-        assert ast.get_docstring(node) == ast.get_docstring(theirs[name]), name
         assert ast.get_docstring(node), name
     assert "Todo" not in solution
 
@@ -101,10 +105,10 @@ def test_exercise_and_solution_promise_the_same(stem):
 @pytest.mark.parametrize("stem", STEMS)
 def test_every_exercise_has_its_five_parts(stem):
     """Chapter, stub, solution, checks, hints of three levels for every hole."""
-    exercise = next(e for e in checklist.exercises() if e.stem == stem)
+    exercise = next(e for e in checks.exercises() if e.stem == stem)
     for path in (exercise.path("exercises"), exercise.path("solutions"), exercise.test_file):
         assert path.is_file(), path
-    known = checklist.hints(exercise)
+    known = checks.hints(exercise)
     wanted = {name.rpartition(".")[2] for name in holes(as_committed(f"exercises/{stem}.py"))}
     assert wanted <= set(known)
     for hole, levels in known.items():
@@ -164,7 +168,7 @@ def test_every_command_of_a_chapter_can_be_typed(path, monkeypatch, tmp_path):
         raise Parsed
 
     for module, name in (
-        (runner, "run_checks"),
+        (checks, "run_checks"),
         (flags, "load"),
         (flags, "setup_from"),
         (simulator, "fixed"),

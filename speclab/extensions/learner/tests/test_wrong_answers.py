@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from speclab.extensions.learner import checklist
+from speclab.extensions.learner import checks
 from tests.exercises.answers import VOICES, failures, with_wrong_answer, wrong_answers
 from tests.exercises.ex08_bugs import module, seeded
 from tests.exercises.test_ex15_token_trees import cause_of_places
@@ -12,7 +12,7 @@ from tests.exercises.test_ex15_token_trees import cause_of_places
 FIRST_WITH_VOICES = 9  # from this exercise on a message says whether it describes the code or the rule
 # An exception and a time limit say that something is wrong, and not what.
 NO_WORDS = re.compile(r"\w*(Error|Exception|Iteration|Exit|Interrupt)\b|still running")
-STEMS = [exercise.stem for exercise in checklist.exercises() if exercise.number != 8]  # that one has its own table
+STEMS = [exercise.stem for exercise in checks.exercises() if exercise.number != 8]  # that one has its own table
 
 
 @pytest.mark.parametrize("stem", STEMS)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speclab.extensions.plan.break_even import break_even_acceptance
+from speclab.extensions.plan.__main__ import break_even_acceptance
 from speclab.theory.formulas import model_speedup
 
 given_cases = settings(max_examples=100)

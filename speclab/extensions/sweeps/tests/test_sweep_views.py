@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from speclab.extensions.sweeps import curves, sweep_views
-from speclab.extensions.sweeps.sweep_record import Point, SweepRun
+from speclab.extensions.sweeps import __main__ as sweeps
+from speclab.extensions.sweeps.__main__ import Point, SweepRun
 from speclab.present import tables
 from speclab.records.runs import SCHEMA_VERSION, Machine, Noise, Versions
 from speclab.theory.formulas import (
@@ -13,7 +13,6 @@ from speclab.theory.formulas import (
     cost_model_speedup,
     expected_tokens_per_round,
     leviathan_speedup,
-    omega_star,
 )
 
 DRAFT, VERIFY, OVERHEAD = 0.15, 1.3, 0.05  # costs of the made-up machine, in decode steps
@@ -110,28 +109,9 @@ def sweep(name, points, noise=(Noise(temperature=0.0, ratio=1.003, low=0.99, hig
     )
 
 
-def verify_cost(k):
-    return 1 + 0.06 * k
-
-
-def draft_length():
-    ks = range(17)
-    model = [point(k, k=k, costs=(0.16, verify_cost(k), OVERHEAD)) for k in ks]
-    ngram = [point(k, "ngram", k=k, alpha=0.55, costs=(0.002, verify_cost(k), OVERHEAD)) for k in ks]
-    return sweep("draft-length", model + ngram)
-
-
 def acceptance(costs=COSTS):
     dials = [i / 10 for i in range(11)]
     return sweep("acceptance", [point(a, "dial", alpha=a, half=0.04, method=f"dial:{a:g}", costs=costs) for a in dials])
-
-
-def temperature():
-    ts = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2)
-    return sweep(
-        "temperature",
-        [point(t, name, alpha=a - 0.2 * t, temperature=t) for t in ts for name, a in (("model", 0.75), ("ngram", 0.6))],
-    )
 
 
 def output_length():
@@ -153,16 +133,6 @@ def context():
     )
 
 
-SPEEDS = {"all": (1.4, 1.6, 1.1), "code": (1.5, 2.2, 1.1), "prose": (1.15, 0.9, 1.05), "copy": (1.5, 2.9, 1.1)}
-
-
-def draft_kind():
-    names, made = ("model", "ngram", "dial:0.5"), []
-    for kind, speeds in SPEEDS.items():
-        made += [point(n, kind, speedup=s, method=n, kind=kind) for n, s in zip(names, speeds, strict=True)]
-    return sweep("draft-kind", made)
-
-
 ALPHAS = {"trained": 0.72, "noise 0.1": 0.7, "noise 0.2": 0.6, "noise 0.4": 0.3, "20 s of training": 0.25, "random": 0}
 
 
@@ -171,27 +141,17 @@ def mismatch():
     return sweep("mismatch", [point(n, "draft", alpha=a, method=n) for n, a in ALPHAS.items()], facts=facts)
 
 
-def definitions():
-    ks = (1, 2, 4, 8)
-    made = [point(k, n, k=k, alpha=a) for n, a in (("model", 0.7), ("ngram", 0.8)) for k in ks]
-    return sweep("definitions", made)
-
-
 MADE = {
-    "draft-length": draft_length,
     "acceptance": acceptance,
-    "temperature": temperature,
     "output-length": output_length,
     "context": context,
-    "draft-kind": draft_kind,
     "mismatch": mismatch,
-    "definitions": definitions,
 }
 
 
 def lines(made):
     """All lines of a sweep as one text."""
-    return "\n".join(filter(None, sweep_views.lines(made)))
+    return "\n".join(filter(None, sweeps.lines(made)))
 
 
 def rows(made):
@@ -201,7 +161,7 @@ def rows(made):
 
 
 def _markdown(made):
-    return tables.show([sweep_views.table(made)], markdown=True).splitlines()
+    return tables.show([sweeps.table(made)], markdown=True).splitlines()
 
 
 def timed(p, speedup, low=None, high=None):
@@ -222,10 +182,10 @@ def test_views_bear_missing_numbers(name, tmp_path):
     made = replace(made, noise=[], points=[replace(p, **missing) for p in made.points])
     for points in (made.points, made.points[:1], made.points[-1:], []):
         part = replace(made, points=points, interrupted=True)
-        assert "None" not in sweep_views.page(part, "p.png")
-        assert "nan" not in sweep_views.page(part, "p.png")
+        assert "None" not in sweeps.text(part, "p.png")
+        assert "nan" not in sweeps.text(part, "p.png")
         if points != made.points[-1:]:
-            assert sweep_views.picture(part, tmp_path, "p").exists()
+            assert sweeps.picture(part, tmp_path, "p").exists()
     assert "Stopped before the end" in lines(replace(made, interrupted=True))
     assert "Stopped before the end" not in lines(made)
     wrong = replace(made, correctness=[{"arm": "ngram k=4", "passed": False}], unchecked=["model k=4"])
@@ -239,55 +199,19 @@ def test_views_bear_missing_numbers(name, tmp_path):
 def test_no_difference_where_the_interval_covers_one():
     p = point(4)
     for low, high, word in ((1.01, 1.4, "faster"), (0.99, 1.4, "unclear"), (1.0, 1.4, "unclear")):
-        assert curves.verdict(timed(p, 1.2, low, high)) == word
+        assert sweeps.verdict(timed(p, 1.2, low, high)) == word
     for low, high, word in ((0.6, 0.99, "slower"), (0.6, 1.01, "unclear")):
-        assert curves.verdict(timed(p, 0.8, low, high)) == word
-    assert curves.verdict(replace(timed(p, 1.2, 1.1, 1.3), verdict="unclear")) == "unclear"
+        assert sweeps.verdict(timed(p, 0.8, low, high)) == word
+    assert sweeps.verdict(replace(timed(p, 1.2, 1.1, 1.3), verdict="unclear")) == "unclear"
     alone = replace(timed(p, 1.2), speedup_low=None, speedup_high=None)
-    assert curves.verdict(replace(alone, repeat_noise=0.3)) == "unclear"
-    assert curves.verdict(replace(alone, repeat_noise=0.1)) == "faster"
-    (row,) = rows(sweep("temperature", [replace(alone, x=0.0)]))
+    assert sweeps.verdict(replace(alone, repeat_noise=0.3)) == "unclear"
+    assert sweeps.verdict(replace(alone, repeat_noise=0.1)) == "faster"
+    (row,) = rows(sweep("context", [replace(alone, x=0.0)]))
     assert (row["speedup"], row["95 %"], row["verdict"]) == ("1.20x", "-", "faster")
-    (row,) = rows(sweep("temperature", [timed(p, 1.2, 0.9, 1.4)]))
+    (row,) = rows(sweep("context", [timed(p, 1.2, 0.9, 1.4)]))
     assert (row["speedup"], row["95 %"], row["verdict"]) == ("1.20x", "0.90 to 1.40", "unclear")
-    (row,) = rows(sweep("temperature", [timed(p, 0.8)]))
+    (row,) = rows(sweep("context", [timed(p, 0.8)]))
     assert (row["speedup"], row["verdict"]) == ("0.80x", "slower")
-
-
-def test_end_to_end_is_baseline_over_ours_with_both_prefills():
-    """Baseline 0.5 s prefill and 8 s decoding against 1 s and 4 s; at the interval's low end 6 s against 4 s."""
-    p = replace(point(64, speedup=2.0, n_tokens=800), prefill_seconds=1.0, speedup_with_prefill=8.5 / 5)
-    p = replace(p, speedup_low=1.5, speedup_high=2.5)
-    assert p.seconds == pytest.approx(4)
-    assert curves.end_to_end(p) == pytest.approx((1.7, 6.5 / 5, 10.5 / 5))
-    assert curves.step_seconds(p) == pytest.approx(0.01)
-
-
-# --- draft length -----------------------------------------------------------------------------------------------------
-
-
-def lengths(*speeds, **more):
-    return sweep("draft-length", [timed(point(k, k=k), s) for k, s in enumerate(speeds)], **more)
-
-
-def test_the_best_draft_length_is_named():
-    text = lines(lengths(0.95, 1.2, 1.5, 1.45, 0.8, 1.2, 0.85, 0.7))
-    assert "model: best k = 2, 1.50x (1.35 to 1.65)" in text
-    assert "noise floor, the baseline against itself in the same run: 1.00x (0.99 to 1.01)" in text
-    text = lines(lengths(2.8, 1.2, 1.1, 1.9, noise=[]))
-    assert "best k = 3, 1.90x (1.71 to 2.09)" in text, "k = 0 drafts nothing"
-    assert "noise floor" not in text
-    assert lines(lengths(0.9, noise=[])) == ""
-
-
-def test_cells_are_the_records():
-    made = lengths(1.0, 1.2, 1.5, 1.0)
-    made.points[2].forecast = 1.8
-    row = rows(made)[2]
-    assert (row["draft"], row["k"], row["speedup"], row["α"]) == ("model", "2", "1.50x", "0.70")
-    assert row["forecast"] == "1.80  +20%"
-    assert row["book(α)"] == f"{book_formula(0.7, 2):.2f} {tables.percent(book_formula(0.7, 2) / 1.5 - 1):>5}"
-    assert row["tok/rnd"] == f"{expected_tokens_per_round(0.7, 2):.2f}"
 
 
 # --- acceptance -------------------------------------------------------------------------------------------------------
@@ -314,34 +238,21 @@ def dial(miss, costs=COSTS, half=0.04):
     ],
 )
 def test_region_of_agreement(miss, regions):
-    found = curves.near_book(dial(miss).points)
+    found = sweeps.near_book(dial(miss).points)
     assert found == [pytest.approx(r) for r in regions]
 
 
-def test_omega_meets_omega_star():
-    """Where both are the same the two omissions cancel: at alpha = 0.62, if a round costs omega*(0.62)."""
-    costs = (0.0, 1.0, omega_star(0.62, 4))
-    low, high = curves.omega_crossings(dial(lambda a: 0.0, costs=costs).points)  # omega* rises, then falls again
-    assert low == pytest.approx(0.62, abs=0.01)
-    assert omega_star(high, 4) == pytest.approx(costs[2], abs=0.01)
-    text = lines(dial(lambda a: 0.5 * (a - 0.62), costs=costs))
-    assert "book(α) within 5% of the measurement at α = 0.52 to 0.72; ω = ω* at α = 0.62, 0.9" in text
-    text = lines(dial(lambda a: 0.2 + (a - 0.3) ** 2))
-    assert "book(α) within 5% of the measurement at α = -; ω = ω* at α = -" in text
-    unpriced = dial(lambda a: 0.2)
-    for p in unpriced.points:
-        p.verify_cost = None
-    assert "ω = ω* at α = -" in lines(unpriced)
-    (row, *_) = rows(unpriced)
-    assert row["ω"] == "-"
+def test_the_region_is_said():
+    assert "book(α) within 5% of the measurement at α = 0.52 to 0.72" in lines(dial(lambda a: 0.5 * (a - 0.62)))
+    assert "book(α) within 5% of the measurement at α = -" in lines(dial(lambda a: 0.2 + (a - 0.3) ** 2))
 
 
 def test_break_even():
     """Speedup 0.5 + alpha passes 1 at 0.5, 1.2 times it at 1/3, 0.8 times it at 0.75."""
     made = [timed(point(a, "dial", alpha=a), 0.5 + a, 0.8 * (0.5 + a), 1.2 * (0.5 + a)) for a in (0, 0.2, 0.6, 1)]
-    assert curves.break_even(made) == pytest.approx((0.5, 1 / 3, 0.75))
+    assert sweeps.break_even(made) == pytest.approx((0.5, 1 / 3, 0.75))
     assert "dial: break-even at α = 0.50 (0.33 to 0.75);" in lines(sweep("acceptance", made))
-    assert curves.break_even(made[::-1]) == curves.break_even(made), "the order of points says nothing"
+    assert sweeps.break_even(made[::-1]) == sweeps.break_even(made), "the order of points says nothing"
     for speed in (1.5, 0.9):
         assert "break-even at α = -;" in lines(sweep("acceptance", [timed(p, speed) for p in made]))
     wide = [replace(p, speedup_low=0.1) for p in made]
@@ -349,15 +260,6 @@ def test_break_even():
 
 
 # --- the other sweeps' columns ----------------------------------------------------------------------------------------
-
-
-def test_end_to_end_has_a_verdict_of_its_own():
-    """Decoding is faster at 16 tokens, the prompt's passes eat it up."""
-    p = timed(point(16, n_tokens=16), 1.5, 1.3, 1.7)
-    whole = (p.speedup * p.seconds + 0.5) / (p.seconds + 1)
-    (row,) = rows(sweep("output-length", [replace(p, prefill_seconds=1.0, speedup_with_prefill=whole)]))
-    assert (row["speedup"], row["verdict"]) == ("1.50x", "faster")
-    assert (row["end to end"], row["its verdict"]) == (f"{whole:.2f}x", "slower")
 
 
 def test_context_has_the_step_and_the_costs():
@@ -379,29 +281,3 @@ def test_mismatch_says_slower_plainly():
     training = "trained on the spot: 20 s, 90 steps, 184,320 tokens, loss from 7.67 to 4.10 nats per token"
     assert training in lines(made)
     assert "trained on the spot" not in lines(replace(made, facts={}))
-
-
-# --- definitions ------------------------------------------------------------------------------------------------------
-
-
-def test_definitions_by_hand():
-    """Ten rounds at k = 2: five accept none, two one, three both."""
-    p = replace(point(2, k=2), accepted_lengths=[5, 2, 3], n_rounds=10, n_accepted=8, n_rejected=7, n_drafted=20)
-    p = replace(p, acceptance_rate=8 / 15, drafted_fraction=0.4, tokens_per_round=1.8)
-    assert curves.survival(p) == pytest.approx([0.5, 0.3])
-    assert 1 + sum(curves.survival(p)) == pytest.approx(p.tokens_per_round)
-    assert curves.output_share(p) == pytest.approx(8 / 18)
-    rates = {"α": 8 / 15, "f": 0.4, "s": 8 / 18}
-    assert curves.book_fed(p) == pytest.approx({key: book_formula(rate, 2) for key, rate in rates.items()})
-    (row,) = rows(sweep("definitions", [timed(p, 1.25)]))
-    assert [row[head] for head in ("α", "f", "s", "τ", "A_1", "A_k")] == [
-        "0.53",
-        "0.40",
-        "0.44",
-        "1.80",
-        "0.50",
-        "0.30",
-    ]
-    for key, rate in rates.items():
-        value = book_formula(rate, 2)
-        assert row[f"book({key})"] == f"{value:.2f} {tables.percent(value / 1.25 - 1):>5}"

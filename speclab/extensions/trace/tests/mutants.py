@@ -3,9 +3,8 @@
 from torch import Tensor
 
 from speclab.core.rounds import Draft
-from speclab.extensions.trace import branches
-from speclab.extensions.trace.branches import Tried
-from speclab.extensions.trace.dials import proposals
+from speclab.extensions.trace import positions, proposals
+from speclab.extensions.trace.positions import Tried
 from tests.mutants.bugs import mutant
 
 BUGS = {
@@ -17,7 +16,7 @@ BUGS = {
 @mutant(15, "what_is_left_for_a_child", "every_outcome_can_be_recomputed", file="test_tree_trace")
 def shows_the_targets_own_row() -> None:
     """shows every child beside the target's own probability, whatever was rejected before it"""
-    right = branches.walked
+    right = positions.walked
 
     def walked(draft: Draft, target_probs: Tensor, kept: list[int]) -> list[Tried]:
         tried = right(draft, target_probs, kept)
@@ -27,7 +26,7 @@ def shows_the_targets_own_row() -> None:
             for one, row in zip(tried, rows, strict=True)
         ]
 
-    branches.walked = walked
+    positions.walked = walked
 
 
 @mutant(49, "what_drafters_are_asked_is_what_they_propose_in_the_loop", file="test_dials_replay")

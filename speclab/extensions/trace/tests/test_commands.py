@@ -1,26 +1,20 @@
-"""The commands: a page, the terminal, a profile, a report of a record; and what they refuse, in one line each."""
+"""The commands: a page, the terminal, shapes; and what they refuse, in one line each."""
 
-import json
 import re
 import shlex
-import shutil
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-import compare
 import optimized_speculative
 from optimized_speculative import speculative_decode
 from speclab.core.accept import accept_from_logits
-from speclab.extensions.trace import decoding, profile, report
+from speclab.extensions.trace import follow
 from speclab.extensions.trace.__main__ import main, parse
 from speclab.extensions.trace.tests.test_shapes import of_exercise
 from speclab.extensions.trace.tests.test_trace import Tags
 from speclab.lab.instruments import LoopFunctions
-from speclab.models import loading, prompts
-from speclab.records.files import read
-from speclab.records.runs import ComparisonRun
+from speclab.models import loading
 from speclab.system.errors import Problem
 from speclab.system.paths import ROOT
 from tests.cli.bad_inputs import places
@@ -118,101 +112,6 @@ def test_what_others_say_of_shapes_stands_beside_them(models, capsys, wrong):
     assert parse(["shapes"]).uses == ("shapes",)
 
 
-def test_a_profile_names_its_steps_and_rounds(models, tmp_path):
-    assert main(["profile", str(tmp_path / "p.json"), *models, "-k", "2", "--prompt", "def f(x):"]) == 0
-    names = [event.get("name") for event in json.loads((tmp_path / "p.json").read_text())["traceEvents"]]
-    assert names.count("steps of the baseline") == names.count("round of model k=2") == profile.PROFILED
-
-
-# --- a report ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def compared(pair_folder, tmp_path_factory) -> Path:
-    """The folder of a comparison."""
-    made = tmp_path_factory.mktemp("compared")
-    words = ["--target", str(pair_folder / "target"), "--draft", f"dial:0.5:free,ngram,{pair_folder / 'draft'}", *SIZE]
-    words += ["--limit", "1", "--temperature", "0,0.8", "-k", "0,3", "--out-dir", str(made)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prompts, "standard", lambda: TEXTS)
-        assert compare.main(words) == 0
-    return made
-
-
-@pytest.fixture
-def record(compared, tmp_path, monkeypatch) -> Path:
-    """The comparison's record, in a folder of the test's own."""
-    monkeypatch.setattr(prompts, "standard", lambda: TEXTS)
-    shutil.copytree(compared, tmp_path, dirs_exist_ok=True)
-    return tmp_path / "results" / "local.json"
-
-
-def test_a_report_of_a_record(record, tmp_path, pair_folder, capsys):
-    """Its pictures are those that the run drew. Its first draft decodes at the first temperature."""
-    page = tmp_path / "whole.html"
-    words = ["report", str(record), "--out", str(page), "--target", str(pair_folder / "target"), *SIZE]
-    before = files_of(tmp_path / "plots")
-    assert main(words) == 0
-    text = page.read_text("utf-8")
-    assert text.count("data:image/png;base64,") == len(list((tmp_path / "plots").iterdir())) > 1
-    assert files_of(tmp_path / "plots") == before
-    assert "what dial:0.5:free drafts, up to 3 tokens" in text
-    assert "greedy, seed 0" in text
-    assert "def f(x):" in text
-    assert main([*words, "--draft", "ngram", "-k", "2", "--temperature", "0.8", "--seed", "5"]) == 0
-    text = page.read_text("utf-8")
-    assert "what ngram drafts, up to 2 tokens" in text
-    assert "at temperature 0.8, seed 5" in text
-
-
-def test_the_help_of_a_report_says_which_defaults_are_the_records(record, capsys):
-    with pytest.raises(SystemExit):
-        main(["report", "--help"])
-    flags = re.split(r"\n  (?:-k, )?--", capsys.readouterr().out)
-    from_record = report.of_record(read(record, ComparisonRun))
-    for name in from_record:
-        [of_flag] = [flag for flag in flags if flag.startswith(f"{name.replace('_', '-')} ")]
-        assert of_flag.count("(default:") == of_flag.count("(default: the record's)") == 1
-    assert sum("the record's" in flag for flag in flags) == len(from_record)
-
-
-def test_a_report_without_the_models_has_everything_else(record, tmp_path, capsys):
-    """The record's target is the last part of a path that is not here."""
-    page = tmp_path / "whole.html"
-    assert main(["report", str(record), "--out", str(page)]) == 0
-    assert "the page has no decoding" in capsys.readouterr().err
-    text = page.read_text("utf-8")
-    assert text.count("data:image/png;base64,") > 1
-    assert "Do the outputs agree?" in text
-    assert "A decoding, round by round" not in text
-    assert "<script" not in text
-
-
-def test_a_report_without_a_drafted_token_blames_no_model(record, pair_folder, tmp_path, capsys):
-    """Every row has k = 0: what is missing is a draft with a length, not the target."""
-    contents = json.loads(record.read_text())
-    for row in contents["rows"]:
-        row["draft_length"] = 0
-    record.write_text(json.dumps(contents))
-    page = tmp_path / "whole.html"
-    assert main(["report", str(record), "--out", str(page), "--target", str(pair_folder / "target")]) == 0
-    (said,) = [line for line in capsys.readouterr().err.splitlines() if "no decoding" in line]
-    assert "--target" not in said
-    assert "--draft" in said
-
-
-@pytest.mark.parametrize("settings", [{"rule": "block"}, {"functions": "from solutions/: 2"}])
-def test_another_rule_or_other_functions_are_not_drawn_as_the_labs_own(record, tmp_path, pair_folder, capsys, settings):
-    contents = json.loads(record.read_text())
-    contents["settings"] |= settings
-    record.write_text(json.dumps(contents))
-    page = tmp_path / "whole.html"
-    words = ["report", str(record), "--out", str(page), "--target", str(pair_folder / "target"), *SIZE]
-    assert main(words) == 0
-    assert "the page has no decoding" in capsys.readouterr().err
-    assert "A decoding, round by round" not in page.read_text("utf-8")
-
-
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 TARGET = "--target target --threads 1 --engine eager --prompt x"
@@ -222,8 +121,6 @@ TARGET = "--target target --threads 1 --engine eager --prompt x"
 def folder(tmp_path_factory, pair_folder):
     made = tmp_path_factory.mktemp("bad")
     places(made, pair_folder)
-    (made / "record.json").write_bytes((ROOT / "results" / "cpu-2-cores-intel.json").read_bytes())
-    (made / "plan.json").write_bytes((ROOT / "results" / "cpu-2-cores-plan.json").read_bytes())
     return made
 
 
@@ -243,18 +140,6 @@ def folder(tmp_path_factory, pair_folder):
         ("shapes stray", 2, ("stray", "--help")),
         ("shapes -k auto", 2, ("auto", "whole number")),
         ("shapes --draft tree:2x2:draft", 2, ("shapes knows chains only",)),
-        ("profile", 2, ("FILE", "--help")),
-        ("profile -", 2, ("profile -", "give a file")),
-        ("profile empty-folder", 3, ("empty-folder", "FILE")),
-        ("profile t.json -k 200 --draft draft", 2, ("a profile decodes", "smaller -k")),
-        ("profile t.json -k auto", 2, ("auto", "whole number")),
-        ("report record.json", 2, ("--out", "--help")),
-        ("report nowhere.json --out x.html", 3, ("nowhere.json",)),
-        ("report plan.json --out x.html", 3, ("plan.json",)),
-        ("report record.json --out -", 2, ("give a path in place of -",)),
-        ("report record.json --out ./record.json", 2, ("over the record",)),
-        ("report record.json --out empty-folder", 3, ("empty-folder", "--out")),
-        ("report record.json --out x.html --draft dial:2:free", 2, ("dial:2",)),
     ],
 )
 def test_bad_input_is_one_line(folder, capfd, monkeypatch, command, code, said):
@@ -262,9 +147,8 @@ def test_bad_input_is_one_line(folder, capfd, monkeypatch, command, code, said):
     monkeypatch.chdir(folder)
     before = files_of(folder)
     words = shlex.split(command)
-    at = 1 if words[0] in ("shapes", "profile", "report") else 0
-    usual = [] if words[0] == "report" else TARGET.split()
-    assert main([*words[:at], *usual, *words[at:]]) == code
+    at = int(words[0] == "shapes")
+    assert main([*words[:at], *TARGET.split(), *words[at:]]) == code
     out, err = capfd.readouterr()
     is_one_line(err, *said)
     assert out == ""
@@ -284,14 +168,13 @@ def test_every_command_of_a_page_can_be_typed(monkeypatch, capsys, tmp_path):
     def load(args, *given, **named):
         raise Problem("typed")
 
-    monkeypatch.setattr(decoding, "load", load)
+    monkeypatch.setattr(follow, "load", load)
     monkeypatch.chdir(tmp_path)
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), ROOT / "notebooks" / "tour.ipynb"]
     lines = [line for page in pages for line in page.read_text("utf-8").splitlines()]
     command = re.compile(r"python (?:-m speclab\.extensions\.trace|check\.py \d+ --run trace)\b([^`#]*)")
     typed = [found[1] for line in lines for found in command.finditer(line)]
-    commands = [words for text in typed if (words := shlex.split(text)) and words[0] != "report"]
-    assert len(commands) >= 9
-    for words in commands:
+    assert len(typed) >= 9
+    for words in map(shlex.split, typed):
         assert main(words) == 1, words
         assert capsys.readouterr().err == "error: typed\n", words

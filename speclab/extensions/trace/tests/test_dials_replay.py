@@ -16,9 +16,8 @@ from optimized_speculative import speculative_decode
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import Decided, DecodeSettings, Draft
 from speclab.drafts import registry
-from speclab.extensions.trace import build
-from speclab.extensions.trace.dials import page, presets, proposals
-from speclab.extensions.trace.dials.proposals import LONGEST, PieceTable, asked
+from speclab.extensions.trace import build, page, presets, proposals
+from speclab.extensions.trace.proposals import LONGEST, PieceTable, asked
 from speclab.extensions.trace.tests.test_trace import Tags
 from speclab.models import loading, prompts
 from speclab.models.pieces import pieces
@@ -264,7 +263,7 @@ def test_the_book_and_the_clock_are_pythons():
 
 
 def test_presets_are_the_records_costs():
-    run = presets.read(presets.RESULTS / "cpu-2-cores-intel.json", presets.ComparisonRun)
+    run = presets.read(presets.RESULTS / "cpu-2-cores-default.json", presets.ComparisonRun)
     costs, preset = presets.greedy_costs(run)["model"], presets.committed()[0]
     at = presets.CONTEXT
     assert preset["step_ms"] == pytest.approx(1000 * costs.step_seconds(at), rel=1e-3)

@@ -7,9 +7,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from draft_models import NgramDrafter
 from speclab.core.rounds import DecodeSettings
 from speclab.drafts.feature import FeatureDrafter
+from speclab.extensions.trace import shapes
 from speclab.extensions.trace.__main__ import main
-from speclab.extensions.trace.shapes import round_shapes as shapes
-from speclab.extensions.trace.shapes import shape_views as views
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem
 from tests.heads import block_heads, tiny_head
@@ -159,7 +158,7 @@ def test_yours_beside_the_real_ones(wrong):
         return {**table, "scores": (sizes[3], sizes[1], sizes[1])} if wrong else table
 
     round_ = first_round()
-    text, all_right = views.beside(round_, *(answer(*sizes) for sizes in round_.sizes()))
+    text, all_right = shapes.beside(round_, *(answer(*sizes) for sizes in round_.sizes()))
     assert all_right != wrong
     lines = {line.split()[0]: line for line in text.splitlines() if line}
     assert ("no: it is (4, 4, 9) and (4, 9, 9)" in lines["scores"]) == wrong
@@ -169,7 +168,7 @@ def test_yours_beside_the_real_ones(wrong):
 def test_an_answer_with_a_gap_is_shown():
     round_ = first_round()
     answers = [{"ids": sizes[1:2]} for sizes in round_.sizes()]
-    text, all_right = views.beside(round_, *answers)
+    text, all_right = shapes.beside(round_, *answers)
     assert not all_right
     lines = {line.split()[0]: line for line in text.splitlines() if line}
     assert "yes" in lines["ids"]

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter, NgramDrafter
 from optimized_speculative import speculative_decode
 from speclab.cli import flags, parsing
@@ -21,8 +20,7 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Draft, Round
 from speclab.core.sampling import Sampling
 from speclab.drafts.oracle import FreeOracleDrafter
-from speclab.extensions.trace import follow, trace, trace_terminal
-from speclab.extensions.trace.dials import own_page, page
+from speclab.extensions.trace import follow, page, positions, trace, trace_terminal
 from speclab.extensions.trace.tests.trace_streams import clock, count_all, rounds, scripted, settings, with_texts
 from speclab.extensions.trace.trace import Position
 from speclab.lab.instruments import LoopFunctions, with_phases
@@ -90,12 +88,10 @@ def test_probabilities_are_the_models(temperature):
             assert position.target_prob == pytest.approx(sampling.probs(rows[i])[position.id].item(), abs=1e-9)
             expected = sampling.probs(draft_rows[i])[position.id].item() if temperature else 1.0
             assert position.draft_prob == pytest.approx(expected, abs=1e-9)
-            assert position.top == rows[i].argmax().item()
             n_checked += 1
         here = rows[round_.n_accepted]
         assert last.id == round_.tokens[-1]
         assert last.target_prob == pytest.approx(sampling.probs(here)[last.id].item(), abs=1e-9)
-        assert last.top == here.argmax().item()
         text += round_.tokens
     assert n_checked > 20
 
@@ -106,14 +102,14 @@ def test_looking_changes_nothing(monkeypatch):
     plain = decoded(target, NgramDrafter(2, 1), Sampling(), look=False)
     now = itertools.count()
     monkeypatch.setattr(clock_module, "time", SimpleNamespace(perf_counter=lambda: next(now)))
-    positions_of = follow.positions_of
+    positions_of = positions.positions_of
 
     def slow(*inputs):
         for _ in range(1000):  # looking takes a thousand ticks
             next(now)
         return positions_of(*inputs)
 
-    monkeypatch.setattr(follow, "positions_of", slow)
+    monkeypatch.setattr(positions, "positions_of", slow)
     looked = decoded(target, NgramDrafter(2, 1), Sampling())
     assert [r._replace(seconds=None, detail=None) for r in looked] == [r._replace(seconds=None) for r in plain]
     assert all(r.detail is None for r in plain)
@@ -172,7 +168,7 @@ def test_time_is_the_rounds_time(tokenizer):
 
 def test_a_text_that_ends_inside_a_block(tokenizer):
     """Drafts after the end were never emitted; the end itself is an accepted one."""
-    positions = [*(Position(token, 0.9, 5, 0.5, 0.1) for token in (5, 0, 7, 8)), Position(9, 0.5, 5)]
+    positions = [*(Position(token, 0.9, 0.5, 0.1) for token in (5, 0, 7, 8)), Position(9, 0.5)]
     stream = [Round([3], prefill=True), Round([5, 0], 4, 2, 0, False, "eos", {"verify": 0.01}, positions)]
     found = trace.trace(stream, clock([3, 5, 0]), tokenizer, "x", [4], settings())
     assert [t.kind for t in found.events[1].drafts] == ["accepted", "accepted", "after_eos", "after_eos"]
@@ -181,7 +177,7 @@ def test_a_text_that_ends_inside_a_block(tokenizer):
 
 
 def test_words_say_the_rules_outcome_and_where_it_was_broken(tokenizer):
-    positions = [Position(5, 0.4, 5, 0.5, 0.5), Position(6, 0.1, 5, 0.8, 0.5), Position(9, 0.3, 9)]
+    positions = [Position(5, 0.4, 0.5, 0.5), Position(6, 0.1, 0.8, 0.5), Position(9, 0.3)]
     stream = [Round([3], prefill=True), Round([5, 9], 2, 1, 1, False, None, {"verify": 0.01}, positions)]
     kept, rejected = trace.trace(stream, clock([3]), tokenizer, "x", [4], settings()).events[1].drafts
     assert trace_terminal.outcome(kept, greedy=False) == "accepted: u × q = 0.25 is below p = 0.4"
@@ -190,27 +186,10 @@ def test_words_say_the_rules_outcome_and_where_it_was_broken(tokenizer):
     found = trace.trace(broken, clock([3]), tokenizer, "x", [4], settings())
     assert [token.against_rule for token in found.events[1].drafts] == [False, True]
     assert "accepted, against the rule: u x q = 0.4 is not below p = 0.1" in trace_terminal.terminal(found)
-    one_hot = trace.Token("x", "accepted", Position(5, 1.0, 5, 1.0, 0.5))
+    one_hot = trace.Token("x", "accepted", Position(5, 1.0, 1.0, 0.5))
     assert trace_terminal.outcome(one_hot, greedy=True) == "accepted: the target's first choice is the same"
-    other = trace.Token("x", "rejected", Position(5, 0.0, 6, 1.0, 0.5))
+    other = trace.Token("x", "rejected", Position(5, 0.0, 1.0, 0.5))
     assert trace_terminal.outcome(other, greedy=True) == "rejected: the target's first choice is another"
-
-
-def test_greedy_drafts_know_what_the_target_would_have_said(tokenizer):
-    """The first choice as it reads after the text and the drafts before it; sampling asks for none."""
-    ids = tokenizer("def read(path):").input_ids
-    positions = [Position(one, 1.0, one, 1.0, 0.5) for one in ids[:2]] + [Position(ids[2], 0.0, ids[3], 1.0, 0.5)]
-    last = Position(ids[3], 1.0, ids[3])
-    stream = [
-        Round([3], prefill=True),
-        Round([*ids[:2], ids[3]], 3, 2, 1, False, None, {"verify": 0.01}, [*positions, last]),
-    ]
-    args = (clock([3]), tokenizer, "x", [4])
-    drafts = trace.trace(stream, *args, settings(0.0)).events[1].drafts
-    assert [draft.top for draft in drafts[:2]] == [draft.text for draft in drafts[:2]]
-    before = tokenizer.decode([4, 3, *ids[:2]])
-    assert before + drafts[2].top == tokenizer.decode([4, 3, *ids[:2], ids[3]])
-    assert {draft.top for draft in trace.trace(stream, *args, settings(0.8)).events[1].drafts} == {""}
 
 
 def test_close_numbers_get_the_digits_that_tell_them_apart():
@@ -324,7 +303,7 @@ class Tags(html.parser.HTMLParser):
 
 
 def page_of(found: trace.Trace) -> str:
-    return page.render(own_page.of_trace(found))
+    return page.render(page.of_trace(found))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -344,7 +323,7 @@ def test_page_holds_every_token_once(tokenizer, temperature):
 
 
 def test_what_was_done_against_the_rule_is_said_on_the_page(tokenizer):
-    positions = [Position(5, 0.4, 5, 0.5, 0.5), Position(6, 0.1, 5, 0.8, 0.5), Position(9, 0.3, 9)]
+    positions = [Position(5, 0.4, 0.5, 0.5), Position(6, 0.1, 0.8, 0.5), Position(9, 0.3)]
     stream = [Round([3], prefill=True), Round([5, 6, 9], 2, 2, 0, False, None, {"verify": 0.01}, positions)]
     found = trace.trace(stream, clock([3]), tokenizer, "x", [4], settings())
     assert "Against the rule 1 drafted token was accepted or rejected." in page_of(found)
@@ -404,13 +383,13 @@ def test_candidates_are_the_most_probable_tokens_and_the_drafted_one():
     p, q = torch.rand(20).softmax(-1), torch.rand(1, 1, 20).softmax(-1)
     drafted = int(torch.maximum(p, q[0, 0]).argmin())
     draft = Draft(torch.tensor([[drafted]]), torch.tensor([1]), q)
-    found = follow.candidates_of(draft, p, 0)
+    found = positions.candidates_of(draft, p, 0)
     larger = torch.maximum(p, q[0, 0]).tolist()
     assert len(found) == 8
     assert found[-1].id == drafted
     assert [one.id for one in found[:-1]] == sorted(range(20), key=lambda i: -larger[i])[:7]
     assert all(one.target_prob == p[one.id] and one.draft_prob == q[0, 0, one.id] for one in found)
-    assert {one.draft_prob for one in follow.candidates_of(draft, p, 1)} == {None}
+    assert {one.draft_prob for one in positions.candidates_of(draft, p, 1)} == {None}
 
 
 def test_a_dial_traces_what_it_was_told_to_replay(pair_folder):
@@ -421,8 +400,8 @@ def test_a_dial_traces_what_it_was_told_to_replay(pair_folder):
     words = ["--target", str(pair_folder / "target"), "--threads", "1", "--engine", "eager", "--prompt", "def f(x):"]
     setup = flags.setup_from(args := parser.parse_args(words))
     prompt = flags.read_prompts(args, setup.tokenizer)[0]
-    loops = (autoregressive_decode, LoopFunctions(speculative_decode))
-    found = follow.follow(setup, FreeOracleDrafter(1.0), "dial:1:free", prompt, 4, DecodeSettings(31), *loops)
+    given = (setup, FreeOracleDrafter(1.0), "dial:1:free", prompt, 4, DecodeSettings(31))
+    found = follow.follow(follow.Loaded(*given, LoopFunctions(speculative_decode)))
     assert found.same_text
     assert found.counts.n_accepted == found.counts.n_drafted == 24
     assert found.counts.n_rounds == 6

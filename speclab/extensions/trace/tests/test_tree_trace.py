@@ -12,10 +12,9 @@ from speclab.core import clock as clock_module
 from speclab.core.rounds import DecodeSettings, Draft, Round
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
-from speclab.extensions.trace import follow, trace, trace_terminal
+from speclab.extensions.trace import follow, page, trace, trace_terminal
 from speclab.extensions.trace.__main__ import main
-from speclab.extensions.trace.branches import walked
-from speclab.extensions.trace.dials import page
+from speclab.extensions.trace.positions import walked
 from speclab.extensions.trace.tests.test_trace import NASTY, Tags, page_of
 from speclab.extensions.trace.tests.trace_streams import clock, settings, with_texts
 from speclab.extensions.trace.trace import Position
@@ -99,7 +98,6 @@ def test_probabilities_are_the_models(temperature):
         for before, position in zip(trace.branches(drafted), drafted, strict=True):
             with torch.inference_mode():
                 row = target(input_ids=torch.tensor([text + before])).logits[0, -1]
-            assert position.top == row.argmax().item()
             first = [other for other in drafted if other.parent == position.parent and other.tested][:1] == [position]
             if (first and position not in drafted[: round_.n_accepted]) or not position.tested:
                 assert position.target_prob == pytest.approx(sampling.probs(row)[position.id].item(), abs=1e-9)
@@ -123,14 +121,14 @@ def test_passes_over_trees_count_as_verification(monkeypatch):
 
 
 def at(token: int, parent: int | None, kept: bool, tested: bool = True) -> Position:
-    return Position(token, 0.9 if kept else 0.1, token, 1.0, 0.5, parent, tested)
+    return Position(token, 0.9 if kept else 0.1, 1.0, 0.5, parent, tested)
 
 
 def by_hand(tokenizer, finish: str | None = None, n_accepted: int = 2, temperature: float = 0.8) -> trace.Trace:
     """A tree whose text goes 11 14. Beside 11 stand 10, tried before it, and 12; 13 before 14; 15 and 16 after 14."""
     positions = [
         at(11, -1, True), at(14, 0, True), at(10, -1, False), at(12, -1, False, False), at(13, 0, False),
-        at(15, 1, False), at(16, 1, False), at(17, 3, False, False), Position(18, 0.3, 18),
+        at(15, 1, False), at(16, 1, False), at(17, 3, False, False), Position(18, 0.3),
     ]  # fmt: skip
     tokens = [11, 14, 18] if finish is None else [11, 14][:n_accepted]
     own = Round(tokens, 8, n_accepted, int(finish is None), False, finish, {"verify": 0.01}, positions)
@@ -165,12 +163,11 @@ def test_a_text_that_ends_on_a_branch(tokenizer):
 def test_a_token_is_spelled_after_its_branch(tokenizer):
     """A token inside a character completes what stands before it on its branch, not in the list."""
     one, two = tokenizer("é").input_ids
-    positions = [at(one, -1, True), at(5, -1, False), at(two, 0, True), Position(6, 0.5, 6)]
+    positions = [at(one, -1, True), at(5, -1, False), at(two, 0, True), Position(6, 0.5)]
     stream = [Round([3], prefill=True), Round([one, two, 6], 3, 2, 0, False, None, {}, positions)]
     stream[1] = stream[1]._replace(detail=[positions[0], positions[2]._replace(parent=0), positions[1], positions[3]])
     drafts = trace.trace(stream, clock([3]), tokenizer, "x", [4], settings(0.0)).events[1].drafts
     assert drafts[1].text == "é"
-    assert drafts[1].top == "é"
 
 
 # --- the pictures -----------------------------------------------------------------------------------------------------

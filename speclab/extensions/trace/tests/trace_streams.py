@@ -38,10 +38,9 @@ def rounds(vocab: list[int], n_tokens: int, draft_length: int = 4, seed: int = 0
         # Above u q where the draft is kept, at or below it where it is rejected: what the rule would have said.
         p = [u[i] * q[i] * (1.5 if i < kept else 0.5) + (1e-9 if i < kept else 0) for i in range(k)]
         tokens = [*proposed[:kept], dice.choice(vocab)]
-        tops = [*tokens, *(dice.choice(vocab) for _ in range(k))][:k]  # what a greedy rule would have kept them by
-        positions = [Position(token, *rest) for token, *rest in zip(proposed, p, tops, q, u, strict=True)]
+        positions = [Position(token, *rest) for token, *rest in zip(proposed, p, q, u, strict=True)]
         seconds = {"host": 1e-4, "draft": 1e-3 * k, "verify": 8e-3, "accept": 3e-4, "rollback": 1e-5}
-        positions.append(Position(tokens[-1], dice.random(), tokens[-1]))
+        positions.append(Position(tokens[-1], dice.random()))
         n_done += len(tokens)
         finish = "length" if n_done == n_tokens else None
         found.append(Round(tokens, k, kept, int(kept < k), False, finish, seconds, positions))

@@ -5,8 +5,7 @@ import re
 
 import pytest
 
-from speclab.extensions.trace import build
-from speclab.extensions.trace.dials import own_page, page
+from speclab.extensions.trace import build, page
 from speclab.extensions.trace.tests.browser.looks import CONTRAST, DESK, PHONE, WIDTHS
 from speclab.extensions.trace.tests.test_dials_replay import rounds_of_the_loop
 from speclab.extensions.trace.tests.test_trace import Tags
@@ -149,11 +148,11 @@ def test_a_round_step_by_step(lab):
 
 
 def test_every_state_has_an_address_and_any_address_a_state(lab):
-    opened = lab("target=1&text=3&k=9&draft=suffix&costs=4&pass=0.5&at=costs")
+    opened = lab("target=1&text=3&k=9&draft=suffix&costs=3&pass=0.5&at=costs")
     shown = opened.evaluate(
         "['target','text','draft','k','preset','cost-pass'].map((id) => document.getElementById(id).value)"
     )
-    assert shown == ["1", "3", "suffix", "9", "4", "0.5"]
+    assert shown == ["1", "3", "suffix", "9", "3", "0.5"]
     assert opened.evaluate("document.activeElement.id") == "costs"
     said = opened.locator("main").inner_text()
     opened.focus("#k")
@@ -230,7 +229,7 @@ def test_motion_that_is_not_wanted_is_not_there(lab):
 
 @pytest.fixture
 def show(open_page):
-    return lambda found, viewport=DESK: open_page(page.render(own_page.of_trace(found)), viewport)
+    return lambda found, viewport=DESK: open_page(page.render(page.of_trace(found)), viewport)
 
 
 def test_sampled_places_show_the_numbers_that_decided(show, tokenizer):

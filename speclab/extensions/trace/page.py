@@ -1,11 +1,19 @@
-"""Makes the page with dials: one HTML file that needs no network, with its data, style and scripts inside."""
+"""Makes the page with dials: one HTML file that needs no network, with its data, style and scripts inside; and the data
+of a page of one decoding: its rounds on one clock, and dials for its text where it is greedy."""
 
 import base64
 import hashlib
 from pathlib import Path
 from typing import Any
 
-from speclab.extensions.trace.trace import Event, Token, Trace, visible
+from speclab.drafts import registry
+from speclab.extensions.trace import presets
+from speclab.extensions.trace.follow import Loaded
+from speclab.extensions.trace.proposals import LONGEST, PieceTable, asked, on_dial
+from speclab.extensions.trace.trace import TIMED, Event, Token, Trace, visible
+from speclab.extensions.trace.trace_terminal import agreement, summary, times
+from speclab.models.pieces import pieces
+from speclab.present.run_lines import REJECTED_PLACES
 from speclab.system.terminal import harmless
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -15,12 +23,9 @@ KINDS |= {"after_eos": "e"}  # the letters of draw.js
 PROMPT_CHARACTERS = 240  # of a prompt's end, which a page shows
 
 
-def render(data: dict[str, Any], template: str = "page.html", **more: Any) -> str:
-    """Return one HTML file.
-
-    data: plain JSON for the scripts, as own_page.py and build.py make it; empty: the page has no
-    dials. more: what the template shows beside it. Every text is escaped.
-    """
+def render(data: dict[str, Any]) -> str:
+    """Return one HTML file. data: plain JSON for the scripts, as of_decoding and build.py make it. Every text in it is
+    escaped."""
     import jinja2  # here: decoding needs no templates
     import markupsafe
 
@@ -34,13 +39,12 @@ def render(data: dict[str, Any], template: str = "page.html", **more: Any) -> st
     environment.filters.update(harmless=harmless)
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
     script = "\n".join((TEMPLATES / name).read_text("utf-8") for name in SCRIPTS)
-    return environment.get_template(template).render(
+    return environment.get_template("page.html").render(
         data=harmless_data(data),
         lines=data.get("lines", []),
         style=markupsafe.Markup((TEMPLATES / "page.css").read_text("utf-8")),
         script=markupsafe.Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        **more,
     )
 
 
@@ -116,3 +120,41 @@ def round_data(event: Event, numbers: bool = False) -> dict[str, Any]:
 def _rounded(number: float | None, digits: int = 6) -> float | None:
     """To as many digits as a picture can show."""
     return None if number is None else float(f"{number:.{digits}g}")
+
+
+# --- a page of one decoding -------------------------------------------------------------------------------------------
+
+
+def of_decoding(found: Loaded, trace: Trace) -> dict[str, Any]:
+    """Return the data for `render`. What was sampled has no dials, since another draft makes another text."""
+    assert found.choice is not None
+    shown, setup = of_trace(trace), found.setup
+    own = {found.draft: found.drafter} if on_dial(found.choice, found.drafter) else {}
+    if setup.target.family.one_text:
+        own |= {name: registry.make(name, setup) for name in registry.lookups() if name != found.draft}
+    if trace.greedy and own and len(trace.baseline) > 1:
+        ids, table, step = found.prompt.ids.to(setup.device), PieceTable(), trace.baseline[-1][1]
+        made = pieces(setup.tokenizer, setup.ids_before(found.prompt), special=True)
+        one = table.text(asked(setup.target, own, ids, found.settings), made)
+        text = {"kind": found.prompt.kind, "prompt": shown_prompt(found.prompt.text), **one}
+        shown["targets"] = [{"name": setup.target_name, "texts": [text], "pictures": table.pictures}]
+        given = (found.functions, setup.target, own, ids, found.settings, step / (len(trace.baseline) - 1))
+        shown["presets"] = [presets.measured(*given), presets.nearly_free()]
+    return shown
+
+
+def of_trace(trace: Trace) -> dict[str, Any]:
+    """Return the data of a page without dials."""
+    wrong = sum(token.against_rule for event in trace.events for token in event.drafts)
+    against = f"Against the rule {wrong} drafted token{'s were' if wrong != 1 else ' was'} accepted or rejected."
+    return {
+        "own": True,
+        "title": f"A decoding, round by round: {trace.settings['target']}",
+        "lines": [settings_line(trace), summary(trace), f"{times(trace)} {agreement(trace)}", *[against] * bool(wrong)],
+        "targets": [],
+        "presets": [],
+        "lanes": [laid(trace.prompt, {trace.settings["draft"]: trace}, TIMED)],
+        "sampled": [] if trace.greedy or trace.has_trees else [sampled(trace)],
+        "notes": [f"{REJECTED_PLACES[0].upper()}{REJECTED_PLACES[1:]}."] * trace.has_trees,
+        "start": {"draft": trace.settings["draft"], "k": min(trace.settings["draft_length"], LONGEST)},
+    }

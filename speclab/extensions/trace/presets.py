@@ -9,28 +9,31 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, Round
-from speclab.extensions.trace.dials.proposals import LONGEST
+from speclab.extensions.trace.proposals import LONGEST
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.round_costs import timed_rounds
 from speclab.models.cached import CachedModel
 from speclab.records.arms import AUTO
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun
-from speclab.system import files
 from speclab.system.paths import ROOT
 from speclab.theory.costs import Costs
 
 CONTEXT = 200  # tokens before the round: about the middle of a text of 96 tokens after a standard prompt
-BATCH = 16  # texts of the batch
 LENGTHS = range(LONGEST + 1)
 RESULTS = ROOT / "results"
+RECORDS = {  # the comparisons whose costs are presets
+    "cpu-2-cores-default": "the lab's pair",
+    "cpu-2-cores-200m-trees": "a target of 200 million weights",
+    "gpu-lab-8b-v128256": "a target of 8 billion weights",
+}
 LIKE = {"block": "block, one pass", "ngram": "lookup", "suffix": "lookup"}  # where a preset has no costs of its own
-NO_RECORD = "No record has the block head's cost: one pass of the feature head is assumed, whatever its length."
+NO_BLOCK = "No record has the block head's cost: one pass of the feature head is assumed, whatever its length."
+NO_OTHER = "Any other draft is taken to cost what the draft model costs."
 
 
 def preset(name: str, about: str, costs: Mapping[str, Costs], context: float = CONTEXT) -> dict[str, Any]:
@@ -73,56 +76,16 @@ def greedy_costs(run: ComparisonRun) -> dict[str, Costs]:
     return {one["drafter"]: Costs.from_json(one["costs"]) for one in run.costs if one["temperature"] == 0}
 
 
-def of_record(run: ComparisonRun, name: str, about: str) -> dict[str, Any] | None:
-    """Return the preset of a comparison's greedy rounds at fixed lengths; None where it has no costs of any."""
-    costs = {draft: one for draft, one in greedy_costs(run).items() if "," not in draft and not draft.endswith(AUTO)}
-    return preset(name, about, costs) if costs else None
-
-
 def committed() -> list[dict[str, Any]]:
-    """Return the presets of the lab's own page: records of three runs and of a batch, and one that is assumed."""
+    """Return the presets of the lab's own page: records of two processors and of a GPU, and one that is assumed."""
     found = []
-    for stem, what in (
-        ("cpu-2-cores-intel", "the lab's pair"),
-        ("cpu-2-cores", "the lab's pair"),
-        ("cpu-2-cores-200m-trees", "a target of 200 million weights"),
-    ):
+    for stem, what in RECORDS.items():
         run = read(RESULTS / f"{stem}.json", ComparisonRun)
-        maker = run.machine.cpu.split("(")[0].split(" EPYC")[0]
-        one = of_record(run, f"{maker}, 2 cores, {what}", f"Measured: results/{stem}.json. {NO_RECORD}")
-        assert one is not None, stem
-        found.append(one)
-    return [*found, of_batch(), nearly_free()]
-
-
-def of_batch() -> dict[str, Any]:
-    """Return the preset of a large batch: every text of it drafts and verifies in the same passes.
-
-    The record has passes of the target and of the draft model by the tokens in them.
-    """
-    stem = "cpu-2-cores-sweep-batch"
-    record = files.parse_json((RESULTS / f"{stem}.json").read_text("utf-8"))
-    passes = record["costs"]["passes"]
-    target, model = (dict(zip(passes[who]["widths"], passes[who]["seconds"], strict=True)) for who in passes)
-    step = target[BATCH]
-    loop = {one["draft_length"]: one["seconds"] for one in record["costs"]["loops"] if one["n_texts"] == BATCH}
-    rest = np.interp(LENGTHS, sorted(loop), [loop[n] / step for n in sorted(loop)]).tolist()
-    each = [n * model[BATCH] / step for n in LENGTHS]
-    curve = Costs(step, 0, target, 0, 0, {1: 0.0}, 0, 0, 0, 0, 0, 0)
-    return _rounded(
-        f"{record['machine']['cpu'].split(' ')[0]}, 2 cores, a batch of {BATCH}",
-        f"Measured: results/{stem}.json, {BATCH} texts in one pass. A head is taken to cost what the draft model "
-        "costs.",
-        step,
-        {
-            "lookup": [0.0] * len(LENGTHS),
-            "model": each,
-            "feature": each,
-            LIKE["block"]: [min(one, each[1]) for one in each],
-        },
-        [curve.verify_seconds(BATCH * (n + 1), 0) / step for n in LENGTHS],
-        rest,
-    )
+        where = run.machine.gpu or f"{run.machine.cpu.split('(')[0].split(' EPYC')[0]}, 2 cores"
+        costs = {name: one for name, one in greedy_costs(run).items() if "," not in name and not name.endswith(AUTO)}
+        about = f"Measured: results/{stem}.json. {NO_BLOCK if 'feature' in costs else NO_OTHER}"
+        found.append(preset(f"{where}, {what}", about, costs))
+    return [*found, nearly_free()]
 
 
 def nearly_free() -> dict[str, Any]:
@@ -132,8 +95,7 @@ def nearly_free() -> dict[str, Any]:
     return _rounded(
         "width nearly free, as on a GPU (assumed)",
         "Assumed, not measured: a token more in the pass costs 0.005 steps, a token of the draft model 0.1, of the "
-        "feature head 0.04, a block 0.05, the rest of a round 0.03. Any other draft is taken to cost what the draft "
-        "model costs.",
+        f"feature head 0.04, a block 0.05, the rest of a round 0.03. {NO_OTHER}",
         None,
         {"lookup": [0.0] * len(LENGTHS), "model": model, "feature": feature, LIKE["block"]: one_pass},
         [1 + 0.005 * n for n in LENGTHS],

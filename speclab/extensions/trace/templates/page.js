@@ -359,6 +359,7 @@
   find("main").hidden = false;
   const go = () => {
     state = fromAddress();
+    if (hasDials && !data.own && !location.hash) state = checked({...TOUR[1][2](), tour: 2}); // the first round
     show();
     if (state.at) {
       find(state.at).scrollIntoView();

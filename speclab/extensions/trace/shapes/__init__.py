@@ -1,1 +1,0 @@
-"""The command `shapes`: what shapes the tensors of one round have."""
