@@ -31,7 +31,6 @@ from transformers import PreTrainedTokenizerBase
 from draft_models import ModelDrafter
 from speclab.core.counts import Counts
 from speclab.core.sampling import Sampling
-from speclab.extensions.servers.written_gguf import write_model
 from speclab.lab.bench import Bench
 from speclab.lab.decodings import Decoding, LibraryDecoding
 from speclab.models.prompts import Prompt
@@ -218,6 +217,8 @@ def programs(
         paths = {role: given for role, given in zip(("target", "draft"), files, strict=True) if given}
         for role, model in models.items():
             if role not in paths:
+                from speclab.extensions.servers.written_gguf import write_model
+
                 paths[role] = write_model(model, setup.tokenizer, folder / f"{role}.gguf")
         yield Programs(paths["target"], paths.get("draft"), folder, threads)
 

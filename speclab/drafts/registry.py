@@ -311,7 +311,7 @@ def head_choice(
     model that the target was padded from, None where it is not padded.
     """
     if argument and is_mistyped(argument):
-        raise UsageProblem(f"{text}: give a head's folder or hub name, for example {name}:build/{name}/out")
+        raise UsageProblem(f"{text}: give a head's folder or hub name, for example {name}:build/{name}")
     if argument:
         loading.check_place(argument)
     elif not (loading.LAB_PAIR / name).exists():

@@ -47,7 +47,7 @@ def test_a_comparison_proves_it_forecasts_it_and_names_it(pair_folder, head, tmp
 @pytest.mark.parametrize(
     ("kind", "code", "message"),
     [
-        ("feature:featur", 2, "give a head's folder or hub name, for example feature:build/feature/out"),
+        ("feature:featur", 2, "give a head's folder or hub name, for example feature:build/feature"),
         ("feature:./nowhere", 3, "nowhere"),
         ("feature:", 2, "unknown draft kind 'feature:'"),
         ("featur", 2, "unknown draft kind 'featur'"),

@@ -26,7 +26,7 @@ def read_exit(argument: str, text: str) -> Choice:
     elif is_mistyped(argument) or ("/" not in argument and not loading.exists(argument)):
         raise UsageProblem(
             f"--draft {text}: give a number of layers or an adapter's folder, for example exit:{trained or 2} or "
-            "exit:build/exit-2/out"
+            "exit:build/exit-2"
         )
     else:
         loading.check_place(argument)
@@ -61,7 +61,7 @@ def _check_layer(argument: str, text: str, trained: int | None) -> None:
         has = "none" if trained is None else f"one for layer {trained} (--draft exit:{trained})"
         raise UsageProblem(
             f"--draft {text}: there is no adapter for layer {argument}, the lab has {has}; type: {train} {argument}, "
-            f"then --draft exit:build/exit-{argument}/out"
+            f"then --draft exit:build/exit-{argument}"
         )
 
 
