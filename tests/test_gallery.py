@@ -29,6 +29,7 @@ from speclab.models.setup import Setup
 from speclab.theory.formulas import book_formula, expected_tokens_per_round
 from tests.decoding import speculative_rounds
 from tests.llamas import tiny_llama
+from tests.small_tokenizers import byte_level
 
 CPU = torch.device("cpu")
 SAMPLED = Sampling(temperature=1.0)
@@ -533,7 +534,7 @@ def script(monkeypatch, capsys, prompt):
     def no_drafts(*_):
         return NgramDrafter(longest=40, shortest=40)  # the text is too short for a match
 
-    tokenizer = SimpleNamespace(decode=lambda ids, **_: "word " * len(ids), chat_template=None)
+    tokenizer = byte_level()
     reasons = dict.fromkeys(("device", "dtype", "threads", "engine"), "test")
     setup = Setup(
         TimedModel(tiny_llama(seed=3, n_layers=1)), tokenizer, "tiny", Sampling(), CPU, torch.float64, reasons

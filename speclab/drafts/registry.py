@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tabulate import tabulate
 from transformers import PreTrainedModel
 
 from draft_models import ModelDrafter
@@ -167,6 +166,8 @@ def lookups() -> list[str]:
 
 def shown() -> str:
     """Return all kinds of drafts for a terminal: how each is typed, and what drafts."""
+    from tabulate import tabulate  # here: to decode takes no tables
+
     rows = [(kind.usage, kind.help + ", trained" * kind.trained) for kind in kinds().values()]
     rows.append(("lab:SIZE", "the lab's draft model padded to the price of a larger one, as in lab:50m"))
     rows.append((", ".join(sources.usages()), "any causal language model with the target's tokenizer"))

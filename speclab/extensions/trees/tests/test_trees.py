@@ -371,7 +371,7 @@ def test_recurrent_drafts_are_refused(kind, monkeypatch):
     setup = Setup(CachedModel(tiny("llama")), None, "tiny", Sampling(), torch.device("cpu"), torch.float64)
     drafts = {"llama": CachedModel(tiny("llama")), "mamba": CachedModel(tiny_families.tiny("mamba"))}
     for family, draft in drafts.items():
-        monkeypatch.setattr(registry, "_draft_model", lambda name, setup, draft=draft: draft)
+        monkeypatch.setattr(Setup, "load_draft", lambda setup, name, draft=draft: draft)
         if family == "llama":
             registry.make(kind, setup)
             continue
