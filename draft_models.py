@@ -53,6 +53,7 @@ class ModelDrafter(Drafter):
     """
 
     is_model = draws = asks_to_go_on = True
+    proposes_own_ids = True  # its most probable token is what it proposes, under the same id
     whose = " tokens"  # the words for the tokens of a prompt that does not fit
 
     def __init__(self, draft: CachedModel):
@@ -86,7 +87,7 @@ class ModelDrafter(Drafter):
             return as_draft([], self.draft.device)
         with torch.inference_mode():  # once for all passes
             ids, found = self.not_fed(), None
-            if self._sampling.greedy and not self.keep_drafting:  # nothing asks for the logits in between
+            if self._sampling.greedy and self.proposes_own_ids and not self.keep_drafting:  # nothing asks for logits
                 found = self.draft.chain(ids, k)
             if found is None:
                 return as_drawn(self._run(ids, uniforms[:, :k]))

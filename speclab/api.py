@@ -10,6 +10,7 @@ Models and prompts are checked as by the scripts. What cannot be used raises `Us
 (speclab/system/errors.py), whose text names the cause and what to do. docs/python.md is the whole of it on one page.
 """
 
+from speclab.system import startup  # noqa: F401, I001 - before torch is loaded, since it sets how threads wait
 import copy
 import functools
 from collections.abc import Iterator

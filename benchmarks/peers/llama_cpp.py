@@ -36,6 +36,7 @@ from speclab.lab.decodings import Decoding, LibraryDecoding
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records.arms import Arm
+from speclab.system import startup
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.terminal import harmless
 
@@ -152,7 +153,9 @@ class Programs:
         """Run a program.  -> its standard output and its standard error. Raises EnvironmentProblem where it fails."""
         command = [program, "-m", str(self.target), *map(str, words)]
         try:
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS)
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS, env=startup.environment()
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise EnvironmentProblem(f"{program} cannot be run: {error}; use --no-llama-cpp") from None
         err = done.stderr.decode(errors="replace")

@@ -45,7 +45,7 @@ NORMS, MATRICES = ([name for name, kind in Layer._fields_ if kind is of] for of 
 
 
 class Stored(NamedTuple):
-    """A matrix in the shortest numbers that hold its weights exactly: number * scale + low.
+    """A matrix in the shortest numbers that hold its weights up to float32's own rounding: number * scale + low.
 
     group: columns that share a scale. numbers: (rows, columns). scale, low: (rows, groups) or None.
     """
@@ -64,8 +64,8 @@ class Stored(NamedTuple):
 
 
 def stored(weight: Tensor) -> Stored:
-    """Find the shortest numbers for (rows, columns) float32 weights: bfloat16, or whole numbers of 8 or 4 bits with a
-    scale for each group of columns, as GGUF files and rounded models have them; else float32."""
+    """Find short numbers for (rows, columns) float32 weights, up to float32's own rounding: bfloat16, or whole numbers
+    of 8 or 4 bits with a scale for each group of columns, as GGUF files and rounded models have them; else float32."""
     n = weight.shape[1]
     if n % 2 == 0 and torch.equal(weight.bfloat16().float(), weight):
         return Stored(BFLOAT16, n, weight.bfloat16())
@@ -133,14 +133,18 @@ class CModel:
                 halves = 2 if name == "up" and parts.gated else 1
                 setattr(made, name, self._matrix(one, getattr(layer, name)[1], halves))
             made.window = layer.window
-        self.model = Model(layers=len(parts.layers), hidden=self.hidden, ids=self.ids)
+        known = len(parts.embeddings)
+        self.model = Model(layers=len(parts.layers), hidden=self.hidden, ids=self.ids, known=known)
         for name, kind in Model._fields_:  # the others have the names of pass.c, too
             if kind in (c_int, c_float) and hasattr(parts, name) and name != "layers":
                 setattr(self.model, name, kind(getattr(parts, name)))
         self.model.layer, self.model.head = ctypes.addressof(self.layers), self._matrix(head, parts.head[1], 1)
         self.model.embeddings, self.model.places = map(self._kept_at, (parts.embeddings, parts.places))
         self.model.last, self.model.states = self._norm(parts.last), self._norm(parts.states)
+        self.places = None if parts.places is None else len(parts.places)
         self.page_floats = self.library.page_floats(ctypes.byref(self.model))
+        for layer in parts.layers:  # the packed ones take their place
+            layer.qkv = layer.out = layer.up = layer.down = None
         self._scratch, self._reached = torch.empty(0), 0
         self._numbers, self._zeros = (torch.zeros(0, dtype=torch.int32) for _ in range(2))
 
@@ -219,10 +223,14 @@ class CModel:
         given.model, given.m, given.scratch = ctypes.addressof(self.model), n_tokens, self._scratch.data_ptr()
         given.logits, given.n_logits, given.outputs = logits.data_ptr(), n_logits, ctypes.addressof(outputs)
         if chain is None:
-            self.library.forward(ctypes.byref(given), torch.get_num_threads())
+            known = self.library.forward(ctypes.byref(given), torch.get_num_threads())
         else:
             places = (c_void_p(part.data_ptr()) for part in (chain.tokens, chain.highest))
-            self.library.chain(ctypes.byref(given), torch.get_num_threads(), len(chain.tokens), chain.n_ids, *places)
+            known = self.library.chain(
+                ctypes.byref(given), torch.get_num_threads(), len(chain.tokens), chain.n_ids, *places
+            )
+        if not known:
+            raise IndexError(f"an id of this pass is not among the {self.model.known} that have an embedding")
         return logits[..., : self.ids]
 
 
@@ -344,11 +352,13 @@ class CBackend:
         each other.
         """
         model, given = self._model, self._given
-        inputs = [None if part is None else part.contiguous() for part in (ids, states)]
+        inputs = [None if ids is None else ids.long().contiguous(), None if states is None else states.contiguous()]
         m = next(part.shape[1] for part in inputs if part is not None)
         total = length + m
         further = 0 if chain is None else len(chain.tokens) - 1
         self.text.reserve(total + further)
+        if model.places is not None and masked is None and total + further > model.places:
+            raise IndexError(f"the model has {model.places} positions, and the text {total + further} tokens")
         model.reach(total + further)
         given.ids, given.states = (None if part is None else part.data_ptr() for part in inputs)
         numbers, zeros = model.numbers(total + further + 1), model.zeros(m)

@@ -1,4 +1,4 @@
-"""Compiles pass.c for this machine, once: two seconds, and the next run finds the library in the user's cache folder.
+"""Compiles pass.c for this machine, once: some seconds, and the next run finds the library in the user's cache folder.
 
 The file's name is a digest of the source, the compiler, its flags and the processor. It is written under another name
 and moved to its own when it is whole. Nothing is loaded that others can write to (speclab/system/cache.py), and a file
@@ -30,7 +30,7 @@ NO_COMPILER = "there is no C compiler; install one, on Debian: apt install gcc"
 
 def compiler() -> str | None:
     """Return the path of a C compiler: CC, cc, gcc or clang, None where there is none."""
-    names = (os.environ.get("CC"), "cc", "gcc", "clang")
+    names = (os.environ.get("CC"), "cc", "gcc", "clang")  # a path, or a name on the PATH
     return next((found for name in names if name and (found := shutil.which(name))), None)
 
 
@@ -54,7 +54,7 @@ def library(kinds: int, more: tuple[str, ...] = ()) -> ctypes.CDLL:
         return _library(path, (*flags, THREADS))
     except NoFastBackend:
         found = _library(path, flags)
-        note("the C compiler has no OpenMP, so a pass takes one thread; with gcc it takes all")
+        note("the C compiler compiles it without OpenMP alone, so a pass takes one thread; with gcc it takes all")
         return found
 
 

@@ -29,10 +29,10 @@ NormOf = tuple[Tensor, Tensor | None] | None
 class LayerParts:
     """One layer, with the names of pass.c. rotary: the number of its table of angles, None for none."""
 
-    qkv: Linear
-    out: Linear
-    up: Linear  # with a gate: its rows and those of the other factor lie in two halves
-    down: Linear
+    qkv: Linear | None  # matrices are None once they are packed
+    out: Linear | None
+    up: Linear | None  # with a gate: its rows and those of the other factor lie in two halves
+    down: Linear | None
     before_attention: NormOf = None
     after_attention: NormOf = None
     before_mlp: NormOf = None
@@ -77,16 +77,18 @@ def linear(*modules: Any) -> Linear:
     """Return the rows of several layers below each other. The library's Conv1D has its matrix turned."""
     weights = [m.weight.T if type(m).__name__ == "Conv1D" else m.weight for m in modules]
     biases = [m.bias for m in modules]
+    whole = weights[0] if len(weights) == 1 else torch.cat(weights)
     if all(bias is None for bias in biases):
-        return torch.cat(weights), None
+        return whole, None
     zeros = (weight.new_zeros(len(weight)) for weight in weights)
-    return torch.cat(weights), torch.cat([z if b is None else b for z, b in zip(zeros, biases, strict=True)])
+    return whole, torch.cat([z if b is None else b for z, b in zip(zeros, biases, strict=True)])
 
 
 def _first(module: Any, *names: str) -> Any:
     return next((found for name in names if (found := getattr(module, name, None)) is not None), None)
 
 
+@torch.no_grad()
 def parts_of(model: PreTrainedModel) -> Parts:
     """Read the parts of a model. Raises NoFastBackend for a family, or an activation, that pass.c does not know."""
     config, kind = model.config, model.config.model_type

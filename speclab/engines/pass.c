@@ -186,12 +186,12 @@ static void multiply(const Matrix *w, const float *x, long x_stride, int m, long
 typedef struct { float *gain, *shift; } Norm; /* gain NULL: there is no such norm. shift NULL: nothing is added */
 typedef struct {
   Norm before_attention, after_attention, before_mlp, after_mlp, queries, keys;
-  Matrix qkv, out, up, down;     /* up: blocks of the gate and of the other factor in turns, where there is a gate */
+  Matrix qkv, out, up, down;     /* up: alternating blocks of the gate and of the other factor, where there is a gate */
   const float *cosines, *sines; /* (positions, turned / 2), NULL: no rotary positions */
   int window;                   /* tokens that one reads at most, itself included; 0: all */
 } Layer;
 typedef struct {
-  int layers, hidden, heads, kv_heads, head_size, mlp, turned, ids; /* turned: numbers of a head that are rotated */
+  int layers, hidden, heads, kv_heads, head_size, mlp, turned, ids, known; /* turned: numbers of a head that are rotated; known: ids with an embedding */
   int centred, whole_norms, gated, activation, parallel; /* norms of layers, of all queries; attention beside the MLP */
   int beside, start_normed; /* a draft's head reads embeddings beside states, and may begin with a norm of these */
   float epsilon, attention_scale, attention_cap, logit_cap, embedding_scale;
@@ -280,8 +280,9 @@ static void attend(const Model *M, int l, int g, float **pages, const float *que
       store(scores + r - first + b * L, s[b]);
     }
   }
-  for (int r = first; r < first + up_to(n); r++)
-    if (r < begin || r >= end || (r >= whole && !mask[r - whole])) scores[r - first] = -INFINITY;
+  for (int r = first; r < begin; r++) scores[r - first] = -INFINITY;
+  for (int r = whole > begin ? whole : begin; r < end; r++) if (!mask[r - whole]) scores[r - first] = -INFINITY;
+  for (int r = end; r < first + up_to(n); r++) scores[r - first] = -INFINITY;
   vec highest = (vec){0} - INFINITY, sums = {0};
   for (int r = 0; r < n; r += L) { vec s = load(scores + r); highest = choose(s > highest, s, highest); }
   float top = -INFINITY;
@@ -424,7 +425,9 @@ static void run_pass(const Pass *P, int me, Team *team) {
     }
   free(x);
 }
-void forward(const Pass *P, int threads) {
+/* Returns 0, and does nothing, where an id has no embedding. */
+int forward(const Pass *P, int threads) {
+  for (int i = 0; P->ids && i < P->m; i++) if ((uint64_t)P->ids[i] >= (uint64_t)P->model->known) return 0;
   Team team = {.n = 1};
 #ifdef _OPENMP
 #pragma omp parallel num_threads(threads)
@@ -436,19 +439,21 @@ void forward(const Pass *P, int threads) {
 #else
   run_pass(P, 0, &team);
 #endif
+  return 1;
 }
 
 /* k passes over one text, each over the most probable one of the first n ids after the pass before: the first among
    equals, one that is no number before all. tokens, highest: (k) these ids and their logits. */
-void chain(Pass *P, int threads, int k, int n, int64_t *tokens, float *highest) {
+int chain(Pass *P, int threads, int k, int n, int64_t *tokens, float *highest) {
   for (int i = 0; i < k; i++) {
-    forward(P, threads);
+    if (!forward(P, threads)) return 0;
     int best = 0;
     for (int j = 1; j < n; j++) if (P->logits[j] > P->logits[best] || P->logits[j] != P->logits[j]) best = j;
     tokens[i] = best, highest[i] = P->logits[best];
     P->ids = tokens + i, P->wanted = P->text; /* of one text, all zeros */
     P->position += P->m, P->row += P->m, P->whole += P->m, P->m = 1;
   }
+  return 1;
 }
 
 /* Copy the keys and values of one row of a text over those of another one, in all layers. */

@@ -187,11 +187,11 @@ class CachedModel:
         -> (k,) the most probable tokens and (k,) their logits, or None: the engine has no such call
         """
         run: Any = getattr(self.backend, "chain", None)
-        if run is None:
+        if run is None or self.hidden_layers:
             return None
         with torch.inference_mode():
             found = run(tokens, self._length, k, self.vocab_size)
-        self._length, self._n_last = self._length + tokens.shape[1] + k - 1, 1
+        self._length, self._n_last = self._length + tokens.shape[1] + k - 1, tokens.shape[1] if k == 1 else 1
         self._n_calls += k
         return found
 

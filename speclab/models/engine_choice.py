@@ -101,5 +101,9 @@ def check(
     text = checks.random_text(model, n_tokens)
     right = checks.uncached_logits(model, text, **part)[:, -sum(widths) :]
     logits = checks.cached_logits(CachedModel(model, fast=fast), text, widths=widths, wrong=wrong)
-    if difference := checks.unexplained(model, [checks.in_two(model, text)], logits, right):
-        raise NoFastBackend(f"its logits are off by {difference}")
+    steps = checks.cached_logits(
+        CachedModel(model, fast=fast), text, widths=(1,) * sum(widths), one_pass=checks.one_step
+    )
+    for found in (logits, steps):
+        if difference := checks.unexplained(model, [checks.in_two(model, text)], found, right):
+            raise NoFastBackend(f"its logits are off by {difference}")

@@ -165,7 +165,7 @@ class Family:
     input_name = "input_ids"
     crops = one_text = True
     why_eager = ""
-    backend: Callable[[PreTrainedModel, Iterable[int]], Any] | None = None  # gives a Backend (backends/protocols.py)
+    backend: Callable[[PreTrainedModel, Iterable[int]], Any] | None = None  # gives a Backend
 
     def claims(self, config: PreTrainedConfig) -> bool:
         """Tell whether models with this config belong to the family."""

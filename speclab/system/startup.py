@@ -32,8 +32,15 @@ def _is_for_a_script() -> bool:
     return frame.f_globals["__name__"] == "__main__"
 
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded
-os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # looks before that, some 50 us: waking a thread takes as long
+def environment() -> dict[str, str]:
+    """Return the environment for programs that are not the lab's: without what is set here."""
+    return {name: value for name, value in os.environ.items() if name not in SET}
+
+
+# Read when torch is loaded. A thread tests 5,000 times, some 50 us, before it sleeps: waking it takes as long.
+OF_THREADS = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "5000"}
+SET = {name for name in OF_THREADS if name not in os.environ}
+os.environ.update({name: OF_THREADS[name] for name in SET})
 if _is_for_a_script():
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a job in the background may ignore it
         signal.signal(signal.SIGINT, _leave)

@@ -8,7 +8,7 @@ import torch
 
 from speclab.engines.c_pass import AT_ONCE, Pass, Text
 from speclab.engines.eager import layer_outputs
-from speclab.engines.parts import FAMILIES
+from speclab.engines.parts import FAMILIES, parts_of
 from speclab.models import engine_choice
 from tests.engines.families import CASES, WINDOW, check_passes, made, on_c, packed, text_of, tiny, uncached
 from tests.tiny_models import assert_close
@@ -33,7 +33,7 @@ def test_the_cases_are_what_they_are_called():
     assert {layer.window for layer in packed(tiny("gemma3_text")).parts.layers} == {0, WINDOW}
     assert packed(tiny("olmo2")).parts.whole_norms
     for case in ("llama with biases", "qwen2", "gpt2", "gpt_neox"):
-        assert all(layer.qkv[1].abs().min() > 0 for layer in packed(tiny(case)).parts.layers)
+        assert all(layer.qkv[1].abs().min() > 0 for layer in parts_of(tiny(case)).layers)
 
 
 @pytest.mark.parametrize("case", ["llama", "mistral"])

@@ -90,6 +90,12 @@ def turns_the_halves_of_a_head_against_each_other() -> None:
     edit(("const float a = head[d], b = head[d + half];", "const float b = head[d], a = head[d + half];"))
 
 
+@refused("llama")
+def makes_no_products_of_one_token() -> None:
+    """leaves products of a single token as they were"""
+    edit(("TOKENS(1) TOKENS(2)", "case 1: break; TOKENS(2)"))
+
+
 @refused("qwen3")
 def does_not_scale_queries() -> None:
     """does not scale the queries"""

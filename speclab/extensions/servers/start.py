@@ -25,6 +25,7 @@ from typing import IO, Any
 from speclab.cli import parsing
 from speclab.extensions.servers.client import Server
 from speclab.models import loading, sources
+from speclab.system import startup
 from speclab.system.errors import EnvironmentProblem, reports_problems
 from speclab.system.files import shown
 from speclab.system.paths import ROOT
@@ -138,7 +139,11 @@ def _running(command: Sequence[str]) -> Iterator[tuple[subprocess.Popen, IO[byte
     with tempfile.TemporaryFile() as log:
         try:
             process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **ENVIRONMENT}, start_new_session=True
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**startup.environment(), **ENVIRONMENT},
+                start_new_session=True,
             )
         except OSError as error:
             why = f"{command[0]} cannot be run: {error.strerror}"

@@ -73,6 +73,8 @@ class IntersectDrafter(ModelDrafter):
         self.draft.crop(min(self.draft.length, self._n_committed + n_accepted))
         super().observe(n_accepted, [i for token in committed for i in self._reads.token(token)])
 
+    proposes_own_ids = False
+
     def draft_ids(self, tokens: Tensor) -> Tensor:
         """Return the draft's ids of drafted ids of the target."""
         return self._draft_id[tokens]

@@ -13,7 +13,7 @@ import argparse
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -111,7 +111,7 @@ def first_round(
 ) -> RoundShapes:
     """Prefill `prompt` (1, prompt length), draft once, and watch the pass that verifies the draft.
 
-    It runs eagerly, whatever runs `target`: an exported pass cannot be watched.
+    It runs eagerly, whatever runs `target`: other passes cannot be watched.
     `drafter` drafts chains. Raises EnvironmentProblem for a model whose attention cannot be watched, and what
     check_prompt raises.
     """
@@ -123,7 +123,10 @@ def first_round(
     drafter.prefill(eager, prompt, settings.sampling)
     drafter.observe(0, token.tolist())
     with contextlib.ExitStack() as stack:
-        head = getattr(drafter.parts[-1], "head", None)
+        part: Any = drafter.parts[-1]
+        head = getattr(part, "head", None)
+        if getattr(part, "packed", None) is not None:  # steps of the engine c cannot be watched
+            part._on_c = None
         steps = stack.enter_context(watched_head(head)) if head is not None else []
         draft = drafter.propose(draft_length, uniforms((1, draft_length), generator, target.device))
     assert draft.parents is None, "a chain is watched"

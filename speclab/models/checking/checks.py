@@ -80,7 +80,7 @@ def check_model(model: PreTrainedModel) -> None:
     reason = "ignores its cache, or computes other logits with it"
     _compare(model, parts, reason, _tried(model, reason, lambda: cached_logits(cached, text)), last, _advice(model))
     steps = (1,) * sum(WIDTHS)  # what plain decoding runs: nothing is kept for a roll-back
-    by_steps = _tried(model, reason, lambda: cached_logits(cached, text, steps, one_pass=_one_step))
+    by_steps = _tried(model, reason, lambda: cached_logits(cached, text, steps, one_pass=one_step))
     _compare(model, parts, reason, by_steps, last, _advice(model))
     reason = "keeps a state that cannot be rolled back after a rejected draft"
     rolled_back = _tried(model, reason, lambda: cached_logits(cached, text, wrong=WRONG))
@@ -176,7 +176,7 @@ def cached_logits(
     return torch.cat(logits, dim=1)
 
 
-def _one_step(cached: CachedModel, token: Tensor) -> Tensor:
+def one_step(cached: CachedModel, token: Tensor) -> Tensor:
     """Run a pass of plain decoding over (1, 1) ids."""
     return cached.step(token[:, 0])
 

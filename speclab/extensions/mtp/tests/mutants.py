@@ -25,11 +25,11 @@ def keeps_what_it_read_of_its_own_chain() -> None:
     """drops one row less of the cache than it should, so that states of a drafted token stay"""
     right = MtpDrafter._forward
 
-    def forward(drafter: MtpDrafter, states: Tensor, tokens: Tensor, length: int, step: str = "step") -> tuple:
-        if step == "first_step" and 0 < length < drafter._cache.get_seq_length():
+    def forward(drafter: MtpDrafter, states: Tensor, tokens: Tensor, length: int) -> tuple:
+        if drafter._tokens.shape[1] and 0 < length < drafter._cache.get_seq_length():  # the first pass of a round
             length += 1
             drafter._length += 1
-        return right(drafter, states, tokens, length, step)
+        return right(drafter, states, tokens, length)
 
     MtpDrafter._forward = forward
 
