@@ -273,7 +273,7 @@ def lets_added_ids_win() -> None:
 @mutant(24, "the_steps_of_plain_decoding_are_checked_too", file="models/test_checks")
 def checks_no_step_of_plain_decoding() -> None:
     """checks the passes of rounds alone, and not the steps of plain decoding"""
-    checks._one_step = CachedModel.forward
+    checks.one_step = CachedModel.forward
 
 
 @mutant(24, "an_encoder_decoder_without_its_extension_is_refused_at_load", file="models/test_family")
