@@ -73,6 +73,11 @@ def check(
     alone = [list(text.decoded(targets[0], drafter)) for text in texts]
     assert any(r.n_accepted for rounds in alone for r in rounds), "nothing was accepted"
     assert any(r.n_rejected for rounds in alone for r in rounds), "nothing was rejected"
+    if sampling.greedy and of_text and engine != "eager":
+        eager, as_library = CachedModel(model), make(model, CachedModel)
+        eager.hidden_layers = layers
+        found = [list(text.rounds(eager, as_library)) for text in texts]
+        assert found == [list(text.rounds(targets[0], drafter)) for text in texts], "what is drafted is the library's"
     if sampling.greedy:
         for text, rounds in zip(texts, alone, strict=True):
             assert tokens_of(rounds) == plain_text(targets[0], text.prompt, N_NEW)

@@ -31,7 +31,8 @@ def measure_costs(
     proposing = drafter.parts[-1]
     longest = min(LONGEST, proposing.longest_draft)
     looked_up = None
-    timed = timed_rounds(functions, target, proposing, prompts, settings)
+    asked = drafter.chooses_length and proposing.asks_to_go_on and target.device.type == "cpu"
+    timed = timed_rounds(functions, target, proposing, prompts, settings, asked)
     if proposing.pass_share < 1:  # a part of the target runs in the draft: a lookup's rounds cost something else
         looked_up = costs_of([(round_, own) for round_, own in timed if not own], longest)
         timed = [(round_, own) for round_, own in timed if own]
@@ -41,16 +42,24 @@ def measure_costs(
 
 
 def timed_rounds(
-    functions: LoopFunctions, target: CachedModel, drafter: Drafter, prompts: Sequence[Tensor], settings: DecodeSettings
+    functions: LoopFunctions,
+    target: CachedModel,
+    drafter: Drafter,
+    prompts: Sequence[Tensor],
+    settings: DecodeSettings,
+    asked: bool = False,
 ) -> list[tuple[Round, bool]]:
     """Time rounds by phase, and say whether `drafter` drafted in them.
 
-    A lookup often finds nothing, so a drafter that always drafts shows what the rest of a round costs.
+    A lookup often finds nothing, so a drafter that always drafts shows what the rest of a round costs. asked: the
+    drafter is asked after each token whether it drafts another one, as the run will do; it then draws one by one.
     """
     timed: list[tuple[Round, bool]] = []
     most = ROUNDS_OF_EACH * (LONGEST + 1) // len(prompts)
     for seed, (ids, own) in enumerate(itertools.product(prompts, (True, False))):
-        varied = VariedLength(copy.deepcopy(drafter) if own else ConstantDrafter(), [*range(LONGEST + 1)], seed)
+        proposing = copy.deepcopy(drafter) if own else ConstantDrafter()
+        proposing.keep_drafting = (lambda probability: True) if asked and own else None
+        varied = VariedLength(proposing, [*range(LONGEST + 1)], seed)
         rounds = _timed(functions, target, varied, ids, settings, most)
         timed += [(round_, own) for round_ in rounds]
     return timed

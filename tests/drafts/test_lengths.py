@@ -12,6 +12,7 @@ from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.feature import FeatureDrafter
+from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import (
     EDGES,
     LONGEST,
@@ -246,6 +247,23 @@ def test_costs_are_measured_for_every_length():
     assert min(costs.rest) > 0
     assert list(costs.rest) == sorted(costs.rest)
     assert costs.draft[-1] > costs.draft[0]
+
+
+@pytest.mark.parametrize("chooses", [True, False])
+def test_costs_are_those_of_a_draft_that_is_asked_as_the_run_asks_it(chooses, monkeypatch):
+    """After each token where lengths are chosen, and never in a hybrid whose length stands."""
+    target, drafter = pair()
+    drawn, right = [], ModelDrafter.propose
+
+    def propose(one, k, uniforms):
+        drawn.append(one.keep_drafting is not None)
+        return right(one, k, uniforms)
+
+    monkeypatch.setattr(ModelDrafter, "propose", propose)
+    monkeypatch.setattr(round_costs, "ROUNDS_OF_EACH", 1)
+    whole = AutoLength(drafter) if chooses else HybridDrafter(NgramDrafter(), drafter)
+    measure_costs(SPECULATIVE, target, whole, [PROMPT], DecodeSettings(40))
+    assert set(drawn) == {chooses}
 
 
 def test_no_text_has_the_random_numbers_of_the_rounds_that_cost(monkeypatch):

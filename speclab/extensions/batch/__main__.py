@@ -23,8 +23,6 @@ from speclab.cli.output import Output, show
 from speclab.extensions.batch import batch_plots, batch_views, decode
 from speclab.extensions.batch.batch_comparison import check, compare_batches
 from speclab.extensions.batch.batch_flags import OTHERS, batch_sizes, make_parser
-from speclab.extensions.batch.decoding.batched_model import RowRules
-from speclab.lab.instruments import LoopFunctions
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
 from speclab.system.errors import UsageProblem, reports_problems
@@ -36,18 +34,12 @@ SIZES = {"default": (0, 48, "2,4,6"), "quick": (2, 32, "2,4"), "full": (0, 128, 
 
 
 @reports_problems
-def main(argv: list[str] | None = None, functions: LoopFunctions | None = None, rules: RowRules | None = None) -> int:
-    """Compare batches, or decode one.  -> exit code
-
-    Both others are for `decode` alone. functions: `is_right` judges every text. rules: what keeps the texts apart.
-    None: the lab's own. Raises UsageProblem where a comparison is asked with them.
-    """
+def main(argv: list[str] | None = None) -> int:
+    """Compare batches, or decode one.  -> exit code"""
     words = sys.argv[1:] if argv is None else argv
     name, rest = parsing.subcommand(words, OTHERS)
     if name:
-        return decode.run(OTHERS[name]().parse_args(rest), functions, rules)
-    if functions or rules:
-        raise UsageProblem("a comparison of batches runs the lab's own functions; the first word must be decode")
+        return decode.run(OTHERS[name]().parse_args(rest))
     args = filled(make_parser(__doc__).parse_args(words))
     config, output, sizes = _prepare(args)
     with output.redirected():

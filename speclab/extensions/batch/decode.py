@@ -2,22 +2,20 @@
 
 import argparse
 
-from optimized_speculative import speculative_decode
 from speclab.cli import flags
 from speclab.cli.decoding import with_length
 from speclab.cli.output import describe_chat, how_many, prompt_heading
 from speclab.core.clock import old_objects_frozen
 from speclab.core.drafter import Drafter
-from speclab.core.rounds import DecodeSettings, tokens_of
+from speclab.core.rounds import DecodeSettings
 from speclab.drafts import registry
 from speclab.extensions.batch.batch_flags import DRAFT_LENGTH, NO_DRAFT
-from speclab.extensions.batch.decoding.batched_model import BatchedModel, RowRules, check_batch
+from speclab.extensions.batch.decoding.batched_model import BatchedModel, check_batch
 from speclab.extensions.batch.decoding.decodings import BatchDecoding
 from speclab.extensions.batch.decoding.drafters import batch_drafter, check_drafter
 from speclab.extensions.batch.decoding.loops import autoregressive_decode_batch, speculative_decode_batch
 from speclab.extensions.batch.decoding.texts import Request
 from speclab.lab import free_cores
-from speclab.lab.instruments import LoopFunctions
 from speclab.models.pieces import with_text
 from speclab.models.prompts import KINDS, Prompt
 from speclab.models.setup import Setup
@@ -25,12 +23,8 @@ from speclab.present import report
 from speclab.system.terminal import harmless, note, progress
 
 
-def run(args: argparse.Namespace, functions: LoopFunctions | None = None, rules: RowRules | None = None) -> int:
-    """Decode, and print the texts.  -> exit code
-
-    functions: of them `is_right` judges every text. rules: what keeps the texts apart; None: the lab's own.
-    """
-    functions = functions or LoopFunctions(speculative_decode)  # of which the lab's own `is_right` counts
+def run(args: argparse.Namespace) -> int:
+    """Decode, and print the texts.  -> exit code"""
     args = _filled(args)
     setup, prompts = flags.load(args)
     check_batch(setup.target)
@@ -39,20 +33,19 @@ def run(args: argparse.Namespace, functions: LoopFunctions | None = None, rules:
     free_cores.look(setup)
     if drafter is None and args.draft_length is not None:
         note("-k has no effect: nothing is drafted")
-    head = [setup.describe(), f"draft   {draft}", *describe_chat(prompts, setup.tokenizer), *functions.head()]
+    head = [setup.describe(), f"draft   {draft}", *describe_chat(prompts, setup.tokenizer)]
     note("\n".join(head))
     if len(prompts) < args.size:
         note(f"{len(prompts)} prompts for {args.size} rows: the others stay empty; give more prompts, or --limit 0")
     settings = _settings(args, setup)
-    decoding, n_wrong = _decoded(args, setup, prompts, drafter, settings, rules), 0
+    decoding = _decoded(args, setup, prompts, drafter, settings)
     for number, prompt in enumerate(prompts):
         text = "".join(round_.text for round_ in with_text(decoding.rounds[number], setup.pieces(prompt)))
         print(harmless(f"{prompt_heading(prompt)}\n{text}"))
-        n_wrong += not functions.is_right(setup, prompt, settings, tokens_of(decoding.rounds[number]))
     print(speed(decoding, min(args.size, len(prompts))))
     if drafter:
         print(report.counts_summary(decoding.counts, drafter.branches))
-    return int(n_wrong > 0)
+    return 0
 
 
 def _filled(args: argparse.Namespace) -> argparse.Namespace:
@@ -88,10 +81,9 @@ def _decoded(
     prompts: list[Prompt],
     drafter: Drafter | None,
     settings: DecodeSettings,
-    rules: RowRules | None,
 ) -> BatchDecoding:
     """Decode all prompts, each with the same settings."""
-    target = BatchedModel(setup.target, args.size, rules)
+    target = BatchedModel(setup.target, args.size)
     requests = [Request(prompt.ids.to(setup.device), settings) for prompt in prompts]
     if drafter:
         of_rows = batch_drafter(drafter, args.size)

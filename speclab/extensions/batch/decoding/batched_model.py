@@ -11,7 +11,7 @@ alone are computed; elsewhere the others are padding that nobody reads, and the 
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,36 +30,16 @@ NO_BATCH = "choose another --target or --draft"
 WIDTH = 3  # tokens of each text in a pass of the check
 
 
-class RowRules(Protocol):
-    """The four decisions that keep the texts of a batch apart, where the caller makes them and not the lab.
-
-    lengths: the number of tokens of each row that the cache holds before a pass, or before a round.
-    """
-
-    def positions(self, lengths: list[int], m: int) -> Tensor:
-        """Return the positions of the m tokens of each text in a pass, (rows, m)."""
-
-    def visible(self, lengths: list[int], m: int, total: int) -> Tensor:
-        """Tell which of its row's `total` places each token of a pass reads, (rows, m, total) bool."""
-
-    def rolled_back(self, lengths: list[int], cached: list[int], n_accepted: list[int], ended: list[bool]) -> list[int]:
-        """Return the number of tokens of each row that stay after a round, of those that are `cached` in it."""
-
-    def admit(self, rows: list[int | None], waiting: list[int]) -> tuple[list[int | None], list[int]]:
-        """Give the rows without a text, None, the numbers of texts that wait.  -> the rows, those that still wait"""
-
-
 class BatchedModel:
     """Runs passes of a causal language model over the rows of a batch.
 
     model: its weights, its vocabulary and its engine; its own cache is not used.
-    rules: who decides where the tokens of chains stand and what they read; None: the lab's own code.
     lengths: tokens in the cache, of each row; those of the last pass count until it is cropped. 0: there is no text.
     n_passes: passes over the batch since `start`; a prompt's is not one of them.
     """
 
-    def __init__(self, model: CachedModel, n_rows: int, rules: RowRules | None = None):
-        self.model, self.n_rows, self.rules = model, n_rows, rules
+    def __init__(self, model: CachedModel, n_rows: int):
+        self.model, self.n_rows = model, n_rows
         self.lengths = [0] * n_rows
         self.n_passes = 0
         self._hidden: dict[int, Tensor] = {}
@@ -110,7 +90,7 @@ class BatchedModel:
         sizes: so many first tokens of each row count; what follows is padding, whose logits mean nothing. None: all.
         """
         buffers, (n_rows, m), starts = self._running(), tokens.shape, self.lengths
-        counted = [n if start or self.rules else 0 for n, start in zip(sizes or [m] * n_rows, starts, strict=True)]
+        counted = [n if start else 0 for n, start in zip(sizes or [m] * n_rows, starts, strict=True)]
         placed = Placed(starts, counted, m, (self.model.max_length or sys.maxsize) - 1, reads)
         if placed.total > buffers.capacity:
             raise RuntimeError(f"a text of {placed.total} tokens in buffers of {buffers.capacity}")
@@ -118,10 +98,6 @@ class BatchedModel:
             if reads is not None:  # padding may read none
                 at = to_device(starts, self.device)[:, None] + reads.sum(-1) - 1
                 placed = replace(placed, positions=at.clamp(0, placed.last))
-            elif self.rules:
-                at, seen = self.rules.positions(starts, m), self.rules.visible(starts, m, placed.total)
-                at = at.to(self.device).clamp(max=placed.last)
-                placed = replace(placed, positions=at, visible=seen.to(self.device))
             logits, self._hidden = buffers.forward(tokens, placed, self.model.hidden_layers)
         self._prefilled, self._starts = None, starts
         self.lengths = [start + n for start, n in zip(starts, counted, strict=True)]

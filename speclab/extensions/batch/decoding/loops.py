@@ -73,7 +73,6 @@ def speculative_decode_batch(
         draft = drafter.propose(k, draws[:, :draft_length])  # n tokens of each row, of which `size` count
 
         # 2. Verify: one pass for all rows.
-        before = target.lengths
         logits = target.verify(tokens, draft)  # (rows, n + 1, vocab)
 
         # 3. Accept or reject, row by row, and fetch what was decided.
@@ -83,7 +82,7 @@ def speculative_decode_batch(
 
         # 4. Roll back: each row to its own length.
         rounds = {row.place: row.commit(*decided[row.place][:4]) for row in busy}
-        target.commit(decided, rows.kept(before, target.lengths, decided))
+        target.commit(decided, rows.lengths)
         drafter.observe({row.place: decided[row.place] for row in busy if not row.finish})
         for row in busy:
             yield row.number, rounds[row.place]

@@ -36,7 +36,6 @@ class Placed:
     last: the highest position that there is.
     reads: (rows, m, m) bool, which of these tokens each one reads beside all before them; None: all up to itself.
     positions: (rows, m); None: each stands at its place, the first one right behind its row's text.
-    visible: (rows, m, total) bool, all places that each token reads, where somebody else decides about it.
     """
 
     starts: list[int]
@@ -45,7 +44,6 @@ class Placed:
     last: int
     reads: Tensor | None = None
     positions: Tensor | None = None
-    visible: Tensor | None = None
 
     @property
     def total(self) -> int:
@@ -54,8 +52,6 @@ class Placed:
 
     def mask(self, places: Tensor, n_read: int) -> Tensor:
         """Tell which of the first `n_read` places of its row each token reads, (rows, m, n_read) bool."""
-        if self.visible is not None:
-            return nn.functional.pad(self.visible, (0, n_read - self.total))
         return visible(places, n_read, self.reads)
 
 

@@ -44,13 +44,11 @@ class RowPages:
         tokens, position, mask = counted(ids), place.clamp(max=placed.last), None
         if placed.positions is not None:
             position = counted(placed.positions).int()
-        if placed.visible is not None:
-            whole, mask = torch.zeros_like(place), counted(placed.visible)
-        elif placed.reads is not None:
+        if placed.reads is not None:
             before = [starts[row] for row, _ in live]
             whole, mask = torch.tensor(before, dtype=torch.int32), counted(placed.reads)
         for backend, start in zip(self.rows, starts, strict=True):
-            backend.text.reserve(start + m if placed.visible is None else placed.total)
+            backend.text.reserve(start + m)
         pages = (ctypes.c_void_p * n_rows)(*(ctypes.addressof(one.text.addresses) for one in self.rows))
         fast.reach(int(position.max()) + 1)
         given = Pass(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from speclab.core.rounds import Decided, DecodeSettings, Round
+from speclab.core.rounds import DecodeSettings, Round
 from speclab.core.sampling import Sampling, uniforms
 from speclab.extensions.batch.decoding.batched_model import BatchedModel
 from speclab.models.cached import check_prompt
@@ -80,7 +80,6 @@ class Rows:
         self._requests = requests
         self._waiting = [i for i, request in enumerate(requests) if request.settings.max_new_tokens]
         self._rows: list[Row | None] = [None] * self.n_rows
-        self._rules = target.rules
         target.start(self.longest)
 
     def admitted(self) -> Iterator[Row]:
@@ -93,7 +92,7 @@ class Rows:
     def _placed(self) -> list[tuple[int, int]]:
         """Choose who of those that wait comes next.  -> places, and the numbers of their new texts"""
         before = [row.number if (row := self[place]) else None for place in range(self.n_rows)]
-        rows, self._waiting = (self._rules.admit if self._rules else admit)(before, self._waiting)
+        rows, self._waiting = admit(before, self._waiting)
         new = zip(range(self.n_rows), before, rows, strict=True)
         return [(place, number) for place, had, number in new if had is None and number is not None]
 
@@ -113,16 +112,6 @@ class Rows:
         text."""
         rows = map(self.__getitem__, range(self.n_rows))
         return [row.n_committed - 1 if row else 0 for row in rows]
-
-    def kept(self, before: list[int], cached: list[int], decided: Sequence[Decided]) -> list[int]:
-        """The number of tokens that the cache shall hold for each place after a round.
-
-        before, cached: of each place before the round, and with those of its pass. decided: for each place.
-        """
-        if self._rules is None:
-            return self.lengths
-        ended = [self[place] is None for place in range(self.n_rows)]
-        return self._rules.rolled_back(before, cached, [one.n_accepted for one in decided], ended)
 
     def uniforms(self, n: int) -> Tensor:
         """Draw (rows, n) random numbers, of each text its own; zeros where there is no text."""

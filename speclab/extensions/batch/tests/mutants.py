@@ -36,19 +36,6 @@ def reads_what_lies_between_a_row_and_the_longest() -> None:
     row_buffers.visible = up_to_the_longest
 
 
-@mutant(19, f"{LOGITS}[llama-c]", file=MODEL)
-def reads_rejected_rows_of_pages() -> None:
-    """on the engine c, lets every row read as many places as the longest text has"""
-    right = RowPages.forward
-
-    def forward(self: RowPages, ids: Tensor, placed: Placed, layers: Iterable[int]) -> Outputs:
-        places = torch.tensor(placed.starts)[:, None] + torch.arange(placed.width)
-        seen = up_to_the_longest(places, placed.total, placed.reads)
-        return right(self, ids, replace(placed, visible=seen), layers)
-
-    RowPages.forward = forward
-
-
 @mutant(19, LOGITS, f"{LOGITS}[llama-c]", file=MODEL)
 def puts_all_rows_at_the_longest_ones_positions() -> None:
     """gives the tokens of every row the positions of the longest text"""

@@ -201,7 +201,7 @@ def test_a_lookups_rounds_are_priced_apart(target, monkeypatch):
     cached.hidden_layers = (1,)
     seconds = {True: 1.0, False: 3.0}
 
-    def rounds(functions, target, drafter, prompts, settings):
+    def rounds(functions, target, drafter, prompts, settings, asked):
         timed = []
         (round_,) = speculative_rounds(CachedModel(tiny("llama")), SuffixDrafter(), prompts[0], 2, 1)
         for own in (True, False):
