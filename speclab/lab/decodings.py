@@ -1,7 +1,4 @@
-"""Decodings at work on a prompt, step by step or as a whole, each with the seconds that it took.
-
-A decoding of the lab advances by a round. One of the library's own decoders is finished in one advance.
-"""
+"""Decodings at work on a prompt, step by step or as a whole, each with the seconds that it took."""
 
 import contextlib
 import time
@@ -18,9 +15,7 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import Round
 from speclab.models.family import family_of
 from speclab.models.outside.generation import settings_of_the_lab
-from speclab.records.arms import BEAM, Arm
-from speclab.records.log import End, RoundCounts
-from speclab.records.rows import as_written
+from speclab.records.rows import BEAM, Arm, RoundCounts
 from speclab.system.errors import EnvironmentProblem
 
 
@@ -35,22 +30,24 @@ class Decoding:
         self.tokens: list[int] = []
         self.counts = Counts()
         self.prefill_seconds = self.decode_seconds = 0.0
-        self.rounds: list[RoundCounts] = []
         self.log: list[tuple[int, float, Round]] = []  # of each: tokens in the target's cache before it, seconds, round
         self._rounds = rounds
 
     @property
     def done(self) -> bool:
-        """Whether its budget is used up."""
+        """Tell whether its budget is used up."""
         return len(self.tokens) >= self.budget
 
     @property
     def progress(self) -> int:
-        """The number of tokens that it has committed."""
+        """Return the number of tokens that it has committed."""
         return len(self.tokens)
 
+    @property
+    def rounds(self) -> list[RoundCounts]:
+        return [RoundCounts(made.n_drafted, made.n_accepted, made.looked_up) for *_, made in self.log]
+
     def advance(self) -> None:
-        """Do the next round."""
         start = time.perf_counter()
         round_ = next(self._rounds)  # ends with tokens on the host, so the device has nothing left to do
         seconds = time.perf_counter() - start
@@ -58,27 +55,11 @@ class Decoding:
             self.prefill_seconds += seconds
         else:
             self.decode_seconds += seconds
-            self.rounds.append(RoundCounts(round_.n_drafted, round_.n_accepted, round_.looked_up))
             self.log.append((self.n_prompt + len(self.tokens) - 1, seconds, round_))
         self.counts.add(round_)
         self.tokens += round_.tokens
         if self.done:
             self._rounds = iter(())  # frees the caches, which the next decoding may take
-
-    def end(self, eos: frozenset[int]) -> End | None:
-        """Return where the answer ends at the first of these ids. Whole rounds count: the loop makes no half ones.
-
-        None where the rounds are not known.
-        """
-        if not self.log and len(self.tokens) > 1:
-            return None
-        n = next((i for i, token in enumerate(self.tokens, 1) if token in eos), len(self.tokens))
-        seconds, n_made = 0.0, 1
-        for _, its_seconds, round_ in self.log:
-            if n_made >= n:
-                break
-            seconds, n_made = seconds + its_seconds, n_made + len(round_.tokens)
-        return End(n, as_written(seconds))
 
 
 # --- the library's own decoders ---------------------------------------------------------------------------------------
@@ -108,7 +89,6 @@ class LibraryDecoding(Decoding):
         self._model, self._ids, self._draft, self._options = model, ids, draft, options
 
     def advance(self) -> None:
-        """Decode the whole text."""
         options = dict(self._options)
         with contextlib.ExitStack() as stack:
             if self.arm.method in ("assisted", "dynamic") and self._draft is not None:

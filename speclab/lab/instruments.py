@@ -3,6 +3,7 @@
 The loops know nothing of them. They wrap the target, the drafter and the functions that are passed to a loop.
 """
 
+import copy
 import functools
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from speclab.core.accept import accept_from_logits
 from speclab.core.clock import give_back, mark, seconds_between
@@ -33,7 +35,7 @@ class PhaseClock:
         self._spans: list[tuple[str, Any, Any]] = []
 
     def timed(self, phase: str, function: Callable) -> Callable:
-        """The same function, whose calls count for `phase`."""
+        """Return the same function, whose calls count for `phase`."""
 
         def call(*args, **kwargs) -> Any:
             start = mark(self._device)
@@ -115,18 +117,28 @@ class LoopFunctions:
         """The same with another of the lab's accept rules; the token rule, the default, leaves what there is."""
         return self if rule.name in (TOKEN.name, self.rule.name) else replace(self, accept=rule.accept, rule=rule)
 
-    def head(self) -> list[str]:
-        """The line about these functions in the head of a run; none for the lab as it is."""
-        return [f"impl    {self.about}"] if self.about else []
-
     def rounds(self, target: CachedModel, drafter: Drafter, *args) -> Iterator[Round]:
-        """The rounds of one decoding; `args` are the loop's further ones: prompt, draft length, settings."""
-        decoded = self.decode(target, drafter, *args, accept=self.accept)
-        return with_replays(with_rule(decoded, target, self.keeps), target)
+        """Yield the rounds of one decoding; `args` are the loop's further ones: prompt, draft length, settings."""
+        return self.on_target(self.decode(target, drafter, *args, accept=self.accept), target)
+
+    def on_target(self, rounds: Iterator[Round], target: CachedModel) -> Iterator[Round]:
+        """Yield the same rounds of a decoding with this target, each with the passes that its rollback took. The rule
+        `keeps` rolls the target back in them, and its own rule elsewhere."""
+        n_before = 0  # a decoding begins with a prompt, from which on the target counts
+        while True:
+            own, target.keeps = target.keeps, self.keeps
+            try:
+                round_ = next(rounds, None)
+            finally:
+                target.keeps = own
+            if round_ is None:
+                return
+            n_replays, n_before = target.n_replays - n_before, target.n_replays
+            yield round_._replace(n_replays=n_replays) if n_replays else round_
 
 
 def with_phases(functions: LoopFunctions, target: CachedModel, drafter: Drafter, *args) -> Iterator[Round]:
-    """`functions.rounds(target, drafter, *args)` with the seconds of every phase.
+    """Yield the rounds of `functions.rounds(target, drafter, *args)` with the seconds of every phase.
 
     The prefill round has one phase, `prefill`. What no other phase covers is the host's.
     """
@@ -137,7 +149,7 @@ def with_phases(functions: LoopFunctions, target: CachedModel, drafter: Drafter,
         *args,
         accept=clock.timed("accept", functions.accept),
     )
-    rounds = with_replays(with_rule(decoded, target, functions.keeps), target)
+    rounds = functions.on_target(decoded, target)
     while True:
         start = mark(target.device)
         round_ = next(rounds, None)
@@ -159,29 +171,8 @@ def _of_round(
     return seconds | {"host": whole - sum(seconds.values())}
 
 
-def with_rule(rounds: Iterator[Round], target: CachedModel, keeps: Callable[[int, int], int]) -> Iterator[Round]:
-    """These are the same rounds; the rule `keeps` rolls the target back in them, and its own rule elsewhere."""
-    while True:
-        own, target.keeps = target.keeps, keeps
-        try:
-            round_ = next(rounds, None)
-        finally:
-            target.keeps = own
-        if round_ is None:
-            return
-        yield round_
-
-
-def with_replays(rounds: Iterator[Round], target: CachedModel) -> Iterator[Round]:
-    """The same rounds of a decoding with this target; each says how many passes its rollback took."""
-    n_before = 0  # a decoding begins with a prompt, from which on the target counts
-    for round_ in rounds:
-        n_replays, n_before = target.n_replays - n_before, target.n_replays
-        yield round_._replace(n_replays=n_replays) if n_replays else round_
-
-
 def with_parts(rounds: Iterator[Round], drafter: Drafter) -> Iterator[Round]:
-    """The same rounds, each with what the drafter, which they have asked for drafts, knows of it."""
+    """Yield the same rounds, each with what the drafter, which they have asked for drafts, knows of it."""
     return map(drafter.described, rounds)
 
 
@@ -196,16 +187,34 @@ class VariedLength(Wrapper):
         self._left: list[int] = []
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        """Let the drafter read the prompt."""
         self.drafter.prefill(target, prompt, sampling)
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """At most `k` tokens, and at most this round's length."""
         if not self._left:
             self._left = self._random.sample(self._lengths, len(self._lengths))
         length = min(k, self._left.pop())
         return self.drafter.propose(length, uniforms[:, :length])
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
-        """Tell the drafter what was committed."""
         self.drafter.observe(n_accepted, committed)
+
+
+def noisy(model: PreTrainedModel, amount: float, seed: int) -> PreTrainedModel:
+    """Return a copy whose matrices are off by Gaussian noise of `amount` times each matrix's own standard deviation: a
+    worse draft at the same cost of a pass. Norms and biases stay; amount 0 is the model itself.
+
+    One seed is one direction in weight space: a larger amount goes further the same way. Raises ValueError for a
+    negative amount.
+    """
+    if not amount >= 0:
+        raise ValueError(f"the amount of noise must not be negative, got {amount}")
+    generator = torch.Generator().manual_seed(seed)
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in copied.parameters():
+            if weight.ndim >= 2 and weight.is_floating_point():
+                # On the CPU in double precision: the same noise on every device and in every number format.
+                exact = weight.detach().cpu().double()
+                noise = torch.randn(exact.shape, generator=generator, dtype=torch.float64)
+                weight.copy_(exact + amount * exact.std() * noise)
+    return copied.eval()

@@ -1,43 +1,97 @@
-"""Finds the rounds that a draft would make along a text that is known, without a pass of the target.
+"""What a draft would have done along a known text: the probabilities that its tokens are accepted, or its rounds.
 
-For drafts whose proposals depend on the rounds before, `-k auto` and hybrids, which learn while they draft, and for
-drafts with branches, of which another one is taken in every round. They run in the production loop; only the target is
-a stand-in that says the text. When sampling this is not possible: there a rejected token and the one that replaces it
-belong together. No end token is looked for: timed runs have none.
+A draft whose proposals follow from the text alone has probabilities, from one teacher-forced pass of each model over
+the text. The rounds of a draft that learns while it drafts, or has branches, are found in the production loop: only the
+target is a stand-in that says the text. When sampling this is not possible, since there a rejected token and the one
+that replaces it belong together. No end token is looked for: timed runs have none.
 """
 
 import copy
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from speclab.core.drafter import Drafter
+from speclab.core.proposals import AcceptProbs
 from speclab.core.rounds import DecodeSettings
+from speclab.core.sampling import Sampling
 from speclab.drafts.heads.rollout import target_pass
 from speclab.engines.eager import first_states
+from speclab.lab.bench import Bench
 from speclab.lab.harness import Measurement
 from speclab.lab.instruments import LoopFunctions, with_parts
 from speclab.models.cached import CachedModel
-from speclab.records.arms import Arm
-from speclab.records.log import RoundCounts
+from speclab.models.checking.uncached import distributions
+from speclab.models.prompts import Prompt
+from speclab.records.rows import Arm, RoundCounts, as_written
 from speclab.theory.attribution import Text
+from speclab.theory.costs import Costs, fit
+
+CostTable = dict[tuple[str, float], Costs]  # by draft and temperature
+ProbsOfText = Callable[[str, float, int, Text], AcceptProbs]  # (draft, temperature, prompt index, text)
+
+
+def calibrated(measured: Measurement) -> CostTable:
+    """Return the costs from the instrumented decodings; empty where there are none."""
+    return fit(measured.rounds, measured.steps) if measured.rounds and measured.steps else {}
+
+
+def note_own_rates(measured: Measurement) -> None:
+    """Put into every line the shares that only its kind of draft has (`Drafter.own_rates`)."""
+    bench = measured.bench
+    for line in measured.lines:
+        if not line.arm.speculative or line.arm.draft not in bench.drafters:
+            continue
+        prompt, sampling = measured.prompts[line.prompt_index].id_list, bench.setup.sampling_at(line.temperature)
+        sums: dict[str, float] = {}
+        for part, text in itertools.product(bench.drafters[line.arm.draft].parts, line.texts):
+            for name, share in part.own_rates(bench.setup.target, prompt, text, sampling).items():
+                sums[name] = sums.get(name, 0.0) + share
+        line.own_rates = {name: as_written(total) for name, total in sums.items()} or None
+
+
+def accept_probs(
+    bench: Bench, draft: str, prompt: Prompt, text: list[int], sampling: Sampling, longest: int
+) -> AcceptProbs:
+    """Return the acceptance probabilities of a draft along a text of the target, for drafts of up to `longest` tokens.
+
+    It costs one teacher-forced pass of each model over the text; nothing is decoded.
+    """
+    target, prompt_ids = bench.setup.target, prompt.id_list
+    law = bench.drafters[draft].law(target, prompt_ids, text, sampling, longest)
+    target_probs = functools.partial(distributions, target.model, prompt_ids, text, sampling, target.vocab_size)
+    return law.accept_probs(target_probs, text)
+
+
+def probs_of_texts(measured: Measurement, longest: int) -> ProbsOfText:
+    """Compute `accept_probs` of a measurement's own texts, each once: every draft length asks for the same ones."""
+
+    @functools.cache
+    def probs(draft: str, temperature: float, prompt_index: int, text: Text) -> AcceptProbs:
+        sampling = measured.bench.setup.sampling_at(temperature)
+        return accept_probs(measured.bench, draft, measured.prompts[prompt_index], list(text), sampling, longest)
+
+    return probs
+
+
+# --- rounds along a text ----------------------------------------------------------------------------------------------
 
 
 class KnownText:
     """An engine that computes nothing: its logits are 1 for the text's own next token, and 0 for every other one.
 
-    So a target on it has decoded greedily already, and counts its tokens as on any other engine.
-    It is `CachedModel.fast`, and the backend of one decoding, too. prompt: (1, prompt length) ids. text: the new ones.
-    hidden: by layer what the target computes for the tokens of the last pass; of tokens that the text does not have
-    they mean nothing. states: the same of all tokens of the text, as far as it is known; what is computed is added.
+    So a target on it has decoded greedily already, and counts its tokens as on any other engine. It is
+    `CachedModel.fast`, and the backend of one decoding, too. prompt: (1, prompt length) ids. text: the new ones.
+    states: by layer what the target computes for all tokens of the text, as far as it is known; what is computed is
+    added.
     """
 
     name, graphed, bytes_spared = "known text", False, 0
     n_replays = n_single = 0
-    hidden: Mapping[int, Tensor]
 
     def __init__(
         self, target: CachedModel, prompt: Tensor, text: Iterable[int], states: dict[int, Tensor] | None = None
@@ -49,10 +103,8 @@ class KnownText:
         self._states = {} if states is None else states
         self._ahead: list[int] = []  # tokens that the first layers were run over, behind those in the cache
         self._last = slice(0, 0)  # places of the tokens of the last pass
-        self.hidden = StatesOf(self)
 
     def start(self, hidden_layers: Iterable[int] = ()) -> "KnownText":
-        """Return the backend of one decoding."""
         self._hidden_layers = tuple(hidden_layers)
         return self
 
@@ -60,11 +112,9 @@ class KnownText:
         """Record nothing."""
 
     def prefill(self, prompt: Tensor) -> Tensor:
-        """Take the prompt: (1, prompt length) ids -> (1, 1, vocab) logits."""
         return self._read(0, prompt.shape[1])[:, -1:]
 
     def step(self, tokens: Tensor, length: int) -> Tensor:
-        """Do as `forward` does."""
         return self.forward(tokens, length)
 
     def forward(self, tokens: Tensor, length: int) -> Tensor:
@@ -72,13 +122,10 @@ class KnownText:
         return self._read(length + self._offset, tokens.shape[1])
 
     def forward_masked(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
-        """Return the same at positions (1, m).
-
-        Where a token is not the text's its logits mean nothing, and no rule looks.
-        """
+        """Return the same at positions (1, m). Where a token is not the text's its logits mean nothing, and no rule
+        looks."""
         self._last = slice(length, length + tokens.shape[1])
-        following = nn.functional.pad(self._ids, (0, tokens.shape[1] + 1))[:, positions[0] + 1]
-        return nn.functional.one_hot(following, self._n_ids).float()
+        return self._logits(nn.functional.pad(self._ids, (0, tokens.shape[1] + 1))[:, positions[0] + 1])
 
     def keep(self, length: int, rows: Tensor) -> None:
         """Keep a path, whose tokens are the text's own."""
@@ -96,7 +143,7 @@ class KnownText:
         self._ahead += tokens[0].tolist()
         end, rows = before + len(self._ahead), slice(length, length + tokens.shape[1])
         if self._ahead == self._ids[0, before:end].tolist():
-            return self.states(n_layers - 1)[:, rows]
+            return self._of_layers((n_layers - 1,))[n_layers - 1][:, rows]
         ids = torch.cat([self._ids[:, :before], self._ids.new_tensor([self._ahead])], dim=1)
         return first_states(self._model, ids, n_layers)[:, rows]
 
@@ -104,41 +151,30 @@ class KnownText:
         """Stand for the other layers, for which nothing is computed: (1, m, hidden) -> (1, m, vocab) logits."""
         return self._read(length, states.shape[1])
 
-    def states(self, layer: int) -> Tensor:
-        """Return the outputs of a layer for all tokens of the text, (1, n, hidden), from one pass."""
-        if layer not in self._states:
-            layers = tuple({*self._hidden_layers, layer})
-            outputs = target_pass(self._model, self._ids, layers)[0].chunk(len(layers), dim=-1)
-            self._states |= dict(zip(layers, outputs, strict=True))
-        return self._states[layer]
-
-    def last_states(self, layer: int) -> Tensor:
-        """Return the same for the tokens of the last pass, (1, m, hidden)."""
+    @property
+    def hidden(self) -> dict[int, Tensor]:
+        """Return by layer what the target computes for the tokens of the last pass, (1, m, hidden); of tokens that the
+        text does not have they mean nothing."""
         with torch.inference_mode():
-            return self.states(layer)[:, self._last]
+            found = self._of_layers(self._hidden_layers)
+            return {layer: found[layer][:, self._last] for layer in self._hidden_layers}
+
+    def _of_layers(self, layers: tuple[int, ...]) -> dict[int, Tensor]:
+        """Return the outputs of all known layers for all tokens of the text, (1, n, hidden) each, from one pass."""
+        if not self._states.keys() >= set(layers):
+            wanted = tuple({*self._hidden_layers, *layers})
+            outputs = target_pass(self._model, self._ids, wanted)[0].chunk(len(wanted), dim=-1)
+            self._states |= dict(zip(wanted, outputs, strict=True))
+        return self._states
 
     def _read(self, start: int, n: int) -> Tensor:
         """Return the logits of n tokens from place `start` on; behind the text's end they mean nothing."""
         self._ahead, self._last = [], slice(start, start + n)
         following = self._ids[:, start + 1 : start + n + 1]
-        following = nn.functional.pad(following, (0, n - following.shape[1]))
+        return self._logits(nn.functional.pad(following, (0, n - following.shape[1])))
+
+    def _logits(self, following: Tensor) -> Tensor:
         return nn.functional.one_hot(following, self._n_ids).float()
-
-
-class StatesOf(Mapping[int, Tensor]):
-    """The value of `KnownText.hidden`, which is computed when a draft reads it."""
-
-    def __init__(self, known: KnownText):
-        self._known = known
-
-    def __getitem__(self, layer: int) -> Tensor:
-        return self._known.last_states(layer)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self._known._model.config.get_text_config().num_hidden_layers))
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
 
 
 def replay_rounds(
