@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from speclab.core.rules import TOKEN
-from speclab.drafts.lengths import LONGEST
 from speclab.lab.harness import Measurement, measure, mixed
 from speclab.lab.known_texts.acceptance_probs import CostTable, calibrated, note_own_rates, probs_of_texts
 from speclab.lab.known_texts.replay import rounds_of_texts
@@ -16,11 +15,11 @@ from speclab.lab.run_config import RunConfig
 from speclab.models.memory import is_mixture_of_experts, weights_read
 from speclab.models.prompts import Prompt
 from speclab.models.timing import bandwidth, block_bytes
-from speclab.records.arms import AUTO, BASELINE, BASELINE_REPEAT, LOOKUP, PLAIN, Arm
+from speclab.records.arms import BASELINE, BASELINE_REPEAT, LOOKUP, PLAIN, Arm
 from speclab.records.log import Line
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun, Noise
-from speclab.theory import attribution, drift
+from speclab.theory import attribution
 from speclab.theory.formulas import ratio_interval
 
 Result = TypeVar("Result")
@@ -136,8 +135,7 @@ def noise_at(measured: Measurement, temperature: float) -> Noise | None:
 
 def build_rows(config: RunConfig, measured: Measurement, costs: CostTable) -> list[Row]:
     """Return the rows for all prompts, and for each kind."""
-    predicted, best_lengths = _predicted(measured, costs), _best_lengths(measured, costs)
-    rerun, rows = _Rerun(measured), []
+    predicted, rows = _predicted(measured, costs), []
     for temperature, kind, lines in groups_of(measured.lines):
         floor = attribution.noise_floor(lines[BASELINE], lines.get(BASELINE_REPEAT, []))
         for row, arm, its_lines in rows_of_group(lines, config.common, kind):
@@ -147,42 +145,9 @@ def build_rows(config: RunConfig, measured: Measurement, costs: CostTable) -> li
                     total += predicted.get((arm, temperature, line.prompt_index), attribution.PredictedSeconds())
                 if total.n_rounds:
                     row = replace(row, **attribution.predictions(row, total))
-                bounds = [best_lengths.get((arm, temperature, line.prompt_index)) for line in its_lines]
-                if bounds and None not in bounds:
-                    plain, least = map(sum, zip(*filter(None, bounds), strict=True))
-                    row.oracle = plain / least
-                row.repeat_noise = rerun.noise(row, arm, its_lines)
-                row.verdict = attribution.verdict(
-                    row.speedup, row.speedup_low, row.speedup_high, row.repeat_noise, floor
-                )
+                row.verdict = attribution.verdict(row.speedup, row.speedup_low, row.speedup_high, floor)
             rows.append(row)
     return rows
-
-
-class _Rerun:
-    """The facts of the whole run that tell what running it again may change."""
-
-    def __init__(self, measured: Measurement):
-        self._places = {index: place for place, index in enumerate(mixed(measured.prompts))}
-        self._residuals = {}
-        for arm, temperature in dict.fromkeys((s.arm, s.temperature) for s in measured.lines if s.arm.speculative):
-            baseline = measured.of(BASELINE, temperature)
-            self._residuals[arm, temperature] = drift.residuals(measured.of(arm, temperature), baseline)
-        self._correlation = drift.correlation(
-            [
-                [by_prompt[i] for i in sorted(by_prompt, key=self._places.__getitem__)]
-                for by_prompt in self._residuals.values()
-                if by_prompt
-            ]
-        )
-
-    def noise(self, row: Row, arm: Arm, samples: list[Line]) -> float | None:
-        residuals = self._residuals[arm, row.temperature]
-        if residuals is None:
-            return None
-        seconds = {s.prompt_index: s.seconds for s in samples if s.prompt_index in residuals}
-        shares = {index: spent / sum(seconds.values()) for index, spent in seconds.items()}
-        return drift.repeat_noise(row.speedup, residuals, shares, self._places, self._correlation)
 
 
 def _predicted(measured: Measurement, costs: CostTable) -> dict[tuple[Arm, float, int], attribution.PredictedSeconds]:
@@ -214,21 +179,6 @@ def _predicted(measured: Measurement, costs: CostTable) -> dict[tuple[Arm, float
                 whole = attribution.price(*uncut, draft_costs, **predicted)
             part.baseline_whole, part.expected_whole = whole.baseline, whole.expected
     return priced
-
-
-def _best_lengths(measured: Measurement, costs: CostTable) -> dict[tuple[Arm, float, int], tuple[float, float]]:
-    """Return the seconds of the baseline and of the best lengths, for every line of a draft on auto that has costs."""
-    baseline = {(s.temperature, s.prompt_index): s for s in measured.lines if s.arm == BASELINE}
-    probs, found, drafters = probs_of_texts(measured, LONGEST), {}, measured.bench.drafters
-    for sample in measured.lines:
-        arm, place, draft = sample.arm, (sample.temperature, sample.prompt_index), sample.arm.draft.removesuffix(AUTO)
-        if not arm.auto or (draft, sample.temperature) not in costs or len(drafters[arm.draft].parts) > 1:
-            continue
-        if is_judged_alone(measured, arm, sample.temperature):
-            draft_costs = costs[draft, sample.temperature]
-            probs_of_text = functools.partial(probs, arm.draft, *place)
-            found[arm, *place] = attribution.price_best_lengths(baseline[place], LONGEST, draft_costs, probs_of_text)
-    return found
 
 
 def is_judged_alone(measured: Measurement, arm: Arm, temperature: float) -> bool:

@@ -34,7 +34,7 @@ from speclab.records.log import Line
 from speclab.records.rows import as_written
 from speclab.system.errors import Problem, is_out_of_memory
 from speclab.system.terminal import note, progress
-from speclab.theory import noise
+from speclab.theory import attribution
 from speclab.theory.attribution import noise_floor
 from speclab.theory.costs import RoundTime, StepTime, catch_ups
 
@@ -207,7 +207,7 @@ def _is_quiet(lines: dict[tuple[int, float, Arm], Line]) -> bool:
     for (_, temperature, arm), line in lines.items():
         if arm in (BASELINE, BASELINE_REPEAT):
             by_temperature.setdefault(temperature, ([], []))[arm == BASELINE_REPEAT].append(line)
-    return noise.too_wide(filter(None, (noise_floor(*both) for both in by_temperature.values()))) is None
+    return attribution.too_wide(filter(None, (noise_floor(*both) for both in by_temperature.values()))) is None
 
 
 def _mark_again(lines: dict[tuple[int, float, Arm], Line], again: list[Line], repeat: int) -> None:

@@ -135,7 +135,6 @@ def law_entry(arm: Arm, temperature: float, z: losslessness.ZStatistics) -> dict
         "n_tokens": z.n_tokens,
         "z_residual": z.residual if math.isfinite(z.residual) else None,
         "z_surprise": z.surprise if math.isfinite(z.surprise) else None,  # an impossible token was emitted
-        "z_edge": z.edge,
         "n_uncertain": z.n_uncertain,
         "bound": losslessness.Z_BOUND,
         "passed": z.passed,

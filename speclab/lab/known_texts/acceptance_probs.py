@@ -10,8 +10,7 @@ from speclab.lab.harness import Measurement
 from speclab.models.checking.uncached import distributions
 from speclab.models.prompts import Prompt
 from speclab.records.rows import as_written
-from speclab.theory.costs import Costs
-from speclab.theory.fitting import fit
+from speclab.theory.costs import Costs, fit
 
 CostTable = dict[tuple[str, float], Costs]  # by draft and temperature
 ProbsOfText = Callable[[str, float, int, tuple[int, ...]], AcceptProbs]  # (draft, temperature, prompt index, text)
