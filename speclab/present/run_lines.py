@@ -9,7 +9,7 @@ from speclab.records.columns import columns
 from speclab.records.rows import Row
 from speclab.records.runs import Head, LabRun, Noise
 from speclab.system import cores
-from speclab.theory import noise
+from speclab.theory import attribution
 
 COSTS = (
     "c, v and o are costs in decode steps of the target: of a drafted token, a pass over k + 1 tokens, the rest of a "
@@ -174,10 +174,10 @@ def rough_line(run: Head) -> str | None:
 
 def rough_in_short(run: Head) -> str | None:
     """Say that the speeds of a run are rough; this line stands above a picture. None where they are not."""
-    worst = noise.too_wide(getattr(run, "noise", None) or [])
+    worst = attribution.too_wide(getattr(run, "noise", None) or [])
     if worst is None:
         return None
-    factor = math.ceil(100 * min(noise.reach(worst), LARGEST_FACTOR)) / 100
+    factor = math.ceil(100 * min(attribution.reach(worst), LARGEST_FACTOR)) / 100
     return f"ROUGH: the baseline, timed twice in the same turns, differs from itself by a factor of up to {factor:.2f}"
 
 

@@ -13,7 +13,7 @@ import optimized_speculative
 from speclab.lab.run_config import RunConfig
 from speclab.models import prompts
 from speclab.system import cores
-from speclab.theory import noise
+from speclab.theory import attribution
 
 TEXTS = [("code", "def f(x):"), ("prose", "return x"), ("copy", "x + 1, x + 1,")]
 
@@ -80,7 +80,7 @@ def test_rough_speeds_hide_nothing(run, tmp_path, monkeypatch):
     """Every run has a noise floor above a bound of 1.00: it takes its turns twice, and shows all that another shows."""
     quiet, first = run("--verbose")
     counted = [[row[name] for name in ("n_rounds", "n_accepted", "n_tokens")] for row in saved(tmp_path)["rows"]]
-    monkeypatch.setattr(noise, "FURTHEST", 1.0)
+    monkeypatch.setattr(attribution, "FURTHEST", 1.0)
     out, err = run("--verbose")
     assert out.count("ROUGH: the baseline, timed twice") == 2, "the screen, and the report"
     assert "token for token: identical" in out

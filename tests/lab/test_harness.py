@@ -31,7 +31,7 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records.arms import BASELINE, BASELINE_REPEAT, GENERATE, INSTRUMENT, Arm
 from speclab.records.log import End, Line
-from speclab.theory import noise
+from speclab.theory import attribution
 from speclab.theory.costs import RoundTime, StepTime
 from tests.decoding import plain_text
 from tests.tiny_models import VOCAB, PlainTransformer, perturbed, tiny
@@ -473,7 +473,7 @@ LEARNING = [*ARMS, Arm("model auto", "model auto", 8, auto=True)]
 def noisy_run(pair, monkeypatch, factor: float, n: int, n_prompts: int = 4) -> tuple[Measurement, Noisy]:
     """All prompts at two temperatures. Nothing but the made-up clock moves."""
     monkeypatch.setattr(harness, "measure_costs", lambda *args: None)
-    monkeypatch.setattr(noise, "FURTHEST", 1.1)
+    monkeypatch.setattr(attribution, "FURTHEST", 1.1)
     bench, schedule = learning_bench(pair), Noisy(monkeypatch, pair[0], factor, n)
     prompts = [make_prompt(i) for i in range(n_prompts)]
     return measure(bench, LEARNING, [0.0, 0.8], prompts, 1, {"model": [0, 1, 2]}, schedule=schedule), schedule

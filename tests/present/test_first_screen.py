@@ -15,7 +15,7 @@ from speclab.records import files
 from speclab.records.arms import BASELINE
 from speclab.records.runs import ComparisonRun
 from speclab.system.paths import ROOT
-from speclab.theory import noise
+from speclab.theory import attribution
 from speclab.theory.ladder import factors
 from tests.present.test_report import make_row, make_run
 
@@ -84,7 +84,7 @@ def test_a_wrong_text_stands_above_the_table():
 
 def test_rough_speeds_are_marked_and_nothing_is_hidden(monkeypatch):
     """One sentence says it of the target whose baseline differs from itself; only its rows are marked."""
-    monkeypatch.setattr(noise, "FURTHEST", 1.1)
+    monkeypatch.setattr(attribution, "FURTHEST", 1.1)
     quiet, run = two_regimes(), two_regimes()
     run.padded.noise = [replace(floor, ratio=1.01, low=0.906, high=1.05) for floor in run.padded.noise]
     for options in ({}, {"brief": True}, {"markdown": True}):

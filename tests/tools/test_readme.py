@@ -28,8 +28,8 @@ from speclab.records import files
 from speclab.records.runs import Head
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.paths import ROOT
-from speclab.theory import noise
-from speclab.theory.noise import FURTHEST  # before the tests' own bound: see tests/conftest.py
+from speclab.theory import attribution
+from speclab.theory.attribution import FURTHEST  # before the tests' own bound: see tests/conftest.py
 from tests.decoding import plain_text, speculative_rounds
 from tests.tiny_models import tiny
 from tools import blocks, kinds, readme
@@ -238,7 +238,7 @@ def test_committed_records_are_valid_and_clean():
 @pytest.mark.parametrize("path", WITH_A_PAGE, ids=lambda p: p.stem)
 def test_committed_tables_are_views_of_their_records(path, monkeypatch):
     """A page whose code changed after the run must be written again."""
-    monkeypatch.setattr(noise, "FURTHEST", FURTHEST)  # the fixture of all tests calls no speeds rough
+    monkeypatch.setattr(attribution, "FURTHEST", FURTHEST)  # the fixture of all tests calls no speeds rough
     run, page = read(path)
     assert path.with_suffix(".md").read_text("utf-8") == page(run, path.stem)
 

@@ -169,4 +169,4 @@ def raw(decoded: Batches) -> list[PromptTimes]:
 
 
 def _verdict(over: Gain, own_floor: Noise | None) -> Verdict:
-    return attribution.verdict(over.ratio, over.low, over.high, None, own_floor)
+    return attribution.verdict(over.ratio, over.low, over.high, own_floor)

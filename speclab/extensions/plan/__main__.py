@@ -34,7 +34,7 @@ from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
 from speclab.present import tables
 from speclab.present.pictures import figures
-from speclab.present.pictures.figures import STYLES, Panel, Series, column, draw, plain
+from speclab.present.pictures.figures import STYLES, Panel, Series, column, draw
 from speclab.present.run_lines import COSTS, marked, noise_lines, provenance, remarks, rough_line
 from speclab.present.tables import Block, Lines, Markdown, Table, cells, speedup, temperature_name
 from speclab.records.arms import BASELINE
@@ -83,7 +83,6 @@ class DraftFacts(RecordPart):
     temperature: Amount
     best_draft_length: Count
     speedup: Amount
-    oracle: Amount  # the speedup of a length chosen anew for every round, knowing what will be accepted
     break_even: float | None
     step_seconds: Amount
     n_tokens: Count
@@ -159,14 +158,7 @@ def planned(
     entries = []
     for k in lengths:
         found = [
-            forecast(
-                rows,
-                len(rows),
-                k,
-                attribution.round_cost(costs, n_prompt),
-                costs.draft_catch,
-                rejected_round_extra=costs.replay,
-            )
+            forecast(rows, len(rows), k, attribution.round_cost(costs, n_prompt), costs.draft_catch, costs.replay)
             for n_prompt, rows in texts
         ]
         n_tested, n_rounds = sum(e.n_tested for e in found), sum(e.n_rounds for e in found)
@@ -194,7 +186,6 @@ def planned(
         **name,
         best_draft_length=best.draft_length,
         speedup=best.speedup,
-        oracle=baseline / sum(attribution.cheapest(rows, longest, costs, n_prompt) for n_prompt, rows in texts),
         break_even=break_even_acceptance(*prices, longest, replay) if always_drafts else None,
         step_seconds=costs.step_seconds(context),
         n_tokens=n_tokens,
@@ -247,9 +238,8 @@ def verdict(fact: DraftFacts) -> str:
     if fact.break_even is not None and fact.break_even < BREAKS_EVEN:
         even = "0, a round costs no more than a decode step"
     return (
-        f"{fact.method}, {temperature_name(fact.temperature)}: {taken}; break-even α = {even}; a k chosen anew for "
-        f"every round, knowing what will be accepted: {speedup(fact.oracle)}; decode step "
-        f"{fact.step_seconds * 1e3:.2f} ms"
+        f"{fact.method}, {temperature_name(fact.temperature)}: {taken}; break-even α = {even}; "
+        f"decode step {fact.step_seconds * 1e3:.2f} ms"
     )
 
 
@@ -279,14 +269,12 @@ def _of_draft(run: PlanRun, fact: DraftFacts) -> list[PlanEntry]:
 
 
 def picture(run: PlanRun, folder: Path, name: str) -> Path:
-    """Draw the speedup against k: expected, and with the oracle draft length."""
+    """Draw the speedup against k: as it is expected."""
     series, x = [], "draft_length"
     for i, fact in enumerate(run.drafts):
         label = fact.method + f", T = {fact.temperature:g}" * (fact.temperature > 0)
         entries = _of_draft(run, fact)
-        ends = (entries[0].draft_length, entries[-1].draft_length)
         series.append(Series(f"{label}, expected", column(entries, "speedup", x), i, STYLES[i % 2]))
-        series.append(Series(f"{label}, oracle: {fact.oracle:.2f}", plain((k, fact.oracle) for k in ends), i, ":"))
     return figures.save(draw([Panel(series, "draft length k")], 6.8, 4.8), run, folder, name)
 
 
