@@ -12,17 +12,14 @@ from speclab.present.tables import (
     Table,
     cells,
     cost,
-    interval,
     number,
     prediction,
     speedup,
 )
-from speclab.records.arms import AUTO
 from speclab.records.columns import columns
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
 from speclab.theory.costs import Costs
-from speclab.theory.formulas import ratio_interval
 from speclab.theory.ladder import EFFECTS, PREDICTORS, factors, prediction_errors
 
 
@@ -31,51 +28,6 @@ def prediction_table(rows: list[Row]) -> Table:
     rows = [row for row in rows if row.draft and any(getattr(row, name) is not None for name in PREDICTORS)]
     predictions = {name: prediction(attrgetter(key)) for key, name in PREDICTORS.items()}
     return Table(rows, cells("draft", "k", "measured") | predictions)
-
-
-def lengths_table(run: ComparisonRun) -> Table:
-    """Compare drafts on auto with the best fixed length of the same draft, for all prompts and for each kind."""
-    kinds = [kind for kind in dict.fromkeys(row.prompt_kind for row in run.rows) if kind != "not looping"]
-    rows = [row for row in run.rows if row.auto and row.prompt_kind in kinds]
-
-    def fixed(row: Row) -> Row | None:
-        draft = (row.draft or "").removesuffix(AUTO)
-        same = [
-            r for r in run.rows if (r.draft, r.temperature, r.prompt_kind) == (draft, row.temperature, row.prompt_kind)
-        ]
-        return max((r for r in same if r.draft_length), key=lambda r: r.speedup, default=None)
-
-    def seconds(row: Row) -> list[float]:
-        its_lines = [
-            t
-            for t in run.raw
-            if (t.draft, t.draft_length, t.temperature) == (row.draft, row.draft_length, row.temperature)
-        ]
-        return [sum(t.decode_seconds) for t in its_lines if row.prompt_kind in ("all", t.prompt_kind)]
-
-    def ratio(row: Row) -> str:
-        best = fixed(row)
-        return speedup(row.speedup / best.speedup) if best else "-"
-
-    def ends(row: Row) -> str:
-        best = fixed(row)
-        return interval(*(ratio_interval(seconds(best), seconds(row)) or (None, None))) if best else "-"
-
-    columns: dict[str, Cell] = {
-        "prompts": lambda row: row.prompt_kind,
-        "auto": lambda row: speedup(row.speedup),
-        "best fixed": lambda row: f"{speedup(best.speedup)} k={best.draft_length}" if (best := fixed(row)) else "-",
-        "÷ fixed": ratio,
-        "95 %": ends,
-        "oracle": lambda row: speedup(row.oracle),
-    }
-    return Table(rows, cells("draft", "T") | columns)
-
-
-LENGTHS = (
-    "÷ fixed: auto over the fixed length that was best on the same prompts, which is known only afterwards; oracle: "
-    "the best length in every round, chosen before anything is drawn, knowing how likely each token is accepted"
-)
 
 
 def errors_table(rows: list[Row]) -> Table:

@@ -9,7 +9,7 @@ from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from speclab.drafts import registry
-from speclab.present import by_kind, report, tables
+from speclab.present import report, tables
 from speclab.present.run_lines import (
     floor_text,
     marked,
@@ -85,8 +85,7 @@ def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = No
         ]
     )
     head = Lines([report.functions_line(run)])
-    kinds = [block for shown in runs for block in by_kind.blocks(shown)]
-    return tables.show([head, agreement, rough, *speeds, *kinds, facts, Lines(where or [])], markdown)
+    return tables.show([head, agreement, rough, *speeds, facts, Lines(where or [])], markdown)
 
 
 def page(run: ComparisonRun, name: str) -> str:
@@ -253,34 +252,13 @@ def facts_lines(run: ComparisonRun) -> list[str | None]:
             f"{prefix} 1/(1-α+α/k) with α = {number(row.acceptance_rate)} says {speedup(row.book_formula)}; "
             f"measured {speedup_of(row)}{forecast}{between(row)}"
         )
-    return [*lines, best_plain_line(run)]
+    return lines
 
 
 def chains_only_line(runs: list[ComparisonRun]) -> str | None:
     """Say why some cells are empty where drafts had branches; None where none had."""
     rows = (row for run in runs for row in run.rows if row.draft_length and not row.auto)
     return CHAINS_ONLY if any(row.acceptance_rate is not None and row.book_formula is None for row in rows) else None
-
-
-def best_plain_line(run: ComparisonRun) -> str | None:
-    """Compare the headline's row with the plain decoding that was fastest, where that is not the baseline.
-
-    Both are chosen on one half of the prompts; the line is about the other half, where neither need be the fastest.
-    """
-    best = run.headline
-    if run.best_plain in (None, "baseline") or best is None:
-        return None
-    same = (best.method, best.draft, best.draft_length)
-    row = next((row for row in _first_rows(run) if (row.method, row.draft, row.draft_length) == same), None)
-    if row is None or row.speedup_best_plain is None:
-        return None
-    ends = interval(row.best_plain_low, row.best_plain_high)
-    plain = report.PLAIN_NAMES.get(str(run.best_plain), str(run.best_plain))
-    return (
-        f"{target_name(run)}, {row.method} k = {row.draft_length}: {speedup(row.speedup_best_plain)} "
-        f"(95 %: {ends}) over {plain}, prompts' own passes included, on half of the "
-        "prompts; both were the fastest of their kind on the other half"
-    )
 
 
 def best_model_row(run: ComparisonRun) -> Row | None:

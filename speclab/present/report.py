@@ -6,9 +6,7 @@ Every line of text is a fixed template filled with numbers of the record.
 import itertools
 
 from speclab.core.counts import Counts
-from speclab.drafts import registry
 from speclab.present import explanations, tables
-from speclab.present.by_kind import best_lengths, shown
 from speclab.present.run_lines import REJECTED_PLACES, REPLAYS, marked, noise_lines, remarks, rough_line
 from speclab.present.tables import (
     Block,
@@ -17,9 +15,7 @@ from speclab.present.tables import (
     Lines,
     Table,
     cells,
-    interval,
     number,
-    speedup,
     speedup_of,
     verdict_of,
 )
@@ -28,19 +24,10 @@ from speclab.records.runs import ComparisonRun
 from speclab.theory.ladder import prediction_rows
 
 COLUMNS = (
-    "95 % is the interval in which the speedup would lie with other prompts, and rerun the one in which it would lie "
-    "if the same command ran again. end to end counts the passes over the prompt, too. α is accepted / tested tokens, "
-    "f is accepted / drafted tokens, and tok/rnd is the tokens per target pass."
+    "95 % is the interval in which the speedup would lie with other prompts. end to end counts the passes over the "
+    "prompt, too. α is accepted / tested tokens, f is accepted / drafted tokens, and tok/rnd is the tokens per target "
+    "pass."
 )
-BEST_PLAIN = (
-    "÷ best plain is the speedup end to end over the fastest plain decoding of the run. That one was chosen on half of "
-    "the prompts, and the ratio was measured on the others."
-)
-PLAIN_NAMES = {
-    "baseline": "the baseline",
-    "generate": "the library's own loop (generate)",
-    "eager": "the baseline's loop on the eager engine (eager)",
-}
 PREDICTED = "What was predicted, with the error predicted / measured - 1"
 WHY = "Why: from the formula to the measurement"
 LADDER = "From the book's formula to the measured speedup: each factor is what one thing costs or gains."
@@ -62,9 +49,6 @@ def comparison(run: ComparisonRun, by_kind: bool = False, markdown: bool = False
             blocks += [*_speed(run, rows), Heading(PREDICTED, 3), explanations.prediction_table(rows)]
             blocks.append(explanations.errors_table(prediction_rows(pool)))
             blocks += [Heading(WHY, 3), explanations.ladder_table(rows, markdown)]
-    lengths = explanations.lengths_table(run)
-    if lengths.rows:
-        blocks += [Heading("Draft lengths chosen in every round (-k auto)"), lengths, explanations.LENGTHS]
     if any(row.ladder for row in run.rows):
         blocks += [LADDER, explanations.ladder_legend(markdown), explanations.own_rates_legend(run.rows)]
     blocks += [Heading("What a round is made of"), explanations.costs_table(run), explanations.costs_lines(run)]
@@ -128,22 +112,13 @@ def n_looping(run: ComparisonRun) -> int | None:
 
 
 def loops_line(run: ComparisonRun) -> str | None:
-    """Say how many greedy texts end in repetition, and what is forecast for each draft's fastest row with whole texts,
-    lookups first; None where nothing was decoded greedily."""
+    """Say how many greedy texts end in repetition; None where nothing was decoded greedily."""
     if (n := n_looping(run)) is None:
         return None
     said = f"{n} of {run.prompts['n']} greedy texts end in repetition (the last 32 tokens "
     if "n_cut" not in run.prompts:  # a record from before texts were cut
         return f"{said}have a period of 8 or less), which is easy to draft and raises acceptance"
-    lengths = best_lengths(run.rows)
-    rows = [row for row in shown(run.rows, lengths) if row.prompt_kind == "all" and row.forecast_whole]
-    rows.sort(key=lambda row: row.draft not in registry.lookups())
-    whole = [
-        f"{row.method} k = {row.draft_length} {speedup(row.forecast_whole)}, not {speedup(row.forecast)}"
-        for row in rows
-    ]
-    said += "equal those up to 48 places before) and count only up to where it begins"
-    return said + f"; with whole texts the forecasts would be: {'; '.join(whole)}" * bool(whole)
+    return f"{said}equal those up to 48 places before) and count only up to where it begins"
 
 
 # --- how fast ---------------------------------------------------------------------------------------------------------
@@ -177,14 +152,9 @@ def _speed(run: ComparisonRun, rows: list[Row]) -> list[Block]:
     legend, lines = Lines(), Lines()
     if kind == "all":
         legend += [COLUMNS] * (temperature == run.rows[0].temperature)  # once is enough
-        legend += [BEST_PLAIN] * any(row.speedup_best_plain for row in rows)
         lines += noise_lines([floor for floor in run.noise if floor.temperature == temperature])
         lines += losing_lines([row for row in run.rows if row.temperature == temperature])
-        lines += (
-            [generate_line(rows, run.settings["dtype"]), plain_line(run), headline_line(run)]
-            if temperature == 0
-            else []
-        )
+        lines += [generate_line(rows, run.settings["dtype"])] if temperature == 0 else []
     return [Heading(title), marked(run, speed_table(rows)), legend, lines]
 
 
@@ -194,19 +164,9 @@ def speed_table(rows: list[Row]) -> Table:
         **cells("draft", "k", "tok/s", "speedup"),
         "verdict": lambda row: verdict_of(row) or "-",
         **cells("95 %"),
-        "rerun": _rerun,
-        **cells("end to end"),
+        **cells("end to end", "α", "f", "tok/rnd"),
     }
-    if any(row.speedup_best_plain for row in rows):
-        columns["÷ best plain"] = lambda row: speedup(row.speedup_best_plain)
-    columns |= cells("α", "f", "tok/rnd")
     return Table([row for row in rows if row.draft or row.method == "baseline"], columns)
-
-
-def _rerun(row: Row) -> str:
-    """Return the interval in which the same command, run again, would land."""
-    noise = row.repeat_noise
-    return interval(max(0.0, row.speedup - noise), row.speedup + noise) if row.draft and noise is not None else "-"
 
 
 def losing_lines(rows: list[Row]) -> list[str]:
@@ -235,29 +195,4 @@ def generate_line(rows: list[Row], dtype: str) -> str | None:
     return (
         "the baseline against model.generate with the lab's settings (greedy, no penalties, no end token), prefill "
         f"included: {1 / row.speedup:.2f}x its speed, {agreement}"
-    )
-
-
-def plain_line(run: ComparisonRun) -> str | None:
-    """The line names the fastest plain decoding; None where only the baseline ran."""
-    if run.best_plain is None:
-        return None
-    row = next((r for r in run.rows if r.method == run.best_plain and r.speedup_best_plain), None)
-    if row is None:
-        return None
-    name = PLAIN_NAMES[row.method]
-    over = "" if row.method == "baseline" else f"; on all prompts {speedup(row.speedup_with_prefill)} the baseline"
-    return f"the plain decoding that was fastest end to end, on half of the prompts: {name}{over}"
-
-
-def headline_line(run: ComparisonRun) -> str | None:
-    """Return the best k, chosen on one half of the prompts and reported on the other."""
-    row = run.headline
-    if not row:
-        return None
-    slower = " slower" if row.speedup < NOT_SLOWER else ""
-    return (
-        f"{row.method} draft, greedy, best k = {row.draft_length} chosen on half of the prompts; on the other "
-        f"half {speedup_of(row)}{slower} (95 %: {interval(row.speedup_low, row.speedup_high)}), "
-        f"α = {number(row.acceptance_rate)}"
     )

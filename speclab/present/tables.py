@@ -193,8 +193,7 @@ def with_verdict(text: str, verdict: str | None) -> str:
 
 def verdict_of(row: Any) -> str | None:
     """Return the verdict of a row; None where it is unclear only because the prompts are too few for an interval."""
-    has_interval = row.speedup_low is not None or getattr(row, "repeat_noise", None) is not None
-    return row.verdict if has_interval or row.verdict != "unclear" else None
+    return row.verdict if row.speedup_low is not None or row.verdict != "unclear" else None
 
 
 def row_interval(row: Any) -> str:

@@ -49,7 +49,6 @@ def make_row(
         "forecast": rungs[-3], "forecast_tokens_per_round": 2.1,
         "ladder": [Rung(name=n, speedup=x) for n, x in zip(ladder.RUNGS, [*rungs, measured * 0.97], strict=True)],
         "verdict": "faster" if measured > 1.1 else "slower" if measured < 0.9 else "unclear",
-        "repeat_noise": 0.04,
     }  # fmt: skip
     return Row(**values | other)
 
@@ -57,7 +56,7 @@ def make_row(
 def bare(row: Row) -> Row:
     """The same row in a run whose costs were never calibrated."""
     unknown = ("accounting", "forecast", "forecast_tokens_per_round", "leviathan", "cost_model", "ladder", "draft_cost")
-    return replace(row, **dict.fromkeys((*unknown, "verify_cost", "overhead", "verdict", "repeat_noise")))
+    return replace(row, **dict.fromkeys((*unknown, "verify_cost", "overhead", "verdict")))
 
 
 def plain_row(method: str = "baseline", temperature: float = 0.0, kind: str = "all", speedup: float = 1.0) -> Row:
@@ -128,7 +127,7 @@ def make_run(
         noise=[Noise(temperature=t, ratio=1.01, low=0.99, high=1.03) for t in temperatures],
         costs=[make_costs(m, t) for t in temperatures for m in methods],
         phases={"seconds": 21.5, "share": 0.9931},
-        headline=make_row(methods[0], lengths[0], kind="held-out half") if 0 in temperatures else None,
+        headline=None,
         rows=rows,
         raw=[make_timing(t, i) for t in temperatures for i in range(3)],
     )  # fmt: skip
@@ -206,15 +205,6 @@ def test_losing_lines_say_what_may_be_noise():
     assert report.losing_lines([make_row(kind="all", speedup=0.5), make_row(kind="prose", speedup=1.2)]) == []
 
 
-def test_the_headline_is_the_held_out_row():
-    row = make_row(k=6, speedup=1.5, speedup_low=1.2, speedup_high=1.9, alpha=0.65)
-    run = make_run()
-    line = report.headline_line(replace(run, headline=row))
-    assert "best k = 6 chosen on half of the prompts; on the other half 1.50x (95 %: 1.20 to 1.90), α = 0.65" in line
-    assert "half 0.80x slower (95 %" in report.headline_line(replace(run, headline=replace(row, speedup=0.8)))
-    assert report.headline_line(replace(run, headline=None)) is None
-
-
 def test_the_library_is_compared_with_the_baseline():
     row = plain_row("generate", speedup=0.5)
     assert "2.00x its speed, the same text" in report.generate_line([row], "float32")
@@ -274,17 +264,21 @@ def test_no_cost_is_negative_and_what_may_be_nothing_is_written_so(value, digits
     assert tables.cost(value, digits, error) == written
 
 
-def test_speed_table_has_a_verdict_and_two_intervals():
-    row = make_row(speedup=0.834, speedup_low=0.69, speedup_high=0.99, verdict="slower", repeat_noise=0.031)
+def test_speed_table_has_a_verdict_and_an_interval():
+    row = make_row(speedup=0.834, speedup_low=0.69, speedup_high=0.99, verdict="slower")
     row.speedup_with_prefill = 0.811
     (table,) = cells(tables.show([report.speed_table([plain_row(), row])], markdown=True))
     shown = dict(zip(table[0], table[3], strict=True))
-    expected = {"speedup": "0.83x", "verdict": "slower", "95 %": "0.69 to 0.99", "rerun": "0.80 to 0.86"}
+    expected = {
+        "speedup": "0.83x",
+        "verdict": "slower",
+        "95 %": "0.69 to 0.99",
+    }
     expected |= {"end to end": "0.81x", "α": f"{row.acceptance_rate:.2f}", "f": f"{row.drafted_fraction:.2f}"}
     assert expected.items() <= shown.items()
-    unknown = dict.fromkeys(("speedup_low", "speedup_high", "repeat_noise", "verdict"))
+    unknown = dict.fromkeys(("speedup_low", "speedup_high", "verdict"))
     (table,) = cells(tables.show([report.speed_table([replace(row, **unknown)])], markdown=True))
-    assert [dict(zip(table[0], table[2], strict=True))[head] for head in ("verdict", "95 %", "rerun")] == ["-"] * 3
+    assert [dict(zip(table[0], table[2], strict=True))[head] for head in ("verdict", "95 %")] == ["-"] * 2
 
 
 def test_prediction_table_puts_errors_beside_values():
