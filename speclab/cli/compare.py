@@ -21,8 +21,8 @@ from speclab.models.padded import sizes
 from speclab.present import first_screen, report
 from speclab.present.pictures import plots
 from speclab.present.run_lines import timed
-from speclab.records.arms import AUTO
-from speclab.records.runs import ComparisonRun
+from speclab.records.files import ComparisonRun
+from speclab.records.rows import AUTO
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.files import shown
 from speclab.system.terminal import note, say
@@ -46,7 +46,6 @@ def run(docstring: str, argv: list[str] | None, functions: LoopFunctions | None 
     args = filled(make_parser(docstring).parse_args(argv))
     config, output = prepare(args, functions)
     with output.redirected():
-        config.look_at_cores()
         if not args.brief:
             say(head(config))
         record, measured = _measure(args, config)

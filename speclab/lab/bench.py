@@ -17,7 +17,7 @@ from speclab.lab.decodings import Decoding, LibraryDecoding
 from speclab.lab.instruments import LoopFunctions, VariedLength, with_parts, with_phases
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.records.rows import LIBRARY, Arm
+from speclab.records.rows import GENERATE, Arm
 
 SPECULATIVE = LoopFunctions(speculative_decode)
 PERIOD, REPEATED = 48, 32  # tokens: the longest period that counts as repetition, and how many tokens must repeat
@@ -72,10 +72,8 @@ class Bench:
         """
         target, ids = self.setup.target.with_own_cache(), prompt.ids.to(self.setup.device)
         budget = budget or self.max_new_tokens
-        if arm.method in LIBRARY:
-            drafter = self.drafters[arm.draft] if arm.draft else None
-            draft = drafter.models[0].model if drafter and drafter.models else None
-            return LibraryDecoding(arm, target.model, ids, budget, draft)
+        if arm == GENERATE:
+            return LibraryDecoding(arm, target.model, ids, budget)
         sampling = GREEDY if self.greedy_only(arm) else sampling
         settings = DecodeSettings(budget, sampling, seed=self.seed * 1009 + stream)
         if not arm.speculative:
@@ -91,13 +89,11 @@ class Bench:
         return Decoding(arm, with_parts(rounds, own), ids.shape[1], budget, own_verify)
 
     def budget(self, prompt: Prompt, sampling: Sampling) -> int:
-        """Return how many tokens an arm decodes of this prompt, the same for every arm and every repeat.
+        """Return how many tokens every arm decodes of this prompt, in every repeat.
 
-        A greedy text that ends in repetition is decoded only up to where that begins: repeated tokens are easy to draft
-        and would raise every speedup, most of all those of lookups. Where it begins follows from the baseline's text
-        alone, and every arm ends there as at any other end of a text: the last round drafts no further. So all arms are
-        timed over the same tokens, and no round is counted in part. Two tokens are the least, since the first one comes
-        with the prompt's own pass. Sampled texts differ from draw to draw and are not cut.
+        A greedy text that ends in repetition is decoded only up to where that begins in the baseline's text: repeated
+        tokens are easy to draft and would raise every speedup, most of all those of lookups. Two tokens are the least,
+        since the first one comes with the prompt's own pass. Sampled texts differ from draw to draw and are not cut.
         """
         if not sampling.greedy or self.max_new_tokens <= REPEATED:
             return self.max_new_tokens
@@ -113,11 +109,9 @@ class Bench:
         return self._whole_texts[key]
 
     def greedy_only(self, arm: Arm) -> bool:
-        """Tell whether an arm only decodes greedily: the library's own, and a draft that replays greedy text."""
-        return arm.method in LIBRARY or (arm.draft in self.drafters and self.drafters[arm.draft].needs_text)
+        return arm == GENERATE or (arm.draft in self.drafters and self.drafters[arm.draft].needs_text)
 
     def lossy_rule(self, arm: Arm) -> str | None:
-        """Return the name of the rule that judges the drafted tokens of an arm where it is lossy, else None."""
         rule = self.functions.rule
         return rule.name if rule.law and arm.speculative and arm.draft_length > 0 else None
 

@@ -14,7 +14,7 @@ from speclab.models.memory import is_mixture_of_experts, weights_read
 from speclab.models.prompts import Prompt
 from speclab.models.timing import bandwidth, block_bytes
 from speclab.records.files import ComparisonRun
-from speclab.records.rows import BASELINE, BASELINE_REPEAT, GENERATE, LOOKUP, Arm, Noise
+from speclab.records.rows import BASELINE, BASELINE_REPEAT, GENERATE, LOOKUP, Arm, Noise, Row
 from speclab.theory import attribution
 
 Result = TypeVar("Result")
@@ -82,9 +82,13 @@ def comparison_record(config: RunConfig, measured: Measurement, costs: CostTable
             for (draft, temperature), draft_costs in costs.items()
         ],
         phases={"seconds": wall, "share": measured.phase_seconds / wall if wall else None},
-        rows=rows_of(measured.lines, config.common, predicted(measured, costs)),
+        rows=build_rows(config, measured, costs),
         raw=[line.recorded() for line in measured.lines],
     )
+
+
+def build_rows(config: RunConfig, measured: Measurement, costs: CostTable) -> list[Row]:
+    return rows_of(measured.lines, config.common, predicted(measured, costs))
 
 
 def noise_at(measured: Measurement, temperature: float) -> Noise | None:

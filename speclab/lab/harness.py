@@ -42,9 +42,8 @@ COST_PROMPTS = 2  # on which the costs of rounds are measured for -k auto and hy
 def kept_when_stopped(complete: Callable[[], str]) -> Iterator[list[BaseException]]:
     """Keep what is measured where Ctrl-C, a Problem or lack of memory ends the code inside.
 
-    complete() is called at that moment and returns, in words, what is complete. The words are printed, and the
-    exception is put into the list that the context gives instead of being raised. Where complete() returns "", the
-    exception is raised.
+    complete() says at that moment, in words, what is complete. The words are printed, and the exception is put into the
+    list that the context gives. Where complete() returns "", the exception is raised.
     """
     stops: list[BaseException] = []
     try:
@@ -136,16 +135,13 @@ def take_turns(arms: Sequence[Any], after_step: Callable[[Any], None] | None = N
 
 
 def interleaved(decodings: list[Decoding], turn: int) -> None:
-    """Finish the decodings of one turn side by side; who is first among equals changes from turn to turn."""
+    """Finish the decodings of one turn; who is first among equals changes from turn to turn."""
     take_turns(decodings if turn % 2 == 0 else decodings[::-1], stride=STRIDE)
 
 
 @contextlib.contextmanager
 def timed_turns(recorded: Recorded, warm_up: Callable[[], None]) -> Iterator[None]:
-    """Warm up; inside, the clock may count: no long collection of garbage falls there.
-
-    The graphs are counted in `recorded`, also where something ends the turns early.
-    """
+    """Warm up; inside, the clock may count: no long collection of garbage falls there. Graphs are counted."""
     n_before = graphs.captures.n
     warm_up()
     n_warm = graphs.captures.n
@@ -175,11 +171,10 @@ def measure(
     title: str = "measuring",
     schedule: Callable[[list[Decoding], int], None] = interleaved,
 ) -> Measurement:
-    """All arms over all prompts, in turns. Ctrl-C keeps the turns that every arm has finished.
+    """Decode all prompts with all arms, in turns. Ctrl-C keeps the turns that every arm has finished.
 
-    `instruments`: for each draft the lengths that its instrumented decoding tries; with any of them the baseline, which
-    is the first of `arms`, runs a second time, too. `schedule` finishes the decodings of a turn; it gets them and the
-    turn's number.
+    instruments: for each draft the lengths that its instrumented decoding tries; with any of them the baseline, which
+    is the first of `arms`, runs a second time, too. schedule: finishes the decodings of the turn with this number.
     """
     if instruments:
         middle = (len(arms) + 1) // 2  # half a round of turns away from the first, as the other arms are on average

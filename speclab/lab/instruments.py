@@ -26,71 +26,6 @@ from speclab.theory.costs import PHASES
 Loop = Callable[..., Iterator[Round]]
 
 
-class PhaseClock:
-    """Seconds by phase. On CUDA by events that are read when somebody asks, so that nothing waits inside a round;
-    elsewhere it waits for the device around each phase, and a run with it is slower than one without."""
-
-    def __init__(self, device: torch.device):
-        self._device = device
-        self._spans: list[tuple[str, Any, Any]] = []
-
-    def timed(self, phase: str, function: Callable) -> Callable:
-        """Return the same function, whose calls count for `phase`."""
-
-        def call(*args, **kwargs) -> Any:
-            start = mark(self._device)
-            result = function(*args, **kwargs)
-            self._spans.append((phase, start, mark(self._device)))
-            return result
-
-        return call
-
-    def reader(self) -> Callable[[], dict[str, float]]:
-        """Return a function that reads the seconds of all calls since the last reader, by phase. It is called once."""
-        spans, self._spans = self._spans, []
-
-        def read() -> dict[str, float]:
-            seconds: dict[str, float] = {}
-            for phase, start, end in spans:
-                seconds[phase] = seconds.get(phase, 0.0) + seconds_between(start, end)
-            give_back(self._device, [moment for _, *moments in spans for moment in moments])
-            return seconds
-
-        return read
-
-
-class LateSeconds(Mapping[str, float]):
-    """Seconds by phase that are read when somebody asks for them: reading the events of a round takes some tenths of a
-    millisecond, which would count as the host's part of it."""
-
-    def __init__(self, read: Callable[[], dict[str, float]]):
-        self._read = read
-
-    @functools.cached_property
-    def _seconds(self) -> dict[str, float]:
-        return self._read()
-
-    def __getitem__(self, phase: str) -> float:
-        return self._seconds[phase]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._seconds)
-
-    def __len__(self) -> int:
-        return len(self._seconds)
-
-
-class _Timed:
-    """An object some of whose methods are timed."""
-
-    def __init__(self, inner: Any, clock: PhaseClock, **phases: str):
-        self._inner, self._clock, self._phases = inner, clock, phases
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._inner, name)
-        return self._clock.timed(self._phases[name], value) if name in self._phases else value
-
-
 @dataclass(frozen=True)
 class LoopFunctions:
     """The parts of a run that the caller of a script's main() may replace, and what it wants to look at.
@@ -114,8 +49,12 @@ class LoopFunctions:
     about: str = ""  # what the head of a run and its record say of these functions; empty for the lab as it is
 
     def judged_by(self, rule: Rule) -> "LoopFunctions":
-        """The same with another of the lab's accept rules; the token rule, the default, leaves what there is."""
+        """Return the same with another accept rule; the token rule, the default, leaves what there is."""
         return self if rule.name in (TOKEN.name, self.rule.name) else replace(self, accept=rule.accept, rule=rule)
+
+    def head(self) -> list[str]:
+        """Return the line about these functions in the head of a run; none for the lab as it is."""
+        return [f"impl    {self.about}"] if self.about else []
 
     def rounds(self, target: CachedModel, drafter: Drafter, *args) -> Iterator[Round]:
         """Yield the rounds of one decoding; `args` are the loop's further ones: prompt, draft length, settings."""
@@ -137,38 +76,76 @@ class LoopFunctions:
             yield round_._replace(n_replays=n_replays) if n_replays else round_
 
 
+class _Timed:
+    """An object some of whose methods are timed."""
+
+    def __init__(self, inner: Any, timed: Callable[[str, Callable], Callable], **phases: str):
+        self._inner, self._timed, self._phases = inner, timed, phases
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._inner, name)
+        return self._timed(self._phases[name], value) if name in self._phases else value
+
+
+class PhaseSeconds(Mapping[str, float]):
+    """The seconds of a round by phase, which are read when somebody asks for them: reading the events of a GPU takes
+    some tenths of a millisecond, which would count as the host's part of the round."""
+
+    def __init__(self, device: torch.device, spans: list[tuple[str, Any, Any]], prefill: bool):
+        self._device, self._spans, self._prefill = device, spans, prefill
+
+    @functools.cached_property
+    def _seconds(self) -> dict[str, float]:
+        found: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+        for phase, start, end in self._spans:
+            found[phase] = found.get(phase, 0.0) + seconds_between(start, end)
+        give_back(self._device, [moment for _, *moments in self._spans for moment in moments])
+        whole = found.pop("whole")
+        return {"prefill": whole} if self._prefill else found | {"host": whole - sum(found.values())}
+
+    def __getitem__(self, phase: str) -> float:
+        return self._seconds[phase]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._seconds)
+
+    def __len__(self) -> int:
+        return len(self._seconds)
+
+
 def with_phases(functions: LoopFunctions, target: CachedModel, drafter: Drafter, *args) -> Iterator[Round]:
     """Yield the rounds of `functions.rounds(target, drafter, *args)` with the seconds of every phase.
 
-    The prefill round has one phase, `prefill`. What no other phase covers is the host's.
+    On CUDA the clock is events, and nothing waits inside a round; elsewhere it waits for the device around each phase,
+    and a run with it is slower than one without. The prefill round has one phase, `prefill`. What no other phase covers
+    is the host's.
     """
-    clock = PhaseClock(target.device)
+    device, spans = target.device, list[tuple[str, Any, Any]]()
+
+    def timed(phase: str, function: Callable) -> Callable:
+        def call(*args, **kwargs) -> Any:
+            start = mark(device)
+            result = function(*args, **kwargs)
+            spans.append((phase, start, mark(device)))
+            return result
+
+        return call
+
     decoded = functions.decode(
-        _Timed(target, clock, verify="verify", forward="verify", commit="rollback", crop="rollback"),
-        _Timed(drafter, clock, propose="draft", observe="rollback"),
+        _Timed(target, timed, verify="verify", forward="verify", commit="rollback", crop="rollback"),
+        _Timed(drafter, timed, propose="draft", observe="rollback"),
         *args,
-        accept=clock.timed("accept", functions.accept),
+        accept=timed("accept", functions.accept),
     )
     rounds = functions.on_target(decoded, target)
     while True:
-        start = mark(target.device)
+        start = mark(device)
         round_ = next(rounds, None)
         if round_ is None:
             return
-        read = functools.partial(_of_round, target.device, start, mark(target.device), clock.reader(), round_.prefill)
-        yield round_._replace(seconds=LateSeconds(read) if target.device.type == "cuda" else read())
-
-
-def _of_round(
-    device: torch.device, start: Any, end: Any, phases: Callable[[], dict[str, float]], prefill: bool
-) -> dict[str, float]:
-    """Read the seconds of a round between two marks, by phase."""
-    whole, found = seconds_between(start, end), phases()
-    give_back(device, [start, end])
-    if prefill:
-        return {"prefill": whole}
-    seconds = {phase: found.get(phase, 0.0) for phase in PHASES}
-    return seconds | {"host": whole - sum(seconds.values())}
+        all_spans = [("whole", start, mark(device)), *spans]
+        spans.clear()
+        yield round_._replace(seconds=PhaseSeconds(device, all_spans, round_.prefill))
 
 
 def with_parts(rounds: Iterator[Round], drafter: Drafter) -> Iterator[Round]:

@@ -16,9 +16,8 @@ from speclab.present.tables import (
     prediction,
     speedup,
 )
-from speclab.records.columns import columns
-from speclab.records.rows import Row
-from speclab.records.runs import ComparisonRun
+from speclab.records.files import ComparisonRun
+from speclab.records.rows import COLUMNS, Row
 from speclab.theory.costs import Costs
 from speclab.theory.ladder import EFFECTS, PREDICTORS, factors, prediction_errors
 
@@ -68,19 +67,16 @@ def ladder_legend(markdown: bool = False) -> Lines:
 
 def names_of_own_rates(rows: list[Row]) -> list[str]:
     """Return the heads of the columns that only some drafts of these rows have."""
-    return list(dict.fromkeys(rate.name for row in rows for rate in row.own_rates or []))
+    return list(dict.fromkeys(name for row in rows for name in row.own_rates or ()))
 
 
 def _own_rate(name: str, row: Row) -> str:
-    return number(next((rate.mean for rate in row.own_rates or [] if rate.name == name), None), 3)
+    return number((row.own_rates or {}).get(name), 3)
 
 
 def own_rates_legend(rows: list[Row]) -> Lines:
     """The legend explains the columns that only some drafts have; it is empty where there are none."""
-    if not (names := names_of_own_rates(rows)):
-        return Lines()
-    meanings = {name: text for group in columns() for name, text in group.meanings.items()}
-    return Lines(f"{name}: {meanings[name]}" for name in names if name in meanings)
+    return Lines(f"{name}: {COLUMNS[name]}" for name in names_of_own_rates(rows) if name in COLUMNS)
 
 
 # --- what a round is made of ------------------------------------------------------------------------------------------

@@ -33,9 +33,8 @@ from speclab.present.tables import (
     verdict_of,
     with_verdict,
 )
-from speclab.records.arms import AUTO, BASELINE
-from speclab.records.rows import Facts, Row
-from speclab.records.runs import ComparisonRun, LabRun
+from speclab.records.files import ComparisonRun, LabRun
+from speclab.records.rows import AUTO, Facts, Row
 from speclab.theory.ladder import factors, prediction_rows
 
 LAB = "lab pair"
@@ -311,14 +310,8 @@ def between(row: Row) -> str:
 
 def noise_line(runs: list[ComparisonRun]) -> str | None:
     """Return the noise floors at the first temperature."""
-    shown = ", ".join(f"{target_name(run)} {floor_text(run.noise[0])}{more_turns(run)}" for run in runs if run.noise)
+    shown = ", ".join(f"{target_name(run)} {floor_text(run.noise[0])}" for run in runs if run.noise)
     return f"noise floor (baseline against itself): {shown}" if shown else None
-
-
-def more_turns(run: ComparisonRun) -> str:
-    """Say how many turns were taken once more because of noise; nothing where none was."""
-    n = sum(len(line.again or []) for line in run.raw if line.arm == BASELINE)
-    return f" after {n} more turn{'s' * (n != 1)} than planned" if n else ""
 
 
 def no_gain_line(runs: list[ComparisonRun]) -> str | None:

@@ -5,9 +5,8 @@ from statistics import mean
 
 from speclab.models.padded import sizes
 from speclab.present.tables import Table, interval, speedup
-from speclab.records.columns import columns
+from speclab.records.files import Head, LabRun, Noise
 from speclab.records.rows import Row
-from speclab.records.runs import Head, LabRun, Noise
 from speclab.system import cores
 from speclab.theory import attribution
 
@@ -37,17 +36,17 @@ LOSSY = (
 def hardware(run: Head) -> str:
     """Return the processor that a record was taken on."""
     machine = run.machine
-    return machine.gpu or f"{machine.cpu}, {machine.threads} thread{'s' * (machine.threads != 1)}"
+    return machine["gpu"] or f"{machine['cpu']}, {machine['threads']} thread{'s' * (machine['threads'] != 1)}"
 
 
 def circumstances(run: Head) -> str:
     """Return the machine, engine, versions, commit and seed of any record."""
     versions, settings = run.versions, run.settings
-    commit = (versions.commit or "none")[:12] + " with uncommitted changes" * bool(versions.uncommitted_changes)
+    commit = (versions["commit"] or "none")[:12] + " with uncommitted changes" * bool(versions["uncommitted_changes"])
     return (
         f"Measured {run.created[:10]} on {hardware(run)}; {settings['device']}, {settings['dtype']}, "
-        f"{settings['engine']} engine; Python {versions.python}, torch {versions.torch}, "
-        f"transformers {versions.transformers}; commit {commit}; seed {settings['seed']}"
+        f"{settings['engine']} engine; Python {versions['python']}, torch {versions['torch']}, "
+        f"transformers {versions['transformers']}; commit {commit}; seed {settings['seed']}"
     )
 
 
@@ -74,7 +73,7 @@ def padding_remark(target: str) -> str:
 
 def small_print(run: Head) -> str:
     """Return the line under a picture: model, machine, number format, time and commit of any record."""
-    commit = (run.versions.commit or "")[:8]
+    commit = (run.versions["commit"] or "")[:8]
     target, dtype = (run.settings[name] for name in ("target", "dtype"))
     target += " (padded)" * sizes.is_lab_size(target)
     rules = {rule for row in getattr(run, "rows", []) if (rule := getattr(row, "lossy_rule", None))}
@@ -131,25 +130,21 @@ def own_rates_lines(run: LabRun) -> list[str]:
     rows = [row for row in getattr(run, "rows", []) if isinstance(row, Row) and row.prompt_kind == "all"]
     by_draft: dict[tuple[str, float], dict[str, list[float]]] = {}
     for row in rows:
-        for rate in row.own_rates or []:
-            means = by_draft.setdefault((row.method, row.temperature), {})
-            means.setdefault(rate.name, []).append(rate.mean)
+        for name, share in (row.own_rates or {}).items():
+            by_draft.setdefault((row.method, row.temperature), {}).setdefault(name, []).append(share)
     return [
-        f"{method}, T = {temperature:g}: {group.line.format(**{name: mean(shares) for name, shares in found.items()})}"
+        f"{method}, T = {temperature:g}: {', '.join(f'{name} {mean(shares):.3f}' for name, shares in found.items())}"
         for (method, temperature), found in by_draft.items()
-        for group in columns()
-        if group.meanings.keys() <= found.keys()
     ]
 
 
 def busy_line(run: Head) -> str | None:
     """Say that the cores were not free when the run began; None where they were, or where nothing looked."""
-    probe = run.machine.probe
-    if probe is None or probe.free:
+    probe = run.machine.get("probe")
+    if probe is None or probe["free"]:
         return None
-    return (
-        f"BUSY: when the run began, {cores.complaint(probe.load, run.machine.cores or 1) or 'the cores were not free'}"
-    )
+    said = cores.complaint(probe["load"], run.machine["cores"] or 1)
+    return f"BUSY: when the run began, {said or 'the cores were not free'}"
 
 
 def late_line(run: LabRun) -> str | None:
@@ -165,7 +160,7 @@ def rough_line(run: Head) -> str | None:
     """
     if (said := rough_in_short(run)) is None:
         return None
-    was_told = run.machine.probe is not None and not run.machine.probe.free
+    was_told = busy_line(run) is not None
     return (
         f"{said}, so speeds and speedups that are marked rough may be off by as much; texts and counts do not depend "
         "on the clock" + "; stop other work and run again for better ones" * (not was_told)

@@ -47,8 +47,6 @@ class Arm:
 
 BASELINE, BASELINE_REPEAT, GENERATE = Arm("baseline"), Arm("baseline again"), Arm("generate")
 INSTRUMENT = "instrument"  # method of the decodings whose phases are timed; no row is made of them
-BEAM = "beam"  # the library's beam search, whose text is another; `draft_length` is the number of beams
-LIBRARY = ("generate", "assisted", "dynamic", "lookup", BEAM)  # methods that the library decodes
 
 
 class RecordPart:

@@ -55,8 +55,6 @@ class PredictedSeconds:
     overhead: float = 0.0
     expected: float = 0.0  # seconds of the rounds that the forecast expects
     expected_rounds: float = 0.0
-    baseline_whole: float = 0.0  # both for texts that are not cut where they begin to repeat
-    expected_whole: float = 0.0
 
     def __iadd__(self, other: "PredictedSeconds") -> "PredictedSeconds":
         for item in fields(self):
@@ -136,7 +134,6 @@ def predictions(row: Row, part: PredictedSeconds) -> dict[str, Any]:
         "overhead": overhead,
         "accounting": part.baseline / (part.draft + part.verify + part.overhead),
         "forecast": part.baseline / part.expected if part.expected else None,
-        "forecast_whole": part.baseline_whole / part.expected_whole if part.baseline_whole > part.baseline else None,
         "forecast_tokens_per_round": part.n_tokens / part.expected_rounds if part.expected else None,
     }
     acceptance_rate, k = row.acceptance_rate, row.draft_length

@@ -20,19 +20,15 @@ from speclab.core.sampling import Sampling
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import WEIGHT, AutoLength, RoundCosts
 from speclab.drafts.oracle import OracleModelDrafter
-from speclab.lab import decodings, harness, rows
+from speclab.lab import decodings, harness
 from speclab.lab.bench import Bench
 from speclab.lab.decodings import Decoding
-from speclab.lab.harness import Measurement, interleaved, measure
+from speclab.lab.harness import Measurement, interleaved, measure, take_turns
 from speclab.lab.instruments import VariedLength
-from speclab.lab.turns import once_or_twice, take_turns
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.records.arms import BASELINE, BASELINE_REPEAT, GENERATE, INSTRUMENT, Arm
-from speclab.records.log import End, Line
-from speclab.theory import attribution
-from speclab.theory.costs import RoundTime, StepTime
+from speclab.records.rows import BASELINE, BASELINE_REPEAT, GENERATE, INSTRUMENT, Arm
 from tests.decoding import plain_text
 from tests.tiny_models import VOCAB, PlainTransformer, perturbed, tiny
 
@@ -384,8 +380,7 @@ def test_no_long_collection_falls_into_a_turn(pair):
 
 
 def test_order_turns_round_between_prompts_and_repeats(pair, monkeypatch):
-    """Whoever moves first among equals on a prompt moves last in its next repeat. Of four prompts of a kind each half,
-    those on which a length is chosen and those that are held out, has one in each order."""
+    """Whoever moves first among equals on a prompt moves last in its next repeat, and on the next prompt."""
     orders, honest = [], harness.take_turns
 
     def watched(queue, **how):
@@ -401,10 +396,7 @@ def test_order_turns_round_between_prompts_and_repeats(pair, monkeypatch):
     assert labels.index("baseline again") == len(ARMS) // 2 + 1, "the second baseline belongs in the middle"
     assert [draft for label, draft in first if label.startswith("instrument")] == list(INSTRUMENTS)
     last = first[::-1]
-    assert rest == [last, last, first, last, first, first, last]
-    held_out = rows.halves((prompt.kind, index) for index, prompt in enumerate(prompts))
-    for half in (held_out, {0, 1, 2, 3} - held_out):
-        assert [first, last] == sorted((orders[index] for index in half), key=lambda order: order != first)
+    assert rest == [last, first, last, last, first, last, first]
 
 
 def test_random_numbers_differ_between_prompts_and_repeats_and_not_between_arms(pair):
@@ -419,110 +411,6 @@ def test_random_numbers_differ_between_prompts_and_repeats_and_not_between_arms(
     assert [s.texts for s in again.lines] == [s.texts for s in found.lines]
     other = measured(pair, [make_prompt(), make_prompt()], temperatures=[0.8], repeats=2, arms=arms, seed=1)
     assert not {tuple(t) for s in other.of(BASELINE, 0.8) for t in s.texts} & set(texts[BASELINE])
-
-
-# --- turns that are taken once more -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("is_quiet", [True, False])
-def test_turns_are_taken_once_or_twice(is_quiet):
-    """Nobody asks in between: a run that stopped at the first quiet moment would measure luck."""
-    taken, forgotten = [], []
-
-    def is_enough() -> bool:
-        assert len(taken) == 4
-        return is_quiet
-
-    for turn, again in once_or_twice("abcd", is_enough, lambda: forgotten.append(len(taken))):
-        taken.append((turn, again))
-    assert taken[:4] == [(turn, False) for turn in "abcd"]
-    assert taken[4:] == [(turn, True) for turn in "abcd"] * (not is_quiet)
-    assert forgotten == [4] * (not is_quiet)
-
-
-class Noisy:
-    """A schedule that slows the second baseline down by `factor` in its first `n` turns; the clock is a made-up one."""
-
-    def __init__(self, monkeypatch, target, factor: float, n: int):
-        self.machine = Machine(monkeypatch, target, by_width=lambda width: self.speed * (1 + width / 8), draft=0.25)
-        self.speed, self.factor, self.n, self.n_turns, self.orders = 1.0, factor, n, 0, []
-
-    def __call__(self, decodings: list[Decoding], turn: int) -> None:
-        self.n_turns += 1
-        self.orders.append(turn % 2)
-        for decoding in decodings:
-            self.speed = self.factor if decoding.arm == BASELINE_REPEAT and self.n_turns <= self.n else 1.0
-            finish(decoding)
-        self.speed = 1.0
-
-
-def learning_bench(pair) -> Bench:
-    """With a draft whose lengths depend on what it has learned from the prompts before."""
-    bench = make_bench(pair)
-    auto = AutoLength(ModelDrafter(CachedModel(pair[1])))
-    auto.costs = {
-        t: RoundCosts(tuple(0.2 * n for n in range(9)), tuple(1 + 0.05 * n for n in range(9))) for t in (0.0, 0.8)
-    }
-    bench.drafters["model auto"] = auto
-    return bench
-
-
-LEARNING = [*ARMS, Arm("model auto", "model auto", 8, auto=True)]
-
-
-def noisy_run(pair, monkeypatch, factor: float, n: int, n_prompts: int = 4) -> tuple[Measurement, Noisy]:
-    """All prompts at two temperatures. Nothing but the made-up clock moves."""
-    monkeypatch.setattr(harness, "measure_costs", lambda *args: None)
-    monkeypatch.setattr(attribution, "FURTHEST", 1.1)
-    bench, schedule = learning_bench(pair), Noisy(monkeypatch, pair[0], factor, n)
-    prompts = [make_prompt(i) for i in range(n_prompts)]
-    return measure(bench, LEARNING, [0.0, 0.8], prompts, 1, {"model": [0, 1, 2]}, schedule=schedule), schedule
-
-
-def test_noise_is_answered_with_more_turns_and_changes_no_count(pair, monkeypatch, capsys):
-    """Texts, rounds and counts are those of a quiet run, also of a draft that learns; seconds are means over turns."""
-    quiet, calm = noisy_run(pair, monkeypatch, 1.0, 0)
-    assert calm.n_turns == 8
-    found, schedule = noisy_run(pair, monkeypatch, 1.5, 8)
-    assert 8 < schedule.n_turns == 16, "the mean of 1 and 1.5 is too wide with every prompt"
-    assert [a != b for a, b in zip(schedule.orders[:8], schedule.orders[8:], strict=True)] == [True] * 8
-    assert "8 turns are taken once more" in capsys.readouterr().err
-    for line, right in zip(found.lines, quiet.lines, strict=True):
-        assert (line.arm, line.texts, line.counts, line.rounds) == (right.arm, right.texts, right.counts, right.rounds)
-        factor = 1.25 if line.arm == BASELINE_REPEAT else 1.0
-        assert line.decode_seconds == pytest.approx([factor * right.decode_seconds[0]], rel=1e-6)
-        assert line.again == [0]
-        assert right.again is None
-    assert any(len({made.n_drafted for made in line.rounds[0]}) > 1 for line in found.lines if line.arm == LEARNING[-1])
-    assert len(found.rounds) == 2 * len(quiet.rounds), "costs are fitted to the rounds of all turns"
-
-
-def test_every_prompt_is_timed_as_often_as_the_others(pair, monkeypatch):
-    """Two prompts have no interval: with one of them timed again the ratio would be narrow enough, 1.09."""
-    found, schedule = noisy_run(pair, monkeypatch, 1.12, 4, n_prompts=2)
-    assert schedule.n_turns == 4 + 4
-    assert [len(line.again or []) for line in found.of(BASELINE, 0.0)] == [1, 1]
-
-
-def test_a_turn_that_makes_other_rounds_does_not_count(pair, monkeypatch, capsys):
-    """A draft that remembers the whole run makes other rounds the second time: their seconds are of other work."""
-    monkeypatch.setattr(Bench, "forget", lambda bench: None)
-    found, _ = noisy_run(pair, monkeypatch, 1.5, 8)
-    assert "other rounds when it was timed again; no more turns are taken" in capsys.readouterr().err
-    assert not found.interrupted
-    again = {line.prompt_index: line.again for line in found.lines}
-    assert all(line.again == again[line.prompt_index] for line in found.lines), "arms of a prompt stay paired"
-
-
-def test_the_seconds_up_to_the_end_of_an_answer_are_means_too():
-    line = Line.begin(BASELINE, 0.0, 0, "chat", 3)
-    line.add(1.0, 2.0, [1, 2], end=End(1, 1.0))
-    other = Line.begin(BASELINE, 0.0, 0, "chat", 3)
-    other.add(1.0, 4.0, [1, 2], end=End(1, 3.0))
-    other.again = [0]
-    line.extend(other)
-    line.extend(replace(other, decode_seconds=[6.0], ends=[End(1, 5.0)]))
-    assert (line.decode_seconds, line.ends) == ([4.0], [End(1, 3.0)])
 
 
 def test_filters_reach_every_arm(pair):
@@ -566,21 +454,6 @@ def test_warm_up_meets_every_width_before_the_clock_counts(pair, monkeypatch):
     harness._warm_up(bench, ARMS[:-1], [Sampling(0.8)], [make_prompt()], instruments)
     assert {width for who, width, _ in machine.passes if who == "target"} >= set(range(1, 7))
     assert {width for who, width, _ in machine.passes if who == "draft"} >= {1, 2}
-
-
-def test_measurements_add_up():
-    """Prompts count on, so that a sample of the second keeps its own prompt."""
-    first, second = make_prompt(0), make_prompt(1)
-    one = Measurement(
-        None, [first, second], [Line.begin(BASELINE, 0.0, 1, "code", 3)], wall_seconds=1.0, phase_seconds=0.5
-    )
-    other = Measurement(None, [second], [Line.begin(BASELINE, 0.0, 0, "code", 3)], wall_seconds=2.0, phase_seconds=1.5)
-    other.rounds, other.steps = [RoundTime("model", 0.0, 9, 2, 1, {})], [StepTime(0.0, 9, 1.0)]
-    other.stop = KeyboardInterrupt()
-    one.extend(other)
-    assert [timed.prompt for timed in one.rounds + one.steps] == [2, 2]
-    assert [one.prompts[s.prompt_index] is second for s in one.lines] == [True, True]
-    assert (one.wall_seconds, one.phase_seconds, one.interrupted) == (3.0, 2.0, True)
 
 
 def test_generate_says_what_the_baseline_says(monkeypatch):

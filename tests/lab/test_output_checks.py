@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from speclab.lab import output_checks
-from speclab.records.arms import BASELINE, Arm
-from speclab.records.log import Line
+from speclab.records.rows import BASELINE, Arm, Line
 from speclab.theory import losslessness
 from speclab.theory.losslessness import Divergence
 

@@ -8,8 +8,7 @@ import compare
 from speclab.cli import compare as command
 from speclab.lab import comparison, harness, padded_pair
 from speclab.models.padded import sizes
-from speclab.records.files import read
-from speclab.records.runs import ComparisonRun
+from speclab.records.files import ComparisonRun, read
 from speclab.system.errors import EnvironmentProblem
 
 GB = 10**9

@@ -15,12 +15,11 @@ from speclab.drafts.suffix import SuffixDrafter
 from speclab.lab.bench import Bench
 from speclab.lab.harness import Measurement
 from speclab.lab.instruments import LoopFunctions, with_parts
-from speclab.lab.known_texts.replay import replay_rounds, rounds_of_texts
+from speclab.lab.known_texts import replay_rounds, rounds_of_texts
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.records.arms import AUTO, Arm
-from speclab.records.log import RoundCounts
+from speclab.records.rows import AUTO, Arm, RoundCounts
 from tests.decoding import plain_text, speculative_rounds
 from tests.heads import trained
 from tests.tiny_models import perturbed

@@ -43,7 +43,6 @@ def main(argv: list[str] | None = None) -> int:
     args = filled(make_parser(__doc__).parse_args(words))
     config, output, sizes = _prepare(args)
     with output.redirected():
-        config.look_at_cores()
         say(compare.head(config))
         record, measured = compare_batches(config, sizes)
         text = functools.partial(batch_views.text, record)

@@ -29,7 +29,7 @@ from speclab.cli.output import Output, show
 from speclab.drafts import registry
 from speclab.lab.comparison import measure_and_judge, noise_at
 from speclab.lab.harness import Measurement
-from speclab.lab.known_texts.acceptance_probs import CostTable, ProbsOfText, calibrated, probs_of_texts
+from speclab.lab.known_texts import CostTable, ProbsOfText, calibrated, probs_of_texts
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
 from speclab.present import tables
@@ -37,10 +37,8 @@ from speclab.present.pictures import figures
 from speclab.present.pictures.figures import STYLES, Panel, Series, column, draw
 from speclab.present.run_lines import COSTS, marked, noise_lines, provenance, remarks, rough_line
 from speclab.present.tables import Block, Lines, Markdown, Table, cells, speedup, temperature_name
-from speclab.records.arms import BASELINE
-from speclab.records.log import Line
-from speclab.records.rows import Amount, Count, Facts, RecordPart
-from speclab.records.runs import LabRun, Noise
+from speclab.records.files import LabRun, Noise
+from speclab.records.rows import BASELINE, Amount, Count, Facts, Line, RecordPart
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import say
 from speclab.theory import attribution
@@ -286,7 +284,6 @@ def main(argv: list[str] | None = None) -> int:
     """Make a plan, show and write it.  -> exit code"""
     config, output = _prepare(filled(make_parser().parse_args(argv)))
     with output.redirected():
-        config.look_at_cores()
         say(compare.head(config))
         record, measured = make(config)
         page = functools.partial(text, record, markdown=True)

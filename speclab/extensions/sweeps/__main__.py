@@ -35,8 +35,8 @@ from speclab.drafts.registry import check_prompts
 from speclab.extensions.sweeps import degraded_drafts
 from speclab.lab.comparison import build_rows, measure_and_judge, noise_at, with_costs
 from speclab.lab.harness import Measurement, kept_when_stopped
-from speclab.lab.known_texts.acceptance_probs import CostTable
-from speclab.lab.noisy import noisy
+from speclab.lab.instruments import noisy
+from speclab.lab.known_texts import CostTable
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
 from speclab.models import loading
@@ -46,8 +46,8 @@ from speclab.present.pictures import figures
 from speclab.present.pictures.figures import Panel, Series, column, plain, speedups
 from speclab.present.run_lines import COSTS, marked, noise_lines, provenance, remarks, rough_line
 from speclab.present.tables import CELLS, Block, Cell, Heading, Lines, Markdown, Table, interval, number, prediction
+from speclab.records.files import LabRun, Noise
 from speclab.records.rows import Facts, Row
-from speclab.records.runs import LabRun, Noise
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import note, say
 from speclab.theory import attribution
@@ -170,7 +170,13 @@ def _by_size(sizes: list[int], run: Callable[[int], tuple[list[Row], Measurement
         if total is None:
             total = measured
         else:
-            total.extend(measured)
+            n_before = len(total.prompts)
+            total.lines += [replace(line, prompt_index=line.prompt_index + n_before) for line in measured.lines]
+            total.prompts = [*total.prompts, *measured.prompts]
+            total.correctness += measured.correctness
+            total.unchecked += measured.unchecked
+            total.graphs.in_turns += measured.graphs.in_turns
+            total.stop = total.stop or measured.stop
         if measured.interrupted:
             break
     assert total is not None  # there is at least one size
@@ -511,7 +517,6 @@ def _run(typed: argparse.Namespace, name: str) -> tuple[SweepRun, int]:
     registry.check_chains("a sweep", choices)
     config = compare.load(args, choices, lengths, temperatures)
     with output.redirected():
-        config.look_at_cores()
         facts: dict[str, Any] = {}
         points, measured = SWEEPS[name].points(config, facts)
         noise = noise_at(measured, config.temperatures[0])

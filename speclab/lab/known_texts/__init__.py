@@ -57,10 +57,8 @@ def note_own_rates(measured: Measurement) -> None:
 def accept_probs(
     bench: Bench, draft: str, prompt: Prompt, text: list[int], sampling: Sampling, longest: int
 ) -> AcceptProbs:
-    """Return the acceptance probabilities of a draft along a text of the target, for drafts of up to `longest` tokens.
-
-    It costs one teacher-forced pass of each model over the text; nothing is decoded.
-    """
+    """Return the acceptance probabilities of a draft along a text of the target, for drafts of up to `longest`
+    tokens."""
     target, prompt_ids = bench.setup.target, prompt.id_list
     law = bench.drafters[draft].law(target, prompt_ids, text, sampling, longest)
     target_probs = functools.partial(distributions, target.model, prompt_ids, text, sampling, target.vocab_size)
@@ -84,10 +82,8 @@ def probs_of_texts(measured: Measurement, longest: int) -> ProbsOfText:
 class KnownText:
     """An engine that computes nothing: its logits are 1 for the text's own next token, and 0 for every other one.
 
-    So a target on it has decoded greedily already, and counts its tokens as on any other engine. It is
-    `CachedModel.fast`, and the backend of one decoding, too. prompt: (1, prompt length) ids. text: the new ones.
-    states: by layer what the target computes for all tokens of the text, as far as it is known; what is computed is
-    added.
+    It is `CachedModel.fast`, and the backend of one decoding, too. prompt: (1, prompt length) ids. text: the new ones.
+    states: by layer what the target computes for all tokens of the text; what is computed is added.
     """
 
     name, graphed, bytes_spared = "known text", False, 0
@@ -118,12 +114,10 @@ class KnownText:
         return self.forward(tokens, length)
 
     def forward(self, tokens: Tensor, length: int) -> Tensor:
-        """Return the logits of (1, m) ids after `length` tokens, (1, m, vocab)."""
         return self._read(length + self._offset, tokens.shape[1])
 
     def forward_masked(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
-        """Return the same at positions (1, m). Where a token is not the text's its logits mean nothing, and no rule
-        looks."""
+        """Where a token is not the text's its logits mean nothing, and no rule looks."""
         self._last = slice(length, length + tokens.shape[1])
         return self._logits(nn.functional.pad(self._ids, (0, tokens.shape[1] + 1))[:, positions[0] + 1])
 
@@ -135,10 +129,7 @@ class KnownText:
         """Do nothing: the states of the last pass stay readable."""
 
     def forward_first(self, tokens: Tensor, length: int, n_layers: int) -> Tensor:
-        """Return the outputs of layer `n_layers` - 1 for further tokens, (1, m) ids -> (1, m, hidden).
-
-        Where a drafted token is not the text's, the first layers run over all that comes before it.
-        """
+        """Where a drafted token is not the text's, the first layers run over all that comes before it."""
         before = length - len(self._ahead)
         self._ahead += tokens[0].tolist()
         end, rows = before + len(self._ahead), slice(length, length + tokens.shape[1])
@@ -148,19 +139,16 @@ class KnownText:
         return first_states(self._model, ids, n_layers)[:, rows]
 
     def forward_rest(self, states: Tensor, length: int, n_layers: int) -> Tensor:
-        """Stand for the other layers, for which nothing is computed: (1, m, hidden) -> (1, m, vocab) logits."""
         return self._read(length, states.shape[1])
 
     @property
     def hidden(self) -> dict[int, Tensor]:
-        """Return by layer what the target computes for the tokens of the last pass, (1, m, hidden); of tokens that the
-        text does not have they mean nothing."""
+        """Return the states of the tokens of the last pass; of those that the text does not have they mean nothing."""
         with torch.inference_mode():
             found = self._of_layers(self._hidden_layers)
             return {layer: found[layer][:, self._last] for layer in self._hidden_layers}
 
     def _of_layers(self, layers: tuple[int, ...]) -> dict[int, Tensor]:
-        """Return the outputs of all known layers for all tokens of the text, (1, n, hidden) each, from one pass."""
         if not self._states.keys() >= set(layers):
             wanted = tuple({*self._hidden_layers, *layers})
             outputs = target_pass(self._model, self._ids, wanted)[0].chunk(len(wanted), dim=-1)
@@ -168,7 +156,6 @@ class KnownText:
         return self._states
 
     def _read(self, start: int, n: int) -> Tensor:
-        """Return the logits of n tokens from place `start` on; behind the text's end they mean nothing."""
         self._ahead, self._last = [], slice(start, start + n)
         following = self._ids[:, start + 1 : start + n + 1]
         return self._logits(nn.functional.pad(following, (0, n - following.shape[1])))

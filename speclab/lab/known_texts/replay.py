@@ -1,0 +1,3 @@
+"""Old place of names of this package."""
+
+from speclab.lab.known_texts import *  # noqa: F403
