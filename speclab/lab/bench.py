@@ -65,12 +65,13 @@ class Bench:
         budget: int | None = None,
         lengths: list[int] | None = None,
     ) -> Decoding:
-        """An arm ready to work on a prompt. Decodings of one `stream` draw the same random numbers.
+        """Return an arm ready to work on a prompt. Decodings of one `stream` draw the same random numbers.
 
-        An arm that can only decode greedily does so. `lengths` makes it an instrument: every phase is timed, and each
-        round drafts one of these lengths.
+        An arm that can only decode greedily does so. lengths: makes it an instrument; every phase is timed, each round
+        drafts one of these lengths, and it decodes all of the text: its rounds say what they cost, whatever the text.
         """
         target, ids = self.setup.target.with_own_cache(), prompt.ids.to(self.setup.device)
+        budget = None if lengths else budget
         budget = budget or self.max_new_tokens
         if arm == GENERATE:
             return LibraryDecoding(arm, target.model, ids, budget)

@@ -87,6 +87,22 @@ class Measurement:
     def of(self, arm: Arm, temperature: float) -> list[Decoded]:
         return [line for line in self.lines if line.arm == arm and line.temperature == temperature]
 
+    def book(self, decoding: Decoding, temperature: float, index: int) -> None:
+        """Keep what a decoding of this prompt gave: an instrument its costs, every other arm one more repeat."""
+        arm = decoding.arm
+        if arm.method == INSTRUMENT or arm == BASELINE_REPEAT:
+            self.add(decoding, temperature, index)
+        if arm.method == INSTRUMENT:
+            return
+        line = next((one for one in self.of(arm, temperature) if one.prompt_index == index), None)
+        if line is None:
+            line = Decoded.begin(arm, temperature, index, self.prompts[index].kind, decoding.n_prompt)
+            line.lossy_rule = self.bench.lossy_rule(arm)
+            line.loops = (arm == BASELINE and decoding.budget < self.bench.max_new_tokens) or None
+            self.lines.append(line)
+        counts = decoding.counts if arm.speculative else None  # the baseline: a pass for a token
+        line.add(decoding.prefill_seconds, decoding.decode_seconds, decoding.tokens, counts, decoding.rounds)
+
     @contextlib.contextmanager
     def kept(self, complete: str) -> Iterator[None]:
         """As `kept_when_stopped`; the first exception is also kept in `stop`."""
@@ -181,12 +197,11 @@ def measure(
         arms = [*arms[:middle], BASELINE_REPEAT, *arms[middle:]]
     tools = {Arm(INSTRUMENT, draft, max(lengths)): lengths for draft, lengths in instruments.items()}
     measured = Measurement(bench, prompts)
-    lines: dict[tuple[int, float, Arm], Decoded] = {}
     samplings = [bench.setup.sampling_at(temperature) for temperature in temperatures]
     turns = [(repeat, index) for repeat in range(repeats) for index in mixed(prompts)]
 
     def complete() -> str:
-        n = len({index for index, *_ in lines})
+        n = len({line.prompt_index for line in measured.lines})
         return f"{n} prompt{'s are' if n != 1 else ' is'} complete" if n else ""
 
     with (
@@ -195,58 +210,24 @@ def measure(
         timed_turns(measured.graphs, functools.partial(_warm_up, bench, arms, samplings, prompts, tools)),
     ):
         for repeat, index in turns:
+            stream = repeat * 100_003 + index  # another one for every prompt and repeat, the same for every arm
             finished: list[tuple[Decoding, float]] = []
             for sampling in samplings:
-                decodings = _one_turn(bench, index, repeat, arms, sampling, prompts[index], tools)
+                budget = bench.budget(prompts[index], sampling)
+                decodings = [
+                    bench.decoding(arm, sampling, prompts[index], stream, budget, tools.get(arm))
+                    for arm in [*arms, *tools]
+                    if sampling.greedy or not bench.greedy_only(arm)
+                ]
                 schedule(decodings, index + repeat)
                 finished += [(decoding, sampling.temperature) for decoding in decodings]
                 bar.update()
             gc.collect()  # between the times, what has become garbage inside; the rest is frozen
             for decoding, temperature in finished:  # only now: every arm has finished this prompt
-                if decoding.arm.method == INSTRUMENT or decoding.arm == BASELINE_REPEAT:
-                    measured.add(decoding, temperature, index)
-                if decoding.arm.method != INSTRUMENT:
-                    _book(bench, lines, decoding, temperature, index, prompts[index].kind)
+                measured.book(decoding, temperature, index)
     measured.stop = next(iter(stops), None)
-    measured.lines = sorted(lines.values(), key=lambda line: line.prompt_index)
+    measured.lines.sort(key=lambda line: line.prompt_index)
     return measured
-
-
-def _one_turn(
-    bench: Bench,
-    index: int,
-    repeat: int,
-    arms: list[Arm],
-    sampling: Sampling,
-    prompt: Prompt,
-    tools: dict[Arm, list[int]],
-) -> list[Decoding]:
-    """Every arm and every instrument that can decode like this, ready to work on one prompt."""
-    stream = repeat * 100_003 + index  # another one for every prompt and repeat, the same for every arm
-    budget = bench.budget(prompt, sampling)
-    return [  # an instrument's rounds say what they cost, whatever the text: it decodes all of it
-        bench.decoding(arm, sampling, prompt, stream, None if arm in tools else budget, tools.get(arm))
-        for arm in [*arms, *tools]
-        if sampling.greedy or not bench.greedy_only(arm)
-    ]
-
-
-def _book(
-    bench: Bench,
-    lines: dict[tuple[int, float, Arm], Decoded],
-    decoding: Decoding,
-    temperature: float,
-    index: int,
-    kind: str,
-) -> None:
-    """Add a repeat to what this arm decoded of prompt number `index`."""
-    arm, key = decoding.arm, (index, temperature, decoding.arm)
-    if key not in lines:
-        lines[key] = Decoded.begin(arm, temperature, index, kind, decoding.n_prompt)
-        lines[key].lossy_rule = bench.lossy_rule(arm)
-        lines[key].loops = (arm == BASELINE and decoding.budget < bench.max_new_tokens) or None
-    counts = decoding.counts if arm.speculative else None  # the baseline: a pass for a token
-    lines[key].add(decoding.prefill_seconds, decoding.decode_seconds, decoding.tokens, counts, decoding.rounds)
 
 
 def _warm_up(
@@ -261,8 +242,8 @@ def _warm_up(
     bench.prepare(lengths, longest)
     # The first prompt, sampled if anything is; on CUDA graphs both, for what draws tokens is recorded, too.
     for sampling in samplings if bench.on_graphs else [max(samplings, key=lambda s: s.temperature)]:
-        decodings = [bench.decoding(arm, sampling, prompts[0], budget=budget) for arm in arms]
-        decodings += [bench.decoding(arm, sampling, prompts[0], lengths=sorted(set(tools[arm]))) for arm in tools]
+        lengths_of = {arm: sorted(set(tools.get(arm, ()))) for arm in [*arms, *tools]}
+        decodings = [bench.decoding(arm, sampling, prompts[0], 0, budget, tried) for arm, tried in lengths_of.items()]
         take_turns(decodings)
         for *_, round_ in itertools.chain.from_iterable(decoding.log for decoding in decodings):
             dict(round_.seconds or {})  # reading gives the events back, which later rounds then need not make

@@ -12,7 +12,8 @@ import compare
 from speclab.cli import compare as command
 from speclab.cli import flags, output
 from speclab.core.sampling import Sampling
-from speclab.lab import comparison, harness, output_checks
+from speclab.lab import comparison, output_checks
+from speclab.lab.bench import Bench
 from speclab.models import prompts
 from speclab.present.pictures import plots
 from speclab.records.files import SCHEMA_VERSION, ComparisonRun, read
@@ -126,14 +127,14 @@ def test_a_wrong_distribution_fails_the_run(run, pair_folder, monkeypatch):
     ("stop", "expected"), [(KeyboardInterrupt(), 0), (EnvironmentProblem("the logits are not finite"), 3)]
 )
 def test_a_stop_in_the_middle_keeps_what_is_measured(run, monkeypatch, tmp_path, stop, expected):
-    honest = harness._one_turn
+    honest = Bench.budget
 
-    def stopped(the_bench, index, *rest):
-        if index == 1:
+    def stopped(bench, prompt, sampling):
+        if prompt.kind == "prose":
             raise stop
-        return honest(the_bench, index, *rest)
+        return honest(bench, prompt, sampling)
 
-    monkeypatch.setattr(harness, "_one_turn", stopped)
+    monkeypatch.setattr(Bench, "budget", stopped)
     code, out, err = run(*GREEDY)
     kept = saved(tmp_path)
     assert code == expected
@@ -210,7 +211,7 @@ def test_files_that_would_be_one_are_refused(run, monkeypatch, tmp_path, path):
 
 
 def test_a_signal_before_anything_is_measured(run, monkeypatch, tmp_path):
-    monkeypatch.setattr(harness, "_one_turn", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(Bench, "budget", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     code, _, err = run(*GREEDY)
     assert code == 130
     assert err.splitlines()[-1] == "stopped"

@@ -6,7 +6,8 @@ import pytest
 
 import compare
 from speclab.cli import compare as command
-from speclab.lab import comparison, harness, padded_pair
+from speclab.lab import comparison, padded_pair
+from speclab.lab.bench import Bench
 from speclab.models.padded import sizes
 from speclab.records.files import ComparisonRun, read
 from speclab.system.errors import EnvironmentProblem
@@ -102,7 +103,7 @@ def test_ctrl_c_in_the_second_size_keeps_the_first(run, monkeypatch, tmp_path):
 
     def stopped(*given):
         config = honest(*given)
-        monkeypatch.setattr(harness, "_one_turn", stop)
+        monkeypatch.setattr(Bench, "budget", stop)
         return config
 
     def stop(*_):
