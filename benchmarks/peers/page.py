@@ -8,7 +8,7 @@ from typing import NamedTuple
 from benchmarks import common
 from benchmarks.peers import llama_cpp
 from speclab.drafts.lengths import LONGEST
-from speclab.present.run_lines import timed
+from speclab.present.screen import timed
 from speclab.present.tables import Block, Cell, Heading, Lines, Table, interval, speedup
 from speclab.records.arms import BEAM
 from speclab.records.rows import Amount, Count, Facts, RecordPart
