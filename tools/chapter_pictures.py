@@ -22,7 +22,7 @@ from solutions import ex13_batch_knee as ex13
 from solutions import ex15_token_trees as ex15
 from speclab.cli import parsing
 from speclab.present.pictures import figures
-from speclab.present.pictures.library import MISSING, Figure, NullLocator, is_here, plt
+from speclab.present.pictures.figures import MISSING, Figure, NullLocator, is_here, plt
 from speclab.system.errors import EnvironmentProblem, reports_problems
 from speclab.system.files import prepare_folder, write_all, write_whole
 from speclab.system.paths import ROOT

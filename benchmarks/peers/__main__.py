@@ -47,7 +47,6 @@ from benchmarks.peers.library import BEAM, LIBRARY
 from benchmarks.peers.page import PEER, PeersRun, PeerTiming, page
 from draft_models import Drafter, ModelDrafter, NgramDrafter
 from speclab.cli import flags, parsing
-from speclab.cli.output import describe_chat
 from speclab.drafts import registry
 from speclab.drafts.lengths import LONGEST, AutoLength
 from speclab.lab.decodings import Decoding
@@ -210,7 +209,7 @@ def main(argv: list[str] | None = None) -> int:
     for prompt in prompts:
         for model in (setup.target, *([drafter.draft] if drafter else [])):  # the library drafts to the text's end
             check_prompt(model, prompt.ids, args.max_new_tokens)
-    note("\n".join([setup.describe(), *describe_chat(prompts, setup.tokenizer)]))
+    note("\n".join([setup.describe(), *flags.describe_chat(prompts, setup.tokenizer)]))
     transformers_logging.set_verbosity_error()  # its advice on `generate` would break the progress bar
 
     drafters: dict[str, Drafter] = {LOOKUP: NgramDrafter()}

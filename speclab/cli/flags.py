@@ -5,12 +5,11 @@ Bad input gets one line.
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from speclab.cli.parsing import DASH, at_least, plain_name, seed, some_name, some_path
+from speclab.cli.parsing import at_least, plain_name, seed, some_name, some_path
 from speclab.core.rule_table import all_rules, rule_of
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
@@ -21,7 +20,7 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup, load_setup
 from speclab.system import cores
 from speclab.system.errors import UsageProblem
-from speclab.system.files import check_writable, shown
+from speclab.system.files import shown
 from speclab.system.paths import OUTPUT
 from speclab.system.terminal import note
 
@@ -89,8 +88,6 @@ def add_text_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_output_flags(group: Group) -> None:
     """Add the flags that say where the record, the page and the pictures of a comparison go."""
-    record = "write the run record there, too; - for stdout, alone"
-    group.add_argument("--json", type=some_path, metavar="FILE", help=record)
     where = f"folder for results/ and plots/ (default: {shown(OUTPUT)})"
     group.add_argument("--out-dir", type=some_path, default=OUTPUT, metavar="DIR", help=where)
     name = "what names of this run's files begin with (default: local)"
@@ -111,20 +108,17 @@ def add_decoding_flags(parser: argparse.ArgumentParser) -> Group:  # for further
     return group
 
 
-class Listed(argparse.Action):
-    """Keeps a value, as `read` gives it; `help` in its place prints a table of all values and ends the program."""
+def _or_help(table: Callable[[], str], read: Callable[[str], str]) -> Callable[[str], str]:
+    """Return an argparse type: a value, as `read` gives it; `help` prints a table of all values and ends the
+    program."""
 
-    def __init__(self, *words: Any, table: Callable[[], str], read: Callable[[str], str] = str, **settings: Any):
-        super().__init__(*words, **settings)
-        self.table, self.read = table, read
+    def parse(text: str) -> str:
+        if text == "help":
+            print(table())
+            raise SystemExit
+        return read(text)
 
-    def __call__(
-        self, parser: argparse.ArgumentParser, args: argparse.Namespace, values: Any, option_string: str | None = None
-    ) -> None:
-        if values == "help":
-            print(self.table())
-            parser.exit()
-        setattr(args, self.dest, self.read(str(values)))
+    return parse
 
 
 def add_draft_flag(
@@ -135,27 +129,17 @@ def add_draft_flag(
 ) -> None:
     """Add --draft, which takes what the table of drafts knows (speclab/drafts/registry.py), and the words of
     `besides`."""
-    parser.add_argument(
-        "--draft",
-        default=default,
-        metavar="KIND",
-        action=Listed,
-        table=registry.shown,
-        read=lambda text: text if text in besides else registry.check_names(text),
-        help=help,
-    )
+    read = _or_help(registry.shown, lambda text: text if text in besides else registry.check_names(text))
+    parser.add_argument("--draft", default=default, metavar="KIND", type=read, help=help)
 
 
 def add_rule_flag(parser: Group) -> None:
-    parser.add_argument(
-        "--rule",
-        action=Listed,
-        table=lambda: "\n".join(f"{kind.usage:<49} {kind.line}" for kind in all_rules().values()),
-        read=lambda name: rule_of(name).name,
-        default=TOKEN,
-        metavar="RULE",
-        help="how drafted tokens are judged (default: %(default)s); --rule help lists all rules",
+    table = _or_help(
+        lambda: "\n".join(f"{kind.usage:<49} {kind.line}" for kind in all_rules().values()),
+        lambda name: rule_of(name).name,
     )
+    judged = "how drafted tokens are judged (default: %(default)s); --rule help lists all rules"
+    parser.add_argument("--rule", type=table, default=TOKEN, metavar="RULE", help=judged)
 
 
 def check_rule(args: argparse.Namespace, temperatures: list[float], choices: list[registry.Choice]) -> None:
@@ -178,12 +162,6 @@ def with_defaults(args: argparse.Namespace, defaults: dict[str, Any]) -> argpars
     """Return the arguments, with `defaults` wherever the command line gives none."""
     given = {name: value for name, value in vars(args).items() if value is not None}
     return argparse.Namespace(**vars(args) | defaults | given)
-
-
-def check_file(path: Path | None, flag: str) -> None:
-    """Say everything that is wrong with the file of a flag before anything is decoded."""
-    if path not in (None, DASH):
-        check_writable(path, flag)
 
 
 # --- what the flags become --------------------------------------------------------------------------------------------
@@ -236,3 +214,15 @@ def read_prompts(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -
     pairs = prompts.from_file(args.prompts) if args.prompts else prompts.standard()
     limit = 0 if args.prompts else args.limit or 0
     return prompts.first_of_each_kind(prompts.encode(pairs, tokenizer, chat), limit)
+
+
+def describe_chat(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Return a line of a run's head: whether the prompts are in the tokenizer's chat template.
+
+    Empty where it has none.
+    """
+    if not tokenizer.chat_template:
+        return []
+    if prompts[0].chat:
+        return ["chat    on: the prompt is in the tokenizer's chat template; --no-chat continues the bare text"]
+    return ["chat    off: the prompt is continued as it is; --chat puts it into the tokenizer's chat template"]

@@ -10,7 +10,7 @@ import torch
 import baseline_autoregressive
 import compare
 import optimized_speculative
-from speclab.cli import output
+from speclab.cli.decoding import NEW_TEXT
 from speclab.models import loading
 
 
@@ -150,9 +150,9 @@ def test_a_line_marks_where_the_prompt_ends(run):
     _, whole, _ = run(baseline_autoregressive, *words)
     _, streamed, _ = run(baseline_autoregressive, *words, "--stream")
     for out in (whole, streamed):
-        head, _, rest = out.partition(f"\n{output.NEW_TEXT}\n")
+        head, _, rest = out.partition(f"\n{NEW_TEXT}\n")
         assert head.endswith("\ndef f(x):")
-        assert output.NEW_TEXT not in rest
+        assert NEW_TEXT not in rest
     assert whole.rsplit("\n\n", 1)[0] == streamed.rsplit("\n\n", 1)[0]
 
 

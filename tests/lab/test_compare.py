@@ -10,13 +10,13 @@ import pytest
 
 import compare
 from speclab.cli import compare as command
-from speclab.cli import flags, output
 from speclab.core.sampling import Sampling
 from speclab.lab import comparison, output_checks
 from speclab.lab.bench import Bench
 from speclab.models import prompts
 from speclab.present.pictures import plots
-from speclab.records.files import SCHEMA_VERSION, ComparisonRun, read
+from speclab.records.files import read
+from speclab.records.runs import SCHEMA_VERSION, ComparisonRun
 from speclab.system.errors import EnvironmentProblem
 
 
@@ -60,10 +60,9 @@ def saved(folder) -> ComparisonRun:
 
 
 def test_record_tables_and_pictures(run, tmp_path):
-    code, out, _ = run("--json", str(tmp_path / "copy.json"), "--verbose")
+    code, out, _ = run()
     assert code == 0
     text, markdown = ((tmp_path / "results" / name).read_text() for name in ("local.json", "local.md"))
-    assert text == (tmp_path / "copy.json").read_text()
     run_record = saved(tmp_path)
     for row in run_record.rows:
         if row.draft:
@@ -78,16 +77,16 @@ def test_record_tables_and_pictures(run, tmp_path):
     assert all(r.n_tokens == 3 * 15 for r in everything), "prefill's token was counted, or a budget was missed"
     assert "token for token: identical" in out
     assert str(tmp_path) not in text, "an absolute path got into the record"
-    drawn = [f"local-{kind}.png" for kind in ("predicted", "speedup", "why")]
+    drawn = [f"local-{kind}.png" for kind in ("speedup", "why")]
     assert sorted(p.name for p in (tmp_path / "plots").iterdir()) == drawn
     assert not list(tmp_path.rglob("*.part"))
 
 
-def test_k_zero_and_dial_rows(run, pair_folder):
-    """k = 0 is plain decoding; the dial at 1 is always right and makes greedy rows. Standard output is JSON alone."""
+def test_k_zero_and_dial_rows(run, pair_folder, tmp_path):
+    """k = 0 is plain decoding; the dial at 1 is always right and makes greedy rows."""
     dial = f"dial:1:{pair_folder / 'draft'}"
-    code, out, _ = run("--draft", dial, "-k", "0,3", "--json", "-")
-    record = json.loads(out)
+    code, *_ = run("--draft", dial, "-k", "0,3")
+    record = json.loads((tmp_path / "results" / "local.json").read_text())
     rows = [r for r in record["rows"] if r["prompt_kind"] == "all" and r["draft"]]
     assert record["schema_version"] == SCHEMA_VERSION
     assert code == 0
@@ -200,16 +199,6 @@ def test_two_stops_while_the_record_is_made_lose_no_row(run, monkeypatch, tmp_pa
     assert "token for token: identical" in out
 
 
-@pytest.mark.parametrize("path", ["plots/../results/local.md", "link"])
-def test_files_that_would_be_one_are_refused(run, monkeypatch, tmp_path, path):
-    (tmp_path / "link").symlink_to("results/local.md")
-    monkeypatch.setattr(flags, "load", lambda *_, **__: pytest.fail("loaded a model first"))
-    code, _, err = run("--json", f"{tmp_path}/{path}")
-    assert code == 2
-    assert len(err.splitlines()) == 1
-    assert "would be one file" in err
-
-
 def test_a_signal_before_anything_is_measured(run, monkeypatch, tmp_path):
     monkeypatch.setattr(Bench, "budget", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     code, _, err = run(*GREEDY)
@@ -224,7 +213,7 @@ def test_an_output_that_is_full_or_gone_loses_no_file(run, monkeypatch, tmp_path
         if "speedup" in text:  # the tables, after the measurement
             raise error
 
-    monkeypatch.setattr(output, "say", fail)
+    monkeypatch.setattr(command, "say", fail)
     code, _, err = run(*GREEDY)
     assert code == (0 if isinstance(error, BrokenPipeError) else 3)
     assert ("standard output: No space left" in err) == (code == 3)

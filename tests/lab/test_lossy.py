@@ -21,10 +21,12 @@ from speclab.lab.output_checks import distances, tested_places
 from speclab.models import prompts
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
-from speclab.present import first_screen, report
-from speclab.present.run_lines import small_print
-from speclab.records.files import ComparisonRun, read
-from speclab.records.rows import Arm, RoundCounts
+from speclab.present import report
+from speclab.present.screen import screen, small_print
+from speclab.records.arms import Arm
+from speclab.records.files import read
+from speclab.records.log import RoundCounts
+from speclab.records.runs import ComparisonRun
 from tests.heads import tiny_head
 from tests.rules import LOSSLESS, LOSSY, make_known
 from tests.tiny_models import tiny
@@ -143,7 +145,7 @@ def run(pair_folder, tmp_path, capsys, monkeypatch):
 
 def test_every_row_of_a_lossy_rule_says_so_and_how_far_it_is_off(run):
     rule = "credulous"
-    code, out, record = run(rule, "--verbose")
+    code, out, record = run(rule)
     assert code == 0
     assert record.settings["rule"] == rule
     assert f"rule    {rule}: LOSSY" in out
@@ -163,8 +165,7 @@ def test_every_row_of_a_lossy_rule_says_so_and_how_far_it_is_off(run):
 def assert_said(record: ComparisonRun, distance: float | None, lengths: set[str]) -> None:
     """Every view with a row of the model has LOSSY and the number beside its speed."""
     mark = f"LOSSY {'-' if distance is None else format(distance, '.3f')}"
-    shown = [first_screen.screen(record, markdown=True), first_screen.screen(record, brief=True, markdown=True)]
-    shown += [report.comparison(record, by_kind=True, markdown=True)]
+    shown = [screen(record, markdown=True), screen(record, brief=True, markdown=True), report.page(record, "local")]
     for text in shown:
         tables = [line for line in text.splitlines() if line.startswith("| model ") and "x" in line]
         lines = [[cell.strip() for cell in line.split("|")] for line in tables]

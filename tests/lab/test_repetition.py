@@ -6,12 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import compare
 from speclab.core.sampling import GREEDY
 from speclab.lab.bench import Bench, n_before_repetition
 from speclab.lab.comparison import build_rows
 from speclab.lab.harness import measure
-from speclab.lab.known_texts import calibrated
-from speclab.records.rows import BASELINE, GENERATE, Arm
+from speclab.lab.known_texts.acceptance_probs import calibrated
+from speclab.models import prompts
+from speclab.present import screen
+from speclab.records import files
+from speclab.records.arms import BASELINE, GENERATE, Arm
+from speclab.records.runs import ComparisonRun
 from tests.lab.test_harness import Machine, make_bench, make_prompt
 from tests.tiny_models import VOCAB, perturbed, tiny
 
@@ -113,3 +118,21 @@ def test_repetition_adds_nothing_to_a_speedup(pair, monkeypatch):
     copied, text = whole["ngram", 4, "prose"], cut["ngram", 4, "prose"]
     assert copied.speedup > 1.25 * text.speedup, "a lookup is right wherever a text repeats itself"
     assert copied.tokens_per_round > 1.25 * text.tokens_per_round
+
+
+def test_the_screen_says_what_was_cut(tmp_path, monkeypatch, capsys):
+    """The lab's pair on three prompts, of which two lead it into a loop."""
+    by_kind = {kind: [text for its_kind, text in prompts.standard() if its_kind == kind] for kind in prompts.KINDS}
+    texts = [("code", by_kind["code"][4]), ("prose", by_kind["prose"][0]), ("copy", by_kind["copy"][3])]
+    monkeypatch.setattr(prompts, "standard", lambda: texts)
+    words = ["--draft", "model,ngram", "-k", "2", "--temperature", "0,0.8", "--engine", "eager", "--threads", "1"]
+    size = ["--limit", "1", "--repeats", "1", "--max-new-tokens", "44", "--out-dir", str(tmp_path)]
+    assert compare.main([*words, *size]) == 0
+    run = files.read(tmp_path / "results" / "local.json", ComparisonRun)
+    assert run.prompts["n_cut"] == 2
+    rows = {(row.method, row.temperature, row.prompt_kind): row for row in run.rows if row.draft}
+    row = rows["ngram", 0.0, "all"]
+    line = screen.loops_line(run)
+    assert line.startswith("lab pair: 2 of 3 greedy texts")
+    assert rows["ngram", 0.8, "all"].n_tokens == 3 * 43 > row.n_tokens
+    assert line in " ".join(capsys.readouterr().out.split())

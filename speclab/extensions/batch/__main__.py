@@ -19,7 +19,7 @@ import functools
 import sys
 
 from speclab.cli import compare, flags, parsing
-from speclab.cli.output import Output, show
+from speclab.cli.compare import Output, show
 from speclab.extensions.batch import batch_plots, batch_views, decode
 from speclab.extensions.batch.batch_comparison import check, compare_batches
 from speclab.extensions.batch.batch_flags import OTHERS, batch_sizes, make_parser
@@ -42,13 +42,12 @@ def main(argv: list[str] | None = None) -> int:
         return decode.run(OTHERS[name]().parse_args(rest))
     args = filled(make_parser(__doc__).parse_args(words))
     config, output, sizes = _prepare(args)
-    with output.redirected():
-        say(compare.head(config))
-        record, measured = compare_batches(config, sizes)
-        text = functools.partial(batch_views.text, record)
-        page = functools.partial(batch_views.page, record, f"../plots/{output.name}.png")
-        picture = functools.partial(batch_plots.picture, record, output.plots, output.name)
-        show(output, record, [text], page, [picture])
+    say(compare.head(config))
+    record, measured = compare_batches(config, sizes)
+    text = functools.partial(batch_views.text, record)
+    page = functools.partial(batch_views.page, record, f"../plots/{output.name}.png")
+    picture = functools.partial(batch_plots.picture, record, output.plots, output.name)
+    show(output, record, text, page, [picture])
     return exit_code(measured)  # raises what ended the run early, if that can be mended
 
 

@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 from speclab.extensions.batch.batch_record import BatchRow, BatchRun, Chosen
 from speclab.extensions.batch.knees import KneeEntry
-from speclab.present.first_screen import same_text_lines
-from speclab.present.run_lines import floor_text, marked, provenance, remarks, rough_line
+from speclab.present.screen import floor_text, provenance, remarks, rough_line, same_text_lines
 from speclab.present.tables import (
     Block,
     Cell,
@@ -255,7 +254,7 @@ def _blocks(run: BatchRun) -> list[Block]:
     for draft in drafts(run):
         blocks += [
             Heading(f"{draft}: the best draft length of each batch"),
-            marked(run, Table(pairs(run, draft), BEST)),
+            Table(pairs(run, draft), BEST),
         ]
     return [*blocks, notes(run), lines(run)]
 
@@ -266,7 +265,7 @@ def _details(run: BatchRun) -> list[Block]:
         Heading("Where speculation stops paying"),
         knees(run),
         Heading("All rows"),
-        marked(run, Table(run.rows, ALL)),
+        Table(run.rows, ALL),
         Heading(f"Passes over {'several texts' if several else 'one text'}"),
         Table(several or run.passes, PASSES),
     ]

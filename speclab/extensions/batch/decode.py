@@ -3,8 +3,7 @@
 import argparse
 
 from speclab.cli import flags
-from speclab.cli.decoding import with_length
-from speclab.cli.output import describe_chat, how_many, prompt_heading
+from speclab.cli.decoding import how_many, prompt_heading, with_length
 from speclab.core.clock import old_objects_frozen
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings
@@ -31,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     registry.check_prompts(setup.target, [drafter] if drafter else [], prompts, args.max_new_tokens)
     if drafter is None and args.draft_length is not None:
         note("-k has no effect: nothing is drafted")
-    head = [setup.describe(), f"draft   {draft}", *describe_chat(prompts, setup.tokenizer)]
+    head = [setup.describe(), f"draft   {draft}", *flags.describe_chat(prompts, setup.tokenizer)]
     note("\n".join(head))
     if len(prompts) < args.size:
         note(f"{len(prompts)} prompts for {args.size} rows: the others stay empty; give more prompts, or --limit 0")

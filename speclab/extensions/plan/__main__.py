@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from speclab.cli import compare, flags, parsing
-from speclab.cli.output import Output, show
+from speclab.cli.compare import Output, show
 from speclab.drafts import registry
 from speclab.lab.comparison import measure_and_judge, noise_at
 from speclab.lab.harness import Measurement
@@ -35,7 +35,8 @@ from speclab.lab.run_config import RunConfig
 from speclab.present import tables
 from speclab.present.pictures import figures
 from speclab.present.pictures.figures import STYLES, Panel, Series, column, draw
-from speclab.present.run_lines import COSTS, marked, noise_lines, provenance, remarks, rough_line
+from speclab.present.report import COSTS
+from speclab.present.screen import noise_lines, provenance, remarks, rough_line
 from speclab.present.tables import Block, Lines, Markdown, Table, cells, speedup, temperature_name
 from speclab.records.files import LabRun, Noise
 from speclab.records.rows import BASELINE, Amount, Count, Facts, Line, RecordPart
@@ -248,7 +249,7 @@ def text(run: PlanRun, markdown: bool = False) -> str:
     for fact in run.drafts:
         mark = functools.partial(_mark, fact)
         columns = cells("draft", "k", "tok/rnd", "α", "c", "v", "o") | {"expected": _expected, "plan": mark}
-        blocks += [Lines([verdict(fact)]), marked(run, Table(_of_draft(run, fact), columns))]
+        blocks += [Lines([verdict(fact)]), Table(_of_draft(run, fact), columns)]
     return tables.show([*blocks, COSTS, Lines(noise_lines(run.noise))], markdown)
 
 
@@ -283,12 +284,11 @@ def picture(run: PlanRun, folder: Path, name: str) -> Path:
 def main(argv: list[str] | None = None) -> int:
     """Make a plan, show and write it.  -> exit code"""
     config, output = _prepare(filled(make_parser().parse_args(argv)))
-    with output.redirected():
-        say(compare.head(config))
-        record, measured = make(config)
-        page = functools.partial(text, record, markdown=True)
-        drawn = functools.partial(picture, record, output.plots, output.name)
-        show(output, record, [functools.partial(text, record)], page, [drawn])
+    say(compare.head(config))
+    record, measured = make(config)
+    page = functools.partial(text, record, markdown=True)
+    drawn = functools.partial(picture, record, output.plots, output.name)
+    show(output, record, functools.partial(text, record), page, [drawn])
     return exit_code(measured)  # raises what ended the run early, if that can be mended
 
 

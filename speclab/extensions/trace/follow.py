@@ -12,7 +12,6 @@ from baseline_autoregressive import autoregressive_decode
 from optimized_speculative import speculative_decode
 from speclab.cli import flags, parsing
 from speclab.cli.decoding import with_length
-from speclab.cli.output import describe_chat
 from speclab.core.clock import old_objects_frozen
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import AcceptResult, DecodeSettings, Round, tokens_of
@@ -66,7 +65,7 @@ def load(args: argparse.Namespace, functions: LoopFunctions | None = None) -> Lo
     if drafter.costs is not None:
         measure_costs(functions, setup.target, drafter, [prompts[0].ids.to(setup.device)], settings)
         drafter.forget()
-    chat = describe_chat(prompts[:1], setup.tokenizer)
+    chat = flags.describe_chat(prompts[:1], setup.tokenizer)
     note("\n".join([setup.describe(), f"draft   {about}", *chat, *functions.head()]))
     return Loaded(setup, drafter, choice.name, prompts[0], length, settings, functions, choice)
 

@@ -8,7 +8,7 @@ import pytest
 
 import baseline_autoregressive
 import optimized_speculative
-from speclab.cli import output
+from speclab.cli import decoding
 from speclab.extensions.batch import decode
 from speclab.extensions.batch.batch_flags import decode_parser
 from speclab.extensions.batch.decoding.decodings import BatchDecoding
@@ -44,7 +44,7 @@ def test_the_texts_are_those_of_one_at_a_time(run, pair_folder, kind, temperatur
         code, out, err = run(command, *PROMPTS, *words, *plain, "-B", n_rows)
         assert code == 0
         assert texts(out).split() == texts(alone).split()
-        assert out.count(output.NEW_TEXT) == 3
+        assert out.count(decoding.NEW_TEXT) == 3
         assert re.search(
             rf"\d+ tokens, \d+ of them decoded after the prompts' own passes in [\d.]+ s, {at_once} at a time: ", out
         )

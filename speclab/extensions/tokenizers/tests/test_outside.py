@@ -20,14 +20,14 @@ from speclab.models import prompts
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.present import explanations, report, run_lines, tables
+from speclab.present import report, screen
 from speclab.records.arms import BASELINE, Arm
 from speclab.records.files import read
 from speclab.records.log import Line
 from speclab.records.rows import OwnRate, Row
 from speclab.records.runs import ComparisonRun
 from tests.llamas import tiny_llama
-from tests.present.test_report import make_row, make_run
+from tests.present.made import make_row, make_run
 from tests.small_tokenizers import byte_level
 
 COMMON = {"target": "tiny", "device": "cpu", "dtype": "float64"}
@@ -110,21 +110,21 @@ def test_a_row_has_both_or_neither():
     assert row.n_emitted == 2 * N_DECODED
 
 
-def test_it_stands_beside_the_ladder_and_in_a_line_of_its_own():
+def test_it_stands_in_columns_of_the_rows_and_in_a_line_of_its_own():
     run = make_run(("intersect:other", "ngram"), (2, 4), (0.0,))
-    assert run_lines.remarks(run) == []
-    assert "target out" not in report.comparison(run, by_kind=True, markdown=True)
+    assert screen.remarks(run) == []
+    assert "target out" not in report.page(run, "local")
     for row in run.rows:
         if row.draft == "intersect:other":
             of_draft = 0.125 if row.draft_length == 2 else 0.375
             row.own_rates = [OwnRate(name=DRAFT_OUT, mean=of_draft), OwnRate(name=TARGET_OUT, mean=0.25)]
-    (line,) = run_lines.remarks(run)
-    assert line.startswith("intersect:other, T = 0: tokens that are not shared have 25.0% of the draft's probability")
+    (line,) = screen.remarks(run)
+    assert line.startswith("intersect:other, T = 0: tokens that are not shared have 12.5% of the draft's probability")
     assert line.endswith("and 25.0% of the target's, which it never drafts")
-    text = report.comparison(run, markdown=True)
+    text = report.page(run, "local")
     assert all(f"- {name}: {meaning}" in text for name, meaning in COLUMNS.meanings.items())
     rows = [row for row in run.rows if row.prompt_kind == "all"]
-    columns = explanations.ladder_table([*rows, make_row("feature")]).cells
+    columns = report.rows_table([*rows, make_row("feature")]).cells
     cells = [(row.method, columns["draft out"](row), columns["target out"](row)) for row in rows if row.draft]
     assert cells == [
         ("intersect:other", "0.125", "0.250"),
@@ -132,7 +132,6 @@ def test_it_stands_beside_the_ladder_and_in_a_line_of_its_own():
         ("ngram", "-", "-"),
         ("ngram", "-", "-"),
     ]
-    assert max(map(len, tables.show([explanations.ladder_table(rows)]).splitlines())) <= tables.WIDTH
 
 
 @pytest.fixture
