@@ -129,8 +129,8 @@ def record(
         "draft_lengths": lengths,
         "max_new_tokens": bench.max_new_tokens,
         "repeats": repeats,
+        **files.prompt_settings([prompt.text for prompt in measured.prompts]),
         "n_prompts": len(measured.of(BASELINE, 0.0)),
-        "prompts_sha256": files.fingerprint([p.text for p in measured.prompts]),
     }
     fields = common.head_of(args, bench.setup, **settings) | {"benchmark": "peers", "interrupted": measured.interrupted}
     raw = [timing(s) for s in measured.lines]

@@ -123,7 +123,7 @@ class Drafter:
         return CertainLaw(proposals, target.vocab_size)
 
     def own_rates(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling) -> dict[str, float]:
-        """Return the draft's own shares; the key is the head of the column (speclab/records/columns.py).
+        """Return the draft's own shares; the key is the head of the column (COLUMNS of speclab/records/rows.py).
 
         Each is a sum over the places of the decoded tokens, without the first, which the prompt's own pass gave.
         """

@@ -259,7 +259,7 @@ def test_a_plan_on_a_busy_machine_is_marked(run, tmp_path, monkeypatch):
     _, out, err = run("-k", "0,2")
     assert any(line.startswith("busy") for line in err.splitlines())
     assert "BUSY: when the run began" in out
-    assert loaded(tmp_path).machine.probe.free is False
+    assert loaded(tmp_path).machine["probe"]["free"] is False
 
 
 def test_a_rough_plan_hides_nothing(run, tmp_path, monkeypatch):
