@@ -89,11 +89,6 @@ class Drafter:
         """
         return {2, 4}
 
-    def as_drafted(self, chain: Draft) -> Draft:
-        """Turn the tokens of a chain into a draft of the kind that it makes. Such a draft is recorded for a GPU before
-        a run."""
-        return chain
-
     def forget(self) -> None:
         """Drop what it has learned from texts, and share nothing of it with its copies any more; costs stay."""
 

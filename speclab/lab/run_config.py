@@ -10,7 +10,6 @@ from speclab.lab.bench import SPECULATIVE, Bench
 from speclab.lab.harness import Measurement
 from speclab.lab.instruments import LoopFunctions
 from speclab.models import loading
-from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records import files
@@ -63,10 +62,6 @@ class RunConfig:
         models = [name for name, drafter in self.drafters.items() if drafter.is_model]
         auto = AUTO * name.endswith(AUTO)
         return f"model{auto}" if [name.removesuffix(AUTO)] == models else name
-
-    def cached_models(self) -> list[CachedModel]:
-        """Return the target, and every draft model."""
-        return [self.setup.target, *(model for drafter in self.drafters.values() for model in drafter.models)]
 
     def rule_lines(self) -> list[str]:
         """Return lines about the rule for the head of the run; none for the token rule."""

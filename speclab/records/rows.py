@@ -89,6 +89,9 @@ class RoundCounts(NamedTuple):
     looked_up: bool = False
 
 
+Rounds = Sequence[RoundCounts]
+
+
 @dataclass(kw_only=True)
 class Decoded(ArmCounts):
     """What one arm did with one prompt at one temperature. The lists have one entry for each repeat.
@@ -110,25 +113,12 @@ class Decoded(ArmCounts):
 
     @classmethod
     def begin(cls, arm: Arm, temperature: float, prompt_index: int, prompt_kind: str, n_prompt: int) -> "Decoded":
-        return cls(
-            method=arm.method,
-            draft=arm.draft or None,
-            draft_length=arm.draft_length,
-            branches=arm.branches or None,
-            temperature=temperature,
-            prompt_kind=prompt_kind,
-            prompt_index=prompt_index,
-            n_prompt=n_prompt,
-            **dict.fromkeys(SUMS, 0),
-        )
+        its: Facts = {"method": arm.method, "draft": arm.draft or None, "draft_length": arm.draft_length}
+        its |= {"branches": arm.branches or None, "temperature": temperature, "prompt_kind": prompt_kind}
+        return cls(**its, prompt_index=prompt_index, n_prompt=n_prompt, **dict.fromkeys(SUMS, 0))
 
     def add(
-        self,
-        prefill: float,
-        decode: float,
-        tokens: list[int],
-        counts: Counts | None = None,
-        rounds: Sequence[RoundCounts] = (),
+        self, prefill: float, decode: float, tokens: list[int], counts: Counts | None = None, rounds: Rounds = ()
     ) -> None:
         """Book one more repeat; without `counts` it made one pass for every token."""
         self.prefill_seconds.append(as_written(prefill))

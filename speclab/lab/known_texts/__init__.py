@@ -83,29 +83,23 @@ class KnownText:
     """An engine that computes nothing: its logits are 1 for the text's own next token, and 0 for every other one.
 
     It is `CachedModel.fast`, and the backend of one decoding, too. prompt: (1, prompt length) ids. text: the new ones.
-    states: by layer what the target computes for all tokens of the text; what is computed is added.
     """
 
     name, graphed, bytes_spared = "known text", False, 0
     n_replays = n_single = 0
 
-    def __init__(
-        self, target: CachedModel, prompt: Tensor, text: Iterable[int], states: dict[int, Tensor] | None = None
-    ):
+    def __init__(self, target: CachedModel, prompt: Tensor, text: Iterable[int]):
         self._model, self._n_ids = target.model, target.vocab_size
         self._ids = torch.cat([prompt, torch.tensor([list(text)], device=prompt.device)], dim=1)
         # The cache may hold something else in the place of the prompt.
         self._offset = prompt.shape[1] - target.room.length_after(prompt.shape[1])
-        self._states = {} if states is None else states
+        self._states: dict[int, Tensor] = {}  # by layer the target's for all tokens of the text
         self._ahead: list[int] = []  # tokens that the first layers were run over, behind those in the cache
         self._last = slice(0, 0)  # places of the tokens of the last pass
 
     def start(self, hidden_layers: Iterable[int] = ()) -> "KnownText":
         self._hidden_layers = tuple(hidden_layers)
         return self
-
-    def prepare(self, widths: Iterable[int], longest: int) -> None:
-        """Record nothing."""
 
     def prefill(self, prompt: Tensor) -> Tensor:
         return self._read(0, prompt.shape[1])[:, -1:]
@@ -134,7 +128,7 @@ class KnownText:
         self._ahead += tokens[0].tolist()
         end, rows = before + len(self._ahead), slice(length, length + tokens.shape[1])
         if self._ahead == self._ids[0, before:end].tolist():
-            return self._of_layers((n_layers - 1,))[n_layers - 1][:, rows]
+            return self._states_of(n_layers - 1)[:, rows]
         ids = torch.cat([self._ids[:, :before], self._ids.new_tensor([self._ahead])], dim=1)
         return first_states(self._model, ids, n_layers)[:, rows]
 
@@ -145,15 +139,14 @@ class KnownText:
     def hidden(self) -> dict[int, Tensor]:
         """Return the states of the tokens of the last pass; of those that the text does not have they mean nothing."""
         with torch.inference_mode():
-            found = self._of_layers(self._hidden_layers)
-            return {layer: found[layer][:, self._last] for layer in self._hidden_layers}
+            return {layer: self._states_of(layer)[:, self._last] for layer in self._hidden_layers}
 
-    def _of_layers(self, layers: tuple[int, ...]) -> dict[int, Tensor]:
-        if not self._states.keys() >= set(layers):
-            wanted = tuple({*self._hidden_layers, *layers})
+    def _states_of(self, layer: int) -> Tensor:
+        if layer not in self._states:
+            wanted = tuple({*self._hidden_layers, layer})
             outputs = target_pass(self._model, self._ids, wanted)[0].chunk(len(wanted), dim=-1)
-            self._states |= dict(zip(wanted, outputs, strict=True))
-        return self._states
+            self._states = dict(zip(wanted, outputs, strict=True))
+        return self._states[layer]
 
     def _read(self, start: int, n: int) -> Tensor:
         self._ahead, self._last = [], slice(start, start + n)
@@ -165,19 +158,11 @@ class KnownText:
 
 
 def replay_rounds(
-    functions: LoopFunctions,
-    target: CachedModel,
-    drafter: Drafter,
-    prompt: Tensor,
-    text: Text,
-    draft_length: int,
-    states: dict[int, Tensor] | None = None,
+    functions: LoopFunctions, target: CachedModel, drafter: Drafter, prompt: Tensor, text: Text, draft_length: int
 ) -> list[RoundCounts]:
-    """Return the rounds after that of the prompt, (1, prompt length) ids, in greedy decoding of `text`.
-
-    The drafter learns. states: as of `KnownText`.
-    """
-    stand_in: Any = KnownText(target, prompt, text, states)
+    """Return the rounds after that of the prompt, (1, prompt length) ids, in greedy decoding of `text`. The drafter
+    learns."""
+    stand_in: Any = KnownText(target, prompt, text)
     known = CachedModel(target.model, target.vocab_size, stand_in)
     known.hidden_layers, known.max_length = target.hidden_layers, target.max_length
     rounds = functions.rounds(known, drafter, prompt, draft_length, DecodeSettings(len(text)))
@@ -193,10 +178,6 @@ def rounds_of_texts(measured: Measurement) -> Callable[[Arm, int, Text], list[Ro
     """
     bench, drafters = measured.bench, dict[Arm, Drafter]()
 
-    @functools.lru_cache(maxsize=1)  # all arms of a prompt come one after another, and their greedy texts are the same
-    def states(prompt_index: int, text: Text) -> dict[int, Tensor]:
-        return {}
-
     @functools.cache
     def rounds(arm: Arm, prompt_index: int, text: Text) -> list[RoundCounts]:
         if arm not in drafters:
@@ -204,7 +185,6 @@ def rounds_of_texts(measured: Measurement) -> Callable[[Arm, int, Text], list[Ro
             drafters[arm].forget()
         drafter = copy.deepcopy(drafters[arm])  # shares what is learned
         prompt = measured.prompts[prompt_index].ids.to(bench.setup.device)
-        known = states(prompt_index, text)
-        return replay_rounds(bench.functions, bench.setup.target, drafter, prompt, text, arm.draft_length, known)
+        return replay_rounds(bench.functions, bench.setup.target, drafter, prompt, text, arm.draft_length)
 
     return rounds
