@@ -207,18 +207,8 @@ def test_the_z_statistics_are_a_fact_and_impossible_tokens_a_failure(run, monkey
 
 
 def test_one_script_says_so_at_its_end(pair_folder, capsys):
-    words = ["--target", str(pair_folder / "target"), "--prompt", "def f(x):", "--max-new-tokens", "12"]
-    words += [
-        "--threads",
-        "1",
-        "--draft",
-        str(pair_folder / "draft"),
-        "--engine",
-        "eager",
-        "--temperature",
-        "0.8",
-        "--rule",
-    ]
+    words = ["--target", str(pair_folder / "target"), "--draft", str(pair_folder / "draft"), "--prompt", "def f(x):"]
+    words += ["--max-new-tokens", "12", "--threads", "1", "--engine", "eager", "--temperature", "0.8", "--rule"]
     assert optimized_speculative.main([*words, "credulous"]) == 0
     lines = capsys.readouterr().out.rstrip().splitlines()
     last = lines[next(i for i, line in enumerate(lines) if line.startswith("LOSSY")) :]

@@ -260,7 +260,7 @@ def verdict(point: Point) -> str:
     """Return faster, slower or unclear; where the prompts are too few for an interval, their number in words."""
     if tables.verdict_of(point) is None and point.verdict:
         return tables.no_interval(point.n_prompts)
-    return "unclear" if point.verdict == "unclear" else attribution.verdict(*decoding(point), point.repeat_noise)
+    return "unclear" if point.verdict == "unclear" else attribution.verdict(*decoding(point))
 
 
 def crossings(xs: list[float], ys: list[float], level: float) -> list[float]:
