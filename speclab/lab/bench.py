@@ -14,7 +14,7 @@ from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.oracle import reference_text
 from speclab.lab.decodings import Decoding, LibraryDecoding
-from speclab.lab.instruments import LoopFunctions, VariedLength, with_parts, with_phases
+from speclab.lab.instruments import LoopFunctions, VariedLength, with_phases
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records.rows import GENERATE, Arm
@@ -87,7 +87,7 @@ class Bench:
         else:
             rounds = self.functions.rounds(target, drafter, ids, arm.draft_length, settings)
         own_verify = any(part.pass_share < 1 for part in own.parts)
-        return Decoding(arm, with_parts(rounds, own), ids.shape[1], budget, own_verify)
+        return Decoding(arm, map(own.described, rounds), ids.shape[1], budget, own_verify)
 
     def budget(self, prompt: Prompt, sampling: Sampling) -> int:
         """Return how many tokens every arm decodes of this prompt, in every repeat.

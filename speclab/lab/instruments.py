@@ -148,11 +148,6 @@ def with_phases(functions: LoopFunctions, target: CachedModel, drafter: Drafter,
         yield round_._replace(seconds=PhaseSeconds(device, all_spans, round_.prefill))
 
 
-def with_parts(rounds: Iterator[Round], drafter: Drafter) -> Iterator[Round]:
-    """Yield the same rounds, each with what the drafter, which they have asked for drafts, knows of it."""
-    return map(drafter.described, rounds)
-
-
 class VariedLength(Wrapper):
     """A drafter that caps its drafts at another length in every round, each of `lengths` equally often.
 

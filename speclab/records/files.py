@@ -11,9 +11,10 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import transformers
@@ -81,7 +82,7 @@ def machine(device: torch.device) -> Facts:
     memory = None
     with contextlib.suppress(ValueError, OSError, AttributeError):  # no sysconf on Windows
         memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
-    found = {
+    found: Facts = {
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -142,7 +143,7 @@ def prompt_settings(prompts: list[str]) -> Facts:
 # --- writing and reading ----------------------------------------------------------------------------------------------
 
 
-_adapter = functools.cache(TypeAdapter)
+_adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
 
 
 def as_dict(part: RecordPart) -> Facts:

@@ -39,7 +39,7 @@ from speclab.present.report import COSTS
 from speclab.present.screen import noise_lines, provenance, remarks, rough_line
 from speclab.present.tables import Block, Lines, Markdown, Table, cells, speedup, temperature_name
 from speclab.records.files import LabRun, Noise
-from speclab.records.rows import BASELINE, Amount, Count, Facts, Line, RecordPart
+from speclab.records.rows import BASELINE, Amount, Count, Decoded, Facts, RecordPart
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import say
 from speclab.theory import attribution
@@ -132,7 +132,7 @@ def make(config: RunConfig) -> tuple[PlanRun, Measurement]:
 
 
 def planned(
-    samples: list[Line],
+    samples: list[Decoded],
     costs: Costs,
     probs: ProbsOfText,
     lengths: list[int],

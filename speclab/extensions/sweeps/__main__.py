@@ -171,7 +171,13 @@ def _by_size(sizes: list[int], run: Callable[[int], tuple[list[Row], Measurement
         if total is None:
             total = measured
         else:
-            total.extend(measured)
+            n_before = len(total.prompts)
+            total.lines += [replace(line, prompt_index=line.prompt_index + n_before) for line in measured.lines]
+            total.prompts = [*total.prompts, *measured.prompts]
+            total.correctness += measured.correctness
+            total.unchecked += measured.unchecked
+            total.graphs.in_turns += measured.graphs.in_turns
+            total.stop = total.stop or measured.stop
         if measured.interrupted:
             break
     assert total is not None  # there is at least one size

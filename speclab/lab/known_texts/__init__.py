@@ -23,7 +23,7 @@ from speclab.drafts.heads.rollout import target_pass
 from speclab.engines.eager import first_states
 from speclab.lab.bench import Bench
 from speclab.lab.harness import Measurement
-from speclab.lab.instruments import LoopFunctions, with_parts
+from speclab.lab.instruments import LoopFunctions
 from speclab.models.cached import CachedModel
 from speclab.models.checking.uncached import distributions
 from speclab.models.prompts import Prompt
@@ -166,7 +166,7 @@ def replay_rounds(
     known = CachedModel(target.model, target.vocab_size, stand_in)
     known.hidden_layers, known.max_length = target.hidden_layers, target.max_length
     rounds = functions.rounds(known, drafter, prompt, draft_length, DecodeSettings(len(text)))
-    told = with_parts(rounds, drafter)
+    told = map(drafter.described, rounds)  # each with what the drafter knows of it
     return [RoundCounts(round_.n_drafted, round_.n_accepted, round_.looked_up) for round_ in told if not round_.prefill]
 
 

@@ -265,7 +265,7 @@ def test_a_plan_on_a_busy_machine_is_marked(run, tmp_path, monkeypatch):
 def test_a_rough_plan_hides_nothing(run, tmp_path, monkeypatch):
     """It recommends the length with the highest expected speedup all the same."""
     monkeypatch.setattr(attribution, "FURTHEST", 1.0)
-    _, out, err = run("-k", "0,2")
+    _, out, _ = run("-k", "0,2")
     assert "ROUGH" in out
     assert len(loaded(tmp_path).plan) > 0
     assert loaded(tmp_path).noise
