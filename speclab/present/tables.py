@@ -207,11 +207,6 @@ def drafts_only(cell: Cell) -> Cell:
     return lambda row: cell(row) if row.draft else "-"
 
 
-def through(part: Callable[[Any], Any], columns: dict[str, Cell]) -> dict[str, Cell]:
-    """Return columns of rows as columns of objects that hold such a row; `part` takes the row out."""
-    return {head: lambda whole, cell=cell: cell(part(whole)) for head, cell in columns.items()}
-
-
 CELLS: dict[str, Cell] = {
     "draft": lambda row: row.method,
     "k": drafts_only(lambda row: "≤ " * row.draft.endswith(AUTO) + str(row.draft_length)),
