@@ -55,7 +55,9 @@ def _pictures(run: ComparisonRun, name: str) -> list[str]:
 
 
 def _details(run: ComparisonRun) -> str:
-    blocks: list[Block] = [Heading("All rows"), rows_table(run.rows), Lines([ROWS, COSTS, *own_meanings(run.rows)])]
+    meanings = {name: text for group in columns() for name, text in group.meanings.items()}
+    legend = [ROWS, COSTS, *(f"{name}: {meanings[name]}" for name in own_names(run.rows) if name in meanings)]
+    blocks: list[Block] = [Heading("All rows"), rows_table(run.rows), Lines(legend)]
     blocks += [errors_table(prediction_rows(run.rows)), Heading("From the formula to the measurement")]
     blocks += [ladder_table(run.rows), Lines([LADDER, *(f"{one.name}: {one.meaning}" for one in EFFECTS)])]
     blocks += [Heading("Texts and noise"), Lines([*agreement_lines(run.correctness), generate_line(run)])]
@@ -64,24 +66,21 @@ def _details(run: ComparisonRun) -> str:
 
 def rows_table(rows: list[Row]) -> Table:
     """Return one line per row: an arm on all prompts or a kind of them, with what was predicted."""
+
+    def own_rate(name: str) -> Cell:
+        return lambda row: number(next((rate.mean for rate in row.own_rates or [] if rate.name == name), None), 3)
+
     heads: dict[str, Cell] = {**cells("draft", "k", "T"), "prompts": lambda row: f"{row.prompt_kind} ({row.n_prompts})"}
     heads |= cells("tok/s", "speedup") | {"verdict": lambda row: tables.verdict_of(row) or "-"}
     heads |= cells("95 %", "end to end", "α", "f", "tok/rnd", "c", "v", "o")
     heads |= {name: prediction(attrgetter(key)) for key, name in PREDICTORS.items()}
-    own = dict.fromkeys(rate.name for row in rows for rate in row.own_rates or [])
-    heads |= {name: _own_rate(name) for name in own}
+    heads |= {name: own_rate(name) for name in own_names(rows)}
     return Table([row for row in rows if row.draft or row.method == "baseline"], heads)
 
 
-def _own_rate(name: str) -> Cell:
-    return lambda row: number(next((rate.mean for rate in row.own_rates or [] if rate.name == name), None), 3)
-
-
-def own_meanings(rows: list[Row]) -> list[str]:
-    """Explain the columns that only some drafts have."""
-    own = dict.fromkeys(rate.name for row in rows for rate in row.own_rates or [])
-    meanings = {name: text for group in columns() for name, text in group.meanings.items()}
-    return [f"{name}: {meanings[name]}" for name in own if name in meanings]
+def own_names(rows: list[Row]) -> list[str]:
+    """Return the heads of the columns that only some drafts have."""
+    return list(dict.fromkeys(rate.name for row in rows for rate in row.own_rates or []))
 
 
 def errors_table(rows: list[Row]) -> Table:

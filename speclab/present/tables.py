@@ -87,8 +87,7 @@ def _text(block: Lines | Table | str | None, markdown: bool) -> str | None:
     written = _cell if markdown else (lambda text: text.replace("\n", " "))
     columns = {head: [written(cell(row)) for row in block.rows] for head, cell in block.cells.items()}
     if "draft" in columns and not markdown:
-        short = short_names(columns["draft"], NAME_WIDTH)
-        columns["draft"] = [short[name] for name in columns["draft"]]
+        columns["draft"] = [short(name, NAME_WIDTH) for name in columns["draft"]]
     cells = list(zip(*columns.values(), strict=True))
     return table(cells, list(columns), markdown, block.n_words) if block.rows else None
 
@@ -112,15 +111,10 @@ def table(rows: Sequence[Sequence[str]], heads: list[str], markdown: bool = Fals
     return "\n".join([line(heads), rule.replace(" ", "-") if markdown else rule, *map(line, rows)])
 
 
-def short_names(names: list[str], width: int) -> dict[str, str]:
-    """Return a dict: name -> the same in at most `width` characters. Different names stay different: where cutting is
-    not enough, they are numbered.
-    """
-    names = list(dict.fromkeys(names))
-    short = {name: name if len(name) <= width else name[: width - 1] + "…" for name in names}
-    if len(set(short.values())) < len(names):
-        short |= {name: f"{name[: width - 3]}…{i}" for i, name in enumerate(names, 1) if len(name) > width}
-    return short
+def short(name: str, width: int) -> str:
+    """Return a name in at most `width` characters, cut in its middle."""
+    half = (width - 1) // 2
+    return name if len(name) <= width else f"{name[: width - 1 - half]}…{name[-half:]}"
 
 
 # --- how numbers are written; a dash where there is none ---

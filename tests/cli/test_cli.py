@@ -13,6 +13,9 @@ import optimized_speculative
 from speclab.cli.decoding import NEW_TEXT
 from speclab.models import loading
 from speclab.models.cached import CachedModel
+from tests.branching import add_branching
+from tests.cli.test_bad_inputs import is_one_line
+from tests.rules import LOSSLESS, make_known
 
 
 @pytest.fixture
@@ -152,3 +155,12 @@ def test_what_the_words_alone_tell_is_said_before_weights_are_read(run, monkeypa
     assert (code, out) == (2, "")
     assert said in err
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("script", [compare, optimized_speculative])
+def test_a_rule_for_chains_judges_no_branches(monkeypatch, capsys, script):
+    make_known(monkeypatch)
+    add_branching(monkeypatch)
+    assert script.main(["--draft", "branching", "--rule", LOSSLESS.name, "--prompt", "x"]) == 2
+    said = (f"--rule {LOSSLESS.name} knows chains only", "branching has branches", "leave it")
+    is_one_line(capsys.readouterr().err, *said)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from speclab.present.pictures import figures
 from speclab.present.pictures.figures import STYLES, Figure, NullLocator, Panel, Series, draw, note, plain
-from speclab.present.tables import short_names, temperature_name
+from speclab.present.tables import short, temperature_name
 from speclab.records.arms import AUTO
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
@@ -42,14 +42,14 @@ def speedup_panels(rows: list[Row]) -> list[Panel]:
     auto = max(ticks, default=0) + 2
     if any(row.auto for row in rows):
         ticks[auto] = "auto"
-    names = short_names([row.method.removesuffix(AUTO) for row in rows], 16)
+    methods = dict.fromkeys(row.method.removesuffix(AUTO) for row in rows)
     panels = []
     for temperature in dict.fromkeys(row.temperature for row in rows):
         series = []
         here = sorted((row for row in rows if row.temperature == temperature), key=lambda row: row.draft_length)
-        for look, (method, name) in enumerate(names.items()):
+        for look, method in enumerate(methods):
             of_draft = [row for row in here if row.method.removesuffix(AUTO) == method]
-            series.append(Series(name, {_place(row, auto): decoding(row) for row in of_draft}, look))
+            series.append(Series(short(method, 16), {_place(row, auto): decoding(row) for row in of_draft}, look))
             for (key, label), style in zip(PREDICTIONS.items(), STYLES, strict=False):
                 for is_auto in (False, True):  # what is predicted for auto is a dash that no line leads to
                     rows_of_it = [row for row in of_draft if row.auto == is_auto]
@@ -89,8 +89,7 @@ def _why(rows: list[Row]) -> Figure | None:
     figure, axes = figures.blank(len(chosen), 3.1 + 2.1 / len(chosen), 4.9, sharex=True, sharey=True)
     for axis, (title, row) in zip(axes, chosen, strict=True):
         _waterfall(axis, row)
-        name = short_names([row.method], 26)[row.method]
-        axis.set_title(f"{title}\n{name} k={row.draft_length}", fontsize=10)
+        axis.set_title(f"{title}\n{short(row.method, 26)} k={row.draft_length}", fontsize=10)
         axis.set_xlabel("speedup (logarithmic)", fontsize=9)
     low, high = axes[0].get_xlim()
     axes[0].set_xlim(low, high * (high / low) ** 0.16)  # room for the numbers right of the bars
