@@ -41,10 +41,9 @@ def page(run: ComparisonRun, name: str) -> str:
     """Return results/NAME.md. name: the name of the pictures"""
     parts = [tables.escaped(provenance(run)), f"## The answer\n\n{screen(run, markdown=True).strip()}"]
     parts += [*_pictures(run, name), _details(run)]
-    if run.padded:
-        title = f"# {tables.escaped(target_name(run.padded))}"
-        parts += [title, tables.escaped(provenance(run.padded)), *_pictures(run.padded, f"{name}-padded")]
-        parts.append(_details(run.padded))
+    if padded := run.padded:
+        parts += [f"# {tables.escaped(target_name(padded))}", tables.escaped(provenance(padded))]
+        parts += [*_pictures(padded, f"{name}-padded"), _details(padded)]
     return "\n\n".join(parts) + "\n"
 
 

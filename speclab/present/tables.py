@@ -80,12 +80,13 @@ def show(blocks: Iterable[Block], markdown: bool = False) -> str:
 
 def _text(block: Lines | Table | str | None, markdown: bool) -> str | None:
     if isinstance(block, Lines):
-        write = (lambda line: f"- {_line(line)}") if markdown else (lambda line: _wrapped(line, "    "))
-        return "\n".join(map(write, filter(None, block)))
+        return "\n".join(f"- {_line(line)}" if markdown else _wrapped(line, "    ") for line in block if line)
     if not isinstance(block, Table):
         return (_line(block) if markdown else _wrapped(block)) if block else block
-    written = _cell if markdown else (lambda text: text.replace("\n", " "))
-    columns = {head: [written(cell(row)) for row in block.rows] for head, cell in block.cells.items()}
+    columns = {
+        head: [_cell(cell(row)) if markdown else cell(row).replace("\n", " ") for row in block.rows]
+        for head, cell in block.cells.items()
+    }
     if "draft" in columns and not markdown:
         columns["draft"] = [short(name, NAME_WIDTH) for name in columns["draft"]]
     cells = list(zip(*columns.values(), strict=True))

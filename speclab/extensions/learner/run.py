@@ -187,10 +187,10 @@ def show_predictions(modules: dict[int, ModuleType], run: ComparisonRun, measure
             said.append(predicted(modules[5], row, [pair[:2] for s in made for text in s.rounds for pair in text]))
         measurements = {"measured": speedup_of, "book(α)": column("book_formula"), "accounting": column("accounting")}
         columns: dict[str, Cell] = {
-            **_of_row(cells("draft", "k", "T")),
+            **{head: _of_row(cell) for head, cell in cells("draft", "k", "T").items()},
             "your α": lambda one: number(one.alpha),
             "yours": lambda one: prediction(lambda row: one.speedup)(one.row),
-            **_of_row(measurements),
+            **{head: _of_row(cell) for head, cell in measurements.items()},
         }
         say("\n" + tables.show([tables.Heading("What you predicted"), Table(said, columns)]))
     if 6 in modules:
@@ -207,9 +207,9 @@ def show_predictions(modules: dict[int, ModuleType], run: ComparisonRun, measure
         say("\n" + tables.show([tables.Heading("The draft lengths that you would take"), Table(choices, columns)]))
 
 
-def _of_row(columns: dict[str, Cell]) -> dict[str, Cell]:
-    """Return columns of rows as columns of objects that hold such a row."""
-    return {head: lambda one, cell=cell: cell(one.row) for head, cell in columns.items()}  # type: ignore[misc]
+def _of_row(cell: Cell) -> Cell:
+    """Return the cell of a row as one of an object that holds such a row."""
+    return lambda one: cell(one.row)
 
 
 def _usual_context(run: ComparisonRun) -> float:

@@ -1,6 +1,7 @@
 """The pictures of a comparison: measured values are markers, formulas are lines, the line at 1.0 is no gain."""
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 
 from speclab.present.pictures import figures
@@ -26,13 +27,14 @@ def comparison(run: ComparisonRun, folder: Path, name: str) -> list[functools.pa
     return [functools.partial(_write, paint, run, folder, f"{name}-{what}") for what, paint in painters.items()]
 
 
-def _write(paint, run: ComparisonRun, folder: Path, name: str) -> Path | None:
-    figure = paint([row for row in run.rows if row.prompt_kind == "all" and row.draft])
+def _write(paint: Callable[[list[Row]], Figure | None], run: ComparisonRun, folder: Path, name: str) -> Path | None:
+    rows = [row for row in run.rows if row.prompt_kind == "all" and row.draft]
+    figure = paint(rows) if rows else None
     return figures.save(figure, run, folder, name) if figure else None
 
 
-def _speedups(rows: list[Row]) -> Figure | None:
-    return draw(speedup_panels(rows), 5.4, 4.6) if rows else None
+def _speedups(rows: list[Row]) -> Figure:
+    return draw(speedup_panels(rows), 5.4, 4.6)
 
 
 def speedup_panels(rows: list[Row]) -> list[Panel]:
@@ -66,30 +68,20 @@ def _place(row: Row, auto: int) -> int:
 # --- why --------------------------------------------------------------------------------------------------------------
 
 
-def waterfall_rows(rows: list[Row]) -> list[tuple[str, Row]]:
-    """The waterfall takes these rows apart, all at the lowest temperature: (title, row) of the fastest row of each of
-    up to four drafts, and of the slowest row.
-    """
-    rows = [row for row in rows if factors(row)]
-    rows = [row for row in rows if row.temperature == min(row.temperature for row in rows)]
-    best: dict[str, Row] = {}
-    for row in sorted(rows, key=lambda row: -row.speedup):
-        best.setdefault(row.method, row)
-    chosen = [("fastest of its draft", row) for row in list(best.values())[:4]]
-    if len(rows) > len(chosen):
-        chosen.append(("slowest of all", min(rows, key=lambda row: row.speedup)))
-    return chosen
-
-
 def _why(rows: list[Row]) -> Figure | None:
-    """Draw one waterfall for each row that is taken apart, side by side on one scale."""
-    chosen = waterfall_rows(rows)
+    """Draw a waterfall for the fastest row of each of up to four drafts at the lowest temperature, side by side on one
+    scale."""
+    best: dict[str, Row] = {}
+    for row in sorted(filter(factors, rows), key=lambda row: (row.temperature, -row.speedup)):
+        best.setdefault(row.method, row)
+    first = min((row.temperature for row in best.values()), default=0.0)
+    chosen = [row for row in best.values() if row.temperature == first][:4]
     if not chosen:
         return None
     figure, axes = figures.blank(len(chosen), 3.1 + 2.1 / len(chosen), 4.9, sharex=True, sharey=True)
-    for axis, (title, row) in zip(axes, chosen, strict=True):
+    for axis, row in zip(axes, chosen, strict=True):
         _waterfall(axis, row)
-        axis.set_title(f"{title}\n{short(row.method, 26)} k={row.draft_length}", fontsize=10)
+        axis.set_title(f"fastest of its draft\n{short(row.method, 26)} k={row.draft_length}", fontsize=10)
         axis.set_xlabel("speedup (logarithmic)", fontsize=9)
     low, high = axes[0].get_xlim()
     axes[0].set_xlim(low, high * (high / low) ** 0.16)  # room for the numbers right of the bars
@@ -99,8 +91,7 @@ def _why(rows: list[Row]) -> Figure | None:
     names = [effect.name for effect in EFFECTS]
     axes[0].set_yticks(range(len(EFFECTS) + 3), ["book formula", *names, "measured", "end to end"])
     axes[0].invert_yaxis()
-    where = temperature_name(chosen[0][1].temperature)
-    figure.suptitle(f"From 1/(1-α+α/k) to the measured speedup, {where}", fontsize=11)
+    figure.suptitle(f"From 1/(1-α+α/k) to the measured speedup, {temperature_name(first)}", fontsize=11)
     return figure
 
 
