@@ -41,8 +41,8 @@ def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = No
     speeds: list[Block] = []
     for shown in runs:
         speeds.append(Heading(target_name(shown), 3) if len(runs) > 1 else None)
-        speeds.append(Lines([padding_remark(shown.settings["target"]), None if brief else result_line(shown)]))
-        speeds.append(speed_table(shown))
+        said = [padding_remark(shown.settings["target"]), None if brief else result_line(shown)]
+        speeds += [*([Lines(said)] * any(said)), speed_table(shown)]
     if brief:
         return tables.show([Lines(map(wrong_line, runs)), rough, *speeds], markdown)
     checked = (line for shown in runs for line in (*same_text_lines(shown, shown.correctness), *remarks(shown)))
