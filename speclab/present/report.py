@@ -58,7 +58,8 @@ def _details(run: ComparisonRun) -> str:
     legend = [ROWS, COSTS, *(f"{name}: {meanings[name]}" for name in own_names(run.rows) if name in meanings)]
     blocks: list[Block] = [Heading("All rows"), rows_table(run.rows), Lines(legend)]
     blocks += [errors_table(prediction_rows(run.rows)), Heading("From the formula to the measurement")]
-    blocks += [ladder_table(run.rows), Lines([LADDER, *(f"{one.name}: {one.meaning}" for one in EFFECTS)])]
+    ladder, effects = ladder_table(run.rows), [LADDER, *(f"{one.name}: {one.meaning}" for one in EFFECTS)]
+    blocks += [ladder, Lines(effects * bool(ladder.rows))]
     blocks += [Heading("Texts and noise"), Lines([*agreement_lines(run.correctness), generate_line(run)])]
     return tables.show([*blocks, Lines(noise_lines(run.noise))], markdown=True).strip()
 

@@ -23,10 +23,9 @@ LARGEST_FACTOR = 99  # that a line names; beyond it the size no longer matters
 UNTESTED = "NOT TESTED, the run's number format rounds too coarsely at this temperature; give --dtype float32"
 REPLAYS = "passes in which recurrent layers, which cannot be cropped, read accepted tokens once more"
 LOSSY = (
-    "accept rule: {rule} is LOSSY: the texts do not follow the target's distribution. The number after LOSSY says how "
-    "far the distribution of a decoded token is from the target's after the same text: their total variation distance "
-    "(0: they are the same, 1: they have nothing in common). It is the mean over the timed texts, where bonus tokens "
-    "count as 0. Such rows have no forecast."
+    "accept rule: {rule} is LOSSY: the texts do not follow the target's distribution. The number after LOSSY is the "
+    "mean total variation distance of a decoded token's distribution from the target's after the same text (0: the "
+    "same, 1: nothing in common). Such rows have no forecast."
 )
 
 

@@ -152,7 +152,7 @@ def _markers(axis, series: Series, right: float, upright: bool) -> None:
     text = {"color": COLOURS[series.look % len(COLOURS)], "va": "bottom", "rotation": 90 if upright else 0}
     for x in dict.fromkeys(places):
         y = series.values[x].value
-        note(axis, x, tops.get(x, y), f"{y:.2f}", 5, right, **text)
+        note(axis, x, tops.get(x) or y, f"{y:.2f}", 5, right, **text)
 
 
 def legend_above(axis, title: str) -> None:
