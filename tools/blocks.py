@@ -8,7 +8,7 @@ from typing import Any
 
 from speclab.present import report, screen, tables
 from speclab.records.arms import AUTO
-from speclab.records.files import read, read_json
+from speclab.records.files import read
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
 from speclab.system.paths import ROOT
@@ -133,7 +133,7 @@ def heads() -> str:
     """The lab's heads: their size and training, and their results on held-out text and on the prompts."""
     about, scores = [], []
     for kind in ("feature", "block", "exit"):
-        facts = read_json(PAIR / kind / "training.json")
+        facts = read(PAIR / kind / "training.json", dict)
         scores += [(kind, name, score) for name, score in facts["scores"].items()]
         size, parts = facts["parameters"], [facts]
         while isinstance(facts.get("init"), dict) and "steps" in facts["init"]:  # it was trained further
@@ -163,7 +163,7 @@ def heads() -> str:
 
 def pair() -> str:
     """The sizes and losses of the committed pair, and how often its models agree."""
-    facts = read_json(PAIR / "training.json")
+    facts = read(PAIR / "training.json", dict)
     accepted = facts["acceptance_on_held_out_continuations"]
     cells: dict[str, tables.Cell] = {
         "": str,

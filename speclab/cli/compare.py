@@ -22,9 +22,8 @@ from speclab.models.padded import sizes
 from speclab.present import report
 from speclab.present.pictures import plots
 from speclab.present.screen import screen, timed
-from speclab.records.arms import AUTO
-from speclab.records.files import to_json
-from speclab.records.runs import ComparisonRun, Head
+from speclab.records.files import ComparisonRun, Head, to_json
+from speclab.records.rows import AUTO
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.files import check_writable, prepare_folder, shown, write_all, write_whole
 from speclab.system.terminal import harmless, note, say
@@ -50,7 +49,6 @@ def run(docstring: str, argv: list[str] | None, functions: LoopFunctions | None 
     """Make a comparison, show it and write it.  -> exit code"""
     args = filled(make_parser(docstring).parse_args(argv))
     config, output = prepare(args, functions)
-    config.look_at_cores()
     if not args.brief:
         say(head(config))
     record, measured = _measure(args, config)

@@ -22,7 +22,6 @@ from speclab.drafts.hybrid import auto_length
 from speclab.drafts.lengths import LONGEST
 from speclab.drafts.oracle import reference_text
 from speclab.drafts.registry import check_prompts
-from speclab.lab import free_cores
 from speclab.lab.instruments import Loop, LoopFunctions
 from speclab.lab.round_costs import measure_costs
 from speclab.models.prompts import Prompt
@@ -115,7 +114,6 @@ def _begin(
     """Make the draft, say what runs, and measure the costs that the draft chooses by.  -> the draft, its length"""
     drafter = args.choice.make(setup, args.seed) if args.choice else None
     check_prompts(setup.target, [drafter] if drafter else [], prompts, args.max_new_tokens)
-    free_cores.look(setup)
     k, draft, notes = 0, [], []
     if drafter:
         typed = [] if args.typed_length in (None, parsing.AUTO) else [args.typed_length]

@@ -15,9 +15,11 @@ from speclab.models.names import ENGINES, LAB_TARGET, LAB_TEXTS
 from speclab.models.padded import sizes
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup, load_setup
+from speclab.system import cores
 from speclab.system.errors import UsageProblem
 from speclab.system.files import shown
 from speclab.system.paths import OUTPUT
+from speclab.system.terminal import note
 
 MOST_THREADS = 1024
 DEVICES, DTYPES = ("auto", "cpu", "cuda", "mps"), ("auto", "float32", "bfloat16")
@@ -162,7 +164,10 @@ def load(args: argparse.Namespace, temperature: float | None = None) -> tuple[Se
     family, config = loading.family_named(args.target)
     for prompt in given:
         family.configured_room(config).check(prompt.ids.shape[1], args.max_new_tokens)
-    return setup_from(args, temperature, tokenizer), given
+    setup = setup_from(args, temperature, tokenizer)
+    if setup.device.type == "cpu" and (busy := cores.busy()):
+        note(f"busy    {busy}")
+    return setup, given
 
 
 def sampling_from(args: argparse.Namespace, temperature: float | None = None) -> Sampling:

@@ -15,9 +15,8 @@ from speclab.present.screen import (
     target_name,
 )
 from speclab.present.tables import Block, Cell, Heading, Lines, Table, cells, number, prediction, speedup
-from speclab.records.columns import columns
-from speclab.records.rows import Row
-from speclab.records.runs import ComparisonRun
+from speclab.records.files import ComparisonRun
+from speclab.records.rows import COLUMNS, Row
 from speclab.theory.ladder import EFFECTS, PREDICTORS, factors, prediction_errors, prediction_rows
 
 COSTS = (
@@ -54,8 +53,7 @@ def _pictures(run: ComparisonRun, name: str) -> list[str]:
 
 
 def _details(run: ComparisonRun) -> str:
-    meanings = {name: text for group in columns() for name, text in group.meanings.items()}
-    legend = [ROWS, COSTS, *(f"{name}: {meanings[name]}" for name in own_names(run.rows) if name in meanings)]
+    legend = [ROWS, COSTS, *(f"{name}: {COLUMNS[name]}" for name in own_names(run.rows) if name in COLUMNS)]
     blocks: list[Block] = [Heading("All rows"), rows_table(run.rows), Lines(legend)]
     blocks += [errors_table(prediction_rows(run.rows)), Heading("From the formula to the measurement")]
     ladder, effects = ladder_table(run.rows), [LADDER, *(f"{one.name}: {one.meaning}" for one in EFFECTS)]
@@ -68,7 +66,7 @@ def rows_table(rows: list[Row]) -> Table:
     """Return one line per row: an arm on all prompts or a kind of them, with what was predicted."""
 
     def own_rate(name: str) -> Cell:
-        return lambda row: number(next((rate.mean for rate in row.own_rates or [] if rate.name == name), None), 3)
+        return lambda row: number((row.own_rates or {}).get(name), 3)
 
     heads: dict[str, Cell] = {**cells("draft", "k", "T"), "prompts": lambda row: f"{row.prompt_kind} ({row.n_prompts})"}
     heads |= cells("tok/s", "speedup") | {"verdict": lambda row: tables.verdict_of(row) or "-"}
@@ -80,7 +78,7 @@ def rows_table(rows: list[Row]) -> Table:
 
 def own_names(rows: list[Row]) -> list[str]:
     """Return the heads of the columns that only some drafts have."""
-    return list(dict.fromkeys(rate.name for row in rows for rate in row.own_rates or []))
+    return list(dict.fromkeys(name for row in rows for name in row.own_rates or ()))
 
 
 def errors_table(rows: list[Row]) -> Table:

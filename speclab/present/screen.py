@@ -10,11 +10,10 @@ from operator import itemgetter
 from speclab.models.padded import sizes
 from speclab.present import tables
 from speclab.present.tables import Block, Cell, Heading, Lines, Table, cells, interval, number, speedup, speedup_of
-from speclab.records.arms import AUTO
-from speclab.records.rows import Facts, Row
-from speclab.records.runs import ComparisonRun, Head, LabRun, Noise
+from speclab.records.files import ComparisonRun, Head, LabRun
+from speclab.records.rows import AUTO, Facts, Noise, Row
 from speclab.system import cores
-from speclab.theory import noise
+from speclab.theory import attribution
 from speclab.theory.ladder import factors, prediction_rows
 
 LAB = "lab pair"
@@ -63,17 +62,17 @@ def target_name(run: LabRun) -> str:
 
 def hardware(run: Head) -> str:
     machine = run.machine
-    return machine.gpu or f"{machine.cpu}, {machine.threads} thread{'s' * (machine.threads != 1)}"
+    return machine["gpu"] or f"{machine['cpu']}, {machine['threads']} thread{'s' * (machine['threads'] != 1)}"
 
 
 def circumstances(run: Head) -> str:
     """Return the machine, engine, versions, commit and seed of any record."""
     versions, settings = run.versions, run.settings
-    commit = (versions.commit or "none")[:12] + " with uncommitted changes" * bool(versions.uncommitted_changes)
+    commit = (versions["commit"] or "none")[:12] + " with uncommitted changes" * bool(versions["uncommitted_changes"])
     return (
         f"Measured {run.created[:10]} on {hardware(run)}; {settings['device']}, {settings['dtype']}, "
-        f"{settings['engine']} engine; Python {versions.python}, torch {versions.torch}, "
-        f"transformers {versions.transformers}; commit {commit}; seed {settings['seed']}"
+        f"{settings['engine']} engine; Python {versions['python']}, torch {versions['torch']}, "
+        f"transformers {versions['transformers']}; commit {commit}; seed {settings['seed']}"
     )
 
 
@@ -98,7 +97,7 @@ def small_print(run: Head) -> str:
     target = run.settings["target"] + " (padded)" * sizes.is_lab_size(run.settings["target"])
     rules = {rule for row in getattr(run, "rows", []) if (rule := getattr(row, "lossy_rule", None))}
     lossy = "".join(f"; LOSSY, accept rule {rule}" for rule in rules)
-    commit = (run.versions.commit or "")[:8]
+    commit = (run.versions["commit"] or "")[:8]
     return f"{target} on {hardware(run)}, {run.settings['dtype']}; {run.created}, commit {commit}{lossy}"
 
 
@@ -161,12 +160,12 @@ def _sampled_line(entry: Facts) -> str:
 def remarks(run: LabRun) -> list[str]:
     """Name what took part in the run and what disturbed it, and the texts that were not checked or are wrong."""
     rows = [row for row in getattr(run, "rows", []) if isinstance(row, Row) and row.prompt_kind == "all"]
-    probe, settings = run.machine.probe, run.settings
+    probe, settings = run.machine.get("probe"), run.settings
     lines = []
     if about := settings.get("functions"):
         lines.append(f"These functions took part in the speculative rows: {about}. The baseline is the lab's own.")
-    if probe is not None and not probe.free:
-        why = cores.complaint(probe.load, run.machine.cores or 1) or "the cores were not free"
+    if probe and not probe["free"]:
+        why = cores.complaint(probe["load"], run.machine["cores"] or 1) or "the cores were not free"
         lines.append(f"BUSY: when the run began, {why}")
     if late := (settings.get("graphs") or {}).get("in_turns"):
         lines.append(f"SLOWED: {late} CUDA graphs were recorded in timed turns, where there should be none")
@@ -198,18 +197,18 @@ def rough_line(run: Head) -> str | None:
 
     What to do is left out where the user was told before the run that the cores are busy.
     """
-    said, probe = rough_in_short(run), run.machine.probe
-    advice = "; stop other work and run again for better ones" * (probe is None or probe.free)
+    said, probe = rough_in_short(run), run.machine.get("probe")
+    advice = "; stop other work and run again for better ones" * (not probe or probe["free"])
     kept = "so speeds and speedups may be off by as much; texts and counts do not depend on the clock"
     return said and f"{said}, {kept}{advice}"
 
 
 def rough_in_short(run: Head) -> str | None:
     """Say that the speeds of a run are rough; this line stands above a picture. None where they are not."""
-    worst = noise.too_wide(getattr(run, "noise", None) or [])
+    worst = attribution.too_wide(getattr(run, "noise", None) or [])
     if worst is None:
         return None
-    factor = math.ceil(100 * min(noise.reach(worst), LARGEST_FACTOR)) / 100
+    factor = math.ceil(100 * min(attribution.reach(worst), LARGEST_FACTOR)) / 100
     return f"ROUGH: the baseline, timed twice in the same turns, differs from itself by a factor of up to {factor:.2f}"
 
 

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from speclab.records.arms import AUTO
+from speclab.records.rows import AUTO
 from speclab.theory.formulas import FEWEST
 
 WIDTH = 100  # of lines of text in the terminal

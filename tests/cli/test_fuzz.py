@@ -17,8 +17,7 @@ from transformers import AutoTokenizer, GenerationConfig
 from speclab.cli import parsing
 from speclab.models import loading, prompts
 from speclab.models.outside import generation
-from speclab.records.files import read
-from speclab.records.runs import ComparisonRun
+from speclab.records.files import ComparisonRun, read
 from speclab.system import files, terminal
 from speclab.system.errors import EnvironmentProblem, Problem
 from tools import blocks

@@ -7,8 +7,8 @@ from PIL import Image
 
 from speclab.present.pictures import figures, plots
 from speclab.present.pictures.figures import Panel, Series, draw, plain
-from speclab.records.runs import Noise
-from speclab.theory import ladder, noise
+from speclab.records.rows import Noise
+from speclab.theory import attribution, ladder
 from speclab.theory.attribution import Value
 from tests.present.made import bare, make_row, make_run
 
@@ -38,7 +38,7 @@ def test_values_without_an_interval_get_no_bar_and_stay_inside():
 @pytest.mark.parametrize("ratio", [1.02, 1.3])
 def test_a_picture_says_where_its_speeds_are_rough(ratio, tmp_path, monkeypatch):
     """Above what it says of itself."""
-    monkeypatch.setattr(noise, "FURTHEST", 1.1)
+    monkeypatch.setattr(attribution, "FURTHEST", 1.1)
     run = make_run(lengths=(4,), temperatures=(0.0,), kinds=())
     run = replace(run, noise=[Noise(temperature=0.0, ratio=ratio, low=None, high=None)])
     figure = plots._why(run.rows)

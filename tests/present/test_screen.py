@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from speclab.present import report, screen, tables
 from speclab.records import files
-from speclab.records.runs import ComparisonRun, CoreProbe
+from speclab.records.files import ComparisonRun
 from speclab.system.paths import ROOT
-from speclab.theory import ladder, noise
+from speclab.theory import attribution, ladder
 from speclab.theory.formulas import book_formula, expected_tokens_per_round
 from speclab.theory.ladder import EFFECTS, factors
 from tests.approved import is_approved
@@ -30,7 +30,7 @@ def troubled() -> ComparisonRun:
     run.padded.correctness[0] |= {"differences": [difference], "passed": False}
     next(entry for entry in run.correctness if entry["temperature"] > 0)["passed"] = False
     run.noise = [replace(floor, ratio=1.01, low=0.906, high=1.05) for floor in run.noise]
-    run.machine = replace(run.machine, probe=CoreProbe(free=False, load=7.5))
+    run.machine |= {"probe": {"free": False, "load": 7.5}}
     run.settings |= {"functions": "from here/: 7 (a drafter)", "rule": "block", "graphs": {"in_turns": 3}}
     for row in run.rows:
         row.n_replays = 30 if row.draft else None
@@ -66,7 +66,7 @@ def without_costs() -> ComparisonRun:
     ],
 )
 def test_what_is_shown_is_what_was_approved(name, show, monkeypatch):
-    monkeypatch.setattr(noise, "FURTHEST", 1.1)
+    monkeypatch.setattr(attribution, "FURTHEST", 1.1)
     is_approved(APPROVED / name, show())
 
 

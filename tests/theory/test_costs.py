@@ -16,8 +16,7 @@ from speclab.records.arms import Arm
 from speclab.records.log import Line, RoundCounts
 from speclab.theory import costs
 from speclab.theory.attribution import price
-from speclab.theory.costs import CURVES, PHASES, Costs, RoundTime, StepTime, catch_ups
-from speclab.theory.fitting import fit
+from speclab.theory.costs import CURVES, PHASES, Costs, RoundTime, StepTime, catch_ups, fit
 
 given_cases = settings(max_examples=40)
 

@@ -42,7 +42,6 @@ def main(argv: list[str] | None = None) -> int:
         return decode.run(OTHERS[name]().parse_args(rest))
     args = filled(make_parser(__doc__).parse_args(words))
     config, output, sizes = _prepare(args)
-    config.look_at_cores()
     say(compare.head(config))
     record, measured = compare_batches(config, sizes)
     text = functools.partial(batch_views.text, record)

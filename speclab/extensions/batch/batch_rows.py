@@ -12,7 +12,6 @@ from speclab.extensions.batch.decoding.decodings import Part
 from speclab.extensions.batch.expectations import Expectations
 from speclab.extensions.batch.knees import KneeEntry, knee_of
 from speclab.extensions.batch.turns import BatchArm, Batches, requests_of
-from speclab.lab.rows import halves
 from speclab.lab.run_config import RunConfig
 from speclab.records.arms import BASELINE, BASELINE_REPEAT
 from speclab.records.rows import Verdict
@@ -136,9 +135,12 @@ def chosen(decoded: Batches) -> list[Chosen]:
 def held_out(config: RunConfig) -> list[int]:
     """Numbers of the prompts that speedups at the best length are reported on: every second one of each kind, or of
     all where no kind has two."""
-    of_kinds = halves((prompt.kind, number) for number, prompt in enumerate(config.prompts))
+    by_kind: dict[str, list[int]] = {}
+    for number, prompt in enumerate(config.prompts):
+        by_kind.setdefault(prompt.kind, []).append(number)
+    of_kinds = sorted(number for numbers in by_kind.values() for number in numbers[1::2])
     numbers = range(len(config.prompts))
-    return sorted(of_kinds) or list(numbers[1::2]) or list(numbers)
+    return of_kinds or list(numbers[1::2]) or list(numbers)
 
 
 def measured_knees(entries: list[Chosen], context: int) -> list[KneeEntry]:
@@ -169,4 +171,4 @@ def raw(decoded: Batches) -> list[PromptTimes]:
 
 
 def _verdict(over: Gain, own_floor: Noise | None) -> Verdict:
-    return attribution.verdict(over.ratio, over.low, over.high, None, own_floor)
+    return attribution.verdict(over.ratio, over.low, over.high, own_floor)

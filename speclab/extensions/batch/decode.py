@@ -14,7 +14,6 @@ from speclab.extensions.batch.decoding.decodings import BatchDecoding
 from speclab.extensions.batch.decoding.drafters import batch_drafter, check_drafter
 from speclab.extensions.batch.decoding.loops import autoregressive_decode_batch, speculative_decode_batch
 from speclab.extensions.batch.decoding.texts import Request
-from speclab.lab import free_cores
 from speclab.models.pieces import with_text
 from speclab.models.prompts import KINDS, Prompt
 from speclab.models.setup import Setup
@@ -29,7 +28,6 @@ def run(args: argparse.Namespace) -> int:
     check_batch(setup.target)
     drafter, draft = _drafter(args, setup)
     registry.check_prompts(setup.target, [drafter] if drafter else [], prompts, args.max_new_tokens)
-    free_cores.look(setup)
     if drafter is None and args.draft_length is not None:
         note("-k has no effect: nothing is drafted")
     head = [setup.describe(), f"draft   {draft}", *flags.describe_chat(prompts, setup.tokenizer)]

@@ -171,7 +171,13 @@ def _by_size(sizes: list[int], run: Callable[[int], tuple[list[Row], Measurement
         if total is None:
             total = measured
         else:
-            total.extend(measured)
+            n_before = len(total.prompts)
+            total.lines += [replace(line, prompt_index=line.prompt_index + n_before) for line in measured.lines]
+            total.prompts = [*total.prompts, *measured.prompts]
+            total.correctness += measured.correctness
+            total.unchecked += measured.unchecked
+            total.graphs.in_turns += measured.graphs.in_turns
+            total.stop = total.stop or measured.stop
         if measured.interrupted:
             break
     assert total is not None  # there is at least one size
@@ -260,7 +266,7 @@ def verdict(point: Point) -> str:
     """Return faster, slower or unclear; where the prompts are too few for an interval, their number in words."""
     if tables.verdict_of(point) is None and point.verdict:
         return tables.no_interval(point.n_prompts)
-    return "unclear" if point.verdict == "unclear" else attribution.verdict(*decoding(point), point.repeat_noise)
+    return "unclear" if point.verdict == "unclear" else attribution.verdict(*decoding(point))
 
 
 def crossings(xs: list[float], ys: list[float], level: float) -> list[float]:
@@ -511,7 +517,6 @@ def _run(typed: argparse.Namespace, name: str) -> tuple[SweepRun, int]:
     choices = compare.read_drafts([kind for kind in args.draft.split(",") if kind], temperatures)
     registry.check_chains("a sweep", choices)
     config = compare.load(args, choices, lengths, temperatures)
-    config.look_at_cores()
     facts: dict[str, Any] = {}
     points, measured = SWEEPS[name].points(config, facts)
     noise = noise_at(measured, config.temperatures[0])

@@ -19,7 +19,6 @@ from speclab.drafts import registry
 from speclab.drafts.registry import Choice, check_prompts
 from speclab.extensions.trace import positions
 from speclab.extensions.trace.trace import Trace, trace
-from speclab.lab import free_cores
 from speclab.lab.instruments import LoopFunctions, with_phases
 from speclab.lab.round_costs import measure_costs
 from speclab.models import loading
@@ -60,7 +59,6 @@ def load(args: argparse.Namespace, functions: LoopFunctions | None = None) -> Lo
     check_prompts(setup.target, [drafter], prompts[:1], args.max_new_tokens)
     if len(prompts) > 1 and (args.prompt or args.prompts or typed_limit):
         note("the first prompt is decoded")
-    free_cores.look(setup)
     eos = frozenset() if args.ignore_eos else setup.eos
     settings = DecodeSettings(args.max_new_tokens, setup.sampling, eos, args.seed)
     drafter, length, about = with_length(drafter, choice.name, setup, args.draft_length)

@@ -25,11 +25,6 @@ class TreeDraft(Draft):
 
     parents: Tensor = field(kw_only=True)  # (batch, n) the node that each follows
 
-    @classmethod
-    def of(cls, draft: Draft) -> "TreeDraft":
-        """Return the same tokens as a tree; a chain becomes the tree with one branch."""
-        return cls(draft.tokens, draft.size, draft.probs, draft.faults, parents=parents_of(draft))
-
     def verified_by(self, target: Target, last_tokens: Tensor) -> Tensor:
         """Make one pass over the last committed token of each row, (batch,), and all nodes.
 
@@ -106,10 +101,6 @@ class TreesDrafter(Drafter):
         """Return the powers of two up to which the passes of a draft model have tokens, for trees of up to `most`
         tokens."""
         return {2**i for i in range(1, most.bit_length() + 1)}
-
-    def as_drafted(self, chain: Draft) -> Draft:
-        """Return a chain as a tree of one branch."""
-        return TreeDraft.of(chain)
 
 
 # By its name and at the end, since that module imports this one: whoever can make a tree has the rules that judge it.

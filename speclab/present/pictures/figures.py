@@ -19,7 +19,7 @@ from matplotlib.ticker import NullLocator
 from matplotlib.transforms import ScaledTranslation
 
 from speclab.present.screen import rough_in_short, small_print
-from speclab.records.runs import Head
+from speclab.records.files import Head
 from speclab.system.files import write_whole
 from speclab.theory.attribution import Value, decoding
 

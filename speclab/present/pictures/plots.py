@@ -7,9 +7,8 @@ from pathlib import Path
 from speclab.present.pictures import figures
 from speclab.present.pictures.figures import STYLES, Figure, NullLocator, Panel, Series, draw, note, plain
 from speclab.present.tables import short, temperature_name
-from speclab.records.arms import AUTO
-from speclab.records.rows import Row
-from speclab.records.runs import ComparisonRun
+from speclab.records.files import ComparisonRun
+from speclab.records.rows import AUTO, Row
 from speclab.theory.attribution import decoding
 from speclab.theory.ladder import EFFECTS, factors
 

@@ -8,7 +8,7 @@ from speclab.extensions.batch import batch_views
 from speclab.extensions.batch.batch_record import BatchNoise, BatchRun, Chosen
 from speclab.records.files import read
 from speclab.system.paths import ROOT
-from speclab.theory import noise
+from speclab.theory import attribution
 
 RECORD = ROOT / "results" / "cpu-2-cores-sweep-batch.json"
 
@@ -54,7 +54,8 @@ def test_a_wrong_text_is_said_first(run):
 
 
 def test_rough_speeds_hide_nothing(run, monkeypatch):
-    monkeypatch.setattr(noise, "FURTHEST", 1.1)
+    """Every row is marked, and one sentence says why."""
+    monkeypatch.setattr(attribution, "FURTHEST", 1.1)
     quiet = batch_views.text(run)
     assert "ROUGH" not in quiet
     run.noise[2] = replace(run.noise[2], ratio=0.8, low=0.7, high=0.9)

@@ -24,7 +24,7 @@ from speclab.present import report
 from speclab.records.arms import BASELINE, Arm
 from speclab.records.files import read
 from speclab.records.log import Line
-from speclab.records.rows import OwnRate, Row
+from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
 from tests.llamas import tiny_llama
 from tests.present.made import make_row, make_run
@@ -62,7 +62,7 @@ def measured_with(sampling: Sampling) -> Measurement:
 
 
 def means(row: Row) -> dict[str, float]:
-    return {rate.name: rate.mean for rate in row.own_rates or []}
+    return row.own_rates or {}
 
 
 @torch.inference_mode()
@@ -116,9 +116,9 @@ def test_it_stands_in_columns_of_the_rows():
     for row in run.rows:
         if row.draft == "intersect:other":
             of_draft = 0.125 if row.draft_length == 2 else 0.375
-            row.own_rates = [OwnRate(name=DRAFT_OUT, mean=of_draft), OwnRate(name=TARGET_OUT, mean=0.25)]
+            row.own_rates = {DRAFT_OUT: of_draft, TARGET_OUT: 0.25}
     text = report.page(run, "local")
-    assert all(f"- {name}: {meaning}" in text for name, meaning in COLUMNS.meanings.items())
+    assert all(f"- {name}: {meaning}" in text for name, meaning in COLUMNS.items())
     rows = [row for row in run.rows if row.prompt_kind == "all"]
     columns = report.rows_table([*rows, make_row("feature")]).cells
     cells = [(row.method, columns["draft out"](row), columns["target out"](row)) for row in rows if row.draft]
@@ -155,8 +155,8 @@ def test_a_run_records_and_says_it(pair_folder, other_folder, tmp_path, capsys, 
     assert all(means(row).keys() == {DRAFT_OUT, TARGET_OUT} for row in shared)
     assert all(0 < means(row)[DRAFT_OUT] < 1 for row in shared if row.temperature)
     assert all(row.own_rates is None for row in record.rows if row.method != "intersect:other")
-    assert "intersect:other, T = 0: tokens that are not shared have" in out
-    assert "intersect:other, T = 0.8: tokens that are not shared have" in out
+    assert "intersect:other, T = 0: draft out" in out
+    assert "intersect:other, T = 0.8: draft out" in out
     text = (tmp_path / "results" / "local.json").read_text("utf-8")
     lines = [line for line in record.raw if line.own_rates]
     assert {line.method for line in lines} == {"intersect:other"}
