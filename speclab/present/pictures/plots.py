@@ -68,41 +68,19 @@ def _place(row: Row, auto: int) -> int:
 
 
 def _why(rows: list[Row]) -> Figure | None:
-    """Draw a waterfall for the fastest row of each of up to four drafts at the lowest temperature, side by side on one
-    scale."""
-    best: dict[str, Row] = {}
-    for row in sorted(filter(factors, rows), key=lambda row: (row.temperature, -row.speedup)):
-        best.setdefault(row.method, row)
-    first = min((row.temperature for row in best.values()), default=0.0)
-    chosen = [row for row in best.values() if row.temperature == first][:4]
-    if not chosen:
+    """Draw the way of the fastest row that has a ladder, at the lowest temperature: the book's formula on top, a bar for
+    every factor, then the measured speedup and the one with prefill counted."""
+    known = [row for row in rows if factors(row) and row.book_formula]
+    if not known:
         return None
-    figure, axes = figures.blank(len(chosen), 3.1 + 2.1 / len(chosen), 4.9, sharex=True, sharey=True)
-    for axis, row in zip(axes, chosen, strict=True):
-        _waterfall(axis, row)
-        axis.set_title(f"fastest of its draft\n{short(row.method, 26)} k={row.draft_length}", fontsize=10)
-        axis.set_xlabel("speedup (logarithmic)", fontsize=9)
-    low, high = axes[0].get_xlim()
-    axes[0].set_xlim(low, high * (high / low) ** 0.16)  # room for the numbers right of the bars
-    ticks = [value for value in SPEEDUPS if low <= value <= high]
-    axes[0].xaxis.set_ticks(ticks, labels=[f"{value:g}x" for value in ticks])
-    axes[0].xaxis.set_minor_locator(NullLocator())
-    names = [effect.name for effect in EFFECTS]
-    axes[0].set_yticks(range(len(EFFECTS) + 3), ["book formula", *names, "measured", "end to end"])
-    axes[0].invert_yaxis()
-    figure.suptitle(f"From 1/(1-α+α/k) to the measured speedup, {temperature_name(first)}", fontsize=11)
-    return figure
-
-
-def _waterfall(axis, row: Row) -> None:
-    """Draw the book's formula on top, then a bar for every factor, then the measured speedup and the one with
-    prefill counted."""
+    row = min(known, key=lambda row: (row.temperature, -row.speedup))
     here = row.book_formula or 1.0
     steps = [(1.0, here, f"{here:.2f}x", GREY)]  # from, to, its number, its colour
     for factor in factors(row).values():
         steps.append((here, here * factor, f"×{factor:.2f}", GAIN if factor >= 1 else LOSS))
         here *= factor
     steps += [(1.0, value, f"{value:.2f}x", GREY) for value in (row.speedup, row.speedup_with_prefill)]
+    figure, [axis] = figures.blank(1, 6.4, 4.2)
     for place, (start, end, text, color) in enumerate(steps):
         hatch = {GAIN: "//", LOSS: ".."}.get(color)
         axis.barh(place, end - start, 0.66, start, color=color, hatch=hatch, edgecolor="white", linewidth=0)
@@ -111,4 +89,15 @@ def _waterfall(axis, row: Row) -> None:
             axis.plot([end, end], [place - 0.33, place + 0.67], color="black", linewidth=0.8)
     axis.axvline(1, color="black", linewidth=1)
     axis.set_xscale("log")
-    axis.tick_params(labelsize=9)
+    low, high = axis.get_xlim()
+    axis.set_xlim(low, high * (high / low) ** 0.1)  # room for the numbers right of the bars
+    ticks = [value for value in SPEEDUPS if low <= value <= high]
+    axis.xaxis.set_ticks(ticks, labels=[f"{value:g}x" for value in ticks])
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.set_xlabel("speedup (logarithmic)")
+    names = [effect.name for effect in EFFECTS]
+    axis.set_yticks(range(len(steps)), ["book formula", *names, "measured", "end to end"])
+    axis.invert_yaxis()
+    where = f"{short(row.method, 26)} k = {row.draft_length}, {temperature_name(row.temperature)}"
+    figure.suptitle(f"From 1/(1-α+α/k) to the measured speedup: {where}", fontsize=10)
+    return figure
