@@ -68,8 +68,8 @@ def _place(row: Row, auto: int) -> int:
 
 
 def _why(rows: list[Row]) -> Figure | None:
-    """Draw the way of the fastest row that has a ladder, at the lowest temperature: the book's formula on top, a bar for
-    every factor, then the measured speedup and the one with prefill counted."""
+    """Draw the fastest row that has a ladder, at the lowest temperature: the book's formula on top, a bar for every
+    factor, then the measured speedup and the one with prefill counted."""
     known = [row for row in rows if factors(row) and row.book_formula]
     if not known:
         return None
