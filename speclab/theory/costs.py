@@ -237,8 +237,8 @@ def _verify(rounds: Sequence[RoundTime]) -> dict[float, dict]:
 
 
 def _draft(rounds: list[RoundTime]) -> dict:
-    idle = _means(_seconds([r for r in rounds if not r.n_drafted], "draft"))[0].get(None, 0.0)
-    drafted = [r for r in rounds if r.n_drafted]
+    drafted, others = [r for r in rounds if r.n_drafted], [r for r in rounds if not r.n_drafted]
+    idle = _means(_seconds(others, "draft"))[0][None] if others else 0.0
     if not drafted:  # a lookup that never found anything: the cost of a draft is not needed
         return {"draft_idle": idle, "draft_at": {1: idle}, "draft_catch": 0.0, "draft_slope": 0.0}
     at, (catch, slope) = _means(
@@ -265,7 +265,7 @@ def _means(
     `STALL` where they are finer.
     """
     cells = [None] * len(seconds) if cells is None else list(cells)
-    names = list(dict.fromkeys(cells))
+    names = sorted(set(cells))
     cell = np.array([names.index(one) for one in cells], dtype=int)
     table = np.array([*columns, *([] if context is None else [context])], dtype=float).reshape(-1, len(seconds))
     both = np.vstack([_without_stalls(seconds, stalls or cells), table])  # (1 + columns, n)
