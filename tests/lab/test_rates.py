@@ -13,7 +13,7 @@ from speclab.core.sampling import Sampling
 from speclab.lab.harness import measure
 from speclab.lab.rows import row_of
 from speclab.present import tables
-from speclab.records.rows import BASELINE, Arm, Line
+from speclab.records.rows import BASELINE, Arm, Decoded
 from speclab.theory.formulas import ratio_interval
 from tests.lab.test_harness import Machine, make_bench, make_prompt
 from tests.tiny_models import PlainTransformer, perturbed
@@ -23,7 +23,7 @@ SETTINGS = Sampling(0.7, top_k=5, top_p=0.9)
 COMMON = {"target": "t", "device": "cpu", "dtype": "float64"}
 
 
-def seconds_of(sample: Line, repeat: int) -> Fraction:
+def seconds_of(sample: Decoded, repeat: int) -> Fraction:
     """By the machine below: a pass over w tokens takes 1 + w / 8 seconds, a drafted token 1/4; a lookup takes none."""
     n_tokens = len(sample.texts[repeat])
     if not sample.arm.speculative:

@@ -2,13 +2,12 @@
 
 import argparse
 
-from speclab.cli import flags
+from speclab.cli import flags, parsing
 from speclab.cli.decoding import how_many, prompt_heading, with_length
 from speclab.core.clock import old_objects_frozen
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings
 from speclab.drafts import registry
-from speclab.extensions.batch.batch_flags import DRAFT_LENGTH, NO_DRAFT
 from speclab.extensions.batch.decoding.batched_model import BatchedModel, check_batch
 from speclab.extensions.batch.decoding.decodings import BatchDecoding
 from speclab.extensions.batch.decoding.drafters import batch_drafter, check_drafter
@@ -19,6 +18,34 @@ from speclab.models.prompts import KINDS, Prompt
 from speclab.models.setup import Setup
 from speclab.present import report
 from speclab.system.terminal import harmless, note, progress
+
+PROG = "python -m speclab.extensions.batch"
+MOST_ROWS = 1024
+DRAFT_LENGTH = 4
+NO_DRAFT = "none"  # of --draft
+HELP = f"""Decodes all prompts at once, at most B side by side, prints the texts and says how fast it was.
+
+    {PROG} decode                   # four prompts side by side, with the lab's draft model
+    {PROG} decode -B 8 --limit 0    # all standard prompts, eight at a time
+    {PROG} decode --draft none      # token by token, without a draft
+
+The texts are those that each prompt has alone, in the prompts' order. A row whose text has ended takes the next prompt.
+"""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = parsing.make_parser(HELP, f"{PROG} decode")
+    flags.add_engine_flag(flags.add_model_flags(parser))
+    flags.add_text_flags(parser)
+    group, rows = flags.add_decoding_flags(parser), parsing.at_least(1, MOST_ROWS)
+    size = "prompts that are decoded side by side (default: %(default)s)"
+    group.add_argument("-B", "--size", type=rows, default=4, metavar="B", help=size)
+    kinds = f"as of optimized_speculative.py; {NO_DRAFT}: token by token (default: %(default)s)"
+    flags.add_draft_flag(group, help=kinds, besides=(NO_DRAFT,))
+    length = f"tokens per draft (default: {DRAFT_LENGTH})"
+    group.add_argument("-k", "--draft-length", type=parsing.at_least(0), metavar="K", help=length)
+    parser.set_defaults(device_map=None)
+    return parser
 
 
 def run(args: argparse.Namespace) -> int:

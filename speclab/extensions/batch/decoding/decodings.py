@@ -42,6 +42,7 @@ class Text:
 
     tokens: list[int]
     admitted: float  # when its prompt's own pass began
+    prefill: float = 0.0  # seconds of that pass
     first: float = 0.0  # when its first token was ready
     last: float = 0.0  # when its last token was ready
 
@@ -89,7 +90,7 @@ class BatchDecoding:
         number, round_ = next(self._rounds)  # ends with tokens on the host: the device has nothing left to do
         if round_.prefill:
             seconds = time.perf_counter() - start
-            self.texts[number] = Text([], self.seconds)
+            self.texts[number] = Text([], self.seconds, seconds)
             self._n_busy += 1
             self._book([(number, round_)], seconds)
             return
