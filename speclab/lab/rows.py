@@ -21,12 +21,14 @@ def rows_of(decoded: list[Decoded], common: dict[str, Any], predicted: Predicted
     common: target, device and dtype. predicted: what the costs say of each arm and prompt; without it rows have no
     predictions.
     """
-    kinds, rows = {one.prompt_index: one.prompt_kind for one in decoded}, []
+    rows = []
     for temperature, n_texts in dict.fromkeys((one.temperature, one.n_texts) for one in decoded):
-        for kind in ["all", *dict.fromkeys(kinds.values())] if len({*kinds.values()}) > 1 else ["all"]:
+        alike = [one for one in decoded if (one.temperature, one.n_texts) == (temperature, n_texts)]
+        kinds = list(dict.fromkeys(one.prompt_kind for one in alike))
+        for kind in ["all", *kinds] if len(kinds) > 1 else ["all"]:
             by_arm: dict[Arm, list[Decoded]] = {}
-            for one in decoded:
-                if (one.temperature, one.n_texts) == (temperature, n_texts) and kind in ("all", one.prompt_kind):
+            for one in alike:
+                if kind in ("all", one.prompt_kind):
                     by_arm.setdefault(one.arm, []).append(one)
             baseline = by_arm[BASELINE]
             floor = noise_floor(baseline, by_arm.pop(BASELINE_REPEAT, []))
