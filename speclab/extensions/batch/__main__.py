@@ -35,7 +35,6 @@ SIZES = {"default": (0, 48, "2,4,6"), "quick": (2, 32, "2,4"), "full": (0, 128, 
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """Compare batches, or decode one.  -> exit code"""
     words = sys.argv[1:] if argv is None else argv
     name, rest = parsing.subcommand(words, {"decode": decode.make_parser})
     if name:

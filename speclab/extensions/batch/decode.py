@@ -49,7 +49,6 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Decode, and print the texts.  -> exit code"""
     args = _filled(args)
     setup, prompts = flags.load(args)
     check_batch(setup.target)
@@ -61,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
     note("\n".join(head))
     if len(prompts) < args.size:
         note(f"{len(prompts)} prompts for {args.size} rows: the others stay empty; give more prompts, or --limit 0")
-    settings = _settings(args, setup)
+    eos = frozenset() if args.ignore_eos else setup.eos
+    settings = DecodeSettings(args.max_new_tokens, setup.sampling, eos, args.seed)
     decoding = _decoded(args, setup, prompts, drafter, settings)
     for number, prompt in enumerate(prompts):
         text = "".join(round_.text for round_ in with_text(decoding.rounds[number], setup.pieces(prompt)))
@@ -93,12 +93,6 @@ def _drafter(args: argparse.Namespace, setup: Setup) -> tuple[Drafter | None, st
     return drafter, "\n".join([said, *drafter.length_notes(name, typed)])
 
 
-def _settings(args: argparse.Namespace, setup: Setup) -> DecodeSettings:
-    """The settings of every text."""
-    eos = frozenset() if args.ignore_eos else setup.eos
-    return DecodeSettings(args.max_new_tokens, setup.sampling, eos, args.seed)
-
-
 def _decoded(
     args: argparse.Namespace,
     setup: Setup,
@@ -106,7 +100,6 @@ def _decoded(
     drafter: Drafter | None,
     settings: DecodeSettings,
 ) -> BatchDecoding:
-    """Decode all prompts, each with the same settings."""
     target = BatchedModel(setup.target, args.size)
     requests = [Request(prompt.ids.to(setup.device), settings) for prompt in prompts]
     if drafter:

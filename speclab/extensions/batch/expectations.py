@@ -92,7 +92,6 @@ class Expectations:
         return n_texts * self.known[draft, k].tokens / round_
 
     def speedup(self, draft: str, k: int, n_texts: int) -> float | None:
-        """The speedup over as many texts at a time without a draft."""
         rate, plain = self.rate(draft, k, n_texts), self.rate(*PLAIN, n_texts)
         return rate / plain if rate and plain else None
 
@@ -101,7 +100,6 @@ class Expectations:
         return self.known[way].seconds - self._passes(way, 1)
 
     def _passes(self, way: Way, n_texts: int) -> float:
-        """The seconds of the passes of a round."""
         one, (draft, _) = self.known[way], way
         longest = n_texts if self.pads else 1
         taken = self._of(TARGET, n_texts, 1 + one.drafted(longest))
@@ -146,11 +144,9 @@ class PassTimer:
 
     @property
     def n_steps(self) -> int:
-        """The number of steps in a turn."""
         return len(self._passes)
 
     def step(self) -> None:
-        """Time the next pass."""
         if not self._left:
             self._left = list(self._passes)
             self._random.shuffle(self._left)
@@ -177,7 +173,6 @@ class PassTimer:
 
 
 def middle_mean(values: Sequence[float]) -> float:
-    """The mean of the values without the lowest and the highest quarter."""
     drop = len(values) // 4
     return statistics.mean(sorted(values)[drop : len(values) - drop])
 

@@ -19,7 +19,6 @@ COLUMNS = (
 
 
 def rows_of(run: BatchRun, draft: str) -> list[Row]:
-    """Return the rows of a draft over all prompts."""
     return [row for row in run.rows if row.draft == draft and row.prompt_kind == "all"]
 
 
