@@ -63,7 +63,10 @@ def _details(run: ComparisonRun) -> str:
 
 def rows_table(rows: list[Row]) -> Table:
     """Return one line per row: an arm on all prompts or a kind of them, with what was predicted."""
-    heads: dict[str, Cell] = {**cells("draft", "k", "T"), "prompts": lambda row: f"{row.prompt_kind} ({row.n_prompts})"}
+    heads: dict[str, Cell] = {
+        **cells("draft", *tables.batches(rows), "k", "T"),
+        "prompts": lambda row: f"{row.prompt_kind} ({row.n_prompts})",
+    }
     heads |= cells("tok/s", "speedup") | {"verdict": lambda row: tables.verdict_of(row) or "-"}
     heads |= cells("95 %", "end to end", "α", "f", "tok/rnd", "c", "v", "o")
     heads |= {name: prediction(attrgetter(key)) for key, name in PREDICTORS.items()}
