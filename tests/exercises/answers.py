@@ -8,17 +8,14 @@ import ast
 import contextlib
 import functools
 import importlib
-import importlib.abc
 import inspect
 import operator
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib.machinery import ModuleSpec
-from importlib.util import module_from_spec
 from textwrap import dedent
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any, NoReturn
 
 import pytest
@@ -177,24 +174,12 @@ def with_wrong_answer(stem: str, hole: str, source: str) -> ModuleType:
     return module
 
 
-class _Text(importlib.abc.InspectLoader):
-    """Makes a module of a text, so that no file need be written for it."""
-
-    def __init__(self, path: str, source: str):
-        self.path, self.source = path, source
-
-    def get_source(self, fullname: str) -> str:
-        return self.source
-
-    def get_code(self, fullname: str) -> CodeType:
-        return compile(self.source, self.path, "exec")
-
-
 def copy_of(stem: str, source: str) -> ModuleType:
-    """A module of this text, called like the solution."""
-    loader = _Text(str(ROOT / "solutions" / f"{stem}.py"), source)
-    module = module_from_spec(ModuleSpec(f"solutions.{stem}", loader))
-    loader.exec_module(module)
+    """A module of this text, called like the solution; it keeps the text."""
+    module = ModuleType(f"solutions.{stem}")
+    module.__file__ = str(ROOT / "solutions" / f"{stem}.py")
+    module.SOURCE = source
+    exec(compile(source, module.__file__, "exec"), vars(module))
     return module
 
 

@@ -62,12 +62,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if resource and config.getoption("--outcomes", None):
         limit(resource.RLIMIT_FSIZE, FILE_BYTES)
         limit(resource.RLIMIT_CORE, 0)
-        limit_memory()
-
-
-def limit_memory() -> None:
-    """Let this process take no more than MEMORY_BYTES, where the system knows such a limit."""
-    if resource:
         limit(resource.RLIMIT_DATA, MEMORY_BYTES)
 
 

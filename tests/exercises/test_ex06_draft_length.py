@@ -7,6 +7,7 @@ import pytest
 
 from exercises import simulator
 from exercises.guard import place
+from solutions import ex06_draft_length as right
 from tests.exercises.answers import asked, whole
 
 
@@ -53,26 +54,15 @@ for first, second in ((1, 3), (3, 7)):  # equally fast
     KNOWN[1.0, FREE, costs, 0.0, 9] = first
 
 
-@asked(list(KNOWN), BEST, list(KNOWN.values()))
-def test_the_best_of_known_costs(one, *case):
-    """best_draft_length: the k with the most tokens per step, of all lengths, the shortest of equal ones; a draft of k
-    needs a pass over k + 1. Plain decoding is a token per step by definition, k = 0 with a speedup of 1."""
-    return best(one, *case)
-
-
-def speedup(k: int, alpha: float, c: float, costs: Costs, o: float, _: int = 0) -> float:
-    return round(sum(alpha**i for i in range(k + 1)) / (k * c + costs[k + 1] + o), 9) if k else 1.0
-
-
 SLOPES = [sloping(slope) for slope in (0.0, 0.03, 0.2)]
 GRID = list(itertools.product((0.0, 0.2, 0.5, 0.75, 0.9, 1.0), (0.0, 0.07, 0.4), SLOPES, (0.0, 0.15), (10,)))
 
 
-@pytest.mark.whole
-@asked(GRID, BEST + ", as speedup", [max(speedup(k, *case) for k in range(11)) for case in GRID])
-def test_the_best_of_many_costs(one, *case):
-    """best_draft_length: as good as trying every length, over a grid of costs."""
-    return speedup(best(one, *case), *case)
+@asked([*KNOWN, *GRID], BEST, [*KNOWN.values(), *(best(right, *case) for case in GRID)])
+def test_the_best_length(one, *case):
+    """best_draft_length: the k with the most tokens per step, of all lengths, the shortest of equal ones; a draft of k
+    needs a pass over k + 1. Plain decoding is a token per step by definition, k = 0 with a speedup of 1."""
+    return best(one, *case)
 
 
 LENGTH = "next_draft_length({}, {}, {}, {})"
@@ -141,13 +131,13 @@ def test_the_bounds_of_the_score():
     assert min(scores) == scores[2] > simulator.SCORE
     assert scores[5] < 1 < scores[6]
     assert simulator.score(lambda *_: 2) <= simulator.BRONZE < min(scores[:2] + scores[3:])
-    right = [True, True, False, True, True, True, False, False, True, True]
+    text = [True, True, False, True, True, True, False, False, True, True]
 
     def cheapest(rest: list[bool]) -> float:
         kept = ((k, next((i for i in range(k) if not rest[i]), k)) for k in range(min(5, len(rest))))
         return min((simulator.round_cost(k) + cheapest(rest[n + 1 :]) for k, n in kept), default=0.0)
 
-    assert simulator._cheapest(right) == pytest.approx(cheapest(right) / len(right))
+    assert simulator._cheapest(text) == pytest.approx(cheapest(text) / len(text))
     assert simulator.oracle() == pytest.approx(0.589, abs=5e-4)
     medals = {0.9: "no medal", simulator.fixed(2): "bronze", simulator.SCORE: "silver"}
     assert {score: simulator.medal(score) for score in medals} == medals

@@ -10,10 +10,11 @@ from torch import Tensor
 from draft_models import NgramDrafter
 from exercises.scenes import TinyTarget
 from optimized_speculative import speculative_decode
+from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, Draft, tokens_of
 from speclab.core.sampling import Sampling
 from tests.exercises.answers import agree, asked, wrong
-from tests.exercises.make_copy_texts import K, replay
+from tests.exercises.count_rounds import K, replay
 
 TOKENS_PER_ROUND = 2.58  # to reach on the copy texts at k = 4; the lab's own drafter makes 189 tokens in 72 rounds
 
@@ -76,7 +77,7 @@ class Elsewhere(torch.Tensor):
 
 
 def looked_over(draft: object, k: int) -> Draft:
-    """A proposal whose form is right; the loop would stumble over any other in words of its own."""
+    """A proposal whose form is right."""
     if not isinstance(draft, Draft):
         wrong(f"propose returns a Draft(tokens, size), yours a {type(draft).__name__}")
     tokens, size = draft.tokens, draft.size
@@ -93,25 +94,16 @@ def looked_over(draft: object, k: int) -> Draft:
     return draft
 
 
-class LookedOver:
-    """Around a learner's drafter: whoever uses it is handed proposals of the right form only."""
-
-    def __init__(self, learner: ModuleType, prompt: Tensor | None = None):
-        drafter = learner.MyDrafter()
-        self.prefill, self.observe, self._drafter = drafter.prefill, drafter.observe, drafter
-        if prompt is not None:
-            self.prefill(None, prompt, Sampling())
-
-    def propose(self, k: int, uniforms: Tensor) -> Draft:
-        return looked_over(self._drafter.propose(k, uniforms), k)
-
-    def ids(self, k: int) -> list[int]:
-        return self.propose(k, torch.zeros((1, k), dtype=torch.float64)).tokens[0].tolist()
-
-
-def started(learner: ModuleType, ids: list[int]) -> LookedOver:
+def started(one: ModuleType, prompt: Tensor | list[int]) -> Drafter:
     """A drafter that has taken in a prompt."""
-    return LookedOver(learner, torch.tensor([ids]))
+    drafter = one.MyDrafter()
+    drafter.prefill(None, prompt if isinstance(prompt, Tensor) else torch.tensor([prompt]), Sampling())
+    return drafter
+
+
+def ids(drafter: Drafter, k: int) -> list[int]:
+    """What it proposes."""
+    return looked_over(drafter.propose(k, torch.zeros((1, k), dtype=torch.float64)), k).tokens[0].tolist()
 
 
 PROPOSED = [(COPY, 8), (COPY, 2), (COPY, 0), ([1, 2, 3, 4], 4)]
@@ -120,26 +112,21 @@ PROPOSED = [(COPY, 8), (COPY, 2), (COPY, 0), ([1, 2, 3, 4], 4)]
 def test_a_proposal_has_the_form_that_the_loop_expects(learner):
     """MyDrafter.propose: tensors on the prompt's device with at most k ids, an empty proposal where nothing matches."""
     about, right = "after {}, k = {}: proposed are", [[3, 1, 2], [3, 1], [], []]
-    agree(learner, lambda one, ids, k: started(one, ids).ids(k), PROPOSED, about, right)
+    agree(learner, lambda one, text, k: ids(started(one, text), k), PROPOSED, about, right)
 
-    def devices(one: ModuleType, ids: list[int]) -> str:
-        drafter = one.MyDrafter()
-        drafter.prefill(None, torch.tensor([ids]).as_subclass(Elsewhere), Sampling())
-        draft = drafter.propose(2, torch.zeros((1, 2)))
+    def devices(one: ModuleType, text: list[int]) -> str:
+        draft = started(one, torch.tensor([text]).as_subclass(Elsewhere)).propose(2, torch.zeros((1, 2)))
         return f"{draft.tokens.device.type}, {draft.size.device.type}"
 
     about = "after {} on another device (meta): the devices of tokens and size"
     agree(learner, devices, [(COPY,), ([1, 2, 3, 4],)], about, ["meta, meta"] * 2)
 
 
+THEN = "3 and the target's 9 are committed, then 1, then 2: the text is 1 2 3 4 1 2 3 9 1 2, k = 3"
 TOLD = {  # what has happened, what is proposed then
     "after 1 2 3 4 1 2, k = 2": [3, 4],
     "asked once more": [3, 4],
-    "3 and the target's 9 are committed, then 1, then 2: the text is 1 2 3 4 1 2 3 9 1 2, k = 3": [
-        3,
-        9,
-        1,
-    ],
+    THEN: [3, 9, 1],
     "prefill begins a new text, 8 1 2, k = 3": [],
     "a drafter of 1 2 3 1 2, and another one is made; k = 2": [3, 1],
     "the other one, of 7 7 8": [],
@@ -150,17 +137,17 @@ TOLD = {  # what has happened, what is proposed then
 def test_the_text_is_what_was_committed(one, number, what):
     """MyDrafter.observe: all of `committed` and nothing else becomes text; a proposal is not text yet."""
     drafter, committed = started(one, [1, 2, 3, 4, 1, 2]), [3, 9]
-    found = [drafter.ids(2), drafter.ids(2)]
+    found = [ids(drafter, 2), ids(drafter, 2)]
     drafter.observe(1, committed)
     if committed != [3, 9]:
         wrong("it looks as if yours changes the list `committed`: it belongs to the loop")
     drafter.observe(0, [1])
     drafter.observe(0, [2])
-    found.append(drafter.ids(3))
+    found.append(ids(drafter, 3))
     drafter.prefill(None, torch.tensor([[8, 1, 2]]), Sampling())
-    found.append(drafter.ids(3))
+    found.append(ids(drafter, 3))
     first, second = started(one, COPY), started(one, [7, 7, 8])
-    return [*found, first.ids(2), second.ids(2)][number]
+    return [*found, ids(first, 2), ids(second, 2)][number]
 
 
 def choose(ids: list[int]) -> int:
@@ -173,7 +160,7 @@ def choose(ids: list[int]) -> int:
 def test_the_labs_loop_runs_on_it(one):
     """MyDrafter: in the lab's own loop the text is the target's, and some proposals are kept."""
     prompt, settings = torch.tensor([[choose([0] * n) for n in range(7)]]), DecodeSettings(max_new_tokens=40)
-    rounds = list(speculative_decode(TinyTarget(choose), LookedOver(one), prompt, K, settings))
+    rounds = list(speculative_decode(TinyTarget(choose), one.MyDrafter(), prompt, K, settings))
     return tokens_of(rounds), "kept" if sum(r.n_accepted for r in rounds) else "no proposal is kept"
 
 
@@ -181,6 +168,6 @@ def test_the_labs_loop_runs_on_it(one):
 @asked([()], f"tokens per round on copied text, at least {TOKENS_PER_ROUND}", ["enough"])
 def test_copied_text_takes_few_rounds(one):
     """MyDrafter: on three copy prompts of the lab at k = 4, at least 2.58 tokens per round. A count, no clock."""
-    n_tokens, n_rounds = replay(lambda: LookedOver(one))
+    n_tokens, n_rounds = replay(one.MyDrafter)
     enough = n_tokens / n_rounds >= TOKENS_PER_ROUND
     return "enough" if enough else f"{n_tokens / n_rounds:.2f}, {n_tokens} tokens in {n_rounds} rounds"

@@ -1,11 +1,12 @@
 """Checks of exercise 8: one for each of the five bugs, and one for everything that was right before."""
 
 import hashlib
+import inspect
 import io
 import itertools
 import tokenize
 from dataclasses import replace
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import torch
 
@@ -20,7 +21,6 @@ from exercises.scenes import (
     all_of_it,
     decisions,
     one_up,
-    plain,
     rounds,
     scene_a,
     scene_b,
@@ -29,10 +29,13 @@ from exercises.scenes import (
     scene_e,
     twelfths,
 )
+from optimized_speculative import speculative_decode
 from speclab.core.rounds import DecodeSettings, Draft, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.system.errors import Problem
-from tests.exercises.answers import wrong
+from tests.exercises.answers import agree, wrong
+
+LAB = SimpleNamespace(decode=speculative_decode)
 
 
 def test_every_target_pass_adds_a_token_of_its_own(learner):
@@ -62,9 +65,15 @@ def test_the_targets_cache_holds_the_text_but_its_last_token(learner):
         wrong(f"at temperature 0 the text must be {own}, yours is {theirs}")
 
 
-# End, where the draft is wrong, accepted and rejected drafts that count. The third: the end is the correction. The last
-# two: a draft after the accepted end is rejected.
-ENDS = [(4, 20, 1, 0), (6, 20, 3, 0), (6, 6, 2, 1), (5, 7, 2, 0), (5, 6, 2, 0)]
+# End of text, where the draft is wrong. The third: the end is the correction. The fourth and fifth: a draft after the
+# accepted end is rejected. Then: it is the prefill's token; it is a rejected draft.
+ENDS = [(4, 20), (6, 20), (6, 6), (5, 7), (5, 6), (3, 0), (6, 5)]
+
+
+def ended(one: object, end: int, wrong_at: int) -> tuple[list[int], str | None, int, int]:
+    """an end of text that is committed ends it there, and drafts after it are neither accepted nor rejected"""
+    found = list(rounds(one, TinyTarget(one_up), TinyDrafter(one_up, wrong_at), 5, 12, frozenset({end})))
+    return tokens_of(found), found[-1].finish, found[-1].n_accepted, found[-1].n_rejected
 
 
 def test_nothing_follows_an_end_of_text(learner):
@@ -72,20 +81,8 @@ def test_nothing_follows_an_end_of_text(learner):
     untouched(learner)
     if (text := scene_c(learner)) != [3, 4, 5, 6]:
         wrong(f"6 means end of text: 3 4 5 6 is all there is to say, with k = 4 yours says {text}")
-    first = list(rounds(learner, TinyTarget(one_up), TinyDrafter(one_up), 4, 12, frozenset({3})))
-    if tokens_of(first) != [3] or first[-1].finish != "eos":
-        wrong(f"3 means end of text, and the prefill gives a 3: the text is that token alone, yours {tokens_of(first)}")
-    for end, wrong_at, *counts in ENDS:
-        found = list(rounds(learner, TinyTarget(one_up), TinyDrafter(one_up, wrong_at), 5, 12, frozenset({end})))
-        right = list(range(3, end + 1)), "eos", *counts
-        given = tokens_of(found), found[-1].finish, found[-1].n_accepted, found[-1].n_rejected
-        if given != right:
-            about = f"{end} means end of text: text, finish, accepted and rejected drafts of the last round"
-            wrong(f"{about} are {right}, yours are {given}")
-    # The draft says 6 where the target says 5.
-    found = rounds(learner, TinyTarget(one_up), TinyDrafter(one_up, wrong_at=5), 4, 8, frozenset({6}))
-    if tokens_of(found) != [3, 4, 5, 6]:
-        wrong("a rejected token that means end of text is not emitted: only committed tokens end the text")
+    about = "{} means end of text, wrong drafts at multiples of {}: text, finish, accepted and rejected at last"
+    agree(learner, ended, ENDS, about, [ended(LAB, *case) for case in ENDS])
 
 
 def test_the_correction_makes_up_for_what_the_draft_left_out(learner):
@@ -118,7 +115,7 @@ class Noting(TinyDrafter):
         self.told, self.uniforms = [], []
 
     def prefill(self, target: TinyTarget, prompt: torch.Tensor, sampling: Sampling) -> None:
-        self.told.append(isinstance(sampling, Sampling))
+        self.told.append(type(sampling).__name__)
         super().prefill(target, prompt, sampling)
 
     def propose(self, k: int, uniforms: torch.Tensor) -> Draft:
@@ -126,25 +123,32 @@ class Noting(TinyDrafter):
         return super().propose(k, uniforms)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
-        self.told.append(n_accepted)
+        self.told.append((n_accepted, list(committed)))
         super().observe(n_accepted, committed)
 
 
-def calls(learner: ModuleType) -> None:
-    """What the loop tells the target and the drafter, beside the tokens."""
-    drafter, short = Noting(one_up, 4), TinyTarget(one_up)
-    found = list(rounds(learner, TinyTarget(one_up), drafter, 3, 12))
-    if drafter.told != [True, *(r.n_accepted for r in found)]:
-        wrong(
-            "the drafter's prefill is told the sampling, observe how many drafts were accepted, 0 for the prefill's "
-            f"token; yours tells {drafter.told}"
-        )
-    short.max_length = 8
+def course(one: object, k: int, n: int, wrong_at: int, at_most: int, room: int | None) -> object:
+    """texts, budgets, counts, one pass a round, and what the drafter is told are those of the lab's own loop"""
+    target, drafter = TinyTarget(one_up), Noting(one_up, wrong_at, at_most)
+    target.max_length = room
     try:
-        list(rounds(learner, short, TinyDrafter(one_up), 3, 12))
+        found = list(rounds(one, target, drafter, k, n))
     except Problem:
-        return
-    wrong("a target built for 8 positions and 15 asked for: check_prompt refuses that before anything is decoded")
+        return "refused by check_prompt"
+    counts = [(r.n_drafted, r.n_accepted, r.n_rejected) for r in found]
+    return {
+        "tokens of the rounds": [r.tokens for r in found],
+        "drafted, accepted, rejected": counts,
+        "which are the prefill, and why the text ends": [(r.prefill, r.finish) for r in found],
+        "passes of the target": target.n_passes,
+        "the drafter is asked for": [asked for asked in drafter.asked if asked],
+        "it is told": drafter.told,
+    }
+
+
+COURSES = [*itertools.product((0, 1, 3, 8), (0, 1, 2, 9, 30), [3], [99], [None])]
+COURSES += [(3, 12, 4, 99, None), (4, 12, 0, 1, None), (3, 12, 0, 99, 8)]
+COURSE = "k = {}, {} tokens, a wrong draft at each multiple of {}, at most {} drafted, room for {} positions"
 
 
 def uniforms_are_used_once(learner: ModuleType) -> None:
@@ -172,54 +176,27 @@ def uniforms_are_used_once(learner: ModuleType) -> None:
 
 HALVES = [0.5, 0.5]
 NEARLY = 0.5 - 2**-53  # below 1/2 by one rounding
-ODDS = [  # p of two rows, q of a draft of token 0 or None where it is certain, uniforms, (kept, next token), why
-    ([[0.25, 0.75], [0.0, 1.0]], HALVES, (0.49, 0.3), (1, 1), "u q < p"),
-    ([[0.25, 0.75], [0.0, 1.0]], HALVES, (0.51, 0.3), (0, 1), "u q < p"),
-    ([[0.0, 1.0], HALVES], None, (0.0, 0.0), (0, 1), "the test is u q < p, strict"),
-    (
-        [[NEARLY, 0.5], HALVES],
-        HALVES,
-        (1 - 2**-53, 0.75),
-        (0, 1),
-        "where p - q leaves nothing the correction is from p",
-    ),
+ODDS = [  # p of two rows, q of a draft of token 0 or None where it is certain, uniforms
+    ([[0.25, 0.75], [0.0, 1.0]], HALVES, (0.49, 0.3)),
+    ([[0.25, 0.75], [0.0, 1.0]], HALVES, (0.51, 0.3)),
+    ([[0.0, 1.0], HALVES], None, (0.0, 0.0)),
+    ([[NEARLY, 0.5], HALVES], HALVES, (1 - 2**-53, 0.75)),
 ]
 
 
-def one_draft(learner: ModuleType) -> None:
-    """What accept makes of one draft."""
-    for p, q, u, right, why in ODDS:
-        p_, q_, u_ = (None if x is None else torch.tensor([x], dtype=torch.float64) for x in (p, q and [q], u))
-        result = learner.accept(Draft(torch.tensor([[0]]), torch.tensor([1]), q_), p_, u_)
-        given = int(result.n_accepted), int(result.next_token)
-        if given != right:
-            what = f"one draft of token 0, p = {p}, q = {q or 'certain'}, uniforms {u}: (kept, what follows)"
-            wrong(f"{what} is {right}, yours is {given}: {why}")
+def judged(one: object, p: list[list[float]], q: list[float] | None, u: tuple[float, float]) -> tuple[int, int]:
+    """the test is u q < p, strictly, and where p - q leaves nothing the correction is from p"""
+    p_, q_, u_ = (None if x is None else torch.tensor([x], dtype=torch.float64) for x in (p, q and [q], u))
+    result = one.accept(Draft(torch.tensor([[0]]), torch.tensor([1]), q_), p_, u_)
+    return int(result.n_accepted), int(result.next_token)
 
 
 def test_nothing_else_is_broken(learner):
     """What held before the hunt: texts, budgets, one pass a round, plain decoding, the draft's own odds."""
     untouched(learner)
-    own = plain(one_up, 30)
-    for k, n in itertools.product((0, 1, 3, 8), (0, 1, 2, 9, 30)):
-        target, drafter = TinyTarget(one_up), TinyDrafter(one_up, wrong_at=3)
-        found = list(rounds(learner, target, drafter, k, n))
-        text = tokens_of(found)
-        if text != own[:n]:
-            wrong(f"k = {k}, {n} tokens asked for: the text must be {own[:n]}, yours is {text}")
-        if n and target.n_passes != len(found):
-            wrong(f"the prompt's pass and one for every round: {len(found)} passes, yours makes {target.n_passes}")
-        if any(asked > k for asked in drafter.asked) or sum(r.n_drafted for r in found) != sum(drafter.asked):
-            wrong(f"k = {k}: a round may draft at most k tokens and reports how many, yours asked {drafter.asked}")
-        if n and (drafter.text[3:] != text or found[-1].finish != "length" or not found[0].prefill):
-            wrong("the first round is the prefill, the last says 'length', and the drafter is told every token")
-        if any(r.n_rejected != (r.n_accepted < r.n_drafted) for r in found):
-            wrong("n_rejected is 1 in a round that rejects a draft, else 0")
-    few = list(rounds(learner, TinyTarget(one_up), TinyDrafter(one_up, at_most=1), 4, 12))
-    if tokens_of(few) != own[:12]:
-        wrong("a drafter that proposes fewer than k tokens changes the text")
-    one_draft(learner)
-    calls(learner)
+    agree(learner, course, COURSES, COURSE, [course(LAB, *one) for one in COURSES])
+    about = "one draft of token 0, p = {}, q = {}, uniforms {}: (kept, what follows)"
+    agree(learner, judged, ODDS, about, [(1, 1), (0, 1), (0, 1), (0, 1)])
     uniforms_are_used_once(learner)
     seen = [
         tokens_of(learner.decode(TinyTarget(one_up), TinyDrafter(one_up, 3), PROMPT, 3, settings))
@@ -235,7 +212,7 @@ AS_IT_CAME = "2e0b8a7d31d440c0"
 
 def is_untouched(learner: ModuleType) -> bool:
     """Does the module do what the exercise does as it came? Comments, docstrings and layout do not count."""
-    return fingerprint(learner.__spec__.loader.get_source(learner.__name__)) == AS_IT_CAME
+    return fingerprint(getattr(learner, "SOURCE", None) or inspect.getsource(learner)) == AS_IT_CAME
 
 
 def fingerprint(source: str) -> str:

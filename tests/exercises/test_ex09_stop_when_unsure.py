@@ -1,16 +1,18 @@
 """Checks of exercise 9: what a longer draft is worth, and that a stop leaves the target's law alone, exactly."""
 
 import itertools
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
 
 import pytest
+from torch import Tensor
 
 from tests.exercises.answers import asked, mistaken, wrong
 from tests.exercises.test_ex04_rejection import draw, rows, wrong_law
-from tests.test_exact import Law, Tables, boxes, cdf_corners, completed, floats, inside, random_tables
+from tests.test_exact import Law, Row, Tables, completed, floats, random_tables
 
 
 def tokens_by_length(drawn: list[float], later: list[float]) -> list[float]:
@@ -114,11 +116,11 @@ def test_the_draft_ends_where_keep_says_no(one, uniforms, answers):
     return {"ids": ids, "rows": handed, "passes after": passes, "keep is asked": asked_about}
 
 
-def emitted(tables: Tables, tokens: list[int]) -> Law:
+def emitted(tables: Tables, tokens: list[int], draft: list[Row]) -> Law:
     """The law of what a round commits whose draft is `tokens`, by the rule of chapter 4, in fractions."""
     law, chance = Counter(), Fraction(1)
-    for i, token in enumerate(tokens):
-        p, q = tables.target[tuple(tokens[:i])], tables.draft[tuple(tokens[:i])]
+    for i, (token, q) in enumerate(zip(tokens, draft, strict=True)):
+        p = tables.target[tuple(tokens[:i])]
         kept = min(Fraction(1), p[token] / q[token])
         left = [max(Fraction(0), a - b) for a, b in zip(p, q, strict=True)]
         for other, share in enumerate(left):
@@ -131,23 +133,42 @@ def emitted(tables: Tables, tokens: list[int]) -> Law:
     return law
 
 
-def law_with(draft: Callable, tables: Tables, bound: float) -> Law:
-    """The joint law of the next k + 1 tokens where the draft ends after a token of a probability below `bound`."""
+def as_fractions(row: Tensor) -> Row:
+    """The fractions with small denominators that a row was computed from."""
+    found = [Fraction(float(x)).limit_denominator(1000) for x in row]
+    if any(x < 0 for x in found) or sum(found) != 1:
+        wrong(f"a row is a distribution, yours has {row}")
+    return found
+
+
+def law_of(tables: Tables, drafted: Callable) -> Law:
+    """The joint law of the next k + 1 tokens. drafted(draw) gives ids and the rows that are handed over to the rule."""
     law = Counter()
-    corners = sorted({corner for row in tables.draft.values() for corner in cdf_corners(row)})
+    for script in itertools.product(range(tables.vocab), repeat=tables.k):
+        seen = []
+
+        def draw(row: Tensor, _: float = 0.0, seen=seen, script=script) -> int:
+            seen.append(as_fractions(row))
+            return (*script, 0)[min(len(seen), len(script) + 1) - 1]
+
+        ids, handed = drafted(draw)
+        chance = math.prod(row[token] for row, token in zip(seen, script, strict=False))
+        if chance and not any(script[len(seen) :]):  # else another script has been drawn so far
+            ids, q = [int(token) for token in ids], [as_fractions(row) for row in handed]
+            if any(not row[token] for row, token in zip(q, ids, strict=True)):
+                wrong(f"drawn {script}: a token is handed over with a row that rules it out")
+            for block, share in emitted(tables, ids, q).items():
+                law[block] += chance * share
+    return completed({block: share for block, share in law.items() if share}, tables, (), tables.k + 1)
+
+
+def law_with(draft: Callable, tables: Tables, bound: float) -> Law:
+    """The law where the draft ends after a token of a probability below `bound`."""
 
     def next_row(tokens):
-        return rows(floats(tables.draft[tuple(tokens)]))[0]
+        return rows(floats(tables.draft[tuple(map(int, tokens))]))[0]
 
-    for cell in itertools.product(boxes(corners), repeat=tables.k):
-        weight = Fraction(1)
-        for low, high in cell:
-            weight *= high - low
-        uniforms = [inside(box, Fraction(1, 2)) for box in cell]
-        tokens = [int(t) for t in draft(next_row, draw, uniforms, lambda sure: sure[-1] >= bound)[0]]
-        for block, share in emitted(tables, tokens).items():
-            law[block] += weight * share
-    return completed(law, tables, (), tables.k + 1)
+    return law_of(tables, lambda draw: draft(next_row, draw, [0.5] * tables.k, lambda sure: sure[-1] >= bound))
 
 
 def of_the_chapter() -> Tables:

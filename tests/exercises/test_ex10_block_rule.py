@@ -3,7 +3,6 @@
 import itertools
 import random
 from fractions import Fraction
-from types import ModuleType
 
 import pytest
 import torch
@@ -57,23 +56,9 @@ def test_the_threshold_weighs_what_the_target_has_left(one, b, p, q):
         return "a division of 0 by 0"
 
 
-def round_of(
-    one: ModuleType, drafted: list[int], q: torch.Tensor, p: torch.Tensor, uniforms: list[float], _: int = 0
-) -> dict[str, object]:
-    """What verify_block returns, and what it calls draw with."""
-    seen = []
-
-    def noted(probs: torch.Tensor, uniform: float) -> int:
-        seen.append((shown(probs), float(uniform)))
-        return 1
-
-    given = one.verify_block(list(drafted), q.clone(), p.clone(), list(uniforms), noted)
-    kept, token = pair(given, f"drafted {drafted}, uniforms {uniforms}")
-    return {"kept": kept, "draw is called with": seen, "after the kept ones comes what draw returned": token == 1}
-
-
-def in_words(drafted: list[int], q: torch.Tensor, p: torch.Tensor, uniforms: list[float], *_: object) -> str:
-    return f"drafted {drafted}, q = {q.tolist()}, p = {p.tolist()}, uniforms {uniforms}"
+def in_words(drafted: list[int], q: torch.Tensor, p: torch.Tensor, uniforms: list[float]) -> str:
+    tables = f"q = {q.tolist()}, p = {p.tolist()}" if len(drafted) < 7 else "in long tables"
+    return f"drafted {drafted}, {tables}, uniforms {uniforms}"
 
 
 Q, P = rows(*[HALF] * 3), rows(*[ODD] * 3, HALF)
@@ -90,24 +75,30 @@ ROUNDS = [
 ]
 
 
-@asked(ROUNDS, in_words)
-def test_the_longest_length_that_may_be_kept_is_kept(one, *case):
-    """verify_block: each length has its own test and uniform, strictly below its bound; the next token comes from what
-    that length has left, divided by its sum."""
-    return round_of(one, *case)
-
-
 def seven(seed: int) -> tuple:
     dice = random.Random(seed)
-    p, q = (rows(*([dice.random() + 0.05 for _ in range(5)] for _ in range(n))) for n in (8, 7))
-    p, q = p / p.sum(1, keepdim=True), q / q.sum(1, keepdim=True)
-    return [dice.randrange(5) for _ in range(7)], q, p, [dice.random() for _ in range(8)], seed
+    p, q = (rows(*(random_row(dice) for _ in range(n))) for n in (8, 7))
+    return [dice.randrange(5) for _ in range(7)], q, p, [dice.random() for _ in range(8)]
 
 
-@asked([seven(seed) for seed in range(40)], "drafted {0}, uniforms {3}, rows of the seed {4}")
-def test_a_draft_of_seven_tokens(one, *case):
-    """verify_block: the longest length that passes its test is kept, be it any from 0 to k."""
-    return round_of(one, *case)
+def random_row(dice: random.Random) -> list[float]:
+    weights = [dice.randint(1, 20) for _ in range(5)]
+    return [weight / sum(weights) for weight in weights]
+
+
+@asked([*ROUNDS, *map(seven, range(40))], in_words)
+def test_the_longest_length_that_may_be_kept_is_kept(one, drafted, q, p, uniforms):
+    """verify_block: each length has its own test and uniform, strictly below its bound; the next token comes from what
+    that length has left, divided by its sum."""
+    seen = []
+
+    def noted(probs: torch.Tensor, uniform: float) -> int:
+        seen.append((shown(probs), float(uniform)))
+        return 1
+
+    given = one.verify_block(list(drafted), q.clone(), p.clone(), list(uniforms), noted)
+    kept, token = pair(given, f"drafted {drafted}, uniforms {uniforms}")
+    return {"kept": kept, "draw is called with": seen, "after the kept ones comes what draw returned": token == 1}
 
 
 def block_pieces(job: Job, tokens: tuple[int, ...]) -> tuple[list[list[Fraction]], list[Row]]:

@@ -4,7 +4,6 @@ The world of the last two checks: the target adds its last two digits, and at ev
 of a position is its digit. The draft adds the state and the token of its last pair, and its own state is that token.
 """
 
-import itertools
 import random
 import re
 from types import ModuleType
@@ -94,6 +93,7 @@ def test_deeper_positions_read_the_drafts_own_state(one, digits, tokens, positio
 TEXT = [1, 2, 3, 5, 8, 4]
 RIGHT = [(1, 2), (2, 3), (3, 5), (5, 8), (8, 4)]  # digit of the state, id
 TO_THE_BIT = "all right, to the last bit"
+MOVED = "0.25 has moved from one number of a state to another one"
 RECORDS = [  # what is wrong, the text, the pairs, the first wrong position
     (TO_THE_BIT, TEXT, RIGHT, None),
     ("all right but for rounding", TEXT, RIGHT, None),
@@ -108,6 +108,7 @@ RECORDS = [  # what is wrong, the text, the pairs, the first wrong position
     ("the first pair is missing", TEXT, RIGHT[1:], 0),
     ("a rejected token's pair too many", TEXT, [*RIGHT, (4, 9)], 5),
     ("a pair of a text that has none", [7], [(7, 4)], 0),
+    *((MOVED, TEXT, RIGHT, position) for position in range(len(RIGHT))),
     ("a long text, all right", [*range(40)], [(i, i + 1) for i in range(39)], None),
     ("a long text, its state 30 is wrong", [*range(40)], [(i + (i == 30), i + 1) for i in range(39)], 30),
     ("a long text, a pair too many", [*range(40)], [(i, i + 1) for i in range(40)], 39),
@@ -131,31 +132,18 @@ def first_wrong(one: ModuleType, read: list, text: list[int], after=state_after)
     return str(given if given is None or isinstance(given, bool) else whole(given))
 
 
-def moved(case: tuple[int, int, int]) -> list[tuple[Tensor, int]]:
-    """The right pairs, but for 0.25 that have moved from one number of a state to another one."""
-    read = [(record_of(digit, i + 1), token) for i, (digit, token) in enumerate(RIGHT)]
-    position, more, less = case
-    read[position][0][more] += 0.25
-    read[position][0][less] -= 0.25
-    return read
+READ = "{}: text {}, read as (digit of the state, id) {}: the first wrong position"
 
 
-MOVED = [(i, *both) for i in range(len(RIGHT)) for both in itertools.permutations(range(3), 2)]
-
-
-def test_your_check_sees_what_a_text_cannot_show(learner):
+@asked(RECORDS, READ, [str(right) for *_, right in RECORDS])
+def test_your_check_sees_what_a_text_cannot_show(one, what, text, pairs, right):
     """first_wrong_pair: states and ids count, missing pairs and those too many; rounding is no mistake."""
-
-    def judged(one: ModuleType, what: str, text: list[int], pairs: list[tuple[int, int]], _: object) -> str:
-        off = 1 if what == TO_THE_BIT else 1 + 1e-7  # as the states of another pass may be
-        read = [(record_of(digit * off, position), token) for position, (digit, token) in enumerate(pairs, start=1)]
-        return first_wrong(one, read, text)
-
-    about = "{}: text {}, read as (digit of the state, id) {}: the first wrong position"
-    agree(learner, judged, RECORDS, about, [str(right) for *_, right in RECORDS])
-    about = f"text {TEXT}, of the state of position {{}} number {{}} is 0.25 too large, number {{}} 0.25 too small: "
-    about, right = about + "the first wrong position", [str(position) for position, *_ in MOVED]
-    agree(learner, lambda one, *case: first_wrong(one, moved(case), TEXT), MOVED, about, right)
+    off = 1 if what == TO_THE_BIT else 1 + 1e-7  # as the states of another pass may be
+    read = [(record_of(digit * off, position), token) for position, (digit, token) in enumerate(pairs, start=1)]
+    if what == MOVED:
+        read[right][0][right % 3] += 0.25
+        read[right][0][(right + 1) % 3] -= 0.25
+    return first_wrong(one, read, text)
 
 
 def digits_add(ids: list[int]) -> int:

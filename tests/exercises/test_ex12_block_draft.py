@@ -3,7 +3,7 @@
 import itertools
 import random
 import re
-from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from fractions import Fraction
 from types import ModuleType
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tests.exercises.answers import asked, chapter, mistaken, named, simplest, whole, wrong
 from tests.exercises.test_ex04_rejection import overlap, rows, shown, wrong_law
-from tests.exercises.test_ex09_stop_when_unsure import emitted, tokens_by_length
-from tests.test_exact import Law, Row, Tables, completed, floats, random_tables
+from tests.exercises.test_ex09_stop_when_unsure import law_of, tokens_by_length
+from tests.test_exact import Law, Row, Tables, floats, random_tables
 
 STEM = "ex12_block_draft"
 
@@ -122,24 +122,10 @@ def walk(learner: ModuleType, logits: Tensor, bias: list[list[int]], last: int, 
         )
     if not isinstance(given, tuple | list) or len(given) != 2 or not all(isinstance(x, Tensor) for x in given[1]):
         wrong(f"return a pair, ids and rows; yours returns {given!r}")
-    return [int(token) for token in given[0]], [shown(row) for row in given[1]]
+    return [int(token) for token in given[0]], list(given[1])
 
 
-def walked(
-    learner: ModuleType, slots: list[list[int]], bias: list[list[int]], last: int, script: list[int]
-) -> tuple[list[list[float]], list[int], list[list[float]]]:
-    """What each token was drawn from, the ids that are returned, and the rows that are handed over."""
-    seen: list[list[float]] = []
-
-    def draw(row: Tensor) -> int:
-        seen.append(shown(row))
-        return script[len(seen) - 1] if len(seen) <= len(script) else 0
-
-    logits = torch.tensor(slots[: len(script)], dtype=torch.float64).reshape(-1, len(bias))
-    return seen, *walk(learner, logits, bias, last, powers, draw)
-
-
-def in_fractions(some_rows: list[list[float]]) -> str:
+def in_fractions(some_rows: Iterable[list[float]]) -> str:
     """Rows as a learner reads them: 1/13 where 0.076923077 stands."""
     near = [[(Fraction(x).limit_denominator(200), x) for x in row] for row in some_rows]
     shown = (", ".join(str(f) if abs(f - x) < 1e-8 else f"{x:.4g}" for f, x in row) for row in near)
@@ -149,7 +135,15 @@ def in_fractions(some_rows: list[list[float]]) -> str:
 @asked(WALKS, f"slots {SLOTS}, bias {BIAS} (a row for each token before), last {{}}, drawn {{}}")
 def test_each_row_depends_on_the_token_before(one, *case):
     """walk: a token is drawn from its slot with the bias of the one before it, and handed over with that very row."""
-    seen, ids, handed = walked(one, SLOTS, BIAS, *case)
+    last, script = case
+    seen, left = [], list(script)
+
+    def draw(row: Tensor) -> int:
+        seen.append(shown(row))
+        return left.pop(0) if left else 0
+
+    ids, handed = walk(one, rows(*SLOTS[: len(script)]).reshape(-1, 3), BIAS, last, powers, draw)
+    handed = map(shown, handed)
     return {"drawn from": in_fractions(seen), "ids": ids, "handed over": in_fractions(handed)}
 
 
@@ -162,37 +156,16 @@ def certain(logits: Tensor) -> Tensor:
 def test_a_walk_at_temperature_0(one, last):
     """walk: slot and bias are added before a distribution is made of them, so that it stays one that is certain."""
     logits = rows(*SLOTS) + torch.arange(3) * 1e-4  # no two are equal, some nearly
-    return walk(one, logits, BIAS, last, certain, lambda row: int(row.argmax()))
-
-
-def as_fractions(row: list[float]) -> Row:
-    """The fractions with small denominators that a row was computed from."""
-    found = [Fraction(x).limit_denominator(1000) for x in row]
-    if any(x < 0 for x in found) or sum(found) != 1:
-        wrong(f"a row is a distribution, yours has {row}")
-    return found
+    ids, handed = walk(one, logits, BIAS, last, certain, lambda row: int(row.argmax()))
+    return ids, [shown(row) for row in handed]
 
 
 Walk = tuple[Tables, list[list[int]], list[list[int]], int]  # the target, slots, bias, the last committed token
 
 
-def law_of(learner: ModuleType, tables: Tables, slots: list[list[int]], bias: list[list[int]], last: int) -> Law:
+def law_with(one: ModuleType, tables: Tables, slots: list[list[int]], bias: list[list[int]], last: int) -> Law:
     """The joint law of the next k + 1 tokens, the draft's rows judged by the rule of chapter 4."""
-    law = Counter()
-    for script in itertools.product(range(tables.vocab), repeat=tables.k):
-        seen, tokens, handed = walked(learner, slots, bias, last, list(script))
-        if len(seen) != len(script) or tuple(tokens) != script or len(handed) != len(script):
-            wrong(f"drawn {script}: yours draws {len(seen)} times and returns {tokens} with {len(handed)} rows")
-        chance = Fraction(1)
-        for token, row in zip(script, seen, strict=True):
-            chance *= as_fractions(row)[token]
-        q = [as_fractions(row) for row in handed]
-        if any(not row[token] for row, token in zip(q, script, strict=True)):
-            wrong(f"drawn {script}: a token is handed over with a row that rules it out")
-        path = replace(tables, draft={script[:i]: row for i, row in enumerate(q)})
-        for block, share in emitted(path, list(script)).items():
-            law[block] += chance * share
-    return completed({block: share for block, share in law.items() if share}, tables, (), tables.k + 1)
+    return law_of(tables, lambda draw: walk(one, rows(*slots), bias, last, powers, draw))
 
 
 def of_the_chapter() -> Walk:
@@ -215,9 +188,9 @@ BLOCK_WALKS = [
 def test_the_rows_that_are_handed_over_keep_the_targets_law(learner):
     """walk: summed in fractions over every path, the next k + 1 tokens follow the target's law."""
     for one in (of_the_chapter(), *BLOCK_WALKS):
-        law = law_of(learner, *one)
+        law = law_with(learner, *one)
         if found := wrong_law(one[0], law):
-            name = named(learner, lambda module, one=one, law=law: law_of(module, *one) == law)
+            name = named(learner, lambda module, one=one, law=law: law_with(module, *one) == law)
             wrong("slots {1}, bias {2}, last {3}, ".format(*one) + f"{found[0]}{name}. {found[1]}")
 
 
@@ -243,15 +216,15 @@ def test_the_two_slots_of_the_chapter():
     assert accepted(COIN, OF_COURSE, COIN, OF_COURSE) == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "share"),
-    [
-        ("the slot's own row is handed over, not the one that its token was drawn from", Fraction(1, 9)),
-        ("the token is drawn from the slot's own row, and the row with the bias is handed over", Fraction(1, 4)),
-        ("the row is handed over as if the token had been certain, though it was drawn", Fraction(1, 6)),
-    ],
-)
-def test_a_row_that_was_not_drawn_from_is_biased(name, share):
-    """p = (5/6, 1/6), the slot (1/2, 1/2), with its bias (2/3, 1/3); and a token that is called certain is not."""
-    law = law_of(mistaken(STEM, name), *of_the_chapter())
-    assert sum(chance for tokens, chance in law.items() if tokens[0] == 1) == share
+BIASED = {  # p = (5/6, 1/6), the slot (1/2, 1/2), with its bias (2/3, 1/3)
+    "the slot's own row is handed over, not the one that its token was drawn from": Fraction(1, 9),
+    "the token is drawn from the slot's own row, and the row with the bias is handed over": Fraction(1, 4),
+    "the row is handed over as if the token had been certain, though it was drawn": Fraction(1, 6),
+}
+
+
+def test_a_row_that_was_not_drawn_from_is_biased():
+    """A row that is called certain is not."""
+    for name, share in BIASED.items():
+        law = law_with(mistaken(STEM, name), *of_the_chapter())
+        assert sum(chance for tokens, chance in law.items() if tokens[0] == 1) == share, name

@@ -1,16 +1,12 @@
-"""Checks of exercise 15: positions, mask, path and cache of a tree, one by one and in a decoding."""
+"""Checks of exercise 15: positions, mask, path and cache of a tree."""
 
-import itertools
 import random
-from types import ModuleType
 
-import pytest
 import torch
 from torch import Tensor
 
 from solutions import ex15_token_trees as right
 from tests.exercises.answers import asked, chapter, simplest, whole, wrong
-from tests.exercises.test_ex14_ragged_batches import VOCAB, continued, enumerate_text, says
 
 STEM = "ex15_token_trees"
 
@@ -91,57 +87,6 @@ def cause_of_places(path: list[int], length: int, given: list[int | None]) -> st
 def test_the_branch_moves_to_the_front(one, path, length):
     """gather: the text stays, the last committed token, and the path, from where the pass has written its tokens."""
     return numbers(one.gather(list(path), length))
-
-
-PROMPT, N_NEW = [5, 9, 2, 11], 14
-SHAPES = [[-1, -1, 1, 1, 2, 3], [-1, 0, -1, 2, 2, 4], [-1, -1, -1, 2, 3, 4]]
-
-
-def tree_for(parents: list[int], comes: list[int], drawn: random.Random) -> list[int]:
-    """Tokens of a tree one of whose branches is the text that comes; siblings are other ones."""
-    lucky, tokens, depth = {-1}, [], [0]
-    for i, parent in enumerate(parents):
-        depth.append(depth[parent + 1] + 1)
-        last = i == max(j for j, other in enumerate(parents) if other == parent)
-        token = comes[depth[i + 1] - 1] if depth[i + 1] <= len(comes) else 0
-        if parent in lucky and last and depth[i + 1] < 4:
-            lucky.add(i)
-        else:
-            token = (token + 1 + drawn.randrange(5)) % VOCAB
-        tokens.append(token)
-    return tokens
-
-
-def decoded(learner: ModuleType, expected: list[int]) -> tuple[list[int], int]:
-    """The text and the rounds with the target of exercise 14. The cache is (token, position) for each place."""
-    cache, text, drawn, n_rounds = enumerate_text(PROMPT), expected[:1], random.Random(1), 0
-    while len(text) < N_NEW and n_rounds < 40:
-        parents, length = SHAPES[n_rounds % len(SHAPES)], len(cache)
-        tokens = tree_for(parents, expected[len(text) :], drawn)
-        at = numbers(learner.positions(list(parents), length))
-        rows = list(zip([text[-1], *tokens], at, strict=True))
-        seen = learner.mask(list(parents)).tolist()
-        own = [says([*cache, *itertools.compress(rows, reads)]) for reads in seen]
-        path = [int(i) for i in learner.best_path(list(parents), list(tokens), list(own))]
-        held = [*cache, *rows]
-        cache = [held[min(int(i), len(held) - 1)] for i in learner.gather(list(path), length)]
-        text += [tokens[i] for i in path] + [own[path[-1] + 1 if path else 0]]
-        n_rounds += 1
-    return text[:N_NEW], n_rounds
-
-
-@pytest.mark.whole
-def test_the_text_is_the_targets_own(learner):
-    """The text is the target's own, in as few rounds as trees that hold the right branch allow."""
-    expected = continued(PROMPT, N_NEW)
-    text, n_rounds = decoded(right, expected)
-    assert text == expected
-    assert n_rounds < N_NEW / 2
-    given, n_own = decoded(learner, expected)
-    if given != expected:
-        wrong(f"with your functions the text is {given}; the target's own is {expected}")
-    if n_own > n_rounds:
-        wrong(f"with your functions {N_NEW} tokens take {n_own} rounds, and {n_rounds} are enough")
 
 
 def test_the_picture_of_the_chapter():

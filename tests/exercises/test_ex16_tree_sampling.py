@@ -134,33 +134,12 @@ NODES = [  # the target's row, the draft's row
 ]
 
 
-class NextError(Exception):
-    """The next token that is drawn is not decided yet."""
-
-
-def sequences(
-    learner: ModuleType, row: Row, m: int, ids: tuple[int, ...] = ()
-) -> Iterator[tuple[Fraction, list[tuple[int, Row]]]]:
-    """Every way in which the children can be drawn after these ids, with its probability."""
-    if len(ids) > m:
-        wrong(f"row {shown(row)}, {m} children: it looks as if yours draws more than {m} times; one draw for a child")
-    script = Script(*ids, -1)
-
-    def draw(law: Row) -> int:
-        token = script(law)
-        if token < 0:
-            raise NextError
-        return token
-
-    try:
-        drawn = learner.children(list(row), m, draw)
-    except NextError:
-        for token, share in enumerate(script.rows[-1]):
-            if share:
-                for weight, found in sequences(learner, row, m, (*ids, token)):
-                    yield weight * share, found
-        return
-    yield Fraction(1), [(token, [Fraction(share) for share in law]) for token, law in drawn]
+def sequences(one: ModuleType, row: Row, m: int) -> Iterator[tuple[Fraction, list[tuple[int, Row]]]]:
+    """Every way in which the children can be drawn, with its probability."""
+    ids = [token for token, share in enumerate(row) if share]
+    for script in (Script(*drawn) for drawn in itertools.permutations(ids, min(m, len(ids)))):
+        children = [(token, [Fraction(share) for share in law]) for token, law in one.children(list(row), m, script)]
+        yield math.prod(law[token] for law, (token, _) in zip(script.rows, children, strict=True)), children
 
 
 def law_at(one: ModuleType, target: Row, draft: Row, m: int) -> tuple[Row, Fraction]:
