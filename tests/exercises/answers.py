@@ -63,7 +63,7 @@ def rule_of(check: Callable | None) -> str:
 
 
 def asked(
-    cases: Sequence[tuple], about: str | Callable[..., str], right: Sequence | None = None, why: Callable | None = None
+    cases: Sequence[tuple], about: str | Callable[..., str], right: Sequence | None = None
 ) -> Callable[[Callable], Callable]:
     """Make a check of a function that asks a module about a case, test_x(module, *case): see `agree`.
 
@@ -72,7 +72,7 @@ def asked(
 
     def made(ask: Callable) -> Callable:
         def check(learner: ModuleType) -> None:
-            agree(learner, ask, cases, about, right, why)
+            agree(learner, ask, cases, about, right)
 
         check.__name__, check.__doc__, check.__module__ = ask.__name__, ask.__doc__, ask.__module__
         check.ask, check.cases = ask, cases
@@ -87,12 +87,11 @@ def agree(
     cases: Sequence[tuple],
     about: str | Callable[..., str],
     right: Sequence | None = None,
-    why: Callable[..., str] | None = None,
 ) -> None:
     """Fail at the first case whose answer is not the right one: the solution's, or the one of `right`.
 
     about: the case in words, a format of its parts, or a function of them. The message ends with the mistake that gives
-    the same answers to all cases, else with why(*case, answer), else with the rule.
+    the same answers to all cases, else with the rule.
     """
     if right is None:
         solution = importlib.import_module(f"solutions.{stem_of(learner)}")
@@ -103,9 +102,8 @@ def agree(
             if isinstance(given, dict) and isinstance(expected, dict):
                 given, expected = _without_equals(given, expected), _without_equals(expected, given)
             words = (about.format if isinstance(about, str) else about)(*case)
-            is_it = named(learner, lambda module: all(ask(module, *c) == g for c, g in zip(cases, found, strict=True)))
-            cause = f"; {why(*case, given)}" if why and not is_it else is_it
-            wrong(f"{words}: {said(expected)}, yours says {said(given)}{cause}", rule_of(ask))
+            name = named(learner, lambda module: all(ask(module, *c) == g for c, g in zip(cases, found, strict=True)))
+            wrong(f"{words}: {said(expected)}, yours says {said(given)}{name}", rule_of(ask))
 
 
 def simplest(cases: Iterable) -> list:

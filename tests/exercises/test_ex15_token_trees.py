@@ -67,23 +67,7 @@ def test_the_path_that_the_target_agrees_with(one, *case):
 PATHS = [([1, 3], 10), ([0], 4), ([], 6), ([2, 3, 6], 3), ([0, 1, 2], 5), ([0, 1, 2, 3, 9, 10, 30], 200)]
 
 
-def cause_of_places(path: list[int], length: int, given: list[int | None]) -> str:
-    """Why these are not the places that stay, in words."""
-    rows = [length + 1 + i for i in path]
-    if missing := [place for place in range(length) if place not in given]:
-        return f"it looks as if the text before is missing, places {missing}"
-    if length not in given:
-        return f"it looks as if the last committed token is missing: it is row 0 and lies at place {length}"
-    if missing := [i for i in path if length + 1 + i not in given]:
-        it = f"token {missing[0]} of the path"
-        return f"it looks as if {it} is missing: it is row {missing[0] + 1}, and row r lies at length + r"
-    if more := [place for place in given if place not in (*range(length + 1), *rows)]:
-        it = f"place {more[0]}, which holds no token of the path"
-        return f"it looks as if yours keeps {it}: row r lies at length + r, token i is row i + 1"
-    return "remember: every place stays once, in the order of the text"
-
-
-@asked(PATHS, "path {}, {} tokens in the cache: the places that stay", why=cause_of_places)
+@asked(PATHS, "path {}, {} tokens in the cache: the places that stay")
 def test_the_branch_moves_to_the_front(one, path, length):
     """gather: the text stays, the last committed token, and the path, from where the pass has written its tokens."""
     return numbers(one.gather(list(path), length))

@@ -6,7 +6,6 @@ import pytest
 
 from speclab.extensions.learner import checks
 from tests.exercises.answers import VOICES, copy_of, failures, mistaken, mistakes, with_mistakes
-from tests.exercises.test_ex15_token_trees import cause_of_places
 
 # An exception and a time limit say that something is wrong, and not what.
 NO_WORDS = re.compile(r"\w*(Error|Exception|Iteration|Exit|Interrupt)\b|still running")
@@ -23,14 +22,6 @@ def test_every_known_wrong_answer_fails_a_check(stem):
         assert said, f"no check notices: {answer}"
         assert not said.startswith("assert "), answer
         assert NO_WORDS.match(said) or VOICES.search(said), f"{answer}: {said}"
-
-
-@pytest.mark.parametrize("given", [[0, 1, 2, 4, 6], [3, 4, 6], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 6, 3]])
-def test_a_wrong_order_of_the_cache_gets_its_cause(given):
-    """Exercise 15, for answers that are none of the well-known mistakes: 3 tokens in the cache, path [0, 2]."""
-    causes = {(0, 1, 2, 4, 6): "row 0", (3, 4, 6): "text before", (0, 1, 2, 3, 4): "token 2 of the path is missing"}
-    causes |= {(0, 1, 2, 3, 4, 5, 6): "place 5", (0, 1, 2, 6, 3): ""}
-    assert causes[tuple(given)] in cause_of_places([0, 2], 3, given)
 
 
 STATISTIC = "test_sampled_rounds_follow_the_targets_law"
