@@ -20,11 +20,10 @@ from speclab.lab.run_config import RunConfig
 from speclab.models.names import LAB_TARGET
 from speclab.models.padded import sizes
 from speclab.present import report
-from speclab.present.pictures import figures, plots
+from speclab.present.pictures import plots
 from speclab.present.screen import screen, timed
-from speclab.records.arms import AUTO
-from speclab.records.files import to_json
-from speclab.records.runs import ComparisonRun, Head
+from speclab.records.files import ComparisonRun, Head, to_json
+from speclab.records.rows import AUTO
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.files import check_writable, prepare_folder, shown, write_all, write_whole
 from speclab.system.terminal import harmless, note, say
@@ -227,9 +226,6 @@ def show(output: Output, record: Head, text: View, page: View, pictures: Sequenc
     """Write the record and its page, print the text, and draw the pictures where that can be done."""
     place, written = output.result(".json"), to_json(record)
     old = "; files of an earlier run are replaced, --name NAME keeps them" * place.exists()
-    if not figures.is_here():
-        note(figures.MISSING)
-        pictures = ()
     files: list[Step] = [lambda: write_whole(place, written)]
     files.append(lambda: write_whole(output.result(".md"), harmless(page())))
     write_all([*files, lambda: say(text()), *pictures], old)

@@ -81,7 +81,8 @@ def run(
         print(report.counts_summary(decoded.counts, args.choice.branches))
         if rule_of(args.rule).law:
             print(LOSSY.format(rule=args.rule, temperature=args.temperature))
-        print("\n" + passes_line(decoded.n_tokens, decoded.counts))
+        n_passes, one_by_one = decoded.counts.n_rounds + decoded.counts.n_replays, decoded.counts.n_emitted
+        print(f"\n{decoded.n_tokens} tokens in {n_passes} passes of the target; one by one it takes {one_by_one}")
     return int(n_wrong > 0)
 
 
@@ -150,7 +151,6 @@ class _Decoded:
     args: argparse.Namespace
     seconds: float = 0.0
     counts: Counts = field(default_factory=Counts)
-    n_prompts: int = 0
     n_tokens: int = 0  # those of the prompts' own passes included
 
     @old_objects_frozen()
@@ -178,7 +178,7 @@ class _Decoded:
         """Yield the rounds. Making them is timed; what is done with them is not."""
         start = time.perf_counter()
         for round_ in rounds:  # a round ends with its tokens on the host, so the device has nothing left to do
-            self.n_prompts, self.n_tokens = self.n_prompts + round_.prefill, self.n_tokens + len(round_.tokens)
+            self.n_tokens += len(round_.tokens)
             if not round_.prefill:
                 self.seconds += time.perf_counter() - start
             self.counts.add(round_)
@@ -189,8 +189,7 @@ class _Decoded:
         n_tokens = self.counts.n_emitted
         speed = f"{n_tokens / self.seconds:.1f} tok/s" if self.seconds and n_tokens else "no decoding to time"
         dropped = f"; {self.counts.n_after_eos} more after an end token were dropped" * bool(self.counts.n_after_eos)
-        made = how_many(self.n_tokens, n_tokens, self.n_prompts)
-        return f"\n{made} in {self.seconds:.2f} s: {speed}{dropped}"
+        return f"\n{how_many(self.n_tokens, n_tokens)} in {self.seconds:.2f} s: {speed}{dropped}"
 
 
 def parts(round_: Round) -> Iterator[tuple[str, list[int]]]:
@@ -212,19 +211,6 @@ def prompt_heading(prompt: Prompt) -> str:
     return f"\n=== {prompt.kind} {'=' * 60}\n{prompt.text}{line_end}{NEW_TEXT}"
 
 
-def how_many(n_tokens: int, n_decoded: int, n_prompts: int) -> str:
-    """Say how many tokens a run made, and how many of them its speed is about: the pass over each prompt gives one,
-    too."""
-    passes = "the prompt's own pass" if n_prompts == 1 else "the prompts' own passes"
-    return f"{n_tokens} tokens, {n_decoded} of them decoded after {passes}"
-
-
-def passes_line(n_tokens: int, counts: Counts) -> str:
-    """Say how many passes of the target the tokens took, and how many the baseline takes for them.
-
-    n_tokens: all of them, those included that the passes over the prompts gave, which both need.
-    """
-    n_passes = counts.n_rounds + counts.n_replays
-    passes = f"{n_passes} pass{'es' * (n_passes != 1)}"
-    tokens = f"{n_tokens} token{'s' * (n_tokens != 1)}"
-    return f"{tokens} in {passes} of the target; one by one it takes {counts.n_emitted}"
+def how_many(n_tokens: int, n_decoded: int) -> str:
+    """Say how many tokens a run made, and how many of them its speed is about: each prompt's pass gives one, too."""
+    return f"{n_tokens} tokens, {n_decoded} of them decoded after the prompts' own passes"

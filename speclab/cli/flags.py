@@ -1,7 +1,4 @@
-"""The flags that all scripts share, and what they become: a target, sampling settings, prompts.
-
-Bad input gets one line.
-"""
+"""The flags that all scripts share, and what they become: a target, sampling settings, prompts."""
 
 import argparse
 from collections.abc import Callable
@@ -14,7 +11,7 @@ from speclab.core.rule_table import all_rules, rule_of
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
 from speclab.models import loading, prompts, sources, texts
-from speclab.models.names import ENGINES, LAB_TARGET, LAB_TEXTS, why_no_engine
+from speclab.models.names import ENGINES, LAB_TARGET, LAB_TEXTS
 from speclab.models.padded import sizes
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup, load_setup
@@ -36,8 +33,7 @@ Group = argparse._ActionsContainer  # a parser, or a group of its flags
 def add_shared_flags(parser: argparse.ArgumentParser) -> None:
     """Add models, device, prompts, length and randomness, in the same words for every script."""
     group = add_model_flags(parser)
-    spread = f"spread the target's weights: {', '.join(PLANS)}"
-    group.add_argument("--device-map", choices=PLANS, metavar="PLAN", help=spread)
+    group.add_argument("--device-map", choices=PLANS, metavar="PLAN", help=f"spread the weights: {', '.join(PLANS)}")
     add_engine_flag(group)
     add_text_flags(parser)
 
@@ -56,13 +52,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> Group:  # for further fl
 
 def add_engine_flag(group: Group) -> None:
     engines = f"{', '.join(ENGINES)}; auto: c on a CPU, graphs on cuda, else eager"
-    group.add_argument("--engine", type=_engine, default="auto", metavar="NAME", help=engines)
-
-
-def _engine(text: str) -> str:
-    if why := why_no_engine(text):
-        raise argparse.ArgumentTypeError(why)
-    return text
+    group.add_argument("--engine", choices=ENGINES, default="auto", metavar="NAME", help=engines)
 
 
 def add_text_flags(parser: argparse.ArgumentParser) -> None:
@@ -73,16 +63,14 @@ def add_text_flags(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--prompts", type=some_name, metavar="FILE", help=given)
     own = f"JSONL with prompts or chats, or the lab's own: {', '.join(LAB_TEXTS)}"
     where.add_argument("--texts", type=some_name, metavar="FILE", help=own)
-    some = "at most N of each kind of the lab's own prompts; 0: all"
-    group.add_argument("--limit", type=at_least(0), metavar="N", help=some)
+    group.add_argument("--limit", type=at_least(0), metavar="N", help="at most N of a kind of the lab's own; 0: all")
     chat = "use the chat template (default: if there is one and the prompt is typed)"
     group.add_argument("--chat", action=argparse.BooleanOptionalAction, help=chat)
     tokens = "tokens per prompt (default: 128; comparisons 64)"
     group.add_argument("--max-new-tokens", type=at_least(1), default=128, metavar="N", help=tokens)
-    kept = "keep the K most probable tokens; 0: all"
-    group.add_argument("--top-k", type=at_least(0), default=0, metavar="K", help=kept)
-    kept = "keep the smallest set of this mass (default: 1)"
-    group.add_argument("--top-p", type=float, default=1.0, metavar="P", help=kept)
+    kept = ("keep the K most probable tokens; 0: all", "keep the smallest set of this mass (default: 1)")
+    group.add_argument("--top-k", type=at_least(0), default=0, metavar="K", help=kept[0])
+    group.add_argument("--top-p", type=float, default=1.0, metavar="P", help=kept[1])
     group.add_argument("--seed", type=seed, default=0, metavar="N", help="randomness of sampling (default: 0)")
 
 
@@ -217,12 +205,8 @@ def read_prompts(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -
 
 
 def describe_chat(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return a line of a run's head: whether the prompts are in the tokenizer's chat template.
-
-    Empty where it has none.
-    """
-    if not tokenizer.chat_template:
-        return []
+    """Return a line of a run's head where the tokenizer has a chat template: whether the prompts are in it."""
+    said = "off: the prompt is continued as it is; --chat puts it into the tokenizer's chat template"
     if prompts[0].chat:
-        return ["chat    on: the prompt is in the tokenizer's chat template; --no-chat continues the bare text"]
-    return ["chat    off: the prompt is continued as it is; --chat puts it into the tokenizer's chat template"]
+        said = "on: the prompt is in the tokenizer's chat template; --no-chat continues the bare text"
+    return [f"chat    {said}"] if tokenizer.chat_template else []

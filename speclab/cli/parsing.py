@@ -26,12 +26,6 @@ class Help(argparse.RawDescriptionHelpFormatter):
         places = [self._format_args(action, action.dest) for action in actions if not action.option_strings]
         super().add_usage(" ".join(["%(prog)s", "[options]", *places]), actions, groups, prefix)
 
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        if not action.option_strings or action.nargs == 0:
-            return super()._format_action_invocation(action)
-        value = self._format_args(action, self._get_default_metavar_for_optional(action))
-        return f"{', '.join(action.option_strings)} {value}"  # once, not behind each of the flag's names
-
 
 class Parser(argparse.ArgumentParser):
     """argparse with one-line errors."""

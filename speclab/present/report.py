@@ -15,8 +15,8 @@ from speclab.present.screen import (
     target_name,
 )
 from speclab.present.tables import Block, Cell, Heading, Lines, Table, cells, number, prediction, speedup
+from speclab.records.files import ComparisonRun
 from speclab.records.rows import COLUMNS, Row
-from speclab.records.runs import ComparisonRun
 from speclab.theory.ladder import EFFECTS, PREDICTORS, factors, prediction_errors, prediction_rows
 
 COSTS = (
@@ -40,10 +40,9 @@ def page(run: ComparisonRun, name: str) -> str:
     """Return results/NAME.md. name: the name of the pictures"""
     parts = [tables.escaped(provenance(run)), f"## The answer\n\n{screen(run, markdown=True).strip()}"]
     parts += [*_pictures(run, name), _details(run)]
-    if run.padded:
-        title = f"# {tables.escaped(target_name(run.padded))}"
-        parts += [title, tables.escaped(provenance(run.padded)), *_pictures(run.padded, f"{name}-padded")]
-        parts.append(_details(run.padded))
+    if padded := run.padded:
+        parts += [f"# {tables.escaped(target_name(padded))}", tables.escaped(provenance(padded))]
+        parts += [*_pictures(padded, f"{name}-padded"), _details(padded)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -54,34 +53,33 @@ def _pictures(run: ComparisonRun, name: str) -> list[str]:
 
 
 def _details(run: ComparisonRun) -> str:
-    blocks: list[Block] = [Heading("All rows"), rows_table(run.rows), Lines([ROWS, COSTS, *own_meanings(run.rows)])]
+    legend = [ROWS, COSTS, *(f"{name}: {COLUMNS[name]}" for name in own_names(run.rows) if name in COLUMNS)]
+    blocks: list[Block] = [Heading("All rows"), rows_table(run.rows), Lines(legend)]
     blocks += [errors_table(prediction_rows(run.rows)), Heading("From the formula to the measurement")]
-    blocks += [ladder_table(run.rows), Lines([LADDER, *(f"{one.name}: {one.meaning}" for one in EFFECTS)])]
+    ladder, effects = ladder_table(run.rows), [LADDER, *(f"{one.name}: {one.meaning}" for one in EFFECTS)]
+    blocks += [ladder, Lines(effects * bool(ladder.rows))]
     blocks += [Heading("Texts and noise"), Lines([*agreement_lines(run.correctness), generate_line(run)])]
     return tables.show([*blocks, Lines(noise_lines(run.noise))], markdown=True).strip()
 
 
 def rows_table(rows: list[Row]) -> Table:
     """Return one line per row: an arm on all prompts or a kind of them, with what was predicted."""
-    heads: dict[str, Cell] = {
-        **cells("draft", *tables.batches(rows), "k", "T"),
-        "prompts": lambda row: f"{row.prompt_kind} ({row.n_prompts})",
-    }
+
+    def own_rate(name: str) -> Cell:
+        return lambda row: number((row.own_rates or {}).get(name), 3)
+
+    heads: dict[str, Cell] = cells("draft", *tables.batches(rows), "k", "T")
+    heads["prompts"] = lambda row: f"{row.prompt_kind} ({row.n_prompts})"
     heads |= cells("tok/s", "speedup") | {"verdict": lambda row: tables.verdict_of(row) or "-"}
     heads |= cells("95 %", "end to end", "α", "f", "tok/rnd", "c", "v", "o")
     heads |= {name: prediction(attrgetter(key)) for key, name in PREDICTORS.items()}
-    heads |= {name: _own_rate(name) for row in rows for name in row.own_rates or ()}
+    heads |= {name: own_rate(name) for name in own_names(rows)}
     return Table([row for row in rows if row.draft or row.method == "baseline"], heads)
 
 
-def _own_rate(name: str) -> Cell:
-    return lambda row: number((row.own_rates or {}).get(name), 3)
-
-
-def own_meanings(rows: list[Row]) -> list[str]:
-    """Explain the columns that only some drafts have."""
-    own = dict.fromkeys(name for row in rows for name in row.own_rates or ())
-    return [f"{name}: {COLUMNS[name]}" for name in own if name in COLUMNS]
+def own_names(rows: list[Row]) -> list[str]:
+    """Return the heads of the columns that only some drafts have."""
+    return list(dict.fromkeys(name for row in rows for name in row.own_rates or ()))
 
 
 def errors_table(rows: list[Row]) -> Table:

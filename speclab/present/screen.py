@@ -5,16 +5,13 @@ other commands show the same lines about their origin, their texts and their noi
 """
 
 import math
-from collections.abc import Iterable
 from operator import itemgetter
 
-from speclab.drafts import registry
 from speclab.models.padded import sizes
 from speclab.present import tables
 from speclab.present.tables import Block, Cell, Heading, Lines, Table, cells, interval, number, speedup, speedup_of
-from speclab.records.arms import AUTO
-from speclab.records.rows import Facts, Row
-from speclab.records.runs import ComparisonRun, Head, LabRun, Noise
+from speclab.records.files import ComparisonRun, Head, LabRun
+from speclab.records.rows import AUTO, Facts, Noise, Row
 from speclab.system import cores
 from speclab.theory import attribution
 from speclab.theory.ladder import factors, prediction_rows
@@ -22,13 +19,12 @@ from speclab.theory.ladder import factors, prediction_rows
 LAB = "lab pair"
 NO_LOSS = 0.995  # a factor that rounds to x1.00 loses nothing
 LARGEST_FACTOR = 99  # that a line names; beyond it the size no longer matters
-UNTESTED = "the run's number format rounds too coarsely at this temperature; give --dtype float32"
+UNTESTED = "NOT TESTED, the run's number format rounds too coarsely at this temperature; give --dtype float32"
 REPLAYS = "passes in which recurrent layers, which cannot be cropped, read accepted tokens once more"
 LOSSY = (
-    "accept rule: {rule} is LOSSY: the texts do not follow the target's distribution. The number after LOSSY says how "
-    "far the distribution of a decoded token is from the target's after the same text: their total variation distance "
-    "(0: they are the same, 1: they have nothing in common). It is the mean over the timed texts, where bonus tokens "
-    "count as 0. Such rows have no forecast."
+    "accept rule: {rule} is LOSSY: the texts do not follow the target's distribution. The number after LOSSY is the "
+    "mean total variation distance of a decoded token's distribution from the target's after the same text (0: the "
+    "same, 1: nothing in common). Such rows have no forecast."
 )
 
 
@@ -43,16 +39,16 @@ def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = No
     speeds: list[Block] = []
     for shown in runs:
         speeds.append(Heading(target_name(shown), 3) if len(runs) > 1 else None)
-        speeds.append(Lines([padding_remark(shown.settings["target"]), None if brief else result_line(shown)]))
-        speeds.append(speed_table(shown))
+        said = [padding_remark(shown.settings["target"]), None if brief else result_line(shown)]
+        speeds += [*([Lines(said)] * any(said)), speed_table(shown)]
     if brief:
         return tables.show([Lines(map(wrong_line, runs)), rough, *speeds], markdown)
     checked = (line for shown in runs for line in (*same_text_lines(shown, shown.correctness), *remarks(shown)))
-    agreement = Lines(dict.fromkeys([functions_line(run), *checked]))  # what is said of the machine stands once
     facts = Lines(line for shown in runs for line in (reading_line(shown), ladder_line(shown), loops_line(shown)))
     facts += [f"{target_name(shown)}: {line}" for shown in runs for line in noise_lines(shown.noise[:1])]
     facts.append(no_gain_line(runs))
-    return tables.show([agreement, rough, *speeds, facts, Lines(where or [])], markdown)
+    # What is said of the machine stands once.
+    return tables.show([Lines(dict.fromkeys(checked)), rough, *speeds, facts, Lines(where or [])], markdown)
 
 
 # --- where a record comes from ----------------------------------------------------------------------------------------
@@ -105,34 +101,28 @@ def small_print(run: Head) -> str:
     return f"{target} on {hardware(run)}, {run.settings['dtype']}; {run.created}, commit {commit}{lossy}"
 
 
-def functions_line(run: LabRun) -> str | None:
-    """The line names the functions that decided in the rows; None where all of them are the lab's own."""
-    about = run.settings.get("functions")
-    return about and f"These functions took part in the speculative rows: {about}. The baseline is the lab's own."
-
-
 # --- same text? -------------------------------------------------------------------------------------------------------
 
 
 def same_text_lines(run: LabRun, judged: list[Facts]) -> list[str]:
-    """Return one line for all greedy texts that were judged, one for each temperature above 0; more if something is
-    wrong."""
-    prefix, lines = f"same text? {target_name(run)}, ", []
+    """Return a line for the texts of each temperature, and further ones where something is wrong."""
+    lines = []
     for temperature in sorted({entry["temperature"] for entry in judged}):
         entries = [entry for entry in judged if entry["temperature"] == temperature]
-        if not temperature:
-            *differences, verdict = agreement_lines(entries)
-            lines += [*differences, prefix + verdict]
-            continue
         named = [entry for entry in entries if entry.get("lossy_rule") or not entry["passed"]]
-        n_tested = sum(entry["n_tokens"] - entry.get("n_uncertain", 0) for entry in entries)
-        said = f"NOT TESTED, {UNTESTED}"
-        if any(entry.get("lossy_rule") for entry in named):
-            said = "NO, the rule is LOSSY; its arms below"
-        elif n_tested:
+        details = agreement_lines(named if temperature else entries)
+        n_tested = sum(entry["n_tokens"] - entry.get("n_uncertain", 0) for entry in entries) if temperature else 0
+        if not temperature:
+            *before, said = details
+            lines += before
+            details = []
+        elif any(entry.get("lossy_rule") for entry in named):
+            said = f"T = {temperature:g}: NO, the rule is LOSSY; its arms below"
+        else:
             right = f"{len(entries) - len(named)} of {len(entries)} arms, |z| < {entries[0]['bound']:g}"
-            said = f"{n_tested} sampled tokens, no difference found in {right}"
-        lines += [f"{prefix}T = {temperature:g}: {said}", *agreement_lines(named)]
+            found = f"{n_tested} sampled tokens, no difference found in {right}" if n_tested else UNTESTED
+            said = f"T = {temperature:g}: {found}"
+        lines += [f"same text? {target_name(run)}, {said}", *details]
     return lines
 
 
@@ -159,7 +149,7 @@ def _sampled_line(entry: Facts) -> str:
     if not entry["passed"]:
         verdict = "NOT the target's distribution"
     elif n_uncertain == entry["n_tokens"]:
-        verdict = f"NOT TESTED, {UNTESTED}"
+        verdict = UNTESTED
     elif entry.get("lossy_rule"):
         verdict = f"LOSSY, mean total variation {number(entry.get('total_variation'), 3)}"
     edge = f", without {n_uncertain} at the filters' edge, where rounding decides" * bool(n_uncertain)
@@ -168,22 +158,23 @@ def _sampled_line(entry: Facts) -> str:
 
 
 def remarks(run: LabRun) -> list[str]:
-    """Name what disturbed the run, what its rule and drafts do, and the texts that were not checked or are wrong."""
+    """Name what took part in the run and what disturbed it, and the texts that were not checked or are wrong."""
     rows = [row for row in getattr(run, "rows", []) if isinstance(row, Row) and row.prompt_kind == "all"]
-    probe, rule, graphs = run.machine.get("probe"), run.settings.get("rule"), run.settings.get("graphs") or {}
+    probe, settings = run.machine.get("probe"), run.settings
     lines = []
+    if about := settings.get("functions"):
+        lines.append(f"These functions took part in the speculative rows: {about}. The baseline is the lab's own.")
     if probe and not probe["free"]:
         why = cores.complaint(probe["load"], run.machine["cores"] or 1) or "the cores were not free"
         lines.append(f"BUSY: when the run began, {why}")
-    if late := graphs.get("in_turns"):
+    if late := (settings.get("graphs") or {}).get("in_turns"):
         lines.append(f"SLOWED: {late} CUDA graphs were recorded in timed turns, where there should be none")
-    if rule:
+    if rule := settings.get("rule"):
         plain = f"accept rule: {rule}; sampled rows of models have no forecast"
         lines.append(LOSSY.format(rule=rule) if any(row.lossy_rule for row in rows) else plain)
     if n_replays := sum(row.n_replays or 0 for row in rows):
         n_rounds = sum(row.n_rounds for row in rows if row.draft)
         lines.append(f"replays: after {n_replays} of {n_rounds} speculative rounds, {REPLAYS}")
-    lines += own_rates_lines(rows)
     if run.unchecked:
         lines.append(f"NOT CHECKED: {', '.join(run.unchecked)}; the run was stopped before these texts were judged")
     if wrong := wrong_line(run):
@@ -191,18 +182,6 @@ def remarks(run: LabRun) -> list[str]:
     if run.interrupted:
         lines.append("Stopped before the end: rows cover the prompts that every arm had finished.")
     return lines
-
-
-def own_rates_lines(rows: Iterable[Row]) -> list[str]:
-    """One line for each draft and temperature gives the draft's own shares, at the first of its lengths."""
-    found: dict[tuple[str, float], dict[str, float]] = {}
-    for row in rows:
-        if row.own_rates:
-            found.setdefault((row.method, row.temperature), row.own_rates)
-    return [
-        f"{method}, T = {temperature:g}: {', '.join(f'{name} {share:.3f}' for name, share in rates.items())}"
-        for (method, temperature), rates in found.items()
-    ]
 
 
 def wrong_line(run: LabRun) -> str | None:
@@ -220,10 +199,8 @@ def rough_line(run: Head) -> str | None:
     """
     said, probe = rough_in_short(run), run.machine.get("probe")
     advice = "; stop other work and run again for better ones" * (not probe or probe["free"])
-    return (
-        said
-        and f"{said}, so speeds and speedups may be off by as much; texts and counts do not depend on the clock{advice}"
-    )
+    kept = "so speeds and speedups may be off by as much; texts and counts do not depend on the clock"
+    return said and f"{said}, {kept}{advice}"
 
 
 def rough_in_short(run: Head) -> str | None:
@@ -282,31 +259,24 @@ def best_row(run: ComparisonRun) -> Row | None:
     return fastest if fastest and fastest.verdict in ("faster", None) and fastest.speedup > 1 else None
 
 
-def best_model_row(run: ComparisonRun) -> Row | None:
-    """Return the fastest row of a draft that is no lookup, or of any draft where all are lookups; where some have a
-    ladder, of those."""
-    rows, lookups = _first_rows(run), registry.lookups()
-    models = [row for row in rows if (row.draft or "").removesuffix(AUTO) not in lookups]
-    with_ladder = [row for row in models if row.ladder]
-    return max(with_ladder or models or rows, key=lambda row: row.speedup, default=None)
+def ladder_row(run: ComparisonRun) -> Row | None:
+    """Return the fastest row that has a ladder, and where none has one, the fastest. The rounds of a hybrid are of two
+    kinds, which no ladder describes."""
+    return max(_first_rows(run), key=lambda row: (bool(factors(row)), row.speedup), default=None)
 
 
 def result_line(run: ComparisonRun) -> str | None:
     """Say in one sentence what the table shows; None for a run without drafts."""
-    best, rows = best_row(run), _first_rows(run)
-    if not rows:
+    best, explained = best_row(run), ladder_row(run)
+    if explained is None:
         return None
-    row = best or max(rows, key=lambda row: row.speedup)
-    ends = interval(row.speedup_low, row.speedup_high)
-    said = (
-        f"Highest: {row.method.removesuffix(AUTO)}, k = {'auto' if row.auto else row.draft_length}, {speedup_of(row)}"
-    )
-    said += f" ({ends})" * (ends != "-") + ", not shown to be faster" * (best is None)
-    if not factors(row):  # a hybrid's rounds are of two kinds, which no ladder describes
-        row = best_model_row(run) or row
-        said += f"; {row.method}, k = {row.draft_length}" * bool(factors(row))
-    name, factor = min(factors(row).items(), key=itemgetter(1), default=("", 1.0))
-    return f"{said}: most is lost to {name} (x{factor:.2f})." if factor < NO_LOSS else f"{said}."
+    row = best or max(_first_rows(run), key=lambda row: row.speedup)
+    ends, k = interval(row.speedup_low, row.speedup_high), "auto" if row.auto else row.draft_length
+    said = f"Highest: {row.method.removesuffix(AUTO)}, k = {k}, {speedup_of(row)}" + f" ({ends})" * (ends != "-")
+    said += ", not shown to be faster" * (best is None)
+    name, factor = min(factors(explained).items(), key=itemgetter(1), default=("", 1.0))
+    other = f"; {explained.method}, k = {explained.draft_length}" * (explained is not row)
+    return said + (f"{other}: most is lost to {name} (x{factor:.2f})." if factor < NO_LOSS else ".")
 
 
 # --- why not faster? --------------------------------------------------------------------------------------------------
@@ -326,8 +296,8 @@ def reading_line(run: ComparisonRun) -> str | None:
 
 
 def ladder_line(run: ComparisonRun) -> str | None:
-    """Say what lies between the formula and the speedup of the fastest model draft; None where it has no formula."""
-    row = best_model_row(run)
+    """Say what lies between the formula and the speedup of the row with a ladder; None where it has no formula."""
+    row = ladder_row(run)
     if row is None or row.book_formula is None:
         return None
     forecast = f", forecast {speedup(row.forecast)}" if row.forecast is not None else ""
@@ -342,12 +312,11 @@ def between(row: Row) -> str:
 
     All else is computed from the numbers as they are printed: their product rounds to the speedup that is printed.
     """
-    if not (all_factors := factors(row)) or not row.book_formula:
-        return ""
-    largest = sorted(all_factors.items(), key=lambda item: -abs(math.log(max(item[1], 1e-9))))[:2]
-    said = math.prod([round(row.book_formula, 2), *(round(factor, 2) for _, factor in largest)])
+    known = [item for item in factors(row).items() if item[0] not in ("all else", "everything else")]
+    largest = sorted(known, key=lambda item: -abs(math.log(max(item[1], 1e-9))))[:2]
+    said = math.prod([round(row.book_formula or 0.0, 2), *(round(factor, 2) for _, factor in largest)])
     named = ", ".join(f"x{factor:.2f} {name}" for name, factor in largest)
-    return f"; between them: {named}, x{round(row.speedup, 2) / said:.3f} all else" if said else ""
+    return f"; between them: {named}, x{round(row.speedup, 2) / said:.3f} all else" if known and said else ""
 
 
 def loops_line(run: ComparisonRun) -> str | None:

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from speclab.records.arms import AUTO
+from speclab.records.rows import AUTO
 from speclab.theory.formulas import FEWEST
 
 WIDTH = 100  # of lines of text in the terminal
@@ -80,15 +80,15 @@ def show(blocks: Iterable[Block], markdown: bool = False) -> str:
 
 def _text(block: Lines | Table | str | None, markdown: bool) -> str | None:
     if isinstance(block, Lines):
-        write = (lambda line: f"- {_line(line)}") if markdown else (lambda line: _wrapped(line, "    "))
-        return "\n".join(map(write, filter(None, block)))
+        return "\n".join(f"- {_line(line)}" if markdown else _wrapped(line, "    ") for line in block if line)
     if not isinstance(block, Table):
         return (_line(block) if markdown else _wrapped(block)) if block else block
-    written = _cell if markdown else (lambda text: text.replace("\n", " "))
-    columns = {head: [written(cell(row)) for row in block.rows] for head, cell in block.cells.items()}
+    columns = {
+        head: [_cell(cell(row)) if markdown else cell(row).replace("\n", " ") for row in block.rows]
+        for head, cell in block.cells.items()
+    }
     if "draft" in columns and not markdown:
-        short = short_names(columns["draft"], NAME_WIDTH)
-        columns["draft"] = [short[name] for name in columns["draft"]]
+        columns["draft"] = [short(name, NAME_WIDTH) for name in columns["draft"]]
     cells = list(zip(*columns.values(), strict=True))
     return table(cells, list(columns), markdown, block.n_words) if block.rows else None
 
@@ -112,15 +112,10 @@ def table(rows: Sequence[Sequence[str]], heads: list[str], markdown: bool = Fals
     return "\n".join([line(heads), rule.replace(" ", "-") if markdown else rule, *map(line, rows)])
 
 
-def short_names(names: list[str], width: int) -> dict[str, str]:
-    """Return a dict: name -> the same in at most `width` characters. Different names stay different: where cutting is
-    not enough, they are numbered.
-    """
-    names = list(dict.fromkeys(names))
-    short = {name: name if len(name) <= width else name[: width - 1] + "…" for name in names}
-    if len(set(short.values())) < len(names):
-        short |= {name: f"{name[: width - 3]}…{i}" for i, name in enumerate(names, 1) if len(name) > width}
-    return short
+def short(name: str, width: int) -> str:
+    """Return a name in at most `width` characters, cut in its middle."""
+    half = (width - 1) // 2
+    return name if len(name) <= width else f"{name[: width - 1 - half]}…{name[-half:]}"
 
 
 # --- how numbers are written; a dash where there is none ---
@@ -205,11 +200,6 @@ def prediction(predicted: Callable[[Any], float | None]) -> Cell:
 def drafts_only(cell: Cell) -> Cell:
     """Return a cell that is empty for the baseline."""
     return lambda row: cell(row) if row.draft else "-"
-
-
-def through(part: Callable[[Any], Any], columns: dict[str, Cell]) -> dict[str, Cell]:
-    """Return columns of rows as columns of objects that hold such a row; `part` takes the row out."""
-    return {head: lambda whole, cell=cell: cell(part(whole)) for head, cell in columns.items()}
 
 
 CELLS: dict[str, Cell] = {

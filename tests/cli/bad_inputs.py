@@ -222,7 +222,7 @@ ROWS = [
     Row(f"{B} --seed {'9' * 5000}", 2, ("--seed", "whole number")),
     Row(f"{B} --max-new-tokens 600 --prompt x", 2, ("context of 512", "at most 511 new tokens")),
     Row(f"{B} --engine slow", 2, ("slow", "eager")),
-    Row(f"{C} --engine compiled", 2, ("compiled", "auto", "c took its place")),
+    Row(f"{C} --engine compiled", 2, ("compiled", "auto")),
     Row(f"{B} --device gpu", 2, ("gpu", "cuda")),
     Row(f"{B} --device cuda", 3, ("device cuda", "device cpu")),
     # --- prompts ---

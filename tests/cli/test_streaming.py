@@ -12,7 +12,6 @@ import torch
 import baseline_autoregressive
 import optimized_speculative
 from speclab.cli import decoding
-from speclab.core.counts import Counts
 from speclab.core.rounds import Round
 from speclab.models.cached import CachedModel
 from speclab.models.pieces import pieces, text_of
@@ -91,6 +90,3 @@ def test_the_last_line_counts_the_passes_of_both_loops(pair_folder, capsys, monk
     assert (n_tokens, found) == (48, len(made))
     assert baseline_autoregressive.main(words) == 0
     assert one_by_one == len(made) > found
-    counts = Counts()
-    counts.add(Round([5], finish="length"))
-    assert "1 pass of" in decoding.passes_line(1, counts)

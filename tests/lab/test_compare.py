@@ -221,7 +221,7 @@ def test_an_output_that_is_full_or_gone_loses_no_file(run, monkeypatch, tmp_path
 
 
 def test_a_fault_in_what_a_picture_shows_loses_no_table_and_no_record(run, monkeypatch, tmp_path):
-    stops(monkeypatch, plots, "waterfall_rows", ZeroDivisionError())
+    stops(monkeypatch, plots, "_why", ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):
         run(*GREEDY)
     assert [row for row in saved(tmp_path).rows if row.draft]

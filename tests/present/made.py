@@ -1,10 +1,9 @@
 """Records of comparisons made by hand: nothing is decoded here."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
-from speclab.records.log import Line
-from speclab.records.rows import Row, Rung
-from speclab.records.runs import SCHEMA_VERSION, ComparisonRun, Machine, Noise, Versions
+from speclab.records.files import SCHEMA_VERSION, ComparisonRun
+from speclab.records.rows import Noise, Row, Rung
 from speclab.theory.formulas import book_formula, expected_tokens_per_round, leviathan_speedup
 from speclab.theory.ladder import EFFECTS, RUNGS
 
@@ -85,19 +84,15 @@ def make_run(
             greedy = {"n_prompts": 12, "differences": []}
             sampled = {"n_tokens": 768, "z_residual": 1.2, "z_surprise": -0.4, "bound": 4.9}
             correctness.append(entry | (greedy if t == 0 else sampled))
-    older = {"headline": None} if "headline" in {field.name for field in fields(ComparisonRun)} else {}
     return ComparisonRun(
         schema_version=SCHEMA_VERSION,
         created="2026-11-21T13:00Z",
         interrupted=False,
-        machine=Machine(cpu="AMD EPYC", cores=2, threads=2, memory_gib=24, gpu=None, system="Linux"),
-        versions=Versions(
-            python="3.11.7",
-            torch="2.13.0+cpu",
-            transformers="5.23.0",
-            commit="a8a881a6ae17e97bcb7e69d0",
-            uncommitted_changes=False,
-        ),
+        machine={"cpu": "AMD EPYC", "cores": 2, "threads": 2, "memory_gib": 24, "gpu": None, "system": "Linux"},
+        versions={
+            "python": "3.11.7", "torch": "2.13.0+cpu", "transformers": "5.23.0", "commit": "a8a881a6ae17e97bcb7e69d0",
+            "uncommitted_changes": False,
+        },
         settings={
             "target": "models/lab-pair/target", "device": "cpu", "dtype": "float32", "engine": "c", "n_prompts": 12,
             "draft_lengths": list(lengths), "temperatures": list(temperatures), "max_new_tokens": 64, "repeats": 1,
@@ -110,17 +105,7 @@ def make_run(
         costs=[],
         phases={"seconds": 21.5, "share": 0.9931},
         rows=rows,
-        raw=[make_timing(t, i) for t in temperatures for i in range(3)],
-        **older,
-    )  # fmt: skip
-
-
-def make_timing(temperature: float, i: int) -> Line:
-    """The baseline on the i-th prompt."""
-    return Line(
-        method="baseline", draft=None, draft_length=0, temperature=temperature, prompt_index=i, prompt_kind="code",
-        n_prompt=90 + 10 * i, prefill_seconds=[0.05], decode_seconds=[0.6],
-        n_rounds=63, n_drafted=0, n_accepted=0, n_rejected=0, n_emitted=63,
+        raw=[],
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from PIL import Image
 
 from speclab.present.pictures import figures, plots
 from speclab.present.pictures.figures import Panel, Series, draw, plain
-from speclab.records.runs import Noise
+from speclab.records.rows import Noise
 from speclab.theory import attribution, ladder
 from speclab.theory.attribution import Value
 from tests.present.made import bare, make_row, make_run
@@ -68,8 +68,7 @@ def test_any_name_can_stand_in_a_picture_and_its_legend(name):
 def test_the_waterfall_ends_where_the_measurement_begins():
     """The bars as they are drawn: each begins where the last one ended, the last factor ends at the measured value."""
     row = make_row()
-    _, axis = figures.plt.subplots()
-    plots._waterfall(axis, row)
+    (axis,) = plots._why([make_row(k=2), row, make_row("hybrid", ladder=None)]).axes
     spans = [sorted((b.get_x(), b.get_x() + b.get_width())) for b in axis.patches if b.get_fill()]
     texts = [t.get_text() for t in axis.texts]
     assert len(spans) == len(texts) == len(ladder.EFFECTS) + 3

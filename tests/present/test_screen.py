@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speclab.drafts import registry
 from speclab.present import report, screen, tables
 from speclab.records import files
-from speclab.records.runs import ComparisonRun, CoreProbe
+from speclab.records.files import ComparisonRun
 from speclab.system.paths import ROOT
 from speclab.theory import attribution, ladder
 from speclab.theory.formulas import book_formula, expected_tokens_per_round
@@ -31,7 +30,7 @@ def troubled() -> ComparisonRun:
     run.padded.correctness[0] |= {"differences": [difference], "passed": False}
     next(entry for entry in run.correctness if entry["temperature"] > 0)["passed"] = False
     run.noise = [replace(floor, ratio=1.01, low=0.906, high=1.05) for floor in run.noise]
-    run.machine = replace(run.machine, probe=CoreProbe(free=False, load=7.5))
+    run.machine |= {"probe": {"free": False, "load": 7.5}}
     run.settings |= {"functions": "from here/: 7 (a drafter)", "rule": "block", "graphs": {"in_turns": 3}}
     for row in run.rows:
         row.n_replays = 30 if row.draft else None
@@ -136,16 +135,14 @@ def test_the_result_names_the_highest_row_and_the_factor_that_costs_most():
     assert f"not shown to be faster: {n} of {n}, each draft" in screen.no_gain_line([run])
 
 
-def test_the_formula_is_shown_for_no_lookup(monkeypatch):
-    """Also where the lookup is a new one, is faster than the model, or chooses its length."""
-    monkeypatch.setitem(registry.kinds(), "echo", registry.Kind("echo", lambda *_: None, "", is_lookup=True))
-    for name in ("echo", "echo auto", "suffix auto"):
-        run = make_run(temperatures=(0.0,), methods=("model", name))
-        run.rows = [replace(row, speedup=row.speedup + 9 * (row.draft == name)) for row in run.rows]
-        assert screen.best_row(run).draft == name
-        assert screen.best_model_row(run).draft == "model"
-        run.rows = [row for row in run.rows if row.draft != "model"]
-        assert screen.best_model_row(run).draft == name
+def test_a_ladder_is_shown_where_the_fastest_row_has_none():
+    run = make_run(temperatures=(0.0,), methods=("model", "hybrid"))
+    run.rows = [replace(bare(row), speedup=9.0, verdict="faster") if row.draft == "hybrid" else row for row in run.rows]
+    assert screen.best_row(run).draft == "hybrid"
+    row = screen.ladder_row(run)
+    assert row.draft == "model"
+    assert f"; model, k = {row.draft_length}: most is lost to" in screen.result_line(run)
+    assert f"model k = {row.draft_length}: 1/(1-α+α/k)" in screen.ladder_line(run)
 
 
 # --- what must stand beside a number ----------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ def speed(decoding: BatchDecoding, at_once: int) -> str:
     dropped = decoding.counts.n_after_eos
     return "\n".join(
         [
-            f"\n{how_many(decoding.n_tokens, n_tokens, decoding.n_requests)} in {seconds:.2f} s, {at_once} at a time: "
+            f"\n{how_many(decoding.n_tokens, n_tokens)} in {seconds:.2f} s, {at_once} at a time: "
             + f"{rate} in all"
             + f"; {dropped} more after an end token were dropped" * bool(dropped),
             f"a text: {decoding.latency:.2f} s from its prompt to its last token{between} (medians of "

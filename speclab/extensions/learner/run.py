@@ -32,7 +32,7 @@ from speclab.extensions.learner.checks import check_command
 from speclab.extensions.learner.functions import BLOCK_RULE, ROLES, WHOLE_LOOP, Modules, learner_functions
 from speclab.lab.harness import Measurement
 from speclab.present import tables
-from speclab.present.tables import Cell, Table, cells, column, number, prediction, speedup, speedup_of, through
+from speclab.present.tables import Cell, Table, cells, column, number, prediction, speedup, speedup_of
 from speclab.records.arms import AUTO, Arm
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
@@ -187,10 +187,10 @@ def show_predictions(modules: dict[int, ModuleType], run: ComparisonRun, measure
             said.append(predicted(modules[5], row, [pair[:2] for s in made for text in s.rounds for pair in text]))
         measurements = {"measured": speedup_of, "book(α)": column("book_formula"), "accounting": column("accounting")}
         columns: dict[str, Cell] = {
-            **through(lambda one: one.row, cells("draft", "k", "T")),
+            **{head: _of_row(cell) for head, cell in cells("draft", "k", "T").items()},
             "your α": lambda one: number(one.alpha),
             "yours": lambda one: prediction(lambda row: one.speedup)(one.row),
-            **through(lambda one: one.row, measurements),
+            **{head: _of_row(cell) for head, cell in measurements.items()},
         }
         say("\n" + tables.show([tables.Heading("What you predicted"), Table(said, columns)]))
     if 6 in modules:
@@ -205,6 +205,11 @@ def show_predictions(modules: dict[int, ModuleType], run: ComparisonRun, measure
             "its speedup": lambda one: speedup(one.best.speedup),
         }
         say("\n" + tables.show([tables.Heading("The draft lengths that you would take"), Table(choices, columns)]))
+
+
+def _of_row(cell: Cell) -> Cell:
+    """Return the cell of a row as one of an object that holds such a row."""
+    return lambda one: cell(one.row)
 
 
 def _usual_context(run: ComparisonRun) -> float:

@@ -368,7 +368,7 @@ def text(sweep: SweepRun, picture_path: str = "") -> str:
 def picture(sweep: SweepRun, folder: Path, name: str) -> Path:
     """Write folder/name.png: the speedup, a panel for each curve. Measured values are markers, predictions lines."""
     panels, by_label = [], curves(sweep)
-    short, axis = tables.short_names(list(by_label), 16), SWEEPS[sweep.sweep].axis
+    axis = SWEEPS[sweep.sweep].axis
     if sweep.sweep == "mismatch":
         names = dict(enumerate(f"{p.x}\nα = {number(p.acceptance_rate)}\n{verdict(p)}" for p in sweep.points))
         measured = Series("measured", dict(enumerate(map(decoding, sweep.points))))
@@ -382,7 +382,7 @@ def picture(sweep: SweepRun, folder: Path, name: str) -> Path:
             more = {"ticks": ticks, "extra": functools.partial(_mark_agreement, points)}
         series = [Series("measured", speedups(shown, x))]
         series += [Series(line, column(shown, key, x), look, style) for key, line, look, style in LINES]
-        panels.append(Panel(series, axis, title=short[label], **more))
+        panels.append(Panel(series, axis, title=tables.short(label, 16), **more))
     figure = figures.draw(panels, 8.0 if len(panels) == 1 else 4.6) if sweep.points else figures.Figure()
     return figures.save(figure, sweep, folder, name)
 

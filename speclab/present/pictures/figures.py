@@ -1,40 +1,30 @@
 """All pictures share this module: a panel is data, and one function draws panels side by side.
 
 Measured values are markers with intervals, each with its number above the interval; predictions are lines; the line at
-1 is no gain. Without matplotlib a run measures and prints the same, and draws nothing.
+1 is no gain.
 """
 
 import io
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+from matplotlib.transforms import ScaledTranslation
 
 from speclab.present.screen import rough_in_short, small_print
-from speclab.records.runs import Head
+from speclab.records.files import Head
 from speclab.system.files import write_whole
 from speclab.theory.attribution import Value, decoding
 
-if TYPE_CHECKING:
-    import matplotlib.pyplot as plt
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import NullLocator
-    from matplotlib.transforms import ScaledTranslation
-else:
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        matplotlib.rcParams["text.parse_math"] = False  # a name with $ is no formula; no text here is one
-        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font|constrained_layout not")  # odd or long names
-        import matplotlib.pyplot as plt
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import NullLocator
-        from matplotlib.transforms import ScaledTranslation
-    except ImportError:
-        plt, Figure, NullLocator, ScaledTranslation = None, Any, Any, Any
-
-MISSING = "no pictures: matplotlib is not installed; type: pip install matplotlib"
+matplotlib.rcParams["text.parse_math"] = False  # a name with $ is no formula; no text here is one
+warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font|constrained_layout not")  # odd or long names
 # Okabe and Ito's colours without yellow; marker and line style differ too, so that grey print is enough.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000"]
 MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
@@ -65,11 +55,6 @@ class Panel(NamedTuple):
     ticks: dict[Any, str] | None = None  # of the x axis; None: at every place
     log: bool = False  # the x axis
     extra: Callable[[Any], None] | None = None  # draws what only this panel has, on its axis
-
-
-def is_here() -> bool:
-    """Tell whether pictures can be drawn."""
-    return plt is not None
 
 
 def plain(pairs: Iterable[tuple[Any, float | None]]) -> dict[Any, Value]:
@@ -122,7 +107,7 @@ def _draw_panel(axis, panel: Panel) -> None:
         style = series.style if len(ys) > 1 else "_" if series.style == STYLES[0] else "x"
         single = {"transform": _moved(axis, beside.get(series.look, 0.0)), "markersize": 12} if len(ys) == 1 else {}
         label = _named(series.label) if len(alike) == 1 else "_"
-        axis.plot(places, ys, style, color=colour(series.look), label=label, **single)
+        axis.plot(places, ys, style, color=COLOURS[series.look % len(COLOURS)], label=label, **single)
         if len(alike) > 1 and series is alike[0]:
             axis.plot([], [], series.style, color="black", label=_named(series.label))
     if panel.log:
@@ -152,7 +137,7 @@ def _moved(axis, right: float) -> Any:
 
 def _markers(axis, series: Series, right: float, upright: bool) -> None:
     """Draw values with their intervals beside their places, and the number above each."""
-    look = {"color": colour(series.look), "transform": _moved(axis, right), "zorder": 3}
+    look = {"color": COLOURS[series.look % len(COLOURS)], "transform": _moved(axis, right), "zorder": 3}
     ys = [value.value for value in series.values.values()]
     axis.plot(list(series.values), ys, MARKERS[series.look % len(MARKERS)], label=_named(series.label), **look)
     intervals = [(x, value.low, value.high) for x, value in series.values.items() if None not in value]
@@ -164,21 +149,16 @@ def _markers(axis, series: Series, right: float, upright: bool) -> None:
     if len(places) > MANY:
         places = [places[0], max(places, key=lambda x: series.values[x].value), places[-1]]
     tops = {x: high for x, _, high in intervals}
-    text = {"color": colour(series.look), "va": "bottom", "rotation": 90 if upright else 0}
+    text = {"color": COLOURS[series.look % len(COLOURS)], "va": "bottom", "rotation": 90 if upright else 0}
     for x in dict.fromkeys(places):
         y = series.values[x].value
-        note(axis, x, tops.get(x, y), f"{y:.2f}", 5, right, **text)
+        note(axis, x, tops.get(x) or y, f"{y:.2f}", 5, right, **text)
 
 
 def legend_above(axis, title: str) -> None:
     """Draw the legend with its title on top of the axis, where no line can cross it, in the order of drawing."""
     place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1.01), "borderaxespad": 0.2}
     axis.legend(ncols=2, title=title, frameon=False, fontsize=8, title_fontsize=10, alignment="left", **place)
-
-
-def colour(i: int) -> str:
-    """Return the colour of the i-th look."""
-    return COLOURS[i % len(COLOURS)]
 
 
 def note(axis, x: float, y: float, text: str, up: float = 7, right: float = 0, **look) -> None:
@@ -189,10 +169,7 @@ def note(axis, x: float, y: float, text: str, up: float = 7, right: float = 0, *
 
 
 def save(figure: Figure, run: Head, folder: Path, name: str) -> Path:
-    """Write the figure as folder/name.png, signed, whole or not at all, and close it.
-
-    Where the run's speeds are rough, a line above it says so.
-    """
+    """Write the figure as folder/name.png, signed, and close it. Where speeds are rough, a line above it says so."""
     if said := rough_in_short(run):
         figure.suptitle("\n".join(filter(None, [said, figure.get_suptitle()])), fontsize=9, color="#B00020")
     figure.supxlabel(small_print(run), fontsize=7, color="#555555")

@@ -1,14 +1,14 @@
 """The pictures of a comparison: measured values are markers, formulas are lines, the line at 1.0 is no gain."""
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 
 from speclab.present.pictures import figures
 from speclab.present.pictures.figures import STYLES, Figure, NullLocator, Panel, Series, draw, note, plain
-from speclab.present.tables import short_names, temperature_name
-from speclab.records.arms import AUTO
-from speclab.records.rows import Row
-from speclab.records.runs import ComparisonRun
+from speclab.present.tables import short, temperature_name
+from speclab.records.files import ComparisonRun
+from speclab.records.rows import AUTO, Row
 from speclab.theory.attribution import decoding
 from speclab.theory.ladder import EFFECTS, factors
 
@@ -26,13 +26,14 @@ def comparison(run: ComparisonRun, folder: Path, name: str) -> list[functools.pa
     return [functools.partial(_write, paint, run, folder, f"{name}-{what}") for what, paint in painters.items()]
 
 
-def _write(paint, run: ComparisonRun, folder: Path, name: str) -> Path | None:
-    figure = paint([row for row in run.rows if row.prompt_kind == "all" and row.draft])
+def _write(paint: Callable[[list[Row]], Figure | None], run: ComparisonRun, folder: Path, name: str) -> Path | None:
+    rows = [row for row in run.rows if row.prompt_kind == "all" and row.draft]
+    figure = paint(rows) if rows else None
     return figures.save(figure, run, folder, name) if figure else None
 
 
-def _speedups(rows: list[Row]) -> Figure | None:
-    return draw(speedup_panels(rows), 5.4, 4.6) if rows else None
+def _speedups(rows: list[Row]) -> Figure:
+    return draw(speedup_panels(rows), 5.4, 4.6)
 
 
 def speedup_panels(rows: list[Row]) -> list[Panel]:
@@ -42,14 +43,14 @@ def speedup_panels(rows: list[Row]) -> list[Panel]:
     auto = max(ticks, default=0) + 2
     if any(row.auto for row in rows):
         ticks[auto] = "auto"
-    names = short_names([row.method.removesuffix(AUTO) for row in rows], 16)
+    methods = dict.fromkeys(row.method.removesuffix(AUTO) for row in rows)
     panels = []
     for temperature in dict.fromkeys(row.temperature for row in rows):
         series = []
         here = sorted((row for row in rows if row.temperature == temperature), key=lambda row: row.draft_length)
-        for look, (method, name) in enumerate(names.items()):
+        for look, method in enumerate(methods):
             of_draft = [row for row in here if row.method.removesuffix(AUTO) == method]
-            series.append(Series(name, {_place(row, auto): decoding(row) for row in of_draft}, look))
+            series.append(Series(short(method, 16), {_place(row, auto): decoding(row) for row in of_draft}, look))
             for (key, label), style in zip(PREDICTIONS.items(), STYLES, strict=False):
                 for is_auto in (False, True):  # what is predicted for auto is a dash that no line leads to
                     rows_of_it = [row for row in of_draft if row.auto == is_auto]
@@ -66,54 +67,20 @@ def _place(row: Row, auto: int) -> int:
 # --- why --------------------------------------------------------------------------------------------------------------
 
 
-def waterfall_rows(rows: list[Row]) -> list[tuple[str, Row]]:
-    """The waterfall takes these rows apart, all at the lowest temperature: (title, row) of the fastest row of each of
-    up to four drafts, and of the slowest row.
-    """
-    rows = [row for row in rows if factors(row)]
-    rows = [row for row in rows if row.temperature == min(row.temperature for row in rows)]
-    best: dict[str, Row] = {}
-    for row in sorted(rows, key=lambda row: -row.speedup):
-        best.setdefault(row.method, row)
-    chosen = [("fastest of its draft", row) for row in list(best.values())[:4]]
-    if len(rows) > len(chosen):
-        chosen.append(("slowest of all", min(rows, key=lambda row: row.speedup)))
-    return chosen
-
-
 def _why(rows: list[Row]) -> Figure | None:
-    """Draw one waterfall for each row that is taken apart, side by side on one scale."""
-    chosen = waterfall_rows(rows)
-    if not chosen:
+    """Draw the fastest row that has a ladder, at the lowest temperature: the book's formula on top, a bar for every
+    factor, then the measured speedup and the one with prefill counted."""
+    known = [row for row in rows if factors(row) and row.book_formula]
+    if not known:
         return None
-    figure, axes = figures.blank(len(chosen), 3.1 + 2.1 / len(chosen), 4.9, sharex=True, sharey=True)
-    for axis, (title, row) in zip(axes, chosen, strict=True):
-        _waterfall(axis, row)
-        name = short_names([row.method], 26)[row.method]
-        axis.set_title(f"{title}\n{name} k={row.draft_length}", fontsize=10)
-        axis.set_xlabel("speedup (logarithmic)", fontsize=9)
-    low, high = axes[0].get_xlim()
-    axes[0].set_xlim(low, high * (high / low) ** 0.16)  # room for the numbers right of the bars
-    ticks = [value for value in SPEEDUPS if low <= value <= high]
-    axes[0].xaxis.set_ticks(ticks, labels=[f"{value:g}x" for value in ticks])
-    axes[0].xaxis.set_minor_locator(NullLocator())
-    names = [effect.name for effect in EFFECTS]
-    axes[0].set_yticks(range(len(EFFECTS) + 3), ["book formula", *names, "measured", "end to end"])
-    axes[0].invert_yaxis()
-    where = temperature_name(chosen[0][1].temperature)
-    figure.suptitle(f"From 1/(1-α+α/k) to the measured speedup, {where}", fontsize=11)
-    return figure
-
-
-def _waterfall(axis, row: Row) -> None:
-    """Draw the book's formula on top, then a bar for every factor, then the measured speedup and the one with
-    prefill counted."""
+    row = min(known, key=lambda row: (row.temperature, -row.speedup))
     here = row.book_formula or 1.0
     steps = [(1.0, here, f"{here:.2f}x", GREY)]  # from, to, its number, its colour
     for factor in factors(row).values():
         steps.append((here, here * factor, f"×{factor:.2f}", GAIN if factor >= 1 else LOSS))
         here *= factor
     steps += [(1.0, value, f"{value:.2f}x", GREY) for value in (row.speedup, row.speedup_with_prefill)]
+    figure, [axis] = figures.blank(1, 6.4, 4.2)
     for place, (start, end, text, color) in enumerate(steps):
         hatch = {GAIN: "//", LOSS: ".."}.get(color)
         axis.barh(place, end - start, 0.66, start, color=color, hatch=hatch, edgecolor="white", linewidth=0)
@@ -122,4 +89,15 @@ def _waterfall(axis, row: Row) -> None:
             axis.plot([end, end], [place - 0.33, place + 0.67], color="black", linewidth=0.8)
     axis.axvline(1, color="black", linewidth=1)
     axis.set_xscale("log")
-    axis.tick_params(labelsize=9)
+    low, high = axis.get_xlim()
+    axis.set_xlim(low, high * (high / low) ** 0.1)  # room for the numbers right of the bars
+    ticks = [value for value in SPEEDUPS if low <= value <= high]
+    axis.xaxis.set_ticks(ticks, labels=[f"{value:g}x" for value in ticks])
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.set_xlabel("speedup (logarithmic)")
+    names = [effect.name for effect in EFFECTS]
+    axis.set_yticks(range(len(steps)), ["book formula", *names, "measured", "end to end"])
+    axis.invert_yaxis()
+    where = f"{short(row.method, 26)} k = {row.draft_length}, {temperature_name(row.temperature)}"
+    figure.suptitle(f"From 1/(1-α+α/k) to the measured speedup: {where}", fontsize=10)
+    return figure

@@ -20,7 +20,7 @@ from speclab.models import prompts
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.present import report, screen
+from speclab.present import report
 from speclab.records.arms import BASELINE, Arm
 from speclab.records.files import read
 from speclab.records.log import Line
@@ -110,16 +110,13 @@ def test_a_row_has_both_or_neither():
     assert row.n_emitted == 2 * N_DECODED
 
 
-def test_it_stands_in_columns_of_the_rows_and_in_a_line_of_its_own():
+def test_it_stands_in_columns_of_the_rows():
     run = make_run(("intersect:other", "ngram"), (2, 4), (0.0,))
-    assert screen.remarks(run) == []
     assert "target out" not in report.page(run, "local")
     for row in run.rows:
         if row.draft == "intersect:other":
             of_draft = 0.125 if row.draft_length == 2 else 0.375
             row.own_rates = {DRAFT_OUT: of_draft, TARGET_OUT: 0.25}
-    (line,) = screen.remarks(run)
-    assert line == "intersect:other, T = 0: draft out 0.125, target out 0.250"
     text = report.page(run, "local")
     assert all(f"- {name}: {meaning}" in text for name, meaning in COLUMNS.items())
     rows = [row for row in run.rows if row.prompt_kind == "all"]
