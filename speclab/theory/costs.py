@@ -20,9 +20,9 @@ times the median of its cell counts as that much, so that a single stall of the 
 rare width.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -252,10 +252,10 @@ def _draft(rounds: list[RoundTime]) -> dict:
 
 def _means(
     seconds: np.ndarray,
-    cells: Sequence[Hashable] | None = None,
+    cells: Sequence[Any] | None = None,
     columns: Sequence[Sequence[float]] = (),
     context: Sequence[float] | np.ndarray | None = None,
-    stalls: Sequence[Hashable] | None = None,
+    stalls: Sequence[Any] | None = None,
 ) -> tuple[dict, list[float]]:
     """Return the mean seconds of every cell where all columns are 0, and slopes >= 0 that all cells share.
 
@@ -299,10 +299,10 @@ def _nonnegative(columns: Sequence[np.ndarray], times: np.ndarray) -> tuple[np.n
     return slopes, float(rest @ rest)
 
 
-def _without_stalls(times: np.ndarray, cells: Sequence[Hashable]) -> np.ndarray:
+def _without_stalls(times: np.ndarray, cells: Sequence[Any]) -> np.ndarray:
     """Cut the times at STALL medians of their cells. Of two in the middle the lower one counts, so that a stall does
     not decide the mean of a cell of two."""
-    by_cell: dict[Hashable, list[float]] = {}
+    by_cell: dict[Any, list[float]] = {}
     for one, seconds in zip(cells, times.tolist(), strict=True):
         by_cell.setdefault(one, []).append(seconds)
     highest = {one: STALL * np.quantile(found, 0.5, method="lower") for one, found in by_cell.items()}
