@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from speclab.records.log import RoundCounts
+from speclab.records.rows import RoundCounts
 
 CURVES = ("verify_at", "draft_at")
 SHORTEST = 1e-12  # seconds of a decode step at least: a fit of noisy times may give 0, and it is a divisor

@@ -23,10 +23,8 @@ from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
 from speclab.present import report
 from speclab.present.screen import screen, small_print
-from speclab.records.arms import Arm
-from speclab.records.files import read
-from speclab.records.log import RoundCounts
-from speclab.records.runs import ComparisonRun
+from speclab.records.files import ComparisonRun, read
+from speclab.records.rows import Arm, RoundCounts
 from tests.heads import tiny_head
 from tests.rules import LOSSLESS, LOSSY, make_known
 from tests.tiny_models import tiny
