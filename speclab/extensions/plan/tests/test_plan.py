@@ -8,7 +8,7 @@ import pytest
 from speclab import load
 from speclab.extensions.plan import __main__ as plans
 from speclab.extensions.plan.__main__ import DraftFacts, PlanEntry, PlanRun, main
-from speclab.lab import comparison
+from speclab.lab import comparison, known_texts
 from speclab.lab.bench import Bench
 from speclab.models import prompts
 from speclab.records.files import read
