@@ -15,17 +15,20 @@ NOTHING: Predicted = MappingProxyType({})
 
 
 def rows_of(decoded: list[Decoded], common: dict[str, Any], predicted: Predicted = NOTHING) -> list[Row]:
-    """Return the row of every arm at every temperature, for all prompts and for each kind of them.
+    """Return the row of every arm at every temperature, for all prompts and for each kind of them, beside the baseline
+    of as many texts at a time.
 
     common: target, device and dtype. predicted: what the costs say of each arm and prompt; without it rows have no
     predictions.
     """
-    kinds, rows = {one.prompt_index: one.prompt_kind for one in decoded}, []
-    for temperature in dict.fromkeys(one.temperature for one in decoded):
-        for kind in ["all", *dict.fromkeys(kinds.values())] if len({*kinds.values()}) > 1 else ["all"]:
+    rows = []
+    for temperature, n_texts in dict.fromkeys((one.temperature, one.n_texts) for one in decoded):
+        alike = [one for one in decoded if (one.temperature, one.n_texts) == (temperature, n_texts)]
+        kinds = list(dict.fromkeys(one.prompt_kind for one in alike))
+        for kind in ["all", *kinds] if len(kinds) > 1 else ["all"]:
             by_arm: dict[Arm, list[Decoded]] = {}
-            for one in decoded:
-                if one.temperature == temperature and kind in ("all", one.prompt_kind):
+            for one in alike:
+                if kind in ("all", one.prompt_kind):
                     by_arm.setdefault(one.arm, []).append(one)
             baseline = by_arm[BASELINE]
             floor = noise_floor(baseline, by_arm.pop(BASELINE_REPEAT, []))
@@ -74,6 +77,7 @@ def row_of(
         prompt_kind=kind,
         **{name: getattr(counts, name) for name in SUMS},
         n_replays=counts.n_replays or None,
+        n_texts=decoded[0].n_texts,
         **common,
         n_prompts=len(pairs),
         n_tokens=counts.n_emitted,

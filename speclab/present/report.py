@@ -61,7 +61,8 @@ def rows_table(rows: list[Row]) -> Table:
     def own_rate(name: str) -> Cell:
         return lambda row: number((row.own_rates or {}).get(name), 3)
 
-    heads: dict[str, Cell] = {**cells("draft", "k", "T"), "prompts": lambda row: f"{row.prompt_kind} ({row.n_prompts})"}
+    heads: dict[str, Cell] = cells("draft", *tables.batches(rows), "k", "T")
+    heads["prompts"] = lambda row: f"{row.prompt_kind} ({row.n_prompts})"
     heads |= cells("tok/s", "speedup") | {"verdict": lambda row: tables.verdict_of(row) or "-"}
     heads |= cells("95 %", "end to end", "α", "f", "tok/rnd", "c", "v", "o")
     heads |= {name: prediction(attrgetter(key)) for key, name in PREDICTORS.items()}

@@ -235,7 +235,7 @@ def speed_table(run: ComparisonRun) -> Table:
     def other(temperature: float) -> Cell:
         return lambda row: _in_words(at.get((row.method, row.draft_length, temperature)))
 
-    heads = cells("draft", "k", "α", "tok/rnd", "tok/s")
+    heads = cells("draft", *tables.batches(rows), "k", "α", "tok/rnd", "tok/s")
     heads |= {"speedup": lambda row: _in_words(row) + " highest" * (row is best)} | cells("95 %")
     heads |= {"forecast": lambda row: speedup(row.forecast), "book(α)": lambda row: speedup(row.book_formula)}
     heads |= {f"T = {temperature:g}": other(temperature) for temperature in further}

@@ -206,6 +206,7 @@ CELLS: dict[str, Cell] = {
     "draft": lambda row: row.method,
     "k": drafts_only(lambda row: "≤ " * row.draft.endswith(AUTO) + str(row.draft_length)),
     "T": lambda row: f"{row.temperature:g}",
+    "B": lambda row: str(row.n_texts),
     "tok/s": lambda row: rate(row.tokens_per_second),
     "speedup": speedup_of,
     "measured": speedup_of,
@@ -222,3 +223,8 @@ CELLS: dict[str, Cell] = {
 
 def cells(*heads: str) -> dict[str, Cell]:
     return {head: CELLS[head] for head in heads}
+
+
+def batches(rows: Iterable[Any]) -> list[str]:
+    """Return the head of the column with the number of texts at a time, where some row has several."""
+    return ["B"] * any(row.n_texts > 1 for row in rows)

@@ -71,6 +71,7 @@ class ArmCounts(RecordPart):
     n_rejected: Count
     n_emitted: Count
     n_replays: Count | None = None  # passes beyond one a round, over accepted tokens (recurrent layers)
+    n_texts: Count = 1  # that were decoded side by side
 
     @property
     def auto(self) -> bool:

@@ -20,9 +20,9 @@ times the median of its cell counts as that much, so that a single stall of the 
 rare width.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -237,8 +237,8 @@ def _verify(rounds: Sequence[RoundTime]) -> dict[float, dict]:
 
 
 def _draft(rounds: list[RoundTime]) -> dict:
-    idle = _means(_seconds([r for r in rounds if not r.n_drafted], "draft"))[0].get(None, 0.0)
-    drafted = [r for r in rounds if r.n_drafted]
+    drafted, others = [r for r in rounds if r.n_drafted], [r for r in rounds if not r.n_drafted]
+    idle = _means(_seconds(others, "draft"))[0][None] if others else 0.0
     if not drafted:  # a lookup that never found anything: the cost of a draft is not needed
         return {"draft_idle": idle, "draft_at": {1: idle}, "draft_catch": 0.0, "draft_slope": 0.0}
     at, (catch, slope) = _means(
@@ -252,10 +252,10 @@ def _draft(rounds: list[RoundTime]) -> dict:
 
 def _means(
     seconds: np.ndarray,
-    cells: Sequence[Hashable] | None = None,
+    cells: Sequence[Any] | None = None,
     columns: Sequence[Sequence[float]] = (),
     context: Sequence[float] | np.ndarray | None = None,
-    stalls: Sequence[Hashable] | None = None,
+    stalls: Sequence[Any] | None = None,
 ) -> tuple[dict, list[float]]:
     """Return the mean seconds of every cell where all columns are 0, and slopes >= 0 that all cells share.
 
@@ -265,7 +265,7 @@ def _means(
     `STALL` where they are finer.
     """
     cells = [None] * len(seconds) if cells is None else list(cells)
-    names = list(dict.fromkeys(cells))
+    names = sorted(set(cells))
     cell = np.array([names.index(one) for one in cells], dtype=int)
     table = np.array([*columns, *([] if context is None else [context])], dtype=float).reshape(-1, len(seconds))
     both = np.vstack([_without_stalls(seconds, stalls or cells), table])  # (1 + columns, n)
@@ -298,10 +298,10 @@ def _nonnegative(columns: Sequence[np.ndarray], times: np.ndarray) -> tuple[np.n
     return slopes, float(rest @ rest)
 
 
-def _without_stalls(times: np.ndarray, cells: Sequence[Hashable]) -> np.ndarray:
+def _without_stalls(times: np.ndarray, cells: Sequence[Any]) -> np.ndarray:
     """Cut the times at STALL medians of their cells. Of two in the middle the lower one counts, so that a stall does
     not decide the mean of a cell of two."""
-    by_cell: dict[Hashable, list[float]] = {}
+    by_cell: dict[Any, list[float]] = {}
     for one, seconds in zip(cells, times.tolist(), strict=True):
         by_cell.setdefault(one, []).append(seconds)
     highest = {one: STALL * np.quantile(found, 0.5, method="lower") for one, found in by_cell.items()}

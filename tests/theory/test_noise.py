@@ -62,9 +62,9 @@ def test_the_worst_temperature_decides():
     assert attribution.too_wide([]) is None
 
 
-def test_one_committed_record_is_rough():
+def test_few_committed_records_are_rough():
     """The bound rests on them: of quiet machines, none reaches ten per cent."""
-    noisy = committed_in("cpu-2-cores-compiled")  # its page calls one of its sizes rough
+    noisy = committed_in("cpu-2-cores-compiled") + committed_in("cpu-2-cores-c-?00m")  # their pages say so
     floors = [floor for floor in committed() if floor not in noisy]
     assert len(floors) >= 15
     assert max(map(attribution.reach, floors)) < 1.095 < attribution.FURTHEST < max(map(attribution.reach, noisy))

@@ -25,6 +25,11 @@ class TreeDraft(Draft):
 
     parents: Tensor = field(kw_only=True)  # (batch, n) the node that each follows
 
+    @classmethod
+    def of(cls, draft: Draft) -> "TreeDraft":
+        """Return the same tokens as a tree; a chain becomes the tree with one branch."""
+        return cls(draft.tokens, draft.size, draft.probs, draft.faults, parents=parents_of(draft))
+
     def verified_by(self, target: Target, last_tokens: Tensor) -> Tensor:
         """Make one pass over the last committed token of each row, (batch,), and all nodes.
 
