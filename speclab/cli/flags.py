@@ -131,11 +131,8 @@ def add_rule_flag(parser: Group) -> None:
 
 
 def check_rule(args: argparse.Namespace, temperatures: list[float], choices: list[registry.Choice]) -> None:
-    """Raise UsageProblem where --rule does not fit a draft, or is a lossy one together with temperature 0.
-
-    A lossy rule decides nothing at temperature 0: against a one-hot target it keeps what every rule keeps, and a greedy
-    row would be called lossy that is not.
-    """
+    """Raise UsageProblem where --rule does not fit a draft, or is a lossy one together with temperature 0, where it
+    keeps what every rule keeps."""
     rule = rule_of(args.rule)
     if rule.chains_only:
         registry.check_chains(f"--rule {args.rule}", choices)
@@ -150,9 +147,6 @@ def with_defaults(args: argparse.Namespace, defaults: dict[str, Any]) -> argpars
     """Return the arguments, with `defaults` wherever the command line gives none."""
     given = {name: value for name, value in vars(args).items() if value is not None}
     return argparse.Namespace(**vars(args) | defaults | given)
-
-
-# --- what the flags become --------------------------------------------------------------------------------------------
 
 
 def load(args: argparse.Namespace, temperature: float | None = None) -> tuple[Setup, list[Prompt]]:
