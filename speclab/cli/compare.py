@@ -6,10 +6,9 @@ import functools
 from optimized_speculative import speculative_decode
 from speclab.cli import flags, parsing
 from speclab.cli.output import Output, Step, View, describe_chat, show
-from speclab.core.rule_table import rule_of
+from speclab.core.rules import rule_of
 from speclab.drafts import registry
-from speclab.drafts.hybrid import auto_length
-from speclab.drafts.lengths import LONGEST
+from speclab.drafts.lengths import LONGEST, AutoLength
 from speclab.lab import comparison, padded_pair
 from speclab.lab.harness import Measurement, kept_when_stopped
 from speclab.lab.instruments import LoopFunctions
@@ -128,7 +127,7 @@ def prepare(args: argparse.Namespace, functions: LoopFunctions | None = None) ->
     config = load(args, choices, lengths, temperatures, functions.judged_by(rule_of(args.rule)))
     if auto:
         chosen = [choice.name for choice in choices if choice.no_auto is None]
-        config.drafters |= {name + AUTO: auto_length(config.drafters[name]) for name in chosen}
+        config.drafters |= {name + AUTO: config.drafters[name].with_draft(AutoLength) for name in chosen}
     return config, output
 
 

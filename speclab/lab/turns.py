@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from speclab.core import graphs
 from speclab.core.clock import old_objects_frozen
+from speclab.engines.cuda import graphs
 
 
 class AtWork(Protocol):

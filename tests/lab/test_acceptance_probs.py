@@ -18,7 +18,7 @@ from speclab.core.accept import accept_from_logits
 from speclab.core.counts import Counts
 from speclab.core.law import CertainLaw
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.drafts.oracle import OracleModelDrafter
+from speclab.drafts.oracle import Dial
 from speclab.lab.bench import Bench
 from speclab.lab.comparison import build_rows
 from speclab.lab.harness import Measurement, measure
@@ -46,7 +46,7 @@ def make_bench(vocab: int = 12, noise: float = 0.3, budget: int = BUDGET) -> Ben
     drafters = {
         "model": ModelDrafter(CachedModel(draft)),
         "ngram": NgramDrafter(),
-        "dial": OracleModelDrafter(CachedModel(draft), 0.7),
+        "dial": Dial(0.7, ModelDrafter(CachedModel(draft))),
     }
     return Bench(setup, drafters, budget, seed=0)
 

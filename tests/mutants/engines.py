@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from speclab.core import graphs
 from speclab.core.sampling import Sampling
 from speclab.engines import c_pass, eager, library, windows
 from speclab.engines.c_pass import CBackend, CModel, Text
+from speclab.engines.cuda import graphs
 from speclab.engines.cuda.attention import GroupedAttention
 from speclab.engines.cuda.cuda_graphs import GraphBackend, GraphCache, GraphedModel
 from speclab.engines.cuda.kernels import Joined

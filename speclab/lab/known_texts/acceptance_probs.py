@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Callable
 
-from speclab.core.proposals import AcceptProbs
 from speclab.core.sampling import Sampling
 from speclab.lab.bench import Bench
 from speclab.lab.harness import Measurement
@@ -12,6 +11,7 @@ from speclab.models.prompts import Prompt
 from speclab.records.rows import as_written
 from speclab.theory.costs import Costs
 from speclab.theory.fitting import fit
+from speclab.theory.forecast import AcceptProbs
 
 CostTable = dict[tuple[str, float], Costs]  # by draft and temperature
 ProbsOfText = Callable[[str, float, int, tuple[int, ...]], AcceptProbs]  # (draft, temperature, prompt index, text)

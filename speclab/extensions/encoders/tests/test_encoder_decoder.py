@@ -18,7 +18,7 @@ from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.hybrid import HybridDrafter
-from speclab.drafts.oracle import OracleModelDrafter
+from speclab.drafts.oracle import Dial
 from speclab.extensions.encoders.backend import EncoderDecoderBackend, start_id
 from speclab.extensions.encoders.family import ENCODER_DECODER, EncoderRoom
 from speclab.extensions.encoders.tests.tiny_encoders import BOS, FAMILIES, START, VOCAB, tiny, tiny_of
@@ -69,7 +69,7 @@ def drafter_of(kind: str, family: str):
     if kind == "decoder only":
         return ModelDrafter(CachedModel(tiny_decoder("llama", dtype=torch.float64)))
     if kind == "dial":
-        dial = OracleModelDrafter(CachedModel(target_of(family)), 0.6, seed=3)
+        dial = Dial(0.6, ModelDrafter(CachedModel(target_of(family))), seed=3)
         dial.take_text(text_of(family))
         return dial
     return ModelDrafter(CachedModel(perturbed(target_of(family), {"all": 0.0, "some": 0.06}[kind])))

@@ -26,7 +26,7 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Round, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
-from speclab.drafts.oracle import OracleModelDrafter
+from speclab.drafts.oracle import Dial
 from speclab.extensions.recurrent import backend
 from speclab.extensions.recurrent.backend import RecurrentBackend, pass_options
 from speclab.extensions.recurrent.family import RECURRENT, is_recurrent, reads_several
@@ -89,7 +89,7 @@ def text_of(family: str, length: int) -> list[int]:
 def drafter_of(family: str, accepted: str, length: int) -> ModelDrafter:
     """Of its drafts all, some or none are accepted."""
     if accepted == "none":
-        dial = OracleModelDrafter(CachedModel(tiny(family)), 0.0, seed=3)
+        dial = Dial(0.0, ModelDrafter(CachedModel(tiny(family))), seed=3)
         dial.take_text(text_of(family, length))
         return dial
     return ModelDrafter(CachedModel(perturbed(tiny(family), NOISES[accepted])))

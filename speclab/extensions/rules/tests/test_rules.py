@@ -8,11 +8,11 @@ from torch import Tensor
 
 import compare
 import optimized_speculative
-from speclab.core import graphs
 from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import Draft
-from speclab.core.rule_table import rule_of
+from speclab.core.rules import rule_of
 from speclab.core.sampling import Sampling
+from speclab.engines.cuda import graphs
 from speclab.extensions.rules.lossy import typical_threshold
 from speclab.lab.output_checks import distances
 from speclab.system.errors import UsageProblem
