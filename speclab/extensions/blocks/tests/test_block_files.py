@@ -118,7 +118,7 @@ CONFIGS = [
     ((), {"block_size": 1 << 20}, "block_size is 1048576"),
     ((), {"block_size": 1, "sample_from_anchor": False}, "block_size is 1"),
     ((), {"markov_rank": 4}, "markov_w1.weight is F64"),
-    ((), {"draft_vocab_size": 12}, "its config.json asks for F64 (12, 32)"),
+    ((), {"draft_vocab_size": 12}, "its config.json asks for F64 (12, 3)"),
     ((DECODER,), {"num_hidden_layers": 1 << 20}, "num_hidden_layers is 1048576"),
     ((DECODER,), {"model_type": "llama"}, "is not layers of qwen3"),
     ((DECODER,), {"vocab_size": 49}, "works with 49 embeddings of width 32 and the target has 48"),
