@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from speclab.core.accept import accept_from_logits
-from speclab.core.clock import mark, seconds_between
+from speclab.core.clock import give_back, mark, seconds_between
 from speclab.core.drafter import Drafter, Wrapper
 from speclab.core.rounds import AcceptRule, Draft, Round, Target
 from speclab.core.rules import TOKEN, Rule
@@ -51,6 +51,7 @@ class PhaseClock:
             seconds: dict[str, float] = {}
             for phase, start, end in spans:
                 seconds[phase] = seconds.get(phase, 0.0) + seconds_between(start, end)
+            give_back(self._device, [moment for _, *moments in spans for moment in moments])
             return seconds
 
         return read
@@ -151,6 +152,7 @@ def _of_round(
 ) -> dict[str, float]:
     """Read the seconds of a round between two marks, by phase."""
     whole, found = seconds_between(start, end), phases()
+    give_back(device, [start, end])
     if prefill:
         return {"prefill": whole}
     seconds = {phase: found.get(phase, 0.0) for phase in PHASES}
