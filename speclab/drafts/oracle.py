@@ -53,6 +53,7 @@ class Dial(Wrapper):
     that output. None: a draft that takes no time, and ends there.
     """
 
+    drafter: Any
     needs_text = True
 
     def __init__(self, accuracy: float, drafter: Any = None, seed: int = 0):

@@ -129,7 +129,7 @@ def check_format(found: dict[str, Any], kind: str, formats: tuple[str, ...]) -> 
 
 def entry(found: dict[str, Any], name: str, kind: type, usual: Any = None) -> Any:
     """Return an entry of config.json, or what is usual where it is null or left out. Raises ValueError."""
-    value = usual if found.get(name) is None else found[name]
+    value: Any = usual if found.get(name) is None else found[name]
     if type(value) is not kind or (kind is int and not 0 <= value <= LARGEST):
         raise ValueError(f"{name} is {value!r:.60}, which is missing, out of its range or no {kind.__name__}")
     return value
@@ -187,7 +187,7 @@ def read_tensors(
     head: torch.nn.Module,
     target: PreTrainedModel,
     config: Any = None,
-    more: dict[str, tuple[int, ...]] | None = None,
+    more: Any = None,
     unused: tuple[str, ...] = UNUSED,
 ) -> tuple[dict[str, Tensor], Tensor | None]:
     """Return the weights of a head for this target, and the target's id of each of its ids, None where they are the
@@ -197,7 +197,8 @@ def read_tensors(
     in the file. more: shapes beside those of the head. unused: how the names begin that are passed over.
     """
     wanted = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()} | (more or {})
-    lent, asked = dict[str, Tensor](), {name: (FLOATS, shape) for name, shape in wanted.items()}
+    lent = dict[str, Tensor]()
+    asked: dict[str, Any] = {name: (FLOATS, shape) for name, shape in wanted.items()}  # types and shape
     if config is not None:
         n, vocab = config.draft_vocab, config.block.vocab_size
         table, output = weights_of(target)
