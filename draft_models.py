@@ -132,13 +132,12 @@ class ModelDrafter(Drafter):
 def as_drawn(drawn: list[Drawn], size: Tensor | None = None) -> Draft:
     """Make a draft from at least one token of each row. size: (rows,) how many tokens of each count; None: all."""
     tokens = torch.stack([step.token for step in drawn], dim=1)  # (rows, n)
-    probs = [step.probs for step in drawn if step.probs is not None]
-    laws = torch.stack(probs, dim=1) if probs else None
-    if size is None:
-        size = torch.full_like(tokens[:, 0], len(drawn))
-    else:
+    laws = [step.probs for step in drawn if step.probs is not None]
+    if size is not None:
         tokens = tokens.masked_fill(torch.arange(len(drawn), device=size.device) >= size[:, None], 0)
-    return Draft(tokens.clamp(min=0), size, laws, faults=tokens.amin(-1).clamp(max=0))
+    whole = torch.full_like(tokens[:, 0], len(drawn)) if size is None else size
+    probs = torch.stack(laws, dim=1) if laws else None
+    return Draft(tokens.clamp(min=0), whole, probs, faults=tokens.amin(-1).clamp(max=0))
 
 
 def as_draft(tokens: list[int], device: torch.device) -> Draft:

@@ -22,10 +22,7 @@ _free_events: dict[torch.device, list[Any]] = {}  # making one takes longer than
 
 
 def mark(device: torch.device) -> Any:
-    """Mark a moment in the work of the device.
-
-    On CUDA an event is queued and nothing waits; elsewhere everything does.
-    """
+    """Mark a moment in the work of the device: on CUDA an event is queued, and nothing waits; elsewhere all does."""
     if device.type == "cuda":
         free = _free_events.get(device)
         event = free.pop() if free else torch.cuda.Event(enable_timing=True)
@@ -53,9 +50,8 @@ def give_back(device: torch.device, marks: list[Any]) -> None:
 def old_objects_frozen() -> Iterator[None]:
     """Keep Python's garbage collector from checking objects that exist already: libraries, models, their graphs.
 
-    Checking all of them takes as long as decoding a short text. Python does it when enough new objects have been kept,
-    so it would fall into the times of the loops that keep the most: lookups and `-k auto`. Whoever freezes first lets
-    the collector see them again.
+    Checking all of them takes as long as decoding a short text, and would fall into the times of the loops that keep
+    the most new ones: lookups and `-k auto`. Whoever freezes first lets the collector see them again.
     """
     is_first = gc.get_freeze_count() == 0
     gc.collect(1)  # what has just become garbage would stay in memory

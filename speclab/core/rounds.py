@@ -48,11 +48,9 @@ class Draft:
     parents: Tensor | None = None  # (batch, n) the number of the token that each follows; None: the one before it
 
     def verified_by(self, target: Target, last_tokens: Tensor) -> Tensor:
-        """Let the target read the last committed token of each row, (batch,), and these tokens, in one pass.
-
-        -> (batch, n + 1, vocab) logits. Row i is what the target says after i drafted tokens: it judges token i + 1,
-        and the last row gives the bonus token.
-        """
+        """Let the target read the last committed token of each row, (batch,), and these tokens, in one pass.  -> (batch,
+        n + 1, vocab) logits: row i is what it says after i drafted tokens and judges token i + 1; the last is the
+        bonus token's."""
         return target.forward(torch.cat([last_tokens[:, None], self.tokens], dim=1))
 
     def bare(self) -> "Draft":
@@ -60,7 +58,7 @@ class Draft:
         return Draft(self.tokens, self.size, self.probs)
 
     def depths(self) -> Tensor:
-        """Return the number of drafted tokens that each row of the target's pass has read: (batch, n + 1)."""
+        """Count the drafted tokens that each row of the target's pass has read: (batch, n + 1)."""
         batch, n = self.tokens.shape
         return torch.arange(n + 1, device=self.tokens.device).expand(batch, -1)
 

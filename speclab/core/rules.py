@@ -43,14 +43,14 @@ RULES = {"token": Listed("token", TOKEN.line, TOKEN)}
 
 
 def add_rule(name: str, made_from: Any, line: str, arguments: str = "") -> None:
-    """Add a rule to the list, as `Listed` describes it. The register.py of an extension calls this."""
+    """The register.py of an extension calls this; made_from: as `Listed` has it."""
     if name in RULES:
         raise ValueError(f"two rules are called {name}")
     RULES[name] = Listed(name + arguments, line, made_from)
 
 
 def all_rules() -> dict[str, Listed]:
-    """Return RULES together with the rules of the extensions."""
+    """Those of extensions are among them."""
     extensions.load()
     return RULES
 

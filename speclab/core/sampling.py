@@ -86,7 +86,7 @@ GREEDY = Sampling()
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     """Draw from unnormalised weights by inverse CDF.  (batch, vocab), (batch,) in [0, 1) -> (batch,) ids
 
-    Never returns a token of weight zero. A row whose mass is zero or not finite gives NOT_FINITE.
+    None has weight zero. A row whose mass is zero or not finite gives NOT_FINITE.
     """
     wide = torch.float32 if weights.device.type == "mps" else torch.float64
     cdf = weights.cumsum(-1, dtype=wide)  # (batch, vocab)
