@@ -48,9 +48,10 @@ class Draft:
     parents: Tensor | None = None  # (batch, n) the number of the token that each follows; None: the one before it
 
     def verified_by(self, target: Target, last_tokens: Tensor) -> Tensor:
-        """Let the target read the last committed token of each row, (batch,), and these tokens, in one pass.  -> (batch,
-        n + 1, vocab) logits: row i is what it says after i drafted tokens and judges token i + 1; the last is the
-        bonus token's."""
+        """Let the target read the last committed token of each row, (batch,), and these tokens, in one pass.
+
+        -> (batch, n + 1, vocab) logits: row i is what it says after i drafted tokens, and judges token i + 1.
+        """
         return target.forward(torch.cat([last_tokens[:, None], self.tokens], dim=1))
 
     def bare(self) -> "Draft":
