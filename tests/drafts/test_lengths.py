@@ -70,7 +70,11 @@ def test_expectation_and_choice_are_the_definitions(chain, seconds, rate, drawn)
     gains = [expected[n] - rate * costs.seconds(n) for n in range(drawn, len(chain) + 1)]
     assert gains[chosen - drawn] == max(gains)
     assert max(gains) not in gains[: chosen - drawn]
-    steps = RoundCosts((0.0,) * 5, (1.0, 1.0, 1.9, 1.9, 1.9))  # a rule that looks one step ahead stays at 1
+
+
+def test_all_lengths_are_compared_since_costs_have_steps():
+    """A rule that looks one step ahead stays at 1."""
+    steps = RoundCosts((0.0,) * 5, (1.0, 1.0, 1.9, 1.9, 1.9))
     assert best_length(steps, expected_tokens([0.9] * 4), 1.5, 0, 4) == 4
 
 
