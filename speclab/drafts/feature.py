@@ -65,7 +65,7 @@ class FeatureDrafter(HeadDrafter):
 
     def _catch_up(self) -> tuple[Tensor, Tensor]:
         """Read what was committed since the last round -> the last position's output, (1, 1, hidden), and logits."""
-        output = self._forward(self._fused(self._hidden), self._known(self._tokens), self._length)
+        output = self._forward(self.head.fuse(self._hidden), self._known(self._tokens), self._length)
         self._length += self._tokens.shape[1]
         self._hidden, self._tokens = self._hidden[:, :0], self._tokens[:, :0]
         return output
@@ -73,10 +73,6 @@ class FeatureDrafter(HeadDrafter):
     def _known(self, tokens: Tensor) -> Tensor:
         """Replace ids that the head lacks: a target may know more ids."""
         return tokens.clamp(0, self._n_ids - 1)
-
-    def _fused(self, hidden: Tensor) -> Tensor:
-        """Turn what the target gave, (1, m, layers * width), into states (1, m, hidden)."""
-        return self.head.fuse(hidden)
 
     def _forward(self, states: Tensor, tokens: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Run a pass over states (1, m, hidden) from position `length` on, with the token after each, which it knows.

@@ -334,6 +334,11 @@ def test_greedy_verification_is_the_accept_rule(case):
     assert torch.equal(ours.next_token, rule.next_token)
 
 
+def test_what_stands_behind_the_drafted_tokens_is_not_compared():
+    draft = Draft(torch.tensor([[1, 2, 1]]), torch.tensor([1]))
+    assert draft.matching(torch.tensor([[1, 2, 0, 0]])).n_accepted.tolist() == [1]
+
+
 @given_cases
 @given(st.integers(1, 3), st.integers(0, 4), st.data())
 def test_the_host_and_a_device_keep_the_same_drafted_tokens(n_rows, n, data):
