@@ -75,10 +75,6 @@ class Drafter:
         a model catches up with one token or two, after rounds without a draft with at most four."""
         return {2, 4}
 
-    def as_drafted(self, chain: Draft) -> Draft:
-        """Turn a chain into a draft of the kind that it makes, which is recorded for a GPU before a run."""
-        return chain
-
     def forget(self) -> None:
         """Drop what it has learned from texts, and share nothing of it with its copies any more; costs stay."""
 
@@ -102,8 +98,8 @@ class Drafter:
         return CertainLaw(proposals, target.vocab_size)
 
     def own_rates(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling) -> dict[str, float]:
-        """Return the draft's own shares by the head of their columns (speclab/records/columns.py), each a sum over the
-        places of the decoded tokens without the first."""
+        """Return the draft's own shares by the head of their columns (COLUMNS of speclab/records/rows.py), each a sum
+        over the places of the decoded tokens without the first."""
         return {}
 
     def described(self, round_: Round) -> Round:
