@@ -26,8 +26,7 @@ from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, Round
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts import registry
-from speclab.drafts.hybrid import auto_length
-from speclab.drafts.lengths import LONGEST
+from speclab.drafts.lengths import LONGEST, AutoLength
 from speclab.drafts.registry import check_prompts
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.round_costs import measure_costs
@@ -54,7 +53,7 @@ class Pair:
         """Return the same draft choosing its lengths; what rounds cost stays known from text to text."""
         if self.choice:
             self.choice.check_auto()
-        return auto_length(self.drafter)
+        return self.drafter.with_draft(AutoLength)
 
 
 def load(

@@ -1,6 +1,6 @@
 """Both loops as the tests call them: settings given one by one, whole decodings given back."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -78,3 +78,8 @@ def poison(cached: CachedModel, n_last: int) -> None:
             rows = [part[..., -n_last:, :] for layer in keys_and_values(cached) for part in layer]
         for row in rows:
             row.fill_(torch.nan)
+
+
+def model_accept_probs(accept: Sequence[float]) -> list[Sequence[float]]:
+    """Acceptance by where a round begins, of a draft that proposes the same at a place wherever that is."""
+    return [accept[t:] for t in range(len(accept))]

@@ -21,7 +21,7 @@ from optimized_speculative import speculative_decode
 from speclab.core import accept as accept_module
 from speclab.core.accept import accept
 from speclab.core.rounds import AcceptResult, DecodeSettings, Round, tokens_of
-from speclab.core.rule_table import rule_of
+from speclab.core.rules import rule_of
 from speclab.core.sampling import Drawn, Sampling, draw
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
@@ -485,7 +485,7 @@ def one_uniform_for_all(draft, target_probs, uniforms) -> AcceptResult:
 
 def argmax_draft(logits, sampling, uniforms):
     """Public bug 5: picked by argmax, scored with the softmax."""
-    return Drawn(logits.argmax(-1), sampling.probs(logits), logits.amax(-1))
+    return Drawn(logits.argmax(-1), sampling.probs(logits))
 
 
 class NotRolledBack(CachedModel):

@@ -14,12 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draft_models import ModelDrafter, NgramDrafter
-from speclab.core import graphs
 from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import Draft
 from speclab.core.sampling import Sampling, draw_next
 from speclab.engines import windows
-from speclab.engines.cuda import buffers, cuda_graphs
+from speclab.engines.cuda import buffers, cuda_graphs, graphs
 from speclab.engines.cuda.attention import GroupedAttention
 from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.engines.cuda.kernels import Joined, Kernels

@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from speclab.core import graphs
+from speclab.engines.cuda import graphs
 from speclab.engines.cuda.buffers import BufferedBackend, Buffers, WrittenInPlace, kv_shapes, padded_mask
 from speclab.engines.cuda.kernels import Kernels, usable_compiler
 from speclab.engines.eager import decoder_layers, layer_outputs

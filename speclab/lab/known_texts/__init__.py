@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from speclab.core.drafter import Drafter
-from speclab.core.proposals import AcceptProbs
 from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
 from speclab.drafts.heads.rollout import target_pass
@@ -30,6 +29,7 @@ from speclab.models.prompts import Prompt
 from speclab.records.rows import Arm, RoundCounts, as_written
 from speclab.theory.attribution import Text
 from speclab.theory.costs import Costs, fit
+from speclab.theory.forecast import AcceptProbs
 
 CostTable = dict[tuple[str, float], Costs]  # by draft and temperature
 ProbsOfText = Callable[[str, float, int, Text], AcceptProbs]  # (draft, temperature, prompt index, text)
