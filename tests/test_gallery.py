@@ -75,7 +75,7 @@ def sampled(target_table: Tensor, drafter: ModelDrafter, n: int) -> list[Round]:
 
 # ---------------------------------------------------------------- sampled texts in the long run
 
-IDS, N_OF_EACH = 5, (50, 200, 800)  # successors of each id
+IDS, N_OF_EACH = 5, (40, 160, 640)  # successors of each id
 # N numbers that are drawn independently have a mean total variation of at most sqrt(cells) / 2 / sqrt(N), and are
 # further off by t with a probability of at most exp(-2 N t^2) (McDiarmid). All sizes together raise a false alarm with
 # a probability below 1e-6.
