@@ -6,12 +6,12 @@ import pytest
 
 from exercises import Todo, transcript
 from solutions import ex17_serving as right
-from speclab.extensions.servers import counters
+from speclab.extensions.servers import counters, positions
 from speclab.extensions.servers.client import Answer
 from speclab.extensions.servers.counters import of_rounds
 from speclab.extensions.servers.referee import OwnRounds, judged
 from speclab.system.errors import EnvironmentProblem
-from speclab.theory import formulas, positions
+from speclab.theory import formulas
 from tests.exercises import test_ex17_serving as checks
 from tests.exercises.answers import mistaken, mistakes, named
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speclab.core.counts import Counts
+from speclab.extensions.servers import positions
 from speclab.system.paths import ROOT
-from speclab.theory import positions
 from speclab.theory.formulas import expected_tokens_per_round
 
 ROUNDS = st.lists(st.integers(0, 5), min_size=1, max_size=40)  # kept tokens of rounds that drafted five each
