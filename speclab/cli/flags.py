@@ -14,8 +14,8 @@ from speclab.cli.parsing import DASH, at_least, plain_name, seed, some_name, som
 from speclab.core.rule_table import all_rules, rule_of
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
-from speclab.models import loading, prompts, sources, texts
-from speclab.models.names import ENGINES, LAB_TARGET, LAB_TEXTS, why_no_engine
+from speclab.models import loading, prompts, sources
+from speclab.models.names import ENGINES, LAB_TARGET, LAB_TEXTS
 from speclab.models.padded import sizes
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup, load_setup
@@ -55,13 +55,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> Group:  # for further fl
 
 def add_engine_flag(group: Group) -> None:
     engines = f"{', '.join(ENGINES)}; auto: c on a CPU, graphs on cuda, else eager"
-    group.add_argument("--engine", type=_engine, default="auto", metavar="NAME", help=engines)
-
-
-def _engine(text: str) -> str:
-    if why := why_no_engine(text):
-        raise argparse.ArgumentTypeError(why)
-    return text
+    group.add_argument("--engine", choices=ENGINES, default="auto", metavar="NAME", help=engines)
 
 
 def add_text_flags(parser: argparse.ArgumentParser) -> None:
@@ -222,7 +216,7 @@ def setup_from(
 def read_prompts(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
     """Tokenise --prompt, --prompts, or the standard set; with --chat they are put into the chat template."""
     if getattr(args, "texts", None):
-        given = texts.encode(texts.read(args.texts), tokenizer)
+        given = prompts.encode(prompts.read_texts(args.texts), tokenizer, chat=True)
         return prompts.first_of_each_kind(given, args.limit or 0 if args.texts in LAB_TEXTS else 0)
     typed = bool(args.prompt) or args.prompts == "-"
     chat = typed and bool(tokenizer.chat_template) if args.chat is None else args.chat

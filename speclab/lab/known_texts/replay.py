@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings
 from speclab.drafts.heads.rollout import target_pass
-from speclab.engines.eager import first_states
 from speclab.lab.harness import Measurement
 from speclab.lab.instruments import LoopFunctions, with_parts
 from speclab.models.cached import CachedModel
@@ -98,7 +97,7 @@ class KnownText:
         if self._ahead == self._ids[0, before:end].tolist():
             return self.states(n_layers - 1)[:, rows]
         ids = torch.cat([self._ids[:, :before], self._ids.new_tensor([self._ahead])], dim=1)
-        return first_states(self._model, ids, n_layers)[:, rows]
+        return target_pass(self._model, ids, (n_layers - 1,))[0][:, rows]
 
     def forward_rest(self, states: Tensor, length: int, n_layers: int) -> Tensor:
         """Stand for the other layers, for which nothing is computed: (1, m, hidden) -> (1, m, vocab) logits."""
