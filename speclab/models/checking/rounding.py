@@ -20,7 +20,7 @@ from speclab.models.memory import USABLE, free_memory
 from speclab.models.outside.placement import why_eager
 
 UNITS = {torch.float64: 64, torch.float32: 64}  # rounding units that are allowed between two right computations
-HALF_WIDTH_UNITS = 12  # the same for bfloat16 and float16, whatever the depth
+HALF_WIDTH_UNITS = 16  # the same for bfloat16 and float16, whatever the depth
 FLOOR = 2  # units that are always granted to a logit, also where a computation in higher precision found fewer
 LIKELY = 64  # the number of a row's most probable tokens whose rounding is looked at
 LEAST_DEVIATION = 0.3  # standard deviation of the rounding to the next number of a dtype, in units of that logit
