@@ -37,7 +37,8 @@ from speclab.cli import flags, parsing
 from speclab.lab.harness import kept_when_stopped
 from speclab.models import loading
 from speclab.models.cached import CachedModel
-from speclab.models.memory import cache_bytes, cached_shapes, weights_read
+from speclab.models.family import cached_layers
+from speclab.models.memory import weights_read
 from speclab.models.padded import sizes
 from speclab.models.setup import Setup
 from speclab.models.timing import bandwidth, best, block_bytes
@@ -89,6 +90,19 @@ class RooflineRun(common.BenchmarkRun):
 
 
 # --- what the machine can do ------------------------------------------------------------------------------------------
+
+
+def cached_shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
+    """Return two sizes for every layer with a cache: how many numbers it keeps for each token, and the width of a
+    head."""
+    pairs = [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in cached_layers(model)]
+    kept = [(k, v) for k, v in pairs if isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)]
+    return [((keys.numel() + values.numel()) // 2, keys.shape[-1]) for keys, values in kept]
+
+
+def cache_bytes(model: PreTrainedModel, n_tokens: int) -> int:
+    """Return the size in bytes of the keys and values of `n_tokens`."""
+    return sum(n for n, _ in cached_shapes(model)) * n_tokens * model.dtype.itemsize
 
 
 def operations(model: PreTrainedModel, width: int, context: int) -> int:

@@ -279,8 +279,8 @@ def test_weights_are_read_once_and_a_plain_embedding_not_at_all():
 
 def test_cache_bytes_and_operations_of_a_known_shape():
     model = tiny("llama", dtype=torch.float32)  # 2 layers, 4 heads, 2 of them in the cache, 8 numbers each
-    assert memory.cached_shapes(model) == [(2 * 2 * 8, 8)] * 2
-    assert memory.cache_bytes(model, 10) == 2 * 2 * 2 * 8 * 10 * 4
+    assert roofline.cached_shapes(model) == [(2 * 2 * 8, 8)] * 2
+    assert roofline.cache_bytes(model, 10) == 2 * 2 * 2 * 8 * 10 * 4
     weights = memory.weights_read(model)[0]
     assert roofline.operations(model, 1, 0) == 2 * weights + 4 * 2 * 4 * 8
     assert roofline.operations(model, 3, 5) == 6 * weights + 4 * 2 * 4 * 8 * (6 + 7 + 8)
