@@ -341,7 +341,7 @@ ROWS = [
     Row(f"{C} --out-dir /proc/nowhere", 3, ("/proc/nowhere", "--out-dir")),
     # --- readme, plots, training ---
     Row("-m tools.plots lists.json", 3, ("lists.json is no record", "more than 16 MiB")),
-    Row("-m tools.plots nan.json", 3, ("NaN",)),
+    Row("-m tools.plots nan.json", 3, ("nan.json", "no record that can be read")),
     Row("-m tools.readme --chekc", 2, ("--chekc", "--help")),
     Row(f"{TRAIN} --minutes nan", 2, ("--minutes", "nan")),
     Row(f"{TRAIN} --rate 0", 2, ("--rate", "too small")),
