@@ -1,10 +1,10 @@
 """A plan and its check on a tiny pair: what is looked at, what comes out, and whether it is true."""
 
-from dataclasses import inspect
+import inspect
+from dataclasses import replace
 from operator import attrgetter
 
 import pytest
-import replace
 
 from speclab import load
 from speclab.extensions.plan import __main__ as plans
