@@ -11,18 +11,19 @@ that are not shared, which is spread over the others, and the mass that the targ
 drafted.
 """
 
-from typing import Protocol
+import itertools
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import PreTrainedTokenizerBase
 
 from draft_models import ModelDrafter
 from speclab.core.law import Law, PlaceLaw
 from speclab.core.rounds import Target
 from speclab.core.sampling import Sampling, to_device
-from speclab.extensions.tokenizers.shared_tokens import Reading, SharedTokens, shared_tokens, token_bytes
-from speclab.extensions.tokenizers.shares import DRAFT_OUT, TARGET_OUT
+from speclab.extensions.tokenizers.shared_tokens import END, Reading, SharedTokens, shared_tokens, token_bytes
 from speclab.models.cached import CachedModel
 from speclab.models.checking.uncached import distributions
 from speclab.models.loading import eos_ids
@@ -30,19 +31,7 @@ from speclab.models.setup import Setup
 from speclab.system.errors import UsageProblem
 
 LEAST_SHARED = 0.05  # of the tokens of the smaller vocabulary
-
-
-class Reader(Protocol):
-    """The way in which the draft reads the target's ids; `Reading` in shared_tokens.py is one."""
-
-    def prompt(self, ids: list[int]) -> list[int]:
-        """Return the draft's ids of a prompt, at least one."""
-
-    def token(self, i: int) -> list[int]:
-        """Return the draft's ids of a token behind it, at least one.
-
-        A shared token gives the id that it is a pair with.
-        """
+DRAFT_OUT, TARGET_OUT = "draft out", "target out"  # heads of the columns for what is not shared
 
 
 class IntersectDrafter(ModelDrafter):
@@ -50,11 +39,14 @@ class IntersectDrafter(ModelDrafter):
 
     It is a ModelDrafter whose cache and catch-up hold the draft's ids, and whose proposals are the target's.
     shared: the pairs; all of the target's ids lie in its vocabulary, all of the draft's among the draft's logits.
+    reads: a `Reading`, the way in which the draft reads the target's ids.
     """
 
     branches_as_base = True  # after each of several tokens comes what the model says, as after the last one
+    proposes_own_ids = is_model = False
+    whose = " of the draft's tokens"
 
-    def __init__(self, draft: CachedModel, shared: SharedTokens, reads: Reader):
+    def __init__(self, draft: CachedModel, shared: SharedTokens, reads: Any):
         super().__init__(draft)
         self.shared, self._reads = shared, reads
         self._target_ids = torch.tensor(shared.target_ids, device=draft.device)  # (n shared,)
@@ -65,7 +57,7 @@ class IntersectDrafter(ModelDrafter):
         """Read the prompt, (1, prompt length) target ids. Raises EnvironmentProblem where logits are not finite."""
         self._draft_id = self._draft_ids.new_zeros(target.vocab_size)
         self._draft_id[self._target_ids] = self._draft_ids
-        super().prefill(target, to_device(self._reads.prompt(prompt[0].tolist()), self.draft.device)[None], sampling)
+        super().prefill(target, to_device(self.read_as(prompt[0].tolist()), self.draft.device)[None], sampling)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         """Crop the cache to what is committed, and note what it lacks; `committed` are ids of the target."""
@@ -73,30 +65,22 @@ class IntersectDrafter(ModelDrafter):
         self.draft.crop(min(self.draft.length, self._n_committed + n_accepted))
         super().observe(n_accepted, [i for token in committed for i in self._reads.token(token)])
 
-    proposes_own_ids = False
-
     def draft_ids(self, tokens: Tensor) -> Tensor:
-        """Return the draft's ids of drafted ids of the target."""
         return self._draft_id[tokens]
 
     def as_target_logits(self, logits: Tensor) -> Tensor:
-        """Return the logits of the shared tokens alone: (m, the draft's vocabulary) -> (m, the target's)."""
         return self._restricted(logits, self._vocab_size)
 
     def _restricted(self, logits: Tensor, vocab_size: int) -> Tensor:
+        """Return the logits of the shared tokens alone: (m, the draft's vocabulary) -> (m, the target's)."""
         rows = logits.new_full((len(logits), vocab_size), float("-inf"))
         rows[:, self._target_ids] = logits[:, self._draft_ids]
         return rows
 
-    is_model = False
-    whose = " of the draft's tokens"
-
     def read_as(self, prompt: list[int]) -> list[int]:
-        """Return the draft's ids of a prompt of the target."""
         return self._reads.prompt(prompt)
 
     def notes(self) -> str:
-        """Say what both vocabularies share."""
         return f"; {self.shared.describe()}"
 
     def law(self, target: CachedModel, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
@@ -106,10 +90,8 @@ class IntersectDrafter(ModelDrafter):
 
     def n_read(self, prompt: list[int], tokens: list[int]) -> list[int]:
         """Return how many of its own ids the draft has read before each of `tokens`, all ids of the target."""
-        counts = [len(self.read_as(prompt))]
-        for token in tokens:
-            counts.append(counts[-1] + len(self._reads.token(token)))
-        return counts[:-1]
+        sizes = (len(self._reads.token(token)) for token in tokens)
+        return list(itertools.accumulate(sizes, initial=len(self.read_as(prompt))))[:-1]
 
     def own_rates(
         self, target: CachedModel, prompt: list[int], text: list[int], sampling: Sampling
@@ -134,7 +116,7 @@ class IntersectDrafter(ModelDrafter):
         """
         counts, most = self.n_read(prompt, tokens), self.draft.max_length
         counts = [count for count in counts if most is None or count <= most]
-        text = [*self._reads.prompt(prompt), *(i for token in tokens for i in self._reads.token(token))]
+        text = [*self.read_as(prompt), *(i for token in tokens for i in self._reads.token(token))]
         ids = to_device(text[: max(counts, default=0)], self.draft.device)[None]
         if not counts:
             return torch.zeros(len(tokens), vocab_size), torch.zeros(len(tokens))
@@ -142,7 +124,6 @@ class IntersectDrafter(ModelDrafter):
         rows = logits[0, [count - 1 for count in counts], : self.draft.vocab_size]  # (places in its context, its own)
         law = sampling.probs(self._restricted(rows, vocab_size)).cpu()
         outside = 1 - sampling.probs(rows)[:, self._draft_ids].sum(-1).cpu()
-        pad = torch.nn.functional.pad
         return pad(law, (0, 0, 0, len(tokens) - len(law))), pad(outside, (0, len(tokens) - len(law)))
 
 
@@ -151,29 +132,25 @@ def intersect(draft: CachedModel, own: PreTrainedTokenizerBase, setup: Setup, ki
 
     kind: what --draft says.
     """
+    both = (setup.tokenizer, setup.target), (own, draft)
     target_bytes, draft_bytes = (
-        {i: added for i, added in token_bytes(tokenizer).items() if i < model.vocab_size}
-        for tokenizer, model in ((setup.tokenizer, setup.target), (own, draft))
+        {i: added for i, added in token_bytes(tokenizer).items() if i < model.vocab_size} for tokenizer, model in both
     )
-    ends = (
-        _end(setup.tokenizer, setup.eos, setup.target.vocab_size),
-        _end(own, eos_ids(draft.model.generation_config), draft.vocab_size),
-    )
-    shared = shared_tokens(target_bytes, draft_bytes, ends)
+    ends = [_end(tokenizer, eos_ids(model.model.generation_config), model.vocab_size) for tokenizer, model in both]
+    if None not in ends:
+        target_bytes[ends[0]], draft_bytes[ends[1]] = END, END
+    shared = shared_tokens(target_bytes, draft_bytes)
     if shared.share < LEAST_SHARED:
         raise UsageProblem(
             f"--draft {kind}: {shared.describe()}, {shared.share:.1%} of the smaller one; below {LEAST_SHARED:.0%} "
             f"next to nothing can be drafted: give another draft, or --draft retokenize:{kind.partition(':')[2]}"
         )
-    return IntersectDrafter(
-        draft, shared, Reading(setup.tokenizer, own, shared, target_bytes, draft_bytes, draft.n_ids - 1)
-    )
+    reads = Reading(setup.tokenizer, own, shared, target_bytes, draft_bytes, draft.n_ids - 1)
+    return IntersectDrafter(draft, shared, reads)
 
 
 def _end(tokenizer: PreTrainedTokenizerBase, ends: frozenset[int], n_ids: int) -> int | None:
-    """Return the id below n_ids with which a model ends a text.
-
-    Of several ids it is the one that its tokenizer names, or the first.
-    """
+    """Return the id below n_ids with which a model ends a text: of several the one that its tokenizer names, or the
+    first."""
     ends = frozenset(i for i in ends if i < n_ids)
     return tokenizer.eos_token_id if tokenizer.eos_token_id in ends else min(ends, default=None)

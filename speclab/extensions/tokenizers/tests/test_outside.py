@@ -10,7 +10,7 @@ from speclab.core.drafter import Drafter
 from speclab.core.sampling import Sampling
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.extensions.tokenizers.intersect import IntersectDrafter
-from speclab.extensions.tokenizers.shares import COLUMNS, DRAFT_OUT, TARGET_OUT
+from speclab.extensions.tokenizers.register import DRAFT_OUT, TARGET_OUT
 from speclab.extensions.tokenizers.tests.vocabularies import OVERLAP, Pairs, cousin
 from speclab.lab.bench import Bench
 from speclab.lab.harness import Measurement
@@ -20,14 +20,12 @@ from speclab.models import prompts
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.present import explanations, report, run_lines, tables
 from speclab.records.arms import BASELINE, Arm
 from speclab.records.files import read
 from speclab.records.log import Line
-from speclab.records.rows import OwnRate, Row
+from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
 from tests.llamas import tiny_llama
-from tests.present.test_report import make_row, make_run
 from tests.small_tokenizers import byte_level
 
 COMMON = {"target": "tiny", "device": "cpu", "dtype": "float64"}
@@ -95,44 +93,6 @@ def test_the_sums_are_the_definition(sampling):
     assert found[""] is found["ngram"] is found["model"] is None
     row = build_row(Arm("shared", "shared", 2), [measured.lines[1]], [measured.lines[0]], COMMON, "all")
     assert means(row) == pytest.approx({name: one / N_DECODED for name, one in sums.items()}, abs=1e-6)
-
-
-def test_a_row_has_both_or_neither():
-    arm = Arm("shared", "shared", 2)
-    samples, baseline = [sample_of("shared", 0.0) for _ in range(2)], [sample_of("", 0.0) for _ in range(2)]
-    samples[1].prompt_index = baseline[1].prompt_index = 1
-    samples[0].own_rates = {DRAFT_OUT: 0.7, TARGET_OUT: 1.4}
-    row = build_row(arm, samples, baseline, COMMON, "all")
-    assert row.own_rates is None, "one of two prompts is not measured"
-    samples[1].own_rates = {DRAFT_OUT: 0.0, TARGET_OUT: 2.8}
-    row = build_row(arm, samples, baseline, COMMON, "all")
-    assert means(row) == pytest.approx({DRAFT_OUT: 0.7 / 62, TARGET_OUT: 4.2 / 62})
-    assert row.n_emitted == 2 * N_DECODED
-
-
-def test_it_stands_beside_the_ladder_and_in_a_line_of_its_own():
-    run = make_run(("intersect:other", "ngram"), (2, 4), (0.0,))
-    assert run_lines.remarks(run) == []
-    assert "target out" not in report.comparison(run, by_kind=True, markdown=True)
-    for row in run.rows:
-        if row.draft == "intersect:other":
-            of_draft = 0.125 if row.draft_length == 2 else 0.375
-            row.own_rates = [OwnRate(name=DRAFT_OUT, mean=of_draft), OwnRate(name=TARGET_OUT, mean=0.25)]
-    (line,) = run_lines.remarks(run)
-    assert line.startswith("intersect:other, T = 0: tokens that are not shared have 25.0% of the draft's probability")
-    assert line.endswith("and 25.0% of the target's, which it never drafts")
-    text = report.comparison(run, markdown=True)
-    assert all(f"- {name}: {meaning}" in text for name, meaning in COLUMNS.meanings.items())
-    rows = [row for row in run.rows if row.prompt_kind == "all"]
-    columns = explanations.ladder_table([*rows, make_row("feature")]).cells
-    cells = [(row.method, columns["draft out"](row), columns["target out"](row)) for row in rows if row.draft]
-    assert cells == [
-        ("intersect:other", "0.125", "0.250"),
-        ("intersect:other", "0.375", "0.250"),
-        ("ngram", "-", "-"),
-        ("ngram", "-", "-"),
-    ]
-    assert max(map(len, tables.show([explanations.ladder_table(rows)]).splitlines())) <= tables.WIDTH
 
 
 @pytest.fixture
