@@ -14,13 +14,8 @@ from speclab.extensions.exits.adapter import ExitAdapter
 from speclab.extensions.exits.drafter import ExitDrafter
 from speclab.extensions.exits.first_layers import FirstLayers, check_split
 from speclab.extensions.exits.tests.adapters import trained_exit, trained_exit_in_float32
-from speclab.lab.bench import Bench
-from speclab.lab.known_texts.acceptance_probs import accept_probs
 from speclab.models.cached import CachedModel
-from speclab.models.prompts import Prompt
-from speclab.models.setup import Setup
 from speclab.system.errors import EnvironmentProblem
-from speclab.theory.forecast import forecast
 from tests.decoding import keys_and_values, plain_text, poison, speculative_rounds
 from tests.engines import families
 from tests.grids import pairs_often
@@ -277,31 +272,6 @@ def test_a_hybrid_keeps_the_adapter_in_step():
             if draft.tokens.shape[1]:
                 assert draft.tokens[0, 0] == adapter.text_logits(hidden)[0, -1].argmax()
     assert min(found.values()) > 3, found
-
-
-# --- what is forecast ------------------------------------------------------------------------------------------------
-
-
-def bench_of(adapter, target, sampling: Sampling = Sampling()) -> Bench:
-    setup = Setup(target, None, "tiny", sampling, torch.device("cpu"), torch.float64)
-    return Bench(setup, {"exit:2": ExitDrafter(adapter)}, N_NEW, seed=0)
-
-
-def test_the_forecast_of_a_greedy_decoding_is_exact():
-    model, adapter, texts = trained_exit()
-    target = reading(model, adapter)
-    bench, seen = bench_of(adapter, target), set()
-    prompts = [(text[None, :9], text[9:].tolist()) for text in texts]
-    prompts.append((torch.tensor([[7]]), plain_text(target, torch.tensor([[7]]), N_NEW)))
-    for ids, new in prompts:
-        probs = accept_probs(bench, "exit:2", Prompt("code", "", ids), new, Sampling(), 5)
-        for k in (1, 4):
-            rounds = list(speculative_rounds(target, ExitDrafter(adapter), ids, k, N_NEW))
-            expected = forecast(probs, N_NEW, k)
-            assert expected.n_rounds == pytest.approx(len(rounds) - 1)
-            assert expected.n_accepted == pytest.approx(sum(r.n_accepted for r in rounds))
-            seen |= {(r.n_drafted, r.n_accepted) for r in rounds}
-    assert len(seen) > 6, "rounds of many kinds"
 
 
 # --- which targets can be split --------------------------------------------------------------------------------------
