@@ -70,7 +70,7 @@ def read_entries(reader: Any) -> dict[str, Any]:
     """Return the numbers, texts and short lists of numbers of the head; None stands for all other lists."""
     from gguf import GGUFValueType as Kind
 
-    def is_read(types: list, data: list) -> bool:
+    def is_read(types: list[Any], data: list[int]) -> bool:
         return types[0] != Kind.ARRAY or (types[-1] != Kind.STRING and len(data) <= LONGEST_LIST)
 
     fields = reader.fields.items()

@@ -136,9 +136,9 @@ def intersect(draft: CachedModel, own: PreTrainedTokenizerBase, setup: Setup, ki
     target_bytes, draft_bytes = (
         {i: added for i, added in token_bytes(tokenizer).items() if i < model.vocab_size} for tokenizer, model in both
     )
-    ends = [_end(tokenizer, eos_ids(model.model.generation_config), model.vocab_size) for tokenizer, model in both]
-    if None not in ends:
-        target_bytes[ends[0]], draft_bytes[ends[1]] = END, END
+    target_end, draft_end = (_end(tokenizer, model) for tokenizer, model in both)
+    if target_end is not None and draft_end is not None:
+        target_bytes[target_end], draft_bytes[draft_end] = END, END
     shared = shared_tokens(target_bytes, draft_bytes)
     if shared.share < LEAST_SHARED:
         raise UsageProblem(
@@ -149,8 +149,7 @@ def intersect(draft: CachedModel, own: PreTrainedTokenizerBase, setup: Setup, ki
     return IntersectDrafter(draft, shared, reads)
 
 
-def _end(tokenizer: PreTrainedTokenizerBase, ends: frozenset[int], n_ids: int) -> int | None:
-    """Return the id below n_ids with which a model ends a text: of several the one that its tokenizer names, or the
-    first."""
-    ends = frozenset(i for i in ends if i < n_ids)
+def _end(tokenizer: PreTrainedTokenizerBase, model: CachedModel) -> int | None:
+    """Return the id with which a model ends a text: of several the one that its tokenizer names, or the first."""
+    ends = frozenset(i for i in eos_ids(model.model.generation_config) if i < model.vocab_size)
     return tokenizer.eos_token_id if tokenizer.eos_token_id in ends else min(ends, default=None)
