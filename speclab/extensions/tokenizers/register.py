@@ -8,19 +8,8 @@ from speclab.models import loading, names
 from speclab.models.checking.checks import OTHER_DRAFT
 from speclab.models.family import check_family
 from speclab.models.setup import Setup
-from speclab.records.columns import Columns, add_columns
+from speclab.records.rows import COLUMNS
 from speclab.system.errors import UsageProblem
-
-COLUMNS = Columns(
-    {
-        DRAFT_OUT: "mean probability that the draft gives to tokens that are not shared; shared ones are drafted "
-        "instead",
-        TARGET_OUT: "the same of the target's probability; the model never drafts these tokens, so at a place its "
-        "token is accepted with probability 1 minus this at most",
-    },
-    f"tokens that are not shared have {{{DRAFT_OUT}:.1%}} of the draft's probability, which goes to shared ones, and "
-    f"{{{TARGET_OUT}:.1%}} of the target's, which it never drafts",
-)
 
 
 def read_other(argument: str, text: str) -> Choice:
@@ -48,5 +37,11 @@ def read_other(argument: str, text: str) -> Choice:
 
 add("retokenize:NAME", read_other, "a model with another tokenizer, by way of its text")
 add("intersect:NAME", read_other, "the same, by the tokens that both vocabularies have")
-add_columns(COLUMNS)
+COLUMNS[DRAFT_OUT] = (
+    "mean probability that the draft gives to tokens that are not shared; shared ones are drafted instead"
+)
+COLUMNS[TARGET_OUT] = (
+    "the same of the target's probability; the model never drafts these tokens, so at a place its token is accepted "
+    "with probability 1 minus this at most"
+)
 names.WITH_OTHER_TOKENIZERS += ["retokenize:NAME", "intersect:NAME"]

@@ -10,7 +10,7 @@ from speclab.core.drafter import Drafter
 from speclab.core.sampling import Sampling
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.extensions.tokenizers.intersect import IntersectDrafter
-from speclab.extensions.tokenizers.register import DRAFT_OUT, TARGET_OUT
+from speclab.extensions.tokenizers.register import COLUMNS, DRAFT_OUT, TARGET_OUT
 from speclab.extensions.tokenizers.tests.vocabularies import OVERLAP, Pairs, cousin
 from speclab.lab.bench import Bench
 from speclab.lab.harness import Measurement
@@ -20,12 +20,14 @@ from speclab.models import prompts
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
+from speclab.present import report
 from speclab.records.arms import BASELINE, Arm
 from speclab.records.files import read
 from speclab.records.log import Line
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
 from tests.llamas import tiny_llama
+from tests.present.made import make_row, make_run
 from tests.small_tokenizers import byte_level
 
 COMMON = {"target": "tiny", "device": "cpu", "dtype": "float64"}
@@ -60,7 +62,7 @@ def measured_with(sampling: Sampling) -> Measurement:
 
 
 def means(row: Row) -> dict[str, float]:
-    return {rate.name: rate.mean for rate in row.own_rates or []}
+    return row.own_rates or {}
 
 
 @torch.inference_mode()
@@ -95,6 +97,26 @@ def test_the_sums_are_the_definition(sampling):
     assert means(row) == pytest.approx({name: one / N_DECODED for name, one in sums.items()}, abs=1e-6)
 
 
+def test_it_stands_in_columns_of_the_rows():
+    run = make_run(("intersect:other", "ngram"), (2, 4), (0.0,))
+    assert "target out" not in report.page(run, "local")
+    for row in run.rows:
+        if row.draft == "intersect:other":
+            of_draft = 0.125 if row.draft_length == 2 else 0.375
+            row.own_rates = {DRAFT_OUT: of_draft, TARGET_OUT: 0.25}
+    text = report.page(run, "local")
+    assert all(f"- {name}: {meaning}" in text for name, meaning in COLUMNS.items() if name in (DRAFT_OUT, TARGET_OUT))
+    rows = [row for row in run.rows if row.prompt_kind == "all"]
+    columns = report.rows_table([*rows, make_row("feature")]).cells
+    cells = [(row.method, columns["draft out"](row), columns["target out"](row)) for row in rows if row.draft]
+    assert cells == [
+        ("intersect:other", "0.125", "0.250"),
+        ("intersect:other", "0.375", "0.250"),
+        ("ngram", "-", "-"),
+        ("ngram", "-", "-"),
+    ]
+
+
 @pytest.fixture
 def other_folder(tmp_path) -> str:
     """A random model with a tokenizer of its own."""
@@ -120,8 +142,8 @@ def test_a_run_records_and_says_it(pair_folder, other_folder, tmp_path, capsys, 
     assert all(means(row).keys() == {DRAFT_OUT, TARGET_OUT} for row in shared)
     assert all(0 < means(row)[DRAFT_OUT] < 1 for row in shared if row.temperature)
     assert all(row.own_rates is None for row in record.rows if row.method != "intersect:other")
-    assert "intersect:other, T = 0: tokens that are not shared have" in out
-    assert "intersect:other, T = 0.8: tokens that are not shared have" in out
+    assert "intersect:other, T = 0: draft out" in out
+    assert "intersect:other, T = 0.8: draft out" in out
     text = (tmp_path / "results" / "local.json").read_text("utf-8")
     lines = [line for line in record.raw if line.own_rates]
     assert {line.method for line in lines} == {"intersect:other"}
