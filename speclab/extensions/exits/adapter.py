@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
-from speclab.drafts.heads.files import decoder_of, for_target, read_files, read_weights, shapes_of, weights_of
+from speclab.drafts.heads.files import decoder_of, read_files, read_tensors, weights_of
 from speclab.drafts.heads.parts import DecoderLayer, Norm, Rotation, TargetOutput, rotations
 from speclab.engines.eager import decoder_layers
 from speclab.models import loading
@@ -92,7 +92,7 @@ def read_adapter(target: PreTrainedModel, padded: bool = False) -> ExitAdapter:
     the states. Raises UsageProblem for another target than the lab's.
     """
     found, weights = read_files(PLACE)
-    block = decoder_of(found["transformer_layer_config"], "llama")
+    block = decoder_of(found, "llama")
     config = ExitConfig(found["exit_layer"], found["target_layers"], block)
     table = weights_of(target)[1]
     has, wants = (
@@ -105,7 +105,7 @@ def read_adapter(target: PreTrainedModel, padded: bool = False) -> ExitAdapter:
     def built() -> ExitAdapter:
         with torch.device("meta"):
             adapter = ExitAdapter(config, table[: block.vocab_size, : block.hidden_size])
-        adapter.load_state_dict(for_target(read_weights(weights, shapes_of(adapter)), target), assign=True)
+        adapter.load_state_dict(read_tensors(weights, adapter, target)[0], assign=True)
         return adapter.eval().requires_grad_(False)
 
     return loading.loaded(PLACE, "its weights", built)

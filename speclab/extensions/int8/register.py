@@ -18,8 +18,9 @@ class Int8Drafter(ModelDrafter):
         super().__init__(model)
         self.share = share
 
-    def notes(self) -> str:
-        return f", and {self.share:.0%} of the numbers in its matrices are rounded to 8 bits, row by row"
+    def describe(self, name: str, engine: str) -> str:
+        rounded = f"{self.share:.0%} of the numbers in its matrices are rounded to 8 bits, row by row"
+        return f"{super().describe(name, engine)}, and {rounded}"
 
 
 def read_int8(argument: str, text: str) -> Choice:

@@ -1,6 +1,6 @@
 """Adds the rules to the lab."""
 
-from speclab.core.rule_table import add_rule
+from speclab.core.rules import add_rule
 
 HERE = "speclab.extensions.rules"
 L, E = ":L (LOSSY, 0 < L <= 1, as in lenient:0.5)", ":E (LOSSY, 0 < E < 1, as in typical:0.09)"

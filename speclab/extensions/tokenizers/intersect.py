@@ -12,6 +12,7 @@ drafted.
 """
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,13 +20,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedTokenizerBase
 
-from draft_models import ModelDrafter
-from speclab.core.law import Law, PlaceLaw
+from draft_models import ModelDrafter, draft_room
+from speclab.core.law import Law
 from speclab.core.rounds import Target
 from speclab.core.sampling import Sampling, to_device
 from speclab.extensions.tokenizers.shared_tokens import END, Reading, SharedTokens, shared_tokens, token_bytes
 from speclab.models.cached import CachedModel
 from speclab.models.checking.uncached import distributions
+from speclab.models.family import check_draft_prompts
 from speclab.models.loading import eos_ids
 from speclab.models.setup import Setup
 from speclab.system.errors import UsageProblem
@@ -44,7 +46,6 @@ class IntersectDrafter(ModelDrafter):
 
     branches_as_base = True  # after each of several tokens comes what the model says, as after the last one
     proposes_own_ids = is_model = False
-    whose = " of the draft's tokens"
 
     def __init__(self, draft: CachedModel, shared: SharedTokens, reads: Any):
         super().__init__(draft)
@@ -77,16 +78,22 @@ class IntersectDrafter(ModelDrafter):
         rows[:, self._target_ids] = logits[:, self._draft_ids]
         return rows
 
+    def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
+        return check_draft_prompts(self.draft.room, prompts, max_new_tokens, self.read_as, " of the draft's tokens")
+
     def read_as(self, prompt: list[int]) -> list[int]:
         return self._reads.prompt(prompt)
 
-    def notes(self) -> str:
-        return f"; {self.shared.describe()}"
+    def describe(self, name: str, engine: str) -> str:
+        return f"{super().describe(name, engine)}; {self.shared.describe()}"
 
     def law(self, target: CachedModel, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
         """The draft proposes shared tokens alone; one uncached pass says with which probabilities."""
         rows = self.probs(prompt, text, sampling, target.vocab_size)[0]
-        return PlaceLaw(rows, self.sizes(self.n_read(prompt, text)))
+        return Law(lambda depth: rows[depth:], [min(k, size) for size in self.sizes(prompt, text)])
+
+    def sizes(self, prompt: list[int], text: list[int]) -> list[int]:
+        return [draft_room(self.draft, n) for n in self.n_read(prompt, text)]
 
     def n_read(self, prompt: list[int], tokens: list[int]) -> list[int]:
         """Return how many of its own ids the draft has read before each of `tokens`, all ids of the target."""
