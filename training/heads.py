@@ -25,7 +25,6 @@ if __name__ == "__main__":
 import argparse
 import functools
 import json
-import re
 import sys
 import time
 from dataclasses import asdict
@@ -91,8 +90,8 @@ def make_parser() -> parsing.Parser:
             "--own-minutes", type=parsing.positive, help="of these for the target's own texts (default: two fifths)"
         )
         one.add_argument("--texts", action="append", default=[], metavar="FILE", help="prompts, with %%%% between them")
-        usual = kind.intermediate or "1024, or what a small file has room for"
-        one.add_argument("--intermediate", type=parsing.at_least(1), help=f"width of the MLPs (default: {usual})")
+        usual = "width of the MLPs (default: 1024, or what a small file has room for)"
+        one.add_argument("--intermediate", type=parsing.at_least(1), help=usual)
         one.add_argument("--init", metavar="NAME", help="a trained head to start from: a folder or a hub name")
         _add_shared_flags(one, kind.folder, 180)
         kind.add_flags(one)
@@ -112,8 +111,7 @@ def _add_shared_flags(parser: argparse.ArgumentParser, folder: str, minutes: int
     parser.add_argument("--device", choices=("cpu", "cuda", "mps"), default="cpu", help="(default: cpu)")
     parser.add_argument("--threads", type=parsing.at_least(1), help="(default: all cores)")
     parser.add_argument("--seed", type=parsing.seed, default=0, help="(default: 0)")
-    shown = re.sub(r"{\w+}", "N", folder)
-    parser.add_argument("--out", type=parsing.some_path, help=f"folder for what was trained (default: {shown})")
+    parser.add_argument("--out", type=parsing.some_path, help=f"folder for what was trained (default: {folder})")
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -123,10 +121,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     if kind := KINDS.get(args.kind):
         if args.init and args.intermediate:
             raise UsageProblem("--intermediate is what the head of --init has; leave one of the two out")
-        if not args.init:
-            args.intermediate = args.intermediate or kind.intermediate
         folder = kind.folder
-    args.out = args.out or Path(folder.format(**vars(args)))
+    args.out = args.out or Path(folder)
     return args
 
 

@@ -127,10 +127,7 @@ def head_to_train(
         return SavedHead(kind.fresh(target, tokenizer, args, ids), ids)
     head, ids = kind.trained(target, args)
     lent = () if ids is None else ("embed_tokens", "lm_head")
-    theirs = {id(module) for module in target.modules()}
     for path, module in head.named_modules():  # what is not in the file is the target's own memory
-        if id(module) in theirs:
-            continue
         for name, weight in list(module.named_parameters(recurse=False)):
             learns = path not in lent
             setattr(module, name, nn.Parameter(weight.clone() if learns else weight, requires_grad=learns))
