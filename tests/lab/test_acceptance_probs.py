@@ -95,7 +95,7 @@ def test_acceptance_probabilities_of_a_model_draft(bench, temperature, keep):
             assert of_target > 0
             expected.append(min(1.0, of_draft / of_target))
         for t in range(len(text)):
-            assert list(found[t]) == pytest.approx(expected[t:], rel=1e-9, abs=1e-12)
+            assert list(found[t]) == pytest.approx(expected[t:][:LONGEST], rel=1e-9, abs=1e-12)
         seen += expected
     if temperature == 0:
         assert set(seen) == {0.0, 1.0}
