@@ -9,9 +9,9 @@ from pathlib import Path
 
 from optimized_speculative import speculative_decode
 from speclab.cli import flags, parsing
-from speclab.core.rule_table import rule_of
+from speclab.core.rules import rule_of
 from speclab.drafts import registry
-from speclab.drafts.hybrid import auto_length
+from speclab.drafts.lengths import AutoLength
 from speclab.lab import comparison, padded_pair
 from speclab.lab.harness import Measurement, kept_when_stopped
 from speclab.lab.instruments import LoopFunctions
@@ -113,7 +113,7 @@ def prepare(args: argparse.Namespace, functions: LoopFunctions | None = None) ->
     config = load(args, choices, lengths, temperatures, functions.judged_by(rule_of(args.rule)))
     if auto:
         chosen = [choice.name for choice in choices if choice.no_auto is None]
-        config.drafters |= {name + AUTO: auto_length(config.drafters[name]) for name in chosen}
+        config.drafters |= {name + AUTO: config.drafters[name].with_draft(AutoLength) for name in chosen}
     return config, output
 
 
