@@ -32,7 +32,7 @@ from speclab.lab.instruments import LoopFunctions
 from speclab.lab.round_costs import measure_costs
 from speclab.models import loading
 from speclab.models.checking.checks import check_model
-from speclab.models.names import why_no_engine
+from speclab.models.names import ENGINES
 from speclab.models.outside import generation
 from speclab.models.pieces import with_text
 from speclab.models.prompts import Messages, Prompt, chats_ids, encode
@@ -74,8 +74,8 @@ def load(
 
     Raises UsageProblem or EnvironmentProblem.
     """
-    if why := why_no_engine(engine):
-        raise UsageProblem(why)
+    if engine not in ENGINES:
+        raise UsageProblem(f"there is no engine {engine!r}; choose one of {', '.join(ENGINES)}")
     choice = registry.read(draft) if isinstance(draft, str) else None
     if choice and choice.only_greedy:
         raise UsageProblem(f"draft {draft!r} replays the baseline's output, which is for compare.py alone")

@@ -6,7 +6,7 @@ What it gives back is overwritten by the next replay, as a graph's output is.
 import pytest
 
 from speclab.core import sampling
-from speclab.engines.cuda import buffers, cuda_graphs, graphs
+from speclab.engines.cuda import cuda_graphs, graphs
 from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.models.cached import CachedModel
 from tests.tiny_models import perturbed, tiny
@@ -44,7 +44,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     monkeypatch.setattr(graphs, "capture", seen.capture)
     monkeypatch.setattr(graphs, "on_graphs", lambda tensor: not seen.recording and not graphs.captures.paused)
     monkeypatch.setattr(cuda_graphs, "BUCKET", 16)
-    monkeypatch.setattr(buffers, "SPARE", 16)
+    monkeypatch.setattr(cuda_graphs, "SPARE", 16)
     return seen
 
 

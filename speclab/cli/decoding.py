@@ -139,9 +139,6 @@ def with_length(drafter: Drafter, name: str, setup: Setup, asked: int | str) -> 
     return drafter, length, about + (f"; chosen in the run, at most {length} tokens" if auto else f"; k = {length}")
 
 
-# --- what is printed --------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class _Decoded:
     """The tokens decoded for all prompts so far; `seconds` and `counts` leave the prompts' own passes out."""

@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from speclab.drafts.heads.parts import DecoderLayer, Norm, Rotation, rotations
 from speclab.drafts.heads.rollout import rollout
-from speclab.engines.parts import ACTIVATIONS, LayerParts, Parts, linear
+from speclab.engines.parts import ACTIVATIONS, Parts, linear
 
 
 @dataclass(frozen=True)
@@ -130,31 +130,31 @@ def parts_of_head(head: FeatureHead) -> Parts:
     def norm(module: nn.Module) -> tuple[Tensor, None] | None:
         return (module.weight, None) if isinstance(module, Norm) else None
 
-    one = LayerParts(
-        qkv=linear(attention.q_proj, attention.k_proj, attention.v_proj),
-        out=linear(attention.o_proj),
-        up=linear(mlp.gate_proj, mlp.up_proj),
-        down=linear(mlp.down_proj),
-        before_attention=norm(layer.input_layernorm),
-        before_mlp=norm(layer.post_attention_layernorm),
-        queries=norm(attention.q_norm),
-        keys=norm(attention.k_norm),
-        rotary=0,
-    )
-    return Parts(
-        layers=[one],
-        embeddings=head.embed_tokens.weight,
-        head=linear(head.lm_head),
-        last=norm(head.norm),
-        heads=attention.n_queries,
-        kv_heads=attention.n_keys,
-        head_size=attention.head_size,
-        mlp=mlp.gate_proj.out_features,
-        epsilon=block.rms_norm_eps,
-        activation=ACTIVATIONS[block.hidden_act],
-        attention_scale=attention.head_size**-0.5,
-        angles=[angles],
-        states=norm(layer.hidden_norm),
-        beside=True,
-        start_normed=head.config.norm_before_residual,
-    )
+    one = {
+        "qkv": linear(attention.q_proj, attention.k_proj, attention.v_proj),
+        "out": linear(attention.o_proj),
+        "up": linear(mlp.gate_proj, mlp.up_proj),
+        "down": linear(mlp.down_proj),
+        "before_attention": norm(layer.input_layernorm),
+        "before_mlp": norm(layer.post_attention_layernorm),
+        "queries": norm(attention.q_norm),
+        "keys": norm(attention.k_norm),
+        "rotary": 0,
+    }
+    return {
+        "layer": [one],
+        "embeddings": head.embed_tokens.weight,
+        "head": linear(head.lm_head),
+        "last": norm(head.norm),
+        "heads": attention.n_queries,
+        "kv_heads": attention.n_keys,
+        "head_size": attention.head_size,
+        "mlp": mlp.gate_proj.out_features,
+        "epsilon": block.rms_norm_eps,
+        "activation": ACTIVATIONS[block.hidden_act],
+        "attention_scale": attention.head_size**-0.5,
+        "angles": [angles],
+        "states": norm(layer.hidden_norm),
+        "beside": True,
+        "start_normed": head.config.norm_before_residual,
+    }

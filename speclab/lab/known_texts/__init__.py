@@ -19,7 +19,6 @@ from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
 from speclab.drafts.heads.rollout import target_pass
-from speclab.engines.eager import first_states
 from speclab.lab.bench import Bench
 from speclab.lab.harness import Measurement
 from speclab.lab.instruments import LoopFunctions
@@ -130,7 +129,7 @@ class KnownText:
         if self._ahead == self._ids[0, before:end].tolist():
             return self._states_of(n_layers - 1)[:, rows]
         ids = torch.cat([self._ids[:, :before], self._ids.new_tensor([self._ahead])], dim=1)
-        return first_states(self._model, ids, n_layers)[:, rows]
+        return target_pass(self._model, ids, (n_layers - 1,))[0][:, rows]
 
     def forward_rest(self, states: Tensor, length: int, n_layers: int) -> Tensor:
         return self._read(length, states.shape[1])
