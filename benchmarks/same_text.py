@@ -132,7 +132,7 @@ def texts_of(
         drafter = registry.make(DRAFT, setup, args.seed)
         drafter.take_text(baseline)
         texts[k] = tokens_of(speculative_decode(setup.target, drafter, ids, k, settings))
-    about = {"dtype": setup.dtype_name, "kind": prompt.kind, "prompt_index": index}
+    about: dict[str, Any] = {"dtype": setup.dtype_name, "kind": prompt.kind, "prompt_index": index}
     return [
         Text(**about, draft_length=k, n_tokens=len(text), difference=difference(setup, prompt, baseline, text))
         for k, text in texts.items()
@@ -150,7 +150,7 @@ def difference(setup: Setup, prompt: Prompt, baseline: list[int], text: list[int
     rows = setup.reference.logits(prompt.ids, torch.tensor([same], dtype=torch.long), size, n_last=1)
     own, right = ([rows[i][-1, token].item() for token in pair] if min(pair) >= 0 else [] for i in range(2))
     words = [setup.token_text(prompt, same, token) if token >= 0 else "no token" for token in pair]
-    about = {"position": found.position, "tolerance": found.tolerance, "near_tie": found.numerical}
+    about: dict[str, Any] = {"position": found.position, "tolerance": found.tolerance, "near_tie": found.numerical}
     return Difference(tokens=words, logits=own, right=right, **about)
 
 
@@ -222,7 +222,7 @@ def measure(args: argparse.Namespace, lengths: list[int]) -> tuple[SameTextRun, 
     raw, margins, fields = list[Text](), dict[str, Margins](), dict[str, Any]()
     choices = registry.read_all(args.draft.split(",")) if args.draft else []
     registry.check_chains("the command", choices)
-    about = {"dtype": " and ".join(DTYPES), "draft": DRAFT, "draft_lengths": lengths}
+    about: dict[str, Any] = {"dtype": " and ".join(DTYPES), "draft": DRAFT, "draft_lengths": lengths}
     with kept_when_stopped(lambda: "what is measured is kept" if raw else "") as stops:
         for dtype in DTYPES:
             chosen = copy.copy(args)

@@ -93,6 +93,10 @@ def _read(reader: Callable[[], Any]) -> Any:
         raise EnvironmentProblem(reason) from None
 
 
+def read_ids(out: bytes) -> list[int]:
+    return _read(lambda: json.loads(out.decode().strip().splitlines()[-1]))
+
+
 def _number(pattern: str, text: str) -> float:
     return _read(lambda: float(re.findall(pattern, text)[-1]))
 
@@ -159,7 +163,7 @@ class Programs:
         for prompt in prompts:
             read = self.file(whole_text(prompt, tokenizer))
             out, _ = self.run(TOKENIZE, "-f", read, "--ids", "--log-disable", "--no-escape")
-            if _read(lambda out=out: json.loads(out.decode().strip().splitlines()[-1])) != prompt.id_list:
+            if read_ids(out) != prompt.id_list:
                 template = "; try --no-chat, or" if prompt.chat else ";"
                 raise UsageProblem(f"llama.cpp makes other ids of a {prompt.kind} prompt{template} use --no-llama-cpp")
 
@@ -217,7 +221,7 @@ def _programs(
         if model and not given:
             from speclab.extensions.servers.written_gguf import write_model
 
-            given = write_model(model, setup.tokenizer, folder / f"{role}.gguf")  # noqa: PLW2901
+            given = write_model(model, setup.tokenizer, folder / f"{role}.gguf")
         paths.append(given)
     assert paths[0]
     return Programs(paths[0], paths[1], folder, torch.get_num_threads())

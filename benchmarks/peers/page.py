@@ -244,7 +244,9 @@ def page(run: PeersRun) -> list[Block]:
             verdict = "more than rounding in float32 explains" if foreign else one["verdict"]
             differences.append(f"{check['arm']}, prompt {one['prompt']}: from token {one['position']} on, {verdict}")
     heads = ("what", "k", "prompts", "asked", "measured", "verdict")
-    asked = {head: functools.partial(lambda place, row: row[place], place) for place, head in enumerate(heads)}
+    asked: dict[str, Cell] = {
+        head: functools.partial(lambda place, row: row[place], place) for place, head in enumerate(heads)
+    }
     return [
         *common.begin("Against the library's own decoders", run),
         Lines([*(f"{role}: {text}" for role, text in run.models.items()), size]),

@@ -158,7 +158,8 @@ def main(argv: list[str] | None = None) -> int:
         for name, counts in found.items():
             say(line(name, case.k, counts))
         if case.cut:
-            both = shape_of_two(*found.values(), ENDS)
+            before, behind = found.values()
+            both = shape_of_two(before, behind, ENDS)
             say(f"{' and '.join(found)}: {both.name if both else '-'}")
     return 0
 
