@@ -22,8 +22,8 @@ from solutions import ex13_batch_knee as ex13
 from solutions import ex15_token_trees as ex15
 from speclab.cli import parsing
 from speclab.present.pictures import figures
-from speclab.present.pictures.library import MISSING, Figure, NullLocator, is_here, plt
-from speclab.system.errors import EnvironmentProblem, reports_problems
+from speclab.present.pictures.figures import Figure, NullLocator, plt
+from speclab.system.errors import reports_problems
 from speclab.system.files import prepare_folder, write_all, write_whole
 from speclab.system.paths import ROOT
 
@@ -332,8 +332,6 @@ def main(argv: list[str] | None = None) -> int:
     parser = parsing.make_parser(__doc__)
     parser.add_argument("--out", type=parsing.some_path, default=PLOTS, metavar="DIR", help="folder (default: plots/)")
     args = parser.parse_args(argv)
-    if not is_here():
-        raise EnvironmentProblem(MISSING)
     prepare_folder(args.out, "--out")
     write_all([functools.partial(draw, args.out, name) for name in PICTURES])
     return 0

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from speclab.present import first_screen
+from speclab.present import report
 from speclab.present.pictures import plots
 from speclab.records.runs import ComparisonRun, Head
 from speclab.system.paths import ROOT
@@ -34,7 +34,7 @@ def _comparison(run: ComparisonRun, folder: Path, name: str) -> list[Draw]:
 
 # The kinds by a field that no other kind has.
 KINDS: dict[str, Kind] = {
-    "rows": Kind(ComparisonRun, first_screen.page, _comparison),
+    "rows": Kind(ComparisonRun, report.page, _comparison),
 }
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from speclab.cli import parsing
-from speclab.records.files import read, read_json
+from speclab.records.files import read
 from speclab.system.errors import reports_problems
 from speclab.system.files import write_all
 from speclab.system.paths import ROOT
@@ -37,7 +37,7 @@ def pictures(path: Path, folder: Path) -> list[functools.partial[Any]]:
 
     The last argument of each is the picture's name.
     """
-    kind = kind_of(read_json(path))
+    kind = kind_of(read(path, dict))
     return kind.pictures(read(path, kind.record), folder, path.stem) if kind else []
 
 

@@ -42,10 +42,10 @@ from transformers.utils import logging as transformers_logging
 
 from benchmarks import common
 from benchmarks.peers import llama_cpp
+from benchmarks.peers.library import BEAM, LIBRARY
 from benchmarks.peers.page import PEER, PeersRun, PeerTiming, page
 from draft_models import NgramDrafter
 from speclab.cli import flags, parsing
-from speclab.cli.output import describe_chat
 from speclab.drafts import registry
 from speclab.drafts.lengths import LONGEST, AutoLength
 from speclab.lab.decodings import Decoding
@@ -56,7 +56,7 @@ from speclab.models import loading
 from speclab.models.cached import check_prompt
 from speclab.models.setup import Setup
 from speclab.records import files
-from speclab.records.arms import BASELINE, BEAM, GENERATE, LIBRARY, Arm
+from speclab.records.arms import BASELINE, GENERATE, Arm
 from speclab.records.log import Line
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import note
@@ -96,7 +96,7 @@ def one_after_another(decodings: list[Decoding], turn: int) -> None:
 
 
 def timing(line: Line) -> PeerTiming:
-    of_library = line.arm.method in (*LIBRARY, llama_cpp.EARLY_EXIT)
+    of_library = line.arm.method in LIBRARY
     return PeerTiming(
         method=line.arm.method,
         draft_length=line.arm.draft_length,
@@ -165,7 +165,7 @@ def main(argv: list[str] | None = None) -> int:
     for prompt in prompts:
         for model in (setup.target, *([drafter.draft] if drafter else [])):  # the library drafts to the text's end
             check_prompt(model, prompt.ids, args.max_new_tokens)
-    note("\n".join([setup.describe(), *describe_chat(prompts, setup.tokenizer)]))
+    note("\n".join([setup.describe(), *flags.describe_chat(prompts, setup.tokenizer)]))
     transformers_logging.set_verbosity_error()  # its advice on `generate` would break the progress bar
     bench = llama_cpp.PeersBench(setup, drafters, args.max_new_tokens, args.seed)
     models = {"target": loading.describe_model(setup.target_name, setup.target.model)}

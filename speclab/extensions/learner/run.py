@@ -15,9 +15,10 @@ is timed, and one that fails ends the run. The script's main() gets the function
 
 import argparse
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -30,8 +31,8 @@ from speclab.extensions.learner.ask import ask, finite, whole
 from speclab.extensions.learner.checks import check_command
 from speclab.extensions.learner.functions import BLOCK_RULE, ROLES, WHOLE_LOOP, Modules, learner_functions
 from speclab.lab.harness import Measurement
-from speclab.present import explanations, tables
-from speclab.present.tables import Cell, Table, cells, column, number, prediction, speedup, speedup_of, through
+from speclab.present import tables
+from speclab.present.tables import Cell, Table, cells, column, number, prediction, speedup, speedup_of
 from speclab.records.arms import AUTO, Arm
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
@@ -75,7 +76,7 @@ def run(package: str, numbers: list[int], words: list[str]) -> int:
     seen: list[tuple[Any, Any]] = []
     code = script.main([*words[1:], *further], replace(functions, look_at=lambda *pair: seen.append(pair)))
     for record, measured in seen:  # after it has been shown and written, so that a mistake loses nothing
-        show_predictions(chosen.modules, record, measured, note if args.json == parsing.DASH else say)
+        show_predictions(chosen.modules, record, measured)
     if name == SPECULATIVE and args.temperature > 0 and not code:
         print(NOT_JUDGED)
     return code
@@ -176,9 +177,7 @@ class Choice(NamedTuple):
     measured: float | None  # the speedup of that length; None where no row has it
 
 
-def show_predictions(
-    modules: dict[int, ModuleType], run: ComparisonRun, measured: Measurement, say: Callable[[str], None]
-) -> None:
+def show_predictions(modules: dict[int, ModuleType], run: ComparisonRun, measured: Measurement) -> None:
     """Ask exercises 5 and 6, where they take part, about a measured comparison, and show a table of each."""
     rows = [row for row in run.rows if row.draft and row.prompt_kind == "all"]
     if 5 in modules:
@@ -188,10 +187,10 @@ def show_predictions(
             said.append(predicted(modules[5], row, [pair[:2] for s in made for text in s.rounds for pair in text]))
         measurements = {"measured": speedup_of, "book(α)": column("book_formula"), "accounting": column("accounting")}
         columns: dict[str, Cell] = {
-            **through(lambda one: one.row, cells("draft", "k", "T")),
+            **{head: _of_row(cell) for head, cell in cells("draft", "k", "T").items()},
             "your α": lambda one: number(one.alpha),
             "yours": lambda one: prediction(lambda row: one.speedup)(one.row),
-            **through(lambda one: one.row, measurements),
+            **{head: _of_row(cell) for head, cell in measurements.items()},
         }
         say("\n" + tables.show([tables.Heading("What you predicted"), Table(said, columns)]))
     if 6 in modules:
@@ -206,6 +205,16 @@ def show_predictions(
             "its speedup": lambda one: speedup(one.best.speedup),
         }
         say("\n" + tables.show([tables.Heading("The draft lengths that you would take"), Table(choices, columns)]))
+
+
+def _of_row(cell: Cell) -> Cell:
+    """Return the cell of a row as one of an object that holds such a row."""
+    return lambda one: cell(one.row)
+
+
+def _usual_context(run: ComparisonRun) -> float:
+    """Return the mean number of prompt tokens, plus half of the new ones."""
+    return mean({line.prompt_index: line.n_prompt for line in run.raw}.values()) + run.settings["max_new_tokens"] / 2
 
 
 def predicted(learner: ModuleType, row: Row, rounds: list[tuple[int, int]]) -> Predicted:
@@ -229,7 +238,7 @@ def chosen(learner: ModuleType, run: ComparisonRun, rows: list[Row], entry: dict
     if not fixed:
         return None
     best, longest = max(fixed, key=lambda row: row.speedup), max(run.settings["draft_lengths"])
-    costs, context, k = Costs.from_json(entry["costs"]), explanations.usual_context(run), best.draft_length
+    costs, context, k = Costs.from_json(entry["costs"]), _usual_context(run), best.draft_length
     prices = (
         costs.draft_cost(k, context),
         lambda width: costs.verify_cost(width, context),

@@ -21,10 +21,10 @@ from typing import NamedTuple
 
 import tabulate
 
-from speclab.extensions.servers import counters
+from speclab.extensions.servers import counters, positions
 from speclab.extensions.servers.client import Answer, Pair
 from speclab.extensions.servers.counters import Counted, EngineCounts, of_rounds
-from speclab.theory import formulas, positions
+from speclab.theory import formulas
 
 # --- causes: a closed list --------------------------------------------------------------------------------------------
 
@@ -401,7 +401,11 @@ def _answer(found: Measured, shape: Shape | None) -> Diagnosis:
     if cost is None:
         return _without_plain(found, tau, usual, fault)
     speedup, drafting = tau / cost, 1 + (cost - 1) / share if share else cost  # of a round that drafts
-    alpha, fraction = positions.break_even_acceptance(k, drafting), positions.break_even_fraction(k, drafting)
+    alpha, fraction, ceiling = (
+        positions.break_even_acceptance(k, drafting),
+        max(0.0, drafting - 1) / k,
+        (k + 1) / drafting,
+    )
     even = "no draft brings that" if alpha is None else f"α {alpha:.2f}, f {fraction:.2f}"
     numbers = [
         f"a round brings {tau:.2f} tokens; it has to bring {cost:.2f} to break even ({even})",
@@ -410,7 +414,7 @@ def _answer(found: Measured, shape: Shape | None) -> Diagnosis:
     if share < SELDOM:
         numbers[0] = f"{1 - share:.0%} of the rounds drafted nothing; all together bring {tau:.2f} tokens a round"
     kept = [share * rate for rate in found.counts.marginal]  # of all rounds
-    best = positions.best_length(kept, positions.linear_cost(k, cost)) if cost > 1 else None
+    best = positions.best_length(kept, k, cost) if cost > 1 else None
     shorter = best if best and 0 < best.draft_length < k and best.speedup >= FASTER else None
     better = shorter if shorter and shorter.speedup >= FASTER * speedup else None
     if fault:
@@ -421,7 +425,7 @@ def _answer(found: Measured, shape: Shape | None) -> Diagnosis:
         numbers[0] = f"{found.n_running} other requests were being answered at the same time"
         return Diagnosis(LOAD, numbers[::-1], "ask it when nobody else does, and see up to which load it pays: --load")
     if speedup >= FASTER:
-        return _paying(found, shape, numbers, better, positions.ceiling(k, drafting))
+        return _paying(found, shape, numbers, better, ceiling)
     if share < SELDOM and speedup >= 1 / FASTER:
         finds = "the lookup finds little that repeats in these texts"
         return Diagnosis(NOTHING, numbers, f"a draft model or a head, which drafts in every round: {finds}")
@@ -430,7 +434,6 @@ def _answer(found: Measured, shape: Shape | None) -> Diagnosis:
     usual_tokens = 1 + share * (formulas.expected_tokens_per_round(USUAL_ACCEPTANCE, k) - 1)
     if _predicts_nothing(found) or math.log(usual_tokens / tau) >= math.log(cost / usual):
         return Diagnosis(REJECTED, numbers, _what_rejects(found) + (f", or {_expected(shorter)}" if shorter else ""))
-    ceiling = positions.ceiling(k, drafting)
     then = "a smaller draft or a lookup; the same graphs, kernels and precision with and without speculation"
     if ceiling < 1:
         then = f"a cheaper round: even a draft that is never rejected makes {ceiling:.2f}x at this cost"

@@ -13,7 +13,7 @@ from speclab.extensions.trace.proposals import LONGEST, PieceTable, asked, on_di
 from speclab.extensions.trace.trace import TIMED, Event, Token, Trace, visible
 from speclab.extensions.trace.trace_terminal import agreement, summary, times
 from speclab.models.pieces import pieces
-from speclab.present.run_lines import REJECTED_PLACES
+from speclab.present.report import REJECTED_PLACES
 from speclab.system.terminal import harmless
 
 TEMPLATES = Path(__file__).parent / "templates"

@@ -17,9 +17,8 @@ from speclab.extensions.trace.proposals import LONGEST
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.round_costs import timed_rounds
 from speclab.models.cached import CachedModel
-from speclab.records.arms import AUTO
-from speclab.records.files import read
-from speclab.records.runs import ComparisonRun
+from speclab.records.files import ComparisonRun, read
+from speclab.records.rows import AUTO
 from speclab.system.paths import ROOT
 from speclab.theory.costs import Costs
 
@@ -81,7 +80,7 @@ def committed() -> list[dict[str, Any]]:
     found = []
     for stem, what in RECORDS.items():
         run = read(RESULTS / f"{stem}.json", ComparisonRun)
-        where = run.machine.gpu or f"{run.machine.cpu.split('(')[0].split(' EPYC')[0]}, 2 cores"
+        where = run.machine["gpu"] or f"{run.machine['cpu'].split('(')[0].split(' EPYC')[0]}, 2 cores"
         costs = {name: one for name, one in greedy_costs(run).items() if "," not in name and not name.endswith(AUTO)}
         about = f"Measured: results/{stem}.json. {NO_BLOCK if 'feature' in costs else NO_OTHER}"
         found.append(preset(f"{where}, {what}", about, costs))

@@ -4,7 +4,7 @@ import json
 import sys
 
 from speclab.extensions.trace.trace import TIMED, Token, Trace
-from speclab.present.run_lines import REJECTED_PLACES
+from speclab.present.report import REJECTED_PLACES
 from speclab.system.terminal import harmless
 
 MEANINGS = {  # what happened to a token

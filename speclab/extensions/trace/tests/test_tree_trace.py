@@ -21,7 +21,7 @@ from speclab.extensions.trace.trace import Position
 from speclab.lab.instruments import LoopFunctions, with_phases
 from speclab.models import loading
 from speclab.models.cached import CachedModel
-from speclab.present import run_lines
+from speclab.present import report
 from speclab.system.errors import UsageProblem
 from tests.tiny_models import perturbed, tiny
 
@@ -182,7 +182,7 @@ def test_the_terminal_draws_levels(tokenizer):
     assert "| stands between children of different tokens" in text
     assert "tokens of other branches stand below" in text
     assert "1 place rejected" in text
-    assert text.count(run_lines.REJECTED_PLACES) == 1
+    assert text.count(report.REJECTED_PLACES) == 1
     words = {token.position.id: trace_terminal.ascii_quoted(token.text) for token in found.events[1].drafts}
     assert drawn == [
         f"x{words[10]} +{words[11]} ?{words[12]}",
@@ -194,7 +194,7 @@ def test_the_terminal_draws_levels(tokenizer):
 def test_the_page_holds_the_tree(tokenizer):
     found = by_hand(tokenizer)
     text = page_of(found)
-    assert run_lines.REJECTED_PLACES[1:] in text
+    assert report.REJECTED_PLACES[1:] in text
     data = Tags(text).data
     assert data["sampled"] == []
     round_ = data["lanes"][0]["lanes"][0]["rounds"][1]
@@ -221,7 +221,7 @@ def test_trace_of_a_decoding_with_trees(pair_folder, capsys, tmp_path, monkeypat
     assert "Both texts are the same" in out
     assert "against the rule" not in out
     assert "never tested" not in out.partition("signs")[0]
-    assert out.count(run_lines.REJECTED_PLACES) == 1
+    assert out.count(report.REJECTED_PLACES) == 1
     file = tmp_path / "t.html"
     assert main([str(file), *models, *words, "--temperature", "0.8"]) == 0
     assert "Against the rule" not in file.read_text("utf-8")
