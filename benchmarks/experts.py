@@ -36,7 +36,6 @@ from speclab.models.cached import CachedModel
 from speclab.models.checking.checks import check_model
 from speclab.models.padded.padding import check_memory
 from speclab.models.setup import Setup, setup_of
-from speclab.models.timing import time_passes
 from speclab.present.tables import Block, Cell, Lines, Table, number, percent
 from speclab.records.rows import Amount, Count, RecordPart
 from speclab.system.errors import UsageProblem, reports_problems
@@ -226,9 +225,8 @@ def measure(
     seconds: list[list[float]] = [[] for _ in passes]
     with progress(len(texts), "text", "passes") as bar:
         for text in texts:
-            for all_, times in zip(
-                seconds, time_passes(passes, context, repeats + 1, ids=text[:, :n_tokens]), strict=True
-            ):
+            found = common.time_passes(passes, context, repeats + 1, ids=text[:, :n_tokens])
+            for all_, times in zip(seconds, found, strict=True):
                 all_ += times[1:]
             bar.update()
     medians = [statistics.median(one) for one in seconds]
