@@ -41,7 +41,7 @@ mutants: $(READY)
 	$(PYTHON) -m tests.gallery $(ARGS)
 
 bench: $(READY)
-	$(PYTHON) -m benchmarks.roofline --sizes lab,lab:200m --draft model $(ARGS)
+	$(PYTHON) -m benchmarks.roofline --draft model $(ARGS)
 	$(PYTHON) -m benchmarks.peers $(ARGS)
 
 OUT ?= gpu-records
