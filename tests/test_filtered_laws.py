@@ -26,7 +26,7 @@ import optimized_speculative
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, Draft, Round, fetch_rows, tokens_of
-from speclab.core.rule_table import rule_of
+from speclab.core.rules import rule_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter

@@ -3,7 +3,7 @@
 import functools
 import re
 
-from speclab.models import prompts, texts
+from speclab.models import prompts
 from speclab.models.names import LAB_TEXTS
 
 RUN_OF_WORDS = 13  # so many words in a row in common make a text one that is measured
@@ -11,7 +11,7 @@ RUN_OF_WORDS = 13  # so many words in a row in common make a text one that is me
 
 def measured_texts() -> list[str]:
     """Return every text of the lab that is measured: all standard prompts, and all messages of the lab's own texts."""
-    own = [message["content"] for name in LAB_TEXTS for _, messages in texts.read(name) for message in messages]
+    own = [message["content"] for name in LAB_TEXTS for _, messages in prompts.read_texts(name) for message in messages]
     return [*(text for _, text in prompts.standard()), *own]
 
 

@@ -10,11 +10,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from baseline_autoregressive import autoregressive_decode
 from optimized_speculative import speculative_decode
-from speclab.core.graphs import unrecorded
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import GREEDY
 from speclab.drafts import registry
 from speclab.drafts.heads.rollout import target_pass
+from speclab.engines.cuda.graphs import unrecorded
 from speclab.models import prompts
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup

@@ -19,7 +19,7 @@ from speclab.core import clock as clock_module
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Draft, Round
 from speclab.core.sampling import Sampling
-from speclab.drafts.oracle import FreeOracleDrafter
+from speclab.drafts.oracle import Dial
 from speclab.extensions.trace import follow, page, positions, trace, trace_terminal
 from speclab.extensions.trace.tests.trace_streams import clock, count_all, rounds, scripted, settings, with_texts
 from speclab.extensions.trace.trace import Position
@@ -400,7 +400,7 @@ def test_a_dial_traces_what_it_was_told_to_replay(pair_folder):
     words = ["--target", str(pair_folder / "target"), "--threads", "1", "--engine", "eager", "--prompt", "def f(x):"]
     setup = flags.setup_from(args := parser.parse_args(words))
     prompt = flags.read_prompts(args, setup.tokenizer)[0]
-    given = (setup, FreeOracleDrafter(1.0), "dial:1:free", prompt, 4, DecodeSettings(31))
+    given = (setup, Dial(1.0), "dial:1:free", prompt, 4, DecodeSettings(31))
     found = follow.follow(follow.Loaded(*given, LoopFunctions(speculative_decode)))
     assert found.same_text
     assert found.counts.n_accepted == found.counts.n_drafted == 24
