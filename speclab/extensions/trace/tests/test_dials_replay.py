@@ -153,19 +153,6 @@ def test_any_text_replays_the_loop(texts):
     check_rounds(texts)
 
 
-@needs_node
-def test_both_ends_of_a_text_replay_the_loop():
-    """Drafts that reach beyond the limit, and beyond an end token."""
-    capped = [[1, 2, 3, 4, 5, 6], [2, 3, 4, 5, 9], [3, 4, 5, 9], [4, 5, 9], [5, 9]]
-    ended = [[1, 2, 3, 1], [2, 3, 0], [3, 3]]
-    check_rounds(
-        [
-            {"ids": [0, 1, 2, 3, 4, 5], "limit": 6, "proposals": {"a": capped}},
-            {"ids": [0, 1, 2, 3], "limit": 9, "proposals": {"a": ended}},
-        ]
-    )
-
-
 # --- the data: what production drafters say ---
 
 
