@@ -15,7 +15,7 @@ from speclab.models import loading
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.present.run_lines import circumstances
+from speclab.present.screen import circumstances
 from speclab.present.tables import Block, Heading, show
 from speclab.records import files
 from speclab.records.runs import Head

@@ -12,7 +12,7 @@ from hypothesis import settings
 from speclab.models import timing
 from speclab.present.pictures import figures
 from speclab.system import cores
-from speclab.theory import noise
+from speclab.theory import attribution
 from tests.llamas import VOCAB, tiny_llama
 from training.pair import train_tokenizer
 
@@ -34,7 +34,7 @@ def same_weights() -> None:
 @pytest.fixture(autouse=True)
 def quiet_machine(monkeypatch) -> None:
     """No test depends on what else runs here; none waits for large blocks or fine pictures."""
-    monkeypatch.setattr(noise, "FURTHEST", math.inf)
+    monkeypatch.setattr(attribution, "FURTHEST", math.inf)
     monkeypatch.setattr(timing, "LARGE", 2**20)
     monkeypatch.setattr(figures, "DPI", 40)
     monkeypatch.setattr(cores, "AT_START", 0.0)

@@ -33,7 +33,6 @@ from tests.mutants.bugs import BUGS, ROOT, Mutant, bugs_of, mutants_of
 TIMEOUT = 120  # seconds for one run of pytest; it needs a few on an idle core
 UNTOUCHED = 4  # times as long for all tests of a file
 RETURNED = "\nexit code "  # of pytest, the last line of its output
-NO_MUTANTS = ("bugs.py", "plugin.py", "preloaded.py")  # in tests/mutants/
 OF_EXTENSIONS = "speclab/extensions/*/tests/mutants.*"
 PRELOADED = "tests.mutants.preloaded"
 # Plugins that the tests of a mutant can do without. Some take longer to load than a test to run; unraisableexception
@@ -51,8 +50,8 @@ def all_bugs() -> dict[int, str]:
 
 def all_mutants() -> tuple[Mutant, ...]:
     """Every mutant, by bug. Imports the lab, too."""
-    files = [file for file in (ROOT / "tests" / "mutants").glob("*.*") if file.name not in NO_MUTANTS]
-    mutants = [mutant for file in sorted([*files, *ROOT.glob(OF_EXTENSIONS)]) for mutant in mutants_of(file)]
+    files = [*(ROOT / "tests" / "mutants").glob("*.txt"), *ROOT.glob(OF_EXTENSIONS)]
+    mutants = [mutant for file in sorted(files) for mutant in mutants_of(file)]
     return tuple(sorted(mutants, key=lambda mutant: mutant.bug))
 
 
@@ -64,7 +63,7 @@ def run_tests(
     The code is the one that pytest returned, where it came to that: `process.exitcode` is 255 where another thread
     starts a process at the moment at which this one ends, and reads its end first.
     """
-    name = mutant.name if mutant else "tests/mutants/models.py"  # a file alone: as much is imported early, and no bug
+    name = mutant.name if mutant else "tests/mutants/models.txt"  # a file alone: no bug
     with tempfile.NamedTemporaryFile("r", encoding="utf-8") as output:
         process = context.Process(target=_pytest, args=(tests, name, output.name))
         process.start()

@@ -17,7 +17,7 @@ from optimized_speculative import speculative_decode
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.lab.noisy import noisy
-from speclab.models import engine_choice, loading, memory
+from speclab.models import engine_choice, loading
 from speclab.models.cached import CachedModel
 from speclab.models.checking.checks import OTHER_DRAFT, check_model
 from speclab.models.checking.rounding import Reference
@@ -93,7 +93,6 @@ def loaded(model: PreTrainedModel) -> PreTrainedModel:
     else:  # the text part of a larger model: a folder with it alone cannot be loaded
         check_model(model)
     loading.describe_model("target", model)
-    memory.describe(model, None, 0, N_TOKENS)
     return model
 
 

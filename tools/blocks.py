@@ -6,8 +6,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from speclab.present import explanations, first_screen, run_lines, tables
-from speclab.records.files import read, read_json
+from speclab.present import report, screen, tables
+from speclab.records.files import read
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
 from speclab.system.paths import ROOT
@@ -71,9 +71,9 @@ def headline() -> str:
     if wrong := [row.method for _, _, row in found if not row.same_as_baseline]:
         raise ValueError(f"the text of {wrong[0]} is not the baseline's, so it is no headline")
     cells: dict[str, tables.Cell] = {
-        "target": lambda one: first_screen.target_name(one[0]),
+        "target": lambda one: screen.target_name(one[0]),
         "draft": lambda one: one[2].draft,
-        "machine": lambda one: tables.Markdown(f"[{run_lines.hardware(one[0])}](results/{one[1].stem}.md)"),
+        "machine": lambda one: tables.Markdown(f"[{screen.hardware(one[0])}](results/{one[1].stem}.md)"),
         "k": lambda one: str(one[2].draft_length),
         "speedup": lambda one: tables.Markdown(f"**{tables.speedup(one[2].speedup)}**"),
         "95 %": lambda one: tables.interval(one[2].speedup_low, one[2].speedup_high),
@@ -83,7 +83,7 @@ def headline() -> str:
 
 
 def first_run() -> str:
-    return f"```text\n{first_screen.screen(comparison(DEFAULT_RUN))}```"
+    return f"```text\n{screen.screen(comparison(DEFAULT_RUN))}```"
 
 
 METHODS = ""  # docs/which-method.md says more
@@ -112,7 +112,7 @@ def drafts() -> str:
             run = comparison(record)
             row = [row for row in drafted(run) if row.method == name.strip("`")][-1]
             link = f"[{tables.speedup(row.speedup)}](results/{record.stem}.md)"
-            measured = f"{link}, {first_screen.target_name(run)}, k = {row.draft_length}"
+            measured = f"{link}, {screen.target_name(run)}, k = {row.draft_length}"
         chapter = f"[chapter {int(page[:2])}](docs/chapters/{page}.md)" if page else "[methods](docs/which-method.md)"
         lines.append([name, what, training, measured, chapter])
     headers = ["`--draft`", "what it is", "needs training", "measured", "read on"]
@@ -127,7 +127,7 @@ def heads() -> str:
     scores = [
         (kind, name, score)
         for kind in ("feature", "block", "exit")
-        for name, score in read_json(PAIR / kind / "training.json")["scores"].items()
+        for name, score in read(PAIR / kind / "training.json", dict)["scores"].items()
     ]
 
     def of(key: str, place: int | str) -> tables.Cell:
@@ -144,7 +144,7 @@ def heads() -> str:
 
 def pair() -> str:
     """The sizes and losses of the committed pair, and how often its models agree."""
-    facts = read_json(PAIR / "training.json")
+    facts = read(PAIR / "training.json", dict)
     accepted = facts["acceptance_on_held_out_continuations"]
     cells: dict[str, tables.Cell] = {
         "": str,
@@ -175,8 +175,19 @@ def book_table() -> str:
 
 def errors() -> str:
     """The error of each prediction, over all rows of the full run."""
-    table = explanations.errors_table(prediction_rows(comparison(FULL_RUN).rows))
+    table = report.errors_table(prediction_rows(comparison(FULL_RUN).rows))
     return tables.show([table], markdown=True).strip()
+
+
+def full(ladder: bool) -> str:
+    """The greedy rows of the full run over all prompts: how fast they are, or why."""
+    run = comparison(FULL_RUN)
+    if ladder:
+        table = report.ladder_table([row for row in run.rows if row.temperature == 0])
+        return tables.show([table], markdown=True).strip()
+    rows = [row for row in run.rows if (row.prompt_kind, row.temperature) == ("all", 0.0)]
+    heads = ("draft", "k", "tok/s", "speedup", "95 %", "end to end", "α", "f", "tok/rnd")
+    return shown([row for row in rows if row.draft or row.method == "baseline"], tables.cells(*heads))
 
 
 def brief(temperature: float) -> str:
@@ -184,7 +195,7 @@ def brief(temperature: float) -> str:
     run = comparison(DEFAULT_RUN)
     rows = [row for row in run.rows if row.temperature == temperature and row.draft_length in QUICK]
     quick = replace(run, rows=rows, padded=None)  # as a quick run has none
-    return f"```text\n{first_screen.screen(quick, brief=True).strip()}\n```"
+    return f"```text\n{screen.screen(quick, brief=True).strip()}\n```"
 
 
 def counts() -> str:
@@ -230,6 +241,9 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "heads": heads,
     "book-table": book_table,
     "errors": errors,
+    "full-from": lambda: tables.escaped(screen.provenance(comparison(FULL_RUN))),
+    "full-rows": lambda: full(ladder=False),
+    "full-ladder": lambda: full(ladder=True),
     "methods": methods,
     "brief-greedy": lambda: brief(0),
     "brief-sampled": lambda: brief(0.8),

@@ -9,7 +9,7 @@ from pathlib import Path
 from solutions import ex09_stop_when_unsure as ex09
 from solutions import ex13_batch_knee as ex13
 from speclab.present.pictures import figures
-from speclab.present.pictures.library import Figure, NullLocator, plt
+from speclab.present.pictures.figures import Figure, NullLocator, plt
 from speclab.system.files import write_whole
 
 BLUE, ORANGE, GREEN, PINK, SKY, AMBER, BLACK = figures.COLOURS

@@ -20,10 +20,9 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from speclab.cli import parsing
-from speclab.present import first_screen
+from speclab.present import report
 from speclab.present.pictures import plots
-from speclab.records.files import read, read_json
-from speclab.records.runs import ComparisonRun, Head
+from speclab.records.files import ComparisonRun, Head, read
 from speclab.system.errors import reports_problems
 from speclab.system.files import write_all
 from speclab.system.paths import ROOT
@@ -47,7 +46,7 @@ def _comparison(run: ComparisonRun, folder: Path, name: str) -> list[functools.p
 
 
 # The kinds by a field that no other kind has.
-KINDS: dict[str, Kind] = {"rows": Kind(ComparisonRun, first_screen.page, _comparison)}
+KINDS: dict[str, Kind] = {"rows": Kind(ComparisonRun, report.page, _comparison)}
 
 
 def pages_of_extensions() -> list[ModuleType]:
@@ -69,7 +68,7 @@ def shown() -> set[str]:
 
 def pictures(path: Path, folder: Path) -> list[functools.partial[Any]]:
     """Functions that draw the pictures of one record into `folder`; none for the record of a benchmark."""
-    kind = kind_of(read_json(path))
+    kind = kind_of(read(path, dict))
     return kind.pictures(read(path, kind.record), folder, path.stem) if kind else []
 
 

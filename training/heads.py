@@ -309,7 +309,7 @@ def main(argv: list[str] | None = None) -> int:
     prepare_folder(args.out, "--out")
     check_writable(args.out / "training.json", "--out")
     about, summary = (train_head if args.kind in KINDS else pair.train_target)(args, device)
-    about |= {"machine": asdict(files.machine(device)), "versions": asdict(files.versions())}
+    about |= {"machine": files.machine(device), "versions": files.versions()}
     write_whole(args.out / "training.json", json.dumps(about, indent=1) + "\n")
     say(json.dumps(summary))
     return 0

@@ -43,10 +43,10 @@ from transformers.utils import logging as transformers_logging
 
 from benchmarks import common
 from benchmarks.peers import llama_cpp
+from benchmarks.peers.library import BEAM, LIBRARY
 from benchmarks.peers.page import PEER, PeersRun, PeerTiming, page
 from draft_models import Drafter, ModelDrafter, NgramDrafter
 from speclab.cli import flags, parsing
-from speclab.cli.output import describe_chat
 from speclab.drafts import registry
 from speclab.drafts.lengths import LONGEST, AutoLength
 from speclab.lab.decodings import Decoding
@@ -58,7 +58,7 @@ from speclab.models.cached import check_prompt
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records import files
-from speclab.records.arms import BASELINE, BEAM, GENERATE, LIBRARY, Arm
+from speclab.records.arms import BASELINE, GENERATE, Arm
 from speclab.records.log import Line
 from speclab.records.rows import Facts
 from speclab.system.errors import Problem, UsageProblem, reports_problems
@@ -100,7 +100,7 @@ def one_after_another(decodings: list[Decoding], turn: int) -> None:
 
 def timing(line: Line) -> PeerTiming:
     """A line of the log as this benchmark's record keeps it."""
-    of_library = line.arm.method in (*LIBRARY, llama_cpp.EARLY_EXIT)
+    of_library = line.arm.method in LIBRARY
     return PeerTiming(
         method=line.arm.method,
         draft_length=line.arm.draft_length,
@@ -129,8 +129,8 @@ def record(
         "draft_lengths": lengths,
         "max_new_tokens": bench.max_new_tokens,
         "repeats": repeats,
+        **files.prompt_settings([prompt.text for prompt in measured.prompts]),
         "n_prompts": len(measured.of(BASELINE, 0.0)),
-        "prompts_sha256": files.fingerprint([p.text for p in measured.prompts]),
     }
     fields = common.head_of(args, bench.setup, **settings) | {"benchmark": "peers", "interrupted": measured.interrupted}
     raw = [timing(s) for s in measured.lines]
@@ -209,7 +209,7 @@ def main(argv: list[str] | None = None) -> int:
     for prompt in prompts:
         for model in (setup.target, *([drafter.draft] if drafter else [])):  # the library drafts to the text's end
             check_prompt(model, prompt.ids, args.max_new_tokens)
-    note("\n".join([setup.describe(), *describe_chat(prompts, setup.tokenizer)]))
+    note("\n".join([setup.describe(), *flags.describe_chat(prompts, setup.tokenizer)]))
     transformers_logging.set_verbosity_error()  # its advice on `generate` would break the progress bar
 
     drafters: dict[str, Drafter] = {LOOKUP: NgramDrafter()}

@@ -28,11 +28,12 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
+from benchmarks.peers.library import EARLY_EXIT, LIBRARY, PeerDecoding
 from draft_models import ModelDrafter
 from speclab.core.counts import Counts
 from speclab.core.sampling import Sampling
 from speclab.lab.bench import Bench
-from speclab.lab.decodings import Decoding, LibraryDecoding
+from speclab.lab.decodings import Decoding
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records.arms import Arm
@@ -41,7 +42,6 @@ from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.terminal import harmless
 
 METHOD = "llama.cpp"
-EARLY_EXIT = "early exit"  # method of the library's decoding that drafts with the target's own first layers
 PLAIN, SPECULATIVE, TOKENIZE, CEILING = "llama-completion", "llama-speculative-simple", "llama-tokenize", "llama-bench"
 NEEDED = (PLAIN, SPECULATIVE, TOKENIZE)
 NO_TOKEN = -1  # stands where a text ends before the budget
@@ -261,8 +261,9 @@ class PeersBench(Bench):
         lengths: list[int] | None = None,
     ) -> Decoding:
         """An arm ready to work on a prompt."""
+        budget, ids = budget or self.max_new_tokens, prompt.ids.to(self.setup.device)
         if arm.method == METHOD:
-            return LlamaDecoding(arm, prompt, budget or self.max_new_tokens, self)
+            return LlamaDecoding(arm, prompt, budget, self)
         if arm.method == EARLY_EXIT:
             head: Any = vars(self.drafters[arm.draft])["head"]
             options = {
@@ -271,10 +272,13 @@ class PeersBench(Bench):
                 "num_assistant_tokens_schedule": "constant",
                 "assistant_confidence_threshold": 0.0,
             }
-            ids, budget = prompt.ids.to(self.setup.device), budget or self.max_new_tokens
-            return LibraryDecoding(arm, self.setup.target.model, ids, budget, None, options)
+            return PeerDecoding(arm, self.setup.target.model, ids, budget, None, **options)
+        if arm.method in LIBRARY:
+            drafter = self.drafters[arm.draft] if arm.draft else None
+            draft = drafter.models[0].model if drafter and drafter.models else None
+            return PeerDecoding(arm, self.setup.target.model, ids, budget, draft)
         return super().decoding(arm, sampling, prompt, stream, budget, lengths)
 
     def greedy_only(self, arm: Arm) -> bool:
         """llama.cpp and the library's early exit are compared token for token, too."""
-        return arm.method in (METHOD, EARLY_EXIT) or super().greedy_only(arm)
+        return arm.method in (METHOD, *LIBRARY) or super().greedy_only(arm)

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from benchmarks import common
 from benchmarks.peers import llama_cpp
+from benchmarks.peers.library import BEAM
 from speclab.drafts.lengths import LONGEST
-from speclab.present.run_lines import timed
+from speclab.present.screen import timed
 from speclab.present.tables import Block, Cell, Heading, Lines, Table, interval, speedup
-from speclab.records.arms import BEAM
 from speclab.records.rows import Amount, Count, Facts, RecordPart
 from speclab.theory.attribution import Value
 from speclab.theory.formulas import ratio_interval

@@ -1,31 +1,32 @@
-"""The command line of compare.py: a comparison, measured, shown and written down."""
+"""The command line of compare.py: a comparison, measured, shown and written down; and the files that a record leaves
+behind, whatever command made it."""
 
 import argparse
 import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from optimized_speculative import speculative_decode
 from speclab.cli import flags, parsing
-from speclab.cli.output import Output, Step, View, describe_chat, show
 from speclab.core.rule_table import rule_of
 from speclab.drafts import registry
 from speclab.drafts.hybrid import auto_length
-from speclab.drafts.lengths import LONGEST
 from speclab.lab import comparison, padded_pair
 from speclab.lab.harness import Measurement, kept_when_stopped
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
-from speclab.models import memory
 from speclab.models.names import LAB_TARGET
 from speclab.models.padded import sizes
-from speclab.present import first_screen, report
+from speclab.present import report
 from speclab.present.pictures import plots
-from speclab.present.run_lines import timed
-from speclab.records.arms import AUTO
-from speclab.records.runs import ComparisonRun
+from speclab.present.screen import screen, timed
+from speclab.records.files import ComparisonRun, Head, to_json
+from speclab.records.rows import AUTO
 from speclab.system.errors import UsageProblem, reports_problems
-from speclab.system.files import shown
-from speclab.system.terminal import note, say
+from speclab.system.files import check_writable, prepare_folder, shown, write_all, write_whole
+from speclab.system.terminal import harmless, note, say
 
 WHY = "why is mine not faster? docs/why-not-faster.md"
 # The defaults of what the command line leaves open, by the size of the run. limit 0 means all prompts.
@@ -39,28 +40,24 @@ ANSWER_TOKENS = 192  # of an answer to one of --texts, at most
 USUAL_DRAFTS = "model,ngram"
 LAB_DRAFTS = "model,feature,hybrid"  # of a comparison with the lab's own target
 
+View = Callable[[], str]  # makes a text of a record
+Step = Callable[[], Path | None]  # prints or writes; for `files.write_all`
+
 
 @reports_problems
 def run(docstring: str, argv: list[str] | None, functions: LoopFunctions | None = None) -> int:
     """Make a comparison, show it and write it.  -> exit code"""
     args = filled(make_parser(docstring).parse_args(argv))
     config, output = prepare(args, functions)
-    with output.redirected():
-        config.look_at_cores()
-        if not args.brief:
-            say(head(config))
-        record, measured = _measure(args, config)
-        where = f"everything else: {shown(output.result('.md'))}, or --verbose"
-        texts: list[View] = [functools.partial(first_screen.screen, record, args.brief, [where, WHY])]
-        if args.verbose:
-            texts += [
-                functools.partial(report.comparison, record, by_kind=True),
-                functools.partial(_bytes_of_rounds, config),
-            ]
-        pictures: list[Step] = [*plots.comparison(record, output.plots, output.name)]
-        if record.padded:
-            pictures += plots.comparison(record.padded, output.plots, f"{output.name}-padded")
-        show(output, record, texts, functools.partial(first_screen.page, record, output.name), pictures)
+    if not args.brief:
+        say(head(config))
+    record, measured = _measure(args, config)
+    where = [f"everything else: {shown(output.result('.md'))}", WHY]
+    pictures: list[Step] = [*plots.comparison(record, output.plots, output.name)]
+    if record.padded:
+        pictures += plots.comparison(record.padded, output.plots, f"{output.name}-padded")
+    text = functools.partial(screen, record, args.brief, where)
+    show(output, record, text, functools.partial(report.page, record, output.name), pictures)
     return max(map(exit_code, measured))
 
 
@@ -86,8 +83,6 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
     group.add_argument("--no-padded", action="store_true", help=padded)
     group = parser.add_argument_group("results")
     group.add_argument("--brief", action="store_true", help="print the table alone")
-    tables = "print all tables, also of each kind of prompt, and what a round reads"
-    group.add_argument("--verbose", action="store_true", help=tables)
     flags.add_output_flags(group)
     parser.set_defaults(max_new_tokens=None)
     return parser
@@ -112,7 +107,7 @@ def filled(args: argparse.Namespace) -> argparse.Namespace:
 # --- what is loaded ---------------------------------------------------------------------------------------------------
 
 
-def prepare(args: argparse.Namespace, functions: LoopFunctions | None = None) -> tuple[RunConfig, Output]:
+def prepare(args: argparse.Namespace, functions: LoopFunctions | None = None) -> tuple[RunConfig, "Output"]:
     """Load and check everything; a Problem with the flags is raised before anything is timed."""
     lengths, auto = parsing.lengths(args.draft_length, "-k")
     temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
@@ -175,7 +170,7 @@ def load(
 def head(config: RunConfig) -> str:
     drafts = [f"draft   {text}" for name, text in config.models().items() if name != "target"]
     size = f"up to {config.max_new_tokens} new tokens each, {timed(config.repeats)}, seed {config.seed}"
-    chat = describe_chat(config.prompts, config.setup.tokenizer)
+    chat = flags.describe_chat(config.prompts, config.setup.tokenizer)
     about = [*config.functions.head(), *config.rule_lines(), f"prompts {len(config.prompts)}, {size}", ""]
     return "\n".join([config.setup.describe(), *drafts, *chat, *about])
 
@@ -187,30 +182,50 @@ def _measure(args: argparse.Namespace, config: RunConfig) -> tuple[ComparisonRun
     run, measured = comparison.compare(config)
     if config.functions.look_at:
         config.functions.look_at(run, measured)
-    if args.padded and not measured.interrupted:
-        return run, [measured, *_measure_padded(args, config, run)]
-    return run, [measured]
-
-
-def _measure_padded(args: argparse.Namespace, config: RunConfig, run: ComparisonRun) -> list[Measurement]:
-    """Put a short comparison of the padded pair into the record, where the machine can do one. -> the measurement"""
-    size = padded_pair.size_for(config, run.bandwidth or 0.0)
+    size = padded_pair.size_for(config, run.bandwidth or 0.0) if args.padded and not measured.interrupted else ""
     if size is None:
         note("no padded pair: reading its weights would take too long here, or they do not fit into memory")
-        return []
+    if not size:
+        return run, [measured]
     with kept_when_stopped(lambda: "the lab's pair is measured, the padded pair is not") as stops:
         second = padded_pair.second_config(config, size, args.draft.split(","))
         note(f"now a short run of the same comparison at another size: {', '.join(second.models().values())}")
-        run.padded, padded_measurement = comparison.compare(second)
-        return [padded_measurement]
+        run.padded, of_padded = comparison.compare(second)
+        return run, [measured, of_padded]
     run.interrupted = isinstance(stops[0], KeyboardInterrupt)
-    return []
+    return run, [measured]
 
 
-def _bytes_of_rounds(config: RunConfig) -> str:
-    """Say how many bytes the rounds of the first model draft read, at the longest k and the longest prompt."""
-    context = max(prompt.ids.shape[1] for prompt in config.prompts)
-    drafts = [model.model for model in config.cached_models()[1:]]
-    return memory.describe(
-        config.setup.target.model, drafts[0] if drafts else None, max(config.draft_lengths, default=LONGEST), context
-    )
+# --- the files --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Output:
+    """The places where a run that makes a record writes. args: has out_dir.
+    name: what the names of this run's files begin with; each kind of run has files of its own.
+    """
+
+    args: argparse.Namespace
+    name: str
+
+    @property
+    def plots(self) -> Path:
+        return self.args.out_dir / "plots"
+
+    def result(self, ending: str) -> Path:
+        return self.args.out_dir / "results" / (self.name + ending)
+
+    def check(self) -> None:
+        """Raise a Problem where something that this run will write cannot be written."""
+        for ending in (".json", ".md"):
+            check_writable(self.result(ending), "--out-dir")
+        prepare_folder(self.plots, "--out-dir")
+
+
+def show(output: Output, record: Head, text: View, page: View, pictures: Sequence[Step]) -> None:
+    """Write the record and its page, print the text, and draw the pictures where that can be done."""
+    place, written = output.result(".json"), to_json(record)
+    old = "; files of an earlier run are replaced, --name NAME keeps them" * place.exists()
+    files: list[Step] = [lambda: write_whole(place, written)]
+    files.append(lambda: write_whole(output.result(".md"), harmless(page())))
+    write_all([*files, lambda: say(text()), *pictures], old)

@@ -1,16 +1,17 @@
 """The two decoding scripts share this code around their loops: flags, loading, printing, and the speed. The loops are
 arguments: this module imports none.
+
+Where the terminal has colours, each token of a streamed text has that of its origin. All tokens without a colour are
+the target's own, too.
 """
 
 import argparse
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
-from speclab.cli import flags, parsing, streaming
-from speclab.cli.output import LOSSY, describe_chat, how_many, prompt_heading
+from speclab.cli import flags, parsing
 from speclab.core.clock import old_objects_frozen
 from speclab.core.counts import Counts
 from speclab.core.drafter import Drafter
@@ -21,17 +22,25 @@ from speclab.drafts.hybrid import auto_length
 from speclab.drafts.lengths import LONGEST
 from speclab.drafts.oracle import reference_text
 from speclab.drafts.registry import check_prompts
-from speclab.lab import free_cores
 from speclab.lab.instruments import Loop, LoopFunctions
 from speclab.lab.round_costs import measure_costs
-from speclab.models import memory
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.present import report
 from speclab.system.errors import reports_problems
-from speclab.system.terminal import harmless, note
+from speclab.system.terminal import harmless, note, wants_colour
 
 DRAFT_LENGTH = 4
+NEW_TEXT = f"--- new text {'-' * 54}"  # the line between a prompt and what the target makes of it
+LOSSY = (
+    "LOSSY: with --rule {rule} the text does not follow the target's distribution; how far it is off is measured by\n"
+    "python compare.py --rule {rule} --temperature {temperature:g}"
+)
+ORIGINS = {  # the colour of each origin, and what it means
+    "accepted": ("32", "drafted and kept"),
+    "corrected": ("35", "the target's own, in place of a rejected token"),
+    "bonus": ("36", "the target's own, after a draft that was kept whole"),
+}
 
 
 @reports_problems
@@ -59,19 +68,37 @@ def run(
     for prompt in prompts:
         ids = prompt.ids.to(setup.device)
         if drafter:
-            rounds = _speculative(drafter, setup, ids, k, settings, functions)
+            if drafter.needs_text:
+                drafter.take_text(reference_text(functions.decode, setup.target, ids, k, settings))
+            drafter.forget()  # all prompts have the same random numbers: what one taught must not decide in another
+            rounds = functions.rounds(setup.target, functions.adapt(drafter, k), ids, k, settings)
         else:
             rounds = baseline(setup.target, ids, settings, setup.chunk)
         tokens = decoded.show(prompt, rounds)
         n_wrong += not functions.is_right(setup, prompt, settings, tokens)
     print(decoded.speed())
-    _end(args, setup, decoded, drafter, k)
+    if drafter:
+        print(report.counts_summary(decoded.counts, args.choice.branches))
+        if rule_of(args.rule).law:
+            print(LOSSY.format(rule=args.rule, temperature=args.temperature))
+        n_passes, one_by_one = decoded.counts.n_rounds + decoded.counts.n_replays, decoded.counts.n_emitted
+        print(f"\n{decoded.n_tokens} tokens in {n_passes} passes of the target; one by one it takes {one_by_one}")
     return int(n_wrong > 0)
 
 
 def parse(docstring: str, argv: list[str] | None, speculative: bool) -> argparse.Namespace:
     """Return the flags of either script. Raises UsageProblem for words that it does not know."""
-    args = _make_parser(docstring, speculative).parse_args(argv)
+    parser = parsing.make_parser(docstring)
+    flags.add_shared_flags(parser)
+    group = flags.add_decoding_flags(parser)
+    group.add_argument("--stream", action="store_true", help="print the text as it is committed")
+    if speculative:
+        group = parser.add_argument_group("draft")
+        flags.add_draft_flag(group)
+        lengths = f"tokens per draft, or auto: chosen in every round (default: {DRAFT_LENGTH})"
+        group.add_argument("-k", "--draft-length", type=parsing.length_or_auto, metavar="K", help=lengths)
+        flags.add_rule_flag(group)
+    args = parser.parse_args(argv)
     args.choice = None
     if speculative:
         args.typed_length = args.draft_length  # None where -k is left out
@@ -81,113 +108,25 @@ def parse(docstring: str, argv: list[str] | None, speculative: bool) -> argparse
     return args
 
 
-def _make_parser(docstring: str, speculative: bool) -> argparse.ArgumentParser:
-    parser = parsing.make_parser(docstring)
-    flags.add_shared_flags(parser)
-    group = flags.add_decoding_flags(parser)
-    group.add_argument("--stream", action="store_true", help="print the text as it is committed")
-    read = "print what a step and a round read and cost, and the peak of memory"
-    group.add_argument("--verbose", action="store_true", help=read)
-    if speculative:
-        group = parser.add_argument_group("draft")
-        flags.add_draft_flag(group)
-        lengths = f"tokens per draft, or auto: chosen in every round (default: {DRAFT_LENGTH})"
-        group.add_argument("-k", "--draft-length", type=parsing.length_or_auto, metavar="K", help=lengths)
-        flags.add_rule_flag(group)
-    return parser
-
-
-@dataclass
-class _Decoded:
-    """The tokens decoded for all prompts so far; `seconds` and `counts` leave the prompts' own passes out."""
-
-    setup: Setup
-    args: argparse.Namespace
-    seconds: float = 0.0
-    counts: Counts = field(default_factory=Counts)
-    n_prompts: int = 0
-    n_tokens: int = 0  # those of the prompts' own passes included
-
-    @old_objects_frozen()
-    def show(self, prompt: Prompt, rounds: Iterator[Round]) -> list[int]:
-        """Print a prompt and its text.  -> new tokens"""
-        tokens, text = [], streaming.Text(self.setup.pieces(prompt), self.args.stream)
-        print(harmless(prompt_heading(prompt)), flush=self.args.stream)
-        try:
-            for round_ in self._timed(rounds):
-                tokens += round_.tokens
-                text.add(round_)
-        finally:  # also before an error is printed
-            text.end()
-        return tokens
-
-    def _timed(self, rounds: Iterator[Round]) -> Iterator[Round]:
-        """Yield the rounds. Making them is timed; what is done with them is not."""
-        start = time.perf_counter()
-        for round_ in rounds:  # a round ends with its tokens on the host, so the device has nothing left to do
-            self.n_prompts, self.n_tokens = self.n_prompts + round_.prefill, self.n_tokens + len(round_.tokens)
-            if not round_.prefill:
-                self.seconds += time.perf_counter() - start
-            self.counts.add(round_)
-            yield round_
-            start = time.perf_counter()
-
-    def speed(self) -> str:
-        n_tokens = self.counts.n_emitted
-        speed = f"{n_tokens / self.seconds:.1f} tok/s" if self.seconds and n_tokens else "no decoding to time"
-        dropped = f"; {self.counts.n_after_eos} more after an end token were dropped" * bool(self.counts.n_after_eos)
-        made = how_many(self.n_tokens, n_tokens, self.n_prompts)
-        return f"\n{made} in {self.seconds:.2f} s: {speed}{dropped}"
-
-
 def _begin(
-    args: argparse.Namespace,
-    setup: Setup,
-    prompts: list[Prompt],
-    settings: DecodeSettings,
-    functions: LoopFunctions,
+    args: argparse.Namespace, setup: Setup, prompts: list[Prompt], settings: DecodeSettings, functions: LoopFunctions
 ) -> tuple[Drafter | None, int]:
     """Make the draft, say what runs, and measure the costs that the draft chooses by.  -> the draft, its length"""
     drafter = args.choice.make(setup, args.seed) if args.choice else None
     check_prompts(setup.target, [drafter] if drafter else [], prompts, args.max_new_tokens)
-    free_cores.look(setup)
     k, draft, notes = 0, [], []
     if drafter:
         typed = [] if args.typed_length in (None, parsing.AUTO) else [args.typed_length]
         notes = drafter.length_notes(args.choice.name, typed)
         drafter, k, about = with_length(drafter, args.choice.name, setup, args.draft_length)
         draft = [f"draft   {about}"]
-    note("\n".join([setup.describe(), *draft, *describe_chat(prompts, setup.tokenizer), *functions.head(), *notes]))
+    chat = flags.describe_chat(prompts, setup.tokenizer)
+    note("\n".join([setup.describe(), *draft, *chat, *functions.head(), *notes]))
     if drafter and drafter.costs is not None:
         measure_costs(functions, setup.target, drafter, [prompts[0].ids.to(setup.device)], settings)
-        if args.verbose and (costs := drafter.costs.get(setup.sampling.temperature)):
-            note(costs.describe())
-    if drafter and args.stream and (legend := streaming.legend()):
-        print(legend)
+    if drafter and args.stream and wants_colour(sys.stdout):
+        print("colours " + "; ".join(f"{painted(name, name)}: {meaning}" for name, (_, meaning) in ORIGINS.items()))
     return drafter, k
-
-
-def _speculative(
-    drafter: Drafter, setup: Setup, ids: Tensor, k: int, settings: DecodeSettings, functions: LoopFunctions
-) -> Iterator[Round]:
-    """Return the rounds of one prompt. ids: (1, prompt length)"""
-    if drafter.needs_text:
-        drafter.take_text(reference_text(functions.decode, setup.target, ids, k, settings))
-    drafter.forget()  # all prompts have the same random numbers: what one of them taught must not decide in another
-    return functions.rounds(setup.target, functions.adapt(drafter, k), ids, k, settings)
-
-
-def _end(args: argparse.Namespace, setup: Setup, decoded: _Decoded, drafter: Drafter | None, k: int) -> None:
-    """Say how the rounds went, and what they read."""
-    if drafter:
-        print(report.counts_summary(decoded.counts, args.choice.branches))
-        if rule_of(args.rule).law:
-            print(LOSSY.format(rule=args.rule, temperature=args.temperature))
-    if args.verbose:
-        draft = drafter.models[-1].model if drafter and drafter.models else None
-        print(memory.describe(setup.target.model, draft, k, setup.target.length))
-    if drafter:
-        print("\n" + streaming.passes_line(decoded.n_tokens, decoded.counts))
 
 
 def with_length(drafter: Drafter, name: str, setup: Setup, asked: int | str) -> tuple[Drafter, int, str]:
@@ -199,3 +138,79 @@ def with_length(drafter: Drafter, name: str, setup: Setup, asked: int | str) -> 
     drafter = auto_length(drafter) if auto else drafter
     [length] = drafter.lengths([LONGEST if auto else int(asked)])
     return drafter, length, about + (f"; chosen in the run, at most {length} tokens" if auto else f"; k = {length}")
+
+
+# --- what is printed --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Decoded:
+    """The tokens decoded for all prompts so far; `seconds` and `counts` leave the prompts' own passes out."""
+
+    setup: Setup
+    args: argparse.Namespace
+    seconds: float = 0.0
+    counts: Counts = field(default_factory=Counts)
+    n_tokens: int = 0  # those of the prompts' own passes included
+
+    @old_objects_frozen()
+    def show(self, prompt: Prompt, rounds: Iterator[Round]) -> list[int]:
+        """Print a prompt and its text: with --stream each piece as soon as it is known, else all at the end.  -> new
+        tokens"""
+        tokens: list[int] = []
+        pieces, stream, held = self.setup.pieces(prompt), self.args.stream, ""
+        colours = stream and wants_colour(sys.stdout)
+        print(harmless(prompt_heading(prompt)), flush=stream)
+        try:
+            for round_ in self._timed(rounds):
+                tokens += round_.tokens
+                for origin, ids in parts(round_):
+                    text = harmless(pieces.add(ids))  # held back is what may still change, as half a character does
+                    if stream:
+                        print(painted(text, origin) if colours else text, end="", flush=True)
+                    else:
+                        held += text
+        finally:  # also before an error is printed
+            print(held + harmless(pieces.rest()), flush=True)
+        return tokens
+
+    def _timed(self, rounds: Iterator[Round]) -> Iterator[Round]:
+        """Yield the rounds. Making them is timed; what is done with them is not."""
+        start = time.perf_counter()
+        for round_ in rounds:  # a round ends with its tokens on the host, so the device has nothing left to do
+            self.n_tokens += len(round_.tokens)
+            if not round_.prefill:
+                self.seconds += time.perf_counter() - start
+            self.counts.add(round_)
+            yield round_
+            start = time.perf_counter()
+
+    def speed(self) -> str:
+        n_tokens = self.counts.n_emitted
+        speed = f"{n_tokens / self.seconds:.1f} tok/s" if self.seconds and n_tokens else "no decoding to time"
+        dropped = f"; {self.counts.n_after_eos} more after an end token were dropped" * bool(self.counts.n_after_eos)
+        return f"\n{how_many(self.n_tokens, n_tokens)} in {self.seconds:.2f} s: {speed}{dropped}"
+
+
+def parts(round_: Round) -> Iterator[tuple[str, list[int]]]:
+    """Yield the origins of a round's tokens, each with its tokens, in the order of the text; "" has no colour."""
+    accepted, own = round_.tokens[: round_.n_accepted], round_.tokens[round_.n_accepted :]
+    if accepted:
+        yield "accepted", accepted
+    if own:
+        yield "" if not round_.n_drafted else "corrected" if round_.n_rejected else "bonus", own
+
+
+def painted(text: str, origin: str) -> str:
+    return f"\x1b[{ORIGINS[origin][0]}m{text}\x1b[0m" if text and origin else text
+
+
+def prompt_heading(prompt: Prompt) -> str:
+    """Return a prompt, and the line after which its new text stands."""
+    line_end = "" if prompt.text.endswith("\n") else "\n"
+    return f"\n=== {prompt.kind} {'=' * 60}\n{prompt.text}{line_end}{NEW_TEXT}"
+
+
+def how_many(n_tokens: int, n_decoded: int) -> str:
+    """Say how many tokens a run made, and how many of them its speed is about: each prompt's pass gives one, too."""
+    return f"{n_tokens} tokens, {n_decoded} of them decoded after the prompts' own passes"

@@ -1,27 +1,25 @@
-"""The flags that all scripts share, and what they become: a target, sampling settings, prompts.
-
-Bad input gets one line.
-"""
+"""The flags that all scripts share, and what they become: a target, sampling settings, prompts."""
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from speclab.cli.parsing import DASH, at_least, plain_name, seed, some_name, some_path
+from speclab.cli.parsing import at_least, plain_name, seed, some_name, some_path
 from speclab.core.rule_table import all_rules, rule_of
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
 from speclab.models import loading, prompts, sources, texts
-from speclab.models.names import ENGINES, LAB_TARGET, LAB_TEXTS, why_no_engine
+from speclab.models.names import ENGINES, LAB_TARGET, LAB_TEXTS
 from speclab.models.padded import sizes
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup, load_setup
+from speclab.system import cores
 from speclab.system.errors import UsageProblem
-from speclab.system.files import check_writable, shown
+from speclab.system.files import shown
 from speclab.system.paths import OUTPUT
+from speclab.system.terminal import note
 
 MOST_THREADS = 1024
 DEVICES, DTYPES = ("auto", "cpu", "cuda", "mps"), ("auto", "float32", "bfloat16")
@@ -35,8 +33,7 @@ Group = argparse._ActionsContainer  # a parser, or a group of its flags
 def add_shared_flags(parser: argparse.ArgumentParser) -> None:
     """Add models, device, prompts, length and randomness, in the same words for every script."""
     group = add_model_flags(parser)
-    spread = f"spread the target's weights: {', '.join(PLANS)}"
-    group.add_argument("--device-map", choices=PLANS, metavar="PLAN", help=spread)
+    group.add_argument("--device-map", choices=PLANS, metavar="PLAN", help=f"spread the weights: {', '.join(PLANS)}")
     add_engine_flag(group)
     add_text_flags(parser)
 
@@ -55,13 +52,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> Group:  # for further fl
 
 def add_engine_flag(group: Group) -> None:
     engines = f"{', '.join(ENGINES)}; auto: c on a CPU, graphs on cuda, else eager"
-    group.add_argument("--engine", type=_engine, default="auto", metavar="NAME", help=engines)
-
-
-def _engine(text: str) -> str:
-    if why := why_no_engine(text):
-        raise argparse.ArgumentTypeError(why)
-    return text
+    group.add_argument("--engine", choices=ENGINES, default="auto", metavar="NAME", help=engines)
 
 
 def add_text_flags(parser: argparse.ArgumentParser) -> None:
@@ -72,23 +63,19 @@ def add_text_flags(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--prompts", type=some_name, metavar="FILE", help=given)
     own = f"JSONL with prompts or chats, or the lab's own: {', '.join(LAB_TEXTS)}"
     where.add_argument("--texts", type=some_name, metavar="FILE", help=own)
-    some = "at most N of each kind of the lab's own prompts; 0: all"
-    group.add_argument("--limit", type=at_least(0), metavar="N", help=some)
+    group.add_argument("--limit", type=at_least(0), metavar="N", help="at most N of a kind of the lab's own; 0: all")
     chat = "use the chat template (default: if there is one and the prompt is typed)"
     group.add_argument("--chat", action=argparse.BooleanOptionalAction, help=chat)
     tokens = "tokens per prompt (default: 128; comparisons 64)"
     group.add_argument("--max-new-tokens", type=at_least(1), default=128, metavar="N", help=tokens)
-    kept = "keep the K most probable tokens; 0: all"
-    group.add_argument("--top-k", type=at_least(0), default=0, metavar="K", help=kept)
-    kept = "keep the smallest set of this mass (default: 1)"
-    group.add_argument("--top-p", type=float, default=1.0, metavar="P", help=kept)
+    kept = ("keep the K most probable tokens; 0: all", "keep the smallest set of this mass (default: 1)")
+    group.add_argument("--top-k", type=at_least(0), default=0, metavar="K", help=kept[0])
+    group.add_argument("--top-p", type=float, default=1.0, metavar="P", help=kept[1])
     group.add_argument("--seed", type=seed, default=0, metavar="N", help="randomness of sampling (default: 0)")
 
 
 def add_output_flags(group: Group) -> None:
     """Add the flags that say where the record, the page and the pictures of a comparison go."""
-    record = "write the run record there, too; - for stdout, alone"
-    group.add_argument("--json", type=some_path, metavar="FILE", help=record)
     where = f"folder for results/ and plots/ (default: {shown(OUTPUT)})"
     group.add_argument("--out-dir", type=some_path, default=OUTPUT, metavar="DIR", help=where)
     name = "what names of this run's files begin with (default: local)"
@@ -109,20 +96,17 @@ def add_decoding_flags(parser: argparse.ArgumentParser) -> Group:  # for further
     return group
 
 
-class Listed(argparse.Action):
-    """Keeps a value, as `read` gives it; `help` in its place prints a table of all values and ends the program."""
+def _or_help(table: Callable[[], str], read: Callable[[str], str]) -> Callable[[str], str]:
+    """Return an argparse type: a value, as `read` gives it; `help` prints a table of all values and ends the
+    program."""
 
-    def __init__(self, *words: Any, table: Callable[[], str], read: Callable[[str], str] = str, **settings: Any):
-        super().__init__(*words, **settings)
-        self.table, self.read = table, read
+    def parse(text: str) -> str:
+        if text == "help":
+            print(table())
+            raise SystemExit
+        return read(text)
 
-    def __call__(
-        self, parser: argparse.ArgumentParser, args: argparse.Namespace, values: Any, option_string: str | None = None
-    ) -> None:
-        if values == "help":
-            print(self.table())
-            parser.exit()
-        setattr(args, self.dest, self.read(str(values)))
+    return parse
 
 
 def add_draft_flag(
@@ -133,27 +117,17 @@ def add_draft_flag(
 ) -> None:
     """Add --draft, which takes what the table of drafts knows (speclab/drafts/registry.py), and the words of
     `besides`."""
-    parser.add_argument(
-        "--draft",
-        default=default,
-        metavar="KIND",
-        action=Listed,
-        table=registry.shown,
-        read=lambda text: text if text in besides else registry.check_names(text),
-        help=help,
-    )
+    read = _or_help(registry.shown, lambda text: text if text in besides else registry.check_names(text))
+    parser.add_argument("--draft", default=default, metavar="KIND", type=read, help=help)
 
 
 def add_rule_flag(parser: Group) -> None:
-    parser.add_argument(
-        "--rule",
-        action=Listed,
-        table=lambda: "\n".join(f"{kind.usage:<49} {kind.line}" for kind in all_rules().values()),
-        read=lambda name: rule_of(name).name,
-        default=TOKEN,
-        metavar="RULE",
-        help="how drafted tokens are judged (default: %(default)s); --rule help lists all rules",
+    table = _or_help(
+        lambda: "\n".join(f"{kind.usage:<49} {kind.line}" for kind in all_rules().values()),
+        lambda name: rule_of(name).name,
     )
+    judged = "how drafted tokens are judged (default: %(default)s); --rule help lists all rules"
+    parser.add_argument("--rule", type=table, default=TOKEN, metavar="RULE", help=judged)
 
 
 def check_rule(args: argparse.Namespace, temperatures: list[float], choices: list[registry.Choice]) -> None:
@@ -178,12 +152,6 @@ def with_defaults(args: argparse.Namespace, defaults: dict[str, Any]) -> argpars
     return argparse.Namespace(**vars(args) | defaults | given)
 
 
-def check_file(path: Path | None, flag: str) -> None:
-    """Say everything that is wrong with the file of a flag before anything is decoded."""
-    if path not in (None, DASH):
-        check_writable(path, flag)
-
-
 # --- what the flags become --------------------------------------------------------------------------------------------
 
 
@@ -196,7 +164,10 @@ def load(args: argparse.Namespace, temperature: float | None = None) -> tuple[Se
     family, config = loading.family_named(args.target)
     for prompt in given:
         family.configured_room(config).check(prompt.ids.shape[1], args.max_new_tokens)
-    return setup_from(args, temperature, tokenizer), given
+    setup = setup_from(args, temperature, tokenizer)
+    if setup.device.type == "cpu" and (busy := cores.busy()):
+        note(f"busy    {busy}")
+    return setup, given
 
 
 def sampling_from(args: argparse.Namespace, temperature: float | None = None) -> Sampling:
@@ -231,3 +202,11 @@ def read_prompts(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -
     pairs = prompts.from_file(args.prompts) if args.prompts else prompts.standard()
     limit = 0 if args.prompts else args.limit or 0
     return prompts.first_of_each_kind(prompts.encode(pairs, tokenizer, chat), limit)
+
+
+def describe_chat(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Return a line of a run's head where the tokenizer has a chat template: whether the prompts are in it."""
+    said = "off: the prompt is continued as it is; --chat puts it into the tokenizer's chat template"
+    if prompts[0].chat:
+        said = "on: the prompt is in the tokenizer's chat template; --no-chat continues the bare text"
+    return [f"chat    {said}"] if tokenizer.chat_template else []

@@ -2,7 +2,7 @@
 
 import argparse
 import difflib
-import math
+import functools
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,25 +13,18 @@ DASH = Path("-")  # in place of a file: the terminal
 AUTO = "auto"  # of -k: the length is chosen in every round
 LARGEST = 256  # of the numbers in a list; every draft length up to the longest is calibrated
 LARGEST_SEED = 2**32 - 1  # with room for the numbers that are made from it: PyTorch takes 64 bits
-HELP_WIDTH, HELP_COLUMN = 100, 26  # columns of a help, and where what a flag does begins in it
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
     """A help that fits on a screen: no list of all flags above it, and one line for a flag where words allow that."""
 
     def __init__(self, prog: str):
-        super().__init__(prog, max_help_position=HELP_COLUMN, width=HELP_WIDTH)
+        super().__init__(prog, max_help_position=26, width=100)
 
     def add_usage(self, usage: str | None, actions: Any, groups: Any, prefix: str | None = None) -> None:
         """The usage names what has to stand at a place of its own; flags are listed below it."""
         places = [self._format_args(action, action.dest) for action in actions if not action.option_strings]
         super().add_usage(" ".join(["%(prog)s", "[options]", *places]), actions, groups, prefix)
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        if not action.option_strings or action.nargs == 0:
-            return super()._format_action_invocation(action)
-        value = self._format_args(action, self._get_default_metavar_for_optional(action))
-        return f"{', '.join(action.option_strings)} {value}"  # once, not behind each of the flag's names
 
 
 class Parser(argparse.ArgumentParser):
@@ -39,9 +32,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageProblem, which is shown as one line. An unknown flag that is nearly one of these names it."""
-        unknown = message.partition("unrecognized arguments: ")[2].split()
-        flags = [word.partition("=")[0] for word in unknown if word.startswith("--")]
-        near = difflib.get_close_matches(flags[0], self._option_string_actions, 1, 0.8) if flags else []
+        unknown = message.partition("unrecognized arguments: ")[2].split(" ")[0].partition("=")[0]
+        near = difflib.get_close_matches(unknown, self._option_string_actions, 1, 0.8)
         meant = f"; did you mean {near[0]}?" if near else ""
         raise UsageProblem(f"{message}{meant}; see {self.prog} --help")
 
@@ -64,33 +56,24 @@ def subcommand(words: list[str], names: Collection[str]) -> tuple[str, list[str]
 # --- argparse types ---------------------------------------------------------------------------------------------------
 
 
-def at_least(smallest: int, largest: int = 2**31 - 1):
-    """Return an argparse type: a whole number from `smallest` to `largest`."""
+def number(kind: type, smallest: float, largest: float = 2**31 - 1):
+    """Return an argparse type: an int or float from `smallest` to `largest`."""
 
-    def parse(text: str) -> int:
+    def parse(text: str) -> Any:
         try:
-            value = int(text)
+            value = kind(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+            raise argparse.ArgumentTypeError(f"{text!r} is not a {'whole ' * (kind is int)}number") from None
         if not smallest <= value <= largest:
-            what, advice = ("small", f"{smallest} or more") if value < smallest else ("large", f"{largest} or less")
-            raise argparse.ArgumentTypeError(f"{value} is too {what}, give {advice}")
+            what = f"too large, give {largest} or less" if value > largest else f"too small, give {smallest} or more"
+            raise argparse.ArgumentTypeError(f"{value} is {what}")
         return value
 
     return parse
 
 
-seed = at_least(0, LARGEST_SEED)
-
-
-def positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is no finite number above 0")
-    return value
+at_least = functools.partial(number, int)
+seed, positive = at_least(0, LARGEST_SEED), number(float, 1e-9)
 
 
 def some_name(text: str) -> str:
@@ -131,15 +114,7 @@ def lengths(text: str, flag: str) -> tuple[list[int], bool]:
 def numbers(text: str, kind: type, smallest: float, flag: str, largest: float = LARGEST) -> list:
     """Read a comma-separated list from the command line, sorted, without repeats."""
     try:
-        values = sorted({kind(word) for word in text.split(",")})
-    except ValueError:
+        return sorted(set(map(number(kind, smallest, largest), text.split(","))))
+    except argparse.ArgumentTypeError as error:
         example = "2,4,8" if kind is int else "0,0.8"
-        advice = f"give numbers with commas between them, for example {flag} {example}"
-        raise UsageProblem(f"{flag} {text}: {advice}") from None
-    if not all(map(math.isfinite, values)):
-        raise UsageProblem(f"{flag} {text}: give finite numbers")
-    if values[0] < smallest:
-        raise UsageProblem(f"{flag} {text}: {values[0]} is too small, give {smallest} or more")
-    if values[-1] > largest:
-        raise UsageProblem(f"{flag} {text}: {values[-1]} is too large, give {largest} or less")
-    return values
+        raise UsageProblem(f"{flag} {text}: {error}; give a list as in {flag} {example}") from None

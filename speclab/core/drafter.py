@@ -89,11 +89,6 @@ class Drafter:
         """
         return {2, 4}
 
-    def as_drafted(self, chain: Draft) -> Draft:
-        """Turn the tokens of a chain into a draft of the kind that it makes. Such a draft is recorded for a GPU before
-        a run."""
-        return chain
-
     def forget(self) -> None:
         """Drop what it has learned from texts, and share nothing of it with its copies any more; costs stay."""
 
@@ -123,7 +118,7 @@ class Drafter:
         return CertainLaw(proposals, target.vocab_size)
 
     def own_rates(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling) -> dict[str, float]:
-        """Return the draft's own shares; the key is the head of the column (speclab/records/columns.py).
+        """Return the draft's own shares; the key is the head of the column (COLUMNS of speclab/records/rows.py).
 
         Each is a sum over the places of the decoded tokens, without the first, which the prompt's own pass gave.
         """

@@ -31,7 +31,6 @@ EDGES = (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # between the ranges of the 
 FIRST_GUESS = 0.7  # acceptance before anything is known
 WEIGHT = 8.0  # tested tokens that a guess counts as
 HIGHEST = 0.995  # acceptance that is believed
-LOOKED_UP = "; looked_up: the same after a lookup"
 PAUSE = 8  # rounds without a draft before one token is tried again
 
 
@@ -57,14 +56,6 @@ class RoundCosts:
     def lookup_rounds(self) -> tuple[float, ...]:
         """Return [n]: the seconds of a round that drafts n tokens of a lookup, without the lookup itself."""
         return self.looked_up or self.rest
-
-    def describe(self) -> str:
-        """Describe the costs for a terminal."""
-        curves = (f"{name} {' '.join(f'{1000 * s:.2f}' for s in curve)}" for name, curve in vars(self).items() if curve)
-        return (
-            f"milliseconds of a round that drafts 0, 1, 2, ... tokens: {', '.join(curves)} (draft: the whole draft; "
-            f"rest: the target's pass, the accept rule, rolling back and the host{LOOKED_UP * bool(self.looked_up)})"
-        )
 
     def seconds(self, n: int) -> float:
         """Return the seconds of a whole round that drafts n tokens."""

@@ -1,8 +1,7 @@
-"""What turns an arm and a prompt into a decoding: one target, its drafts, the parts of the loop, and what CUDA graphs
-have to record before a clock counts."""
+"""What turns an arm and a prompt into a decoding: one target, its drafts, and the parts of the loop."""
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,15 +10,14 @@ from baseline_autoregressive import autoregressive_decode
 from optimized_speculative import speculative_decode
 from speclab.core import graphs
 from speclab.core.drafter import Drafter
-from speclab.core.rounds import DecodeSettings, Draft, tokens_of
+from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.oracle import reference_text
 from speclab.lab.decodings import Decoding, LibraryDecoding
-from speclab.lab.instruments import LoopFunctions, VariedLength, with_parts, with_phases
-from speclab.models.cached import CachedModel
+from speclab.lab.instruments import LoopFunctions, VariedLength, with_phases
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.records.arms import EAGER, LIBRARY, Arm
+from speclab.records.rows import GENERATE, Arm
 
 SPECULATIVE = LoopFunctions(speculative_decode)
 PERIOD, REPEATED = 48, 32  # tokens: the longest period that counts as repetition, and how many tokens must repeat
@@ -67,43 +65,36 @@ class Bench:
         budget: int | None = None,
         lengths: list[int] | None = None,
     ) -> Decoding:
-        """An arm ready to work on a prompt. Decodings of one `stream` draw the same random numbers.
+        """Return an arm ready to work on a prompt. Decodings of one `stream` draw the same random numbers.
 
-        An arm that can only decode greedily does so. `lengths` makes it an instrument: every phase is timed, and each
-        round drafts one of these lengths.
+        An arm that can only decode greedily does so. lengths: makes it an instrument; every phase is timed, each round
+        drafts one of these lengths, and it decodes all of the text: its rounds say what they cost, whatever the text.
         """
-        target = self.setup.target.with_own_cache()
-        if arm == EAGER:
-            target = CachedModel(target.model, target.vocab_size)
-        sampling = GREEDY if self.greedy_only(arm) else sampling
+        target, ids = self.setup.target.with_own_cache(), prompt.ids.to(self.setup.device)
+        budget = None if lengths else budget
         budget = budget or self.max_new_tokens
-        ids = prompt.ids.to(self.setup.device)
-        if arm.method in LIBRARY:
-            drafter = self.drafters[arm.draft] if arm.draft else None
-            draft = drafter.models[0].model if drafter and drafter.models else None
-            return LibraryDecoding(arm, target.model, ids, budget, draft)
+        if arm == GENERATE:
+            return LibraryDecoding(arm, target.model, ids, budget)
+        sampling = GREEDY if self.greedy_only(arm) else sampling
         settings = DecodeSettings(budget, sampling, seed=self.seed * 1009 + stream)
         if not arm.speculative:
-            rounds = autoregressive_decode(target, ids, settings, self.setup.chunk)
+            return Decoding(arm, autoregressive_decode(target, ids, settings, self.setup.chunk), ids.shape[1], budget)
+        own = self._drafter(arm, ids, budget)
+        drafter = self.functions.adapt(own, None)
+        if lengths:
+            drafter = VariedLength(drafter, lengths, stream)
+            rounds = with_phases(self.functions, target, drafter, ids, arm.draft_length, settings)
         else:
-            own = self._drafter(arm, ids, budget)
-            drafter = self.functions.adapt(own, None)
-            if lengths:
-                drafter = VariedLength(drafter, lengths, stream)
-                rounds = with_phases(self.functions, target, drafter, ids, arm.draft_length, settings)
-            else:
-                rounds = self.functions.rounds(target, drafter, ids, arm.draft_length, settings)
-            rounds = with_parts(rounds, own)
-        return Decoding(arm, rounds, ids.shape[1], budget, arm.speculative and self.has_own_verify(arm.draft))
+            rounds = self.functions.rounds(target, drafter, ids, arm.draft_length, settings)
+        own_verify = any(part.pass_share < 1 for part in own.parts)
+        return Decoding(arm, map(own.described, rounds), ids.shape[1], budget, own_verify)
 
     def budget(self, prompt: Prompt, sampling: Sampling) -> int:
-        """Return how many tokens an arm decodes of this prompt, the same for every arm and every repeat.
+        """Return how many tokens every arm decodes of this prompt, in every repeat.
 
-        A greedy text that ends in repetition is decoded only up to where that begins: repeated tokens are easy to draft
-        and would raise every speedup, most of all those of lookups. Where it begins follows from the baseline's text
-        alone, and every arm ends there as at any other end of a text: the last round drafts no further. So all arms are
-        timed over the same tokens, and no round is counted in part. Two tokens are the least, since the first one comes
-        with the prompt's own pass. Sampled texts differ from draw to draw and are not cut.
+        A greedy text that ends in repetition is decoded only up to where that begins in the baseline's text: repeated
+        tokens are easy to draft and would raise every speedup, most of all those of lookups. Two tokens are the least,
+        since the first one comes with the prompt's own pass. Sampled texts differ from draw to draw and are not cut.
         """
         if not sampling.greedy or self.max_new_tokens <= REPEATED:
             return self.max_new_tokens
@@ -119,63 +110,28 @@ class Bench:
         return self._whole_texts[key]
 
     def greedy_only(self, arm: Arm) -> bool:
-        """Other plain decoding than the baseline is compared greedily, and an oracle draft replays greedy text."""
-        return (
-            arm == EAGER
-            or arm.method in LIBRARY
-            or (arm.draft in self.drafters and self.drafters[arm.draft].needs_text)
-        )
-
-    def has_own_verify(self, draft: str) -> bool:
-        """Whether a draft runs a part of the target's pass, so that verification costs less than with others."""
-        return any(part.pass_share < 1 for part in self.drafters[draft].parts)
+        return arm == GENERATE or (arm.draft in self.drafters and self.drafters[arm.draft].needs_text)
 
     def lossy_rule(self, arm: Arm) -> str | None:
-        """Name of the rule that judges the drafted tokens of an arm where it is lossy; None where there are none."""
         rule = self.functions.rule
         return rule.name if rule.law and arm.speculative and arm.draft_length > 0 else None
 
     @property
     def on_graphs(self) -> bool:
-        """Whether anything is recorded and replayed here: with the eager engine, too, a GPU replays the accept rule."""
+        """Tell whether anything is recorded and replayed here: with the eager engine, too, a GPU replays the accept
+        rule."""
         return graphs.on_graphs(torch.empty(0, device=self.setup.device))
 
-    def prepare(self, draft_lengths: Iterable[int], samplings: list[Sampling], longest: int) -> None:
-        """On CUDA graphs: say which passes will come, and record the accept rule for every number of drafted tokens.
+    def prepare(self, draft_lengths: Iterable[int], longest: int) -> None:
+        """On CUDA graphs: say which passes will come. Verification runs at k + 1 tokens for every draft length k; a
+        drafter says how many its own models read.
 
-        Verification runs at k + 1 tokens for every draft length k; a drafter says how many its own models read.
         longest: tokens of a text, its prompt and what is drafted behind its end included.
         """
-        if not self.on_graphs:
-            return
-        target, most = self.setup.target, max(draft_lengths, default=0)
-        target.prepare({k + 1 for k in draft_lengths}, longest)
-        proposing = [part for drafter in self.drafters.values() for part in drafter.parts]
+        self.setup.target.prepare({k + 1 for k in draft_lengths}, longest)
         for drafter in self.drafters.values():
             for model in drafter.models:
-                model.prepare(drafter.pass_widths(most), longest)
-        is_drawn = any(part.draws for part in proposing)
-        for sampling in samplings:
-            for n in range(most + 1):
-                for draft, logits, uniforms in self._rounds_to_judge(n, is_drawn and not sampling.greedy):
-                    self.functions.accept(draft, logits, sampling, uniforms)
-
-    def _rounds_to_judge(self, n: int, sampled: bool) -> Iterator[tuple[Draft, Tensor, Tensor]]:
-        """What the accept rule gets in a round with `n` drafted tokens: without and with a draft's probabilities, of
-        a chain and of every other kind of draft that is made here."""
-        device, n_ids = self.setup.device, self.setup.target.vocab_size
-        ids, size = torch.zeros(1, n, dtype=torch.long, device=device), torch.full((1,), n, device=device)
-        logits = torch.zeros(1, n + 1, n_ids, dtype=self.setup.dtype, device=device)
-        uniforms = torch.zeros(1, n + 1, dtype=torch.float64, device=device)
-        wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
-        laws = [None, torch.ones(1, n, n_ids, dtype=wide, device=device)] if sampled and n else [None]
-        for law in laws:
-            drafts = {Draft: Draft(ids, size, law)}
-            for drafter in self.drafters.values() if n else ():
-                draft = drafter.as_drafted(drafts[Draft])
-                drafts.setdefault(type(draft), draft)
-            for draft in drafts.values():
-                yield draft, logits, uniforms
+                model.prepare(drafter.pass_widths(max(draft_lengths, default=0)), longest)
 
     def forget(self) -> None:
         """Drop what drafts have learned."""

@@ -1,26 +1,18 @@
-"""Decodings at work on a prompt, step by step or as a whole, each with the seconds that it took.
+"""Decodings at work on a prompt, step by step or as a whole, each with the seconds that it took."""
 
-A decoding of the lab advances by a round. One of the library's own decoders is finished in one advance.
-"""
-
-import contextlib
 import time
 import warnings
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from speclab.core.counts import Counts
 from speclab.core.rounds import Round
 from speclab.models.family import family_of
 from speclab.models.outside.generation import settings_of_the_lab
-from speclab.records.arms import BEAM, Arm
-from speclab.records.log import End, RoundCounts
-from speclab.records.rows import as_written
+from speclab.records.rows import Arm, RoundCounts
 from speclab.system.errors import EnvironmentProblem
 
 
@@ -35,22 +27,24 @@ class Decoding:
         self.tokens: list[int] = []
         self.counts = Counts()
         self.prefill_seconds = self.decode_seconds = 0.0
-        self.rounds: list[RoundCounts] = []
         self.log: list[tuple[int, float, Round]] = []  # of each: tokens in the target's cache before it, seconds, round
         self._rounds = rounds
 
     @property
     def done(self) -> bool:
-        """Whether its budget is used up."""
+        """Tell whether its budget is used up."""
         return len(self.tokens) >= self.budget
 
     @property
     def progress(self) -> int:
-        """The number of tokens that it has committed."""
+        """Return the number of tokens that it has committed."""
         return len(self.tokens)
 
+    @property
+    def rounds(self) -> list[RoundCounts]:
+        return [RoundCounts(made.n_drafted, made.n_accepted, made.looked_up) for *_, made in self.log]
+
     def advance(self) -> None:
-        """Do the next round."""
         start = time.perf_counter()
         round_ = next(self._rounds)  # ends with tokens on the host, so the device has nothing left to do
         seconds = time.perf_counter() - start
@@ -58,71 +52,28 @@ class Decoding:
             self.prefill_seconds += seconds
         else:
             self.decode_seconds += seconds
-            self.rounds.append(RoundCounts(round_.n_drafted, round_.n_accepted, round_.looked_up))
             self.log.append((self.n_prompt + len(self.tokens) - 1, seconds, round_))
         self.counts.add(round_)
         self.tokens += round_.tokens
         if self.done:
             self._rounds = iter(())  # frees the caches, which the next decoding may take
 
-    def end(self, eos: frozenset[int]) -> End | None:
-        """Return where the answer ends at the first of these ids. Whole rounds count: the loop makes no half ones.
-
-        None where the rounds are not known.
-        """
-        if not self.log and len(self.tokens) > 1:
-            return None
-        n = next((i for i, token in enumerate(self.tokens, 1) if token in eos), len(self.tokens))
-        seconds, n_made = 0.0, 1
-        for _, its_seconds, round_ in self.log:
-            if n_made >= n:
-                break
-            seconds, n_made = seconds + its_seconds, n_made + len(round_.tokens)
-        return End(n, as_written(seconds))
-
-
-# --- the library's own decoders ---------------------------------------------------------------------------------------
-
 
 class LibraryDecoding(Decoding):
-    """The library at work on one prompt: `model.generate`, alone, with an assistant, with prompt lookup, or with
-    beams. options: further ones of `generate`.
+    """`model.generate` at work on one prompt. options: further ones of `generate`.
 
     One `advance` decodes the whole text. Its seconds count as decoding and hold the prompt's own pass, too.
     """
 
-    def __init__(
-        self,
-        arm: Arm,
-        model: PreTrainedModel,
-        ids: Tensor,
-        budget: int,
-        draft: PreTrainedModel | None,
-        options: Mapping[str, Any] = MappingProxyType({}),
-    ):
+    def __init__(self, arm: Arm, model: PreTrainedModel, ids: Tensor, budget: int, **options):
         super().__init__(arm, iter(()), ids.shape[1], budget)
-        if arm.method != "generate" and not all(family_of(one).crops for one in (model, draft) if one is not None):
-            raise EnvironmentProblem(
-                "the library's own speculative decoding takes no model whose states cannot be cropped; use compare.py"
-            )
-        self._model, self._ids, self._draft, self._options = model, ids, draft, options
+        self.model, self.ids, self.options = model, ids, options
 
     def advance(self) -> None:
-        """Decode the whole text."""
-        options = dict(self._options)
-        with contextlib.ExitStack() as stack:
-            if self.arm.method in ("assisted", "dynamic") and self._draft is not None:
-                k = self.arm.draft_length if self.arm.method == "assisted" else None
-                options["assistant_model"] = stack.enter_context(drafting(self._draft, k))
-            elif self.arm.method == "lookup":
-                options["prompt_lookup_num_tokens"] = self.arm.draft_length
-            elif self.arm.method == BEAM:
-                options["num_beams"] = self.arm.draft_length
-            widths = stack.enter_context(counted_passes(self._model))
-            self.decode_seconds, self.tokens = library_generate(self._model, self._ids, self.budget, **options)
+        self.decode_seconds, self.tokens = library_generate(self.model, self.ids, self.budget, **self.options)
         if len(self.tokens) != self.budget:
             raise EnvironmentProblem(f"model.generate gave {len(self.tokens)} tokens of {self.budget}; leave it out")
-        self.counts = Counts(n_rounds=len(widths) - 1, n_emitted=len(self.tokens) - 1)
+        self.counts = Counts(n_rounds=len(self.tokens) - 1, n_emitted=len(self.tokens) - 1)
 
 
 def library_generate(model: PreTrainedModel, ids: Tensor, max_new_tokens: int, **options) -> tuple[float, list[int]]:
@@ -138,39 +89,3 @@ def library_generate(model: PreTrainedModel, ids: Tensor, max_new_tokens: int, *
         output = model.generate(ids, max_new_tokens=max_new_tokens, **options)  # type: ignore[operator]
     tokens = output[0, family_of(model).room(model).length_after(ids.shape[1]) :].tolist()  # waits for the device
     return time.perf_counter() - start, tokens
-
-
-@contextlib.contextmanager
-def drafting(draft: PreTrainedModel, k: int | None) -> Iterator[PreTrainedModel]:
-    """Inside, the library drafts k tokens in every round, or with None as its own defaults say: 20 tokens at most, and
-    none after one that the draft gave a probability below 0.4."""
-    own = draft.generation_config
-    draft.generation_config = GenerationConfig(
-        pad_token_id=0,
-        num_assistant_tokens=20 if k is None else k,
-        num_assistant_tokens_schedule="constant",
-        assistant_confidence_threshold=0.4 if k is None else 0.0,
-    )
-    try:
-        yield draft
-    finally:
-        draft.generation_config = own
-
-
-@contextlib.contextmanager
-def counted_passes(model: PreTrainedModel) -> Iterator[list[int]]:
-    """Widths of the passes of all layers of `model` while this is open. It costs a microsecond a pass."""
-    widths: list[int] = []
-    name = family_of(model).input_name
-    n_layers = model.config.get_text_config().num_hidden_layers
-
-    def count(module, args: tuple, kwargs: dict) -> None:
-        if module.config.get_text_config().num_hidden_layers < n_layers:
-            return  # the first layers alone, which the library drafts with: it has changed the number meanwhile
-        widths.append((args[0] if args else kwargs[name]).shape[1])
-
-    handle = model.register_forward_pre_hook(count, with_kwargs=True)
-    try:
-        yield widths
-    finally:
-        handle.remove()

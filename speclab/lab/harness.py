@@ -9,33 +9,28 @@ baseline, whose rounds give one token each, would pay for that more often than t
 Beside the timed arms run two kinds of instrument, which give the costs that explain the timed arms' speedups: the
 baseline once more (its distance from the first one is the noise floor), and for every draft one decoding with a clock
 on each phase of a round, whose draft lengths change from round to round.
-
-Where the noise floor is too wide after the last turn, the same turns are taken once more, with the same random numbers
-and with drafts that have forgotten what they learned. So texts and counts are the same, and only seconds are averaged.
 """
 
 import contextlib
 import functools
 import gc
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+from speclab.core import graphs
+from speclab.core.clock import old_objects_frozen
 from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
 from speclab.drafts.lengths import LONGEST
 from speclab.lab.bench import Bench
 from speclab.lab.decodings import Decoding
 from speclab.lab.round_costs import measure_costs
-from speclab.lab.turns import Recorded, once_or_twice, take_turns, timed_turns
 from speclab.models.prompts import Prompt
-from speclab.records.arms import BASELINE, BASELINE_REPEAT, INSTRUMENT, LOOKUP, Arm
-from speclab.records.log import Line
-from speclab.records.rows import as_written
+from speclab.records.rows import BASELINE, BASELINE_REPEAT, INSTRUMENT, LOOKUP, Arm, Decoded
 from speclab.system.errors import Problem, is_out_of_memory
 from speclab.system.terminal import note, progress
-from speclab.theory import noise
-from speclab.theory.attribution import noise_floor
 from speclab.theory.costs import RoundTime, StepTime, catch_ups
 
 WARM_UP_TOKENS = 24
@@ -47,9 +42,8 @@ COST_PROMPTS = 2  # on which the costs of rounds are measured for -k auto and hy
 def kept_when_stopped(complete: Callable[[], str]) -> Iterator[list[BaseException]]:
     """Keep what is measured where Ctrl-C, a Problem or lack of memory ends the code inside.
 
-    complete() is called at that moment and returns, in words, what is complete. The words are printed, and the
-    exception is put into the list that the context gives instead of being raised. Where complete() returns "", the
-    exception is raised.
+    complete() says at that moment, in words, what is complete. The words are printed, and the exception is put into the
+    list that the context gives. Where complete() returns "", the exception is raised.
     """
     stops: list[BaseException] = []
     try:
@@ -62,8 +56,12 @@ def kept_when_stopped(complete: Callable[[], str]) -> Iterator[list[BaseExceptio
         stops.append(stop)
 
 
-class OtherRounds(Exception):
-    """A turn that was taken again made other rounds than before, so its seconds are those of other work."""
+@dataclass
+class Recorded:
+    """The number of CUDA graphs that were recorded before the first turn, and in turns, where there should be none."""
+
+    before: int = 0
+    in_turns: int = 0
 
 
 @dataclass
@@ -72,7 +70,7 @@ class Measurement:
 
     bench: Bench
     prompts: list[Prompt]
-    lines: list[Line] = field(default_factory=list)
+    lines: list[Decoded] = field(default_factory=list)
     rounds: list[RoundTime] = field(default_factory=list)  # of the instrumented decodings
     steps: list[StepTime] = field(default_factory=list)  # of the second baseline
     correctness: list[dict] = field(default_factory=list)  # what speclab/lab/output_checks.py says
@@ -84,35 +82,33 @@ class Measurement:
 
     @property
     def interrupted(self) -> bool:
-        """Whether something ended it early."""
         return self.stop is not None
 
-    def of(self, arm: Arm, temperature: float) -> list[Line]:
-        """The lines of one arm at one temperature."""
-        return [s for s in self.lines if s.arm == arm and s.temperature == temperature]
+    def of(self, arm: Arm, temperature: float) -> list[Decoded]:
+        return [line for line in self.lines if line.arm == arm and line.temperature == temperature]
 
-    def extend(self, other: "Measurement") -> None:
-        """Add a measurement of the same target on the same machine; its prompts count on from these."""
-        n = len(self.prompts)
-        self.lines += [replace(line, prompt_index=line.prompt_index + n) for line in other.lines]
-        self.prompts = [*self.prompts, *other.prompts]
-        self.rounds += [one._replace(prompt=one.prompt + n) for one in other.rounds]
-        self.steps += [one._replace(prompt=one.prompt + n) for one in other.steps]
-        self.correctness += other.correctness
-        self.unchecked += other.unchecked
-        self.wall_seconds += other.wall_seconds
-        self.phase_seconds += other.phase_seconds
-        self.graphs.before = max(self.graphs.before, other.graphs.before)
-        self.graphs.in_turns += other.graphs.in_turns
-        self.stop = self.stop or other.stop
+    def book(self, decoding: Decoding, temperature: float, index: int) -> None:
+        """Keep what a decoding of this prompt gave: an instrument its costs, every other arm one more repeat."""
+        arm = decoding.arm
+        if arm.method == INSTRUMENT or arm == BASELINE_REPEAT:
+            self.add(decoding, temperature, index)
+        if arm.method == INSTRUMENT:
+            return
+        line = next((one for one in self.of(arm, temperature) if one.prompt_index == index), None)
+        if line is None:
+            line = Decoded.begin(arm, temperature, index, self.prompts[index].kind, decoding.n_prompt)
+            line.lossy_rule = self.bench.lossy_rule(arm)
+            line.loops = (arm == BASELINE and decoding.budget < self.bench.max_new_tokens) or None
+            self.lines.append(line)
+        counts = decoding.counts if arm.speculative else None  # the baseline: a pass for a token
+        line.add(decoding.prefill_seconds, decoding.decode_seconds, decoding.tokens, counts, decoding.rounds)
 
     @contextlib.contextmanager
     def kept(self, complete: str) -> Iterator[None]:
         """As `kept_when_stopped`; the first exception is also kept in `stop`."""
         with kept_when_stopped(lambda: complete) as stops:
             yield
-        if stops and not self.stop:
-            self.stop = stops[0]
+        self.stop = self.stop or next(iter(stops), None)
 
     def add(self, decoding: Decoding, temperature: float, prompt: int = 0) -> None:
         """Keep what an instrument measured. prompt: its index."""
@@ -133,9 +129,52 @@ class Measurement:
             self.rounds.append(RoundTime(*what, prompt, own_verify, round_.n_replays))
 
 
+# --- turns ------------------------------------------------------------------------------------------------------------
+
+
+def take_turns(arms: Sequence[Any], after_step: Callable[[Any], None] | None = None, stride: float = 0.0) -> None:
+    """Finish them all; the one that is least far goes next, the first of the sequence among equals.
+
+    arms: at work on a text, a batch, or requests to a server. Each has `advance`, which does a step, `progress` in a
+    unit that all of them share, and `done`. after_step: what is called between two steps, with the arm that has
+    advanced. stride: how far an arm goes, at least one step, before the next one is chosen.
+    """
+    while waiting := [arm for arm in arms if not arm.done]:
+        moved = min(waiting, key=lambda arm: arm.progress)
+        goal = moved.progress + stride
+        while True:
+            moved.advance()
+            if after_step:
+                after_step(moved)
+            if moved.done or moved.progress >= goal:
+                break
+
+
 def interleaved(decodings: list[Decoding], turn: int) -> None:
-    """Finish the decodings of one turn side by side; who is first among equals changes from turn to turn."""
+    """Finish the decodings of one turn; who is first among equals changes from turn to turn."""
     take_turns(decodings if turn % 2 == 0 else decodings[::-1], stride=STRIDE)
+
+
+@contextlib.contextmanager
+def timed_turns(recorded: Recorded, warm_up: Callable[[], None]) -> Iterator[None]:
+    """Warm up; inside, the clock may count: no long collection of garbage falls there. Graphs are counted."""
+    n_before = graphs.captures.n
+    warm_up()
+    n_warm = graphs.captures.n
+    recorded.before = n_warm - n_before
+    with old_objects_frozen():
+        try:
+            yield
+        finally:
+            recorded.in_turns = graphs.captures.n - n_warm
+
+
+def mixed(prompts: list[Prompt]) -> list[int]:
+    """Indexes of the prompts, the kinds taking turns: a slow minute of the machine must not fall on one kind alone."""
+    queues: dict[str, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        queues.setdefault(prompt.kind, []).append(index)
+    return [i for one_of_each in itertools.zip_longest(*queues.values()) for i in one_of_each if i is not None]
 
 
 def measure(
@@ -148,164 +187,68 @@ def measure(
     title: str = "measuring",
     schedule: Callable[[list[Decoding], int], None] = interleaved,
 ) -> Measurement:
-    """All arms over all prompts, in turns. Ctrl-C keeps the turns that every arm has finished.
+    """Decode all prompts with all arms, in turns. Ctrl-C keeps the turns that every arm has finished.
 
-    `instruments`: for each draft the lengths that its instrumented decoding tries; with any of them the baseline, which
-    is the first of `arms`, runs a second time, too. `schedule` finishes the decodings of a turn; it gets them and the
-    turn's number. With a second baseline, turns are taken again where the noise floor is too wide (`once_or_twice`).
+    instruments: for each draft the lengths that its instrumented decoding tries; with any of them the baseline, which
+    is the first of `arms`, runs a second time, too. schedule: finishes the decodings of the turn with this number.
     """
     if instruments:
         middle = (len(arms) + 1) // 2  # half a round of turns away from the first, as the other arms are on average
         arms = [*arms[:middle], BASELINE_REPEAT, *arms[middle:]]
+    tools = {Arm(INSTRUMENT, draft, max(lengths)): lengths for draft, lengths in instruments.items()}
     measured = Measurement(bench, prompts)
-    lines: dict[tuple[int, float, Arm], Line] = {}
     samplings = [bench.setup.sampling_at(temperature) for temperature in temperatures]
     turns = [(repeat, index) for repeat in range(repeats) for index in mixed(prompts)]
 
     def complete() -> str:
-        n = len({index for index, *_ in lines})
+        n = len({line.prompt_index for line in measured.lines})
         return f"{n} prompt{'s are' if n != 1 else ' is'} complete" if n else ""
 
-    n_turns = len(turns) * len(temperatures)
-    warm_up = functools.partial(_warm_up, bench, arms, samplings, prompts, instruments)
     with (
         kept_when_stopped(complete) as stops,
-        progress(n_turns, "turn", title) as bar,
-        timed_turns(measured.graphs, warm_up),
+        progress(len(turns) * len(samplings), "turn", title) as bar,
+        timed_turns(measured.graphs, functools.partial(_warm_up, bench, arms, samplings, prompts, tools)),
     ):
-
-        def begin_again() -> None:
-            bench.forget()  # an arm that learns has learned as much as before in every turn
-            bar.total += n_turns
-            note(f"{title}: the baseline differs too much from itself; {n_turns} turns are taken once more")
-
-        try:
-            for (repeat, index), is_again in once_or_twice(turns, lambda: _is_quiet(lines), begin_again):
-                finished: list[tuple[Decoding, Line]] = []
-                for sampling in samplings:
-                    decodings = _one_turn(bench, index, repeat, arms, sampling, prompts[index], instruments)
-                    # In both orders in both `halves`, and in the other order when it is taken again.
-                    schedule(decodings, index + index // 2 + repeat + is_again)
-                    done = [(decoding, _line_of(bench, decoding, sampling, prompts, index)) for decoding in decodings]
-                    if is_again:
-                        _mark_again(lines, [line for _, line in done], repeat)
-                    finished += done
-                    bar.update()
-                gc.collect()  # between the times, what has become garbage inside; the rest is frozen
-                for decoding, line in finished:  # only now: every arm has finished this prompt
-                    _book(measured, lines, decoding, line)
-        except OtherRounds as differs:
-            note(f"{differs}; no more turns are taken")
-    measured.stop = stops[0] if stops else None
-    measured.lines = sorted(lines.values(), key=lambda line: line.prompt_index)
+        for repeat, index in turns:
+            stream = repeat * 100_003 + index  # another one for every prompt and repeat, the same for every arm
+            finished: list[tuple[Decoding, float]] = []
+            for sampling in samplings:
+                budget = bench.budget(prompts[index], sampling)
+                decodings = [
+                    bench.decoding(arm, sampling, prompts[index], stream, budget, tools.get(arm))
+                    for arm in [*arms, *tools]
+                    if sampling.greedy or not bench.greedy_only(arm)
+                ]
+                schedule(decodings, index + repeat)
+                finished += [(decoding, sampling.temperature) for decoding in decodings]
+                bar.update()
+            gc.collect()  # between the times, what has become garbage inside; the rest is frozen
+            for decoding, temperature in finished:  # only now: every arm has finished this prompt
+                measured.book(decoding, temperature, index)
+    measured.stop = next(iter(stops), None)
+    measured.lines.sort(key=lambda line: line.prompt_index)
     return measured
 
 
-def _is_quiet(lines: dict[tuple[int, float, Arm], Line]) -> bool:
-    """Tell whether no noise floor is too wide so far; there is none without a second baseline."""
-    by_temperature: dict[float, tuple[list[Line], list[Line]]] = {}
-    for (_, temperature, arm), line in lines.items():
-        if arm in (BASELINE, BASELINE_REPEAT):
-            by_temperature.setdefault(temperature, ([], []))[arm == BASELINE_REPEAT].append(line)
-    return noise.too_wide(filter(None, (noise_floor(*both) for both in by_temperature.values()))) is None
-
-
-def _mark_again(lines: dict[tuple[int, float, Arm], Line], again: list[Line], repeat: int) -> None:
-    """Mark the lines of a turn that is taken once more.
-
-    Raises OtherRounds where an arm has not done the same work as before.
-    """
-    for line in again:
-        line.again = [repeat]
-        before = lines.get((line.prompt_index, line.temperature, line.arm))
-        if before and (before.texts[repeat], before.rounds[repeat]) != (line.texts[0], line.rounds[0]):
-            raise OtherRounds(f"{line.arm.label}, prompt {line.prompt_index}: other rounds when it was timed again")
-
-
-def _line_of(bench: Bench, decoding: Decoding, sampling: Sampling, prompts: list[Prompt], index: int) -> Line:
-    """What a decoding of prompt number `index` leaves behind."""
-    line = Line.begin(decoding.arm, sampling.temperature, index, prompts[index].kind, decoding.n_prompt)
-    line.lossy_rule = bench.lossy_rule(decoding.arm)
-    line.loops = (decoding.arm == BASELINE and decoding.budget < bench.max_new_tokens) or None
-    line.add(
-        as_written(decoding.prefill_seconds),
-        as_written(decoding.decode_seconds),
-        decoding.tokens,
-        decoding.counts if decoding.arm.speculative else None,  # the baseline: a pass for a token
-        decoding.rounds,
-        decoding.end(bench.setup.eos) if prompts[index].chat else None,
-    )
-    return line
-
-
-def _book(measured: Measurement, lines: dict[tuple[int, float, Arm], Line], decoding: Decoding, line: Line) -> None:
-    """Keep what a decoding gave: an instrument its costs, every other arm its line."""
-    arm, key = decoding.arm, (line.prompt_index, line.temperature, decoding.arm)
-    if arm.method == INSTRUMENT or arm == BASELINE_REPEAT:
-        measured.add(decoding, line.temperature, line.prompt_index)
-    if arm.method == INSTRUMENT:
-        return
-    if key in lines:
-        lines[key].extend(line)
-    else:
-        lines[key] = line
-
-
-def mixed(prompts: list[Prompt]) -> list[int]:
-    """Indexes of the prompts, the kinds taking turns: a slow minute of the machine must not fall on one kind alone."""
-    queues: dict[str, list[int]] = {}
-    for index, prompt in enumerate(prompts):
-        queues.setdefault(prompt.kind, []).append(index)
-    longest = max(map(len, queues.values()))
-    return [queue[i] for i in range(longest) for queue in queues.values() if i < len(queue)]
-
-
-def _one_turn(
-    bench: Bench,
-    index: int,
-    repeat: int,
-    arms: list[Arm],
-    sampling: Sampling,
-    prompt: Prompt,
-    instruments: dict[str, list[int]],
-) -> list[Decoding]:
-    """Every arm and every instrument that can decode like this, ready to work on one prompt."""
-    stream = repeat * 100_003 + index  # another one for every prompt and repeat, the same for every arm
-    budget = bench.budget(prompt, sampling)
-    instrumented = {Arm(INSTRUMENT, draft, max(lengths)): lengths for draft, lengths in instruments.items()}
-    return [  # an instrument's rounds say what they cost, whatever the text: it decodes all of it
-        bench.decoding(
-            arm, sampling, prompt, stream, None if arm in instrumented else budget, lengths=instrumented.get(arm)
-        )
-        for arm in [*arms, *instrumented]
-        if sampling.greedy or not bench.greedy_only(arm)
-    ]
-
-
 def _warm_up(
-    bench: Bench, arms: list[Arm], samplings: list[Sampling], prompts: list[Prompt], instruments: dict[str, list[int]]
+    bench: Bench, arms: list[Arm], samplings: list[Sampling], prompts: list[Prompt], tools: dict[Arm, list[int]]
 ) -> None:
     """Meet every shape once before the clock counts."""
     budget = min(WARM_UP_TOKENS, bench.max_new_tokens)
     used = [bench.drafters[arm.draft] for arm in arms if arm.draft]
-    priced = {name: d for name, d in bench.drafters.items() if d in used and d.costs is not None}
+    priced = [drafter for drafter in bench.drafters.values() if drafter in used and drafter.costs is not None]
     lengths = {arm.draft_length for arm in arms if arm.draft}.union(range(LONGEST + 1) if priced else ())
     longest = max(prompt.ids.shape[1] for prompt in prompts) + bench.max_new_tokens + max(lengths, default=0)
-    bench.prepare(lengths, samplings, longest)
+    bench.prepare(lengths, longest)
     # The first prompt, sampled if anything is; on CUDA graphs both, for what draws tokens is recorded, too.
-    chosen = samplings if bench.on_graphs else [max(samplings, key=lambda s: s.temperature)]
-    for sampling in chosen:
-        prompt = prompts[0]
-        decodings = [bench.decoding(arm, sampling, prompt, budget=budget) for arm in arms]
-        for draft, tried in instruments.items():
-            arm = Arm(INSTRUMENT, draft, max(tried))
-            decodings.append(bench.decoding(arm, sampling, prompt, lengths=sorted(set(tried))))
+    for sampling in samplings if bench.on_graphs else [max(samplings, key=lambda s: s.temperature)]:
+        lengths_of = {arm: sorted(set(tools.get(arm, ()))) for arm in [*arms, *tools]}
+        decodings = [bench.decoding(arm, sampling, prompts[0], 0, budget, tried) for arm, tried in lengths_of.items()]
         take_turns(decodings)
-        for decoding in decodings:  # reading gives the events back, which later rounds then need not make
-            for _, _, round_ in decoding.log:
-                dict(round_.seconds or {})
+        for *_, round_ in itertools.chain.from_iterable(decoding.log for decoding in decodings):
+            dict(round_.seconds or {})  # reading gives the events back, which later rounds then need not make
     bench.forget()
     timed = [prompts[index].ids.to(bench.setup.device) for index in mixed(prompts)[:COST_PROMPTS]]
-    for drafter, sampling in itertools.product(priced.values(), samplings):
+    for drafter, sampling in itertools.product(priced, samplings):
         settings = DecodeSettings(bench.max_new_tokens, sampling, seed=bench.seed)
         measure_costs(bench.functions, bench.setup.target, drafter, timed, settings)

@@ -3,6 +3,7 @@
 The loops know nothing of them. They wrap the target, the drafter and the functions that are passed to a loop.
 """
 
+import copy
 import functools
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from speclab.core.accept import accept_from_logits
 from speclab.core.clock import give_back, mark, seconds_between
@@ -22,71 +24,6 @@ from speclab.models.cached import CachedModel, tokens_to_keep
 from speclab.theory.costs import PHASES
 
 Loop = Callable[..., Iterator[Round]]
-
-
-class PhaseClock:
-    """Seconds by phase. On CUDA by events that are read when somebody asks, so that nothing waits inside a round;
-    elsewhere it waits for the device around each phase, and a run with it is slower than one without."""
-
-    def __init__(self, device: torch.device):
-        self._device = device
-        self._spans: list[tuple[str, Any, Any]] = []
-
-    def timed(self, phase: str, function: Callable) -> Callable:
-        """The same function, whose calls count for `phase`."""
-
-        def call(*args, **kwargs) -> Any:
-            start = mark(self._device)
-            result = function(*args, **kwargs)
-            self._spans.append((phase, start, mark(self._device)))
-            return result
-
-        return call
-
-    def reader(self) -> Callable[[], dict[str, float]]:
-        """Return a function that reads the seconds of all calls since the last reader, by phase. It is called once."""
-        spans, self._spans = self._spans, []
-
-        def read() -> dict[str, float]:
-            seconds: dict[str, float] = {}
-            for phase, start, end in spans:
-                seconds[phase] = seconds.get(phase, 0.0) + seconds_between(start, end)
-            give_back(self._device, [moment for _, *moments in spans for moment in moments])
-            return seconds
-
-        return read
-
-
-class LateSeconds(Mapping[str, float]):
-    """Seconds by phase that are read when somebody asks for them: reading the events of a round takes some tenths of a
-    millisecond, which would count as the host's part of it."""
-
-    def __init__(self, read: Callable[[], dict[str, float]]):
-        self._read = read
-
-    @functools.cached_property
-    def _seconds(self) -> dict[str, float]:
-        return self._read()
-
-    def __getitem__(self, phase: str) -> float:
-        return self._seconds[phase]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._seconds)
-
-    def __len__(self) -> int:
-        return len(self._seconds)
-
-
-class _Timed:
-    """An object some of whose methods are timed."""
-
-    def __init__(self, inner: Any, clock: PhaseClock, **phases: str):
-        self._inner, self._clock, self._phases = inner, clock, phases
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._inner, name)
-        return self._clock.timed(self._phases[name], value) if name in self._phases else value
 
 
 @dataclass(frozen=True)
@@ -112,77 +49,103 @@ class LoopFunctions:
     about: str = ""  # what the head of a run and its record say of these functions; empty for the lab as it is
 
     def judged_by(self, rule: Rule) -> "LoopFunctions":
-        """The same with another of the lab's accept rules; the token rule, the default, leaves what there is."""
+        """Return the same with another accept rule; the token rule, the default, leaves what there is."""
         return self if rule.name in (TOKEN.name, self.rule.name) else replace(self, accept=rule.accept, rule=rule)
 
     def head(self) -> list[str]:
-        """The line about these functions in the head of a run; none for the lab as it is."""
+        """Return the line about these functions in the head of a run; none for the lab as it is."""
         return [f"impl    {self.about}"] if self.about else []
 
     def rounds(self, target: CachedModel, drafter: Drafter, *args) -> Iterator[Round]:
-        """The rounds of one decoding; `args` are the loop's further ones: prompt, draft length, settings."""
-        decoded = self.decode(target, drafter, *args, accept=self.accept)
-        return with_replays(with_rule(decoded, target, self.keeps), target)
+        """Yield the rounds of one decoding; `args` are the loop's further ones: prompt, draft length, settings."""
+        return self.on_target(self.decode(target, drafter, *args, accept=self.accept), target)
+
+    def on_target(self, rounds: Iterator[Round], target: CachedModel) -> Iterator[Round]:
+        """Yield the same rounds of a decoding with this target, each with the passes that its rollback took. The rule
+        `keeps` rolls the target back in them, and its own rule elsewhere."""
+        n_before = 0  # a decoding begins with a prompt, from which on the target counts
+        while True:
+            own, target.keeps = target.keeps, self.keeps
+            try:
+                round_ = next(rounds, None)
+            finally:
+                target.keeps = own
+            if round_ is None:
+                return
+            n_replays, n_before = target.n_replays - n_before, target.n_replays
+            yield round_._replace(n_replays=n_replays) if n_replays else round_
+
+
+class _Timed:
+    """An object some of whose methods are timed."""
+
+    def __init__(self, inner: Any, timed: Callable[[str, Callable], Callable], **phases: str):
+        self._inner, self._timed, self._phases = inner, timed, phases
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._inner, name)
+        return self._timed(self._phases[name], value) if name in self._phases else value
+
+
+class PhaseSeconds(Mapping[str, float]):
+    """The seconds of a round by phase, which are read when somebody asks for them: reading the events of a GPU takes
+    some tenths of a millisecond, which would count as the host's part of the round."""
+
+    def __init__(self, device: torch.device, spans: list[tuple[str, Any, Any]], prefill: bool):
+        self._device, self._spans, self._prefill = device, spans, prefill
+
+    @functools.cached_property
+    def _seconds(self) -> dict[str, float]:
+        found: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+        for phase, start, end in self._spans:
+            found[phase] = found.get(phase, 0.0) + seconds_between(start, end)
+        give_back(self._device, [moment for _, *moments in self._spans for moment in moments])
+        whole = found.pop("whole")
+        return {"prefill": whole} if self._prefill else found | {"host": whole - sum(found.values())}
+
+    def __getitem__(self, phase: str) -> float:
+        return self._seconds[phase]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._seconds)
+
+    def __len__(self) -> int:
+        return len(self._seconds)
 
 
 def with_phases(functions: LoopFunctions, target: CachedModel, drafter: Drafter, *args) -> Iterator[Round]:
-    """`functions.rounds(target, drafter, *args)` with the seconds of every phase.
+    """Yield the rounds of `functions.rounds(target, drafter, *args)` with the seconds of every phase.
 
-    The prefill round has one phase, `prefill`. What no other phase covers is the host's.
+    On CUDA the clock is events, and nothing waits inside a round; elsewhere it waits for the device around each phase,
+    and a run with it is slower than one without. The prefill round has one phase, `prefill`. What no other phase covers
+    is the host's.
     """
-    clock = PhaseClock(target.device)
+    device, spans = target.device, list[tuple[str, Any, Any]]()
+
+    def timed(phase: str, function: Callable) -> Callable:
+        def call(*args, **kwargs) -> Any:
+            start = mark(device)
+            result = function(*args, **kwargs)
+            spans.append((phase, start, mark(device)))
+            return result
+
+        return call
+
     decoded = functions.decode(
-        _Timed(target, clock, verify="verify", forward="verify", commit="rollback", crop="rollback"),
-        _Timed(drafter, clock, propose="draft", observe="rollback"),
+        _Timed(target, timed, verify="verify", forward="verify", commit="rollback", crop="rollback"),
+        _Timed(drafter, timed, propose="draft", observe="rollback"),
         *args,
-        accept=clock.timed("accept", functions.accept),
+        accept=timed("accept", functions.accept),
     )
-    rounds = with_replays(with_rule(decoded, target, functions.keeps), target)
+    rounds = functions.on_target(decoded, target)
     while True:
-        start = mark(target.device)
+        start = mark(device)
         round_ = next(rounds, None)
         if round_ is None:
             return
-        read = functools.partial(_of_round, target.device, start, mark(target.device), clock.reader(), round_.prefill)
-        yield round_._replace(seconds=LateSeconds(read) if target.device.type == "cuda" else read())
-
-
-def _of_round(
-    device: torch.device, start: Any, end: Any, phases: Callable[[], dict[str, float]], prefill: bool
-) -> dict[str, float]:
-    """Read the seconds of a round between two marks, by phase."""
-    whole, found = seconds_between(start, end), phases()
-    give_back(device, [start, end])
-    if prefill:
-        return {"prefill": whole}
-    seconds = {phase: found.get(phase, 0.0) for phase in PHASES}
-    return seconds | {"host": whole - sum(seconds.values())}
-
-
-def with_rule(rounds: Iterator[Round], target: CachedModel, keeps: Callable[[int, int], int]) -> Iterator[Round]:
-    """These are the same rounds; the rule `keeps` rolls the target back in them, and its own rule elsewhere."""
-    while True:
-        own, target.keeps = target.keeps, keeps
-        try:
-            round_ = next(rounds, None)
-        finally:
-            target.keeps = own
-        if round_ is None:
-            return
-        yield round_
-
-
-def with_replays(rounds: Iterator[Round], target: CachedModel) -> Iterator[Round]:
-    """The same rounds of a decoding with this target; each says how many passes its rollback took."""
-    n_before = 0  # a decoding begins with a prompt, from which on the target counts
-    for round_ in rounds:
-        n_replays, n_before = target.n_replays - n_before, target.n_replays
-        yield round_._replace(n_replays=n_replays) if n_replays else round_
-
-
-def with_parts(rounds: Iterator[Round], drafter: Drafter) -> Iterator[Round]:
-    """The same rounds, each with what the drafter, which they have asked for drafts, knows of it."""
-    return map(drafter.described, rounds)
+        all_spans = [("whole", start, mark(device)), *spans]
+        spans.clear()
+        yield round_._replace(seconds=PhaseSeconds(device, all_spans, round_.prefill))
 
 
 class VariedLength(Wrapper):
@@ -196,16 +159,34 @@ class VariedLength(Wrapper):
         self._left: list[int] = []
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        """Let the drafter read the prompt."""
         self.drafter.prefill(target, prompt, sampling)
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """At most `k` tokens, and at most this round's length."""
         if not self._left:
             self._left = self._random.sample(self._lengths, len(self._lengths))
         length = min(k, self._left.pop())
         return self.drafter.propose(length, uniforms[:, :length])
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
-        """Tell the drafter what was committed."""
         self.drafter.observe(n_accepted, committed)
+
+
+def noisy(model: PreTrainedModel, amount: float, seed: int) -> PreTrainedModel:
+    """Return a copy whose matrices are off by Gaussian noise of `amount` times each matrix's own standard deviation: a
+    worse draft at the same cost of a pass. Norms and biases stay; amount 0 is the model itself.
+
+    One seed is one direction in weight space: a larger amount goes further the same way. Raises ValueError for a
+    negative amount.
+    """
+    if not amount >= 0:
+        raise ValueError(f"the amount of noise must not be negative, got {amount}")
+    generator = torch.Generator().manual_seed(seed)
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in copied.parameters():
+            if weight.ndim >= 2 and weight.is_floating_point():
+                # On the CPU in double precision: the same noise on every device and in every number format.
+                exact = weight.detach().cpu().double()
+                noise = torch.randn(exact.shape, generator=generator, dtype=torch.float64)
+                weight.copy_(exact + amount * exact.std() * noise)
+    return copied.eval()

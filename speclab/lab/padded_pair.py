@@ -23,8 +23,8 @@ PROMPTS_OF_A_KIND, NEW_TOKENS, LENGTHS = 2, 32, [2, 4]
 def choose_size(bandwidth: float, free: int | None, itemsize: int, copies: int = 1) -> str | None:
     """Return the largest size whose comparison takes SECONDS at most and whose weights fit; None where none does.
 
-    bandwidth: bytes a second. free: bytes of memory, None where the system does not say. itemsize: bytes of a
-    parameter. copies: how often the weights lie in memory.
+    bandwidth: bytes a second. free: bytes of memory, None: not known. itemsize: bytes of a parameter. copies: how often
+    the weights lie in memory.
     """
     chosen = None
     for size in SIZES:
@@ -36,7 +36,7 @@ def choose_size(bandwidth: float, free: int | None, itemsize: int, copies: int =
 
 
 def size_for(config: RunConfig, bandwidth: float) -> str | None:
-    """Return the size for this run's machine, dtype and engine. bandwidth: bytes a second"""
+    """Return the size for this run's machine, dtype and engine."""
     device, dtype = config.setup.device, config.setup.dtype
     copies = 2 if config.setup.engine == "c" else 1  # it has a copy of its own
     return choose_size(bandwidth, free_memory(device), dtype.itemsize, copies)

@@ -20,17 +20,12 @@ OTHER_SEED = 2**50  # more than the seeds of all texts: what is measured here mu
 
 
 def measure_costs(
-    functions: LoopFunctions,
-    target: CachedModel,
-    drafter: Drafter,
-    prompts: Sequence[Tensor],
-    settings: DecodeSettings,
+    functions: LoopFunctions, target: CachedModel, drafter: Drafter, prompts: Sequence[Tensor], settings: DecodeSettings
 ) -> None:
     """Give `drafter` the costs of rounds at the temperature of `settings`; those of a hybrid are measured with its
     model. prompts: (1, prompt length) ids each."""
-    proposing = drafter.parts[-1]
+    proposing, looked_up = drafter.parts[-1], None
     longest = min(LONGEST, proposing.longest_draft)
-    looked_up = None
     asked = drafter.chooses_length and proposing.asks_to_go_on and target.device.type == "cpu"
     timed = timed_rounds(functions, target, proposing, prompts, settings, asked)
     if proposing.pass_share < 1:  # a part of the target runs in the draft: a lookup's rounds cost something else
@@ -51,39 +46,23 @@ def timed_rounds(
 ) -> list[tuple[Round, bool]]:
     """Time rounds by phase, and say whether `drafter` drafted in them.
 
-    A lookup often finds nothing, so a drafter that always drafts shows what the rest of a round costs. asked: the
-    drafter is asked after each token whether it drafts another one, as the run will do; it then draws one by one.
+    A lookup often finds nothing, so a drafter that always drafts shows what the rest of a round costs. The texts have a
+    length of their own, which no end token ends: a run may be too short to show what a round costs. asked: the drafter
+    is asked after each token whether it drafts another one, as the run will do; it then draws one by one.
     """
     timed: list[tuple[Round, bool]] = []
-    most = ROUNDS_OF_EACH * (LONGEST + 1) // len(prompts)
+    most = ROUNDS_OF_EACH * (LONGEST + 1) // len(prompts) + 2  # the prompt's pass and the first round are left out
     for seed, (ids, own) in enumerate(itertools.product(prompts, (True, False))):
+        n_tokens = most * (LONGEST + 1)
+        if target.max_length is not None:
+            n_tokens = min(n_tokens, target.max_length - target.room.length_after(ids.shape[1]))
+        own_settings = DecodeSettings(n_tokens, settings.sampling, seed=settings.seed + OTHER_SEED)
         proposing = copy.deepcopy(drafter) if own else ConstantDrafter()
         proposing.keep_drafting = (lambda probability: True) if asked and own else None
         varied = VariedLength(proposing, [*range(LONGEST + 1)], seed)
-        rounds = _timed(functions, target, varied, ids, settings, most)
-        timed += [(round_, own) for round_ in rounds]
+        rounds = with_phases(functions, target.with_own_cache(), varied, ids, LONGEST, own_settings)
+        timed += [(round_, own) for round_ in itertools.islice(rounds, 2, most)]
     return timed
-
-
-def _timed(
-    functions: LoopFunctions,
-    target: CachedModel,
-    drafter: Drafter,
-    ids: Tensor,
-    settings: DecodeSettings,
-    n_rounds: int,
-) -> Iterable[Round]:
-    """Time about so many rounds of a text of its own length, which no end token ends: a run may be too short to show
-    what a round costs. The prompt's pass and the first round are left out."""
-    most = n_rounds + 2
-    room = (
-        most * (LONGEST + 1)
-        if target.max_length is None
-        else target.max_length - target.room.length_after(ids.shape[1])
-    )
-    own_settings = DecodeSettings(min(most * (LONGEST + 1), room), settings.sampling, seed=settings.seed + OTHER_SEED)
-    rounds = with_phases(functions, target.with_own_cache(), drafter, ids, LONGEST, own_settings)
-    return itertools.islice(rounds, 2, most)
 
 
 def costs_of(rounds: Iterable[tuple[Round, bool]], longest: int = LONGEST) -> RoundCosts | None:

@@ -1,21 +1,19 @@
 """The settings of a run: a target, its drafts and prompts, what to try, and how much of each."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from speclab.core.drafter import Drafter
 from speclab.core.rules import TOKEN
 from speclab.drafts.lengths import LONGEST
-from speclab.lab import free_cores
 from speclab.lab.bench import SPECULATIVE, Bench
 from speclab.lab.harness import Measurement
 from speclab.lab.instruments import LoopFunctions
 from speclab.models import loading
-from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.records import files, runs
-from speclab.records.arms import AUTO, BASELINE, EAGER, GENERATE, Arm
+from speclab.records import files
+from speclab.records.rows import AUTO, BASELINE, Arm
 
 
 @dataclass
@@ -31,7 +29,6 @@ class RunConfig:
     repeats: int
     seed: int
     functions: LoopFunctions = SPECULATIVE
-    probe: runs.CoreProbe | None = None  # of the cores, before the run
 
     @property
     def common(self) -> dict:
@@ -39,7 +36,6 @@ class RunConfig:
         return {name: self.setup.recorded[name] for name in ("target", "device", "dtype")}
 
     def bench(self, max_new_tokens: int | None = None) -> Bench:
-        """Return the harness of this run."""
         return Bench(self.setup, self.drafters, max_new_tokens or self.max_new_tokens, self.seed, self.functions)
 
     def arms(self) -> list[Arm]:
@@ -50,13 +46,6 @@ class RunConfig:
             lengths = drafter.lengths([LONGEST] if auto else self.draft_lengths)
             arms += [Arm(self.method(name), name, k, auto, drafter.branches) for k in lengths]
         return arms
-
-    def with_plain(self) -> list[Arm]:
-        """Return the arms and the other plain decoding, which is compared greedily: the library's, and the eager
-        engine's where that may be the fastest."""
-        if 0 not in self.temperatures:
-            return self.arms()
-        return [*self.arms(), GENERATE, *([EAGER] if self.setup.target.graphed else [])]
 
     def instruments(self, arms: list[Arm]) -> dict[str, list[int]]:
         """Return for every draft the lengths that its instrumented decoding tries: all of them, those in use three
@@ -74,46 +63,34 @@ class RunConfig:
         auto = AUTO * name.endswith(AUTO)
         return f"model{auto}" if [name.removesuffix(AUTO)] == models else name
 
-    def cached_models(self) -> list[CachedModel]:
-        """Return the target, and every draft model."""
-        return [self.setup.target, *(model for drafter in self.drafters.values() for model in drafter.models)]
-
-    @property
-    def rule(self) -> str:
-        """Return the rule by which drafted tokens are judged, by its name."""
-        return self.functions.rule.name
-
     def rule_lines(self) -> list[str]:
         """Return lines about the rule for the head of the run; none for the token rule."""
-        if self.rule == TOKEN.name:
+        rule = self.functions.rule
+        if rule.name == TOKEN.name:
             return []
-        if self.functions.rule.law:
-            why = "LOSSY: the texts do not follow the target's distribution; no row has a forecast"
-        else:
-            why = f"{self.functions.rule.line}; sampled rows of models have no forecast"
-        return [f"rule    {self.rule}: {why}"]
+        lossy = "LOSSY: the texts do not follow the target's distribution; no row has a forecast"
+        why = lossy if rule.law else f"{rule.line}; sampled rows of models have no forecast"
+        return [f"rule    {rule.name}: {why}"]
 
     def models(self) -> dict[str, str]:
         """Return a line about each model."""
         lines = {"target": loading.describe_model(self.setup.target_name, self.setup.target.model)}
-        for name, drafter in self.drafters.items():
-            if line := drafter.describe(name, self.setup.engine):
-                lines[name] = line
-        return lines
-
-    def look_at_cores(self) -> None:
-        """Look whether other work uses the cores, for the record, and say so."""
-        self.probe = free_cores.look(self.setup)
+        said = {name: drafter.describe(name, self.setup.engine) for name, drafter in self.drafters.items()}
+        return lines | {name: line for name, line in said.items() if line}
 
     def head(self, measured: Measurement) -> dict[str, Any]:
-        """Return the fields of runs.LabRun: what ran, where and how."""
-        made = files.when_and_where(self.setup.device)
+        """Return the fields of files.LabRun: what ran, where and how."""
+        optional = {
+            "graphs": vars(measured.graphs) if any(vars(measured.graphs).values()) else None,
+            "rule": self.functions.rule.name if self.functions.rule.name != TOKEN.name else None,
+            "functions": self.functions.about or None,
+            "chat": any(prompt.chat for prompt in self.prompts) or None,
+        }
         return {
-            "schema_version": runs.SCHEMA_VERSION,
-            **made,
+            "schema_version": files.SCHEMA_VERSION,
+            **files.when_and_where(self.setup.device),
             "interrupted": measured.interrupted,
             "unchecked": measured.unchecked or None,
-            "machine": replace(made["machine"], probe=self.probe),
             "settings": {
                 **self.setup.recorded,
                 "draft_lengths": self.draft_lengths,
@@ -126,10 +103,7 @@ class RunConfig:
                 "top_p": self.setup.sampling.top_p,
                 "reasons": self.setup.reasons,
                 "unapplied_generation_settings": self.setup.unapplied,
-                **({"graphs": vars(measured.graphs)} if any(vars(measured.graphs).values()) else {}),
-                **({"rule": self.rule} if self.rule != TOKEN.name else {}),
-                **({"functions": self.functions.about} if self.functions.about else {}),
-                **({"chat": True} if any(prompt.chat for prompt in self.prompts) else {}),
+                **{name: value for name, value in optional.items() if value},
             },
             "models": self.models(),
         }

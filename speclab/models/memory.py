@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -57,44 +56,6 @@ def is_mixture_of_experts(model: PreTrainedModel) -> bool:
         return any(n > 1 for n in counts) or any(several(v) for v in entries.values() if isinstance(v, dict))
 
     return several(model.config.get_text_config().to_dict())
-
-
-def round_bytes(target: PreTrainedModel, draft: PreTrainedModel | None, k: int, context: int) -> tuple[int, int]:
-    """Return the number of bytes that one round reads after `context` tokens: (k draft passes, one verification)."""
-    drafting = 0
-    if draft is not None and k:
-        drafting = k * weights_read(draft)[1] + cache_bytes(draft, sum(context + i for i in range(1, k + 1)))
-    return drafting, weights_read(target)[1] + cache_bytes(target, context + k + 1)
-
-
-def peak_memory(device: torch.device) -> int | None:
-    """Return the most bytes held so far: on the GPU, or by this process. None where the system does not say."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    try:
-        import resource  # not on Windows
-    except ImportError:
-        return None
-    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return largest if sys.platform == "darwin" else largest * 1024  # Linux counts in KiB
-
-
-def describe(target: PreTrainedModel, draft: PreTrainedModel | None, k: int, context: int) -> str:
-    """Return the text that `--verbose` prints: bytes of a decode step and of a round, and the peak of memory."""
-    drafting, verifying = round_bytes(target, draft, k, context)
-    step = round_bytes(target, None, 0, context)[1]
-    most = "up to " * is_mixture_of_experts(target)
-    lines = [f"a decode step reads {most}{_bytes(step)} (weights and cache after {context} tokens)"]
-    if k:
-        lines.append(f"a round at k = {k} reads {_bytes(drafting)} to draft and {most}{_bytes(verifying)} to verify")
-    peak = peak_memory(target.device)
-    if peak is not None:
-        lines.append(f"memory at its peak: {_bytes(peak)}")
-    return "\n".join(lines)
-
-
-def _bytes(n: int) -> str:
-    return f"{n / 1e9:.2f} GB" if n >= 1e9 else f"{n / 1e6:.1f} MB"
 
 
 def free_memory(device: torch.device) -> int | None:

@@ -1,160 +1,130 @@
-"""All tables and lines of a comparison: views of its record, nothing is measured here.
+"""The page of a comparison, the first screen with its pictures and then all rows; and what a loop's script says of its
+rounds. Nothing is measured here."""
 
-Every line of text is a fixed template filled with numbers of the record.
-"""
-
-import itertools
+from collections.abc import Callable
+from operator import attrgetter
 
 from speclab.core.counts import Counts
-from speclab.drafts import registry
-from speclab.present import explanations, tables
-from speclab.present.by_kind import best_lengths, shown
-from speclab.present.run_lines import REJECTED_PLACES, REPLAYS, marked, noise_lines, remarks, rough_line
-from speclab.present.tables import (
-    Block,
-    Cell,
-    Heading,
-    Lines,
-    Table,
-    cells,
-    interval,
-    number,
-    speedup,
-    speedup_of,
-    verdict_of,
+from speclab.present import tables
+from speclab.present.screen import (
+    REPLAYS,
+    agreement_lines,
+    noise_lines,
+    provenance,
+    screen,
+    target_name,
 )
-from speclab.records.rows import Facts, Row
-from speclab.records.runs import ComparisonRun
-from speclab.theory.ladder import prediction_rows
+from speclab.present.tables import Block, Cell, Heading, Lines, Table, cells, number, prediction, speedup
+from speclab.records.files import ComparisonRun
+from speclab.records.rows import COLUMNS, Row
+from speclab.theory.ladder import EFFECTS, PREDICTORS, factors, prediction_errors, prediction_rows
 
-COLUMNS = (
-    "95 % is the interval in which the speedup would lie with other prompts, and rerun the one in which it would lie "
-    "if the same command ran again. end to end counts the passes over the prompt, too. α is accepted / tested tokens, "
-    "f is accepted / drafted tokens, and tok/rnd is the tokens per target pass."
+COSTS = (
+    "c, v and o are costs in decode steps of the target: of a drafted token, a pass over k + 1 tokens, the rest of a "
+    "round"
 )
-BEST_PLAIN = (
-    "÷ best plain is the speedup end to end over the fastest plain decoding of the run. That one was chosen on half of "
-    "the prompts, and the ratio was measured on the others."
+REJECTED_PLACES = (
+    "a draft with branches has several tokens for one place, and more than one of them can be tested and fail; a place "
+    "where none passes is counted once as rejected. α of such drafts: accepted / tested places"
 )
-PLAIN_NAMES = {
-    "baseline": "the baseline",
-    "generate": "the library's own loop (generate)",
-    "eager": "the baseline's loop on the eager engine (eager)",
-}
-PREDICTED = "What was predicted, with the error predicted / measured - 1"
-WHY = "Why: from the formula to the measurement"
+ROWS = (
+    "95 % is the interval in which the speedup would lie with other prompts. end to end counts the passes over the "
+    "prompt, too. α is accepted / tested tokens, f is accepted / drafted tokens, and tok/rnd is the tokens per target "
+    "pass. A prediction stands with its error, predicted / measured - 1. The formula and the ladder know chains only: "
+    "drafts with branches have no values."
+)
 LADDER = "From the book's formula to the measured speedup: each factor is what one thing costs or gains."
-NOT_SLOWER = 0.995  # what rounds to 1.00x is not called slower
 
 
-def comparison(run: ComparisonRun, by_kind: bool = False, markdown: bool = False) -> str:
-    """Show agreement; for each temperature speed, predictions and reasons; and the parts of a round.
-
-    by_kind: show the tables of every kind of prompt, too.
-    """
-    blocks: list[Block] = [Lines([functions_line(run)]), Heading("Do the outputs agree?")]
-    blocks.append(Lines([*agreement_lines(run.correctness), *remarks(run), rough_line(run)]))
-    temperatures, kinds = (dict.fromkeys(getattr(row, x) for row in run.rows) for x in ("temperature", "prompt_kind"))
-    for temperature, kind in itertools.product(temperatures, kinds):
-        rows = [row for row in run.rows if (row.temperature, row.prompt_kind) == (temperature, kind)]
-        if rows and (by_kind or kind == "all"):
-            pool = [row for row in run.rows if row.temperature == temperature] if kind == "all" else rows
-            blocks += [*_speed(run, rows), Heading(PREDICTED, 3), explanations.prediction_table(rows)]
-            blocks.append(explanations.errors_table(prediction_rows(pool)))
-            blocks += [Heading(WHY, 3), explanations.ladder_table(rows, markdown)]
-    lengths = explanations.lengths_table(run)
-    if lengths.rows:
-        blocks += [Heading("Draft lengths chosen in every round (-k auto)"), lengths, explanations.LENGTHS]
-    if any(row.ladder for row in run.rows):
-        blocks += [LADDER, explanations.ladder_legend(markdown), explanations.own_rates_legend(run.rows)]
-    blocks += [Heading("What a round is made of"), explanations.costs_table(run), explanations.costs_lines(run)]
-    blocks.append(Lines([loops_line(run)]))
-    return tables.show(blocks, markdown)
+def page(run: ComparisonRun, name: str) -> str:
+    """Return results/NAME.md. name: the name of the pictures"""
+    parts = [tables.escaped(provenance(run)), f"## The answer\n\n{screen(run, markdown=True).strip()}"]
+    parts += [*_pictures(run, name), _details(run)]
+    if padded := run.padded:
+        parts += [f"# {tables.escaped(target_name(padded))}", tables.escaped(provenance(padded))]
+        parts += [*_pictures(padded, f"{name}-padded"), _details(padded)]
+    return "\n\n".join(parts) + "\n"
 
 
-UNTESTED = "the run's number format rounds too coarsely at this temperature; give --dtype float32"
+def _pictures(run: ComparisonRun, name: str) -> list[str]:
+    shown = [f"![speedup by draft and k](../plots/{name}-speedup.png)"] * any(row.draft for row in run.rows)
+    why = f"![from the book's formula to the measured speedup](../plots/{name}-why.png)"
+    return shown + [why] * any(row.ladder for row in run.rows)
 
-# --- agreement --------------------------------------------------------------------------------------------------------
+
+def _details(run: ComparisonRun) -> str:
+    legend = [ROWS, COSTS, *(f"{name}: {COLUMNS[name]}" for name in own_names(run.rows) if name in COLUMNS)]
+    blocks: list[Block] = [Heading("All rows"), rows_table(run.rows), Lines(legend)]
+    blocks += [errors_table(prediction_rows(run.rows)), Heading("From the formula to the measurement")]
+    ladder, effects = ladder_table(run.rows), [LADDER, *(f"{one.name}: {one.meaning}" for one in EFFECTS)]
+    blocks += [ladder, Lines(effects * bool(ladder.rows))]
+    blocks += [Heading("Texts and noise"), Lines([*agreement_lines(run.correctness), generate_line(run)])]
+    return tables.show([*blocks, Lines(noise_lines(run.noise))], markdown=True).strip()
 
 
-def functions_line(run: ComparisonRun) -> str | None:
-    """The line names the functions that decided in the rows; None where all of them are the lab's own."""
-    if not (about := run.settings.get("functions")):
+def rows_table(rows: list[Row]) -> Table:
+    """Return one line per row: an arm on all prompts or a kind of them, with what was predicted."""
+
+    def own_rate(name: str) -> Cell:
+        return lambda row: number((row.own_rates or {}).get(name), 3)
+
+    heads: dict[str, Cell] = cells("draft", *tables.batches(rows), "k", "T")
+    heads["prompts"] = lambda row: f"{row.prompt_kind} ({row.n_prompts})"
+    heads |= cells("tok/s", "speedup") | {"verdict": lambda row: tables.verdict_of(row) or "-"}
+    heads |= cells("95 %", "end to end", "α", "f", "tok/rnd", "c", "v", "o")
+    heads |= {name: prediction(attrgetter(key)) for key, name in PREDICTORS.items()}
+    heads |= {name: own_rate(name) for name in own_names(rows)}
+    return Table([row for row in rows if row.draft or row.method == "baseline"], heads)
+
+
+def own_names(rows: list[Row]) -> list[str]:
+    """Return the heads of the columns that only some drafts have."""
+    return list(dict.fromkeys(name for row in rows for name in row.own_rates or ()))
+
+
+def errors_table(rows: list[Row]) -> Table:
+    """Show how far each predictor was off over the given rows: |predicted / measured - 1|."""
+    kinds = ", ".join(dict.fromkeys(row.prompt_kind for row in rows))
+    heads: dict[str, Cell] = {
+        "prediction": lambda error: PREDICTORS[error[0]],
+        f"rows ({kinds})": lambda error: str(error[1]["n"]),
+        "median error": lambda error: f"{error[1]['median']:.1%}",
+        "largest error": lambda error: f"{error[1]['max']:.1%}",
+    }
+    return Table(list(prediction_errors(rows).items()), heads)
+
+
+def ladder_table(rows: list[Row]) -> Table:
+    """Lead from the book's formula to the measurement on all prompts, factor by factor."""
+
+    def factor(name: str) -> Callable[[Row], str]:
+        return lambda row: number(factors(row).get(name))
+
+    heads = cells("draft", "k", "T") | {"book": lambda row: speedup(row.book_formula)}
+    heads |= {effect.name: factor(effect.name) for effect in EFFECTS} | cells("measured")
+    return Table([row for row in rows if row.ladder and row.prompt_kind == "all"], heads)
+
+
+def generate_line(run: ComparisonRun) -> str | None:
+    """Compare the baseline with the library's own loop."""
+    row = next((row for row in run.rows if (row.method, row.prompt_kind) == ("generate", "all")), None)
+    if row is None:
         return None
-    return f"These functions took part in the speculative rows: {about}. The baseline is the lab's own."
-
-
-def agreement_lines(entries: list[Facts]) -> list[str]:
-    """Return every greedy difference, then the verdict on greedy texts, then one for each arm that sampled."""
-    lines = []
-    greedy = [entry for entry in entries if entry["temperature"] == 0]
-    for entry in greedy:
-        for difference in entry["differences"]:
-            gap = "-" if difference["gap"] is None else f"{difference['gap']:.3g}"
-            before, after = difference["tokens"]
-            lines.append(
-                f"  {entry['arm']}, prompt {difference['prompt']}, token {difference['position']}: {before!r} became "
-                f"{after!r}, gap {gap}: {difference['verdict']}"
-            )
-    if greedy:
-        n_texts, n_different = sum(e["n_prompts"] for e in greedy), sum(len(e["differences"]) for e in greedy)
-        verdict = f"{n_different} differ, first differences above" if n_different else "identical"
-        lines.append(f"greedy: {n_texts} texts of {len(greedy)} arms against the baseline, token for token: {verdict}")
-    for entry in entries:
-        if entry["temperature"] > 0:
-            verdict = "consistent" if entry["passed"] else "NOT the target's distribution"
-            if entry.get("lossy_rule") and entry["passed"]:
-                verdict = f"LOSSY, mean total variation {number(entry.get('total_variation'), 3)}"
-            names = {"z_residual": "z_S", "z_surprise": "z_L", "z_edge": "z_E"}  # older records have no z_E
-            z = [f"{names[key]} = {_z_value(entry[key])}" for key in names if key in entry]
-            n_uncertain = entry.get("n_uncertain", 0)
-            edge = f", without {n_uncertain} at the filters' edge, where rounding decides" * bool(n_uncertain)
-            if entry["passed"] and n_uncertain == entry["n_tokens"]:
-                verdict = f"NOT TESTED, {UNTESTED}"
-            lines.append(
-                f"T = {entry['temperature']:g}, {entry['arm']}: {', '.join(z)} "
-                f"over {entry['n_tokens']} tokens{edge} (bound {entry['bound']}): {verdict}"
-            )
-    return lines
-
-
-def _z_value(z: float | None) -> str:
-    return "inf" if z is None else f"{z:+.2f}"
-
-
-def n_looping(run: ComparisonRun) -> int | None:
-    """Return how many greedy texts end in repetition; None where nothing was decoded greedily."""
-    return run.prompts.get("n_cut", run.prompts.get("n_looping"))
-
-
-def loops_line(run: ComparisonRun) -> str | None:
-    """Say how many greedy texts end in repetition, and what is forecast for each draft's fastest row with whole texts,
-    lookups first; None where nothing was decoded greedily."""
-    if (n := n_looping(run)) is None:
-        return None
-    said = f"{n} of {run.prompts['n']} greedy texts end in repetition (the last 32 tokens "
-    if "n_cut" not in run.prompts:  # a record from before texts were cut
-        return f"{said}have a period of 8 or less), which is easy to draft and raises acceptance"
-    lengths = best_lengths(run.rows)
-    rows = [row for row in shown(run.rows, lengths) if row.prompt_kind == "all" and row.forecast_whole]
-    rows.sort(key=lambda row: row.draft not in registry.lookups())
-    whole = [
-        f"{row.method} k = {row.draft_length} {speedup(row.forecast_whole)}, not {speedup(row.forecast)}"
-        for row in rows
-    ]
-    said += "equal those up to 48 places before) and count only up to where it begins"
-    return said + f"; with whole texts the forecasts would be: {'; '.join(whole)}" * bool(whole)
-
-
-# --- how fast ---------------------------------------------------------------------------------------------------------
+    agreement = "the same text" if row.same_as_baseline else "NOT the same text"
+    if not row.same_as_baseline and run.settings["dtype"] != "float32":
+        agreement += f" (where two logits are nearly equal, rounding in {run.settings['dtype']} decides)"
+    return (
+        "the baseline against model.generate with the lab's settings (greedy, no penalties, no end token), prefill "
+        f"included: {1 / row.speedup:.2f}x its speed, {agreement}"
+    )
 
 
 def counts_summary(counts: Counts, has_branches: bool = False) -> str:
     """Sum up the rounds: their number, acceptance in all its meanings, and a histogram of accepted lengths."""
     n_untested = counts.n_drafted - counts.n_accepted - counts.n_rejected  # with branches, all others that failed, too
+    rejected = f"rejected places {counts.n_rejected}" if has_branches else f"rejected {counts.n_rejected}"
     lines = [
-        f"rounds {counts.n_rounds}, drafted {counts.n_drafted}, accepted {counts.n_accepted}, "
-        + (f"rejected places {counts.n_rejected}" if has_branches else f"rejected {counts.n_rejected}")
+        f"rounds {counts.n_rounds}, drafted {counts.n_drafted}, accepted {counts.n_accepted}, {rejected}"
         + f", never tested {n_untested}" * (not has_branches),
         *([f"replays {counts.n_replays}: {REPLAYS}"] if counts.n_replays else []),
         f"α (accepted / tested)               {number(counts.acceptance_rate, 3)}",
@@ -167,97 +137,3 @@ def counts_summary(counts: Counts, has_branches: bool = False) -> str:
         rounds = counts.accepted_lengths[length]
         lines.append(f"  {length:2d} | {'#' * round(40 * rounds / most):40s} {rounds}")
     return "\n".join([*lines, *([REJECTED_PLACES] if has_branches else [])])
-
-
-def _speed(run: ComparisonRun, rows: list[Row]) -> list[Block]:
-    """Return the speed table of some rows and, for all prompts, the lines under it."""
-    temperature, kind = rows[0].temperature, rows[0].prompt_kind
-    prompts = "all prompts" if kind == "all" else f"prompts: {kind}"
-    title = f"{tables.temperature_name(temperature)}, {prompts} ({rows[0].n_prompts})"
-    legend, lines = Lines(), Lines()
-    if kind == "all":
-        legend += [COLUMNS] * (temperature == run.rows[0].temperature)  # once is enough
-        legend += [BEST_PLAIN] * any(row.speedup_best_plain for row in rows)
-        lines += noise_lines([floor for floor in run.noise if floor.temperature == temperature])
-        lines += losing_lines([row for row in run.rows if row.temperature == temperature])
-        lines += (
-            [generate_line(rows, run.settings["dtype"]), plain_line(run), headline_line(run)]
-            if temperature == 0
-            else []
-        )
-    return [Heading(title), marked(run, speed_table(rows)), legend, lines]
-
-
-def speed_table(rows: list[Row]) -> Table:
-    """Return one line per arm; the baseline first."""
-    columns: dict[str, Cell] = {
-        **cells("draft", "k", "tok/s", "speedup"),
-        "verdict": lambda row: verdict_of(row) or "-",
-        **cells("95 %"),
-        "rerun": _rerun,
-        **cells("end to end"),
-    }
-    if any(row.speedup_best_plain for row in rows):
-        columns["÷ best plain"] = lambda row: speedup(row.speedup_best_plain)
-    columns |= cells("α", "f", "tok/rnd")
-    return Table([row for row in rows if row.draft or row.method == "baseline"], columns)
-
-
-def _rerun(row: Row) -> str:
-    """Return the interval in which the same command, run again, would land."""
-    noise = row.repeat_noise
-    return interval(max(0.0, row.speedup - noise), row.speedup + noise) if row.draft and noise is not None else "-"
-
-
-def losing_lines(rows: list[Row]) -> list[str]:
-    """Name for each kind of prompt on which speculation was slower the rows, how much slower they were, and whether
-    that may be noise."""
-    lines = []
-    for kind in dict.fromkeys(row.prompt_kind for row in rows):
-        slower = [
-            f"{row.method} k={row.draft_length} {speedup_of(row)}" + " (may be noise)" * (row.verdict == "unclear")
-            for row in rows
-            if row.prompt_kind == kind and row.draft and row.speedup < NOT_SLOWER
-        ]
-        if slower and kind not in ("all", "not looping"):
-            lines.append(f"slower on {kind} prompts: {', '.join(slower)}")
-    return lines
-
-
-def generate_line(rows: list[Row], dtype: str) -> str | None:
-    """Compare the baseline with the library's own loop. dtype: of the run."""
-    row = next((r for r in rows if r.method == "generate" and r.prompt_kind == "all"), None)
-    if row is None:
-        return None
-    agreement = "the same text" if row.same_as_baseline else "NOT the same text"
-    if not row.same_as_baseline and dtype != "float32":
-        agreement += f" (where two logits are nearly equal, rounding in {dtype} decides)"
-    return (
-        "the baseline against model.generate with the lab's settings (greedy, no penalties, no end token), prefill "
-        f"included: {1 / row.speedup:.2f}x its speed, {agreement}"
-    )
-
-
-def plain_line(run: ComparisonRun) -> str | None:
-    """The line names the fastest plain decoding; None where only the baseline ran."""
-    if run.best_plain is None:
-        return None
-    row = next((r for r in run.rows if r.method == run.best_plain and r.speedup_best_plain), None)
-    if row is None:
-        return None
-    name = PLAIN_NAMES[row.method]
-    over = "" if row.method == "baseline" else f"; on all prompts {speedup(row.speedup_with_prefill)} the baseline"
-    return f"the plain decoding that was fastest end to end, on half of the prompts: {name}{over}"
-
-
-def headline_line(run: ComparisonRun) -> str | None:
-    """Return the best k, chosen on one half of the prompts and reported on the other."""
-    row = run.headline
-    if not row:
-        return None
-    slower = " slower" if row.speedup < NOT_SLOWER else ""
-    return (
-        f"{row.method} draft, greedy, best k = {row.draft_length} chosen on half of the prompts; on the other "
-        f"half {speedup_of(row)}{slower} (95 %: {interval(row.speedup_low, row.speedup_high)}), "
-        f"α = {number(row.acceptance_rate)}"
-    )

@@ -5,17 +5,10 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from speclab.records.arms import AUTO
+from speclab.records.rows import AUTO
 from speclab.theory.formulas import FEWEST
 
-try:
-    import tabulate
-
-    tabulate.MIN_PADDING = 0  # its extra blanks around headers would widen every table
-except ImportError:  # a run measures all the same, and its tables have tabs
-    tabulate = None
-
-WIDTH = 100  # columns that every table in the terminal fits into
+WIDTH = 100  # of lines of text in the terminal
 NAME_WIDTH = 20  # of a draft's name there
 
 Cell = Callable[[Any], str]  # a row, or another part of a record -> what stands in one column
@@ -33,9 +26,7 @@ class Lines(list[str | None]):
 
 
 class Table(NamedTuple):
-    """One line per row. In the terminal, long names of drafts are cut, and columns that no longer fit go into a second
-    table beneath, after the first two, which say what row it is.
-    """
+    """One line per row. In the terminal, long names of drafts are cut."""
 
     rows: Sequence[Any]
     cells: dict[str, Cell]  # the head of each column -> its cell
@@ -76,107 +67,75 @@ def _cell(text: str) -> str:
 def show(blocks: Iterable[Block], markdown: bool = False) -> str:
     """Return the blocks that have something to show, as one text."""
     texts: list[str] = []
-    above = ""  # the heading, for which something has yet to come
+    above: list[str] = []  # the heading, for which something has yet to come
     for block in blocks:
         if isinstance(block, Heading):
-            above = f"{'#' * block.level} {escaped(block.text)}\n\n" if markdown else f"{_wrapped(block.text)}\n\n"
+            above = [f"{'#' * block.level} {escaped(block.text)}" if markdown else _wrapped(block.text)]
         else:
             if text := _text(block, markdown):
-                texts.append(above + text)
-            above = ""
+                texts += [*above, text]
+            above = []
     return "\n\n".join(texts) + "\n"
 
 
 def _text(block: Lines | Table | str | None, markdown: bool) -> str | None:
-    if isinstance(block, Table):
-        return _columns(block, markdown)
-    if not isinstance(block, Lines):
+    if isinstance(block, Lines):
+        return "\n".join(f"- {_line(line)}" if markdown else _wrapped(line, "    ") for line in block if line)
+    if not isinstance(block, Table):
         return (_line(block) if markdown else _wrapped(block)) if block else block
-    lines = filter(None, block)
-    if markdown:
-        return "\n".join(f"- {_line(line).strip()}" for line in lines)
-    return "\n".join(_wrapped(line, "    ") for line in lines)
+    columns = {
+        head: [_cell(cell(row)) if markdown else cell(row).replace("\n", " ") for row in block.rows]
+        for head, cell in block.cells.items()
+    }
+    if "draft" in columns and not markdown:
+        columns["draft"] = [short(name, NAME_WIDTH) for name in columns["draft"]]
+    cells = list(zip(*columns.values(), strict=True))
+    return table(cells, list(columns), markdown, block.n_words) if block.rows else None
 
 
 def _wrapped(paragraph: str, indent: str = "") -> str:
     return textwrap.fill(paragraph, WIDTH - 1, subsequent_indent=indent)
 
 
-def _columns(block: Table, markdown: bool) -> str | None:
-    """Return the table with its cells filled in; None where there is no row."""
-    written = _cell if markdown else (lambda text: text.replace("\n", " "))
-    filled = {head: [written(cell(row)) for row in block.rows] for head, cell in block.cells.items()}
-    heads = list(filled)
-    keys, parts = heads[:2], [heads]
-    if not markdown:
-        if "draft" in filled:
-            short = short_names(filled["draft"], NAME_WIDTH)
-            filled["draft"] = [short[name] for name in filled["draft"]]
-        parts = [list(keys)]
-        for head in heads[2:]:
-            widths = [max(map(len, [name, *filled[name]])) + 2 for name in (*parts[-1], head)]
-            if sum(widths) > WIDTH + 2:
-                parts.append(list(keys))
-            parts[-1].append(head)
-    lines = [list(map(list, zip(*(filled[head] for head in part), strict=True))) for part in parts]
-    texts = [table(cells, part, markdown, block.n_words) for cells, part in zip(lines, parts, strict=True)]
-    return "\n\n".join(texts) if block.rows else None
+def table(rows: Sequence[Sequence[str]], heads: list[str], markdown: bool = False, n_words: int = 1) -> str:
+    """Return the cells as a table for the terminal, or in Markdown. All columns but the first `n_words` are numbers,
+    aligned right."""
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        sized = list(zip(cells, widths, strict=True))
+        texts = [text.ljust(width) for text, width in sized[:n_words]]
+        texts += [text.rjust(width) for text, width in sized[n_words:]]
+        return f"| {' | '.join(texts)} |" if markdown else "  ".join(texts).rstrip()
+
+    rule = line(["-" * width for width in widths])
+    return "\n".join([line(heads), rule.replace(" ", "-") if markdown else rule, *map(line, rows)])
 
 
-def table(rows: list[list[str]], headers: list[str], markdown: bool = False, n_words: int = 1) -> str:
-    """Return the cells as a table for the terminal, or as one in Markdown.
-
-    The first `n_words` columns hold words and are aligned left, all others are aligned right.
-    """
-    if tabulate is None:
-        rule = [["---"] * len(headers)] * markdown
-        ends = "| {} |" if markdown else "{}"
-        return "\n".join(ends.format((" | " if markdown else "\t").join(row)) for row in [headers, *rule, *rows])
-    look: dict[str, Any] = {"tablefmt": "github" if markdown else "simple", "disable_numparse": True}
-    if rows:
-        look["colalign"] = ["left"] * n_words + ["right"] * (len(headers) - n_words)
-    return tabulate.tabulate(rows, headers, **look)
+def short(name: str, width: int) -> str:
+    """Return a name in at most `width` characters, cut in its middle."""
+    half = (width - 1) // 2
+    return name if len(name) <= width else f"{name[: width - 1 - half]}…{name[-half:]}"
 
 
-def short_names(names: list[str], width: int) -> dict[str, str]:
-    """Return a dict: name -> the same in at most `width` characters. Different names stay different: where cutting is
-    not enough, they are numbered.
-    """
-    names = list(dict.fromkeys(names))
-    short = {name: name if len(name) <= width else name[: width - 1] + "…" for name in names}
-    if len(set(short.values())) < len(names):
-        numbered = {name: f"{name[: width - 3]}…{i}" for i, name in enumerate(names, 1)}
-        short = {name: name if len(name) <= width else numbered[name] for name in names}
-    return short
-
-
-# --- how numbers are written ------------------------------------------------------------------------------------------
+# --- how numbers are written; a dash where there is none ---
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """Return a number with this many digits after the point; a dash where there is none."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def cost(value: float | None, digits: int = 2, error: float = 0.0) -> str:
-    """Return a cost, which is never negative: 318; `< 12` where it may be 0: it lies within two
-    standard errors of it, or below one unit of the last digit.
-    """
-    if value is None:
-        return "-"
-    unit = 10.0**-digits
-    if value >= unit and value > 2 * error:
-        return number(value, digits)
-    return f"< {max(unit, value + 2 * error):.{digits}f}"
+def cost(value: float | None, digits: int = 2) -> str:
+    """Write a cost, which is never negative: below one unit of the last digit it may be nothing."""
+    return f"< {10.0**-digits:.{digits}f}" if value is not None and value < 10.0**-digits else number(value, digits)
 
 
 def rate(value: float | None) -> str:
-    """Return tokens a second."""
+    """Write tokens a second."""
     return number(value, 1 if value is not None and value < 999.95 else 0)
 
 
 def speedup(value: float | None) -> str:
-    """Write 1.45x, or a dash where there is no speedup."""
     return "-" if value is None else f"{value:.2f}x"
 
 
@@ -193,8 +152,7 @@ def with_verdict(text: str, verdict: str | None) -> str:
 
 def verdict_of(row: Any) -> str | None:
     """Return the verdict of a row; None where it is unclear only because the prompts are too few for an interval."""
-    has_interval = row.speedup_low is not None or getattr(row, "repeat_noise", None) is not None
-    return row.verdict if has_interval or row.verdict != "unclear" else None
+    return row.verdict if row.speedup_low is not None or row.verdict != "unclear" else None
 
 
 def row_interval(row: Any) -> str:
@@ -205,28 +163,23 @@ def row_interval(row: Any) -> str:
 
 
 def no_interval(n_prompts: int) -> str:
-    """Say that so many prompts are too few for an interval."""
     return f"no interval: {n_prompts} prompt{'s' * (n_prompts != 1)}"
 
 
 def interval(low: float | None, high: float | None) -> str:
-    """Write 1.31 to 1.64, or a dash where there is no interval."""
     return "-" if low is None or high is None else f"{low:.2f} to {high:.2f}"
 
 
 def percent(share: float | None) -> str:
-    """Return a signed share in five characters or fewer; beyond a factor of ten its size no longer matters."""
-    if share is None:
-        return "-"
-    return f"{share:+.0%}" if share < 9.995 else ">999%"
+    """Write a signed share; beyond a factor of ten its size no longer matters."""
+    return "-" if share is None else f"{share:+.0%}" if share < 9.995 else ">999%"
 
 
 def temperature_name(temperature: float) -> str:
-    """Write T = 0 (greedy) or T = 0.8 (sampling)."""
     return f"T = {temperature:g} ({'sampling' if temperature else 'greedy'})"
 
 
-# --- columns that several tables have ---------------------------------------------------------------------------------
+# --- columns that several tables have ---
 
 
 def column(key: str, digits: int = 2, write: Callable[[float | None, int], str] = number) -> Cell:
@@ -249,20 +202,12 @@ def drafts_only(cell: Cell) -> Cell:
     return lambda row: cell(row) if row.draft else "-"
 
 
-def through(part: Callable[[Any], Any], columns: dict[str, Cell]) -> dict[str, Cell]:
-    """Return columns of rows as columns of objects that hold such a row; `part` takes the row out."""
-
-    def cell_of_part(cell: Cell) -> Cell:
-        return lambda whole: cell(part(whole))
-
-    return {head: cell_of_part(cell) for head, cell in columns.items()}
-
-
 CELLS: dict[str, Cell] = {
     "draft": lambda row: row.method,
     "k": drafts_only(lambda row: "≤ " * row.draft.endswith(AUTO) + str(row.draft_length)),
     "T": lambda row: f"{row.temperature:g}",
-    "tok/s": lambda row: number(row.tokens_per_second, 1 if row.tokens_per_second < 999.95 else 0),
+    "B": lambda row: str(row.n_texts),
+    "tok/s": lambda row: rate(row.tokens_per_second),
     "speedup": speedup_of,
     "measured": speedup_of,
     "95 %": drafts_only(row_interval),
@@ -277,5 +222,9 @@ CELLS: dict[str, Cell] = {
 
 
 def cells(*heads: str) -> dict[str, Cell]:
-    """Return the columns of a row by their heads."""
     return {head: CELLS[head] for head in heads}
+
+
+def batches(rows: Iterable[Any]) -> list[str]:
+    """Return the head of the column with the number of texts at a time, where some row has several."""
+    return ["B"] * any(row.n_texts > 1 for row in rows)

@@ -1,9 +1,15 @@
-"""The rows of records as dataclasses: the measurements of one arm, and the results of the formulas for it."""
+"""Three forms of what was measured: Round -> Decoded -> Row.
 
-from dataclasses import dataclass
-from typing import Any, Literal
+A loop yields rounds (speclab/core/rounds.py). What one arm did with one prompt is a `Decoded`, its seconds and the
+counts of each round; a record keeps all of them as `raw`. Rows are computed from these and from nothing else, by
+speclab/lab/rows.py: in the run, and from its record once more.
+"""
 
-from speclab.records.arms import AUTO
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+from speclab.core.counts import Counts
 
 Count = int  # 0 or more
 Amount = float  # 0 or more: seconds, speedups, temperatures
@@ -11,10 +17,36 @@ Share = float  # 0 to 1
 Verdict = Literal["faster", "unclear", "slower"]
 Facts = dict[str, Any]  # plain JSON whose keys depend on the run
 
+AUTO = " auto"  # at the end of a draft's name: its length changes from round to round
+LOOKUP = ", lookup"  # at the end of a draft's name: the costs are those of the rounds in which a hybrid's lookup drafts
 
-def as_written(number: float) -> float:
+
+def as_written(number: float | str) -> float:
     """Return the number as a record holds it: seven digits are more than any clock here knows."""
     return float(f"{float(number):.7g}")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to decode. `method` is "baseline", "generate" or a draft kind."""
+
+    method: str
+    draft: str = ""  # name of the draft, as the user may type it; the baseline has none
+    draft_length: int = 0  # where it is chosen in every round: the longest
+    auto: bool = field(default=False, compare=False)  # whether the length is chosen in every round
+    branches: bool = field(default=False, compare=False)  # whether a draft may have several tokens for one place
+
+    @property
+    def speculative(self) -> bool:
+        return bool(self.draft)
+
+    @property
+    def label(self) -> str:
+        return f"{self.method} k={self.draft_length}" if self.speculative and not self.auto else self.method
+
+
+BASELINE, BASELINE_REPEAT, GENERATE = Arm("baseline"), Arm("baseline again"), Arm("generate")
+INSTRUMENT = "instrument"  # method of the decodings whose phases are timed; no row is made of them
 
 
 class RecordPart:
@@ -22,22 +54,6 @@ class RecordPart:
     older records have more; other types and infinities are refused."""
 
     __pydantic_config__ = {"extra": "ignore", "strict": True, "allow_inf_nan": False}  # noqa: RUF012 - pydantic's form
-
-
-@dataclass(kw_only=True)
-class OwnRate(RecordPart):
-    """A share that only some kind of draft has: the head of its column, and its mean over the decoded tokens."""
-
-    name: str
-    mean: Share
-
-
-@dataclass(kw_only=True)
-class Rung(RecordPart):
-    """A step of the ladder from the book's formula to the measured speedup."""
-
-    name: str
-    speedup: Amount
 
 
 @dataclass(kw_only=True)
@@ -55,11 +71,105 @@ class ArmCounts(RecordPart):
     n_rejected: Count
     n_emitted: Count
     n_replays: Count | None = None  # passes beyond one a round, over accepted tokens (recurrent layers)
+    n_texts: Count = 1  # that were decoded side by side
 
     @property
     def auto(self) -> bool:
         """Tell whether the length was chosen in every round: records say so at the end of the draft's name."""
         return (self.draft or "").endswith(AUTO)
+
+
+SUMS = ("n_rounds", "n_drafted", "n_accepted", "n_rejected", "n_emitted")
+
+
+class RoundCounts(NamedTuple):
+    """A round's counts. looked_up: a hybrid's lookup drafted, not its model."""
+
+    n_drafted: int
+    n_accepted: int
+    looked_up: bool = False
+
+
+Rounds = Sequence[RoundCounts]
+
+
+@dataclass(kw_only=True)
+class Decoded(ArmCounts):
+    """What one arm did with one prompt at one temperature. The lists have one entry for each repeat.
+
+    The seconds have the digits that a record writes, so that rows can be computed again to the last digit.
+    """
+
+    prompt_index: Count
+    n_prompt: Count  # tokens
+    prefill_seconds: list[Amount] = field(default_factory=list)
+    decode_seconds: list[Amount] = field(default_factory=list)
+    rounds: list[list[RoundCounts]] = field(default_factory=list)  # of a draft; absent in older records
+    branches: bool | None = None  # whether the draft is a tree; absent: it is none
+    loops: bool | None = None  # whether a greedy text of the baseline ends in repetition and is cut where that begins
+    lossy_rule: str | None = None  # that judged its drafted tokens; absent: a lossless one did, or there were none
+    distance: Amount | None = None  # with a lossy rule, the sum of speclab/lab/output_checks.py; absent: not measured
+    own_rates: dict[str, float] | None = None  # sums over the decoded tokens, by the heads of COLUMNS; absent: none
+    texts: list[list[int]] = field(default_factory=list)  # new tokens; no record holds them
+
+    @classmethod
+    def begin(cls, arm: Arm, temperature: float, prompt_index: int, prompt_kind: str, n_prompt: int) -> "Decoded":
+        its: Facts = {"method": arm.method, "draft": arm.draft or None, "draft_length": arm.draft_length}
+        its |= {"branches": arm.branches or None, "temperature": temperature, "prompt_kind": prompt_kind}
+        its |= dict.fromkeys(SUMS, 0)
+        return cls(**its, prompt_index=prompt_index, n_prompt=n_prompt)
+
+    def add(
+        self, prefill: float, decode: float, tokens: list[int], counts: Counts | None = None, rounds: Rounds = ()
+    ) -> None:
+        """Book one more repeat; without `counts` it made one pass for every token."""
+        self.prefill_seconds.append(as_written(prefill))
+        self.decode_seconds.append(as_written(decode))
+        self.texts.append(tokens)
+        self.rounds.append(list(rounds))
+        counts = counts or Counts(n_rounds=len(tokens) - 1, n_emitted=len(tokens) - 1)
+        for name in SUMS:
+            setattr(self, name, getattr(self, name) + getattr(counts, name))
+        self.n_replays = (self.n_replays or 0) + counts.n_replays or None
+
+    @property
+    def arm(self) -> Arm:
+        return Arm(self.method, self.draft or "", self.draft_length, self.auto, bool(self.branches))
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.decode_seconds)
+
+    @property
+    def counts(self) -> Counts:
+        """Return the sums, and what the rounds add to them where they are known."""
+        counts = Counts(**{name: getattr(self, name) for name in SUMS}, n_replays=self.n_replays or 0)
+        for made in (made for rounds in self.rounds for made in rounds):
+            counts.accepted_lengths[made.n_accepted] += 1
+            counts.n_without_drafts += made.n_drafted == 0
+        return counts
+
+    def recorded(self) -> "Decoded":
+        """Return it as a record holds it: without texts, and without rounds where there is no draft."""
+        return replace(self, texts=[], rounds=self.rounds if self.draft else [])
+
+
+@dataclass(kw_only=True)
+class Rung(RecordPart):
+    """A step of the ladder from the book's formula to the measured speedup."""
+
+    name: str
+    speedup: Amount
+
+
+@dataclass(kw_only=True)
+class Noise(RecordPart):
+    """The ratio of the baseline's time to that of its own second run at one temperature."""
+
+    temperature: Amount
+    ratio: Amount
+    low: float | None
+    high: float | None
 
 
 @dataclass(kw_only=True)
@@ -95,16 +205,14 @@ class Row(ArmCounts):
     cost_model: float | None = None
     accounting: float | None = None
     forecast: float | None = None
-    forecast_whole: float | None = None  # the forecast with whole texts in place of those that are cut; absent: none is
     forecast_tokens_per_round: float | None = None
     ladder: list[Rung] | None = None
     verdict: Verdict | None = None
-    repeat_noise: float | None = None
-    speedup_best_plain: float | None = None  # over ComparisonRun.best_plain, prefill included, on half of the prompts
-    best_plain_low: float | None = None  # its interval
-    best_plain_high: float | None = None
-    oracle: float | None = None  # speedup of the best length in every round, known afterwards; of drafts on auto
     lossy_rule: str | None = None  # that judged the drafted tokens; absent: a lossless one did, or there were none
     total_variation: Share | None = None  # with a lossy rule, mean over the decoded tokens; absent: not measured
     n_without_drafts: Count | None = None  # of the rounds that accepted 0, those that drafted nothing; absent: unknown
-    own_rates: list[OwnRate] | None = None  # columns that only this kind of draft has (columns.py); absent: none
+    own_rates: dict[str, float] | None = None  # means over the decoded tokens, by the heads of COLUMNS; absent: none
+
+
+# A column that only one kind of draft has -> its line of the legend; a register.py adds to it.
+COLUMNS: dict[str, str] = {}

@@ -21,3 +21,8 @@ def complaint(average: float | None, n_cores: int) -> str | None:
     if average is None or average <= SHARE * n_cores:
         return None
     return f"other work uses this machine (load average {average:.1f} on {n_cores} cores), so times may be rough"
+
+
+def busy() -> str | None:
+    """Return one line where other work used this machine's cores when the program began, else None."""
+    return complaint(AT_START, os.cpu_count() or 1)

@@ -10,7 +10,7 @@ those of speclab/theory/costs.py, expectations those of speclab/theory/forecast.
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
 
@@ -18,7 +18,7 @@ from speclab.records.log import Line, RoundCounts
 from speclab.records.rows import Row, Rung
 from speclab.records.runs import Noise
 from speclab.theory.costs import Costs, catch_ups
-from speclab.theory.forecast import AcceptProbs, Cost, forecast, oracle
+from speclab.theory.forecast import AcceptProbs, Cost, forecast
 from speclab.theory.formulas import (
     book_formula,
     cost_model_speedup,
@@ -44,26 +44,17 @@ def decoding(row: Row) -> Value:
 
 @dataclass
 class PredictedSeconds:
-    """The predicted seconds of one arm on one prompt, summed over repeats. Fields that end in "early" price everything
-    at the prompt's own length."""
+    """The predicted seconds of one arm on one prompt, summed over repeats."""
 
     n_tokens: int = 0  # tokens that the baseline decoded, without the one from prefill
     n_rounds: int = 0  # rounds of the speculative run
     n_drafted: int = 0
     baseline: float = 0.0
-    baseline_early: float = 0.0
     draft: float = 0.0  # seconds of the drafts in the rounds that were made
     verify: float = 0.0
     overhead: float = 0.0
-    draft_early: float = 0.0
-    verify_early: float = 0.0
     expected: float = 0.0  # seconds of the rounds that the forecast expects
-    baseline_whole: float = 0.0  # both for texts that are not cut where they begin to repeat
-    expected_whole: float = 0.0
-    expected_early: float = 0.0
     expected_rounds: float = 0.0
-    endless_early: float = 0.0  # expected seconds of a text that has no last round
-    endless_baseline_early: float = 0.0  # the baseline's seconds for the tokens that it emits
 
     def __iadd__(self, other: "PredictedSeconds") -> "PredictedSeconds":
         for item in fields(self):
@@ -91,77 +82,40 @@ def price(
     up has no forecast.
     """
     lookups = lookup_costs or costs
-    part, early = PredictedSeconds(), line.n_prompt
+    part, n_prompt = PredictedSeconds(), line.n_prompt
     for text, rounds in zip(baseline.texts, line.rounds, strict=True):
         n = len(text) - 1
         part.n_tokens += n
-        part.baseline += sum(costs.step_seconds(early + i) for i in range(n))
-        part.baseline_early += n * costs.step_seconds(early)
-        _price_rounds(part, rounds, early, costs, lookups)
+        part.baseline += sum(costs.step_seconds(n_prompt + i) for i in range(n))
+        _price_rounds(part, rounds, n_prompt, costs, lookups)
     for distinct, n_repeats in Counter(map(tuple, baseline.texts)).items():
         if accept_probs:
-            _price_expected(part, n_repeats, accept_probs(distinct), line.arm.draft_length, early, costs)
+            probs, k = accept_probs(distinct), line.arm.draft_length
+            found = forecast(probs, len(probs), k, round_cost(costs, n_prompt), costs.draft_catch, costs.replay)
+            part.expected += n_repeats * found.cost
+            part.expected_rounds += n_repeats * found.n_rounds
         elif rounds_along:
             made, rounds = PredictedSeconds(), rounds_along(distinct)
             if lookup_costs is None and any(round_.looked_up for round_ in rounds):
                 return replace(part, expected=0.0, expected_rounds=0.0)
-            _price_rounds(made, rounds, early, costs, lookups)
+            _price_rounds(made, rounds, n_prompt, costs, lookups)
             part.expected += n_repeats * (made.draft + made.verify + made.overhead)
             part.expected_rounds += n_repeats * made.n_rounds
     return part
 
 
-def price_best_lengths(
-    baseline: Line, longest: int, costs: Costs, accept_probs: Callable[[Text], AcceptProbs]
-) -> tuple[float, float]:
-    """Return two times for one prompt: the seconds of the baseline, and the least expected seconds for draft lengths of
-    up to `longest` that are chosen before anything is drawn. Both follow from `costs`."""
-    plain = least = 0.0
-    for text in baseline.texts:
-        plain += sum(costs.step_seconds(baseline.n_prompt + i) for i in range(len(text) - 1))
-        least += cheapest(accept_probs(tuple(text)), longest, costs, baseline.n_prompt)
-    return plain, least
-
-
-def cheapest(accept_probs: AcceptProbs, longest: int, costs: Costs, n_prompt: int) -> float:
-    """Return the least expected seconds for one text with draft lengths of up to `longest`, chosen before anything is
-    drawn."""
-    cost = round_cost(costs, n_prompt)
-    return oracle(accept_probs, len(accept_probs), longest, cost, rejected_round_extra=costs.replay).cost
-
-
 def _price_rounds(
-    part: PredictedSeconds, rounds: list[RoundCounts], early: int, of_model: Costs, lookup_costs: Costs
+    part: PredictedSeconds, rounds: list[RoundCounts], n_prompt: int, of_model: Costs, lookup_costs: Costs
 ) -> None:
-    context = early
+    context = n_prompt
     for (n_drafted, n_accepted, looked_up), catch_up in zip(rounds, catch_ups(rounds), strict=True):
         costs = lookup_costs if looked_up else of_model
-        catch_up = 1 if looked_up else catch_up
         part.n_rounds += 1
         part.n_drafted += n_drafted
-        part.draft += costs.draft_seconds(n_drafted, context, catch_up)
+        part.draft += costs.draft_seconds(n_drafted, context, 1 if looked_up else catch_up)
         part.verify += costs.verify_seconds(n_drafted + 1, context)
         part.overhead += costs.overhead_seconds(n_drafted, rejected=n_accepted < n_drafted)
-        part.draft_early += costs.draft_seconds(n_drafted, early, catch_up)
-        part.verify_early += costs.verify_seconds(n_drafted + 1, early)
         context += n_accepted + 1
-
-
-def _price_expected(
-    part: PredictedSeconds, n_repeats: int, accept_probs: AcceptProbs, draft_length: int, early: int, costs: Costs
-) -> None:
-    def fixed(n_drafted: int, state: int) -> float:
-        return costs.round_seconds(n_drafted, early)
-
-    args = (accept_probs, len(accept_probs), draft_length)
-    growing = forecast(*args, round_cost(costs, early), costs.draft_catch, rejected_round_extra=costs.replay)
-    part.expected += n_repeats * growing.cost
-    part.expected_rounds += n_repeats * growing.n_rounds
-    capped = forecast(*args, fixed, costs.draft_catch, rejected_round_extra=costs.replay)
-    part.expected_early += n_repeats * capped.cost
-    endless = forecast(*args, fixed, costs.draft_catch, capped=False, rejected_round_extra=costs.replay)
-    part.endless_early += n_repeats * endless.cost
-    part.endless_baseline_early += n_repeats * endless.n_emitted * costs.step_seconds(early)
 
 
 def round_cost(costs: Costs, n_prompt: int) -> Cost:
@@ -173,41 +127,31 @@ def round_cost(costs: Costs, n_prompt: int) -> Cost:
 def predictions(row: Row, part: PredictedSeconds) -> dict[str, Any]:
     """Return the fields that the prices add to a measured row: costs in decode steps, predictions, and the ladder."""
     step = part.baseline / part.n_tokens
-    accounting = part.baseline / (part.draft + part.verify + part.overhead)
+    draft, verify, overhead = (s / part.n_rounds / step for s in (part.draft, part.verify, part.overhead))  # of a round
     added: dict[str, Any] = {
         "draft_cost": part.draft / part.n_drafted / step if part.n_drafted else None,
-        "verify_cost": part.verify / part.n_rounds / step,
-        "overhead": part.overhead / part.n_rounds / step,
-        "accounting": accounting,
+        "verify_cost": verify,
+        "overhead": overhead,
+        "accounting": part.baseline / (part.draft + part.verify + part.overhead),
         "forecast": part.baseline / part.expected if part.expected else None,
-        "forecast_whole": part.baseline_whole / part.expected_whole if part.baseline_whole > part.baseline else None,
         "forecast_tokens_per_round": part.n_tokens / part.expected_rounds if part.expected else None,
     }
     acceptance_rate, k = row.acceptance_rate, row.draft_length
-    if acceptance_rate is None or not k or not part.endless_early:
+    if acceptance_rate is None or not k or added["forecast"] is None:
         return added
-    step = part.baseline_early / part.n_tokens
-    draft, verify, overhead = (
-        seconds / part.n_rounds / step for seconds in (part.draft_early, part.verify_early, part.overhead)
-    )  # of a round, in decode steps
     independent = expected_tokens_per_round(acceptance_rate, k)
-    cost_model = cost_model_speedup(independent, 1.0, draft, verify, overhead)
     values = (
         book_formula(acceptance_rate, k),
         independent,
         independent / (1 + draft),
         independent / (draft + verify),
-        cost_model,
-        part.endless_baseline_early / part.endless_early,
-        part.baseline_early / part.expected_early,
+        cost_model_speedup(independent, 1.0, draft, verify, overhead),
         added["forecast"],
-        accounting,
         row.speedup,
-        row.speedup_with_prefill,
     )
     return added | {
         "leviathan": leviathan_speedup(acceptance_rate, k, added["draft_cost"]),
-        "cost_model": cost_model,
+        "cost_model": values[4],
         "ladder": [Rung(name=name, speedup=value) for name, value in zip(RUNGS, values, strict=True)],
     }
 
@@ -228,19 +172,37 @@ def noise_floor(baseline: list[Line], again: list[Line]) -> Noise | None:
 
 
 def verdict(
-    speedup: float, low: float | None, high: float | None, repeat_noise: float | None, floor: Noise | None = None
+    speedup: float, low: float | None, high: float | None, floor: Noise | None = None
 ) -> Literal["faster", "unclear", "slower"]:
-    """Say faster, slower, or unclear: the interval covers 1, or the speedup is no further from 1 than the baseline may
-    be from itself.
+    """Say faster, slower, or unclear: the interval covers 1 or there is none, or the speedup is no further from 1 than
+    the baseline may be from itself.
 
-    low, high: the speedup's 95 % interval, None with fewer prompts than it needs; then `repeat_noise`, half an interval
-    of the clock's noise alone, takes its place where it is known. floor: `noise_floor` of the run.
+    low, high: the speedup's 95 % interval, None with fewer prompts than it needs. floor: `noise_floor` of the run.
     """
-    if low is None or high is None:
-        low, high = (0.0, math.inf) if repeat_noise is None else (speedup - repeat_noise, speedup + repeat_noise)
     own = 0.0
     if floor is not None and floor.low is not None and floor.high is not None:
         own = max(abs(math.log(floor.low)), abs(math.log(floor.high)))
-    if low <= 1 <= high or abs(math.log(speedup)) <= own:
+    if low is None or high is None or low <= 1 <= high or abs(math.log(speedup)) <= own:
         return "unclear"
     return "faster" if speedup > 1 else "slower"
+
+
+FURTHEST = 1.10  # a factor, in both directions; the floors of quiet machines reach 0.94 and 1.10
+
+
+def reach(floor: Noise) -> float:
+    """Return the largest factor by which the baseline may differ from itself, at least 1: the further end of the
+    interval, or of the ratio alone where there is none.
+
+    >>> reach(Noise(temperature=0, ratio=1.0, low=0.8, high=1.1))
+    1.25
+    """
+    ends = [end for end in (floor.ratio, floor.low, floor.high) if end is not None]
+    return max(max(end, 1 / end) if end else math.inf for end in ends)
+
+
+def too_wide(floors: Iterable[Noise]) -> Noise | None:
+    """Return the noise floor that reaches furthest, where that is further than FURTHEST and speeds are rough; None
+    where none does."""
+    worst = max(floors, key=reach, default=None)
+    return worst if worst is not None and reach(worst) > FURTHEST else None

@@ -48,7 +48,7 @@ class ExpectedRounds(NamedTuple):
 
     lengths: np.ndarray  # (states,) tokens drafted
     visits: np.ndarray  # (states,) probability that a round begins there
-    full: np.ndarray  # (states,) probability that it accepts all of them and another round drafts after it
+    full: np.ndarray  # (states,) probability that it accepts all of at least one, and the next round drafts
     rejected: np.ndarray  # (states,) probability that it does not accept all of them
 
 
@@ -58,102 +58,27 @@ def forecast(
     draft_length: int,
     round_cost: Cost | None = None,
     full_round_extra: float = 0.0,
-    capped: bool = True,
-    start: int = 1,
     rejected_round_extra: float = 0.0,
 ) -> Forecast:
-    """Return exact expectations of decoding up to `n_tokens` with this draft length.
+    """Return exact expectations of decoding up to `n_tokens` with this draft length: no round drafts more than what is
+    left but one.
 
     full_round_extra: what a round costs more because the round before accepted all it drafted (at least one): the
     draft then has two tokens to read. A round that drafts nothing does not have this extra, and neither has the first.
 
     rejected_round_extra: what a round costs more in which not all drafts are accepted: some targets replay then.
 
-    capped=True is production: no round drafts more than what is left but one. capped=False leaves out the effect of
-    the end: rounds may run past it, `n_emitted` counts what follows it, and every full round is followed by
-    another. Then n_emitted / n_rounds is tokens per round and cost / n_emitted the cost of a token of a text without
-    an end. A proposal that reaches the end goes on with the one made in state `start`, as if the text began again.
-
     ValueError: a state without a row in `accept_probs` (unless the draft length is 0), or a probability outside 0 … 1.
     """
-    if draft_length < 0 or start < 0:
-        raise ValueError(f"draft length and start must be at least 0, got {draft_length} and {start}")
-    rows = _proposals(accept_probs, n_tokens, draft_length, capped, start)
-    return _expect(rows, start, round_cost or _one, full_round_extra, capped, rejected_round_extra)
-
-
-def expected_rounds(accept_probs: AcceptProbs, n_tokens: int, draft_length: int) -> ExpectedRounds:
-    """Return the rounds of `forecast`, from state 1 on: its cost is the sum over states of visits times (cost of the
-    round + full x full_round_extra + rejected x rejected_round_extra).
-    """
-    return _visits(_proposals(accept_probs, n_tokens, draft_length, capped=True, start=1), capped=True)[0]
-
-
-def oracle(
-    accept_probs: AcceptProbs,
-    n_tokens: int,
-    longest: int,
-    round_cost: Cost | None = None,
-    start: int = 1,
-    rejected_round_extra: float = 0.0,
-) -> Forecast:
-    """Return the forecast for the best draft length, 0 … `longest`, in every state: the least expected cost.
-
-    It knows the acceptance probabilities of the text to come, so no rule that decides before anything is drawn can pass
-    it. Greedy, that is every rule; when sampling, a rule that stops because of what it has drawn may pass it. It leaves
-    out `full_round_extra`, which only makes the bound lower. Ties go to the shorter draft.
-    """
-    round_cost = round_cost or _one
-    rows: list[Sequence[float]] = []
-    cheapest = np.zeros(max(0, n_tokens - start) + 1)  # expected cost from state start + i to the end
-    for i in reversed(range(len(cheapest) - 1)):
-        proposals = [accept_probs[start + i][:m] for m in range(min(longest, n_tokens - start - i - 1) + 1)]
-        ahead = [_ahead(row, cheapest[i + 1 :], rejected_round_extra) for row in proposals]
-        totals = [round_cost(len(row), start + i) + then for row, then in zip(proposals, ahead, strict=True)]
-        best = int(np.argmin(totals))
-        cheapest[i] = totals[best]
-        rows.insert(0, proposals[best])
-    return _expect(rows, start, round_cost, 0.0, capped=True, rejected_round_extra=rejected_round_extra)
-
-
-def _ahead(row: Sequence[float], cheapest: np.ndarray, rejected_round_extra: float) -> float:
-    """Return the expected cost of what follows a round that drafts `row`: a replay, and the rest of the text, which
-    costs `cheapest` after 1, 2, … tokens."""
-    n = len(row)
-    survival = np.cumprod(np.concatenate([[1.0], row]))  # (n + 1,) probability that the first 0 … n are accepted
-    rejected = (survival[:-1] - survival[1:]) @ cheapest[:n]  # the first 0 … n - 1, then a rejection
-    return float(rejected + survival[n] * cheapest[n] + rejected_round_extra * (1 - survival[n]))
-
-
-def _one(n_drafted: int, state: int) -> float:
-    return 1.0
-
-
-def _proposals(
-    accept_probs: AcceptProbs, n_tokens: int, draft_length: int, capped: bool, start: int
-) -> list[Sequence[float]]:
-    """Return the proposals in the states start … n_tokens - 1, as `accept_probs` gives them, each cut to
-    `draft_length`."""
-    if draft_length == 0:
-        return [()] * max(0, n_tokens - start)
-    if len(accept_probs) < n_tokens:
+    if draft_length < 0:
+        raise ValueError(f"the draft length must be at least 0, got {draft_length}")
+    if draft_length and len(accept_probs) < n_tokens:
         raise ValueError(f"{n_tokens} tokens need acceptance probabilities for as many states, got {len(accept_probs)}")
-    if not capped:
-        return [_wrapped(accept_probs, t, n_tokens, draft_length, start) for t in range(start, n_tokens)]
-    return [accept_probs[t][: min(draft_length, n_tokens - t - 1)] for t in range(start, n_tokens)]
+    rows = [accept_probs[t][: min(draft_length, n_tokens - t - 1)] if draft_length else () for t in range(1, n_tokens)]
+    return _expect(rows, round_cost or (lambda n_drafted, state: 1.0), full_round_extra, rejected_round_extra)
 
 
-def _wrapped(accept_probs: AcceptProbs, state: int, n_tokens: int, draft_length: int, start: int) -> list[float]:
-    row: list[float] = []
-    while True:
-        piece = accept_probs[state][: draft_length - len(row)]
-        row.extend(piece)
-        if len(row) == draft_length or state + len(piece) < n_tokens:  # long enough, or a proposal that ends by itself
-            return row
-        state = start
-
-
-def _visits(rows: list[Sequence[float]], capped: bool) -> tuple[ExpectedRounds, np.ndarray]:
+def _visits(rows: list[Sequence[float]]) -> tuple[ExpectedRounds, np.ndarray]:
     """Return the rounds; and (states, longest + 1) the probability that at least 0, 1, … drafts of each are
     accepted."""
     n_states = len(rows)
@@ -169,7 +94,7 @@ def _visits(rows: list[Sequence[float]], capped: bool) -> tuple[ExpectedRounds, 
     survival = survival.cumprod(1)
     outcome = survival - np.pad(survival[:, 1:], ((0, 0), (0, 1)))  # probability of exactly 0, 1, … accepted
 
-    # Probability that a round begins in state start + i; after the end none does.
+    # Probability that a round begins in state 1 + i; after the end none does.
     visits = np.zeros(n_states + longest + 1)
     visits[:1] = 1
     for i in range(n_states):
@@ -177,24 +102,17 @@ def _visits(rows: list[Sequence[float]], capped: bool) -> tuple[ExpectedRounds, 
     visits = visits[:n_states]
 
     accepts_all = survival[np.arange(n_states), lengths]  # 1 where nothing is drafted
-    full = accepts_all * (lengths > 0)
-    if capped:  # does the round after a full one draft at all?
-        follows = np.append(lengths, 0)[np.minimum(np.arange(n_states) + lengths + 1, n_states)] > 0
-        full = full * follows
+    follows = np.append(lengths, 0)[np.minimum(np.arange(n_states) + lengths + 1, n_states)] > 0
+    full = accepts_all * (lengths > 0) * follows  # the round after a full one may not draft at all
     return ExpectedRounds(lengths, visits, full, 1 - accepts_all), survival
 
 
 def _expect(
-    rows: list[Sequence[float]],
-    start: int,
-    round_cost: Cost,
-    full_round_extra: float,
-    capped: bool,
-    rejected_round_extra: float = 0.0,
+    rows: list[Sequence[float]], round_cost: Cost, full_round_extra: float, rejected_round_extra: float
 ) -> Forecast:
     """Add up the rounds of every state, weighted with the probability that a round begins in it."""
-    (lengths, visits, full, rejected), survival = _visits(rows, capped)
-    costs = np.array([round_cost(int(n), start + i) for i, n in enumerate(lengths)], dtype=float)
+    (lengths, visits, full, rejected), survival = _visits(rows)
+    costs = np.array([round_cost(int(n), 1 + i) for i, n in enumerate(lengths)], dtype=float)
     accepted = survival[:, 1:].sum(1)
     tested = survival.sum(1) - survival[np.arange(len(rows)), lengths]  # a draft is tested if all before it passed
     return Forecast(

@@ -24,15 +24,10 @@ EFFECTS = (
     Effect("draft cost", "drafts", "the draft takes time for every token it proposes"),
     Effect("verification", "verify", "a target pass over k + 1 tokens may take longer than one over a token"),
     Effect("overhead", "other", "accepting, rolling back, and the loop around them take time"),
-    Effect("real acceptance", "real", "right drafts come in streaks, and drafts may be shorter than k"),
-    Effect("last round", "last", "the last round is cut where the text ends"),
-    Effect("longer context", "context", "passes get slower while the text grows"),
-    Effect("sampling noise", "noise", "the draws of this run against the expected ones"),
-    Effect("everything else", "rest", "what the effects before it do not account for"),
+    Effect("real acceptance", "real", "right drafts come in streaks, drafts may be shorter than k, and texts end"),
+    Effect("all else", "rest", "what the effects before it do not account for: draws of this run, and noise"),
 )
-# A rung of a row's ladder has the name of its effect, except two, which have other names in records.
-RECORDED = {"sampling noise": "chance", "everything else": "measured"}
-RUNGS = ("book formula", *(RECORDED.get(effect.name, effect.name) for effect in EFFECTS), "prompt")
+RUNGS = ("book formula", *(effect.name for effect in EFFECTS))
 # Columns of a row that predict its speedup, best informed first -> what tables and pictures call them.
 PREDICTORS = {
     "accounting": "accounting",
@@ -45,10 +40,15 @@ PREDICTORS = {
 
 def factors(row: Row) -> dict[str, float]:
     """Return the factor by which each effect multiplies the speedup, by its name, in the order of EFFECTS; empty for a
-    row without a ladder."""
-    speedups = [rung.speedup for rung in row.ladder or []]
-    steps = zip(EFFECTS, pairwise(speedups), strict=False)  # the last step, to "prompt", is none of them
-    return {effect.name: after / before for effect, (before, after) in steps}
+    row without a ladder.
+
+    The last two rungs are the row's forecast and its speedup, which older records name otherwise.
+    """
+    by_name = {rung.name: rung.speedup for rung in row.ladder or []}
+    if not by_name or row.forecast is None:
+        return {}
+    speedups = [*(by_name[name] for name in RUNGS[:-2]), row.forecast, row.speedup]
+    return {effect.name: after / before for effect, (before, after) in zip(EFFECTS, pairwise(speedups), strict=True)}
 
 
 def prediction_rows(rows: list[Row]) -> list[Row]:

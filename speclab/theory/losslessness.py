@@ -4,10 +4,12 @@ Greedy output must equal the baseline's token for token. Where it does not, floa
 width k + 1 rounds differently from k + 1 passes of width 1. `judge_divergence` looks at the first difference and tells
 rounding from a bug.
 
-Sampled output has no baseline to equal. `ZSums` tests each emitted token against the target's distribution at
-its place; the sums are martingales, so the tokens need not be independent. Near the edge of top-k and top-p the filters
-of the decoder and of the judge may differ by rounding (speclab/theory/filters.py): `known_law` says which tokens are
-kept whatever the rounding, and the tests are about these tokens alone, among which rounding changes next to nothing.
+Sampled output has no baseline to equal. `ZSums` tests each emitted token against the target's distribution at its
+place; the sums are martingales, so the tokens need not be independent. A decoder and its judge compute the same logits
+in passes of different widths, so near the edge of top-k and top-p their filters may keep different tokens; in bfloat16
+logits are often equal, and the k-th token is then a matter of chance. `kept` says which tokens are kept whatever the
+rounding. The tests are about these alone, and tokens at the edge are left out of them. Which ones these are depends on
+the text before the token, never on which token was drawn.
 """
 
 import math
@@ -20,10 +22,14 @@ from torch import Tensor
 from speclab.core.sampling import Sampling
 from speclab.models.checking import rounding
 from speclab.models.checking.rounding import Reference
-from speclab.theory import filters
 
 Z_BOUND = 4.9  # two-sided false-alarm rate 1e-6 for one statistic
+CHUNK = 32  # places at a time
 NOISE_THAT_COUNTS = 1e-6  # variance of ln p by rounding
+RESOLVED = 0.5  # the largest standard deviation of ln p by rounding that the statistics allow for
+APART = 8  # the difference of two logits is off by fewer standard deviations of one logit's rounding than this
+NEVER = 40.0  # a token that is e^40 times less probable than the most probable one is not drawn
+MASS_ERROR = 64 * torch.finfo(torch.float32).eps  # the rounding error of a sum of float32 probabilities
 
 
 class Divergence(NamedTuple):
@@ -64,18 +70,17 @@ def judge_divergence(
 
 
 class ZStatistics(NamedTuple):
-    """Three statistics that are standard normal where the output follows the target's distribution."""
+    """Two statistics that are standard normal where the output follows the target's distribution."""
 
     residual: float  # z_S: emitted tokens that are more probable for the draft, against the number expected
     surprise: float  # z_L: -ln p of the tokens against the entropy; infinite where an impossible token was emitted
-    edge: float  # z_E: tokens at the edge of the filters, against the number expected
     n_tokens: int  # tokens that were looked at
     n_uncertain: int = 0  # of these, tokens whose probability rounding decides
 
     @property
     def passed(self) -> bool:
-        """Tell whether all of them lie within Z_BOUND."""
-        return all(abs(z) < Z_BOUND for z in (self.residual, self.surprise, self.edge))
+        """Tell whether both lie within Z_BOUND."""
+        return all(abs(z) < Z_BOUND for z in (self.residual, self.surprise))
 
 
 class Moments(NamedTuple):
@@ -93,63 +98,32 @@ class Places:
     the text before the token; it only chooses where to look. possible: (n, vocab) of bool, the tokens that may be
     emitted; where it is not given, those of a target probability above 0. A possible token of probability 0 is one of
     which rounding decides whether a filter keeps it; `target_probs` is then the distribution given that the token is
-    one of the others. edge: (n, 2), bounds of the probability of all those tokens, NaN where they are not known.
-    noise: (n,), the variance of ln p by rounding; None where it is next to nothing.
+    one of the others. noise: (n,), the variance of ln p by rounding; None where it is next to nothing.
     """
 
     def __init__(
-        self,
-        target_probs: Tensor,
-        draft_probs: Tensor,
-        possible: Tensor | None = None,
-        edge: Tensor | None = None,
-        noise: Tensor | None = None,
+        self, target_probs: Tensor, draft_probs: Tensor, possible: Tensor | None = None, noise: Tensor | None = None
     ):
         p, q = target_probs.double(), draft_probs.double()
         self.probs, self.possible = p, p > 0 if possible is None else possible
-        liked = q > p  # an accept rule that keeps the draft's tokens too often shows here
-        self.liked = liked
-        self.liked_moments = _event_moments((p * liked).sum(-1))
+        self.liked = q > p  # an accept rule that keeps the draft's tokens too often shows here
         surprise = torch.where(p > 0, -p.log(), 0.0)
-        entropy = (p * surprise).sum(-1)
-        above = surprise - entropy[:, None]
-        self.surprise_moments = Moments(entropy, (p * above**2).sum(-1), (p * above**3).sum(-1))
-        if noise is not None:
-            self.liked_moments = _with_noise(
-                self.liked_moments, p, liked.double() - self.liked_moments.mean[:, None], noise
-            )
-            self.surprise_moments = _with_noise(self.surprise_moments, p, above, noise)
-        # The edge of a filter: the tokens that may be kept, or the least probable one of several that are.
-        chance, least = torch.where(p > 0, p, 2.0).min(-1)
-        chance = chance.where((p > 0).sum(-1) > 1, 0.0)
-        alone = torch.zeros_like(self.possible).scatter(-1, least[:, None], (chance > 0)[:, None])
-        edge = torch.full((len(p), 2), torch.nan, dtype=p.dtype) if edge is None else edge
-        known = ~edge[:, 0].isnan()
-        self.edge_moments = [
-            _event_moments(end.where(known, chance)) for end in edge.unbind(-1)
-        ]  # if as few, or as many
-        self.at_edge = torch.where(known[:, None], self.possible & (p == 0), alone)
-        self.edge_known = known  # the chance of the edge is that of any token, not given that it is surely kept
+        self.liked_moments = _moments(p, self.liked.double(), noise)
+        self.surprise_moments = _moments(p, surprise, noise)
 
 
-def _event_moments(chance: Tensor) -> Moments:
-    """Return the moments of an event with this probability, counted as 1 where it happens and 0 where not."""
-    variance = (chance * (1 - chance)).clamp(min=0)
-    return Moments(chance, variance, variance * (1 - 2 * chance))
+def _moments(p: Tensor, values: Tensor, noise: Tensor | None) -> Moments:
+    """Return the moments of a number that each token has, (n, vocab), under the distributions `p`.
 
-
-def _with_noise(moments: Moments, p: Tensor, above: Tensor, noise: Tensor) -> Moments:
-    """Return the moments where the run's ln p have independent errors of this variance around those of `p`, to the
-    second order.
-
-    above: (n, vocab), the number that each token has, less its mean.
+    Where the run's ln p have independent errors of variance `noise` (n,) around those of `p`, this is to the second
+    order.
     """
-    squares = p * p
-    return Moments(
-        moments.mean - noise * (squares * above).sum(-1),
-        moments.variance + noise * (squares * above**2).sum(-1),
-        moments.third,
-    )
+    mean = (p * values).sum(-1)
+    above = values - mean[:, None]
+    variance, third = (p * above**2).sum(-1), (p * above**3).sum(-1)
+    if noise is not None:
+        mean, variance = mean - noise * (p**2 * above).sum(-1), variance + noise * (p**2 * above**2).sum(-1)
+    return Moments(mean, variance, third)
 
 
 class ZSum:
@@ -181,34 +155,29 @@ class ZSum:
 
 
 class ZSums:
-    """Adds up three martingales over texts."""
+    """Adds up two martingales over texts."""
 
     def __init__(self) -> None:
         self._residual, self._surprise = ZSum(), ZSum()
-        self._edge = [ZSum(), ZSum()]  # if as few tokens of the edge are kept as may be, and as many
         self._n = self._n_uncertain = 0
 
     def add(self, tokens: Tensor, places: Places) -> None:
         """Count (n,) tokens, one at each of the places.
 
-        Where rounding decides the probability of tokens, only the number of such tokens is tested, and only where its
-        bounds are known. A token that is not possible makes z_L infinite, as it should.
+        A token whose probability rounding decides is counted, but not tested. A token that is not possible makes z_L
+        infinite, as it should.
         """
         here = torch.arange(len(tokens))
-        prob, at_edge = places.probs[here, tokens], places.at_edge[here, tokens].double()
+        prob = places.probs[here, tokens]
         tested = (prob > 0) | ~places.possible[here, tokens]
         self._n += len(tokens)
         self._n_uncertain += len(tokens) - int(tested.sum())
         self._residual.add(places.liked[here, tokens].double(), places.liked_moments, tested)
         self._surprise.add(-prob.log(), places.surprise_moments, tested)
-        for z_sum, moments in zip(self._edge, places.edge_moments, strict=True):
-            z_sum.add(at_edge, moments, tested | places.edge_known)
 
     def result(self) -> ZStatistics:
-        """Return all statistics; each is 0 where nothing varied."""
-        few, many = self._edge
-        edge = few.z if few.total < 0 else many.z if many.total > 0 else 0.0
-        return ZStatistics(self._residual.z, self._surprise.z, edge, self._n, self._n_uncertain)
+        """Return the statistics; each is 0 where nothing varied."""
+        return ZStatistics(self._residual.z, self._surprise.z, self._n, self._n_uncertain)
 
 
 def judge_text(
@@ -236,16 +205,48 @@ def known_law(
     """Return the target's distribution at the places of `tokens`, as far as rounding lets it be known. It comes from
     uncached passes, a few places at a time.
 
-    It is the distribution among the tokens that the filters keep whatever the rounding, and the tokens that may be
-    kept.
+    It is the distribution among the tokens that the filters keep whatever the rounding.
     """
     before, text = (torch.tensor([ids], dtype=torch.long) for ids in (prompt, tokens[:-1]))
     logits, deviations = reference.with_deviations(before, text, vocab_size)
-    for start in range(0, len(tokens), filters.CHUNK):
-        part = slice(start, start + filters.CHUNK)
-        sure, possible, edge = filters.kept(logits[part], deviations[part], sampling)
+    for start in range(0, len(tokens), CHUNK):
+        part = slice(start, start + CHUNK)
+        sure, possible = kept(logits[part], deviations[part], sampling)
         scaled = logits[part].double() / sampling.temperature
         probs = scaled.masked_fill(~sure, -torch.inf).softmax(-1).nan_to_num(0.0)
         noise = (deviations[part] / sampling.temperature) ** 2
-        coarse = noise if noise.max() > NOISE_THAT_COUNTS else None
-        yield part, Places(probs, draft_probs[part], possible, edge, coarse)
+        yield part, Places(probs, draft_probs[part], possible, noise if noise.max() > NOISE_THAT_COUNTS else None)
+
+
+def kept(logits: Tensor, deviation: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """Return the tokens that top-k and top-p keep whatever the rounding, and those that they may keep, (n, vocab) of
+    bool each.
+
+    logits (n, vocab); deviation (n,), the standard deviation of a logit's rounding. The temperature must be above 0.
+    Where rounding is too coarse at this temperature (`RESOLVED`), no token is surely kept.
+    """
+    ordered, order = (logits.double() / sampling.temperature).sort(-1, descending=True)
+    ordered = ordered - ordered[:, :1]
+    deviation = deviation.double()[:, None] / sampling.temperature
+    slack = APART * deviation  # the most by which the difference of two logits may be off
+    possible = -ordered <= slack + NEVER
+    sure = possible & (deviation <= RESOLVED)
+    if sampling.top_k or sampling.top_p < 1:
+        above_surely = torch.searchsorted(-ordered, -ordered - slack)  # tokens that are more probable by any rounding
+        above_perhaps = torch.searchsorted(-ordered, -ordered + slack, right=True) - 1  # all others that may be
+        top_k = sampling.top_k or ordered.shape[-1]
+        within, perhaps_within = above_perhaps < top_k, above_surely < top_k  # top-k keeps them surely, or perhaps
+        sure, possible = sure & within, possible & perhaps_within
+        # The mass of the tokens before each one in the order of top-p, after top-k, with all logits off at their worst.
+        weights, worst = ordered.exp(), slack.exp()
+        up_to = torch.nn.functional.pad(weights.cumsum(-1), (1, 0))  # (n, vocab + 1), the mass of the first i tokens
+        most, least = (up_to.gather(-1, mask.sum(-1, keepdim=True)) for mask in (perhaps_within, within))
+        above, through = up_to.gather(-1, above_surely), up_to.gather(-1, above_perhaps + 1)
+        lowest = above / (above + (most - above).clamp(min=0) * worst)
+        others = weights + (least - through).clamp(min=0)  # the token itself is among those of `through`
+        highest = (through - weights) * worst / ((through - weights) * worst + others)
+        if sampling.top_p < 1:
+            sure = sure & (highest < sampling.top_p - MASS_ERROR)
+            possible = possible & (lowest < sampling.top_p + MASS_ERROR)
+    back = torch.zeros(order.shape, dtype=torch.bool)
+    return back.scatter(-1, order, sure), back.scatter(-1, order, possible)

@@ -9,12 +9,13 @@ from benchmarks import common, roofline
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import llama_cpp
 from benchmarks.peers import page as peers_page
+from benchmarks.peers.library import BEAM, counted_passes
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.cli import flags
 from speclab.core.counts import Counts
 from speclab.core.sampling import GREEDY
 from speclab.drafts.lengths import AutoLength
-from speclab.lab.decodings import Decoding, counted_passes
+from speclab.lab.decodings import Decoding
 from speclab.lab.harness import measure
 from speclab.lab.turns import take_turns
 from speclab.models import memory, prompts, timing
@@ -23,7 +24,7 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.present import tables
 from speclab.records import files
-from speclab.records.arms import BASELINE, BEAM, GENERATE, Arm
+from speclab.records.arms import BASELINE, GENERATE, Arm
 from speclab.records.log import Line
 from speclab.system.errors import EnvironmentProblem
 from tests.llamas import tiny_llama

@@ -10,8 +10,12 @@ import torch
 import baseline_autoregressive
 import compare
 import optimized_speculative
-from speclab.cli import output
+from speclab.cli.decoding import NEW_TEXT
 from speclab.models import loading
+from speclab.models.cached import CachedModel
+from tests.branching import add_branching
+from tests.cli.test_bad_inputs import is_one_line
+from tests.rules import LOSSLESS, make_known
 
 
 @pytest.fixture
@@ -63,21 +67,21 @@ def test_nothing_that_is_read_commands_the_terminal(run, pair_folder, tmp_path):
 
 
 def test_both_scripts_print_the_same_greedy_text(run, pair_folder):
-    """Run as a user runs them, streamed and not."""
-    words = ["--prompt", "def f(x):", "--max-new-tokens", "20"]
-    _, plain, _ = run(baseline_autoregressive, *words)
+    """Run as a user runs them, streamed and not. A line of its own marks where the prompt ends."""
+    words = ["--prompt", "def f(x):\n", "--max-new-tokens", "20"]
     draft = ["--draft", str(pair_folder / "draft")]
-    _, drafted, _ = run(optimized_speculative, *words, *draft)
-    _, streamed, _ = run(optimized_speculative, *words, *draft, "--stream", "-k", "3")
-    text = plain.rsplit("\n\n", 1)[0]
+    printed = [run(baseline_autoregressive, *words, *stream)[1] for stream in ([], ["--stream"])]
+    drafted = [run(optimized_speculative, *words, *draft, *more)[1] for more in ([], ["--stream", "-k", "3"])]
+    text = printed[0].rsplit("\n\n", 1)[0]
     assert len(text) > 40
-    assert drafted.startswith(text)
-    assert streamed.startswith(text)
-    for word in ("rounds", "drafted", "accepted", "α", "tokens per round", "tok/s"):
-        assert word in drafted
+    assert all(out.startswith(text) for out in (*printed, *drafted))
+    head, _, rest = text.partition(f"\n{NEW_TEXT}\n")
+    assert head.endswith("\ndef f(x):")
+    assert NEW_TEXT not in rest
+    assert [word for word in ("rounds", "accepted", "α", "tokens per round", "tok/s") if word not in drafted[0]] == []
 
 
-# --- chat templates, and what stands between a prompt and its text ---
+# --- chat templates ---
 
 TEMPLATE = "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}[assistant] "
 
@@ -94,15 +98,13 @@ def chatty(pair_folder, tmp_path):
 @pytest.mark.parametrize("script", [baseline_autoregressive, optimized_speculative])
 def test_what_is_typed_is_put_into_the_chat_template_and_files_are_not(run, chatty, monkeypatch, tmp_path, script):
     """The head says which; the ids that the target reads are counted."""
-    from speclab.models.cached import CachedModel
-
     lengths = []
     prefill = CachedModel.prefill
     monkeypatch.setattr(
         CachedModel, "prefill", lambda self, ids, *a, **k: lengths.append(ids.shape[1]) or prefill(self, ids, *a, **k)
     )
     (tmp_path / "p.txt").write_text("def f(x):")
-    bare, inside = 0, 0
+    found = {True: set(), False: set()}
     draft = ["--draft", "ngram"] if script is optimized_speculative else []
     for words, on in (
         (["--prompt", "def f(x):", "--no-chat"], False),
@@ -112,28 +114,19 @@ def test_what_is_typed_is_put_into_the_chat_template_and_files_are_not(run, chat
         (["--prompts", "-"], True),
     ):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"def f(x):")))
-        lengths.clear()
         code, out, err = run(script, *chatty, *draft, *words)
         assert code == 0
         assert ("chat    on" if on else "chat    off") in err
         assert "\ndef f(x):\n--- new text" in out, "what was typed is shown, without the template"
-        last = lengths[-1]
-        if on:
-            inside = inside or last
-            assert last == inside > bare
-        else:
-            bare = bare or last
-            assert last == bare
+        found[on].add(lengths[-1])
+    (bare,), (inside,) = found[False], found[True]
+    assert inside > bare
 
 
-def test_a_tokenizer_without_a_template_says_nothing_and_refuses_the_flag(run):
+def test_a_tokenizer_without_a_template_says_nothing(run):
     code, _, err = run(baseline_autoregressive, "--prompt", "def f", "--max-new-tokens", "3")
     assert code == 0
     assert "chat" not in err
-    code, out, err = run(baseline_autoregressive, "--prompt", "def f", "--chat")
-    assert (code, out) == (2, "")
-    assert len(err.splitlines()) == 1
-    assert "has no chat template" in err
 
 
 def test_compare_says_it_and_the_record_knows(run, chatty, tmp_path):
@@ -142,18 +135,6 @@ def test_compare_says_it_and_the_record_knows(run, chatty, tmp_path):
     assert code == 0
     assert "chat    on" in out
     assert json.loads((tmp_path / "results" / "local.json").read_text())["settings"]["chat"] is True
-
-
-def test_a_line_marks_where_the_prompt_ends(run):
-    """On a line of its own, also streamed, and whether or not the prompt ends its last line."""
-    words = ["--prompt", "def f(x):\n", "--max-new-tokens", "12"]
-    _, whole, _ = run(baseline_autoregressive, *words)
-    _, streamed, _ = run(baseline_autoregressive, *words, "--stream")
-    for out in (whole, streamed):
-        head, _, rest = out.partition(f"\n{output.NEW_TEXT}\n")
-        assert head.endswith("\ndef f(x):")
-        assert output.NEW_TEXT not in rest
-    assert whole.rsplit("\n\n", 1)[0] == streamed.rsplit("\n\n", 1)[0]
 
 
 # --- what is refused before weights are read ---
@@ -174,3 +155,12 @@ def test_what_the_words_alone_tell_is_said_before_weights_are_read(run, monkeypa
     assert (code, out) == (2, "")
     assert said in err
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("script", [compare, optimized_speculative])
+def test_a_rule_for_chains_judges_no_branches(monkeypatch, capsys, script):
+    make_known(monkeypatch)
+    add_branching(monkeypatch)
+    assert script.main(["--draft", "branching", "--rule", LOSSLESS.name, "--prompt", "x"]) == 2
+    said = (f"--rule {LOSSLESS.name} knows chains only", "branching has branches", "leave it")
+    is_one_line(capsys.readouterr().err, *said)

@@ -17,8 +17,7 @@ from transformers import AutoTokenizer, GenerationConfig
 from speclab.cli import parsing
 from speclab.models import loading, prompts
 from speclab.models.outside import generation
-from speclab.records.files import read
-from speclab.records.runs import ComparisonRun
+from speclab.records.files import ComparisonRun, read
 from speclab.system import files, terminal
 from speclab.system.errors import EnvironmentProblem, Problem
 from tools import blocks
@@ -49,7 +48,7 @@ def new_folder() -> Iterator[Path]:
         yield Path(name)
 
 
-# --- names ---
+# --- names and numbers ---
 
 
 @given(NAMES.filter(lambda name: "/" not in name), st.binary(max_size=50))
@@ -57,7 +56,7 @@ def new_folder() -> Iterator[Path]:
 def test_a_file_is_written_where_the_check_has_said_so_and_nothing_else_is(name, content):
     with new_folder() as folder:
         try:
-            files.check_writable(folder / name, "--json")
+            files.check_writable(folder / name, "--out-dir")
         except EnvironmentProblem:
             with pytest.raises(EnvironmentProblem):
                 files.write_whole(folder / name, content)
@@ -69,44 +68,26 @@ def test_a_file_is_written_where_the_check_has_said_so_and_nothing_else_is(name,
 
 @given(NAMES)
 @MANY
-def test_every_name_can_be_shown(name):
+def test_every_name_can_be_shown_and_a_plain_one_is_one_file_in_the_folder(name):
     assert isinstance(files.shown(Path(name)), str)
-    stay = terminal.ALLOWED
-    shown = [char for char in terminal.harmless(name) if char not in stay]
+    shown = [char for char in terminal.harmless(name) if char not in terminal.ALLOWED]
     assert {unicodedata.category(char) for char in shown}.isdisjoint({"Cc", "Cf", "Cs", "Zl", "Zp"})
     assert len(loading.short_name(name).splitlines()) <= 1
+    with contextlib.suppress(argparse.ArgumentTypeError), new_folder() as folder:
+        files.write_whole(folder / f"{parsing.plain_name(name)}-sweep-context.json", "x")
+        assert os.listdir(folder) == [f"{name}-sweep-context.json"]
 
 
-@given(NAMES)
+@given(NUMBERS, st.lists(NUMBERS, max_size=4).map(",".join), st.integers(-3, 3), st.integers(4, 10**9))
 @MANY
-def test_a_plain_name_is_one_file_in_the_folder(name):
-    try:
-        assert parsing.plain_name(name) == name
-    except argparse.ArgumentTypeError:
-        return
-    with new_folder() as folder:
-        files.write_whole(folder / f"{name}-sweep-draft-length.json", "x")
-        assert os.listdir(folder) == [f"{name}-sweep-draft-length.json"]
-        assert not name.startswith("..") or name.strip(".")
-
-
-# --- numbers ---
-
-
-@given(NUMBERS, st.integers(-3, 3), st.integers(4, 10**9))
-@MANY
-def test_whole_numbers_lie_in_their_range(text, smallest, largest):
-    with contextlib.suppress(argparse.ArgumentTypeError):
-        assert smallest <= parsing.at_least(smallest, largest)(text) <= largest
-
-
-@given(st.lists(NUMBERS, max_size=4).map(",".join), st.sampled_from([int, float]))
-@MANY
-def test_lists_of_numbers_are_sorted_and_in_their_range(text, kind):
-    with contextlib.suppress(Problem):
-        values = parsing.numbers(text, kind, 0, "-k", 256)
-        assert values == sorted(set(values))
-        assert all(0 <= value <= 256 for value in values)
+def test_numbers_lie_in_their_range_and_lists_of_them_are_sorted(text, words, smallest, largest):
+    for kind in (int, float):
+        with contextlib.suppress(argparse.ArgumentTypeError):
+            assert smallest <= parsing.number(kind, smallest, largest)(text) <= largest
+        with contextlib.suppress(Problem):
+            values = parsing.numbers(words, kind, 0, "-k", 256)
+            assert values == sorted(set(values))
+            assert all(0 <= value <= 256 for value in values)
 
 
 # --- prompts ---
@@ -122,9 +103,9 @@ PIECES = st.sampled_from(
 )
 
 
-@given(st.lists(PIECES | st.binary(max_size=6), max_size=12).map(b"".join))
+@given(st.lists(PIECES | st.binary(max_size=6), max_size=12).map(b"".join), st.text(st.characters(), max_size=20))
 @MANY
-def test_prompt_bytes_are_prompts_or_a_problem(tokenizer, data):
+def test_prompts_are_ids_or_a_problem(tokenizer, data, typed):
     with new_folder() as folder, contextlib.suppress(Problem):
         (folder / "kind.txt").write_bytes(data)
         pairs = prompts.from_file(str(folder / "kind.txt"))
@@ -132,13 +113,8 @@ def test_prompt_bytes_are_prompts_or_a_problem(tokenizer, data):
         assert not [line for _, text in pairs for line in text.split("\n") if line.strip() == prompts.SEPARATOR]
         for prompt in prompts.encode(pairs, tokenizer):
             assert 0 <= min(prompt.id_list) <= max(prompt.id_list) < len(tokenizer)
-
-
-@given(st.text(st.characters(), max_size=20))
-@MANY
-def test_a_prompt_of_the_command_line_is_ids_or_a_problem(tokenizer, text):
     with contextlib.suppress(Problem):
-        (prompt,) = prompts.encode([("prompt", text)], tokenizer)
+        (prompt,) = prompts.encode([("prompt", typed)], tokenizer)
         assert prompt.ids.shape[1] > 0
         assert prompt.text.encode()
 

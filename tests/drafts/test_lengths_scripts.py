@@ -21,17 +21,13 @@ def test_one_script_chooses_its_lengths(pair_folder, capsys):
         assert "milliseconds" not in err
         assert ("; chosen in the run, at most 8 tokens" if k == "auto" else "; k = 2") in err
     assert texts[0] == texts[1]
-    assert optimized_speculative.main([*words, *TINY, "-k", "auto", "--verbose"]) == 0
-    err = capsys.readouterr().err
-    assert "milliseconds of a round that drafts 0, 1, 2, ... tokens: draft" in err
-    assert "rest: the target's pass" in err
 
 
 def test_a_comparison_sets_it_beside_the_best_fixed_length(pair_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(prompts, "standard", lambda: [("code", "def f(x):"), ("prose", "return x")])
     words = ["--target", str(pair_folder / "target"), "-k", "2,auto"]
     words += ["--draft", f"{pair_folder / 'target'},hybrid:ngram+{pair_folder / 'draft'}"]
-    assert compare.main([*words, *TINY, "--limit", "1", "--out-dir", str(tmp_path), "--verbose"]) == 0
+    assert compare.main([*words, *TINY, "--limit", "1", "--out-dir", str(tmp_path)]) == 0
     assert "token for token: identical" in capsys.readouterr().out
     run = read(tmp_path / "results" / "local.json", ComparisonRun)
     hybrid = "hybrid:ngram+draft"
@@ -39,7 +35,6 @@ def test_a_comparison_sets_it_beside_the_best_fixed_length(pair_folder, tmp_path
     assert set(rows) == {(name + auto, t) for name in ("model", hybrid) for auto in ("", " auto") for t in (0.0, 0.8)}
     for (method, temperature), row in rows.items():
         auto = method.endswith("auto")
-        assert (row.oracle is not None) == (auto and method != f"{hybrid} auto")
         learns = auto or method == hybrid  # then there is a forecast where the known text says the rounds
         assert (row.forecast is None) == (learns and temperature > 0)
         if learns and temperature == 0:
@@ -49,9 +44,6 @@ def test_a_comparison_sets_it_beside_the_best_fixed_length(pair_folder, tmp_path
     assert rows["model auto", 0.0].n_accepted
     assert all(entry["passed"] for entry in run.correctness)
     page = (tmp_path / "results" / "local.md").read_text()
-    assert "Draft lengths chosen in every round (-k auto)" in page
-    table = page.partition("Draft lengths chosen in every round (-k auto)")[2].partition("÷ fixed: ")[0]
-    assert table.count("k=2") == 4 * 3  # two drafts at two temperatures; all prompts, code, prose
     assert "≤ 8" in page
     assert {hybrid, f"{hybrid}, lookup"} <= {entry["drafter"] for entry in run.costs}
 

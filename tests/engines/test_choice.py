@@ -1,5 +1,8 @@
 """The choice of an engine: what `c` cannot run stays eager, and nothing wrong gets through the check."""
 
+import importlib.util
+import sys
+
 import pytest
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
@@ -9,8 +12,10 @@ from speclab.models import engine_choice
 from speclab.models.cached import CachedModel
 from tests.decoding import row_of
 from tests.engines.families import tiny as tiny_case
-from tests.mutants import engines
+from tests.mutants.bugs import ROOT, mutants_of
 from tests.tiny_models import VOCAB, tiny
+
+ENGINES = mutants_of(ROOT / "tests" / "mutants" / "engines.txt")
 
 
 def float32(family: str = "llama", **changes):
@@ -126,13 +131,16 @@ def test_the_model_itself_is_left_as_it_was():
     assert all(torch.equal(before[name], weight) for name, weight in model.named_parameters())
 
 
-@pytest.mark.parametrize("name", engines.CHECKED)
-def test_the_check_at_load_refuses_a_pass_that_is_wrong(name, monkeypatch):
+@pytest.mark.parametrize("mutant", [one for one in ENGINES if one.refused], ids=lambda one: one.what)
+def test_the_check_at_load_refuses_a_pass_that_is_wrong(mutant, monkeypatch):
     """Mistakes that a chain of tokens shows. Trees have a check of their own (speclab/extensions/trees/checks.py)."""
-    model = tiny_case(engines.CHECKED[name])
+    model = tiny_case(mutant.refused)
     assert engine_choice.build(model)[0] is not None
-    monkeypatch.setattr(engines, "put", monkeypatch.setattr)
-    getattr(engines, name).apply()
+    for name in dict.fromkeys([mutant.apply.name, c_pass.__name__]):
+        spec = mutant.apply.find_spec(name) or sys.modules[name].__spec__
+        monkeypatch.setitem(sys.modules, name, importlib.util.module_from_spec(spec))
+        spec.loader.exec_module(sys.modules[name])
+    monkeypatch.setattr(engine_choice, "CModel", sys.modules[c_pass.__name__].CModel)
     fast, why = engine_choice.build(model)
     assert fast is None
     assert "off by" in why

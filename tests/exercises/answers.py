@@ -1,17 +1,21 @@
-"""What the checks of the exercises share: how an answer is read, and how a mistake is called by its name."""
+"""What the checks of the exercises share: how an answer is compared, and how a mistake is called by its name.
 
+The well-known mistakes of an exercise stand in exercises/mistakes/ as edits of its solution (tests/edits.py): under
+[FUNCTION] the name of a mistake and its edits of that function.
+"""
+
+import ast
 import contextlib
 import functools
 import importlib
 import inspect
 import operator
 import re
-import runpy
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from textwrap import dedent
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any, NoReturn
 
 import pytest
@@ -19,10 +23,10 @@ import pytest
 from exercises import Todo
 from exercises.guard import LONGEST, NeverEnds, at_most
 from speclab.system.paths import ROOT
+from tests.edits import Edit, edited, edits_in
 from tests.exercises.conftest import in_words, returning_something
 
 VOICES = re.compile("it looks as if|remember:", re.IGNORECASE)
-OF_LATER_CHAPTERS = re.compile(r"test_ex(09|1\d)_")
 
 
 def whole(answer: Any) -> int | None:
@@ -33,87 +37,148 @@ def whole(answer: Any) -> int | None:
         return None
 
 
-def wrong(message: str) -> NoReturn:
-    """A check fails with this message.
+def wrong(message: str, rule: str = "") -> NoReturn:
+    """A check fails with this message, and what a long message loses comes before its voice.
 
-    From chapter 9 on it says in which voice it speaks, and what a long message loses comes before that. Where it does
-    not describe the reader's code ("it looks as if yours ..."), it ends with the rule: the docstring of the check.
+    Where it does not describe the reader's code ("it looks as if yours ..."), it ends with the rule, by default the one
+    that the running check begins with (see `asked`).
     """
-    if rule := _rule_of_the_check():
-        voice = VOICES.search(message)
-        start = voice.start() if voice else len(message)
-        facts, said = message[:start], message[start:] or f"; remember: {rule}"
-        if len(facts) + len(said) > LONGEST:
-            facts = facts[: max(0, LONGEST - len(said) - 5)] + " ... "
-        message = facts + said
-    pytest.fail(message, pytrace=False)
-
-
-def _rule_of_the_check() -> str:
-    """The docstring of the check that is running, without the name of the function; empty before chapter 9."""
     frame = sys._getframe(1)
-    while frame and not frame.f_code.co_name.startswith("test_"):
+    while not rule and frame:
+        if frame.f_code.co_name.startswith("test_"):
+            rule = rule_of(frame.f_globals.get(frame.f_code.co_name))
         frame = frame.f_back
-    if frame is None or not OF_LATER_CHAPTERS.search(frame.f_globals["__name__"]):
-        return ""
-    said = inspect.getdoc(frame.f_globals.get(frame.f_code.co_name)) or ""
-    first = " ".join(said.partition("\n\n")[0].split()).removesuffix(".")
-    return re.sub(r"^\w+(, \w+)*: ", "", first)
+    voice = VOICES.search(message)
+    start = voice.start() if voice else len(message)
+    facts, said = message[:start], message[start:] or f"; remember: {rule}"
+    if len(facts) + len(said) > LONGEST:
+        facts = facts[: max(0, LONGEST - len(said) - 5)] + " ... "
+    pytest.fail(facts + said, pytrace=False)
 
 
-def named_by(stem: str, explains: Callable[[ModuleType], bool]) -> str:
+def rule_of(check: Callable | None) -> str:
+    """The docstring of a check, without the names of the functions that it begins with."""
+    said = " ".join((inspect.getdoc(check) or "").split()).removesuffix(".")
+    return re.sub(r"^[\w.]+(, [\w.]+)*: ", "", said)
+
+
+def asked(
+    cases: Sequence[tuple], about: str | Callable[..., str], right: Sequence | None = None
+) -> Callable[[Callable], Callable]:
+    """Make a check of a function that asks a module about a case, test_x(module, *case): see `agree`.
+
+    Its docstring begins with the functions that are looked at and a colon, and says the rule.
+    """
+
+    def made(ask: Callable) -> Callable:
+        def check(learner: ModuleType) -> None:
+            agree(learner, ask, cases, about, right)
+
+        check.__name__, check.__doc__, check.__module__ = ask.__name__, ask.__doc__, ask.__module__
+        check.ask, check.cases = ask, cases
+        return check
+
+    return made
+
+
+def agree(
+    learner: ModuleType,
+    ask: Callable,
+    cases: Sequence[tuple],
+    about: str | Callable[..., str],
+    right: Sequence | None = None,
+) -> None:
+    """Fail at the first case whose answer is not the right one: the solution's, or the one of `right`.
+
+    about: the case in words, a format of its parts, or a function of them. The message ends with the mistake that gives
+    the same answers to all cases, else with the rule.
+    """
+    if right is None:
+        solution = importlib.import_module(f"solutions.{stem_of(learner)}")
+        right = [ask(solution, *case) for case in cases]
+    found = [ask(learner, *case) for case in cases]
+    for case, given, expected in zip(cases, found, right, strict=True):
+        if given != expected:
+            if isinstance(given, dict) and isinstance(expected, dict):
+                given, expected = _without_equals(given, expected), _without_equals(expected, given)
+            words = (about.format if isinstance(about, str) else about)(*case)
+            name = named(learner, lambda module: all(ask(module, *c) == g for c, g in zip(cases, found, strict=True)))
+            wrong(f"{words}: {said(expected)}, yours says {said(given)}{name}", rule_of(ask))
+
+
+def simplest(cases: Iterable) -> list:
+    """Random cases, those first that are shortest to read: the first one that fails is shown."""
+    return sorted(cases, key=lambda case: len(str(case)))
+
+
+def _without_equals(one: dict, other: dict) -> dict:
+    return {key: value for key, value in one.items() if key not in other or other[key] != value}
+
+
+def said(answer: object) -> str:
+    """An answer as it is shown."""
+    return answer if isinstance(answer, str) else f"{answer!r:.400}"
+
+
+def stem_of(learner: ModuleType) -> str:
+    """Of a reader's module, or of a copy of the solution."""
+    return learner.__name__.rpartition(".")[2]
+
+
+def named(learner: ModuleType, explains: Callable[[ModuleType], bool]) -> str:
     """The well-known mistake that `explains` what a learner's code does, if it is one."""
-    for name, mistake in wrong_answers(stem).items():
+    for name in mistakes(stem_of(learner)):
         with contextlib.suppress(Exception, pytest.fail.Exception):  # one that does not fit has no answer everywhere
-            if explains(with_wrong_answer(stem, *mistake)):
+            if explains(mistaken(stem_of(learner), name)):
                 return f". It looks as if yours has this mistake: {name}"
     return ""
 
 
-def named(stem: str, ask: Callable[[ModuleType], object], given: object) -> str:
-    """The well-known mistake that gives the very same answers, if it is one."""
-    return named_by(stem, lambda mistaken: ask(mistaken) == given)
-
-
-def unlike(
-    stem: str, ask: Callable[[ModuleType], list], learner: ModuleType, right: ModuleType, cases: Sequence
-) -> Iterator[tuple[Any, Any, Any, str]]:
-    """Where the answers differ from the solution's: the case, both answers, and the name of the mistake, if it has one.
-
-    `ask` asks a module about all the cases, in their order.
-    """
-    found = ask(learner)
-    for case, given, expected in zip(cases, found, ask(right), strict=True):
-        if given != expected:
-            yield case, given, expected, named(stem, ask, found)
-
-
 @functools.cache
-def wrong_answers(stem: str) -> dict[str, tuple[str, str]]:
-    """Short name of a misconception -> (the hole it fills, its source); none for an exercise without such a file."""
-    path = ROOT / "tests" / "exercises" / "wrong" / f"{stem}.py"
-    return runpy.run_path(str(path)).get("WRONG", {}) if path.exists() else {}
+def mistakes(stem: str) -> dict[str, tuple[str, list[Edit]]]:
+    """Name of a well-known mistake -> the function that it is in, its edits; none where there is no such file."""
+    path, found, function = ROOT / "exercises" / "mistakes" / f"{stem}.txt", {}, ""
+    for block in re.split(r"\n(?=[^-+#\n])", path.read_text("utf-8") if path.is_file() else "#"):
+        title, *lines = block.splitlines()
+        if title.startswith("["):
+            function = title.strip("[]")
+        elif not title.startswith("#"):
+            found[title] = function, edits_in(lines)
+    return found
+
+
+def mistaken(stem: str, name: str) -> ModuleType:
+    """A fresh copy of the solution with this mistake."""
+    return copy_of(stem, with_mistakes(stem, name))
+
+
+def with_mistakes(stem: str, *names: str) -> str:
+    """The source of the solution with these mistakes in it."""
+    source = (ROOT / "solutions" / f"{stem}.py").read_text("utf-8")
+    for name in names:
+        function, edits = mistakes(stem)[name]
+        node = next(node for node in ast.walk(ast.parse(source)) if getattr(node, "name", "") == function)
+        text = ast.get_source_segment(source, node)
+        source = source.replace(text, edited(text, edits, f"{function} of {stem}, {name}:"))
+    return source
 
 
 def with_wrong_answer(stem: str, hole: str, source: str) -> ModuleType:
-    """A fresh copy of the solution in which one function, or one method of a class, is the wrong one."""
-    module = ModuleType(f"solutions.{stem}")
-    exec(_solution(stem), module.__dict__)
-    name, defined = hole.rpartition(".")[2], {}
-    exec(dedent(source), module.__dict__, defined)
-    # Its own classes only: the `prefill` of a class that it imports is the lab's.
-    owners = [module, *(x for x in vars(module).values() if isinstance(x, type) and x.__module__ == module.__name__)]
-    owner = next((owner for owner in owners if name in vars(owner)), None)
-    assert owner is not None, f"{stem} has no {hole} to replace"
-    module.__dict__.update({key: value for key, value in defined.items() if key != name})
-    setattr(owner, name, defined[name])
+    """A fresh copy of the solution in which one function, or one method of a class, is this one."""
+    module = copy_of(stem, with_mistakes(stem))
+    owner, _, name = hole.rpartition(".")
+    exec(dedent(source), module.__dict__, defined := {})
+    setattr(getattr(module, owner) if owner else module, name, defined[name])
     return module
 
 
-@functools.cache
-def _solution(stem: str) -> CodeType:
-    path = ROOT / "solutions" / f"{stem}.py"
-    return compile(path.read_text(encoding="utf-8"), str(path), "exec")
+def copy_of(stem: str, source: str) -> ModuleType:
+    """A module of this text, called like the solution; it keeps the text."""
+    module = ModuleType(f"solutions.{stem}")
+    module.__file__ = str(ROOT / "solutions" / f"{stem}.py")
+    module.SOURCE = source
+    exec(compile(source, module.__file__, "exec"), vars(module))
+    return module
 
 
 def checks_of(stem: str) -> dict[str, Callable]:
@@ -123,15 +188,6 @@ def checks_of(stem: str) -> dict[str, Callable]:
     return {name: test for name, test in tests.items() if [*inspect.signature(test).parameters][:1] == ["learner"]}
 
 
-def cases(check: Callable) -> list[dict]:
-    """The arguments beside `learner` that a check is run with, one dict for every case."""
-    marks = [mark.args for mark in getattr(check, "pytestmark", []) if mark.name == "parametrize"]
-    if not marks:
-        return [{}]
-    ((names, values),) = marks
-    return [{names: v} if isinstance(names, str) else dict(zip(names, v, strict=True)) for v in values]
-
-
 def failures(learner: ModuleType, stem: str, seconds: float = 10) -> Iterator[tuple[str, str]]:
     """Every case that fails of every check: the check's name, and what it says. Raises Todo as a check does.
 
@@ -139,14 +195,13 @@ def failures(learner: ModuleType, stem: str, seconds: float = 10) -> Iterator[tu
     """
     returning_something(learner)
     for name, check in checks_of(stem).items():
-        for case in cases(check):
-            try:
-                with at_most(seconds):
-                    check(learner, **case)
-            except Todo:
-                raise
-            except (Exception, pytest.fail.Exception, NeverEnds) as error:
-                yield name, in_words(error)
+        try:
+            with at_most(seconds):
+                check(learner)
+        except Todo:
+            raise
+        except (Exception, pytest.fail.Exception, NeverEnds) as error:
+            yield name, in_words(error)
 
 
 def chapter(stem: str) -> str:

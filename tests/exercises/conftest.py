@@ -61,12 +61,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if resource and config.getoption("--outcomes", None):
         limit(resource.RLIMIT_FSIZE, FILE_BYTES)
         limit(resource.RLIMIT_CORE, 0)
-        limit_memory()
-
-
-def limit_memory() -> None:
-    """Let this process take no more than MEMORY_BYTES, where the system knows such a limit."""
-    if resource:
         limit(resource.RLIMIT_DATA, MEMORY_BYTES)
 
 
@@ -117,84 +111,49 @@ def learner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def returning_something(module: ModuleType, put: Callable = setattr) -> ModuleType:
-    """The module, in which a function that forgets to return, or changes what it is given, fails in those words."""
+    """The module, in which a function that forgets to return fails in those words.
+
+    So does one that changes what it is given, from chapter 9 on: those that the solution has, not a reader's helpers.
+    """
+    stem = module.__name__.rpartition(".")[2]
+    holes = own_functions(importlib.import_module(f"solutions.{stem}")) if re.match(r"ex(09|1\d)_", stem) else {}
 
     def watched(function: Callable) -> Callable:
         @functools.wraps(function)
         def call(*args, **kwargs):
             __tracebackhide__ = True
-            is_hole = function.__qualname__ in holes
-            before = copied((args, kwargs)) if is_hole else None
+            given = dict(zip(inspect.signature(function).parameters, args, strict=False)) | kwargs
+            before = {name: numbers_of(value) for name, value in given.items() if function.__qualname__ in holes}
             answer = function(*args, **kwargs)
-            if is_hole and not unchanged(before, (args, kwargs)):
-                pytest.fail(changed(function, before, args, kwargs), pytrace=False)
+            for name, numbers in before.items():
+                if numbers_of(given[name]) != numbers:
+                    said = f"it looks as if yours changes `{name}`, which {function.__qualname__} is given"
+                    pytest.fail(f"{said}: whoever calls it needs it as it was; work on a copy", pytrace=False)
             if answer is None and promises_a_value(function):
                 pytest.fail(f"{function.__qualname__} returned None; did you forget `return`?", pytrace=False)
             return answer
 
         return call
 
-    holes = holes_of(module.__name__.rpartition(".")[2])
-    for owner, name in own_functions(module):
-        function = vars(owner)[name]
-        if promises_a_value(function) or function.__qualname__ in holes:
-            put(owner, name, watched(function))
+    for owner, function in own_functions(module).values():
+        put(owner, function.__name__, watched(function))
     return module
 
 
-@functools.cache
-def holes_of(stem: str) -> frozenset[str]:
-    """The functions of an exercise that may not change what they are given: those of chapter 9 and later ones.
-
-    A reader's own helpers may.
-    """
-    if not re.match(r"ex(09|1\d)_", stem):
-        return frozenset()
-    found = own_functions(importlib.import_module(f"solutions.{stem}"))
-    return frozenset(vars(owner)[name].__qualname__ for owner, name in found)
-
-
-def copied(value: object) -> object:
-    """The numbers of an argument as they are now: lists, tuples, dicts and tensors are copied, all else stands for
-    itself."""
+def numbers_of(value: object) -> object:
+    """An argument as it is now: copies of lists, dicts and tensors, whatever else they hold. NaN is no change."""
     if isinstance(value, list | tuple):
-        return [copied(one) for one in value]
+        return [numbers_of(one) for one in value]
     if isinstance(value, dict):
-        return {key: copied(one) for key, one in value.items()}
-    return value.detach().clone() if hasattr(value, "untyped_storage") else value
+        return {key: numbers_of(one) for key, one in value.items()}
+    return (value.dtype, value.shape, str(value.tolist())) if hasattr(value, "untyped_storage") else value
 
 
-def unchanged(before: object, now: object) -> bool:
-    """Is an argument what it was when `copied` looked at it?"""
-    if isinstance(now, list | tuple):
-        return len(before) == len(now) and all(map(unchanged, before, now))
-    if isinstance(now, dict):
-        return before.keys() == now.keys() and all(unchanged(before[key], one) for key, one in now.items())
-    if hasattr(now, "untyped_storage"):  # NaN is no change
-        return before.dtype == now.dtype and before.shape == now.shape and before.allclose(now, 0, 0, equal_nan=True)
-    return before is now
-
-
-def changed(function: Callable, before: tuple, args: tuple, kwargs: dict) -> str:
-    """Which argument a function has changed, in words."""
-    names = [*inspect.signature(function).parameters]
-    pairs = [*zip(names, before[0], args, strict=False), *((name, before[1][name], kwargs[name]) for name in kwargs)]
-    name = next((name for name, was, now in pairs if not unchanged(was, now)), "an argument")
-    return (
-        f"it looks as if yours changes `{name}`, which {function.__qualname__} is given: whoever calls it needs it as "
-        "it was; work on a copy"
-    )
-
-
-def own_functions(module: ModuleType) -> list[tuple[object, str]]:
-    """The functions that a file defines itself: (the module or a class of it, the function's name)."""
+def own_functions(module: ModuleType) -> dict[str, tuple[object, FunctionType]]:
+    """The functions and methods that a file defines itself -> the module or the class of it, the function."""
     classes = [x for x in vars(module).values() if isinstance(x, type) and x.__module__ == module.__name__]
-    return [
-        (owner, name)
-        for owner in (module, *classes)
-        for name, value in vars(owner).items()
-        if isinstance(value, FunctionType) and value.__module__ == module.__name__
-    ]
+    found = [(owner, x) for owner in (module, *classes) for x in vars(owner).values() if isinstance(x, FunctionType)]
+    return {x.__qualname__: (owner, x) for owner, x in found if x.__module__ == module.__name__}
 
 
 @pytest.hookimpl(wrapper=True)
@@ -245,25 +204,13 @@ def _write(item: pytest.Item, outcome: str, **rest) -> None:
 
 
 def names_used(check: Callable) -> list[str]:
-    """What a check takes from the learner's module, itself and by its helpers; else what its whole file takes."""
-    named = re.compile(r"\blearner\.([a-zA-Z]\w*)").findall
-    source = inspect.getsource(inspect.getmodule(check))
-    helpers = [text for name, text in definitions(source).items() if name in reach([check.__name__], source)]
-    own = named(inspect.getsource(check)) + named("\n".join(helpers))
-    return list(dict.fromkeys(own or named(source)))
-
-
-@functools.cache
-def definitions(source: str) -> dict[str, str]:
-    """Function or class of a file -> its lines."""
-    return {node.name: ast.get_source_segment(source, node) or "" for node in _defined(source)}
-
-
-def _defined(source: str) -> list[ast.FunctionDef | ast.ClassDef]:
-    try:
-        return [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []
+    """What a check takes from the learner's module: what its docstring begins with, else what is named in it, else what
+    is named in its whole file."""
+    docstring = re.match(r"[\w.]+(, [\w.]+)*: ", inspect.getdoc(check) or "")
+    if docstring:
+        return [name.rpartition(".")[2] for name in docstring[0].strip(": ").split(", ")]
+    named = re.compile(r"\b(?:learner|one)\.([a-zA-Z]\w*)").findall
+    return list(dict.fromkeys(named(inspect.getsource(check)) or named(inspect.getsource(inspect.getmodule(check)))))
 
 
 def source_of(item: pytest.Item) -> str:
@@ -278,11 +225,11 @@ def source_of(item: pytest.Item) -> str:
 @functools.cache
 def calls(source: str) -> dict[str, set[str]]:
     """Function or class of a file -> the others of this file that it names; none where the file is no Python."""
-    names = {node.name for node in _defined(source)}
-    return {
-        node.name: {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and n.id in names}
-        for node in _defined(source)
-    }
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+        nodes = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+        names = {node.name for node in nodes}
+        return {n.name: {x.id for x in ast.walk(n) if isinstance(x, ast.Name)} & names for n in nodes}
+    return {}
 
 
 def reach(uses: list[str], source: str) -> list[str]:

@@ -1,11 +1,12 @@
 """Checks of exercise 13: seconds of a pass from a data sheet, the best length of a batch, and the knee."""
 
 import itertools
+import random
 import re
-from types import ModuleType
+from unittest import mock
 
 from solutions import ex13_batch_knee as right
-from tests.exercises.answers import chapter, unlike, wrong
+from tests.exercises.answers import asked, chapter, simplest
 
 STEM = "ex13_batch_knee"
 
@@ -15,121 +16,51 @@ def rounded(number: object) -> object:
     return float(f"{float(number):.7g}") if isinstance(number, int | float) else number
 
 
-# --- a pass -----------------------------------------------------------------------------------------------------------
-
 MACHINE, TARGET, DRAFT = (2e12, 300e12), (8e9, 131072), (1e9, 32768)  # those of the chapter
 SLOW = (1e11, 1e12)
-PASSES = [  # machine, model, texts, tokens each, context
-    (MACHINE, TARGET, 1, 1, 0),
-    (MACHINE, TARGET, 1, 5, 0),
-    (MACHINE, TARGET, 30, 5, 0),
-    (MACHINE, TARGET, 60, 5, 0),
-    (MACHINE, TARGET, 300, 1, 0),
-    (MACHINE, TARGET, 2, 200, 0),
-    (MACHINE, TARGET, 1, 1, 16000),
-    (MACHINE, TARGET, 8, 5, 16000),
-    (MACHINE, TARGET, 256, 5, 16000),
-    (SLOW, DRAFT, 4, 3, 500),
-    (SLOW, TARGET, 4, 1, 0),
-]
+# machine (bytes, operations a second), model (weights, bytes for a token), texts, tokens each, context
+PASSES = list(itertools.product((MACHINE, SLOW), (TARGET, DRAFT), (1, 4, 60, 300), (1, 5, 200), (0, 500, 16000)))
 
 
-def seconds_of(learner: ModuleType) -> list[object]:
-    found = []
-    for machine, model, *sizes in PASSES:
-        found.append(rounded(learner.step_time(learner.Machine(*machine), learner.Model(*model), *sizes)))
-    return found
-
-
-def test_seconds_of_a_pass(learner):
+@asked(PASSES, "machine {}, model {}, {} texts with {} tokens each after {}: the seconds")
+def test_seconds_of_a_pass(one, machine, model, *sizes):
     """step_time: weights are read once, arithmetic grows with every token, each text has a cache of its own."""
-    for one, given, expected, name in unlike(STEM, seconds_of, learner, right, PASSES):
-        (bandwidth, flops), (weights, place_bytes), n_texts, width, context = one
-        wrong(
-            f"{weights:g} weights and {place_bytes} bytes for a token of context, {bandwidth:g} bytes and "
-            f"{flops:g} operations a second, {n_texts} texts with {width} tokens each after {context}: "
-            f"{expected:g} seconds, yours says {given}{name}"
-        )
+    return rounded(one.step_time(one.Machine(*machine), one.Model(*model), *sizes))
 
-
-# --- the best length --------------------------------------------------------------------------------------------------
 
 EIGHTH = [0.8**i for i in range(1, 9)]
-LATE = [0.5, 0.5, 0.5, 0.5]  # a draft that is right to its end, once it is right
-BATCHES = [
-    *((MACHINE, TARGET, DRAFT, n, context, EIGHTH) for n in (1, 16, 32, 64, 128, 256) for context in (0, 16000)),
-    (MACHINE, TARGET, DRAFT, 1, 0, [0.8, 0.64]),
-    (MACHINE, TARGET, DRAFT, 75, 0, LATE),
-    (SLOW, TARGET, (8e8, 1e4), 2, 100, [0.3, 0.1]),
+SURVIVALS = [EIGHTH, [0.8, 0.64], [0.5] * 4, [0.86, 0.74, 0.1], [], [0.97**i for i in range(1, 13)]]
+BATCHES = [  # machine, target, draft, texts, context, survival
+    *itertools.product([MACHINE], [TARGET], [DRAFT, (1e8, 4096)], (1, 16, 32, 64, 256), (0, 16000), SURVIVALS),
     (SLOW, TARGET, (8e9, 1e4), 1, 0, [0.9, 0.8]),  # a draft as large as its target never pays
     ((1e12, 1e15), (4e9, 0.0), (2e9, 0.0), 1, 0, [0.5, 0.4, 0.3]),  # no gain at 1: equal to plain decoding
     ((1e12, 1e15), (4e9, 0.0), (1e9, 0.0), 1, 0, [0.5, 0.3, 0.0, 0.0]),
-    ((1e12, 1e13), (1e9, 0.0), (5e7, 0.0), 4, 0, [0.6, 0.6, 0.6, 0.6, 0.6, 0.6]),
-    (MACHINE, TARGET, DRAFT, 4, 0, []),
-    (MACHINE, (8e9, 131072), (1e8, 4096), 1, 0, [0.97**i for i in range(1, 13)]),  # the longest of twelve
-    (MACHINE, (8e9, 131072), (1e8, 4096), 8, 16000, [0.96**i for i in range(1, 13)]),
-    (MACHINE, TARGET, DRAFT, 4, 1000, [0.86, 0.74, 0.74 * 0.14]),
 ]
 
 
-def lengths_of(learner: ModuleType) -> list[object]:
-    found = []
-    for machine, target, draft, n_texts, context, survival in BATCHES:
-        models = learner.Machine(*machine), learner.Model(*target), learner.Model(*draft)
-        own, learner.step_time = learner.step_time, right.step_time  # a mistake there is told by its own check
-        try:
-            k, speedup = learner.best_k(*models, n_texts, context, list(survival))
-        finally:
-            learner.step_time = own
-        found.append((k, rounded(speedup)))
-    return found
+def in_words(*case: object) -> str:
+    words = "machine {}, target {}, draft {}, {} texts after {} tokens each, survival".format(*case)
+    return f"{words} {[round(share, 3) for share in case[-1]]}: the best k and its speedup"
 
 
-def test_the_best_length_of_a_batch(learner):
+@asked(BATCHES, in_words)
+def test_the_best_length_of_a_batch(one, machine, target, draft, n_texts, context, survival):
     """best_k: tokens of a round are divided by its seconds; the baseline is batched, too; 0 where nothing pays."""
-    for one, given, expected, name in unlike(STEM, lengths_of, learner, right, BATCHES):
-        machine, target, draft, n_texts, context, survival = one
-        shares = [round(share, 3) for share in survival]
-        wrong(
-            f"{n_texts} texts after {context} tokens each, machine {machine}, target {target}, draft {draft}, "
-            f"survival {shares}: the best k is {expected[0]} with {expected[1]:.3f}x, yours says {given}"
-            f"{name}"
-        )
+    models = one.Machine(*machine), one.Model(*target), one.Model(*draft)
+    with mock.patch.object(one, "step_time", right.step_time):  # a mistake there is told by its own check
+        k, speedup = one.best_k(*models, n_texts, context, list(survival))
+    return k, rounded(speedup)
 
 
-# --- the knee ---------------------------------------------------------------------------------------------------------
-
-CURVES = [
-    ([1, 4, 16], [2.0, 1.5, 0.5]),
-    ([1, 2, 4, 8], [2.2, 1.9, 1.1, 0.7]),
-    ([1, 2], [2.0, 1.5]),
-    ([2, 4], [0.9, 0.8]),
-    ([1, 2, 4], [1.4, 1.0, 0.8]),
-    ([1, 2, 4, 8], [1.4, 0.9, 1.1, 0.7]),  # noise: the first time counts
-    ([1, 2, 4], [1.5, 0.9, 1.2]),  # later gains do not matter
-    ([1, 2, 4], [1.2, 0.9, 1.5]),
-    ([1, 2, 4], [0.9, 1.2, 0.8]),
-    ([8], [1.5]),
-    ([3, 5], [1.0, 0.5]),
-    ([1, 2], [1.5, 1.0]),  # at the last one it is 1: that is the knee
-    ([4], [1.0]),
-    ([1, 2, 4], [1.2, 1.5, 0.8]),  # the fall begins at 1.5, whatever came before it
-    ([2**i for i in range(9)], [2.24, 2.16, 2.05, 1.86, 1.63, 1.44, 1.27, 1.04, 0.83]),
-    ([2**i for i in range(9)], [2.24, 2.16, 2.05, 1.86, 1.63, 1.44, 1.27, 1.14, 1.03]),
-]
+DICE = random.Random(0)
+SPEEDUPS = (2.2, 1.9, 1.5, 1.2, 1.1, 1.0, 0.9, 0.7)
+CURVES = simplest(([2**i for i in range(n)], DICE.sample(SPEEDUPS, n)) for n in [1, 2, 3, 4, 8] * 30)
 
 
-def knees_of(learner: ModuleType) -> list[object]:
-    return [rounded(learner.knee(list(batches), list(speedups))) for batches, speedups in CURVES]
-
-
-def test_the_knee(learner):
+@asked(CURVES, "batches {}, best speedups {}: the knee")
+def test_the_knee(one, *case):
     """knee: it is the first batch without a gain, on the logarithm of the batch; None where it lies further on."""
-    for (batches, speedups), given, expected, name in unlike(STEM, knees_of, learner, right, CURVES):
-        wrong(f"batches {batches}, best speedups {speedups}: the knee is {expected}, yours says {given}{name}")
-
-
-# --- the page ---------------------------------------------------------------------------------------------------------
+    return rounded(one.knee(*map(list, case)))
 
 
 def models() -> tuple:
@@ -150,8 +81,7 @@ def test_the_table_of_the_chapter():
 def test_the_knee_of_the_chapter():
     """Without context: from the best speedups over lengths of 1 and more."""
     machine, target, draft = models()
-    batches = [2**i for i in range(9)]
-    best = []
+    batches, best = [2**i for i in range(9)], []
     for n in batches:
         step, drafting = (right.step_time(machine, model, n, 1, 0) for model in (target, draft))
         tokens = itertools.accumulate([1.0, *EIGHTH])

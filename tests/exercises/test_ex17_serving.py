@@ -4,15 +4,15 @@ The last check and the numbers of the page come from a recorded transcript (exer
 """
 
 import contextlib
+import random
 import re
 from collections.abc import Callable
-from types import ModuleType
 
 import pytest
 
 from exercises import transcript
 from solutions import ex17_serving as right
-from tests.exercises.answers import chapter, named, unlike, wrong
+from tests.exercises.answers import asked, chapter, simplest, wrong
 
 STEM = "ex17_serving"
 RECORD = transcript.load()
@@ -31,358 +31,194 @@ def series(found: object) -> dict[str, object]:
     return {name: rounded(value) for name, value in found.items()}
 
 
-def series_or_error(call: Callable[[], object]) -> object:
-    """A dict, or the name of what was raised; only a ValueError is ever asked for."""
+def or_error(call: Callable[..., object], *args: object) -> object:
+    """What it gives, or the name of what was raised; only a ValueError is ever asked for."""
     try:
-        found = call()
+        return call(*args)
     except (ValueError, ZeroDivisionError, KeyError) as error:
         return type(error).__name__
-    return series(found)
 
 
-def numbers_or_error(what: tuple[str, ...], call: Callable[[], object]) -> object:
-    """As many numbers as there are names in `what`, or the name of what was raised."""
-    try:
-        found = call()
-    except (ValueError, ZeroDivisionError, KeyError) as error:
-        return type(error).__name__
+def numbers(found: object, *what: str) -> object:
+    """As many numbers as there are names in `what`."""
+    if isinstance(found, str):
+        return found
     if not isinstance(found, tuple | list) or len(found) != len(what):
         wrong(f"{len(what)} numbers are asked for, {', '.join(what)}; yours is {found!r:.100}")
-    return tuple(map(rounded, found))
+    return dict(zip(what, map(rounded, found), strict=True))
 
 
-def shown(one: dict) -> str:
-    return "{" + ", ".join(f"{name}: {value:g}" for name, value in one.items()) + "}"
+def line(name: str, value: object, **labels: str) -> str:
+    """Of a page; every value but that of a server without labels has an engine and a model."""
+    shown = ",".join(f'{key}="{x}"' for key, x in ({"engine": "0", "model_name": "m"} | labels).items())
+    return f"{name}{f'{{{shown}}}' if labels else ''} {value}\n"
 
 
-# --- a page -----------------------------------------------------------------------------------------------------------
+def typed(name: str, kind: str, *lines: str) -> str:
+    return f"# TYPE {name} {kind}\n" + "".join(lines)
 
-TWO_ENGINES = """# HELP n_total Something that happened.
-# TYPE n_total counter
-n_total{engine="0",model_name="m"} 2.0
-n_total{engine="1",model_name="m"} 3.0
-"""
-A_GAUGE_FIRST = """# HELP waiting How many wait now; 3 a moment ago.
-# TYPE waiting gauge
-waiting{engine="0",model_name="m"} 4.0
-# TYPE n_total counter
-n_total{engine="0",model_name="m"} 2.0
-# TYPE n_created gauge
-n_created{engine="0",model_name="m"} 1.7e+09
-# TYPE busy gauge
-busy 1.0
-"""
-PLACES = """# TYPE kept_total counter
-kept_total{engine="0",model_name="m",position="0"} 7.0
-kept_total{engine="0",model_name="m",position="1"} 3.0
-kept_total{engine="1",model_name="m",position="0"} 1.0
-kept_total{engine="1",model_name="m",position="1"} 1.0
-"""
-A_HISTOGRAM = """# TYPE wait_seconds histogram
-wait_seconds_bucket{engine="0",le="0.5",model_name="m"} 3.0
-wait_seconds_bucket{engine="0",le="+Inf",model_name="m"} 4.0
-wait_seconds_count{engine="0",model_name="m"} 4.0
-wait_seconds_sum{engine="0",model_name="m"} 1.75
-"""
-NO_LABELS = """early_total 3.0
-# TYPE n_total counter
-n_total 1.5e+06
 
-# a remark
-# TYPE m_total counter
-m_total{engine="0"} 2.0
-"""
-ODD_VALUES = """# TYPE n_total counter
-n_total{engine="0",model_name="my model, a {small} one",why="the end, or a stop"} 2.0
-n_total{engine="0",model_name="my model, a {small} one",why="{}"} 1.0
-n_total{engine="0",model_name="m}",why="x"} 4.0
-n_total{engine="0",engine_kind="a",model_name="m",model_names="b",why=""} 5.0
-"""
-REMARKS = """# TYPE hits counter
-# HELP hits How often, without _total in its name.
-# a remark
-hits{zone="b",engine="0",area="a"} 3.0
-# another one
-hits{zone="b",engine="1",area="a"} 4.0
-# TYPE waiting gauge
-# a remark
-waiting 5.0
-# TYPE n_total counter
-n_total 1.0
-"""
-OTHER_KINDS = "".join(f"# TYPE {kind} {kind}\n{kind} 1.0\n" for kind in ("summary", "untyped", "unknown", "info"))
-LONG = "".join(
-    f"# TYPE kept_{i}_total counter\n"
-    + "".join(
-        f'kept_{i}_total{{engine="{e}",a="{i}",b="x y",c="",d="{e % 2}",e="5",f="6",model_name="m"}} {e + i / 8}\n'
-        for e in range(8)
-    )
-    for i in range(8)
-)
+MANY = {"a": "1", "b": "x y", "c": "", "d": "0", "e": "5", "f": "6"}
+WAITS = [line("wait_s_bucket", n, le=le) for n, le in ((3.0, "0.5"), (4.0, "+Inf"))]
+HITS = [line("hits", 3.0, zone="b", area="a"), "# another one\n", line("hits", 4.0, zone="b", engine="1", area="a")]
+ODD = [{"why": "the end, or a stop"}, {"why": "{}"}, {"model_name": "m}", "why": "x"}, {"engine_kind": "a", "why": ""}]
 PAGES = {
-    "remarks between the lines, and labels in an order of their own": REMARKS,
-    "eight counters of eight engines": LONG,
-    "two engines": TWO_ENGINES,
-    "places of a draft": PLACES,
-    "a histogram": A_HISTOGRAM,
-    "gauges": A_GAUGE_FIRST,
-    "few labels": NO_LABELS,
-    "odd values of labels": ODD_VALUES,
-    "names that do not say the kind": "# TYPE kept counter\nkept 3.0\n# TYPE made_created counter\nmade_created 4.0\n",
-    "other kinds": OTHER_KINDS,
-    "odd numbers": '# TYPE n counter\nn{at="0"} +Inf\nn{at="1"} NaN\nn{at="2"} -2.5e-01\nn{at="3"} inf\n',
+    "two engines": typed("n_total", "counter", line("n_total", 2.0, engine="0"), line("n_total", 3.0, engine="1")),
+    "places of a draft": typed(
+        "kept_total",
+        "counter",
+        *(line("kept_total", i + 2.0, engine=str(i % 2), position=str(i // 2)) for i in range(4)),
+    ),
+    "a histogram": typed(
+        "wait_s", "histogram", *WAITS, line("wait_s_count", 4.0), line("wait_s_sum", 1.75, engine="0")
+    ),
+    "gauges": typed("waiting", "gauge", line("waiting", 4.0, engine="0"))
+    + typed("n_total", "counter", line("n_total", 2.0, engine="0"))
+    + typed("n_created", "gauge", line("n_created", 1.7e9, engine="0"))
+    + typed("busy", "gauge", line("busy", 1.0)),
+    "few labels": line("early_total", 3.0) + typed("n_total", "counter", line("n_total", "1.5e+06"), "\n# a remark\n"),
+    "remarks between the lines": typed(
+        "hits", "counter", "# HELP hits How often, no _total in it.\n# a remark\n", *HITS
+    )
+    + typed("waiting", "gauge", "# a remark\n", line("waiting", 5.0)),
+    "odd values of labels": typed(
+        "n_total",
+        "counter",
+        *(line("n_total", i + 1.0, **{"model_name": "my {small}, one"} | x) for i, x in enumerate(ODD)),
+    ),
+    "names that do not say the kind": typed("kept", "counter", line("kept", 3.0))
+    + typed("made_created", "counter", line("made_created", 4.0)),
+    "other kinds": "".join(typed(kind, kind, line(kind, 1.0)) for kind in ("summary", "untyped", "unknown", "info")),
+    "odd numbers": typed(
+        "n", "counter", *(line("n", x, at=str(i)) for i, x in enumerate(("+Inf", "NaN", "-2.5e-01", "inf")))
+    ),
+    "eight engines": typed("n", "counter", *(line("n", e / 8, **MANY | {"engine": str(e)}) for e in range(8))),
     "an empty page": "",
 }
 
 
-def read(learner: ModuleType) -> dict[str, object]:
-    found: dict[str, object] = {what: {} for what in PAGES}
-    for what, page in PAGES.items():
-        with contextlib.suppress(OverflowError):  # int() of +Inf: other pages tell what is wrong with it
-            found[what] = series(learner.read_counters(page))
-    return found
-
-
-def test_a_page_is_read(learner):
+@asked(list(PAGES.items()), "{0}")
+def test_a_page_is_read(one, what, page):
     """read_counters: counters and histograms are read, by the labels that say what is counted, summed over engines."""
-    found = read(learner)
-    for what, expected in read(right).items():
-        given = found[what]
-        others = [name for name in given if name not in expected]
-        for name, value in expected.items():
-            if name not in given:
-                wrong(f"{what}: {name} is missing, yours has {others or 'no others'}{named(STEM, read, found)}")
-            if given[name] != value:
-                wrong(f"{what}: {name} is {value}, yours says {given[name]}{named(STEM, read, found)}")
-        if others:
-            wrong(f"{what}: {others[0]} does not belong there{named(STEM, read, found)}")
+    with contextlib.suppress(OverflowError):  # int() of +Inf: other pages tell what is wrong with it
+        return series(one.read_counters(page))
 
 
-# --- two looks --------------------------------------------------------------------------------------------------------
-
-LOOKS = [
-    ({"n": 5.0}, {"n": 7.0}),
-    ({"n": 5.0, "m": 0.25}, {"n": 5.0, "m": 0.75}),
-    ({"n": 5.0}, {"n": 7.0, "m": 3.0}),
-    ({}, {"n": 7.0}),
-    ({"n": 5.0, "m": 1.0}, {"n": 4.0, "m": 2.0}),
-    ({"n": 5.0, "m": 1.0}, {"n": 6.0}),
-    ({"n": 5.0, "m": 0.0}, {"n": 6.0}),
-    ({"n": 5.0, "s": 1.75}, {"n": 6.0, "s": 1.5}),
-    ({"n": 5.0, "s": 2.0}, {"n": 6.0, "s": 1.9999}),
-    ({"n": 5.0}, {}),
-    ({}, {}),
-    ({f"n{i}": i / 8 for i in range(12)}, {f"n{i}": i / 4 for i in range(14)}),
-    ({f"n{i}": 5.0 for i in range(12)}, {f"n{i}": 6.0 - 2 * (i == 11) for i in range(12)}),
-]
+DICE = random.Random(0)
 
 
-def differences(learner: ModuleType) -> list[object]:
-    found = []
-    for before, after in LOOKS:
-        looks = dict(before), dict(after)
-        found.append(series_or_error(lambda looks=looks: learner.between(*looks)))
-        if looks != (before, after):
-            wrong("it looks as if yours changes a look; remember: the one after this answer is the one before the next")
-    return found
+def look(dice: random.Random) -> tuple[dict[str, float], dict[str, float]]:
+    """A page before and after; now and then a series falls, stands still, is gone, or is new."""
+    before = {name: dice.randrange(8) / 4 for name in "nms"[: dice.randrange(4)]}
+    steps = [0.0, 0.25, 1.0, 2.0] * 3 + [-1e-4, -0.25, -1.0]
+    after = {name: value + dice.choice(steps) for name, value in before.items() if dice.random() < 0.95}
+    return before, after | ({"new": 3.0} if dice.random() < 0.3 else {})
 
 
-def test_what_happened_between_two_looks(learner):
+LOOKS = simplest(look(DICE) for _ in range(300))
+
+
+@asked(LOOKS, "before {}, after {}")
+def test_what_happened_between_two_looks(one, *looks):
     """between: every series has a difference; where one fell or is gone, another server has answered."""
-    for (before, after), given, expected, name in unlike(STEM, differences, learner, right, LOOKS):
-        wrong(f"before {shown(before)}, after {shown(after)}: {expected}, yours says {given}{name}")
+    found = or_error(one.between, *map(dict, looks))
+    return found if isinstance(found, str) else series(found)
 
 
-# --- acceptance -------------------------------------------------------------------------------------------------------
+Rounds = list[tuple[int, int]]  # drafted, accepted
 
 
-def counts_of(rounds: list[tuple[int, int]], k: int) -> dict[str, float]:
+def rounds(dice: random.Random, k: int, least: int = 0) -> Rounds:
+    drafted = [dice.choice([k, k, k, dice.randint(least, k)]) for _ in range(dice.randint(least, 4))]
+    return [(n, dice.randint(0, n)) for n in drafted]
+
+
+def counts_of(served: Rounds, k: int) -> dict[str, float]:
     """What a server counts of rounds that have drafted and kept so many."""
     return {
-        right.DRAFTS: float(len(rounds)),
-        right.DRAFTED: float(sum(drafted for drafted, _ in rounds)),
-        right.ACCEPTED: float(sum(kept for _, kept in rounds)),
-        **{right.kept_at(place): float(sum(kept > place for _, kept in rounds)) for place in range(k)},
+        right.DRAFTS: float(len(served)),
+        right.DRAFTED: float(sum(drafted for drafted, _ in served)),
+        right.ACCEPTED: float(sum(kept for _, kept in served)),
+        **{right.kept_at(place): float(sum(kept > place for _, kept in served)) for place in range(k)},
     }
 
 
-ROUNDS = [
-    ([(4, 2), (4, 4), (4, 0), (4, 1)], 4),
-    ([(4, 4), (4, 4)], 4),
-    ([(4, 0), (4, 0), (4, 0)], 4),
-    ([(2, 2), (2, 1), (2, 1), (2, 0)], 2),
-    ([(1, 1), (1, 0), (1, 0)], 1),
-    ([(4, 2), (3, 3), (4, 1)], 4),
-    ([(3, 3), (3, 1), (3, 3), (3, 2), (3, 0)], 3),
-    ([(4, 3), (1, 0)], 4),
-    ([(3, 3), (1, 0)], 4),  # together they drafted k
-    ([(4, 2), (2, 1), (2, 0)], 4),
-    ([(7, n) for n in (7, 0, 6, 6, 1, 5, 7, 7, 3, 2)], 7),
-    ([(12, n) for n in (12, 0, 11, 9)], 12),
-]
+ROUNDS = simplest((rounds(DICE, k, 1), k) for k in [1, 2, 3, 4, 7] * 40)
 
 
-THREE = ("alpha", "f", "tokens of a round")
-
-
-def acceptances(learner: ModuleType) -> list[object]:
-    return [
-        numbers_or_error(THREE, lambda rounds=rounds, k=k: learner.acceptance(counts_of(rounds, k), k))
-        for rounds, k in ROUNDS
-    ]
-
-
-def test_three_numbers_that_are_called_acceptance(learner):
+@asked(ROUNDS, "the counts of rounds with (drafted, accepted) {}, k = {}")
+def test_three_numbers_that_are_called_acceptance(one, served, k):
     """acceptance: alpha is of the tested tokens, f of the drafted ones, and a round has the target's own token, too."""
-    for (rounds, k), given, expected, name in unlike(STEM, acceptances, learner, right, ROUNDS):
-        asked = ", ".join(f"{what} {number}" for what, number in zip(THREE, expected, strict=True))
-        wrong(f"k = {k}, the counts of rounds with (drafted, accepted) {rounds}: {asked}; yours says {given}{name}")
+    return numbers(or_error(one.acceptance, counts_of(served, k), k), "alpha", "f", "tokens of a round")
 
 
-# --- time per token ---------------------------------------------------------------------------------------------------
-
-COSTS = [  # plain, k, draft_cost, verify_cost, overhead, tokens_per_round
-    (0.5, 4, 0.125, 1.25, 0.25, 2.0),
-    (0.01, 4, 0.141, 1.301, 0.042, 2.74),
-    (0.02, 1, 0.3, 1.0, 0.1, 1.6),
-    (1.0, 0, 0.5, 1.0, 0.05, 1.0),
-    (0.25, 8, 0.0, 1.5, 0.0, 9.0),
-    (0.01234, 7, 0.0567, 1.2345, 0.0678, 3.4567),
-]
+COSTS = [(0.5, 4, 0.125, 1.25, 0.25, 2.0), (1.0, 0, 0.5, 1.0, 0.05, 1.0), (0.01234, 7, 0.0567, 1.2345, 0.0678, 3.4567)]
 
 
-def predictions(learner: ModuleType) -> list[object]:
-    return [rounded(learner.predict(*one)) for one in COSTS]
+COST = "plain {} s, k = {}; in plain tokens: draft {}, verify {}, overhead {}; {} tokens of a round: s per token"
 
 
-def test_the_time_per_token_is_predicted(learner):
+@asked(COSTS, COST)
+def test_the_time_per_token_is_predicted(one, *case):
     """predict: a token takes the seconds of a round, over its tokens."""
-    for one, given, expected, name in unlike(STEM, predictions, learner, right, COSTS):
-        plain, k, draft, verify, overhead, length = one
-        wrong(
-            f"a plain token takes {plain} s, k = {k}; costs in plain tokens: draft {draft}, verify {verify}, "
-            f"overhead {overhead}; {length} tokens of a round: {expected} s per token, yours says {given}"
-            f"{name}"
-        )
+    return rounded(one.predict(*case))
 
 
-STREAMS = [
-    [(0.25, 1), (0.5, 1), (0.75, 1)],
-    [(0.25, 2), (0.75, 1), (1.25, 3)],
-    [(0.125, 0), (0.25, 2), (0.75, 1), (1.25, 3), (1.5, 0)],
-    [(0.5, 3), (1.0, 0), (2.0, 4)],
-    [(0.5, 4)],
-    [(0.5, 1), (0.75, 0)],
-    [],
-    [(0.5, 0), (0.75, 0)],
-    [(0.5, 3), (0.5, 1), (1.0, 1)],  # two chunks came at one time, in this order
-    [(0.03 * i, 1 + i % 3) for i in range(1, 20)],
-]
+def chunks(dice: random.Random) -> tuple[list[tuple[float, int]]]:
+    """The chunks of a stream: seconds, which may be those of the chunk before, and tokens, which may be none."""
+    times = sorted(0.25 * dice.randint(1, 4) for _ in range(dice.randrange(5)))
+    return ([(seconds, dice.randrange(4)) for seconds in times],)
 
 
-def streams(learner: ModuleType) -> list[object]:
-    what = "seconds to the first token", "seconds per token"
-    return [numbers_or_error(what, lambda chunks=chunks: learner.from_stream(list(chunks))) for chunks in STREAMS]
+STREAMS = simplest(chunks(DICE) for _ in range(600))
 
 
-def test_a_stream_is_timed(learner):
+@asked(STREAMS, "chunks (seconds, tokens) {}")
+def test_a_stream_is_timed(one, stream):
     """from_stream: tokens are counted, not chunks; those of the first chunk took none of the time after it."""
-    for chunks, given, expected, name in unlike(STEM, streams, learner, right, STREAMS):
-        wrong(f"chunks (seconds, tokens) {chunks}: {expected}, yours says {given}{name}")
+    return numbers(or_error(one.from_stream, list(stream)), "seconds to the first token", "seconds per token")
 
 
-# --- the lab's rounds -------------------------------------------------------------------------------------------------
-
-
-def case(served: list[tuple[int, int]], own: list[tuple[int, int]], k: int = 4) -> tuple:
-    """A server that made these rounds, the lab's rounds, and k."""
+def fit(dice: random.Random) -> tuple[dict[str, float], Rounds, int]:
+    """What a server counts, the lab's rounds, k. Of the server one round is another one, is missing, or is new."""
+    k = dice.randint(1, 4)
+    own = rounds(dice, k)
+    served, at = list(own), dice.choice([len(own) - 1, dice.randrange(len(own))]) if own else 0
+    other = dice.choice([dice.randint(0, k)] * 5 + [k + 1]), dice.randint(0, k)
+    change = dice.choice(["none", "missing", "new", *["other"] * 5])
+    if change != "none":
+        served[at : at + (change != "new")] = [other] * (change != "missing")
     return counts_of([one for one in served if one[0]], k), own, k
 
 
-A_FEW = [(4, 2), (4, 4), (4, 0)]
-MANY = [(7, n) for n in (5, 0, 6, 7, 1, 7, 2, 3)]
-FITS = [
-    case(A_FEW, A_FEW),
-    case([(4, 4), (4, 0), (4, 2)], A_FEW),
-    case([(4, 2), (4, 4), (4, 1)], A_FEW),
-    case([(4, 2), (4, 4), (4, 4)], A_FEW),
-    case([(4, 2), (4, 4), (3, 2)], A_FEW),
-    case([(4, 2), (4, 4), (1, 0)], [(4, 2), (4, 4), (4, 3)]),
-    case([(4, 2), (4, 4), (4, 3)], [(4, 2), (4, 4), (2, 1)]),
-    case([(4, 2), (4, 4), (4, 2)], [(4, 2), (4, 4), (2, 1)]),
-    case([(4, 2), (4, 4)], A_FEW),
-    case([*A_FEW, (4, 0)], A_FEW),
-    case([*A_FEW, (4, 4)], [(4, 2), (4, 4), (4, 4), (4, 0), (4, 0)]),
-    case([(4, 1), (4, 4), (4, 1)], A_FEW),
-    case([(4, 3), (4, 3), (4, 1)], [(4, 4), (4, 2), (4, 1)]),
-    case([(4, 0), (4, 4), (4, 4)], A_FEW),
-    case([(4, 2), (4, 4), (4, 0)], [(4, 3), (4, 3), (4, 0)]),
-    case([(3, 2), (3, 3), (4, 0)], A_FEW),
-    case([(2, 2), (4, 4), (2, 0)], A_FEW),
-    case([(4, 2), (4, 4), (8, 4)], A_FEW),
-    case([(4, 2), (4, 4), (5, 3)], A_FEW),
-    case(A_FEW, [(4, 2), (0, 0), (4, 4), (0, 0), (4, 0)]),
-    case(A_FEW, [*A_FEW, (0, 0)]),
-    case([(4, 2), (4, 4), (4, 3)], [*A_FEW, (0, 0)]),
-    case([*A_FEW, (2, 1)], [*A_FEW, (0, 0)]),
-    case([(2, 1)], [(2, 2)], 2),
-    case([(2, 2), (1, 1)], [(2, 2), (1, 0)], 2),
-    case([(2, 1)], [(2, 0), (2, 0)], 2),
-    case([(1, 1)], [(2, 1)], 2),
-    case([(1, 1), (1, 0)], [(1, 1), (1, 1)], 1),
-    case([], []),
-    case([], [(0, 0)]),
-    case([(4, 1)], []),
-    case(MANY, MANY, 7),
-    case([*MANY[:-1], (7, 7)], MANY, 7),
-    case([(7, 6), *MANY[1:3], (7, 6), *MANY[4:]], MANY, 7),  # two places differ, their sum does not
-    case([*MANY[:-1], (6, 6)], MANY, 7),
-    case([(7, 6), *MANY[1:]], MANY, 7),
-    case([*MANY[:4], (7, 4), *MANY[5:]], MANY, 7),
-    case([*MANY[:-2], MANY[-1]], MANY, 7),
-    case([(6, 5), *MANY[1:]], MANY, 7),
-    (counts_of([(4, 2), (4, 4), (2, 2)], 4) | {right.kept_at(2): 2.0, right.ACCEPTED: 9.0}, A_FEW, 4),
-]
+FITS = simplest(fit(DICE) for _ in range(1500))
 
 
-def verdicts(learner: ModuleType) -> list[object]:
-    return [learner.reconcile(dict(counts), list(own), k) for counts, own, k in FITS]
+def fit_in_words(counts: dict[str, float], own: Rounds, k: int) -> str:
+    drafts, drafted, accepted, *kept = (int(n) for n in counts.values())
+    server = f"{drafts} drafts of {drafted} tokens, {accepted} accepted, by place {kept}"
+    return f"k = {k}; the server: {server}; the lab's rounds {own}"
 
 
-def test_counters_are_held_against_own_rounds(learner):
+@asked(FITS, fit_in_words)
+def test_counters_are_held_against_own_rounds(one, counts, own, k):
     """reconcile: every counter must fit, the places too; only the very last round may differ, and only as one round."""
-    for (counts, own, k), given, expected, name in unlike(STEM, verdicts, learner, right, FITS):
-        drafts, drafted, accepted, *kept = (int(n) for n in counts.values())
-        wrong(
-            f"k = {k}; the server: {drafts} drafts of {drafted} tokens, {accepted} accepted, by place {kept}; the "
-            f"lab's rounds {own}: {expected!r}, yours says {given!r}{name}"
-        )
+    return one.reconcile(dict(counts), list(own), k)
 
 
-# --- everything together ----------------------------------------------------------------------------------------------
-
-
-def from_record(learner: ModuleType) -> list[object]:
-    """Of every recorded prompt: the three acceptances and the verdict; then the four times."""
-    found: list[object] = []
-    for asked, counts in zip(RECORD.prompts, transcript.prompt_by_prompt(learner, RECORD), strict=True):
-        numbers = [rounded(one) for one in learner.acceptance(counts, RECORD.k)]
-        found.append([*numbers, learner.reconcile(counts, list(asked.own_rounds), RECORD.k)])
-    return [*found, [rounded(one) for one in transcript.times(learner, RECORD)]]
+SAID = [("alpha, f, tokens of a round, verdict of prompt", number) for number in range(len(RECORD.prompts))]
+SAID.append(("seconds per token, plain, predicted, measured, and of the server's page; prompts", len(SAID)))
 
 
 @pytest.mark.whole
-def test_the_recorded_servers(learner):
-    """All functions together read what real servers said."""
-    found = from_record(learner)
-    what = [f"prompt {number}: alpha, f, tokens of a round, verdict" for number in range(len(RECORD.prompts))]
-    what.append("seconds per token: plain, predicted, measured, and of the server's page")
-    for words, given, expected in zip(what, found, from_record(right), strict=True):
-        if given != expected:
-            wrong(f"the transcript, {words}: {expected}, with yours {given}")
-
-
-# --- the page ---------------------------------------------------------------------------------------------------------
+@asked(SAID, "the transcript, {} {}")
+def test_the_recorded_servers(one, what, number):
+    """read_counters, between, acceptance, predict, from_stream, reconcile: all together read what real
+    servers said."""
+    if number == len(RECORD.prompts):
+        return [rounded(seconds) for seconds in transcript.times(one, RECORD)]
+    own, counts = RECORD.prompts[number].own_rounds, transcript.prompt_by_prompt(one, RECORD)[number]
+    return [*map(rounded, one.acceptance(counts, RECORD.k)), one.reconcile(counts, list(own), RECORD.k)]
 
 
 def test_the_table_of_the_chapter():

@@ -2,22 +2,28 @@
 
 import functools
 import json
+import random
 import re
-from types import ModuleType
+from unittest import mock
 
 from solutions import ex18_name_the_fault as right
 from speclab.system.paths import ROOT
-from tests.exercises.answers import chapter, unlike, wrong
+from tests.exercises.answers import asked, chapter, simplest
 
 STEM = "ex18_name_the_fault"
 Counts = tuple[int, int, tuple[int, ...]]
 
 
 @functools.cache
+def entries() -> list[dict]:
+    return json.loads((ROOT / "results" / "cpu-curves.json").read_text("utf-8"))["curves"]
+
+
+@functools.cache
 def measured(whole: bool = False) -> dict[str, list[Counts]]:
     """The curves of the record, on each half of the prompts or on all of them; drafts that end early are left out."""
     found = {}
-    for entry in json.loads((ROOT / "results" / "cpu-curves.json").read_text("utf-8"))["curves"]:
+    for entry in entries():
         halves = [(one["n_drafts"], one["n_drafted"], tuple(one["accepted_at"])) for one in entry["halves"]]
         if whole:
             kept = tuple(map(sum, zip(*(half[2] for half in halves), strict=True)))
@@ -27,108 +33,52 @@ def measured(whole: bool = False) -> dict[str, list[Counts]]:
     return found
 
 
-def made(rounds: int, *kept: int) -> Counts:
-    return rounds, rounds * len(kept), kept
+def made(dice: random.Random) -> Counts:
+    """A curve of round numbers, so that it often lies on a border of a rule."""
+    rounds, kept = dice.choice([29, 30, 100, 200, 1000]), []
+    for _ in range(dice.choice([1, 2, 3, 4, 5, 7, 8])):
+        before = kept[-1] if kept else rounds
+        kept.append(int(before * dice.choice([1, 0.96, 0.9, 0.8, 0.7, 2 / 3, 0.5, 0.4, 0.15, 0.1, 0])))
+    return rounds, rounds * len(kept), tuple(kept)
 
 
-CURVES = [
-    *(half for halves in measured().values() for half in halves),
-    made(29, 0, 0),
-    made(30, 0, 0),
-    made(30, 27, 27),
-    made(200, 190, 100, 90),
-    made(100, 96, 90, 84),  # f is 0.9
-    made(100, 89, 85),
-    made(200, 29, 14),
-    made(200, 30, 14),  # kept as often as the line: not below it, and then less than half
-    made(200, 100, 25),
-    made(200, 100, 24),
-    made(300, 150, 100, 44, 20),  # two thirds of the second
-    made(300, 150, 100, 45, 20),
-    made(300, 150, 120, 60, 40),
-    made(300, 150, 90, 50, 20),
-    made(100, 90, 54, 27),  # below two thirds of the first, not of the second
-    made(100, 80, 48, 14),
-    made(100, 70),
-    made(400, 360, 350, 60, 20, 5),  # k = 5
-    made(500, 400, 250, 200, 100, 40, 10),  # the second half brings just 0.15
-    made(99, 54),
-    made(100, 55),
-    made(100, 50),
-    made(100, 10),
-    made(400, 300, 225, 169, 127, 95, 10),
-    made(400, 300, 225, 169, 30, 20, 10),
-    made(400, 300, 225, 169, 127, 20),
-    made(1000, 700, 490, 343, 240, 160, 60, 20),  # of seven positions the last four are the second half
-    made(400, 260, 130, 100, 90),
-]
+DICE = random.Random(0)
+CURVES = simplest([*(half for halves in measured().values() for half in halves), *(made(DICE) for _ in range(3000))])
+READ = "{} rounds, {} drafted, kept {}: "
 
 
-def as_read(curve: Counts) -> str:
-    rounds, drafted, kept = curve
-    return f"{rounds} rounds, {drafted} drafted, kept {kept}"
-
-
-def rates_of(learner: ModuleType) -> list[object]:
-    found = []
-    for curve in CURVES:
-        rates = learner.conditional(learner.Curve(*curve))
-        found.append([None if rate is None else round(float(rate), 9) for rate in rates])
-    return found
-
-
-def test_conditional_rates(learner):
+@asked(CURVES, READ + "the conditional rates")
+def test_conditional_rates(one, *curve):
     """conditional: a rate is of the rounds that kept the position before; None where there is no such round."""
-    for curve, given, expected, name in unlike(STEM, rates_of, learner, right, CURVES):
-        wrong(f"{as_read(curve)}: the conditional rates are {expected}, yours says {given}{name}")
+    return [None if rate is None else round(float(rate), 9) for rate in one.conditional(one.Curve(*curve))]
 
 
-def shares_of(learner: ModuleType) -> list[object]:
-    return [round(float(learner.accepted_share(learner.Curve(*curve))), 9) for curve in CURVES]
-
-
-def test_the_accepted_share(learner):
+@asked(CURVES, READ + "f")
+def test_the_accepted_share(one, *curve):
     """accepted_share: it is accepted over drafted tokens."""
-    for curve, given, expected, name in unlike(STEM, shares_of, learner, right, CURVES):
-        wrong(f"{as_read(curve)}: f is {expected}, yours says {given}{name}")
+    return round(float(one.accepted_share(one.Curve(*curve))), 9)
 
 
-def causes_of(learner: ModuleType) -> list[object]:
-    own = learner.conditional, learner.accepted_share
-    learner.conditional, learner.accepted_share = (
-        right.conditional,
-        right.accepted_share,
-    )  # they have checks of their own
-    try:
-        return [learner.diagnose(learner.Curve(*curve)) for curve in CURVES]
-    finally:
-        learner.conditional, learner.accepted_share = own
-
-
-def test_the_cause(learner):
+@asked(CURVES, READ + "the cause")
+def test_the_cause(one, *curve):
     """diagnose: the first rule that is true gives the cause, on curves that the chapter does not show, too."""
-    for curve, given, expected, name in unlike(STEM, causes_of, learner, right, CURVES):
-        wrong(f"{as_read(curve)}: the cause is {expected!r}, yours says {given!r}{name}")
-
-
-# --- the page ---------------------------------------------------------------------------------------------------------
+    with mock.patch.multiple(one, conditional=right.conditional, accepted_share=right.accepted_share):
+        return one.diagnose(one.Curve(*curve))  # the others have checks of their own
 
 
 def test_the_curves_of_the_chapter_are_measured_and_not_those_of_the_checks():
-    rows = re.findall(r"^\| ([A-L]) \| (\d+) \| (\d+) \| ([\d, ]+) \|$", chapter(STEM), re.MULTILINE)
-    shown = {name: (int(n), int(drafted), tuple(map(int, kept.split(", ")))) for name, n, drafted, kept in rows}
+    table = re.findall(r"^\| ([A-L]) \| (\d+) \| (\d+) \| ([\d, ]+) \|$", chapter(STEM), re.MULTILINE)
+    shown = {name: (int(n), int(drafted), tuple(map(int, kept.split(", ")))) for name, n, drafted, kept in table}
     whole = [curve for curves in measured(whole=True).values() for curve in curves]
     assert len(shown) == 12
     assert all(curve in whole and curve not in CURVES for curve in shown.values())
-    entries = json.loads((ROOT / "results" / "cpu-curves.json").read_text("utf-8"))["curves"]
-    faults = dict(re.findall(r"^\| ([A-L]) \| [a-z ]+ \| ([^\d|][^|]+) \|$", chapter(STEM), re.MULTILINE))
-    for name, curve in shown.items():
-        same = [one["fault"] for one in entries if measured(whole=True).get(one["name"]) == [curve]]
-        assert faults[name] in [fault or "nothing is wrong" for fault in same]
-    causes = dict(re.findall(r"^\| ([A-L]) \| ([a-z ]+) \| [^\d|]", chapter(STEM), re.MULTILINE))
-    assert causes == {name: right.diagnose(right.Curve(*curve)) for name, curve in shown.items()}
+    said = re.findall(r"^\| ([A-L]) \| ([a-z ]+) \| ([^\d|][^|]+) \|$", chapter(STEM), re.MULTILINE)
+    for name, cause, fault in said:
+        same = [one["fault"] for one in entries() if measured(whole=True).get(one["name"]) == [shown[name]]]
+        assert fault in [fault or "nothing is wrong" for fault in same]
+        assert cause == right.diagnose(right.Curve(*shown[name]))
+    assert [name for name, *_ in said] == list(shown)
 
 
 def test_every_cause_is_asked_for():
-    causes = {right.diagnose(right.Curve(*curve)) for curve in CURVES}
-    assert len(causes) == 8
+    assert len({right.diagnose(right.Curve(*curve)) for curve in CURVES}) == 8

@@ -12,26 +12,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from draft_models import ModelDrafter, NgramDrafter
+from draft_models import NgramDrafter
 from optimized_speculative import speculative_decode
 from speclab.core.accept import accept_from_logits
 from speclab.core.counts import Counts
 from speclab.core.law import CertainLaw
+from speclab.core.rounds import tokens_of
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.drafts.oracle import OracleModelDrafter
 from speclab.lab.bench import Bench
 from speclab.lab.comparison import build_rows
 from speclab.lab.harness import Measurement, measure
 from speclab.lab.instruments import LoopFunctions
-from speclab.lab.known_texts.acceptance_probs import accept_probs, calibrated, probs_of_texts
-from speclab.models.cached import CachedModel
+from speclab.lab.known_texts import accept_probs, calibrated, probs_of_texts
 from speclab.models.prompts import Prompt
-from speclab.models.setup import Setup
-from speclab.records.arms import BASELINE, Arm
+from speclab.records.rows import BASELINE, Arm
 from speclab.theory import ladder
 from speclab.theory.forecast import forecast
 from tests.decoding import plain_text, speculative_rounds
-from tests.lab.test_harness import CPU, Machine, finish, make_prompt
+from tests.lab.test_harness import Machine, finish, make_bench, make_prompt
+from tests.lab.test_lossy import Noted
 from tests.tiny_models import PlainTransformer, perturbed
 
 BUDGET = 40
@@ -39,21 +38,14 @@ LONGEST = 8
 COMMON = {"target": "tiny", "device": "cpu", "dtype": "float64"}
 
 
-def make_bench(vocab: int = 12, noise: float = 0.3, budget: int = BUDGET) -> Bench:
+def pair_of(vocab: int) -> tuple:
     target = PlainTransformer(vocab, seed=3)
-    draft = perturbed(target, noise)
-    setup = Setup(CachedModel(target), None, "tiny", Sampling(), CPU, torch.float64)
-    drafters = {
-        "model": ModelDrafter(CachedModel(draft)),
-        "ngram": NgramDrafter(),
-        "dial": OracleModelDrafter(CachedModel(draft), 0.7),
-    }
-    return Bench(setup, drafters, budget, seed=0)
+    return target, perturbed(target, 0.3)
 
 
 @pytest.fixture(scope="module")
 def bench() -> Bench:
-    return make_bench()
+    return make_bench(pair_of(12), BUDGET, accuracy=0.7)
 
 
 def said(bench: Bench, prompt: Prompt, sampling: Sampling = Sampling(), seed: int = 0) -> list[int]:
@@ -64,15 +56,12 @@ def said(bench: Bench, prompt: Prompt, sampling: Sampling = Sampling(), seed: in
 
 def decoded(bench: Bench, draft: str, prompt: Prompt, k: int, sampling=Sampling(), seed: int = 0):
     """One speculative decoding.  -> its text and counts"""
-    text, counts = [], Counts()
-    generator = torch.Generator().manual_seed(seed)
-    rounds = speculative_rounds(
-        bench.setup.target, bench.drafters[draft], prompt.ids, k, bench.max_new_tokens, sampling, generator
-    )
+    counts, generator = Counts(), torch.Generator().manual_seed(seed)
+    target, size = bench.setup.target, (k, bench.max_new_tokens)
+    rounds = list(speculative_rounds(target, bench.drafters[draft], prompt.ids, *size, sampling, generator))
     for round_ in rounds:
-        text += round_.tokens
         counts.add(round_)
-    return text, counts
+    return tokens_of(rounds), counts
 
 
 # --- chances ----------------------------------------------------------------------------------------------------------
@@ -123,36 +112,19 @@ def test_a_token_without_mass_does_not_break_the_probabilities(bench):
     assert set(np.asarray(found[0]).tolist()) <= {0.0, 1.0}
 
 
-class Watched(NgramDrafter):
-    """Prompt lookup that notes what it proposed and when."""
-
-    def prefill(self, target, prompt, sampling):
-        super().prefill(target, prompt, sampling)
-        self.n_committed, self.proposed = 0, {}
-
-    def propose(self, k, uniforms):
-        draft = super().propose(k, uniforms)
-        self.proposed[self.n_committed] = draft.tokens[0].tolist()
-        return draft
-
-    def observe(self, n_accepted, committed):
-        super().observe(n_accepted, committed)
-        self.n_committed += len(committed)
-
-
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8)], ids=str)
 def test_acceptance_probabilities_of_prompt_lookup_are_what_it_really_proposes(bench, sampling):
     """In a decoding, state by state: proposals of another length than k, empty ones, and wrong ones included."""
     kinds = set()
     for seed in range(6):
-        prompt, drafter = make_prompt(seed), Watched()
+        prompt, drafter = make_prompt(seed), Noted(NgramDrafter())
         generator = torch.Generator().manual_seed(seed)
         rounds = speculative_rounds(bench.setup.target, drafter, prompt.ids, LONGEST, BUDGET, sampling, generator)
-        text = [token for round_ in rounds for token in round_.tokens]
+        text = tokens_of(rounds)
         found = accept_probs(bench, "ngram", prompt, text, sampling, LONGEST)
         assert len(found) == len(text)
-        for t, proposal in drafter.proposed.items():
-            right = [float(a == b) for a, b in zip(proposal, text[t:], strict=False)]
+        for t, draft in drafter.drafts:
+            right = [float(a == b) for a, b in zip(draft.tokens[0].tolist(), text[t:], strict=False)]
             k = min(LONGEST, BUDGET - t - 1)
             assert list(found[t])[:k] == right
             kinds |= {"none" if not right else "short" if len(right) < k else "whole"}
@@ -214,7 +186,7 @@ def test_sampled_forecast_holds_on_average():
     The sharper half: given the text that a decoding happened to write, the forecast is its exact expectation, so the
     difference of the two has mean 0 and the spread of the acceptance alone.
     """
-    bench, prompt, sampling, k, n = make_bench(vocab=5, budget=12), make_prompt(5, n=12, vocab=5), Sampling(0.7), 3, 100
+    bench, prompt, sampling, k, n = make_bench(pair_of(5), 12), make_prompt(5, n=12, vocab=5), Sampling(0.7), 3, 100
 
     def expected(text: list[int]) -> np.ndarray:
         found = forecast(accept_probs(bench, "model", prompt, text, sampling, k), 12, k)
@@ -257,7 +229,7 @@ ACCEPT, EACH, LOOKUP = 0.05, 0.004, 0.02
 @pytest.fixture
 def priced(monkeypatch):
     """A bench on a machine whose clock is a price list, and the machine."""
-    bench = make_bench(budget=24)
+    bench = make_bench(pair_of(12), 24, accuracy=0.7)
     machine = Machine(monkeypatch, bench.setup.target.model, by_width=BY_WIDTH.get, **PRICES)
     honest_lookup = NgramDrafter.lookup
 
@@ -312,7 +284,6 @@ def test_on_a_machine_that_keeps_its_prices_predictions_are_measurements(priced)
     assert len(speculative) == 6 * 2 * len({row.prompt_kind for row in rows})
     for row in speculative:
         assert row.accounting == pytest.approx(row.speedup, rel=1e-9), row.method
-        assert row.repeat_noise is None, "three prompts say nothing about running again"
         if row.temperature == 0:
             assert row.same_as_baseline is True
             assert row.forecast == pytest.approx(row.speedup, rel=1e-9), (row.method, row.draft_length)

@@ -15,24 +15,19 @@ import torch
 
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core import clock
-from speclab.core.rounds import Draft
 from speclab.core.sampling import Sampling
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import WEIGHT, AutoLength, RoundCosts
 from speclab.drafts.oracle import OracleModelDrafter
-from speclab.lab import decodings, harness, rows
+from speclab.lab import decodings, harness
 from speclab.lab.bench import Bench
 from speclab.lab.decodings import Decoding
-from speclab.lab.harness import Measurement, interleaved, measure
+from speclab.lab.harness import Measurement, interleaved, measure, take_turns
 from speclab.lab.instruments import VariedLength
-from speclab.lab.turns import once_or_twice, take_turns
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.records.arms import BASELINE, BASELINE_REPEAT, GENERATE, INSTRUMENT, Arm
-from speclab.records.log import End, Line
-from speclab.theory import noise
-from speclab.theory.costs import RoundTime, StepTime
+from speclab.records.rows import BASELINE, BASELINE_REPEAT, GENERATE, INSTRUMENT, Arm
 from tests.decoding import plain_text
 from tests.tiny_models import VOCAB, PlainTransformer, perturbed, tiny
 
@@ -40,6 +35,7 @@ CPU = torch.device("cpu")
 BUDGET = 24
 WARM = Sampling(0.8)
 ARMS = [BASELINE, Arm("model", "model", 2), Arm("model", "model", 5), Arm("ngram", "ngram", 3), Arm("dial", "dial", 4)]
+INSTRUMENTS = {"model": [0, 1, 2, 2, 2], "ngram": [0, 1, 2, 3, 3, 3], "dial": [0, 1, 2, 3, 4]}
 
 
 class InBlocks(Setup):
@@ -114,27 +110,26 @@ def finish(decoding: Decoding) -> Decoding:
     return decoding
 
 
+def measured(pair, prompts, temperatures=(0.0, 0.8), repeats=1, arms=ARMS, instruments=INSTRUMENTS, **sizes):
+    return measure(make_bench(pair, **sizes), list(arms), list(temperatures), prompts, repeats, dict(instruments))
+
+
 # --- turns ------------------------------------------------------------------------------------------------------------
 
 
 class Script:
-    """A decoding that commits what it is told to and notes who else was how far."""
+    """An arm at work that commits what it is told to, and notes each of its steps."""
 
-    def __init__(self, steps: list[int], budget: int, log: list):
-        self.steps, self.budget, self.log = steps, budget, log
-        self.tokens: list[int] = []
+    def __init__(self, steps: list[int], log: list):
+        self.steps, self.budget, self.log, self.progress = list(steps), sum(steps), log, 0
 
     @property
     def done(self) -> bool:
-        return len(self.tokens) >= self.budget
-
-    @property
-    def progress(self) -> int:
-        return len(self.tokens)
+        return self.progress >= self.budget
 
     def advance(self) -> None:
-        self.log.append(self)
-        self.tokens += [0] * self.steps.pop(0)
+        self.log.append((self, self.steps[0]))
+        self.progress += self.steps.pop(0)
 
 
 @pytest.mark.parametrize("stride", [0, 7])
@@ -142,203 +137,130 @@ class Script:
 def test_the_decoding_that_is_furthest_behind_goes_next(seed, stride):
     """It goes on until it is `stride` tokens further, or done."""
     dice, log = random.Random(seed), []
-    budget = dice.randint(1, 30)
-    queue = []
-    for _ in range(dice.randint(1, 6)):
-        steps = [1]  # prefill
-        while sum(steps) < budget:
-            steps.append(min(dice.randint(1, 5), budget - sum(steps)))
-        queue.append(Script(steps, budget, log))
-    planned = {id(d): list(d.steps) for d in queue}
+    queue = [Script([1, *dice.choices(range(1, 6), k=dice.randint(0, 9))], log) for _ in range(dice.randint(1, 6))]
     take_turns(queue, stride=stride)
-    assert all(d.done and not d.steps and len(d.tokens) == budget for d in queue)
-    reached = dict.fromkeys(map(id, queue), 0)
-    going, goal = None, 0
-    for moved in log:
+    assert all(one.done and not one.steps for one in queue)
+    reached, going, goal = dict.fromkeys(queue, 0), None, 0
+    for moved, n in log:
         if going is None:
-            waiting = [id(d) for d in queue if reached[id(d)] < budget]
-            least = min(reached[i] for i in waiting)
-            going, goal = next(i for i in waiting if reached[i] == least), least + stride
-        assert id(moved) == going, "neither the first of those furthest behind, nor the one that has not gone its way"
-        reached[going] += planned[going].pop(0)
-        if reached[going] >= min(goal, budget):
+            going = min((one for one in queue if reached[one] < one.budget), key=reached.__getitem__)
+            goal = reached[going] + stride
+        assert moved is going, "neither the first of those furthest behind, nor the one that has not gone its way"
+        reached[going] += n
+        if reached[going] >= min(goal, going.budget):
             going = None
-
-
-# --- side by side -----------------------------------------------------------------------------------------------------
-
-
-def all_decodings(bench: Bench, sampling: Sampling, prompt: Prompt) -> list[Decoding]:
-    arms = [arm for arm in [*ARMS, BASELINE_REPEAT] if sampling.greedy or arm.draft != "dial"]
-    found = [bench.decoding(arm, sampling, prompt, stream=5) for arm in arms]
-    for name in ("model", "ngram"):
-        lengths = [0, 1, 2, 3, 4]
-        found.append(bench.decoding(Arm("instrument", name, 4), sampling, prompt, stream=5, lengths=lengths))
-    return found
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), WARM, Sampling(1.0, top_k=5, top_p=0.9)], ids=str)
 def test_side_by_side_as_alone(pair, sampling):
     """Every decoding has caches and random numbers of its own: turns change nothing in what is decoded."""
     prompt = make_prompt(1)
-    alone = [finish(d) for d in all_decodings(make_bench(pair), sampling, prompt)]
-    together = all_decodings(make_bench(pair), sampling, prompt)
+
+    def every() -> list[Decoding]:
+        bench, arms = make_bench(pair), [arm for arm in [*ARMS, BASELINE_REPEAT] if sampling.greedy or arm != ARMS[-1]]
+        tools = {Arm(INSTRUMENT, name, 4): [0, 1, 2, 3, 4] for name in ("model", "ngram")}
+        return [bench.decoding(arm, sampling, prompt, 5, lengths=tools.get(arm)) for arm in [*arms, *tools]]
+
+    alone, together = [finish(decoding) for decoding in every()], every()
     take_turns(together[::-1])
     for one, other in zip(alone, together, strict=True):
-        assert one.tokens == other.tokens, one.arm
-        assert one.rounds == other.rounds, one.arm
+        assert (one.tokens, one.rounds) == (other.tokens, other.rounds), one.arm
     if sampling.greedy:
         text = plain_text(CachedModel(pair[0]), prompt.ids, BUDGET)
-        assert all(d.tokens == text for d in together), "an instrument changed the text"
-    tried = [r for d in together for r in d.rounds]
+        assert all(decoding.tokens == text for decoding in together), "an instrument changed the text"
+    tried = [made for decoding in together for made in decoding.rounds]
     assert any(0 < accepted < drafted for drafted, accepted, _ in tried)
     assert any(0 < accepted == drafted for drafted, accepted, _ in tried)
 
 
 def test_dial_gets_a_reference_as_long_as_it_needs(pair):
     """A short warm-up must not leave a short reference behind: past its end the real draft would answer."""
-    bench, prompt, arm = make_bench(pair, accuracy=1.0), make_prompt(), Arm("dial", "dial", 4)
+    bench, prompt, arm = make_bench(pair, accuracy=1.0), make_prompt(), ARMS[-1]
     finish(bench.decoding(arm, Sampling(), prompt, budget=6))
     long = finish(bench.decoding(arm, Sampling(), prompt))
-    assert long.counts.n_rejected == 0
-    assert long.counts.n_accepted == BUDGET - 1 - long.counts.n_rounds
+    assert (long.counts.n_rejected, long.counts.n_accepted) == (0, BUDGET - 1 - long.counts.n_rounds)
 
 
 # --- the instrument ---------------------------------------------------------------------------------------------------
 
 
-class Endless:
-    """Proposes whatever is asked for and notes it."""
-
-    def __init__(self):
-        self.asked: list[tuple[int, int]] = []  # (k, width of the uniforms)
-
-    def propose(self, k, uniforms):
-        self.asked.append((k, uniforms.shape[1]))
-        return Draft(torch.zeros((1, k), dtype=torch.long), torch.tensor([k]))
-
-
 def test_every_length_equally_often():
     """Once each in every run through the list, in an order that changes, and never more than k."""
-    inner, lengths = Endless(), [0, 1, 2, 3, 4, 2, 2]
+    lengths, asked = [0, 1, 2, 3, 4, 2, 2], []
+    inner = SimpleNamespace(propose=lambda k, uniforms: asked.append((k, uniforms.shape[1])))
     varied = VariedLength(inner, lengths, seed=0)
     for _ in range(10 * len(lengths)):
         varied.propose(4, torch.zeros(1, 4))
-    asked = [k for k, _ in inner.asked]
-    cycles = [asked[i : i + len(lengths)] for i in range(0, len(asked), len(lengths))]
-    assert [sorted(cycle) for cycle in cycles] == [sorted(lengths)] * 10
-    assert len({tuple(cycle) for cycle in cycles}) > 5
-    assert all(k == width for k, width in inner.asked)
+    cycles = [[k for k, _ in asked[i : i + 7]] for i in range(0, 70, 7)]
+    assert all(sorted(cycle) == sorted(lengths) for cycle in cycles)
+    assert len(set(map(tuple, cycles))) > 5
+    assert all(k == width for k, width in asked)
     for k in range(5):
-        short = Endless()
-        varied = VariedLength(short, [0, 1, 2, 3, 4], seed=1)
+        asked.clear()
+        varied = VariedLength(inner, [0, 1, 2, 3, 4], seed=1)
         for _ in range(25):
             varied.propose(k, torch.zeros(1, k))
-        assert Counter(n for n, _ in short.asked) == Counter(min(k, n) for n in [0, 1, 2, 3, 4] * 5)
+        assert Counter(n for n, _ in asked) == Counter(min(k, n) for n in [0, 1, 2, 3, 4] * 5)
 
 
-def spied_instrument(pair, monkeypatch, name: str, sampling: Sampling, tick: float = 0.0):
-    """An instrumented decoding and what its target and draft were really fed, round by round."""
-    machine = Machine(monkeypatch, pair[0], by_width=lambda width: 1 + width / 8, slope=0.01, tick=tick)
-    bench = make_bench(pair, budget=50)
-    arm = Arm("instrument", name, 4)
-    decoding = bench.decoding(arm, sampling, make_prompt(4), stream=2, lengths=[0, 0, 1, 2, 3, 4])
-    decoding.advance()
-    machine.passes.clear()
-    rounds = []
-    while not decoding.done:
-        decoding.advance()
-        rounds.append(list(machine.passes))
-        machine.passes.clear()
-    found = Measurement(None, [])
-    found.add(decoding, sampling.temperature)
-    return decoding, rounds, found
-
-
+@pytest.mark.parametrize("tick", [0.0, 0.001])
 @pytest.mark.parametrize("sampling", [Sampling(), WARM], ids=str)
 @pytest.mark.parametrize("name", ["model", "ngram"])
-def test_instrument_notes_what_really_happened(pair, monkeypatch, name, sampling):
-    """Context, drafted tokens and catch-up of every round against the passes that were made."""
-    decoding, rounds, found = spied_instrument(pair, monkeypatch, name, sampling)
-    assert len(found.rounds) == len(rounds) == len(decoding.rounds)
-    caught_up = []
-    for seen, passes in zip(found.rounds, rounds, strict=True):
-        assert (seen.drafter, seen.temperature) == (name, sampling.temperature)
-        (who, width, context) = passes[-1]
-        assert who == "target"
-        assert seen.context == context, "not the tokens in the target's cache"
-        assert seen.n_drafted == width - 1
-        drafting = [width for who, width, _ in passes[:-1]]
-        assert all(who == "draft" for who, _, _ in passes[:-1])
-        if name == "model":
-            assert len(drafting) == seen.n_drafted
-            if drafting:
-                assert seen.catch_up == drafting[0]
-                assert set(drafting[1:]) <= {1}
-                caught_up.append(drafting[0])
-    if name == "model":
-        assert {1, 2, 3} <= set(caught_up), "a draft that waited through rounds without a draft was not seen"
-    assert any(made.n_accepted for made in decoding.rounds)
-
-
-def test_phases_and_host_add_up_to_the_round(pair, monkeypatch):
-    """A clock that moves whenever it is read leaves time between the phases; the host gets all of it."""
-    decoding, rounds, found = spied_instrument(pair, monkeypatch, "model", Sampling(), tick=0.001)
-    walls = [seconds for _, seconds, _ in decoding.log]
-    for seen, wall, passes in zip(found.rounds, walls, rounds, strict=True):
+def test_instrument_notes_what_really_happened(pair, monkeypatch, name, sampling, tick):
+    """Context, drafted tokens, catch-up and phases of every round against the passes that were made. A clock that moves
+    whenever it is read leaves time between the phases; the host gets all of it."""
+    machine = Machine(monkeypatch, pair[0], by_width=lambda width: 1 + width / 8, slope=0.01, tick=tick)
+    bench, arm = make_bench(pair, budget=50), Arm(INSTRUMENT, name, 4)
+    decoding = bench.decoding(arm, sampling, make_prompt(4), stream=2, lengths=[0, 0, 1, 2, 3, 4])
+    found, passes = Measurement(None, []), []
+    decoding.advance()
+    while not decoding.done:
+        machine.passes.clear()
+        decoding.advance()
+        passes.append(list(machine.passes))
+    found.add(decoding, sampling.temperature)
+    caught_up = set()
+    for seen, (context, wall, _), (*drafting, verifying) in zip(found.rounds, decoding.log, passes, strict=True):
+        assert (seen.drafter, seen.temperature, seen.context) == (name, sampling.temperature, context)
+        assert verifying == ("target", seen.n_drafted + 1, seen.context), "not the tokens in the target's cache"
+        widths = [width for who, width, _ in drafting if who == "draft"]
+        assert len(widths) == len(drafting) == (seen.n_drafted if name == "model" else 0)
+        assert widths[:1] in ([], [seen.catch_up])
+        assert set(widths[1:]) <= {1}
+        caught_up |= set(widths[:1])
         assert sum(seen.seconds.values()) == pytest.approx(wall, rel=1e-12)
         assert set(seen.seconds) == {"draft", "verify", "accept", "rollback", "host"}
-        _, width, context = passes[-1]
-        assert seen.seconds["verify"] == pytest.approx(1 + width / 8 + 0.01 * context + 0.001)
-        assert seen.seconds["draft"] == pytest.approx(0.25 * (width - 1) + 0.001)
-        assert seen.seconds["host"] > 0.0015, "what lies outside the phases was lost"
-    assert found.wall_seconds == pytest.approx(sum(walls)) == pytest.approx(decoding.decode_seconds)
-    assert 0 < found.phase_seconds < found.wall_seconds
-    between = sum(phases["host"] for phases in (r.seconds for r in found.rounds)) - sum(
-        round_.seconds["host"] for _, _, round_ in decoding.log
-    )
-    assert found.wall_seconds - found.phase_seconds == pytest.approx(between)
+        assert seen.seconds["verify"] == pytest.approx(1 + (seen.n_drafted + 1) / 8 + 0.01 * context + tick)
+        assert seen.seconds["draft"] == pytest.approx(0.25 * len(widths) + tick)
+        assert seen.seconds["host"] >= 1.5 * tick, "what lies outside the phases was lost"
+    assert name == "ngram" or {1, 2, 3} <= caught_up, "a draft that waited through rounds without a draft was not seen"
+    assert any(made.n_accepted for made in decoding.rounds)
+    assert found.wall_seconds == pytest.approx(decoding.decode_seconds)
+    assert (found.phase_seconds < found.wall_seconds) == (tick > 0)
 
 
-# --- books ------------------------------------------------------------------------------------------------------------
-
-
-def test_blocks_of_a_device_make_one_observation_each(pair, monkeypatch):
+@pytest.mark.parametrize(("kind", "sizes"), [(Setup, [1] * 37), (InBlocks, [16, 16, 5])])
+def test_blocks_of_a_device_make_one_observation_each(pair, monkeypatch, kind, sizes):
     """On a GPU 16 passes wait for one fetch. Their mean stands at the middle of the block; the last may be shorter."""
-    budget = 1 + 2 * 16 + 5
     machine = Machine(monkeypatch, pair[0], slope=0.01)
-    text = finish(make_bench(pair, budget).decoding(BASELINE, WARM, make_prompt())).tokens
+    text = finish(make_bench(pair, 38).decoding(BASELINE, WARM, make_prompt())).tokens
     machine.passes.clear()
-    decoding = finish(make_bench(pair, budget, kind=InBlocks).decoding(BASELINE, WARM, make_prompt()))
+    decoding, found = (
+        finish(make_bench(pair, 38, kind=kind).decoding(BASELINE, WARM, make_prompt())),
+        Measurement(None, []),
+    )
     assert decoding.tokens == text
-    assert decoding.decode_seconds == pytest.approx(sum(1 + 0.01 * context for _, _, context in machine.passes))
-    found = Measurement(None, [])
     found.add(decoding, 0.8)
-    assert [step.temperature for step in found.steps] == [0.8, 0.8, 0.8]
-    for i, step in enumerate(found.steps):
-        contexts = [context for _, _, context in machine.passes[16 * i : 16 * i + 16]]
-        assert abs(step.context - sum(contexts) / len(contexts)) <= 0.5
-        assert step.seconds == pytest.approx(sum(1 + 0.01 * context for context in contexts) / len(contexts))
+    contexts = iter([context for *_, context in machine.passes])
+    for step, n in zip(found.steps, sizes, strict=True):
+        mean = sum(next(contexts) for _ in range(n)) / n
+        assert (step.temperature, step.seconds) == (0.8, pytest.approx(1 + 0.01 * mean))
+        assert abs(step.context - mean) <= 0.5
+    assert decoding.decode_seconds == pytest.approx(sum(1 + 0.01 * context for *_, context in machine.passes))
     assert not found.rounds
 
 
-def test_steps_of_a_cpu_are_observed_one_by_one(pair, monkeypatch):
-    machine = Machine(monkeypatch, pair[0], slope=0.01)
-    decoding = finish(make_bench(pair).decoding(BASELINE, Sampling(), make_prompt()))
-    found = Measurement(None, [])
-    found.add(decoding, 0.0)
-    assert [s.context for s in found.steps] == [context for _, _, context in machine.passes]
-    assert [s.seconds for s in found.steps] == pytest.approx([1 + 0.01 * c for _, _, c in machine.passes])
-    assert len(found.steps) == BUDGET - 1
-
-
 # --- a whole measurement ----------------------------------------------------------------------------------------------
-
-INSTRUMENTS = {"model": [0, 1, 2, 2, 2], "ngram": [0, 1, 2, 3, 3, 3], "dial": [0, 1, 2, 3, 4]}
-
-
-def measured(pair, prompts, temperatures=(0.0, 0.8), repeats=1, arms=ARMS, instruments=INSTRUMENTS, **sizes):
-    return measure(make_bench(pair, **sizes), list(arms), list(temperatures), prompts, repeats, dict(instruments))
 
 
 def test_every_arm_at_every_temperature_with_every_repeat(pair):
@@ -384,8 +306,7 @@ def test_no_long_collection_falls_into_a_turn(pair):
 
 
 def test_order_turns_round_between_prompts_and_repeats(pair, monkeypatch):
-    """Whoever moves first among equals on a prompt moves last in its next repeat. Of four prompts of a kind each half,
-    those on which a length is chosen and those that are held out, has one in each order."""
+    """Whoever moves first among equals on a prompt moves last in its next repeat, and on the next prompt."""
     orders, honest = [], harness.take_turns
 
     def watched(queue, **how):
@@ -401,10 +322,7 @@ def test_order_turns_round_between_prompts_and_repeats(pair, monkeypatch):
     assert labels.index("baseline again") == len(ARMS) // 2 + 1, "the second baseline belongs in the middle"
     assert [draft for label, draft in first if label.startswith("instrument")] == list(INSTRUMENTS)
     last = first[::-1]
-    assert rest == [last, last, first, last, first, first, last]
-    held_out = rows.halves((prompt.kind, index) for index, prompt in enumerate(prompts))
-    for half in (held_out, {0, 1, 2, 3} - held_out):
-        assert [first, last] == sorted((orders[index] for index in half), key=lambda order: order != first)
+    assert rest == [last, first, last, last, first, last, first]
 
 
 def test_random_numbers_differ_between_prompts_and_repeats_and_not_between_arms(pair):
@@ -419,110 +337,6 @@ def test_random_numbers_differ_between_prompts_and_repeats_and_not_between_arms(
     assert [s.texts for s in again.lines] == [s.texts for s in found.lines]
     other = measured(pair, [make_prompt(), make_prompt()], temperatures=[0.8], repeats=2, arms=arms, seed=1)
     assert not {tuple(t) for s in other.of(BASELINE, 0.8) for t in s.texts} & set(texts[BASELINE])
-
-
-# --- turns that are taken once more -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("is_quiet", [True, False])
-def test_turns_are_taken_once_or_twice(is_quiet):
-    """Nobody asks in between: a run that stopped at the first quiet moment would measure luck."""
-    taken, forgotten = [], []
-
-    def is_enough() -> bool:
-        assert len(taken) == 4
-        return is_quiet
-
-    for turn, again in once_or_twice("abcd", is_enough, lambda: forgotten.append(len(taken))):
-        taken.append((turn, again))
-    assert taken[:4] == [(turn, False) for turn in "abcd"]
-    assert taken[4:] == [(turn, True) for turn in "abcd"] * (not is_quiet)
-    assert forgotten == [4] * (not is_quiet)
-
-
-class Noisy:
-    """A schedule that slows the second baseline down by `factor` in its first `n` turns; the clock is a made-up one."""
-
-    def __init__(self, monkeypatch, target, factor: float, n: int):
-        self.machine = Machine(monkeypatch, target, by_width=lambda width: self.speed * (1 + width / 8), draft=0.25)
-        self.speed, self.factor, self.n, self.n_turns, self.orders = 1.0, factor, n, 0, []
-
-    def __call__(self, decodings: list[Decoding], turn: int) -> None:
-        self.n_turns += 1
-        self.orders.append(turn % 2)
-        for decoding in decodings:
-            self.speed = self.factor if decoding.arm == BASELINE_REPEAT and self.n_turns <= self.n else 1.0
-            finish(decoding)
-        self.speed = 1.0
-
-
-def learning_bench(pair) -> Bench:
-    """With a draft whose lengths depend on what it has learned from the prompts before."""
-    bench = make_bench(pair)
-    auto = AutoLength(ModelDrafter(CachedModel(pair[1])))
-    auto.costs = {
-        t: RoundCosts(tuple(0.2 * n for n in range(9)), tuple(1 + 0.05 * n for n in range(9))) for t in (0.0, 0.8)
-    }
-    bench.drafters["model auto"] = auto
-    return bench
-
-
-LEARNING = [*ARMS, Arm("model auto", "model auto", 8, auto=True)]
-
-
-def noisy_run(pair, monkeypatch, factor: float, n: int, n_prompts: int = 4) -> tuple[Measurement, Noisy]:
-    """All prompts at two temperatures. Nothing but the made-up clock moves."""
-    monkeypatch.setattr(harness, "measure_costs", lambda *args: None)
-    monkeypatch.setattr(noise, "FURTHEST", 1.1)
-    bench, schedule = learning_bench(pair), Noisy(monkeypatch, pair[0], factor, n)
-    prompts = [make_prompt(i) for i in range(n_prompts)]
-    return measure(bench, LEARNING, [0.0, 0.8], prompts, 1, {"model": [0, 1, 2]}, schedule=schedule), schedule
-
-
-def test_noise_is_answered_with_more_turns_and_changes_no_count(pair, monkeypatch, capsys):
-    """Texts, rounds and counts are those of a quiet run, also of a draft that learns; seconds are means over turns."""
-    quiet, calm = noisy_run(pair, monkeypatch, 1.0, 0)
-    assert calm.n_turns == 8
-    found, schedule = noisy_run(pair, monkeypatch, 1.5, 8)
-    assert 8 < schedule.n_turns == 16, "the mean of 1 and 1.5 is too wide with every prompt"
-    assert [a != b for a, b in zip(schedule.orders[:8], schedule.orders[8:], strict=True)] == [True] * 8
-    assert "8 turns are taken once more" in capsys.readouterr().err
-    for line, right in zip(found.lines, quiet.lines, strict=True):
-        assert (line.arm, line.texts, line.counts, line.rounds) == (right.arm, right.texts, right.counts, right.rounds)
-        factor = 1.25 if line.arm == BASELINE_REPEAT else 1.0
-        assert line.decode_seconds == pytest.approx([factor * right.decode_seconds[0]], rel=1e-6)
-        assert line.again == [0]
-        assert right.again is None
-    assert any(len({made.n_drafted for made in line.rounds[0]}) > 1 for line in found.lines if line.arm == LEARNING[-1])
-    assert len(found.rounds) == 2 * len(quiet.rounds), "costs are fitted to the rounds of all turns"
-
-
-def test_every_prompt_is_timed_as_often_as_the_others(pair, monkeypatch):
-    """Two prompts have no interval: with one of them timed again the ratio would be narrow enough, 1.09."""
-    found, schedule = noisy_run(pair, monkeypatch, 1.12, 4, n_prompts=2)
-    assert schedule.n_turns == 4 + 4
-    assert [len(line.again or []) for line in found.of(BASELINE, 0.0)] == [1, 1]
-
-
-def test_a_turn_that_makes_other_rounds_does_not_count(pair, monkeypatch, capsys):
-    """A draft that remembers the whole run makes other rounds the second time: their seconds are of other work."""
-    monkeypatch.setattr(Bench, "forget", lambda bench: None)
-    found, _ = noisy_run(pair, monkeypatch, 1.5, 8)
-    assert "other rounds when it was timed again; no more turns are taken" in capsys.readouterr().err
-    assert not found.interrupted
-    again = {line.prompt_index: line.again for line in found.lines}
-    assert all(line.again == again[line.prompt_index] for line in found.lines), "arms of a prompt stay paired"
-
-
-def test_the_seconds_up_to_the_end_of_an_answer_are_means_too():
-    line = Line.begin(BASELINE, 0.0, 0, "chat", 3)
-    line.add(1.0, 2.0, [1, 2], end=End(1, 1.0))
-    other = Line.begin(BASELINE, 0.0, 0, "chat", 3)
-    other.add(1.0, 4.0, [1, 2], end=End(1, 3.0))
-    other.again = [0]
-    line.extend(other)
-    line.extend(replace(other, decode_seconds=[6.0], ends=[End(1, 5.0)]))
-    assert (line.decode_seconds, line.ends) == ([4.0], [End(1, 3.0)])
 
 
 def test_filters_reach_every_arm(pair):
@@ -561,26 +375,10 @@ def test_ctrl_c_keeps_whole_prompts(pair, monkeypatch, stopped_at):
 def test_warm_up_meets_every_width_before_the_clock_counts(pair, monkeypatch):
     """Kernels and caches see every shape once; nothing of it is booked."""
     machine = Machine(monkeypatch, pair[0])
-    instruments = {"model": [*range(6), 5, 5], "ngram": [*range(4), 3, 3]}
-    bench = make_bench(pair, budget=50)
-    harness._warm_up(bench, ARMS[:-1], [Sampling(0.8)], [make_prompt()], instruments)
+    tools = {Arm(INSTRUMENT, "model", 5): [*range(6), 5, 5], Arm(INSTRUMENT, "ngram", 3): [*range(4), 3, 3]}
+    harness._warm_up(make_bench(pair, budget=50), ARMS[:-1], [WARM], [make_prompt()], tools)
     assert {width for who, width, _ in machine.passes if who == "target"} >= set(range(1, 7))
     assert {width for who, width, _ in machine.passes if who == "draft"} >= {1, 2}
-
-
-def test_measurements_add_up():
-    """Prompts count on, so that a sample of the second keeps its own prompt."""
-    first, second = make_prompt(0), make_prompt(1)
-    one = Measurement(
-        None, [first, second], [Line.begin(BASELINE, 0.0, 1, "code", 3)], wall_seconds=1.0, phase_seconds=0.5
-    )
-    other = Measurement(None, [second], [Line.begin(BASELINE, 0.0, 0, "code", 3)], wall_seconds=2.0, phase_seconds=1.5)
-    other.rounds, other.steps = [RoundTime("model", 0.0, 9, 2, 1, {})], [StepTime(0.0, 9, 1.0)]
-    other.stop = KeyboardInterrupt()
-    one.extend(other)
-    assert [timed.prompt for timed in one.rounds + one.steps] == [2, 2]
-    assert [one.prompts[s.prompt_index] is second for s in one.lines] == [True, True]
-    assert (one.wall_seconds, one.phase_seconds, one.interrupted) == (3.0, 2.0, True)
 
 
 def test_generate_says_what_the_baseline_says(monkeypatch):

@@ -8,23 +8,19 @@ import torch
 from speclab.core import clock as clock_module
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import Round
-from speclab.lab.instruments import LoopFunctions, PhaseClock, with_phases
+from speclab.lab.instruments import LoopFunctions, with_phases
 
-CPU = torch.device("cpu")
-CUDA = torch.device("cuda")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 class FakeClock:
     """`now` is the time; work that is queued on the device is done, and takes its time, when it is waited for."""
 
-    def __init__(self) -> None:
-        self.now, self.queued = 100.0, 0.0
+    now, queued = 100.0, 0.0
 
-    def perf_counter(self) -> float:
-        return self.now
-
-    def synchronize(self, device: torch.device) -> None:
-        self.now, self.queued = self.now + self.queued, 0.0
+    def __init__(self, monkeypatch):
+        monkeypatch.setattr(clock_module, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        monkeypatch.setattr(clock_module, "synchronize", lambda device: self.work(self.queued, -self.queued)())
 
     def work(self, seconds: float, queued: float = 0.0):
         """A function that takes `seconds` and leaves so many on the device."""
@@ -36,52 +32,28 @@ class FakeClock:
         return function
 
 
-@pytest.fixture
-def fake(monkeypatch) -> FakeClock:
-    clock = FakeClock()
-    monkeypatch.setattr(clock_module, "time", SimpleNamespace(perf_counter=clock.perf_counter))
-    monkeypatch.setattr(clock_module, "synchronize", clock.synchronize)
-    return clock
-
-
-def test_calls_of_one_phase_add_up(fake):
-    clock = PhaseClock(CPU)
-    draft, verify = clock.timed("draft", fake.work(3)), clock.timed("verify", fake.work(5))
-    for _ in range(4):
-        draft()
-        verify()
-        fake.now += 100  # between the phases
-    assert clock.reader()() == {"draft": 12, "verify": 20}
-    assert clock.reader()() == {}
-
-
-def test_work_on_the_device_counts_for_the_phase_that_queued_it(fake):
-    clock = PhaseClock(CPU)
-    fake.queued = 7  # before the phase
-    clock.timed("draft", fake.work(1, queued=2))()
-    clock.timed("verify", fake.work(4))()
-    assert clock.reader()() == {"draft": 3, "verify": 4}
-
-
-def test_every_part_of_a_round_counts_for_its_phase(fake):
-    """draft: propose; verify: the target's pass; rollback: both caches; what is left is the host's."""
-    target = SimpleNamespace(device=CPU, n_replays=0, keeps=min, verify=fake.work(20), commit=fake.work(1))
-    drafter = SimpleNamespace(prefill=fake.work(1000), propose=fake.work(10), observe=fake.work(2))
+def test_every_part_of_a_round_counts_for_its_phase(monkeypatch):
+    """draft: propose; verify: the target's pass; rollback: both caches; what is left is the host's. Calls of one phase
+    add up, and work on the device counts for the phase that queued it."""
+    fake = FakeClock(monkeypatch)
+    target = SimpleNamespace(device=CPU, n_replays=0, keeps=min, verify=fake.work(15, 5), commit=fake.work(1))
+    drafter = SimpleNamespace(prefill=fake.work(1000), propose=fake.work(4, 1), observe=fake.work(2))
 
     def decode(target, drafter, n_rounds, accept):
         drafter.prefill()
         yield Round([1], prefill=True)
         for _ in range(n_rounds):
             drafter.propose()
+            drafter.propose()
+            fake.queued += 0.25  # between the phases, and so is the next line
+            fake.now += 0.25
             target.verify()
             accept()
             target.commit()
             drafter.observe()
-            fake.now += 0.5
             yield Round([2, 3])
 
-    functions = LoopFunctions(decode, accept=fake.work(4))
-    first, *rounds = with_phases(functions, target, drafter, 2)
+    first, *rounds = with_phases(LoopFunctions(decode, accept=fake.work(4)), target, drafter, 2)
     assert first.seconds == {"prefill": 1000}
     assert [round_.seconds for round_ in rounds] == [
         {"draft": 10, "verify": 20, "accept": 4, "rollback": 3, "host": 0.5}
@@ -106,9 +78,6 @@ def test_a_rule_for_the_cache_stands_in_its_own_rounds_alone():
     assert seen == [min] * 4
 
 
-# --- a GPU's events ---------------------------------------------------------------------------------------------------
-
-
 class FakeEvent:
     """What torch.cuda.Event is to the clock: it is recorded in the queue, and whoever reads it waits."""
 
@@ -126,6 +95,7 @@ class FakeEvent:
         FakeEvent.n_waits += 1
 
     def elapsed_time(self, end: "FakeEvent") -> float:
+        FakeEvent.n_read += 1
         return end.at - self.at
 
 
@@ -151,18 +121,11 @@ def test_events_of_a_round_are_read_after_it(monkeypatch):
             assert FakeEvent.n_waits == n_waits
             yield Round([2, 3])
 
-    def elapsed(start: FakeEvent, end: FakeEvent) -> float:
-        FakeEvent.n_read += 1
-        return end.at - start.at
-
-    monkeypatch.setattr(FakeEvent, "elapsed_time", elapsed)
-    functions = LoopFunctions(decode, accept=work(4))
     target = SimpleNamespace(n_replays=0, keeps=min, device=CUDA, verify=work(20))
     drafter = SimpleNamespace(propose=work(10), observe=work(2))
-    rounds, n_made = with_phases(functions, target, drafter), []
+    rounds, n_made = with_phases(LoopFunctions(decode, accept=work(4)), target, drafter), []
     for _ in range(3):
-        n_waits = FakeEvent.n_waits
-        n_read = FakeEvent.n_read
+        n_waits, n_read = FakeEvent.n_waits, FakeEvent.n_read
         seconds = next(rounds).seconds
         assert FakeEvent.n_read == n_read, "a caller that times rounds would count the reading"
         assert seconds == pytest.approx({"draft": 0.01, "verify": 0.02, "accept": 0.004, "rollback": 0, "host": 0})

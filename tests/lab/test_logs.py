@@ -6,13 +6,11 @@ from pathlib import Path
 import pytest
 
 import compare
-from speclab.lab.rows import build_row, halves, rows_of
+from speclab.lab.rows import rows_of
 from speclab.models import prompts
 from speclab.records import files
-from speclab.records.arms import BASELINE, Arm
-from speclab.records.log import Line
+from speclab.records.files import ComparisonRun
 from speclab.records.rows import Row
-from speclab.records.runs import ComparisonRun
 from speclab.system.paths import ROOT
 
 NAMES = ("method", "draft", "draft_length", "temperature", "prompt_kind", "target", "device", "dtype")
@@ -30,7 +28,7 @@ OF_CLOCK = (
 
 def is_comparison(path: Path) -> bool:
     found = json.loads(path.read_text())
-    return {"headline", "raw"} <= set(found)
+    return {"phases", "raw"} <= set(found)
 
 
 COMMITTED = [path for path in sorted((ROOT / "results").glob("cpu-2-cores*.json")) if is_comparison(path)]
@@ -63,24 +61,6 @@ def test_rows_of_a_committed_record_follow_from_its_log(path):
         for name in OF_CLOCK:
             before = getattr(row, name)
             assert getattr(again, name) == (before and pytest.approx(before, rel=3e-6)), name
-
-
-@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
-def test_the_headline_of_a_committed_record_follows_from_its_log(path):
-    run = files.read(path, ComparisonRun)
-    if run.headline is None:
-        return
-    best = run.headline
-    held_out = halves((line.prompt_kind, line.prompt_index) for line in of(run, BASELINE, None))
-    arm = Arm(best.method, best.draft or "", best.draft_length)
-    again = build_row(arm, of(run, arm, held_out), of(run, BASELINE, held_out), common_of(run), best.prompt_kind)
-    assert_same(best, again, NAMES + COUNTS + RATIOS)
-    assert again.speedup == pytest.approx(best.speedup, rel=3e-6)
-
-
-def of(run: ComparisonRun, arm: Arm, prompts: set[int] | None) -> list[Line]:
-    lines = [line for line in run.raw if line.arm == arm and line.temperature == 0]
-    return [line for line in lines if prompts is None or line.prompt_index in prompts]
 
 
 def test_rows_of_a_new_record_follow_from_its_log_to_the_last_digit(pair_folder, tmp_path, monkeypatch):

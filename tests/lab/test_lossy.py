@@ -17,12 +17,12 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.lab import output_checks
 from speclab.lab.bench import Bench
 from speclab.lab.instruments import LoopFunctions
-from speclab.lab.output_checks import distances, judged_places
+from speclab.lab.output_checks import distances, tested_places
 from speclab.models import prompts
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
-from speclab.present import first_screen, report
-from speclab.present.run_lines import small_print
+from speclab.present import report
+from speclab.present.screen import screen, small_print
 from speclab.records.arms import Arm
 from speclab.records.files import read
 from speclab.records.log import RoundCounts
@@ -57,16 +57,13 @@ def test_greedy_decoding_is_refused(words, capsys):
 
 
 def test_tested_places():
-    """Prefill's token, then: 2 of 3 kept, all 2 kept and a bonus token, no draft, 0 of 3 kept behind the end."""
+    """Prefill's token, then: 2 of 3 kept, all 2 kept and a bonus token, no draft, 0 of 3 kept behind the end. A round
+    commits one token more than it accepts, so near the end it asks for at most one less than are left."""
     rounds = [RoundCounts(3, 2), RoundCounts(2, 2), RoundCounts(0, 0), RoundCounts(3, 0)]
-    assert judged_places(rounds, 9) == [(1, 0), (1, 1), (1, 2), (4, 0), (4, 1), (8, 0)]
-    assert judged_places(rounds, 8) == [(1, 0), (1, 1), (1, 2), (4, 0), (4, 1)]
-
-
-def test_a_round_near_the_end_asks_for_fewer_tokens():
-    """A round commits one token more than it accepts, so it asks for at most one less than are left."""
-    places = [(1, 0), (44, 2), (45, 1), (46, 0), (47, 0)]
-    assert [n for *_, n in output_checks.asked_at(places, 3, 48)] == [3, 3, 2, 1, 0]
+    places = [(1, 0, 3), (1, 1, 3), (1, 2, 3), (4, 0, 3), (4, 1, 3), (8, 0, 1)]
+    assert tested_places(rounds, 9, 3, 10) == places
+    assert tested_places(rounds, 8, 3, 48) == places[:-1]
+    assert [n for *_, n in tested_places([RoundCounts(1, 0)] * 4, 9, 3, 5)] == [3, 2, 1, 0]
 
 
 def bench_of(drafter) -> Bench:
@@ -113,14 +110,13 @@ def test_laws_of_proposals_are_those_that_were_drawn_from(kind):
     rounds = list(bench.functions.rounds(bench.setup.target, noted, torch.tensor([ids]), 3, settings))
     tokens = [token for round_ in rounds for token in round_.tokens]
     pairs = [RoundCounts(round_.n_drafted, round_.n_accepted) for round_ in rounds if not round_.prefill]
-    places = judged_places(pairs, len(tokens))
-    assert {depth for _, depth in places} >= {0, 1}
+    asked = tested_places(pairs, len(tokens), 3, 48)
+    assert {depth for _, depth, _ in asked} >= {0, 1}
     law = drafter.law(bench.setup.target, ids, tokens, sampling, arm.draft_length)
-    asked = output_checks.asked_at(places, 3, 48)
     assert all(n == min(3, noted.asked[start]) for start, _, n in asked)
     found = law.drawn_from(asked)
     used = dict(noted.drafts)
-    for (start, depth), row in zip(places, found, strict=True):
+    for (start, depth, _), row in zip(asked, found, strict=True):
         draft = used[start]
         if draft.probs is not None:
             assert torch.allclose(row, draft.probs[0, depth].to(row), atol=1e-6)
@@ -149,7 +145,7 @@ def run(pair_folder, tmp_path, capsys, monkeypatch):
 
 def test_every_row_of_a_lossy_rule_says_so_and_how_far_it_is_off(run):
     rule = "credulous"
-    code, out, record = run(rule, "--verbose")
+    code, out, record = run(rule)
     assert code == 0
     assert record.settings["rule"] == rule
     assert f"rule    {rule}: LOSSY" in out
@@ -169,8 +165,7 @@ def test_every_row_of_a_lossy_rule_says_so_and_how_far_it_is_off(run):
 def assert_said(record: ComparisonRun, distance: float | None, lengths: set[str]) -> None:
     """Every view with a row of the model has LOSSY and the number beside its speed."""
     mark = f"LOSSY {'-' if distance is None else format(distance, '.3f')}"
-    shown = [first_screen.screen(record, markdown=True), first_screen.screen(record, brief=True, markdown=True)]
-    shown += [report.comparison(record, by_kind=True, markdown=True)]
+    shown = [screen(record, markdown=True), screen(record, brief=True, markdown=True), report.page(record, "local")]
     for text in shown:
         tables = [line for line in text.splitlines() if line.startswith("| model ") and "x" in line]
         lines = [[cell.strip() for cell in line.split("|")] for line in tables]
@@ -212,18 +207,8 @@ def test_the_z_statistics_are_a_fact_and_impossible_tokens_a_failure(run, monkey
 
 
 def test_one_script_says_so_at_its_end(pair_folder, capsys):
-    words = ["--target", str(pair_folder / "target"), "--prompt", "def f(x):", "--max-new-tokens", "12"]
-    words += [
-        "--threads",
-        "1",
-        "--draft",
-        str(pair_folder / "draft"),
-        "--engine",
-        "eager",
-        "--temperature",
-        "0.8",
-        "--rule",
-    ]
+    words = ["--target", str(pair_folder / "target"), "--draft", str(pair_folder / "draft"), "--prompt", "def f(x):"]
+    words += ["--max-new-tokens", "12", "--threads", "1", "--engine", "eager", "--temperature", "0.8", "--rule"]
     assert optimized_speculative.main([*words, "credulous"]) == 0
     lines = capsys.readouterr().out.rstrip().splitlines()
     last = lines[next(i for i, line in enumerate(lines) if line.startswith("LOSSY")) :]

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from speclab.lab import output_checks
-from speclab.records.arms import BASELINE, Arm
-from speclab.records.log import Line
+from speclab.records.rows import BASELINE, Arm, Decoded
 from speclab.theory import losslessness
 from speclab.theory.losslessness import Divergence
 
@@ -21,7 +20,7 @@ def measured(monkeypatch):
 
     def of(texts: list[list[int]]) -> SimpleNamespace:
         samples = {BASELINE: [RIGHT], Arm("model", "model", 4): texts}
-        made = {arm: [Line.begin(arm, 0.0, 0, "code", 3)] for arm in samples}
+        made = {arm: [Decoded.begin(arm, 0.0, 0, "code", 3)] for arm in samples}
         for arm, its in samples.items():
             made[arm][0].texts = its
         target = SimpleNamespace(vocab_size=10)

@@ -11,10 +11,9 @@ from speclab.cli import decoding as decoding_cli
 from speclab.core.rounds import DecodeSettings, Round
 from speclab.core.sampling import Sampling
 from speclab.lab.harness import measure
-from speclab.lab.rows import build_row
+from speclab.lab.rows import row_of
 from speclab.present import tables
-from speclab.records.arms import BASELINE, Arm
-from speclab.records.log import Line
+from speclab.records.rows import BASELINE, Arm, Decoded
 from speclab.theory.formulas import ratio_interval
 from tests.lab.test_harness import Machine, make_bench, make_prompt
 from tests.tiny_models import PlainTransformer, perturbed
@@ -24,7 +23,7 @@ SETTINGS = Sampling(0.7, top_k=5, top_p=0.9)
 COMMON = {"target": "t", "device": "cpu", "dtype": "float64"}
 
 
-def seconds_of(sample: Line, repeat: int) -> Fraction:
+def seconds_of(sample: Decoded, repeat: int) -> Fraction:
     """By the machine below: a pass over w tokens takes 1 + w / 8 seconds, a drafted token 1/4; a lookup takes none."""
     n_tokens = len(sample.texts[repeat])
     if not sample.arm.speculative:
@@ -50,7 +49,7 @@ def test_every_rate_of_a_row_is_a_ratio_of_exact_sums(monkeypatch):
         assert [sample.decode_seconds for sample in samples] == of_prompts
         prefill = 2 * 3 * 100 * (2 if arm == MODEL else 1)
         seconds, before = sum(map(sum, of_prompts)), 2 * 3 * 19 * Fraction(9, 8)
-        row = build_row(arm, samples, baseline, COMMON, "all")
+        row = row_of(arm, samples, baseline, COMMON, "all")
         assert (row.n_tokens, row.seconds, row.prefill_seconds) == (2 * 3 * 19, seconds, prefill)
         assert row.tokens_per_second == float(2 * 3 * 19 / seconds)
         assert row.speedup == float(before / seconds)

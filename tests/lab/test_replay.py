@@ -14,13 +14,12 @@ from speclab.drafts.lengths import AutoLength, RoundCosts
 from speclab.drafts.suffix import SuffixDrafter
 from speclab.lab.bench import Bench
 from speclab.lab.harness import Measurement
-from speclab.lab.instruments import LoopFunctions, with_parts
-from speclab.lab.known_texts.replay import replay_rounds, rounds_of_texts
+from speclab.lab.instruments import LoopFunctions
+from speclab.lab.known_texts import replay_rounds, rounds_of_texts
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.records.arms import AUTO, Arm
-from speclab.records.log import RoundCounts
+from speclab.records.rows import AUTO, Arm, RoundCounts
 from tests.decoding import plain_text, speculative_rounds
 from tests.heads import trained
 from tests.tiny_models import perturbed
@@ -62,7 +61,7 @@ def test_replayed_rounds_are_those_of_the_decoding(learnt, kind):
     timed, other = drafter_of(kind, target, head), drafter_of(kind, target, head)
     seen = set()
     for prompt in prompts:
-        rounds = list(with_parts(speculative_rounds(target, timed, prompt, K, N_NEW), timed))
+        rounds = list(map(timed.described, speculative_rounds(target, timed, prompt, K, N_NEW)))
         made = [RoundCounts(r.n_drafted, r.n_accepted, r.looked_up) for r in rounds if not r.prefill]
         text = plain_text(target, prompt, N_NEW)
         assert replay_rounds(LoopFunctions(speculative_decode), target, other, prompt, tuple(text), K) == made

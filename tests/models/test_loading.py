@@ -93,10 +93,10 @@ def test_code_of_a_model_folder_never_runs(copied, monkeypatch, capsys, role, ki
 
 @pytest.mark.full
 def test_yes_on_standard_input_is_no_answer(copied):
-    """As a user meets it: a process of its own, a real standard input, the record on standard output."""
+    """As a user meets it: a process of its own, and a real standard input."""
     trap = arm(copied / "target", "config")
     root = Path(__file__).parent.parent.parent
-    words = ["compare.py", "--quick", "--json", "-", "--target", str(copied / "target"), "--out-dir", str(copied)]
+    words = ["compare.py", "--quick", "--target", str(copied / "target"), "--out-dir", str(copied)]
     done = subprocess.run(
         [sys.executable, *words], cwd=root, input="y\n" * 20, capture_output=True, text=True,
         env={**os.environ, "HF_HUB_OFFLINE": "1"},

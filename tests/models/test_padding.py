@@ -12,7 +12,7 @@ from speclab.models.cached import CachedModel
 from speclab.models.checking.checks import check_model
 from speclab.models.padded import padding, sizes
 from speclab.models.padded.sizes import Size
-from speclab.records.files import read_json
+from speclab.records.files import read
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.paths import ROOT
 from tests.decoding import plain_text
@@ -234,7 +234,7 @@ def test_names():
 
 @pytest.mark.parametrize("role", ["target", "draft"])
 def test_a_padded_model_is_told_with_the_size_of_the_model_whose_text_it_writes(role):
-    n = read_json(ROOT / "models" / "lab-pair" / "training.json")[role]["parameters"]
+    n = read(ROOT / "models" / "lab-pair" / "training.json", dict)[role]["parameters"]
     said = sizes.describe_padding("lab:8b", role)
     assert re.search(rf"{role} of ({n / 1e6:.0f}|{n / 1e6:.1f}) M parameters .* 8B$", said), said
 

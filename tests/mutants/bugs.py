@@ -5,24 +5,28 @@ is imported; the text behind `-` has to be there exactly once:
 
     [core/accept]
     4 draws the correction from p
-    by gallery::correction_comes_from_the_residual, joint_law_of_a_round_is_the_targets
+    by exact::one_round_emits_the_targets_joint_law
     - (target_here - draft_here).clamp(min=0)
     + target_here
 
-`by` names tests: gallery::x, y are test_x and test_y of test_gallery.py. `raises ERROR` says that this error of the
-production code is as good as a failed assertion. Further pairs of `-` and `+` are further edits of the same module.
-`bug NUMBER WORDS` is a number of an extension.
+`by` names tests: lab/rates::x, y are test_x and test_y of lab/test_rates.py. `raises ERROR` says that this error of the
+production code is as good as a failed assertion, `refused CASE` that the check of an engine at load notices, too.
+Further pairs of `-` and `+` are further edits of the same module. `bug NUMBER WORDS` is a number of an extension.
 """
 
+import hashlib
 import importlib
-import itertools
+import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from typing import NamedTuple
+
+from tests.edits import Edit, edited, edits_in
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -75,11 +79,14 @@ def name_of(file: Path) -> str:
 class Edits:
     """Changes of the source text of one module, made where it is imported: a finder of modules and a loader.
 
-    module: a path in speclab/ or in the root, without .py. changes: pairs of an old text and a new one.
+    module: a path in speclab/ or in the root, without .py; or a C file, in whose place its library compiles a changed
+    one, quickly. changes: pairs of an old text and a new one.
     """
 
-    def __init__(self, module: str, changes: list[tuple[str, str]]):
-        self.changes = changes
+    def __init__(self, module: str, changes: list[Edit]):
+        self.changes, self.c_file = changes, None
+        if module.endswith(".c"):
+            self.c_file, module = ROOT / "speclab" / module, str(Path(module).with_name("library"))
         self.file = next(file for folder in ("speclab", "") if (file := ROOT / folder / f"{module}.py").is_file())
         self.name = name_of(self.file)
 
@@ -97,12 +104,18 @@ class Edits:
 
     def text(self) -> str:
         """The source text with the changes. Raises ImportError where an old text is not there exactly once."""
-        text = self.file.read_text("utf-8")
-        for old, new in self.changes:
-            if (n := text.count(old)) != 1:
-                raise ImportError(f"{self.file} has {n} times: {old}")
-            text = text.replace(old, new)
-        return text
+        changes = self.changes if self.c_file is None else self._of_the_library(self.c_file)
+        return edited(self.file.read_text("utf-8"), changes, str(self.file))
+
+    def _of_the_library(self, c_file: Path) -> list[Edit]:
+        """Write the changed C file.  -> the changes by which the library compiles that one"""
+        text = edited(c_file.read_text("utf-8"), self.changes, str(c_file))
+        place = Path(tempfile.gettempdir()) / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.c"
+        written = place.with_suffix(f".{os.getpid()}")
+        written.write_text(text, "utf-8")
+        written.replace(place)
+        path = f'pathlib.Path(__file__).with_name("{c_file.name}")'
+        return [(path, f"pathlib.Path({str(place)!r})"), ('"-O3"', '"-O1"')]
 
 
 class _Loader(SourceFileLoader):
@@ -125,6 +138,7 @@ class Mutant(NamedTuple):
     killed_by: tuple[str, ...]  # tests that must fail, "file::name", or "file::name[case]" where others take long
     raises: str = ""  # an error of the production code that is as good as a failed assertion
     hangs: bool = False  # running out of time is a kill
+    refused: str = ""  # the case of tests/engines/families.py whose engine the check at load has to refuse
 
     @property
     def file(self) -> str:
@@ -155,12 +169,11 @@ def _read(file: Path) -> Iterator[Mutant]:
             module = title.strip("[]")
         elif title[:1].isdecimal():
             bug, _, what = title.partition(" ")
-            said = dict(re.findall(r"^(by|raises) (.*)$", block, re.MULTILINE))
-            texts = itertools.groupby(filter(None, lines), key=lambda line: line[0])
-            texts = ["\n".join(line[2:] for line in of_mark) for mark, of_mark in texts if mark in "-+"]
-            edits = Edits(module, list(zip(texts[::2], texts[1::2], strict=True)))
+            said = dict(re.findall(r"^(by|raises|refused) (.*)$", block, re.MULTILINE))
+            edits = Edits(module, edits_in(lines))
             tests = killers(shown.partition("/mutants")[0], *said["by"].split("::"))
-            yield Mutant(int(bug), edits, what, f"{shown}:{_identifier(what)}", tests, said.get("raises", ""))
+            name, more = f"{shown}:{_identifier(what)}", {key: said.get(key, "") for key in ("raises", "refused")}
+            yield Mutant(int(bug), edits, what, name, tests, **more)
 
 
 def _identifier(what: str) -> str:

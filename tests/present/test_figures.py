@@ -3,19 +3,14 @@
 from dataclasses import replace
 
 import pytest
+from PIL import Image
 
 from speclab.present.pictures import figures, plots
 from speclab.present.pictures.figures import Panel, Series, draw, plain
-from speclab.records.runs import Noise
-from speclab.theory import noise
+from speclab.records.rows import Noise
+from speclab.theory import attribution, ladder
 from speclab.theory.attribution import Value
-from tests.present.test_report import make_run
-
-
-def measured(panels: list[Panel]):
-    figure = draw(panels)
-    figure.draw_without_rendering()
-    return figure
+from tests.present.made import bare, make_row, make_run
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +22,8 @@ def closed():
 def test_values_without_an_interval_get_no_bar_and_stay_inside():
     """A marker stands beside its place, which widens no axes by itself: they must hold the value all the same."""
     values = {1: Value(1.5, 1.2, 1.9), 2: Value(2.5, None, None), 3: Value(0.4, 0.3, None)}
-    figure = measured([Panel([Series("a", values), Series("b", plain([(2, 4.0)]), 1)], "k")])
+    figure = draw([Panel([Series("a", values), Series("b", plain([(2, 4.0)]), 1)], "k")])
+    figure.draw_without_rendering()
     (axis,) = figure.axes
     (collection,) = axis.collections
     assert [[y for _, y in segment] for segment in collection.get_segments()] == [[1.2, 1.9]]
@@ -42,7 +38,7 @@ def test_values_without_an_interval_get_no_bar_and_stay_inside():
 @pytest.mark.parametrize("ratio", [1.02, 1.3])
 def test_a_picture_says_where_its_speeds_are_rough(ratio, tmp_path, monkeypatch):
     """Above what it says of itself."""
-    monkeypatch.setattr(noise, "FURTHEST", 1.1)
+    monkeypatch.setattr(attribution, "FURTHEST", 1.1)
     run = make_run(lengths=(4,), temperatures=(0.0,), kinds=())
     run = replace(run, noise=[Noise(temperature=0.0, ratio=ratio, low=None, high=None)])
     figure = plots._why(run.rows)
@@ -67,3 +63,60 @@ def test_any_name_can_stand_in_a_picture_and_its_legend(name):
         assert not text.get_parse_math()
     if len(name) < 100:
         axis.figure.draw_without_rendering()
+
+
+def test_the_waterfall_ends_where_the_measurement_begins():
+    """The bars as they are drawn: each begins where the last one ended, the last factor ends at the measured value."""
+    row = make_row()
+    (axis,) = plots._why([make_row(k=2), row, make_row("hybrid", ladder=None)]).axes
+    spans = [sorted((b.get_x(), b.get_x() + b.get_width())) for b in axis.patches if b.get_fill()]
+    texts = [t.get_text() for t in axis.texts]
+    assert len(spans) == len(texts) == len(ladder.EFFECTS) + 3
+    assert spans[0] == pytest.approx([1, row.book_formula])
+    end = row.book_formula
+    for (low, high), factor in zip(spans[1:-2], ladder.factors(row).values(), strict=True):
+        assert (low, high) == pytest.approx(sorted((end, end * factor)))
+        end *= factor
+    assert spans[-2] == pytest.approx(sorted((1, row.speedup)))
+    assert spans[-1] == pytest.approx(sorted((1, row.speedup_with_prefill)))
+    assert texts[0] == "2.11x"
+    assert texts[1:3] == ["×1.32", "×0.65"]
+
+
+def test_measured_values_are_markers_and_predictions_are_lines():
+    """As they are drawn: a marker, an interval and a number for every measured value; a line for each prediction, and
+    a dash for that of a row on auto, which stands at a place of its own."""
+    rows = [make_row(k=k) for k in (2, 4)]
+    rows.append(make_row("model auto", 8, book_formula=None))
+    (axis,) = figures.draw(plots.speedup_panels(rows)).axes
+    (measured,) = [line for line in axis.lines if line.get_label() == "model"]
+    assert (measured.get_marker(), measured.get_linestyle()) == ("o", "None")
+    assert list(measured.get_xdata()) == [2, 4, 6]
+    assert list(measured.get_ydata()) == [row.speedup for row in rows]
+    for name in ("forecast", "book_formula"):
+        drawn = [list(line.get_ydata()) for line in axis.lines if line.get_marker() == "None"]
+        assert [getattr(row, name) for row in rows[:2]] in drawn
+    (dash,) = [line for line in axis.lines if line.get_marker() == "_"]
+    assert (list(dash.get_xdata()), list(dash.get_ydata())) == ([6], [rows[2].forecast])
+    (intervals,) = axis.collections
+    ends = [[y for _, y in segment] for segment in intervals.get_segments()]
+    assert ends == [[row.speedup_low, row.speedup_high] for row in rows]
+    assert [text.get_text() for text in axis.texts] == [f"{row.speedup:.2f}" for row in rows]
+    low, high = axis.get_ylim()
+    assert low < min(row.speedup_low for row in rows)
+    assert high > max(row.speedup_high for row in rows), "every interval lies inside the axes"
+
+
+def test_pictures_are_written_and_left_out_where_there_is_nothing_to_show(tmp_path):
+    run = make_run(temperatures=(0.0,), lengths=(2, 4))
+    written = [write() for write in plots.comparison(run, tmp_path, "x")]
+    assert [path.name for path in written] == ["x-speedup.png", "x-why.png"]
+    for path in written:
+        with Image.open(path) as picture:
+            assert picture.width > 4 * figures.DPI
+            assert len(picture.convert("L").getcolors(256)) > 20
+    uncalibrated = replace(run, rows=[bare(row) for row in run.rows])
+    left = [path.name for write in plots.comparison(uncalibrated, tmp_path, "y") if (path := write())]
+    assert left == ["y-speedup.png"]
+    assert not any(write() for write in plots.comparison(make_run(methods=()), tmp_path, "z"))
+    assert not figures.plt.get_fignums(), "a figure was left open"

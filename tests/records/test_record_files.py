@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from speclab.records import files
-from speclab.records.runs import ComparisonRun, Head
+from speclab.records.files import ComparisonRun, Head
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.paths import ROOT
 
@@ -37,13 +37,14 @@ def assert_read(part: Any, written: Any) -> None:
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
-def test_every_committed_record_is_read_with_its_numbers(path):
+def test_every_committed_record_is_read_with_its_numbers(path, tmp_path):
     """Entries that its class does not have are ignored; all others are those of the file, and are written again."""
     written = json.loads(path.read_text("utf-8"))
-    kind = ComparisonRun if "headline" in written else Head
+    kind = ComparisonRun if {"phases", "raw"} <= written.keys() else Head
     read = files.read(path, kind)
     assert_read(read, written)
-    assert files.parsed(kind, files.to_json(read)) == read
+    (tmp_path / "again.json").write_text(files.to_json(read))
+    assert files.read(tmp_path / "again.json", kind) == read
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
@@ -54,7 +55,7 @@ def test_no_number_is_written_that_is_not_finite(run, number):
 
 def test_numbers_have_seven_digits_and_what_is_not_there_is_left_out(run):
     assert "1.234568e-05" in files.to_json(replace(run, phases={"seconds": 1.23456789e-5, "share": 1.0}))
-    assert {"unchecked", "ended"}.isdisjoint(files.as_dict(run))
+    assert "unchecked" not in files.as_dict(run)
     assert files.as_dict(replace(run, unchecked=["model k=2"]))["unchecked"] == ["model k=2"]
 
 
@@ -65,7 +66,7 @@ def test_numbers_have_seven_digits_and_what_is_not_there_is_left_out(run):
 def test_a_broken_row_is_refused_and_named(run, tmp_path, field, value):
     broken = files.as_dict(run)
     broken["rows"][0][field] = value
-    refused(tmp_path, json.dumps(broken), rf"no record that can be read here: rows\.0\.{field}")
+    refused(tmp_path, json.dumps(broken), rf"no record that can be read here: .*rows\.0\.{field}")
 
 
 @pytest.mark.parametrize("name", ["machine", "rows", "schema_version", "interrupted"])
@@ -76,10 +77,6 @@ def test_a_record_without_a_field_is_refused(run, tmp_path, name):
 @pytest.mark.parametrize("text", ["", "[", "[" * 100_000, "null", "[]", "NaN", "1e999", "9" * 400, '{"a": Infinity}'])
 def test_what_is_no_record_is_one_problem(tmp_path, text):
     refused(tmp_path, text, "a record that a command of the lab wrote")
-
-
-def test_infinity_is_refused_where_the_classes_leave_the_content_open(run, tmp_path):
-    refused(tmp_path, files.to_json(run).replace('"seed": 0', '"seed": 1e999'), "no finite number")
 
 
 def refused(folder: Path, text: str, said: str) -> None:

@@ -16,8 +16,7 @@ from speclab.records.arms import Arm
 from speclab.records.log import Line, RoundCounts
 from speclab.theory import costs
 from speclab.theory.attribution import price
-from speclab.theory.costs import CURVES, PHASES, Costs, RoundTime, StepTime, catch_ups
-from speclab.theory.fitting import fit
+from speclab.theory.costs import CURVES, PHASES, Costs, RoundTime, StepTime, catch_ups, fit
 
 given_cases = settings(max_examples=40)
 
@@ -388,19 +387,6 @@ def test_ratios_are_in_steps_of_the_target():
     assert MODEL.draft_seconds(3, 100, catch_up=2) == pytest.approx(0.0014 + 2 * 0.0012 + 0.0002 + 4e-7 * 300)
 
 
-def test_costs_know_how_sure_they_are():
-    """The standard error of a mean: sigma / sqrt(n); a round alone says nothing of it."""
-    seconds = [10e-6, 20e-6, 30e-6, 40e-6]
-    rounds = decode(MODEL, "model", 0.0, [2], 4, Steady())
-    rounds = [with_phase(one, "host", taken) for one, taken in zip(rounds, seconds, strict=True)]
-    steps = walk(MODEL, 0.0, 50, Steady())
-    found = fit(rounds, steps)["model", 0.0]
-    assert found.host == pytest.approx(25e-6)
-    assert found.host_error == pytest.approx(np.std(seconds, ddof=1) / 2)
-    assert (found.accept_error, found.rollback_error) == (pytest.approx(0, abs=1e-12), pytest.approx(0, abs=1e-12))
-    assert fit(rounds[:1], steps)["model", 0.0].host_error == 0
-
-
 def test_a_replay_is_priced_where_drafts_are_rejected():
     """A rollback with a replay takes longer by the replay, and rounds without one tell how long it takes alone."""
     rounds = decode(MODEL, "model", 0.0, range(5), 60, Steady())
@@ -411,7 +397,6 @@ def test_a_replay_is_priced_where_drafts_are_rejected():
     ]
     found = fit(rounds, walk(MODEL, 0.0, 50, Steady()))["model", 0.0]
     assert (found.rollback, found.replay) == (pytest.approx(MODEL.rollback), pytest.approx(0.003))
-    assert found.rollback_error == pytest.approx(0, abs=1e-12)
     rest = found.accept_seconds(4) + found.host
     assert found.overhead_seconds(4) == pytest.approx(rest + MODEL.rollback)
     assert found.overhead_seconds(4, rejected=True) == pytest.approx(rest + MODEL.rollback + 0.003)

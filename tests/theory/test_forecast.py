@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,12 +19,11 @@ from hypothesis import strategies as st
 import optimized_speculative
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.counts import Counts
-from speclab.core.proposals import ByLength, model_accept_probs
+from speclab.core.proposals import model_accept_probs
 from speclab.core.rounds import Decided, Draft
 from speclab.core.sampling import Sampling
 from speclab.models.family import Room
-from speclab.theory.forecast import Forecast, forecast, oracle
-from speclab.theory.formulas import expected_tokens_per_round
+from speclab.theory.forecast import Forecast, forecast
 from tests.decoding import plain_text, speculative_rounds
 from tests.test_exact import (
     CENTRE,
@@ -355,30 +353,23 @@ def test_greedy_decoding_does_what_the_forecast_says(kind, k, seed):
 # --- the dynamic programme against its definition ---------------------------------------------------------------------
 
 
-def walk(
-    accept_probs, n_tokens: int, k: int, passes: Callable[[int, int], bool], wrapped=None
-) -> list[tuple[int, int, int]]:
-    """One decoding as (state, drafted, accepted) per round; `passes(state, n)` tells the n-th draft's fate.
-
-    `wrapped` gives the rows of the variant without an end.
-    """
+def walk(accept_probs, n_tokens: int, k: int, passes: Callable[[int, int], bool]) -> list[tuple[int, int, int]]:
+    """One decoding as (state, drafted, accepted) per round; `passes(state, n)` tells the n-th draft's fate."""
     state, rounds = 1, []
     while state < n_tokens:
-        size = len(wrapped[state]) if wrapped else min(k, len(accept_probs[state]), n_tokens - state - 1)
+        size = min(k, len(accept_probs[state]), n_tokens - state - 1)
         n_accepted = next((n for n in range(size) if not passes(state, n)), size)
         rounds.append((state, size, n_accepted))
         state += n_accepted + 1
     return rounds
 
 
-def expected(
-    speculative_rounds: list[tuple[Fraction, list]], cost, extra: Fraction, n_tokens: int, endless: bool
-) -> Forecast:
+def expected(speculative_rounds: list[tuple[Fraction, list]], cost, extra: Fraction) -> Forecast:
     """Average over walks with their weights, term by term as the docstring of `Forecast` says."""
     total = [Fraction(0)] * 7
     for weight, rounds in speculative_rounds:
         for i, (state, n_drafted, n_accepted) in enumerate(rounds):
-            another = endless or (i + 1 < len(rounds) and rounds[i + 1][1] > 0)
+            another = i + 1 < len(rounds) and rounds[i + 1][1] > 0
             price = cost(n_drafted, state) + extra * (n_accepted == n_drafted > 0 and another)
             rejected = n_accepted < n_drafted
             price += REPLAY * rejected
@@ -411,7 +402,7 @@ def test_model_accept_probs_against_all_patterns_of_acceptance(accept, k, extra)
     found = forecast(
         model_accept_probs([float(a) for a in accept]), n_tokens, k, price, extra, rejected_round_extra=3 / 11
     )
-    assert found == pytest.approx(expected(patterns, price, Fraction(extra), n_tokens, False), rel=EXACT, abs=EXACT)
+    assert found == pytest.approx(expected(patterns, price, Fraction(extra)), rel=EXACT, abs=EXACT)
 
 
 @given_cases
@@ -428,58 +419,22 @@ def test_rows_of_their_own_against_all_patterns_of_acceptance(rows, k, extra):
             weight *= rows[t][n] if kept else 1 - rows[t][n]
         patterns.append((weight, walk(rows, n_tokens, k, lambda state, n, fate=fate: fate[state, n])))
     found = forecast([[float(a) for a in row] for row in rows], n_tokens, k, price, extra, rejected_round_extra=3 / 11)
-    assert found == pytest.approx(expected(patterns, price, Fraction(extra), n_tokens, False), rel=EXACT, abs=EXACT)
-
-
-@given_cases
-@given(st.lists(chance, min_size=2, max_size=6), st.integers(0, 4), st.integers(0, 2))
-def test_the_variant_without_an_end_against_all_patterns(accept, k, extra):
-    """Rounds run past the end into the text from its start again, and each full round pays for the next."""
-    n_tokens = len(accept)
-    laps = accept + accept[1:] * (k + 1)  # prefill's token is not repeated
-    reach = n_tokens + k - 1 if k else n_tokens  # the last round may begin in N - 1 and tests k tokens from there
-    patterns = []
-    for pattern in itertools.product((True, False), repeat=reach):
-        weight = Fraction(1)
-        for kept, a in zip(pattern, laps, strict=False):
-            weight *= a if kept else 1 - a
-        rows = [pattern[t : t + k] for t in range(n_tokens)]
-        patterns.append((weight, walk(rows, n_tokens, k, lambda state, n, rows=rows: rows[state][n], wrapped=rows)))
-    found = forecast(
-        model_accept_probs([float(a) for a in accept]), n_tokens, k, price, extra, False, rejected_round_extra=3 / 11
-    )
-    assert found == pytest.approx(expected(patterns, price, Fraction(extra), n_tokens, True), rel=EXACT, abs=EXACT)
+    assert found == pytest.approx(expected(patterns, price, Fraction(extra)), rel=EXACT, abs=EXACT)
 
 
 def test_empty_proposals_are_plain_decoding():
     """One token a round: whether nothing is proposed, the draft length is 0, or there are no chances to give."""
     plain = Forecast(cost=9, n_rounds=9, n_drafted=0, n_tested=0, n_accepted=0, n_rejected=0, n_emitted=9)
     assert forecast([[]] * 10, 10, 4, full_round_extra=1) == plain
-    assert forecast([[]] * 10, 10, 4, full_round_extra=1, capped=False) == plain
     assert forecast(model_accept_probs([0.5] * 10), 10, 0) == plain
     assert forecast([], 10, 0) == plain
-    assert oracle([[]] * 10, 10, 4) == plain
 
 
 @pytest.mark.parametrize("n_tokens", [0, 1])
 def test_nothing_left_to_decode(n_tokens):
     """Prefill already made the only token."""
     nothing = Forecast(0, 0, 0, 0, 0, 0, 0)
-    for capped in (True, False):
-        assert forecast(model_accept_probs([0.5] * n_tokens), n_tokens, 4, capped=capped) == nothing
-    assert oracle(model_accept_probs([0.5] * n_tokens), n_tokens, 4) == nothing
-
-
-def test_decoding_from_another_state():
-    """`start` 0: no token from prefill. A later start is the tail of the same text."""
-    accept = list(np.random.default_rng(0).random(12))
-    whole = forecast(model_accept_probs(accept), 12, 3, start=0)
-    assert whole.n_emitted == pytest.approx(12)
-    shifted = forecast(model_accept_probs([0.0, *accept]), 13, 3, start=1)
-    assert whole == pytest.approx(shifted)
-    assert forecast(model_accept_probs(accept), 12, 3, price, start=11) == Forecast(
-        float(price(0, 11)), 1, 0, 0, 0, 0, 1
-    )
+    assert forecast(model_accept_probs([0.5] * n_tokens), n_tokens, 4) == nothing
 
 
 def test_impossible_arguments_are_refused():
@@ -491,70 +446,3 @@ def test_impossible_arguments_are_refused():
             forecast(model_accept_probs([0.5] * 4 + [wrong] + [0.5] * 5), 10, 4)
     with pytest.raises(ValueError, match="at least 0"):
         forecast(model_accept_probs([0.5] * 4), 4, -1)
-
-
-# --- without an end ---------------------------------------------------------------------------------------------------
-
-
-@given_cases
-@given(st.floats(0, 1), st.integers(0, 12), st.integers(2, 80))
-def test_constant_acceptance_without_an_end_is_the_formula(alpha, k, n_tokens):
-    """Wald: tokens per round is tau at every length of text, and every round drafts k."""
-    found = forecast(model_accept_probs([alpha] * n_tokens), n_tokens, k, full_round_extra=0.5, capped=False)
-    tau = expected_tokens_per_round(alpha, k)
-    assert found.n_emitted / found.n_rounds == pytest.approx(tau, rel=EXACT)
-    assert found.n_drafted / found.n_rounds == pytest.approx(k, rel=EXACT)
-    assert found.cost / found.n_emitted == pytest.approx((1 + 0.5 * alpha**k * (k > 0)) / tau, rel=EXACT)
-
-
-def test_a_short_proposal_stays_short_without_an_end():
-    """Only a proposal that the end of the text cut off goes on behind it; an n-gram match that ran out does not."""
-    rows = [[], [1.0], [1.0, 1.0], [], [1.0]]  # 5 tokens; states 1 … 4; the last row reaches the end
-    found = forecast(rows, 5, 3, capped=False)
-    # From 1: one accepted, to 3; nothing proposed, to 4; its one token and the row of state 1 behind it: 2 drafted.
-    assert (found.n_rounds, found.n_drafted, found.n_emitted) == (3, 1 + 0 + 2, 2 + 1 + 3)
-
-
-# --- oracle, finite length, easy and hard places ----------------------------------------------------------------------
-
-
-@given_cases
-@given(
-    st.lists(st.lists(chance, max_size=2), min_size=4, max_size=4),
-    st.fractions(0, 2, max_denominator=5),
-    st.sampled_from([0.0, 0.7]),
-)
-def test_the_oracle_is_the_best_of_all_choices(rows, draft_cost, replay):
-    """All combinations of a draft length for every state, each priced by the forecast."""
-    rows = [[float(a) for a in row] for row in rows]
-
-    def cost(n_drafted: int, state: int) -> float:
-        return 1 + float(draft_cost) * n_drafted * state**2 / 4  # cheap early, dear late
-
-    choices = itertools.product(*(range(len(row) + 1) for row in rows))
-    best = min(
-        forecast([row[:n] for row, n in zip(rows, lengths, strict=True)], 4, 2, cost, rejected_round_extra=replay).cost
-        for lengths in choices
-    )
-    assert oracle(rows, 4, 2, cost, rejected_round_extra=replay).cost == pytest.approx(best, rel=EXACT)
-
-
-def test_the_oracle_knows_the_proposal_of_every_length():
-    """A proposal of one token is right where the beginning of one of two tokens is wrong."""
-    rows = [ByLength([[], [1.0], [0.0, 0.0]][: max(1, 4 - t)]) for t in range(4)]
-    best = oracle(rows, 4, 2, lambda n_drafted, state: 1.0)
-    assert best.cost == pytest.approx(min(forecast(rows, 4, k).cost for k in range(3)))
-    assert best.cost == pytest.approx(2)
-
-
-def test_the_oracle_drafts_where_it_pays():
-    """Half the text is easy, half is hopeless; drafting costs a third of a step. No one length is right for both."""
-    accept = [1.0] * 21 + [0.0] * 20
-
-    def cost(n_drafted: int, state: int) -> float:
-        return 1 + n_drafted / 3
-
-    best = oracle(model_accept_probs(accept), 41, 4, cost)
-    assert best.n_drafted == best.n_accepted == 16  # 4 rounds of 4 + 1 tokens, then 20 plain steps
-    assert best.cost == pytest.approx(4 * (1 + 4 / 3) + 20)
-    assert min(forecast(model_accept_probs(accept), 41, k, cost).cost for k in range(5)) > 1.1 * best.cost

@@ -115,8 +115,8 @@ def test_one_impossible_token_is_infinite_evidence(spread):
 def test_greedy_output_that_agrees_is_silent():
     """Nothing varies, so 0 / 0: two zeros and not NaN, which would compare false and look like a failure."""
     p, q = (Sampling().probs(logits) for logits in random_logits(200, 10))
-    assert z_of(p.argmax(-1), p, q) == ZStatistics(0.0, 0.0, 0.0, 200)
-    assert ZSums().result() == ZStatistics(0.0, 0.0, 0.0, 0)
+    assert z_of(p.argmax(-1), p, q) == ZStatistics(0.0, 0.0, 200)
+    assert ZSums().result() == ZStatistics(0.0, 0.0, 0)
 
 
 def test_hand_computed():
@@ -146,11 +146,10 @@ def straightened(z: float, skewness: float) -> float:
 @pytest.mark.parametrize(
     ("z", "passed"),
     [
-        ((4.8, -4.8, 4.8), True),
-        ((5.0, 0.0, 0.0), False),
-        ((0.0, -5.0, 0.0), False),
-        ((0.0, 0.0, -5.0), False),
-        ((0.0, math.nan, 0.0), False),
+        ((4.8, -4.8), True),
+        ((5.0, 0.0), False),
+        ((0.0, -5.0), False),
+        ((0.0, math.nan), False),
     ],
 )
 def test_verdict_is_two_sided_and_needs_all(z, passed):
@@ -160,12 +159,12 @@ def test_verdict_is_two_sided_and_needs_all(z, passed):
 
 @pytest.mark.parametrize(("drawn", "sign"), [(4, -1), (6, 1)])
 def test_loud_when_top_k_is_off_by_one(drawn, sign):
-    """One place fewer: the last token of the filter is missing, and z_E sees it. One more: impossible tokens."""
+    """One place fewer: the last token of the filter is missing, and z_L sees it. One more: impossible tokens."""
     logits, draft_logits = random_logits(2000, 11)
     tokens = draw(Sampling(1.2, top_k=drawn).probs(logits), uniforms(2000, 1100))
     z = z_of(tokens, Sampling(1.2, top_k=5).probs(logits), Sampling(1.2, top_k=5).probs(draft_logits))
     assert not z.passed
-    assert (z.edge < -Z_BOUND) if sign < 0 else (z.surprise == math.inf)
+    assert (z.surprise < -Z_BOUND) if sign < 0 else (z.surprise == math.inf)
 
 
 @pytest.mark.parametrize("expected", [0.01, 0.64, 30])
@@ -184,7 +183,9 @@ def test_the_bound_holds_for_rare_events_too(expected):
 def rare_z(count: int, chance: float, n: int) -> float:
     total = ZSum()
     values = (torch.arange(n) < count).double()
-    total.add(values, losslessness._event_moments(torch.full((n,), chance, dtype=torch.float64)), torch.ones(n).bool())
+    laws = torch.tensor([[chance, 1 - chance]] * n, dtype=torch.float64)
+    event = torch.tensor([[1.0, 0.0]] * n, dtype=torch.float64)
+    total.add(values, losslessness._moments(laws, event, None), torch.ones(n).bool())
     return total.z
 
 
@@ -223,7 +224,7 @@ def test_tokens_at_an_edge_are_counted_and_change_no_statistic():
     plain, edge = ZSums(), ZSums()
     plain.add(torch.tensor([0, 1]), Places(p[:2], p[:2].flip(-1)))
     edge.add(torch.tensor([0, 1, 2]), Places(p, p.flip(-1), possible))
-    assert edge.result()[:3] == plain.result()[:3]
-    assert edge.result()[3:] == (3, 1)
+    assert edge.result()[:2] == plain.result()[:2]
+    assert edge.result()[2:] == (3, 1)
     edge.add(torch.tensor([3]), Places(p[:1], p[:1].flip(-1), possible[:1]))
     assert edge.result().surprise == math.inf

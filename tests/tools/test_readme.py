@@ -1,11 +1,9 @@
 """The README is a view of the committed records, and its paths and commands exist."""
 
 import contextlib
-import dataclasses
 import functools
 import importlib
 import io
-import json
 import re
 import shlex
 from collections.abc import Callable
@@ -28,8 +26,8 @@ from speclab.records import files
 from speclab.records.runs import Head
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.paths import ROOT
-from speclab.theory import noise
-from speclab.theory.noise import FURTHEST  # before the tests' own bound: see tests/conftest.py
+from speclab.theory import attribution
+from speclab.theory.attribution import FURTHEST  # before the tests' own bound: see tests/conftest.py
 from tests.decoding import plain_text, speculative_rounds
 from tests.tiny_models import tiny
 from tools import blocks, plots, readme
@@ -60,14 +58,13 @@ def read(path: Path) -> tuple[Head, Callable[[Any, str], str]]:
     if last in BENCHMARKS:
         record, blocks = BENCHMARKS[last]
         return files.read(path, record), lambda run, name: tables.show(blocks(run), markdown=True)
-    kind = plots.kind_of(files.read_json(path))
+    kind = plots.kind_of(files.read(path, dict))
     return files.read(path, kind.record), kind.page
 
 
 def head(path: Path) -> Head:
     """The part of a record that all records have."""
-    content = files.read_json(path)
-    return files.parsed(Head, json.dumps({field.name: content[field.name] for field in dataclasses.fields(Head)}))
+    return files.read(path, Head)
 
 
 @pytest.mark.parametrize("page", GENERATED, ids=lambda p: f"{p.parent.name}/{p.name}")
@@ -90,7 +87,7 @@ def test_nothing_is_written_where_a_record_is_bad(tmp_path, monkeypatch, capsys)
     pages = tmp_path / "a.md", tmp_path / "b.md"
     for name, path in zip("ab", pages, strict=True):
         path.write_text(f"<!-- begin {name} -->\nold\n<!-- end {name} -->\n")
-    blocks = {"a": lambda: "new", "b": lambda: files.read_json(tmp_path / "bad.json")}
+    blocks = {"a": lambda: "new", "b": lambda: files.read(tmp_path / "bad.json", dict)}
     monkeypatch.setattr(readme, "PAGES", pages)
     monkeypatch.setattr(readme, "BLOCKS", blocks)
     assert readme.main([]) == 3
@@ -229,8 +226,8 @@ def test_committed_records_are_valid_and_clean():
     assert {path.stem for path in RECORDS} >= OF_THE_PAST
     for path in RECORDS:
         run = head(path) if path.stem in OF_THE_PAST else read(path)[0]
-        assert run.versions.commit
-        assert run.versions.uncommitted_changes is False
+        assert run.versions["commit"]
+        assert run.versions["uncommitted_changes"] is False
         assert not run.interrupted
         assert not re.search(r"/(home|root|tmp|Users|work)\b", path.read_text())
 
@@ -238,7 +235,7 @@ def test_committed_records_are_valid_and_clean():
 @pytest.mark.parametrize("path", WITH_A_PAGE, ids=lambda p: p.stem)
 def test_committed_tables_are_views_of_their_records(path, monkeypatch):
     """A page whose code changed after the run must be written again."""
-    monkeypatch.setattr(noise, "FURTHEST", FURTHEST)  # the fixture of all tests calls no speeds rough
+    monkeypatch.setattr(attribution, "FURTHEST", FURTHEST)  # the fixture of all tests calls no speeds rough
     run, page = read(path)
     assert path.with_suffix(".md").read_text("utf-8") == page(run, path.stem)
 
@@ -255,7 +252,7 @@ def test_what_was_not_kept_is_quoted_from_its_records():
         assert name in OF_THE_PAST
         page = (ROOT / "results" / f"{name}.md").read_text("utf-8")
         assert f"commit {commit};" in page
-        assert head(ROOT / "results" / f"{name}.json").versions.commit.startswith(commit)
+        assert head(ROOT / "results" / f"{name}.json").versions["commit"].startswith(commit)
         numbers = re.findall(r"\d+\.\d+", method)
         assert numbers
         assert [number for number in numbers if not re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", page)] == []

@@ -19,12 +19,12 @@ import functools
 import sys
 
 from speclab.cli import compare, flags, parsing
-from speclab.cli.output import Output, show
-from speclab.extensions.batch import batch_plots, batch_views, decode
-from speclab.extensions.batch.batch_comparison import check, compare_batches
-from speclab.extensions.batch.batch_flags import OTHERS, batch_sizes, make_parser
+from speclab.cli.compare import Output, show
+from speclab.extensions.batch import decode, shown
+from speclab.extensions.batch.measure import check, compare_batches
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
+from speclab.present.screen import screen
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import say
 
@@ -35,22 +35,43 @@ SIZES = {"default": (0, 48, "2,4,6"), "quick": (2, 32, "2,4"), "full": (0, 128, 
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    """Compare batches, or decode one.  -> exit code"""
     words = sys.argv[1:] if argv is None else argv
-    name, rest = parsing.subcommand(words, OTHERS)
+    name, rest = parsing.subcommand(words, {"decode": decode.make_parser})
     if name:
-        return decode.run(OTHERS[name]().parse_args(rest))
-    args = filled(make_parser(__doc__).parse_args(words))
-    config, output, sizes = _prepare(args)
-    with output.redirected():
-        config.look_at_cores()
-        say(compare.head(config))
-        record, measured = compare_batches(config, sizes)
-        text = functools.partial(batch_views.text, record)
-        page = functools.partial(batch_views.page, record, f"../plots/{output.name}.png")
-        picture = functools.partial(batch_plots.picture, record, output.plots, output.name)
-        show(output, record, [text], page, [picture])
+        return decode.run(decode.make_parser().parse_args(rest))
+    config, output, sizes = _prepare(filled(make_parser().parse_args(words)))
+    say(compare.head(config))
+    record, measured = compare_batches(config, sizes)
+    text = functools.partial(screen, record, where=shown.lines(record))
+    page = functools.partial(shown.page, record, output.name)
+    picture = functools.partial(shown.picture, record, output.plots, output.name)
+    show(output, record, text, page, [picture])
     return exit_code(measured)  # raises what ended the run early, if that can be mended
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = parsing.make_parser(__doc__ or "", decode.PROG)
+    flags.add_engine_flag(flags.add_model_flags(parser))
+    flags.add_text_flags(parser)
+    group = parser.add_argument_group("experiment")
+    sizes = "texts that are decoded side by side (default: %(default)s)"
+    group.add_argument("-B", "--sizes", type=_sizes, metavar="B,B", default="1,2,4,8,16", help=sizes)
+    flags.add_draft_flag(group, "model,ngram", "as of compare.py; several with commas (default: %(default)s)")
+    lengths = "tokens per draft (default: 2,4,6; --quick 2,4)"
+    group.add_argument("-k", "--draft-length", metavar="K,K", help=lengths)
+    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
+    repeats = "times each prompt is decoded at least (default: 1)"
+    group.add_argument("--repeats", type=parsing.at_least(1), default=1, metavar="N", help=repeats)
+    size = group.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="2 prompts of a kind, 32 tokens, k = 2, 4")
+    size.add_argument("--full", action="store_true", help="128 tokens of each prompt; by default 48")
+    flags.add_output_flags(parser.add_argument_group("results"))
+    parser.set_defaults(max_new_tokens=None, device_map=None)
+    return parser
+
+
+def _sizes(text: str) -> list[int]:
+    return parsing.numbers(text, int, 1, "-B", decode.MOST_ROWS)
 
 
 def filled(args: argparse.Namespace) -> argparse.Namespace:
@@ -63,7 +84,6 @@ def filled(args: argparse.Namespace) -> argparse.Namespace:
 
 def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output, list[int]]:
     """Load and check everything; a Problem with the flags is raised before anything is timed."""
-    sizes = batch_sizes(args.sizes)
     lengths, auto = parsing.lengths(args.draft_length, "-k")
     if auto:
         raise UsageProblem("-k auto chooses by the costs of one text, and a batch has other costs; give -k numbers")
@@ -75,7 +95,7 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output, list[int]]:
     choices = compare.read_drafts(kinds, [args.temperature])
     config = compare.load(args, choices, lengths, [args.temperature])
     check(config)
-    return config, output, sizes
+    return config, output, args.sizes
 
 
 if __name__ == "__main__":

@@ -2,42 +2,66 @@
 
 import argparse
 
-from speclab.cli import flags
-from speclab.cli.decoding import with_length
-from speclab.cli.output import describe_chat, how_many, prompt_heading
+from speclab.cli import flags, parsing
+from speclab.cli.decoding import how_many, prompt_heading, with_length
 from speclab.core.clock import old_objects_frozen
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings
 from speclab.drafts import registry
-from speclab.extensions.batch.batch_flags import DRAFT_LENGTH, NO_DRAFT
 from speclab.extensions.batch.decoding.batched_model import BatchedModel, check_batch
 from speclab.extensions.batch.decoding.decodings import BatchDecoding
 from speclab.extensions.batch.decoding.drafters import batch_drafter, check_drafter
 from speclab.extensions.batch.decoding.loops import autoregressive_decode_batch, speculative_decode_batch
 from speclab.extensions.batch.decoding.texts import Request
-from speclab.lab import free_cores
 from speclab.models.pieces import with_text
 from speclab.models.prompts import KINDS, Prompt
 from speclab.models.setup import Setup
 from speclab.present import report
 from speclab.system.terminal import harmless, note, progress
 
+PROG = "python -m speclab.extensions.batch"
+MOST_ROWS = 1024
+DRAFT_LENGTH = 4
+NO_DRAFT = "none"  # of --draft
+HELP = f"""Decodes all prompts at once, at most B side by side, prints the texts and says how fast it was.
+
+    {PROG} decode                   # four prompts side by side, with the lab's draft model
+    {PROG} decode -B 8 --limit 0    # all standard prompts, eight at a time
+    {PROG} decode --draft none      # token by token, without a draft
+
+The texts are those that each prompt has alone, in the prompts' order. A row whose text has ended takes the next prompt.
+"""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = parsing.make_parser(HELP, f"{PROG} decode")
+    flags.add_engine_flag(flags.add_model_flags(parser))
+    flags.add_text_flags(parser)
+    group, rows = flags.add_decoding_flags(parser), parsing.at_least(1, MOST_ROWS)
+    size = "prompts that are decoded side by side (default: %(default)s)"
+    group.add_argument("-B", "--size", type=rows, default=4, metavar="B", help=size)
+    kinds = f"as of optimized_speculative.py; {NO_DRAFT}: token by token (default: %(default)s)"
+    flags.add_draft_flag(group, help=kinds, besides=(NO_DRAFT,))
+    length = f"tokens per draft (default: {DRAFT_LENGTH})"
+    group.add_argument("-k", "--draft-length", type=parsing.at_least(0), metavar="K", help=length)
+    parser.set_defaults(device_map=None)
+    return parser
+
 
 def run(args: argparse.Namespace) -> int:
-    """Decode, and print the texts.  -> exit code"""
     args = _filled(args)
     setup, prompts = flags.load(args)
     check_batch(setup.target)
     drafter, draft = _drafter(args, setup)
     registry.check_prompts(setup.target, [drafter] if drafter else [], prompts, args.max_new_tokens)
-    free_cores.look(setup)
     if drafter is None and args.draft_length is not None:
         note("-k has no effect: nothing is drafted")
-    head = [setup.describe(), f"draft   {draft}", *describe_chat(prompts, setup.tokenizer)]
+    head = [setup.describe(), f"draft   {draft}", *flags.describe_chat(prompts, setup.tokenizer)]
     note("\n".join(head))
     if len(prompts) < args.size:
         note(f"{len(prompts)} prompts for {args.size} rows: the others stay empty; give more prompts, or --limit 0")
-    settings = _settings(args, setup)
+    eos = frozenset() if args.ignore_eos else setup.eos
+    settings = DecodeSettings(args.max_new_tokens, setup.sampling, eos, args.seed)
     decoding = _decoded(args, setup, prompts, drafter, settings)
     for number, prompt in enumerate(prompts):
         text = "".join(round_.text for round_ in with_text(decoding.rounds[number], setup.pieces(prompt)))
@@ -69,12 +93,6 @@ def _drafter(args: argparse.Namespace, setup: Setup) -> tuple[Drafter | None, st
     return drafter, "\n".join([said, *drafter.length_notes(name, typed)])
 
 
-def _settings(args: argparse.Namespace, setup: Setup) -> DecodeSettings:
-    """The settings of every text."""
-    eos = frozenset() if args.ignore_eos else setup.eos
-    return DecodeSettings(args.max_new_tokens, setup.sampling, eos, args.seed)
-
-
 def _decoded(
     args: argparse.Namespace,
     setup: Setup,
@@ -82,7 +100,6 @@ def _decoded(
     drafter: Drafter | None,
     settings: DecodeSettings,
 ) -> BatchDecoding:
-    """Decode all prompts, each with the same settings."""
     target = BatchedModel(setup.target, args.size)
     requests = [Request(prompt.ids.to(setup.device), settings) for prompt in prompts]
     if drafter:
@@ -109,7 +126,7 @@ def speed(decoding: BatchDecoding, at_once: int) -> str:
     dropped = decoding.counts.n_after_eos
     return "\n".join(
         [
-            f"\n{how_many(decoding.n_tokens, n_tokens, decoding.n_requests)} in {seconds:.2f} s, {at_once} at a time: "
+            f"\n{how_many(decoding.n_tokens, n_tokens)} in {seconds:.2f} s, {at_once} at a time: "
             + f"{rate} in all"
             + f"; {dropped} more after an end token were dropped" * bool(dropped),
             f"a text: {decoding.latency:.2f} s from its prompt to its last token{between} (medians of "

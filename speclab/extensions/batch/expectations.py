@@ -20,20 +20,17 @@ import functools
 import random
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from speclab.core.rounds import Round
-from speclab.extensions.batch.batch_record import PassTime
 from speclab.extensions.batch.decoding.batched_model import BatchedModel
 from speclab.extensions.batch.decoding.drafters import shared_model
-from speclab.extensions.batch.knees import KneeEntry, knee_of
 from speclab.lab.run_config import RunConfig
 from speclab.models.cached import CachedModel
 from speclab.models.timing import seconds
-from speclab.records.rows import Facts
 
 TARGET = "target"
 Way = tuple[str, int]
@@ -94,12 +91,15 @@ class Expectations:
         round_ = self._passes((draft, k), n_texts) + outside + (n_texts - 1) * own
         return n_texts * self.known[draft, k].tokens / round_
 
+    def speedup(self, draft: str, k: int, n_texts: int) -> float | None:
+        rate, plain = self.rate(draft, k, n_texts), self.rate(*PLAIN, n_texts)
+        return rate / plain if rate and plain else None
+
     def outside(self, way: Way) -> float:
         """The seconds of a round of one text outside of its passes."""
         return self.known[way].seconds - self._passes(way, 1)
 
     def _passes(self, way: Way, n_texts: int) -> float:
-        """The seconds of the passes of a round."""
         one, (draft, _) = self.known[way], way
         longest = n_texts if self.pads else 1
         taken = self._of(TARGET, n_texts, 1 + one.drafted(longest))
@@ -115,36 +115,6 @@ class Expectations:
         of_width = {tokens: taken for (tokens, context), taken in sorted(times.items()) if context == one}
         multiplied = float(np.interp(n_texts * width, list(of_width), list(of_width.values())))
         return multiplied + times[1, n_texts * one] - times[1, one]
-
-    # --- what goes into the record ------------------------------------------------------------------------------------
-
-    def passes(self) -> list[PassTime]:
-        """Every pass that was timed."""
-        timed = [(model, one, taken) for model, times in self.times.items() for one, taken in times.items()]
-        return [
-            PassTime(model=model, n_texts=1, width=width, context=context, seconds=taken, predicted=None)
-            for model, (width, context), taken in timed
-        ]
-
-    def facts(self) -> Facts:
-        """The numbers that the predictions are made from."""
-        ways = [(way, one) for way, one in self.known.items() if all(self.times.values())]
-        entries = [
-            {"draft": draft, "draft_length": k, "outside": self.outside((draft, k)), **asdict(one)}
-            for (draft, k), one in ways
-        ]
-        return {"one_text": entries, "pads": self.pads}
-
-    def knees(self, batches: Sequence[int]) -> list[KneeEntry]:
-        """The expected knee of every draft."""
-        knees = []
-        for draft in dict.fromkeys(name for name, k in self.known if k):
-            lengths = [k for name, k in self.known if k and name == draft]
-            rates = {(n, k): (self.rate(draft, k, n), self.rate(*PLAIN, n)) for n in batches for k in lengths}
-            speedups = {key: rate / plain for key, (rate, plain) in rates.items() if rate and plain}
-            if speedups:
-                knees.append(knee_of(draft, self.context, "predicted", speedups))
-        return knees
 
 
 # --- passes over one text ---------------------------------------------------------------------------------------------
@@ -174,11 +144,9 @@ class PassTimer:
 
     @property
     def n_steps(self) -> int:
-        """The number of steps in a turn."""
         return len(self._passes)
 
     def step(self) -> None:
-        """Time the next pass."""
         if not self._left:
             self._left = list(self._passes)
             self._random.shuffle(self._left)
@@ -205,7 +173,6 @@ class PassTimer:
 
 
 def middle_mean(values: Sequence[float]) -> float:
-    """The mean of the values without the lowest and the highest quarter."""
     drop = len(values) // 4
     return statistics.mean(sorted(values)[drop : len(values) - drop])
 

@@ -4,18 +4,13 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from speclab.extensions.batch import batch_plots, batch_views
-from speclab.extensions.batch.batch_record import BatchRun
-
-
-def page(run: BatchRun, name: str) -> str:
-    """A record's page. name: the name of its picture."""
-    return batch_views.page(run, f"../plots/{name}.png")
+from speclab.extensions.batch import shown
+from speclab.extensions.batch.measure import BatchRun
 
 
 def pictures(run: BatchRun, folder: Path, name: str) -> list[functools.partial[Any]]:
-    """Functions that draw a record's picture into `folder`."""
-    return [functools.partial(batch_plots.picture, run, folder, name)]
+    """Return functions that draw a record's picture into `folder`."""
+    return [functools.partial(shown.picture, run, folder, name)]
 
 
-RECORDS = {"batches": (BatchRun, page, pictures)}
+RECORDS = {"batches": (BatchRun, shown.page, pictures)}

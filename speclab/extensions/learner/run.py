@@ -14,25 +14,24 @@ is timed, and one that fails ends the run. The script's main() gets the function
 """
 
 import importlib
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from baseline_autoregressive import autoregressive_decode
 from optimized_speculative import speculative_decode
-from speclab.cli import compare, decoding, parsing
+from speclab.cli import compare, decoding
 from speclab.drafts import registry
 from speclab.extensions.learner import checks
 from speclab.extensions.learner.ask import ask, finite, whole
 from speclab.extensions.learner.checks import check_command
 from speclab.extensions.learner.functions import BLOCK_RULE, ROLES, WHOLE_LOOP, Modules, learner_functions
 from speclab.lab.harness import Measurement
-from speclab.present import explanations, tables
-from speclab.records.arms import AUTO, Arm
-from speclab.records.rows import Row
-from speclab.records.runs import ComparisonRun
+from speclab.present import tables
+from speclab.records.files import ComparisonRun
+from speclab.records.rows import AUTO, Arm, Row
 from speclab.system import extensions
 from speclab.system.errors import Problem, UsageProblem
 from speclab.system.terminal import note, say
@@ -80,7 +79,7 @@ def run(package: str, numbers: list[int], words: list[str]) -> int:
     seen: list[tuple[Any, Any]] = []
     code = script.main(rest, replace(functions, look_at=lambda *pair: seen.append(pair)))
     for record, measured in seen:  # after it has been shown and written, so that a mistake loses nothing
-        show_predictions(chosen.modules, record, measured, note if args.json == parsing.DASH else say)
+        show_predictions(chosen.modules, record, measured)
     return code
 
 
@@ -125,9 +124,7 @@ def load(package: str, numbers: list[int], usable: set[int]) -> Chosen:
 # --- what exercises 5 and 6 say of a comparison -----------------------------------------------------------------------
 
 
-def show_predictions(
-    modules: dict[int, ModuleType], run: ComparisonRun, measured: Measurement, say: Callable[[str], None]
-) -> None:
+def show_predictions(modules: dict[int, ModuleType], run: ComparisonRun, measured: Measurement) -> None:
     """Ask exercises 5 and 6, where they take part, about a measured comparison, and show a table of each."""
     rows = [row for row in run.rows if row.draft and row.prompt_kind == "all"]
     if 5 in modules:
@@ -148,6 +145,11 @@ def show_predictions(
                 lines.append([*of_best, tables.speedup(speedup), str(best.draft_length), tables.speedup(best.speedup)])
         headers = ["draft", "T", "α", "your k", "measured", "best k", "its speedup"]
         say(f"\nThe draft lengths that you would take\n\n{tables.table(lines, headers)}")
+
+
+def _usual_context(run: ComparisonRun) -> float:
+    """Return the mean number of prompt tokens, plus half of the new ones."""
+    return mean({line.prompt_index: line.n_prompt for line in run.raw}.values()) + run.settings["max_new_tokens"] / 2
 
 
 def predicted(learner: ModuleType, row: Row, rounds: list[tuple[int, int]]) -> tuple[float | None, float | None]:
@@ -175,7 +177,7 @@ def chosen(
     if not fixed:
         return None, 0, None
     best, longest = max(fixed, key=lambda row: row.speedup), max(run.settings["draft_lengths"])
-    costs, context, k = Costs.from_json(entry["costs"]), explanations.usual_context(run), best.draft_length
+    costs, context, k = Costs.from_json(entry["costs"]), _usual_context(run), best.draft_length
     prices = (
         costs.draft_cost(k, context),
         lambda width: costs.verify_cost(width, context),

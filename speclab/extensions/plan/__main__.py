@@ -25,22 +25,21 @@ from pathlib import Path
 from typing import Any
 
 from speclab.cli import compare, flags, parsing
-from speclab.cli.output import Output, show
+from speclab.cli.compare import Output, show
 from speclab.drafts import registry
 from speclab.lab.comparison import measure_and_judge, noise_at
 from speclab.lab.harness import Measurement
-from speclab.lab.known_texts.acceptance_probs import CostTable, ProbsOfText, calibrated, probs_of_texts
+from speclab.lab.known_texts import CostTable, ProbsOfText, calibrated, probs_of_texts
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
 from speclab.present import tables
 from speclab.present.pictures import figures
-from speclab.present.pictures.figures import STYLES, Panel, Series, column, draw, plain
-from speclab.present.run_lines import COSTS, marked, noise_lines, provenance, remarks, rough_line
+from speclab.present.pictures.figures import STYLES, Panel, Series, column, draw
+from speclab.present.report import COSTS
+from speclab.present.screen import noise_lines, provenance, remarks, rough_line
 from speclab.present.tables import Block, Lines, Markdown, Table, cells, speedup, temperature_name
-from speclab.records.arms import BASELINE
-from speclab.records.log import Line
-from speclab.records.rows import Amount, Count, Facts, RecordPart
-from speclab.records.runs import LabRun, Noise
+from speclab.records.files import LabRun, Noise
+from speclab.records.rows import BASELINE, Amount, Count, Decoded, Facts, RecordPart
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import say
 from speclab.theory import attribution
@@ -83,7 +82,6 @@ class DraftFacts(RecordPart):
     temperature: Amount
     best_draft_length: Count
     speedup: Amount
-    oracle: Amount  # the speedup of a length chosen anew for every round, knowing what will be accepted
     break_even: float | None
     step_seconds: Amount
     n_tokens: Count
@@ -134,7 +132,7 @@ def make(config: RunConfig) -> tuple[PlanRun, Measurement]:
 
 
 def planned(
-    samples: list[Line],
+    samples: list[Decoded],
     costs: Costs,
     probs: ProbsOfText,
     lengths: list[int],
@@ -159,14 +157,7 @@ def planned(
     entries = []
     for k in lengths:
         found = [
-            forecast(
-                rows,
-                len(rows),
-                k,
-                attribution.round_cost(costs, n_prompt),
-                costs.draft_catch,
-                rejected_round_extra=costs.replay,
-            )
+            forecast(rows, len(rows), k, attribution.round_cost(costs, n_prompt), costs.draft_catch, costs.replay)
             for n_prompt, rows in texts
         ]
         n_tested, n_rounds = sum(e.n_tested for e in found), sum(e.n_rounds for e in found)
@@ -194,7 +185,6 @@ def planned(
         **name,
         best_draft_length=best.draft_length,
         speedup=best.speedup,
-        oracle=baseline / sum(attribution.cheapest(rows, longest, costs, n_prompt) for n_prompt, rows in texts),
         break_even=break_even_acceptance(*prices, longest, replay) if always_drafts else None,
         step_seconds=costs.step_seconds(context),
         n_tokens=n_tokens,
@@ -247,9 +237,8 @@ def verdict(fact: DraftFacts) -> str:
     if fact.break_even is not None and fact.break_even < BREAKS_EVEN:
         even = "0, a round costs no more than a decode step"
     return (
-        f"{fact.method}, {temperature_name(fact.temperature)}: {taken}; break-even α = {even}; a k chosen anew for "
-        f"every round, knowing what will be accepted: {speedup(fact.oracle)}; decode step "
-        f"{fact.step_seconds * 1e3:.2f} ms"
+        f"{fact.method}, {temperature_name(fact.temperature)}: {taken}; break-even α = {even}; "
+        f"decode step {fact.step_seconds * 1e3:.2f} ms"
     )
 
 
@@ -260,7 +249,7 @@ def text(run: PlanRun, markdown: bool = False) -> str:
     for fact in run.drafts:
         mark = functools.partial(_mark, fact)
         columns = cells("draft", "k", "tok/rnd", "α", "c", "v", "o") | {"expected": _expected, "plan": mark}
-        blocks += [Lines([verdict(fact)]), marked(run, Table(_of_draft(run, fact), columns))]
+        blocks += [Lines([verdict(fact)]), Table(_of_draft(run, fact), columns)]
     return tables.show([*blocks, COSTS, Lines(noise_lines(run.noise))], markdown)
 
 
@@ -279,14 +268,12 @@ def _of_draft(run: PlanRun, fact: DraftFacts) -> list[PlanEntry]:
 
 
 def picture(run: PlanRun, folder: Path, name: str) -> Path:
-    """Draw the speedup against k: expected, and with the oracle draft length."""
+    """Draw the speedup against k: as it is expected."""
     series, x = [], "draft_length"
     for i, fact in enumerate(run.drafts):
         label = fact.method + f", T = {fact.temperature:g}" * (fact.temperature > 0)
         entries = _of_draft(run, fact)
-        ends = (entries[0].draft_length, entries[-1].draft_length)
         series.append(Series(f"{label}, expected", column(entries, "speedup", x), i, STYLES[i % 2]))
-        series.append(Series(f"{label}, oracle: {fact.oracle:.2f}", plain((k, fact.oracle) for k in ends), i, ":"))
     return figures.save(draw([Panel(series, "draft length k")], 6.8, 4.8), run, folder, name)
 
 
@@ -297,13 +284,11 @@ def picture(run: PlanRun, folder: Path, name: str) -> Path:
 def main(argv: list[str] | None = None) -> int:
     """Make a plan, show and write it.  -> exit code"""
     config, output = _prepare(filled(make_parser().parse_args(argv)))
-    with output.redirected():
-        config.look_at_cores()
-        say(compare.head(config))
-        record, measured = make(config)
-        page = functools.partial(text, record, markdown=True)
-        drawn = functools.partial(picture, record, output.plots, output.name)
-        show(output, record, [functools.partial(text, record)], page, [drawn])
+    say(compare.head(config))
+    record, measured = make(config)
+    page = functools.partial(text, record, markdown=True)
+    drawn = functools.partial(picture, record, output.plots, output.name)
+    show(output, record, functools.partial(text, record), page, [drawn])
     return exit_code(measured)  # raises what ended the run early, if that can be mended
 
 

@@ -28,6 +28,7 @@ from speclab.drafts import registry
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.feature import FeatureHead
 from speclab.drafts.heads.files import read_head
+from speclab.extensions.servers import positions
 from speclab.extensions.servers.counters import EngineCounts, of_rounds
 from speclab.extensions.servers.diagnose import ENDS, FORGETS, Shape, fell_by_threshold, shape_of, shape_of_two
 from speclab.extensions.servers.referee import rounds_of
@@ -38,7 +39,6 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup, load_setup
 from speclab.system.errors import reports_problems
 from speclab.system.terminal import say
-from speclab.theory import positions
 
 LOW_LAYERS = (0, 1, 2)  # of the target, where the head was trained with three others
 WINDOW = 240  # positions that the buffer of states has

@@ -24,10 +24,10 @@ from typing import NamedTuple
 
 import tabulate
 
-from speclab.extensions.servers import counters
+from speclab.extensions.servers import counters, positions
 from speclab.extensions.servers.client import Answer, Asked, Pair
 from speclab.extensions.servers.counters import Between, EngineCounts
-from speclab.theory import formulas, positions
+from speclab.theory import formulas
 
 # --- causes: a closed list --------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ import numpy as np
 
 from draft_models import ModelDrafter
 from speclab.cli import compare, flags, parsing
-from speclab.cli.output import Output, show
+from speclab.cli.compare import Output, show
 from speclab.drafts import registry
 from speclab.drafts.registry import check_prompts
 from speclab.extensions.sweeps import degraded_drafts
@@ -44,7 +44,8 @@ from speclab.models.prompts import Prompt
 from speclab.present import tables
 from speclab.present.pictures import figures
 from speclab.present.pictures.figures import Panel, Series, column, plain, speedups
-from speclab.present.run_lines import COSTS, marked, noise_lines, provenance, remarks, rough_line
+from speclab.present.report import COSTS
+from speclab.present.screen import noise_lines, provenance, remarks, rough_line
 from speclab.present.tables import CELLS, Block, Cell, Heading, Lines, Markdown, Table, interval, number, prediction
 from speclab.records.rows import Facts, Row
 from speclab.records.runs import LabRun, Noise
@@ -58,8 +59,8 @@ ALL = "all"
 COMPARED = {  # sweeps that are comparisons
     "draft-length": "-k 0,1,2,3,4,5,6,7,8,10,12,14,16 --temperature 0",
     "temperature": "-k 4 --temperature 0,0.2,0.4,0.6,0.8,1,1.2",
-    "draft-kind": "-k 4 --temperature 0 --draft model,ngram,dial:0.5 --verbose",
-    "definitions": "-k 1,2,4,8 --temperature 0 --verbose",
+    "draft-kind": "-k 4 --temperature 0 --draft model,ngram,dial:0.5",
+    "definitions": "-k 1,2,4,8 --temperature 0",
 }
 TRAINING_SECONDS = 20.0
 CONTEXTS = (128, 256, 512, 1024, 1800)  # prompt tokens
@@ -170,7 +171,13 @@ def _by_size(sizes: list[int], run: Callable[[int], tuple[list[Row], Measurement
         if total is None:
             total = measured
         else:
-            total.extend(measured)
+            n_before = len(total.prompts)
+            total.lines += [replace(line, prompt_index=line.prompt_index + n_before) for line in measured.lines]
+            total.prompts = [*total.prompts, *measured.prompts]
+            total.correctness += measured.correctness
+            total.unchecked += measured.unchecked
+            total.graphs.in_turns += measured.graphs.in_turns
+            total.stop = total.stop or measured.stop
         if measured.interrupted:
             break
     assert total is not None  # there is at least one size
@@ -259,7 +266,7 @@ def verdict(point: Point) -> str:
     """Return faster, slower or unclear; where the prompts are too few for an interval, their number in words."""
     if tables.verdict_of(point) is None and point.verdict:
         return tables.no_interval(point.n_prompts)
-    return "unclear" if point.verdict == "unclear" else attribution.verdict(*decoding(point), point.repeat_noise)
+    return "unclear" if point.verdict == "unclear" else attribution.verdict(*decoding(point))
 
 
 def crossings(xs: list[float], ys: list[float], level: float) -> list[float]:
@@ -344,7 +351,7 @@ def table(sweep: SweepRun) -> Table:
     pairs = [(label, point) for label, curve in curves(sweep).items() for point in curve]
     labels = {id(point): label for label, point in pairs}
     columns, heads = CELLS | COLUMNS | {"draft": lambda point: labels[id(point)]}, SWEEPS[sweep.sweep].heads
-    return marked(sweep, Table([point for _, point in pairs], {head: columns[head] for head in heads}))
+    return Table([point for _, point in pairs], {head: columns[head] for head in heads})
 
 
 def text(sweep: SweepRun, picture_path: str = "") -> str:
@@ -361,7 +368,7 @@ def text(sweep: SweepRun, picture_path: str = "") -> str:
 def picture(sweep: SweepRun, folder: Path, name: str) -> Path:
     """Write folder/name.png: the speedup, a panel for each curve. Measured values are markers, predictions lines."""
     panels, by_label = [], curves(sweep)
-    short, axis = tables.short_names(list(by_label), 16), SWEEPS[sweep.sweep].axis
+    axis = SWEEPS[sweep.sweep].axis
     if sweep.sweep == "mismatch":
         names = dict(enumerate(f"{p.x}\nα = {number(p.acceptance_rate)}\n{verdict(p)}" for p in sweep.points))
         measured = Series("measured", dict(enumerate(map(decoding, sweep.points))))
@@ -375,7 +382,7 @@ def picture(sweep: SweepRun, folder: Path, name: str) -> Path:
             more = {"ticks": ticks, "extra": functools.partial(_mark_agreement, points)}
         series = [Series("measured", speedups(shown, x))]
         series += [Series(line, column(shown, key, x), look, style) for key, line, look, style in LINES]
-        panels.append(Panel(series, axis, title=short[label], **more))
+        panels.append(Panel(series, axis, title=tables.short(label, 16), **more))
     figure = figures.draw(panels, 8.0 if len(panels) == 1 else 4.6) if sweep.points else figures.Figure()
     return figures.save(figure, sweep, folder, name)
 
@@ -453,8 +460,8 @@ def main(argv: list[str] | None = None) -> int:
         say(f"python compare.py --no-padded {COMPARED[args.sweep]}")
         return 0
     names = list(SWEEPS) if args.sweep == ALL else [args.sweep]
-    if len(names) > 1 and (args.json or args.prompts == "-"):
-        raise UsageProblem("--json and --prompts - are for one sweep; run the sweeps one by one")
+    if len(names) > 1 and args.prompts == "-":
+        raise UsageProblem("--prompts - is for one sweep; run the sweeps one by one")
     code = 0
     for name in names:
         if len(names) > 1:
@@ -510,22 +517,20 @@ def _run(typed: argparse.Namespace, name: str) -> tuple[SweepRun, int]:
     choices = compare.read_drafts([kind for kind in args.draft.split(",") if kind], temperatures)
     registry.check_chains("a sweep", choices)
     config = compare.load(args, choices, lengths, temperatures)
-    with output.redirected():
-        config.look_at_cores()
-        facts: dict[str, Any] = {}
-        points, measured = SWEEPS[name].points(config, facts)
-        noise = noise_at(measured, config.temperatures[0])
-        record = SweepRun(
-            **config.head(measured),
-            sweep=name,
-            facts=facts,
-            correctness=measured.correctness,
-            noise=[noise] if noise else [],
-            points=points,
-        )
-        page = functools.partial(text, record, f"../plots/{output.name}.png")
-        drawn = functools.partial(picture, record, output.plots, output.name)
-        show(output, record, [functools.partial(text, record)], page, [drawn])
+    facts: dict[str, Any] = {}
+    points, measured = SWEEPS[name].points(config, facts)
+    noise = noise_at(measured, config.temperatures[0])
+    record = SweepRun(
+        **config.head(measured),
+        sweep=name,
+        facts=facts,
+        correctness=measured.correctness,
+        noise=[noise] if noise else [],
+        points=points,
+    )
+    page = functools.partial(text, record, f"../plots/{output.name}.png")
+    drawn = functools.partial(picture, record, output.plots, output.name)
+    show(output, record, functools.partial(text, record), page, [drawn])
     return record, exit_code(measured)  # raises what ended the run early, if that can be mended
 
 

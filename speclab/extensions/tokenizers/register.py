@@ -1,12 +1,12 @@
 """Adds drafts with another tokenizer to the lab."""
 
 from speclab.drafts.registry import add
-from speclab.extensions.tokenizers.shares import COLUMNS
+from speclab.extensions.tokenizers import shares
 from speclab.models import names
-from speclab.records.columns import add_columns
+from speclab.records.rows import COLUMNS
 
 KINDS = "speclab.extensions.tokenizers.kinds"
 add("retokenize:NAME", f"{KINDS}:read_retokenize", "a model with another tokenizer, by way of its text")
 add("intersect:NAME", f"{KINDS}:read_intersect", "the same, by the tokens that both vocabularies have")
-add_columns(COLUMNS)
+COLUMNS.update(shares.COLUMNS)
 names.WITH_OTHER_TOKENIZERS += ["retokenize:NAME", "intersect:NAME"]

@@ -19,7 +19,7 @@ from speclab.cli import flags, parsing
 from speclab.extensions.trace import follow, page, shapes, trace_terminal
 from speclab.lab.instruments import LoopFunctions
 from speclab.system.errors import reports_problems
-from speclab.system.files import shown, write_whole
+from speclab.system.files import check_writable, shown, write_whole
 from speclab.system.terminal import note, wants_colour
 
 PROG = "python -m speclab.extensions.trace"
@@ -54,7 +54,8 @@ def main(argv: list[str] | None = None, functions: LoopFunctions | None = None) 
     args = parse(sys.argv[1:] if argv is None else argv)
     if args.shapes:
         return shapes.run(args, functions)
-    flags.check_file(args.file, "FILE")
+    if args.file != parsing.DASH:
+        check_writable(args.file, "FILE")
     found = follow.load(args, functions)
     trace = follow.follow(found, found.draft_length)
     if args.file == parsing.DASH:

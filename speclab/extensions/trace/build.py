@@ -30,9 +30,8 @@ from speclab.models import loading, prompts, texts
 from speclab.models.pieces import pieces
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup, load_setup
-from speclab.records.arms import AUTO
-from speclab.records.files import read
-from speclab.records.runs import ComparisonRun
+from speclab.records.files import ComparisonRun, read
+from speclab.records.rows import AUTO
 from speclab.system.errors import reports_problems
 from speclab.system.files import write_whole
 from speclab.system.paths import ROOT
@@ -159,7 +158,7 @@ def presets() -> list[dict[str, Any]]:
     found = []
     for stem, what in RECORDS.items():
         run = read(RESULTS / f"{stem}.json", ComparisonRun)
-        where = run.machine.gpu or f"{run.machine.cpu.split('(')[0].split(' EPYC')[0]}, 2 cores"
+        where = run.machine["gpu"] or f"{run.machine['cpu'].split('(')[0].split(' EPYC')[0]}, 2 cores"
         costs = {name: one for name, one in greedy_costs(run).items() if "," not in name and not name.endswith(AUTO)}
         about = f"Measured: results/{stem}.json. {NO_BLOCK if 'feature' in costs else NO_OTHER}"
         found.append(preset(f"{where}, {what}", about, costs))

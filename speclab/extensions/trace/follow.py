@@ -12,7 +12,6 @@ from baseline_autoregressive import autoregressive_decode
 from optimized_speculative import speculative_decode
 from speclab.cli import flags, parsing
 from speclab.cli.decoding import with_length
-from speclab.cli.output import describe_chat
 from speclab.core.clock import old_objects_frozen
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import AcceptResult, DecodeSettings, Round, tokens_of
@@ -20,7 +19,6 @@ from speclab.drafts import registry
 from speclab.drafts.registry import check_prompts
 from speclab.extensions.trace import positions
 from speclab.extensions.trace.trace import Trace, trace
-from speclab.lab import free_cores
 from speclab.lab.instruments import LoopFunctions, with_phases
 from speclab.lab.round_costs import measure_costs
 from speclab.models import loading
@@ -60,14 +58,13 @@ def load(args: argparse.Namespace, functions: LoopFunctions | None = None) -> Lo
     check_prompts(setup.target, [drafter], prompts[:1], args.max_new_tokens)
     if len(prompts) > 1 and (args.prompt or args.prompts or typed_limit):
         note("the first prompt is decoded")
-    free_cores.look(setup)
     eos = frozenset() if args.ignore_eos else setup.eos
     settings = DecodeSettings(args.max_new_tokens, setup.sampling, eos, args.seed)
     drafter, length, about = with_length(drafter, choice.name, setup, args.draft_length)
     if drafter.costs is not None:
         measure_costs(functions, setup.target, drafter, [prompts[0].ids.to(setup.device)], settings)
         drafter.forget()
-    chat = describe_chat(prompts[:1], setup.tokenizer)
+    chat = flags.describe_chat(prompts[:1], setup.tokenizer)
     note("\n".join([setup.describe(), f"draft   {about}", *chat, *functions.head()]))
     return Loaded(setup, drafter, choice.name, prompts[0], length, settings, functions)
 

@@ -1,1 +1,190 @@
-"""What a draft would have done along a known text: its rounds, and the probabilities that its tokens are accepted."""
+"""What a draft would have done along a known text: the probabilities that its tokens are accepted, or its rounds.
+
+A draft whose proposals follow from the text alone has probabilities, from one teacher-forced pass of each model over
+the text. The rounds of a draft that learns while it drafts, or has branches, are found in the production loop: only the
+target is a stand-in that says the text. When sampling this is not possible, since there a rejected token and the one
+that replaces it belong together. No end token is looked for: timed runs have none.
+"""
+
+import copy
+import functools
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from speclab.core.drafter import Drafter
+from speclab.core.proposals import AcceptProbs
+from speclab.core.rounds import DecodeSettings
+from speclab.core.sampling import Sampling
+from speclab.drafts.heads.rollout import target_pass
+from speclab.engines.eager import first_states
+from speclab.lab.bench import Bench
+from speclab.lab.harness import Measurement
+from speclab.lab.instruments import LoopFunctions
+from speclab.models.cached import CachedModel
+from speclab.models.checking.uncached import distributions
+from speclab.models.prompts import Prompt
+from speclab.records.rows import Arm, RoundCounts, as_written
+from speclab.theory.attribution import Text
+from speclab.theory.costs import Costs, fit
+
+CostTable = dict[tuple[str, float], Costs]  # by draft and temperature
+ProbsOfText = Callable[[str, float, int, Text], AcceptProbs]  # (draft, temperature, prompt index, text)
+
+
+def calibrated(measured: Measurement) -> CostTable:
+    """Return the costs from the instrumented decodings; empty where there are none."""
+    return fit(measured.rounds, measured.steps) if measured.rounds and measured.steps else {}
+
+
+def note_own_rates(measured: Measurement) -> None:
+    """Put into every line the shares that only its kind of draft has (`Drafter.own_rates`)."""
+    bench = measured.bench
+    for line in measured.lines:
+        if not line.arm.speculative or line.arm.draft not in bench.drafters:
+            continue
+        prompt, sampling = measured.prompts[line.prompt_index].id_list, bench.setup.sampling_at(line.temperature)
+        sums: dict[str, float] = {}
+        for part, text in itertools.product(bench.drafters[line.arm.draft].parts, line.texts):
+            for name, share in part.own_rates(bench.setup.target, prompt, text, sampling).items():
+                sums[name] = sums.get(name, 0.0) + share
+        line.own_rates = {name: as_written(total) for name, total in sums.items()} or None
+
+
+def accept_probs(
+    bench: Bench, draft: str, prompt: Prompt, text: list[int], sampling: Sampling, longest: int
+) -> AcceptProbs:
+    """Return the acceptance probabilities of a draft along a text of the target, for drafts of up to `longest`
+    tokens."""
+    target, prompt_ids = bench.setup.target, prompt.id_list
+    law = bench.drafters[draft].law(target, prompt_ids, text, sampling, longest)
+    target_probs = functools.partial(distributions, target.model, prompt_ids, text, sampling, target.vocab_size)
+    return law.accept_probs(target_probs, text)
+
+
+def probs_of_texts(measured: Measurement, longest: int) -> ProbsOfText:
+    """Compute `accept_probs` of a measurement's own texts, each once: every draft length asks for the same ones."""
+
+    @functools.cache
+    def probs(draft: str, temperature: float, prompt_index: int, text: Text) -> AcceptProbs:
+        sampling = measured.bench.setup.sampling_at(temperature)
+        return accept_probs(measured.bench, draft, measured.prompts[prompt_index], list(text), sampling, longest)
+
+    return probs
+
+
+# --- rounds along a text ----------------------------------------------------------------------------------------------
+
+
+class KnownText:
+    """An engine that computes nothing: its logits are 1 for the text's own next token, and 0 for every other one.
+
+    It is `CachedModel.fast`, and the backend of one decoding, too. prompt: (1, prompt length) ids. text: the new ones.
+    """
+
+    name, graphed, bytes_spared = "known text", False, 0
+    n_replays = n_single = 0
+
+    def __init__(self, target: CachedModel, prompt: Tensor, text: Iterable[int]):
+        self._model, self._n_ids = target.model, target.vocab_size
+        self._ids = torch.cat([prompt, torch.tensor([list(text)], device=prompt.device)], dim=1)
+        # The cache may hold something else in the place of the prompt.
+        self._offset = prompt.shape[1] - target.room.length_after(prompt.shape[1])
+        self._states: dict[int, Tensor] = {}  # by layer the target's for all tokens of the text
+        self._ahead: list[int] = []  # tokens that the first layers were run over, behind those in the cache
+        self._last = slice(0, 0)  # places of the tokens of the last pass
+
+    def start(self, hidden_layers: Iterable[int] = ()) -> "KnownText":
+        self._hidden_layers = tuple(hidden_layers)
+        return self
+
+    def prefill(self, prompt: Tensor) -> Tensor:
+        return self._read(0, prompt.shape[1])[:, -1:]
+
+    def step(self, tokens: Tensor, length: int) -> Tensor:
+        return self.forward(tokens, length)
+
+    def forward(self, tokens: Tensor, length: int) -> Tensor:
+        return self._read(length + self._offset, tokens.shape[1])
+
+    def forward_masked(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
+        """Where a token is not the text's its logits mean nothing, and no rule looks."""
+        self._last = slice(length, length + tokens.shape[1])
+        return self._logits(nn.functional.pad(self._ids, (0, tokens.shape[1] + 1))[:, positions[0] + 1])
+
+    def keep(self, length: int, rows: Tensor) -> None:
+        """Keep a path, whose tokens are the text's own."""
+        self._last = slice(length, length + len(rows))
+
+    def crop(self, n_tokens: int, length: int) -> None:
+        """Do nothing: the states of the last pass stay readable."""
+
+    def forward_first(self, tokens: Tensor, length: int, n_layers: int) -> Tensor:
+        """Where a drafted token is not the text's, the first layers run over all that comes before it."""
+        before = length - len(self._ahead)
+        self._ahead += tokens[0].tolist()
+        end, rows = before + len(self._ahead), slice(length, length + tokens.shape[1])
+        if self._ahead == self._ids[0, before:end].tolist():
+            return self._states_of(n_layers - 1)[:, rows]
+        ids = torch.cat([self._ids[:, :before], self._ids.new_tensor([self._ahead])], dim=1)
+        return first_states(self._model, ids, n_layers)[:, rows]
+
+    def forward_rest(self, states: Tensor, length: int, n_layers: int) -> Tensor:
+        return self._read(length, states.shape[1])
+
+    @property
+    def hidden(self) -> dict[int, Tensor]:
+        """Return the states of the tokens of the last pass; of those that the text does not have they mean nothing."""
+        with torch.inference_mode():
+            return {layer: self._states_of(layer)[:, self._last] for layer in self._hidden_layers}
+
+    def _states_of(self, layer: int) -> Tensor:
+        if layer not in self._states:
+            wanted = tuple({*self._hidden_layers, layer})
+            outputs = target_pass(self._model, self._ids, wanted)[0].chunk(len(wanted), dim=-1)
+            self._states = dict(zip(wanted, outputs, strict=True))
+        return self._states[layer]
+
+    def _read(self, start: int, n: int) -> Tensor:
+        self._ahead, self._last = [], slice(start, start + n)
+        following = self._ids[:, start + 1 : start + n + 1]
+        return self._logits(nn.functional.pad(following, (0, n - following.shape[1])))
+
+    def _logits(self, following: Tensor) -> Tensor:
+        return nn.functional.one_hot(following, self._n_ids).float()
+
+
+def replay_rounds(
+    functions: LoopFunctions, target: CachedModel, drafter: Drafter, prompt: Tensor, text: Text, draft_length: int
+) -> list[RoundCounts]:
+    """Return the rounds after that of the prompt, (1, prompt length) ids, in greedy decoding of `text`. The drafter
+    learns."""
+    stand_in: Any = KnownText(target, prompt, text)
+    known = CachedModel(target.model, target.vocab_size, stand_in)
+    known.hidden_layers, known.max_length = target.hidden_layers, target.max_length
+    rounds = functions.rounds(known, drafter, prompt, draft_length, DecodeSettings(len(text)))
+    told = map(drafter.described, rounds)  # each with what the drafter knows of it
+    return [RoundCounts(round_.n_drafted, round_.n_accepted, round_.looked_up) for round_ in told if not round_.prefill]
+
+
+def rounds_of_texts(measured: Measurement) -> Callable[[Arm, int, Text], list[RoundCounts]]:
+    """Return a function that gives the rounds along a measurement's own greedy texts: of (arm, index of the prompt,
+    text), each made once.
+
+    A draft knows what its rounds cost, and learns the rest again: nothing of the timed rounds is used.
+    """
+    bench, drafters = measured.bench, dict[Arm, Drafter]()
+
+    @functools.cache
+    def rounds(arm: Arm, prompt_index: int, text: Text) -> list[RoundCounts]:
+        if arm not in drafters:
+            drafters[arm] = copy.deepcopy(bench.drafters[arm.draft])
+            drafters[arm].forget()
+        drafter = copy.deepcopy(drafters[arm])  # shares what is learned
+        prompt = measured.prompts[prompt_index].ids.to(bench.setup.device)
+        return replay_rounds(bench.functions, bench.setup.target, drafter, prompt, text, arm.draft_length)
+
+    return rounds

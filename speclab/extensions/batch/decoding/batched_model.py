@@ -49,12 +49,10 @@ class BatchedModel:
 
     @property
     def device(self) -> torch.device:
-        """The device that holds the weights."""
         return self.model.device
 
     @property
     def vocab_size(self) -> int:
-        """The number of ids that it may emit: 0 to vocab_size - 1."""
         return self.model.vocab_size
 
     def start(self, longest: int) -> None:

@@ -20,12 +20,10 @@ class PassMade(NamedTuple):
 
     @property
     def n_busy(self) -> int:
-        """The number of rows with a text."""
         return len(self.tokens)
 
     @property
     def n_tokens(self) -> int:
-        """The number of tokens that all texts committed."""
         return sum(self.tokens.values())
 
 
@@ -42,12 +40,12 @@ class Text:
 
     tokens: list[int]
     admitted: float  # when its prompt's own pass began
+    prefill: float = 0.0  # seconds of that pass
     first: float = 0.0  # when its first token was ready
     last: float = 0.0  # when its last token was ready
 
     @property
     def latency(self) -> float:
-        """The seconds from its prompt to its last token."""
         return self.last - self.admitted
 
     @property
@@ -75,21 +73,18 @@ class BatchDecoding:
 
     @property
     def done(self) -> bool:
-        """True where every text has ended."""
         return self.n_left == 0
 
     @property
     def progress(self) -> float:
-        """The tokens that it has committed, per text."""
         return self.n_tokens / self.n_requests
 
     def advance(self) -> None:
-        """Do the next pass."""
         start = time.perf_counter()
         number, round_ = next(self._rounds)  # ends with tokens on the host: the device has nothing left to do
         if round_.prefill:
             seconds = time.perf_counter() - start
-            self.texts[number] = Text([], self.seconds)
+            self.texts[number] = Text([], self.seconds, seconds)
             self._n_busy += 1
             self._book([(number, round_)], seconds)
             return
@@ -133,12 +128,10 @@ class BatchDecoding:
 
     @property
     def ended(self) -> set[int]:
-        """The numbers of the requests whose texts have ended."""
         return {number for number, rounds in self.rounds.items() if rounds[-1].finish}
 
     @property
     def latency(self) -> float:
-        """The median seconds of a text from its prompt to its last token."""
         return statistics.median(text.latency for text in self.texts.values())
 
     @property

@@ -53,20 +53,17 @@ class RowByRow:
         self._sampling = GREEDY
 
     def start(self, target: BatchedModel, sampling: Sampling, longest: int) -> None:
-        """Remember the target, from which each row reads."""
         self._target, self._sampling = target, sampling
 
     def prepare(self, longest: int) -> None:
         """There is nothing to record."""
 
     def prefill(self, row: int, prompt: Tensor, committed: list[int]) -> None:
-        """Let the row's drafter read the prompt."""
         self.rows[row].forget()  # what one text taught must not decide in another
         self.rows[row].prefill(RowOfTarget(self._target, row), prompt, self._sampling)
         self.rows[row].observe(0, committed)
 
     def propose(self, k: Sequence[int], uniforms: Tensor) -> Draft:
-        """Let the drafters of the rows propose, one row after the other."""
         nothing = as_draft([], self._target.device)
         drafts = [
             drafter.propose(n, uniforms[row : row + 1]) if n else nothing
@@ -75,7 +72,6 @@ class RowByRow:
         return side_by_side(drafts, self._target.vocab_size)
 
     def observe(self, decided: Mapping[int, Decided]) -> None:
-        """Tell each row's drafter what is final."""
         for row, of_row in decided.items():
             self.rows[row].observe(of_row.n_accepted, of_row.tokens)
 
@@ -88,11 +84,9 @@ class RowOfTarget:
 
     @property
     def vocab_size(self) -> int:
-        """The number of ids that it may emit: 0 to vocab_size - 1."""
         return self._target.vocab_size
 
     def hidden(self, layers: Iterable[int]) -> Tensor:
-        """The outputs of these layers in the last pass, side by side: (1, m, layers * hidden)."""
         return self._target.hidden(layers, self._row)
 
     def forward(self, tokens: Tensor, reads: Tensor | None = None) -> Tensor:
@@ -121,7 +115,6 @@ class BatchedModelDrafter:
         self._n_committed: list[int] = []
 
     def start(self, target: BatchedModel, sampling: Sampling, longest: int) -> None:
-        """Drop all texts."""
         self._sampling, self._vocab_size = sampling, target.vocab_size
         self._not_fed, self._n_committed = [[] for _ in range(self.draft.n_rows)], [0] * self.draft.n_rows
         self.draft.start(longest + MOST_TO_CATCH_UP)
@@ -137,7 +130,6 @@ class BatchedModelDrafter:
         self._not_fed[row], self._n_committed[row] = list(committed), prompt.shape[1] + len(committed)
 
     def propose(self, k: Sequence[int], uniforms: Tensor) -> Draft:
-        """Run as many passes as the row with the most tokens needs."""
         room = [draft_room(self.draft.model, n) for n in self._n_committed]
         k = [min(pair) for pair in zip(k, room, strict=True)]
         device, n = self.draft.device, max(k)
@@ -179,7 +171,6 @@ class BatchedModelDrafter:
         self.draft.crop(kept)
 
     def _forget(self, row: int) -> None:
-        """Drop the text of a row."""
         self._not_fed[row] = []
         self.draft.crop([0 if i == row else length for i, length in enumerate(self.draft.lengths)])
 
@@ -211,7 +202,6 @@ def _padded(tensor: Tensor, n: int) -> Tensor:
 
 
 def _probs(draft: Draft, vocab_size: int) -> Tensor:
-    """The distribution that each token was drawn from, (1, m, vocab)."""
     if draft.probs is not None:
         return draft.probs
     return nn.functional.one_hot(draft.tokens, vocab_size).float()
@@ -231,7 +221,6 @@ def shared_model(drafter: Drafter) -> CachedModel | None:
 
 
 def batch_drafter(drafter: Drafter, n_rows: int) -> BatchDrafter:
-    """The same drafter for the rows of a batch."""
     if model := shared_model(drafter):
         return BatchedModelDrafter(BatchedModel(model, n_rows))
     return RowByRow(drafter, n_rows)

@@ -47,7 +47,6 @@ class Placed:
 
     @property
     def total(self) -> int:
-        """The places that are in use after the pass, in the longest row."""
         return max(self.starts) + self.width
 
     def mask(self, places: Tensor, n_read: int) -> Tensor:
@@ -82,7 +81,6 @@ class WrittenAtPlaces(WrittenInPlace):
         return by_row(self.keys), by_row(self.values)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the number of places that attention reads, and the first one."""
         return self.keys.shape[0], 0
 
 
@@ -146,7 +144,6 @@ class RowBuffers:
             return self.model(input_ids=prompt, **options).logits, hidden
 
     def forward(self, ids: Tensor, placed: Placed, layers: Iterable[int]) -> Outputs:
-        """Run one pass over (rows, m) tokens."""
         places = to_device(placed.starts, ids.device)[:, None] + torch.arange(
             placed.width, device=ids.device
         )  # (rows, m)

@@ -39,20 +39,16 @@ class Row:
 
     @property
     def n_left(self) -> int:
-        """The number of ids that it may still generate."""
         return self.settings.max_new_tokens - self.n_new
 
     @property
     def n_committed(self) -> int:
-        """The number of tokens of the text, those of the prompt included."""
         return self.prompt.shape[1] + self.n_new
 
     def uniforms(self, n: int) -> Tensor:
-        """Draw (n,) of this text's own random numbers."""
         return uniforms((n,), self.generator, self.generator.device)
 
     def commit(self, tokens: list[int], n_drafted: int = 0, n_accepted: int = 0, n_rejected: int = 0) -> Round:
-        """Add `tokens` to the text."""
         prefill = self.n_new == 0
         self.n_new += len(tokens)
         round_ = Round.committing(tokens, self.n_new, self.settings, n_drafted, n_accepted, n_rejected, prefill)
@@ -103,7 +99,6 @@ class Rows:
 
     @property
     def busy(self) -> list[Row]:
-        """The rows with a text that has not ended."""
         return [row for row in map(self.__getitem__, range(self.n_rows)) if row]
 
     @property

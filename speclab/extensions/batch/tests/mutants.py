@@ -9,7 +9,7 @@ from torch import Tensor
 
 from speclab.core.rounds import Decided, Draft, Round
 from speclab.core.sampling import Sampling, draw_next, to_host
-from speclab.extensions.batch import batch_rows, decode
+from speclab.extensions.batch import decode
 from speclab.extensions.batch.decoding import batched_model, drafters, loops, row_buffers, texts
 from speclab.extensions.batch.decoding.batched_model import BatchedModel
 from speclab.extensions.batch.decoding.decodings import BatchDecoding, PassMade
@@ -213,13 +213,6 @@ def batch_rate_holds_the_prompts_own_passes() -> None:
 
 
 @mutant(20, "a_batch_prints_and_records_its_exact_rates", file=RATES)
-def batch_row_weighs_prompts_by_their_tokens() -> None:
-    """records tokens over seconds of all texts for the rate of a batch, and a mean over prompts for its speedup"""
-    right = batch_rows.row
-
-    def row(*given) -> batch_rows.BatchRow:
-        made = right(*given)
-        made.tokens_per_second = made.n_tokens / made.seconds
-        return made
-
-    batch_rows.row = row
+def batch_pace_holds_rounds_with_empty_rows() -> None:
+    """counts rounds in which a row had no text"""
+    BatchDecoding.full = lambda self, n_rows: self.passes

@@ -8,8 +8,8 @@ from tests.cli.test_bad_inputs import check_row, folder  # noqa: F401 - a fixtur
 COMPARE = f"-m speclab.extensions.batch {' '.join(FILED)}"
 DECODE = f"-m speclab.extensions.batch decode {' '.join(MODEL)} --prompt x"
 ROWS = [
-    Row(f"{COMPARE} -B ''", 2, ("-B : give numbers with commas",)),
-    Row(f"{COMPARE} -B x", 2, ("-B x", "give numbers with commas")),
+    Row(f"{COMPARE} -B ''", 2, ("-B :", "give a list as in -B 2,4,8")),
+    Row(f"{COMPARE} -B x", 2, ("-B x", "give a list as in -B 2,4,8")),
     Row(f"{COMPARE} -B 0,2", 2, ("-B 0,2", "give 1 or more")),
     Row(f"{COMPARE} -B 2000", 2, ("-B 2000", "give 1024 or less")),
     Row(f"{COMPARE} -k auto", 2, ("the costs of one text", "give -k numbers")),

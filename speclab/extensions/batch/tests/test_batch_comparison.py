@@ -7,12 +7,12 @@ import pytest
 
 from speclab.core.rounds import Round
 from speclab.extensions.batch import __main__ as command
-from speclab.extensions.batch import expectations, turns
-from speclab.extensions.batch.batch_record import BatchRun
+from speclab.extensions.batch import expectations, measure
 from speclab.extensions.batch.decoding import decodings
 from speclab.extensions.batch.decoding.decodings import BatchDecoding
 from speclab.extensions.batch.expectations import PLAIN, TARGET, Expectations, OfOne, PassTimer, of_one
-from speclab.extensions.batch.knees import knee
+from speclab.extensions.batch.measure import BatchRun
+from speclab.lab.rows import rows_of
 from speclab.models import prompts
 from speclab.models.setup import load_setup
 from speclab.records.files import read
@@ -23,7 +23,7 @@ TEXTS = [("code", "def f(x):"), ("prose", "return x + 1"), ("copy", "x + 1, x + 
 @pytest.fixture
 def run(pair_folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(prompts, "standard", lambda: TEXTS)
-    monkeypatch.setattr(turns, "TURNS", 2)
+    monkeypatch.setattr(measure, "TURNS", 2)
 
     def call(*words, drafts="model"):
         names = {"model": str(pair_folder / "draft"), "both": f"{pair_folder / 'draft'},ngram"}
@@ -43,34 +43,24 @@ def test_a_run_leaves_its_record_page_and_picture(run, tmp_path, engine):
     code, out, _ = run("-B", "2,3", "--engine", engine, drafts="both")
     made = read(tmp_path / "results" / "local-batch.json", BatchRun)
     assert code == 0
-    assert (made.batches, made.settings["engine"]) == ([2, 3], engine)
-    sizes = {1, *made.batches}
-    assert len(made.rows) == len(sizes) * (1 + 2 * 2)
-    assert {one.n_texts for one in made.noise} == sizes
-    assert len(made.raw) == len(made.rows) + len(sizes), "plain decoding a second time"
-    assert (made.n_distinct, made.row_by_row) == (3, ["ngram"])
-    assert {row.n_texts for row in made.rows} == sizes
-    assert all(row.speedup == 1 for row in made.rows if row.draft is None)
-    assert all(row.predicted_tokens_per_second for row in made.rows)
-    assert all(row.n_requests >= 3 * row.n_texts for row in made.rows)
-    assert all((row.acceptance_rate is None) == (row.draft is None) for row in made.rows)
+    sizes = [1, 2, 3]
+    assert (made.batches, made.settings["engine"], made.row_by_row) == (sizes, engine, ["ngram"])
+    rows = [row for row in made.rows if row.prompt_kind == "all"]
+    assert len(rows) == len(made.raw) / 3 - len(sizes) == len(sizes) * (1 + 2 * 2), "plain decoding a second time"
+    assert {row.n_texts for row in rows} == set(sizes)
+    assert len(made.noise) == len(sizes)
+    assert all(row.speedup == 1 for row in rows if row.draft is None)
+    assert all(row.forecast for row in rows if row.draft)
+    again = rows_of(made.raw, {"target": rows[0].target, "device": "cpu", "dtype": "float32"})
+    computed = ("speedup", "speedup_low", "verdict", "tokens_per_second", "acceptance_rate", "n_texts")
+    for name in computed:
+        assert [getattr(row, name) for row in again] == pytest.approx([getattr(row, name) for row in made.rows])
     assert all(entry["passed"] for entry in made.correctness)
-    assert len(made.correctness) == len(made.raw) - 1, "all but plain decoding of one text at a time"
-    assert out.index("same text? target") < out.index("the best draft length of each batch")
-    assert {entry.source for entry in made.knees} == {"measured", "predicted"}
-    once = round(made.mean_context)
-    assert {(one.model, one.width, one.context) for one in made.passes} == {
-        *((TARGET, n * width, once) for n in sizes for width in (1, 2, 4)),
-        *(("draft", n * width, once) for n in sizes for width in (1, 2)),
-        *((name, 1, n * once) for n in sizes for name in (TARGET, "draft")),
-    }
-    assert made.costs["pads"] == (engine != "c")
-    assert (tmp_path / "plots" / "local-batch.png").stat().st_size > 5000
-    page = (tmp_path / "results" / "local-batch.md").read_text()
-    assert "../plots/local-batch.png" in page
-    assert "Passes over one text" in page
+    assert len(made.correctness) == len(rows) + len(sizes) - 1, "all but plain decoding of one text at a time"
+    assert out.index("same text? target") < out.index("tok/s") < out.index("speculation pays up to a batch of")
+    assert (tmp_path / "plots" / "local-batch-speedup.png").stat().st_size > 5000
+    assert "../plots/local-batch-speedup.png" in (tmp_path / "results" / "local-batch.md").read_text()
     assert max(map(len, out.splitlines())) <= 100
-    assert "speculation pays up to a batch of" in out
     assert str(tmp_path) not in (tmp_path / "results" / "local-batch.json").read_text()
 
 
@@ -85,7 +75,7 @@ def test_sampled_texts_are_held_to_the_targets_law(run, tmp_path):
 @pytest.mark.parametrize("temperature", [pytest.param("0", marks=pytest.mark.full), "0.8"])
 def test_a_wrong_text_is_found(run, monkeypatch, temperature):
     """One token in the texts of two rows, and only where there are two."""
-    honest = turns.speculative_decode_batch
+    honest = measure.speculative_decode_batch
 
     def decode(target, *args):
         for number, round_ in honest(target, *args):
@@ -95,7 +85,7 @@ def test_a_wrong_text_is_found(run, monkeypatch, temperature):
                 round_.tokens[0] = 1
             yield number, round_
 
-    monkeypatch.setattr(turns, "speculative_decode_batch", decode)
+    monkeypatch.setattr(measure, "speculative_decode_batch", decode)
     code, out, _ = run("-B", "1,2", "--temperature", temperature)
     assert code == 1
     assert "WRONG OUTPUT" in out
@@ -114,15 +104,14 @@ def test_ctrl_c_keeps_the_rounds_so_far(run, tmp_path, monkeypatch):
         honest(self)
 
     monkeypatch.setattr(BatchDecoding, "advance", advance)
-    stop = 260
+    stop = 420
     code, out, err = run("-B", "1,2")
     made = read(tmp_path / "results" / "local-batch.json", BatchRun)
     assert code == 0, "all texts that there are have been judged"
     assert frozen, "a long collection would be in the seconds"
     assert made.interrupted
     assert made.rows
-    assert made.costs == {}
-    assert all(row.predicted_speedup is None for row in made.rows)
+    assert all(row.forecast is None for row in made.rows)
     assert "the rounds so far are complete" in err
     assert "Stopped before the end" in out
     n, stop = 0, 3
@@ -199,22 +188,11 @@ def test_a_draft_model_catches_up():
         assert e.rate("model", 2, 4) == pytest.approx(8 / (2.2 + 0.15 + 0.1 * first + 0.4 + 0.25))
 
 
-def test_the_expected_knee():
-    """Beyond it, every drafted token costs what a token of another text would, where reading caches costs nothing."""
-    e, batches = expected(), (1, 2, 4, 8, 16)
-    e.times[TARGET] |= {(1, 50 * n): 1.1 for n in batches}
-    entries = {entry.draft: entry for entry in e.knees(batches)}
-    speedups = {n: e.rate("model", 2, n) / e.rate(*PLAIN, n) for n in batches}
-    assert entries["model"].best == {str(n): [2, pytest.approx(one)] for n, one in speedups.items()}
-    assert (entries["model"].batch, entries["model"].source) == (knee(speedups).n_texts, "predicted")
-    assert speedups[1] > 1 > speedups[16]
-
-
 def test_what_is_not_known_has_no_rate():
     e = expected()
     assert e.rate("model", 4, 4) is None
     e.times["model"] = {}
-    assert (e.rate(*PLAIN, 4), e.knees((1, 4)), e.facts()["one_text"]) == (None, [], [])
+    assert e.rate(*PLAIN, 4) is e.speedup("model", 2, 4) is None
 
 
 def test_what_rounds_of_one_text_say():

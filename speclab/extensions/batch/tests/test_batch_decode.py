@@ -8,14 +8,13 @@ import pytest
 
 import baseline_autoregressive
 import optimized_speculative
-from speclab.cli import output
+from speclab.cli import decoding
 from speclab.extensions.batch import decode
-from speclab.extensions.batch.batch_flags import decode_parser
 from speclab.extensions.batch.decoding.decodings import BatchDecoding
 from tests.cli.test_cli import run  # noqa: F401 - a fixture
 from tests.grids import pairs_often
 
-command = SimpleNamespace(main=lambda words, *others: decode.run(decode_parser().parse_args(words), *others))
+command = SimpleNamespace(main=lambda words, *others: decode.run(decode.make_parser().parse_args(words), *others))
 PROMPTS = ["--prompt", "def f(x):", "--prompt", "class Stack:\n", "--prompt", "for i in", "--max-new-tokens", "12"]
 DRAFTS = {"model": "{}", "ngram": "ngram", "tree": "tree:2x2:{}", "best tree": "tree:best:{}"}
 
@@ -44,7 +43,7 @@ def test_the_texts_are_those_of_one_at_a_time(run, pair_folder, kind, temperatur
         code, out, err = run(command, *PROMPTS, *words, *plain, "-B", n_rows)
         assert code == 0
         assert texts(out).split() == texts(alone).split()
-        assert out.count(output.NEW_TEXT) == 3
+        assert out.count(decoding.NEW_TEXT) == 3
         assert re.search(
             rf"\d+ tokens, \d+ of them decoded after the prompts' own passes in [\d.]+ s, {at_once} at a time: ", out
         )
@@ -69,4 +68,4 @@ def test_no_long_collection_falls_into_the_seconds(run, monkeypatch):  # noqa: F
 def test_there_are_prompts_for_all_rows():
     """Of the standard prompts there are as many of each kind as it takes."""
     asked = ([], ["-B", "5"], ["-B", "5", "--limit", "1"], ["-B", "1"])
-    assert [decode._filled(decode_parser().parse_args(words)).limit for words in asked] == [2, 2, 1, 1]
+    assert [decode._filled(decode.make_parser().parse_args(words)).limit for words in asked] == [2, 2, 1, 1]

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from speclab.core.rounds import Round
-from speclab.extensions.batch import batch_rows, decode
+from speclab.extensions.batch import decode, measure
 from speclab.extensions.batch.decoding import decodings
 from speclab.extensions.batch.decoding.decodings import BatchDecoding
-from speclab.extensions.batch.turns import FIRST, BatchArm, Batches
+from speclab.extensions.batch.measure import BatchArm, Batches, lines_of
+from speclab.lab.rows import rows_of
 from speclab.models.prompts import Prompt
-from speclab.records.arms import BASELINE, BASELINE_REPEAT
+from speclab.records.rows import BASELINE
 from tests.lab.test_rates import MODEL, Clock
 
 
@@ -40,7 +41,7 @@ def batch_of(clock: Clock, *passes: tuple[float, dict[int, int]], prefills: int)
 def test_a_batch_prints_and_records_its_exact_rates(monkeypatch):
     """Rows with other numbers of tokens, and one that ends before the others."""
     clock = Clock(monkeypatch, decodings)
-    plain = batch_of(clock, *[(1.0, {0: 1, 1: 1})] * 4, (0.5, {0: 1}), prefills=2)
+    plain = batch_of(clock, *[(1.0, {0: 1, 1: 1})] * 4, *[(0.5, {0: 1})] * 5, prefills=2)
     fast = batch_of(clock, (1.5, {0: 3, 1: 1}), (1.25, {0: 2, 1: 3}), (2.0, {0: 4}), prefills=2)
     assert [(text.admitted, text.first, text.last) for text in fast.texts.values()] == [(0, 8, 20.75), (8, 16, 18.75)]
     between = statistics.median([Fraction(51, 4) / 9, Fraction(11, 4) / 4])
@@ -55,14 +56,17 @@ def test_a_batch_prints_and_records_its_exact_rates(monkeypatch):
     ]
     prompts = [Prompt("code", "", torch.tensor([[1, number]])) for number in range(2)]
     config = SimpleNamespace(prompts=prompts, repeats=1, temperatures=[0.0], drafters={}, draft_lengths=[3])
-    arms = BatchArm(BASELINE, 2), BatchArm(BASELINE_REPEAT, 2), BatchArm(MODEL, 2)
-    monkeypatch.setattr(batch_rows, "requests_of", lambda *_: [0, 1])
-    row = batch_rows.row(Batches(config, dict(zip(arms, (plain, plain, fast), strict=True))), arms[2], None)
-    # Full passes alone: 2.75 s, of which each text has a half; 5 tokens of one text and 4 of the other.
-    half = Fraction(11, 8)
-    assert (row.n_passes, row.n_tokens, row.seconds) == (2, 9, 2.75)
-    assert row.tokens_per_second == pytest.approx(float(2 / (half / 5 + half / 4)), rel=1e-15)
-    assert row.speedup == pytest.approx(float(2 * Fraction(1, 2) / (half / 5 + half / 4)), rel=1e-15)
-    assert (row.total_seconds, row.latency) == (20.75, float(latency))
+    monkeypatch.setattr(measure, "requests_of", lambda *_: [0, 1])
+    ways = {BatchArm(BASELINE, 2): plain, BatchArm(MODEL, 2): fast}
+    lines = list(lines_of(Batches(config, ways)))
+    # Full passes alone: 2.75 s, of which each text has a half; 5 tokens of one text and 4 of the other. Each text has
+    # the pace of these passes to its end.
+    paces = Fraction(11, 8) / 5, Fraction(11, 8) / 4
+    seconds = 9 * paces[0] + 4 * paces[1]
+    assert [one.seconds for one in lines] == pytest.approx([9 / 2, 4 / 2, float(9 * paces[0]), float(4 * paces[1])])
+    assert [one.prefill_seconds for one in lines] == [[8.0]] * 4
+    before, row = rows_of(lines, {"target": "t", "device": "cpu", "dtype": "float32"})
+    assert (before.n_texts, row.n_texts, row.n_emitted) == (2, 2, 13)
+    assert row.tokens_per_second == pytest.approx(float(13 / seconds), rel=1e-6)
+    assert row.speedup == pytest.approx(float(Fraction(13, 2) / seconds), rel=1e-6)
     assert row.tokens_per_round == 13 / 5
-    assert FIRST.n_texts == 1

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, LEDConfig, PreTrainedModel
 
+from benchmarks.peers.library import BEAM, PeerDecoding
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import tokens_of
@@ -22,7 +23,7 @@ from speclab.drafts.oracle import OracleModelDrafter
 from speclab.extensions.encoders.backend import EncoderDecoderBackend, start_id
 from speclab.extensions.encoders.family import ENCODER_DECODER, EncoderRoom
 from speclab.extensions.encoders.tests.tiny_encoders import BOS, FAMILIES, START, VOCAB, tiny, tiny_of
-from speclab.lab.decodings import LibraryDecoding, library_generate
+from speclab.lab.decodings import library_generate
 from speclab.models import engine_choice, memory
 from speclab.models.cached import CachedModel, check_prompt
 from speclab.models.checking import checks, rounding
@@ -30,7 +31,7 @@ from speclab.models.checking.uncached import distributions, logits_after
 from speclab.models.outside import generation
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.records.arms import BEAM, Arm
+from speclab.records.arms import Arm
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.theory.losslessness import judge_divergence
 from tests import one_family
@@ -461,7 +462,7 @@ def test_the_head_of_a_run_says_what_is_different():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_librarys_own_decoders_run_as_arms(family, method, k):
     draft = perturbed(target_of(family), 0.06) if method == "assisted" else None
-    decoding = LibraryDecoding(Arm(method, draft_length=k), target_of(family), PROMPT, N_NEW, draft)
+    decoding = PeerDecoding(Arm(method, draft_length=k), target_of(family), PROMPT, N_NEW, draft)
     decoding.advance()
     assert len(decoding.tokens) == N_NEW
     if method != BEAM:

@@ -14,7 +14,7 @@ from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength
 from speclab.extensions.exits.drafter import ExitDrafter
 from speclab.extensions.exits.tests.adapters import tiny_adapter, trained_exit
-from speclab.lab.instruments import LoopFunctions, with_parts
+from speclab.lab.instruments import LoopFunctions
 from speclab.lab.known_texts.replay import replay_rounds
 from speclab.models.cached import CachedModel
 from speclab.records.log import RoundCounts
@@ -94,7 +94,7 @@ def test_replayed_rounds_of_early_exit_are_those_of_the_decoding(kind):
             if rounds is found:
                 rounds += replay_rounds(LoopFunctions(speculative_decode), target, drafter, prompt, tuple(new), K)
             else:
-                made_now = with_parts(speculative_rounds(target, drafter, prompt, K, len(new)), drafter)
+                made_now = map(drafter.described, speculative_rounds(target, drafter, prompt, K, len(new)))
                 rounds += [RoundCounts(r.n_drafted, r.n_accepted, r.looked_up) for r in made_now if not r.prefill]
     assert found == made
     assert any(one.n_drafted - one.n_accepted > 1 for one in made), "nothing was drafted after a wrong token"

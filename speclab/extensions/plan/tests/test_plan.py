@@ -1,6 +1,5 @@
 """A plan and its check on a tiny pair: what is looked at, what comes out, and whether it is true."""
 
-import json
 from dataclasses import replace
 from operator import attrgetter
 
@@ -14,10 +13,10 @@ from speclab.lab.bench import Bench
 from speclab.lab.known_texts import acceptance_probs
 from speclab.models import prompts
 from speclab.records.arms import BASELINE, BASELINE_REPEAT
-from speclab.records.files import as_dict, read
+from speclab.records.files import read
 from speclab.system import cores
 from speclab.system.errors import EnvironmentProblem
-from speclab.theory import noise
+from speclab.theory import attribution
 from speclab.theory.costs import Costs
 from tests.branching import add_branching
 from tests.heads import block_heads
@@ -94,7 +93,6 @@ def test_plan_has_every_length_and_names_the_best(run, tmp_path, measurements):
         context = sum(s.n_prompt + len(s.texts[0]) // 2 for s in samples) // len(samples)
         for e in mine:  # the costs of a length are those that were calibrated
             assert e.verify_cost == pytest.approx(raw.verify_cost(e.draft_length + 1, context), rel=1e-6), "smoothed"
-        assert all(fact.oracle >= e.speedup * (1 - 1e-6) for e in mine), "something passed the bound"
         plain = mine[0]
         assert (plain.tokens_per_round, plain.drafted_per_round, plain.acceptance_rate) == (1, 0, None)
         for e in mine:  # records round to seven digits
@@ -129,13 +127,6 @@ def test_a_quick_plan_is_a_short_one(run, tmp_path):
     made = loaded(tmp_path)
     assert {e.draft_length for e in made.plan} == set(range(9))
     assert made.noise, "the baseline ran twice"
-
-
-def test_plan_to_stdout_is_json_alone(run, tmp_path):
-    code, out, err = run("-k", "0,2", "--json", "-")
-    assert code == 0
-    assert json.loads(out) == as_dict(loaded(tmp_path))
-    assert "decode step" in " ".join(err.split())
 
 
 def test_plan_of_the_dial(run, tmp_path, pair_folder):
@@ -208,7 +199,6 @@ PAYS = DraftFacts(
     temperature=0.0,
     best_draft_length=5,
     speedup=1.8449,
-    oracle=2.051,
     break_even=0.416,
     step_seconds=0.00912,
     n_tokens=1000,
@@ -269,14 +259,13 @@ def test_a_plan_on_a_busy_machine_is_marked(run, tmp_path, monkeypatch):
     _, out, err = run("-k", "0,2")
     assert any(line.startswith("busy") for line in err.splitlines())
     assert "BUSY: when the run began" in out
-    assert loaded(tmp_path).machine.probe.free is False
+    assert loaded(tmp_path).machine["probe"]["free"] is False
 
 
 def test_a_rough_plan_hides_nothing(run, tmp_path, monkeypatch):
-    """It takes its turns twice, and recommends the length with the highest expected speedup all the same."""
-    monkeypatch.setattr(noise, "FURTHEST", 1.0)
-    _, out, err = run("-k", "0,2")
+    """It recommends the length with the highest expected speedup all the same."""
+    monkeypatch.setattr(attribution, "FURTHEST", 1.0)
+    _, out, _ = run("-k", "0,2")
     assert "ROUGH" in out
-    assert "taken once more" in err
-    assert sum(line.endswith(" rough") for line in out.splitlines()) == len(loaded(tmp_path).plan) > 0
+    assert len(loaded(tmp_path).plan) > 0
     assert loaded(tmp_path).noise

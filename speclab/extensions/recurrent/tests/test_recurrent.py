@@ -20,6 +20,7 @@ from transformers import (
 )
 from transformers.cache_utils import DynamicLayer
 
+from benchmarks.peers.library import PeerDecoding
 from draft_models import ModelDrafter, NgramDrafter
 from optimized_speculative import speculative_decode
 from speclab.core.counts import Counts
@@ -30,7 +31,6 @@ from speclab.drafts.oracle import OracleModelDrafter
 from speclab.extensions.recurrent import backend
 from speclab.extensions.recurrent.backend import RecurrentBackend, pass_options
 from speclab.extensions.recurrent.family import RECURRENT, is_recurrent, reads_several
-from speclab.lab.decodings import LibraryDecoding
 from speclab.lab.instruments import LoopFunctions, with_phases
 from speclab.models import engine_choice, family, memory
 from speclab.models.cached import CachedModel
@@ -305,10 +305,10 @@ def test_the_head_of_a_run_says_what_is_different():
 def test_the_librarys_own_speculation_refuses_recurrent_models():
     """It would crop their cache, or refuse with an error of its own in the middle of a run."""
     ids, model = prompt_of(4), tiny("lfm2")
-    LibraryDecoding(Arm("generate"), model, ids, 4, None)
+    PeerDecoding(Arm("generate"), model, ids, 4, None)
     for arm, draft in ((Arm("lookup", "ngram", 4), None), (Arm("assisted", "model", 4), model)):
         with pytest.raises(EnvironmentProblem, match=r"no model whose states cannot be cropped; use compare\.py"):
-            LibraryDecoding(arm, model, ids, 4, draft)
+            PeerDecoding(arm, model, ids, 4, draft)
 
 
 def test_a_lookup_drafts_for_a_recurrent_target():

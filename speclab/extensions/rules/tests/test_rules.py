@@ -136,7 +136,7 @@ def test_a_draft_that_is_no_chain_is_refused():
 
 @pytest.mark.parametrize("rule", [pytest.param("lenient:0.25", marks=pytest.mark.full), "typical:0.01"])
 def test_every_row_of_a_lossy_rule_says_so_and_how_far_it_is_off(run, rule):
-    code, out, record = run(rule, "--verbose")
+    code, out, record = run(rule)
     assert code == 0
     assert f"rule    {rule}: LOSSY" in out
     drafted = [row for row in record.rows if row.draft_length and row.method == "model"]

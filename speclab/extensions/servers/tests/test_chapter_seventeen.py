@@ -6,15 +6,14 @@ import pytest
 
 from exercises import Todo, transcript
 from solutions import ex17_serving as right
-from speclab.extensions.servers import counters
+from speclab.extensions.servers import counters, positions
 from speclab.extensions.servers.client import Answer
 from speclab.extensions.servers.counters import of_rounds
 from speclab.extensions.servers.referee import OwnRounds, judged
 from speclab.system.errors import EnvironmentProblem
-from speclab.theory import formulas, positions
+from speclab.theory import formulas
 from tests.exercises import test_ex17_serving as checks
-from tests.exercises.answers import named, with_wrong_answer
-from tests.exercises.wrong.ex17_serving import WRONG
+from tests.exercises.answers import mistaken, mistakes, named
 
 RECORD = transcript.load()
 WORDS = {
@@ -119,25 +118,31 @@ def test_the_prediction_is_the_labs_accounting():
 
 # --- the wrong answers ------------------------------------------------------------------------------------------------
 
-ASKS = {
-    "read_counters": checks.read,
-    "between": checks.differences,
-    "acceptance": checks.acceptances,
-    "predict": checks.predictions,
-    "from_stream": checks.streams,
-    "reconcile": checks.verdicts,
+
+CHECKS = {
+    "read_counters": checks.test_a_page_is_read,
+    "between": checks.test_what_happened_between_two_looks,
+    "acceptance": checks.test_three_numbers_that_are_called_acceptance,
+    "predict": checks.test_the_time_per_token_is_predicted,
+    "from_stream": checks.test_a_stream_is_timed,
+    "reconcile": checks.test_counters_are_held_against_own_rounds,
 }
 
 
-@pytest.mark.parametrize("hole", ASKS)
+@pytest.mark.parametrize("hole", CHECKS)
 def test_every_known_mistake_has_answers_of_its_own(hole):
     """Neither the right ones nor those of another mistake: so a check calls it by its own name."""
-    ask, names = ASKS[hole], [name for name, (where, _) in WRONG.items() if where == hole]
-    answers = [ask(with_wrong_answer(checks.STEM, *WRONG[name])) for name in names]
+    names = [name for name, (function, _) in mistakes(checks.STEM).items() if function == hole]
     assert len(names) >= 9
-    for number, given in enumerate(answers):
-        assert given not in [ask(right), *answers[:number]], names[number]
-    assert named(checks.STEM, ask, answers[-1]) == f". It looks as if yours has this mistake: {names[-1]}"
+
+    def answers(module):
+        return [CHECKS[hole].ask(module, *case) for case in CHECKS[hole].cases]
+
+    found = [answers(right)]
+    for name in names:
+        found.append(answers(mistaken(checks.STEM, name)))
+        assert found[-1] not in found[:-1], name
+    assert named(right, lambda module: answers(module) == found[-1]).endswith(f"this mistake: {names[-1]}")
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

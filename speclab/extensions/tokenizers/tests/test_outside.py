@@ -20,14 +20,14 @@ from speclab.models import prompts
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.present import explanations, report, run_lines, tables
+from speclab.present import report
 from speclab.records.arms import BASELINE, Arm
 from speclab.records.files import read
 from speclab.records.log import Line
-from speclab.records.rows import OwnRate, Row
+from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
 from tests.llamas import tiny_llama
-from tests.present.test_report import make_row, make_run
+from tests.present.made import make_row, make_run
 from tests.small_tokenizers import byte_level
 
 COMMON = {"target": "tiny", "device": "cpu", "dtype": "float64"}
@@ -62,7 +62,7 @@ def measured_with(sampling: Sampling) -> Measurement:
 
 
 def means(row: Row) -> dict[str, float]:
-    return {rate.name: rate.mean for rate in row.own_rates or []}
+    return row.own_rates or {}
 
 
 @torch.inference_mode()
@@ -110,21 +110,17 @@ def test_a_row_has_both_or_neither():
     assert row.n_emitted == 2 * N_DECODED
 
 
-def test_it_stands_beside_the_ladder_and_in_a_line_of_its_own():
+def test_it_stands_in_columns_of_the_rows():
     run = make_run(("intersect:other", "ngram"), (2, 4), (0.0,))
-    assert run_lines.remarks(run) == []
-    assert "target out" not in report.comparison(run, by_kind=True, markdown=True)
+    assert "target out" not in report.page(run, "local")
     for row in run.rows:
         if row.draft == "intersect:other":
             of_draft = 0.125 if row.draft_length == 2 else 0.375
-            row.own_rates = [OwnRate(name=DRAFT_OUT, mean=of_draft), OwnRate(name=TARGET_OUT, mean=0.25)]
-    (line,) = run_lines.remarks(run)
-    assert line.startswith("intersect:other, T = 0: tokens that are not shared have 25.0% of the draft's probability")
-    assert line.endswith("and 25.0% of the target's, which it never drafts")
-    text = report.comparison(run, markdown=True)
-    assert all(f"- {name}: {meaning}" in text for name, meaning in COLUMNS.meanings.items())
+            row.own_rates = {DRAFT_OUT: of_draft, TARGET_OUT: 0.25}
+    text = report.page(run, "local")
+    assert all(f"- {name}: {meaning}" in text for name, meaning in COLUMNS.items())
     rows = [row for row in run.rows if row.prompt_kind == "all"]
-    columns = explanations.ladder_table([*rows, make_row("feature")]).cells
+    columns = report.rows_table([*rows, make_row("feature")]).cells
     cells = [(row.method, columns["draft out"](row), columns["target out"](row)) for row in rows if row.draft]
     assert cells == [
         ("intersect:other", "0.125", "0.250"),
@@ -132,7 +128,6 @@ def test_it_stands_beside_the_ladder_and_in_a_line_of_its_own():
         ("ngram", "-", "-"),
         ("ngram", "-", "-"),
     ]
-    assert max(map(len, tables.show([explanations.ladder_table(rows)]).splitlines())) <= tables.WIDTH
 
 
 @pytest.fixture
@@ -160,8 +155,8 @@ def test_a_run_records_and_says_it(pair_folder, other_folder, tmp_path, capsys, 
     assert all(means(row).keys() == {DRAFT_OUT, TARGET_OUT} for row in shared)
     assert all(0 < means(row)[DRAFT_OUT] < 1 for row in shared if row.temperature)
     assert all(row.own_rates is None for row in record.rows if row.method != "intersect:other")
-    assert "intersect:other, T = 0: tokens that are not shared have" in out
-    assert "intersect:other, T = 0.8: tokens that are not shared have" in out
+    assert "intersect:other, T = 0: draft out" in out
+    assert "intersect:other, T = 0.8: draft out" in out
     text = (tmp_path / "results" / "local.json").read_text("utf-8")
     lines = [line for line in record.raw if line.own_rates]
     assert {line.method for line in lines} == {"intersect:other"}

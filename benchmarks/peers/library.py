@@ -1,0 +1,82 @@
+"""The library's own ways to decode beside the lab's: with a draft model, with prompt lookup, with beams."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+
+from speclab.core.counts import Counts
+from speclab.lab.decodings import LibraryDecoding
+from speclab.models.family import family_of
+from speclab.records.rows import Arm
+from speclab.system.errors import EnvironmentProblem
+
+BEAM = "beam"  # beam search, whose text is another; `draft_length` is the number of beams
+EARLY_EXIT = "early exit"  # drafts with the target's own first layers
+LIBRARY = ("generate", "assisted", "dynamic", "lookup", BEAM, EARLY_EXIT)
+
+
+class PeerDecoding(LibraryDecoding):
+    """The library at work on one prompt, by the method of the arm. draft: the assistant of "assisted" and "dynamic".
+    options: further ones of `generate`."""
+
+    def __init__(
+        self, arm: Arm, model: PreTrainedModel, ids: Tensor, budget: int, draft: PreTrainedModel | None, **options: Any
+    ):
+        if arm.method != "generate" and not all(family_of(one).crops for one in (model, draft) if one is not None):
+            raise EnvironmentProblem(
+                "the library's own speculative decoding takes no model whose states cannot be cropped; use compare.py"
+            )
+        if arm.method == "lookup":
+            options["prompt_lookup_num_tokens"] = arm.draft_length
+        elif arm.method == BEAM:
+            options["num_beams"] = arm.draft_length
+        super().__init__(arm, model, ids, budget, **options)
+        self._draft = draft if arm.method in ("assisted", "dynamic") else None
+
+    def advance(self) -> None:
+        with contextlib.ExitStack() as stack:
+            if self._draft is not None:
+                k = self.arm.draft_length if self.arm.method == "assisted" else None
+                self.options["assistant_model"] = stack.enter_context(drafting(self._draft, k))
+            widths = stack.enter_context(counted_passes(self.model))
+            super().advance()
+        self.counts = Counts(n_rounds=len(widths) - 1, n_emitted=len(self.tokens) - 1)
+
+
+@contextlib.contextmanager
+def drafting(draft: PreTrainedModel, k: int | None) -> Iterator[PreTrainedModel]:
+    """Inside, the library drafts k tokens in every round, or with None as its own defaults say: 20 tokens at most, and
+    none after one that the draft gave a probability below 0.4."""
+    own = draft.generation_config
+    draft.generation_config = GenerationConfig(
+        pad_token_id=0,
+        num_assistant_tokens=20 if k is None else k,
+        num_assistant_tokens_schedule="constant",
+        assistant_confidence_threshold=0.4 if k is None else 0.0,
+    )
+    try:
+        yield draft
+    finally:
+        draft.generation_config = own
+
+
+@contextlib.contextmanager
+def counted_passes(model: PreTrainedModel) -> Iterator[list[int]]:
+    """Widths of the passes of all layers of `model` while this is open. It costs a microsecond a pass."""
+    widths: list[int] = []
+    name = family_of(model).input_name
+    n_layers = model.config.get_text_config().num_hidden_layers
+
+    def count(module, args: tuple, kwargs: dict) -> None:
+        if module.config.get_text_config().num_hidden_layers < n_layers:
+            return  # the first layers alone, which the library drafts with: it has changed the number meanwhile
+        widths.append((args[0] if args else kwargs[name]).shape[1])
+
+    handle = model.register_forward_pre_hook(count, with_kwargs=True)
+    try:
+        yield widths
+    finally:
+        handle.remove()

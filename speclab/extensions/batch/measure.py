@@ -1,0 +1,295 @@
+"""The same requests, 1, 2, 4, ... at a time, token by token and with every draft at every length.
+
+All ways to decode take turns, a pass at a time, so that a slow second of the machine meets all of them alike. Speedups
+are over plain decoding of as many texts at a time on the same engine. What is expected is made from one text at a time,
+never from the batches that it is held against.
+"""
+
+import copy
+import statistics
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from speclab.core.counts import Counts
+from speclab.core.rounds import DecodeSettings, Round
+from speclab.extensions.batch.decoding.batched_model import BatchedModel, check_batch
+from speclab.extensions.batch.decoding.decodings import BatchDecoding
+from speclab.extensions.batch.decoding.drafters import BatchDrafter, batch_drafter, check_drafter, shared_model
+from speclab.extensions.batch.decoding.loops import autoregressive_decode_batch, speculative_decode_batch
+from speclab.extensions.batch.decoding.texts import Request
+from speclab.extensions.batch.expectations import Expectations, OfOne, PassTimer, Way, make_timer, of_one
+from speclab.lab import output_checks
+from speclab.lab.harness import Measurement, Recorded, kept_when_stopped, take_turns, timed_turns
+from speclab.lab.rows import rows_of
+from speclab.lab.run_config import RunConfig
+from speclab.records.files import ComparisonRun
+from speclab.records.rows import BASELINE, BASELINE_REPEAT, Arm, Decoded, RoundCounts
+from speclab.system.terminal import progress
+from speclab.theory.attribution import noise_floor
+
+TIMES_FULL = 3  # how often a batch is filled at least
+WARM_UP_TOKENS = 12
+TURNS = 30  # turns in which passes are timed
+
+
+@dataclass(kw_only=True)
+class BatchRun(ComparisonRun):
+    """The record of `python -m speclab.extensions.batch`. batches: the numbers of texts at a time. noise: one of each.
+    row_by_row: drafts that have no pass for all rows together."""
+
+    batches: list[int]
+    row_by_row: list[str]
+
+
+class BatchArm(NamedTuple):
+    """A way to decode, `n_texts` at a time."""
+
+    arm: Arm
+    n_texts: int
+
+
+FIRST = BatchArm(BASELINE, 1)  # plain decoding of one text at a time, which all others are judged by
+
+
+class Engine(NamedTuple):
+    """The batch on which a way to decode runs, and its drafter where there is one. Both are kept from the warm-up on,
+    so that nothing is recorded again while the clock counts."""
+
+    target: BatchedModel
+    drafter: BatchDrafter | None
+
+
+@dataclass
+class Batches:
+    """The decodings of a run."""
+
+    config: RunConfig
+    decodings: dict[BatchArm, BatchDecoding] = field(default_factory=dict)
+    graphs: Recorded = field(default_factory=Recorded)
+
+    @property
+    def complete(self) -> str:
+        """Say what is kept when the run is stopped; empty where nothing is."""
+        full = [decoding.full(one.n_texts) for one, decoding in self.decodings.items()]
+        return "the rounds so far are complete" if full and all(full) else ""
+
+
+def compare_batches(config: RunConfig, batches: list[int]) -> tuple[BatchRun, Measurement]:
+    """Measure, check, predict.  -> the record, and the texts with what their checks say"""
+    decoded, sizes = Batches(config), sorted({1, *batches})
+    mean = statistics.mean(prompt.ids.shape[1] for prompt in config.prompts)
+    context = round(mean + config.max_new_tokens / 2)  # tokens before a pass of plain decoding
+    timer = make_timer(config, context, sizes)
+    with kept_when_stopped(lambda: decoded.complete) as stops:
+        decode(decoded, arms(config, sizes), timer)
+    measured = judge(decoded)
+    measured.stop = measured.stop or next(iter(stops), None)
+    lines = finished(list(lines_of(decoded)), decoded)
+    rows = rows_of(lines, config.common)
+    if not measured.interrupted:
+        expected = Expectations(
+            context, timer.times, known(decoded), networks_by_row(config), config.setup.engine != "c"
+        )
+        for row in rows:
+            row.forecast = expected.speedup(row.draft, row.draft_length, row.n_texts) if row.draft else None
+    floors = (
+        noise_floor(
+            *([one for one in lines if (one.arm, one.n_texts) == (arm, n)] for arm in (BASELINE, BASELINE_REPEAT))
+        )
+        for n in sizes
+    )
+    kinds = list(dict.fromkeys(line.prompt_kind for line in lines))
+    run = BatchRun(
+        **config.head(measured),
+        batches=sizes,
+        row_by_row=[name for name, drafter in config.drafters.items() if not shared_model(drafter)],
+        prompts={"n": len({line.prompt_index for line in lines}), "kinds": kinds, "n_cut": None},
+        correctness=measured.correctness,
+        noise=[floor for floor in floors if floor],
+        costs=[],
+        phases={},
+        rows=rows,
+        raw=[line.recorded() for line in lines],
+    )
+    return run, measured
+
+
+def check(config: RunConfig) -> None:
+    """Raise a Problem where the target, or one of the drafters, cannot work on several texts."""
+    check_batch(config.setup.target)
+    for name, drafter in config.drafters.items():
+        check_drafter(name, drafter)
+
+
+def arms(config: RunConfig, sizes: list[int]) -> list[BatchArm]:
+    """Return all ways to decode, FIRST first; plain decoding twice for every batch: its distance from itself is
+    noise."""
+    ways: list[BatchArm] = []
+    for name, drafter in config.drafters.items():
+        for k in filter(None, drafter.lengths(config.draft_lengths)):
+            ways += [BatchArm(Arm(config.method(name), name, k), n) for n in sizes]
+    middle = len(ways) // 2  # half a round of turns away from the first, as the other arms are on average
+    again = [BatchArm(BASELINE_REPEAT, n) for n in sizes]
+    return [*(BatchArm(BASELINE, n) for n in sizes), *ways[:middle], *again, *ways[middle:]]
+
+
+def requests_of(config: RunConfig, n_texts: int) -> list[int]:
+    """Return the numbers of the prompts: all of them, as often as it takes to fill the batch TIMES_FULL times."""
+    n_prompts = len(config.prompts)
+    return [*range(n_prompts)] * max(-(-TIMES_FULL * n_texts // n_prompts), config.repeats)
+
+
+# --- turns ------------------------------------------------------------------------------------------------------------
+
+
+def decode(decoded: Batches, ways: list[BatchArm], timer: PassTimer) -> None:
+    """Run every way to decode over its requests; passes are timed in between, on the same state of the machine."""
+    config, engines = decoded.config, {}
+
+    def warm_up() -> None:
+        for one in ways:
+            engines[one] = _warmed(config, one)
+
+    with timed_turns(decoded.graphs, warm_up):
+        decoded.decodings = {
+            one: _decoding(config, one, engines[one], requests_of(config, one.n_texts), config.max_new_tokens)
+            for one in ways
+        }
+        every = list(decoded.decodings.values())
+        n_texts = sum(one.n_requests for one in every)
+        n_steps = n_ended = 0
+        with progress(n_texts, "text", "decoding") as bar:
+
+            def between(moved: BatchDecoding) -> None:
+                nonlocal n_steps, n_ended
+                while n_ended < sum(one.n_requests - one.n_left for one in every):
+                    n_ended += 1
+                    bar.update()
+                whole = sum(one.n_tokens for one in every) / (n_texts * config.max_new_tokens)
+                while n_steps < int(whole * TURNS * timer.n_steps):
+                    n_steps += 1
+                    timer.step()
+
+            take_turns(every, between)
+
+
+def _warmed(config: RunConfig, one: BatchArm) -> Engine:
+    """Return the engine of this way to decode. Every shape is met once before the clock counts; on CUDA graphs all
+    passes that will come are recorded."""
+    setup, k = config.setup, one.arm.draft_length
+    requests = requests_of(config, one.n_texts)
+    longest = max(config.prompts[number].ids.shape[1] for number in requests) + config.max_new_tokens
+    longest += k + 1 if one.arm.speculative else setup.chunk
+    engine = Engine(BatchedModel(setup.target, one.n_texts), None)
+    engine.target.start(longest)
+    engine.target.prepare(range(1, k + 2), longest)
+    if one.arm.speculative:
+        drafter = batch_drafter(copy.deepcopy(config.drafters[one.arm.draft]), one.n_texts)
+        drafter.start(engine.target, setup.sampling_at(config.temperatures[0]), longest)
+        drafter.prepare(longest)
+        engine = engine._replace(drafter=drafter)
+    budget = min(max(WARM_UP_TOKENS, k + 2), config.max_new_tokens)
+    take_turns([_decoding(config, one, engine, requests[: 2 * one.n_texts], budget)])
+    return engine
+
+
+def _decoding(config: RunConfig, one: BatchArm, engine: Engine, numbers: list[int], budget: int) -> BatchDecoding:
+    """Make a way to decode ready to work on these requests; each has random numbers of its own, the same in every
+    way."""
+    setup, sampling = config.setup, config.setup.sampling_at(config.temperatures[0])
+    requests = [
+        Request(
+            config.prompts[number].ids.to(setup.device), DecodeSettings(budget, sampling, seed=config.seed * 1009 + i)
+        )
+        for i, number in enumerate(numbers)
+    ]
+    if engine.drafter is None:
+        return BatchDecoding(autoregressive_decode_batch(engine.target, requests, setup.chunk), len(requests))
+    k, accept = one.arm.draft_length, config.functions.accept
+    return BatchDecoding(speculative_decode_batch(engine.target, engine.drafter, requests, k, accept), len(requests))
+
+
+# --- what was decoded -------------------------------------------------------------------------------------------------
+
+
+def lines_of(decoded: Batches) -> Iterator[Decoded]:
+    """Yield what every way to decode did with each prompt: the first of its texts, at the pace of all of them.
+
+    The pace is that of the rounds in which every row had a text. So every prompt counts alike, however many of its
+    tokens were decoded in such rounds.
+    """
+    config = decoded.config
+    for (arm, n_texts), decoding in decoded.decodings.items():
+        shares = decoding.by_request(n_texts)
+        for number, prompt in enumerate(config.prompts):
+            own = [i for i, asked in enumerate(requests_of(config, n_texts)) if asked == number and i in shares]
+            first = next((i for i in own if i in decoding.ended), None)
+            if first is None:
+                continue
+            pace = sum(shares[i].seconds for i in own) / sum(shares[i].n_tokens for i in own)
+            line = Decoded.begin(arm, config.temperatures[0], number, prompt.kind, prompt.ids.shape[1])
+            line.n_texts, counts = n_texts, Counts()
+            for round_ in decoding.rounds[first]:
+                counts.add(round_)
+            text = decoding.texts[first]
+            line.add(text.prefill, pace * counts.n_emitted, text.tokens, counts, _rounds(decoding.rounds[first]))
+            yield line
+
+
+def finished(lines: list[Decoded], decoded: Batches) -> list[Decoded]:
+    """Return those of prompts that every way to decode as many texts at a time has finished."""
+    n_ways = Counter(one.n_texts for one in decoded.decodings)
+    done = Counter((one.n_texts, one.prompt_index) for one in lines)
+    return [one for one in lines if done[one.n_texts, one.prompt_index] == n_ways[one.n_texts]]
+
+
+def _rounds(rounds: list[Round]) -> list[RoundCounts]:
+    return [RoundCounts(one.n_drafted, one.n_accepted) for one in rounds if not one.prefill]
+
+
+def judge(decoded: Batches) -> Measurement:
+    """Judge the texts: greedy ones must be those of plain decoding, one at a time; sampled ones must follow the
+    target's distribution."""
+    config = decoded.config
+    temperature, prompts = config.temperatures[0], config.prompts
+    most = max((requests_of(config, one.n_texts) for one in decoded.decodings), key=len)
+    measured = Measurement(config.bench(), [prompts[number] for number in most])
+    measured.graphs = decoded.graphs
+    waiting: dict[str, tuple[Arm, float]] = {}
+    of_first = decoded.decodings[FIRST]
+    for one, decoding in decoded.decodings.items():
+        arm = BASELINE if one == FIRST else replace(one.arm, method=f"{one.arm.method}, {one.n_texts} at a time")
+        for index, number in enumerate(most):
+            own = number if one == FIRST else index  # greedily, copies of a prompt have the same text
+            if number not in of_first.ended or own not in decoding.ended:
+                continue
+            line = Decoded.begin(arm, temperature, index, prompts[number].kind, prompts[number].ids.shape[1])
+            line.add(0.0, 0.0, decoding.texts[own].tokens, None, _rounds(decoding.rounds[own]))
+            line.lossy_rule = measured.bench.lossy_rule(arm)
+            measured.lines.append(line)
+        if one != FIRST and (temperature == 0 or arm.speculative):
+            waiting[f"{one.arm.label}, {one.n_texts} at a time"] = arm, temperature
+    output_checks.judge(measured, waiting)
+    return measured
+
+
+# --- what is expected -------------------------------------------------------------------------------------------------
+
+
+def known(decoded: Batches) -> dict[Way, OfOne]:
+    """Return what decoding one text at a time says of every way to decode."""
+    ways = {}
+    for (arm, n_texts), decoding in decoded.decodings.items():
+        if n_texts == 1 and arm != BASELINE_REPEAT:
+            rounds = [one for rounds in decoding.rounds.values() for one in rounds if not one.prefill]
+            taken = sum(made.seconds for made in decoding.passes)
+            ways[arm.draft, arm.draft_length] = of_one(rounds, taken, arm.draft_length)
+    return ways
+
+
+def networks_by_row(config: RunConfig) -> set[str]:
+    """Name the drafts that draw from probabilities, so a network makes them, and have no pass for all rows together."""
+    drafters = {name: drafter for name, drafter in config.drafters.items() if not shared_model(drafter)}
+    return {name for name, drafter in drafters.items() if any(part.draws for part in drafter.parts)}

@@ -1,0 +1,338 @@
+"""The answer of a comparison on one screen: whether the texts are right, how fast each draft is, and why not faster.
+
+A view of the record: nothing is measured here, and every line is a fixed template filled with its numbers. Records of
+other commands show the same lines about their origin, their texts and their noise. All else is in report.py.
+"""
+
+import math
+from operator import itemgetter
+
+from speclab.models.padded import sizes
+from speclab.present import tables
+from speclab.present.tables import Block, Cell, Heading, Lines, Table, cells, interval, number, speedup, speedup_of
+from speclab.records.files import ComparisonRun, Head, LabRun
+from speclab.records.rows import AUTO, Facts, Noise, Row
+from speclab.system import cores
+from speclab.theory import attribution
+from speclab.theory.ladder import factors, prediction_rows
+
+LAB = "lab pair"
+NO_LOSS = 0.995  # a factor that rounds to x1.00 loses nothing
+LARGEST_FACTOR = 99  # that a line names; beyond it the size no longer matters
+UNTESTED = "NOT TESTED, the run's number format rounds too coarsely at this temperature; give --dtype float32"
+REPLAYS = "passes in which recurrent layers, which cannot be cropped, read accepted tokens once more"
+LOSSY = (
+    "accept rule: {rule} is LOSSY: the texts do not follow the target's distribution. The number after LOSSY is the "
+    "mean total variation distance of a decoded token's distribution from the target's after the same text (0: the "
+    "same, 1: nothing in common). Such rows have no forecast."
+)
+
+
+def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = None, markdown: bool = False) -> str:
+    """Show whether the text is the same; the result and the table; what lies between the formula and the measurement,
+    and where there is no gain; and `where` the rest is.
+
+    brief: only the tables, below the lines that say that texts are wrong, or speeds rough.
+    """
+    runs = [run, run.padded] if run.padded else [run]
+    rough = Lines(f"{target_name(shown)}: {line}" for shown in runs if (line := rough_line(shown)))
+    speeds: list[Block] = []
+    for shown in runs:
+        speeds.append(Heading(target_name(shown), 3) if len(runs) > 1 else None)
+        said = [padding_remark(shown.settings["target"]), None if brief else result_line(shown)]
+        speeds += [*([Lines(said)] * any(said)), speed_table(shown)]
+    if brief:
+        return tables.show([Lines(map(wrong_line, runs)), rough, *speeds], markdown)
+    checked = (line for shown in runs for line in (*same_text_lines(shown, shown.correctness), *remarks(shown)))
+    facts = Lines(line for shown in runs for line in (reading_line(shown), ladder_line(shown), loops_line(shown)))
+    facts += [f"{target_name(shown)}: {line}" for shown in runs for line in noise_lines(shown.noise[:1])]
+    facts.append(no_gain_line(runs))
+    # What is said of the machine stands once.
+    return tables.show([Lines(dict.fromkeys(checked)), rough, *speeds, facts, Lines(where or [])], markdown)
+
+
+# --- where a record comes from ----------------------------------------------------------------------------------------
+
+
+def target_name(run: LabRun) -> str:
+    """Return the target as the table calls it."""
+    name = run.settings["target"]
+    return LAB if name == "models/lab-pair/target" else name.rpartition("/")[2]
+
+
+def hardware(run: Head) -> str:
+    machine = run.machine
+    return machine["gpu"] or f"{machine['cpu']}, {machine['threads']} thread{'s' * (machine['threads'] != 1)}"
+
+
+def circumstances(run: Head) -> str:
+    """Return the machine, engine, versions, commit and seed of any record."""
+    versions, settings = run.versions, run.settings
+    commit = (versions["commit"] or "none")[:12] + " with uncommitted changes" * bool(versions["uncommitted_changes"])
+    return (
+        f"Measured {run.created[:10]} on {hardware(run)}; {settings['device']}, {settings['dtype']}, "
+        f"{settings['engine']} engine; Python {versions['python']}, torch {versions['torch']}, "
+        f"transformers {versions['transformers']}; commit {commit}; seed {settings['seed']}"
+    )
+
+
+def provenance(run: LabRun) -> str:
+    """Return the circumstances and the size of a run, in one paragraph."""
+    settings, padded = run.settings, padding_remark(run.settings["target"])
+    size = f"{settings['n_prompts']} prompts, up to {settings['max_new_tokens']} new tokens each"
+    return f"{circumstances(run)}; {size}, {timed(settings['repeats'])}." + f" {padded}" * bool(padded)
+
+
+def timed(repeats: int) -> str:
+    return "each text timed once" if repeats == 1 else f"each text timed {repeats} times"
+
+
+def padding_remark(target: str) -> str | None:
+    """This text must stand beside every number of a padded target; any other target has none."""
+    return f"{target} is {sizes.describe_padding(target)}." if sizes.is_lab_size(target) else None
+
+
+def small_print(run: Head) -> str:
+    """Return the line under a picture: model, machine, number format, time and commit of any record."""
+    target = run.settings["target"] + " (padded)" * sizes.is_lab_size(run.settings["target"])
+    rules = {rule for row in getattr(run, "rows", []) if (rule := getattr(row, "lossy_rule", None))}
+    lossy = "".join(f"; LOSSY, accept rule {rule}" for rule in rules)
+    commit = (run.versions["commit"] or "")[:8]
+    return f"{target} on {hardware(run)}, {run.settings['dtype']}; {run.created}, commit {commit}{lossy}"
+
+
+# --- same text? -------------------------------------------------------------------------------------------------------
+
+
+def same_text_lines(run: LabRun, judged: list[Facts]) -> list[str]:
+    """Return a line for the texts of each temperature, and further ones where something is wrong."""
+    lines = []
+    for temperature in sorted({entry["temperature"] for entry in judged}):
+        entries = [entry for entry in judged if entry["temperature"] == temperature]
+        named = [entry for entry in entries if entry.get("lossy_rule") or not entry["passed"]]
+        details = agreement_lines(named if temperature else entries)
+        n_tested = sum(entry["n_tokens"] - entry.get("n_uncertain", 0) for entry in entries) if temperature else 0
+        if not temperature:
+            *before, said = details
+            lines += before
+            details = []
+        elif any(entry.get("lossy_rule") for entry in named):
+            said = f"T = {temperature:g}: NO, the rule is LOSSY; its arms below"
+        else:
+            right = f"{len(entries) - len(named)} of {len(entries)} arms, |z| < {entries[0]['bound']:g}"
+            found = f"{n_tested} sampled tokens, no difference found in {right}" if n_tested else UNTESTED
+            said = f"T = {temperature:g}: {found}"
+        lines += [f"same text? {target_name(run)}, {said}", *details]
+    return lines
+
+
+def agreement_lines(entries: list[Facts]) -> list[str]:
+    """Return every greedy difference, then the verdict on greedy texts, then one for each arm that sampled."""
+    greedy = [entry for entry in entries if entry["temperature"] == 0]
+    lines = [
+        f"  {entry['arm']}, prompt {one['prompt']}, token {one['position']}: {one['tokens'][0]!r} became "
+        f"{one['tokens'][1]!r}, gap {'-' if one['gap'] is None else format(one['gap'], '.3g')}: {one['verdict']}"
+        for entry in greedy
+        for one in entry["differences"]
+    ]
+    if greedy:
+        verdict = f"{len(lines)} differ, first differences above" if lines else "identical"
+        n_texts = sum(entry["n_prompts"] for entry in greedy)
+        lines.append(f"greedy: {n_texts} texts of {len(greedy)} arms against the baseline, token for token: {verdict}")
+    return lines + [_sampled_line(entry) for entry in entries if entry["temperature"] > 0]
+
+
+def _sampled_line(entry: Facts) -> str:
+    scores = {"z_S": entry["z_residual"], "z_L": entry["z_surprise"]}
+    z = ", ".join(f"{name} = {'inf' if value is None else format(value, '+.2f')}" for name, value in scores.items())
+    n_uncertain, verdict = entry.get("n_uncertain", 0), "consistent"
+    if not entry["passed"]:
+        verdict = "NOT the target's distribution"
+    elif n_uncertain == entry["n_tokens"]:
+        verdict = UNTESTED
+    elif entry.get("lossy_rule"):
+        verdict = f"LOSSY, mean total variation {number(entry.get('total_variation'), 3)}"
+    edge = f", without {n_uncertain} at the filters' edge, where rounding decides" * bool(n_uncertain)
+    tokens = f"over {entry['n_tokens']} tokens{edge} (bound {entry['bound']})"
+    return f"T = {entry['temperature']:g}, {entry['arm']}: {z} {tokens}: {verdict}"
+
+
+def remarks(run: LabRun) -> list[str]:
+    """Name what took part in the run and what disturbed it, and the texts that were not checked or are wrong."""
+    rows = [row for row in getattr(run, "rows", []) if isinstance(row, Row) and row.prompt_kind == "all"]
+    probe, settings = run.machine.get("probe"), run.settings
+    lines = []
+    if about := settings.get("functions"):
+        lines.append(f"These functions took part in the speculative rows: {about}. The baseline is the lab's own.")
+    if probe and not probe["free"]:
+        why = cores.complaint(probe["load"], run.machine["cores"] or 1) or "the cores were not free"
+        lines.append(f"BUSY: when the run began, {why}")
+    if late := (settings.get("graphs") or {}).get("in_turns"):
+        lines.append(f"SLOWED: {late} CUDA graphs were recorded in timed turns, where there should be none")
+    if rule := settings.get("rule"):
+        plain = f"accept rule: {rule}; sampled rows of models have no forecast"
+        lines.append(LOSSY.format(rule=rule) if any(row.lossy_rule for row in rows) else plain)
+    if n_replays := sum(row.n_replays or 0 for row in rows):
+        n_rounds = sum(row.n_rounds for row in rows if row.draft)
+        lines.append(f"replays: after {n_replays} of {n_rounds} speculative rounds, {REPLAYS}")
+    if run.unchecked:
+        lines.append(f"NOT CHECKED: {', '.join(run.unchecked)}; the run was stopped before these texts were judged")
+    if wrong := wrong_line(run):
+        lines.append(wrong)
+    if run.interrupted:
+        lines.append("Stopped before the end: rows cover the prompts that every arm had finished.")
+    return lines
+
+
+def wrong_line(run: LabRun) -> str | None:
+    wrong = [entry["arm"] for entry in getattr(run, "correctness", []) if not entry["passed"]]
+    return f"WRONG OUTPUT: {', '.join(wrong)}; see correctness in the record" if wrong else None
+
+
+# --- noise ------------------------------------------------------------------------------------------------------------
+
+
+def rough_line(run: Head) -> str | None:
+    """Say in one sentence that a run's speeds are rough, what is not, and what to do; None where they are not rough.
+
+    What to do is left out where the user was told before the run that the cores are busy.
+    """
+    said, probe = rough_in_short(run), run.machine.get("probe")
+    advice = "; stop other work and run again for better ones" * (not probe or probe["free"])
+    kept = "so speeds and speedups may be off by as much; texts and counts do not depend on the clock"
+    return said and f"{said}, {kept}{advice}"
+
+
+def rough_in_short(run: Head) -> str | None:
+    """Say that the speeds of a run are rough; this line stands above a picture. None where they are not."""
+    worst = attribution.too_wide(getattr(run, "noise", None) or [])
+    if worst is None:
+        return None
+    factor = math.ceil(100 * min(attribution.reach(worst), LARGEST_FACTOR)) / 100
+    return f"ROUGH: the baseline, timed twice in the same turns, differs from itself by a factor of up to {factor:.2f}"
+
+
+def floor_text(floor: Noise) -> str:
+    """Write 1.01x (0.98 to 1.03), without an interval where there is none."""
+    ends = interval(floor.low, floor.high)
+    return speedup(floor.ratio) + f" ({ends})" * (ends != "-")
+
+
+def noise_lines(floors: list[Noise]) -> list[str]:
+    return [f"noise floor, the baseline against itself in the same run: {floor_text(floor)}" for floor in floors]
+
+
+# --- how fast? --------------------------------------------------------------------------------------------------------
+
+
+def speed_table(run: ComparisonRun) -> Table:
+    """Return one line per draft and length; the columns of further temperatures come after those of the first one."""
+    rows = [row for row in run.rows if row.prompt_kind == "all" and (row.draft or row.method == "baseline")]
+    at = {(row.method, row.draft_length, row.temperature): row for row in rows}
+    first, *further = dict.fromkeys(row.temperature for row in rows) or [0.0]
+    best = best_row(run)
+
+    def other(temperature: float) -> Cell:
+        return lambda row: _in_words(at.get((row.method, row.draft_length, temperature)))
+
+    heads = cells("draft", *tables.batches(rows), "k", "α", "tok/rnd", "tok/s")
+    heads |= {"speedup": lambda row: _in_words(row) + " highest" * (row is best)} | cells("95 %")
+    heads |= {"forecast": lambda row: speedup(row.forecast), "book(α)": lambda row: speedup(row.book_formula)}
+    heads |= {f"T = {temperature:g}": other(temperature) for temperature in further}
+    return Table([row for row in rows if row.temperature == first], heads)
+
+
+def _in_words(row: Row | None) -> str:
+    """Return the speedup of a row, and the verdict where it is not "faster"."""
+    return tables.with_verdict(speedup_of(row), tables.verdict_of(row)) if row else "-"
+
+
+def _first_rows(run: ComparisonRun) -> list[Row]:
+    """Return the rows of the drafts over all prompts, at the first temperature."""
+    rows = [row for row in run.rows if row.prompt_kind == "all" and row.draft]
+    return [row for row in rows if row.temperature == run.rows[0].temperature]
+
+
+def best_row(run: ComparisonRun) -> Row | None:
+    """Return the fastest draft at the first temperature; None where none is shown to be faster than the baseline."""
+    fastest = max(_first_rows(run), key=lambda row: row.speedup, default=None)
+    return fastest if fastest and fastest.verdict in ("faster", None) and fastest.speedup > 1 else None
+
+
+def ladder_row(run: ComparisonRun) -> Row | None:
+    """Return the fastest row that has a ladder, and where none has one, the fastest. The rounds of a hybrid are of two
+    kinds, which no ladder describes."""
+    return max(_first_rows(run), key=lambda row: (bool(factors(row)), row.speedup), default=None)
+
+
+def result_line(run: ComparisonRun) -> str | None:
+    """Say in one sentence what the table shows; None for a run without drafts."""
+    best, explained = best_row(run), ladder_row(run)
+    if explained is None:
+        return None
+    row = best or max(_first_rows(run), key=lambda row: row.speedup)
+    ends, k = interval(row.speedup_low, row.speedup_high), "auto" if row.auto else row.draft_length
+    said = f"Highest: {row.method.removesuffix(AUTO)}, k = {k}, {speedup_of(row)}" + f" ({ends})" * (ends != "-")
+    said += ", not shown to be faster" * (best is None)
+    name, factor = min(factors(explained).items(), key=itemgetter(1), default=("", 1.0))
+    other = f"; {explained.method}, k = {explained.draft_length}" * (explained is not row)
+    return said + (f"{other}: most is lost to {name} (x{factor:.2f})." if factor < NO_LOSS else ".")
+
+
+# --- why not faster? --------------------------------------------------------------------------------------------------
+
+
+def reading_line(run: ComparisonRun) -> str | None:
+    """Say how much of a decode step is the reading of weights; None where that was not measured."""
+    baseline = next((row for row in run.rows if (row.method, row.prompt_kind) == ("baseline", "all")), None)
+    if baseline is None or not run.bandwidth or run.weight_bytes is None:
+        return None
+    step = baseline.seconds / max(1, baseline.n_tokens)
+    share = min(1.0, run.weight_bytes / run.bandwidth / step)
+    return (
+        f"{target_name(run)}: a step takes {1e3 * step:.1f} ms; {share:.0%} of that is reading "
+        f"{run.weight_bytes / 1e6:.0f} MB of weights at {run.bandwidth / 1e9:.0f} GB/s"
+    )
+
+
+def ladder_line(run: ComparisonRun) -> str | None:
+    """Say what lies between the formula and the speedup of the row with a ladder; None where it has no formula."""
+    row = ladder_row(run)
+    if row is None or row.book_formula is None:
+        return None
+    forecast = f", forecast {speedup(row.forecast)}" if row.forecast is not None else ""
+    return (
+        f"{target_name(run)}, {row.method} k = {row.draft_length}: 1/(1-α+α/k) with α = {number(row.acceptance_rate)} "
+        f"says {speedup(row.book_formula)}; measured {speedup_of(row)}{forecast}{between(row)}"
+    )
+
+
+def between(row: Row) -> str:
+    """Name the two largest factors between the formula and the row's speedup, as the end of a line about both.
+
+    All else is computed from the numbers as they are printed: their product rounds to the speedup that is printed.
+    """
+    known = [item for item in factors(row).items() if item[0] not in ("all else", "everything else")]
+    largest = sorted(known, key=lambda item: -abs(math.log(max(item[1], 1e-9))))[:2]
+    said = math.prod([round(row.book_formula or 0.0, 2), *(round(factor, 2) for _, factor in largest)])
+    named = ", ".join(f"x{factor:.2f} {name}" for name, factor in largest)
+    return f"; between them: {named}, x{round(row.speedup, 2) / said:.3f} all else" if known and said else ""
+
+
+def loops_line(run: ComparisonRun) -> str | None:
+    """Say how many greedy texts end in repetition; None where none does, or nothing was decoded greedily."""
+    n, cut = run.prompts.get("n_cut", run.prompts.get("n_looping")), "n_cut" in run.prompts
+    what = "and count only up to where it begins" if cut else "which is easy to draft and raises acceptance"
+    return f"{target_name(run)}: {n} of {run.prompts['n']} greedy texts end in repetition, {what}" if n else None
+
+
+def no_gain_line(runs: list[ComparisonRun]) -> str | None:
+    """Say how many rows of the kinds of prompt are not shown to be faster, and the lowest speedup of all rows."""
+    rows = [(run, row) for run in runs for row in prediction_rows(run.rows)]
+    if not rows:
+        return None
+    run, low = min(rows, key=lambda pair: pair[1].speedup)
+    where = f"{target_name(run)}, {low.method} k = {low.draft_length}, T = {low.temperature:g}, {low.prompt_kind}"
+    n_not = sum(row.speedup <= 1 or row.verdict in ("slower", "unclear") for _, row in rows)
+    counted = f"{n_not} of {len(rows)}, each draft and k once per temperature and kind of prompt"
+    return f"not shown to be faster: {counted}; the lowest is {speedup_of(low)} ({where} prompts)"

@@ -1,0 +1,238 @@
+"""The first screen of a comparison and its page: as they were approved, and the arithmetic in them."""
+
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from speclab.present import report, screen, tables
+from speclab.records import files
+from speclab.records.files import ComparisonRun
+from speclab.system.paths import ROOT
+from speclab.theory import attribution, ladder
+from speclab.theory.formulas import book_formula, expected_tokens_per_round
+from speclab.theory.ladder import EFFECTS, factors
+from tests.approved import is_approved
+from tests.present.made import KINDS, USUAL, bare, make_row, make_run, plain_row, two_regimes
+
+APPROVED = Path(__file__).parent / "approved"
+
+
+def troubled() -> ComparisonRun:
+    """Everything that can be wrong with a run, at both temperatures."""
+    run = two_regimes()
+    difference = {"prompt": 3, "position": 7, "tokens": ["a", "b"], "gap": 1.5, "verdict": "BUG: logits differ"}
+    run.padded.correctness[0] |= {"differences": [difference], "passed": False}
+    next(entry for entry in run.correctness if entry["temperature"] > 0)["passed"] = False
+    run.noise = [replace(floor, ratio=1.01, low=0.906, high=1.05) for floor in run.noise]
+    run.machine |= {"probe": {"free": False, "load": 7.5}}
+    run.settings |= {"functions": "from here/: 7 (a drafter)", "rule": "block", "graphs": {"in_turns": 3}}
+    for row in run.rows:
+        row.n_replays = 30 if row.draft else None
+    return replace(run, unchecked=["ngram k=2"], interrupted=True)
+
+
+def lossy() -> ComparisonRun:
+    run = make_run(lengths=(4,), temperatures=(0.8,))
+    run.settings["rule"] = "lenient:0.5"
+    run.rows = [replace(row, lossy_rule="lenient:0.5", total_variation=0.123) if row.draft else row for row in run.rows]
+    run.correctness = [entry | {"lossy_rule": "lenient:0.5", "total_variation": 0.1} for entry in run.correctness]
+    return run
+
+
+def without_costs() -> ComparisonRun:
+    run = make_run(lengths=(2, 4), temperatures=(0.0,))
+    run.settings["max_new_tokens"] = 2
+    phases = {"seconds": 0.0, "share": None}
+    return replace(run, interrupted=True, noise=[], phases=phases, rows=[bare(row) for row in run.rows])
+
+
+@pytest.mark.parametrize(
+    ("name", "show"),
+    [
+        ("screen.txt", lambda: screen.screen(two_regimes(), where=["everything else: results/local.md"])),
+        ("brief.txt", lambda: screen.screen(two_regimes(), brief=True)),
+        ("page.md", lambda: report.page(two_regimes(), "local")),
+        ("troubled.txt", lambda: screen.screen(troubled())),
+        ("troubled-brief.txt", lambda: screen.screen(troubled(), brief=True)),
+        ("lossy.txt", lambda: screen.screen(lossy())),
+        ("without-costs.md", lambda: report.page(without_costs(), "local")),
+        ("no-draft.txt", lambda: screen.screen(make_run(methods=(), temperatures=(0.8,)))),
+    ],
+)
+def test_what_is_shown_is_what_was_approved(name, show, monkeypatch):
+    monkeypatch.setattr(attribution, "FURTHEST", 1.1)
+    is_approved(APPROVED / name, show())
+
+
+# --- the factors ------------------------------------------------------------------------------------------------------
+
+
+def product_of(line: str) -> float:
+    """What a reader gets who multiplies the numbers of a line, as they are printed."""
+    book = float(re.search(r"says (\d+\.\d+)x", line)[1])
+    found = re.findall(r"\bx(\d+\.\d+) ", line.partition("between them: ")[2])
+    assert len(found) == 3
+    assert line.endswith(" all else")
+    return book * math.prod(map(float, found))
+
+
+COMPARISONS = [path for path in sorted((ROOT / "results").glob("*.json")) if "phases" in json.loads(path.read_text())]
+
+
+@pytest.mark.parametrize("path", COMPARISONS, ids=lambda path: path.stem)
+def test_the_factors_of_a_line_multiply_to_the_measured_speedup(path):
+    """All rows of all committed comparisons that have a ladder, and the lines of their first screens."""
+    run = files.read(path, ComparisonRun)
+    for one in filter(None, (run, run.padded)):
+        rows = [row for row in one.rows if factors(row)]
+        for row in rows:
+            line = f"says {tables.speedup(row.book_formula)}{screen.between(row)}"
+            assert f"{product_of(line):.2f}x" == tables.speedup(row.speedup), line
+        line = screen.ladder_line(one) or ""
+        assert ("between them" in line) == bool(rows)
+        assert not rows or f"; measured {product_of(line):.2f}x" in line
+
+
+@given(st.lists(st.floats(0.3, 1.6), min_size=len(USUAL), max_size=len(USUAL)))
+def test_any_factors_multiply_to_the_measured_speedup(effects):
+    row = make_row(effects=tuple(effects))
+    line = f"says {tables.speedup(row.book_formula)}{screen.between(row)}"
+    assert f"{product_of(line):.2f}x" == tables.speedup(row.speedup), line
+
+
+def test_factors_belong_to_their_rungs():
+    effects = [0.5 + i / 10 for i in range(len(USUAL))]
+    bonus = expected_tokens_per_round(0.7, 4) / book_formula(0.7, 4)
+    row = make_row(effects=tuple(effects))
+    expected = dict(zip((effect.name for effect in EFFECTS), [bonus, *effects], strict=True))
+    assert factors(row) == pytest.approx(expected)
+    table = report.ladder_table([row, make_row(kind="code"), plain_row(), bare(row)])
+    assert [[cell(one) for cell in table.cells.values()] for one in table.rows] == [
+        ["model", "4", "0", "2.11x", *(f"{factor:.2f}" for factor in [bonus, *effects]), f"{row.speedup:.2f}x"]
+    ]
+
+
+def test_the_result_names_the_highest_row_and_the_factor_that_costs_most():
+    run = make_run(temperatures=(0.0,))
+    row = max((row for row in run.rows if row.draft and row.prompt_kind == "all"), key=lambda row: row.speedup)
+    name, factor = min(factors(row).items(), key=lambda item: item[1])
+    said = f"Highest: {row.method}, k = {row.draft_length}, {row.speedup:.2f}x"
+    ends = f"({row.speedup_low:.2f} to {row.speedup_high:.2f})"
+    assert screen.result_line(run) == f"{said} {ends}: most is lost to {name} (x{factor:.2f})."
+    assert [line.split()[:2] for line in screen.screen(run).splitlines() if "highest" in line] == [
+        [row.method, str(row.draft_length)]
+    ]
+    run.rows = [replace(row, speedup=0.9, verdict="slower") if row.draft else row for row in run.rows]
+    assert "not shown to be faster" in screen.result_line(run)
+    assert "highest" not in screen.screen(run)
+    n = 2 * 4 * len(KINDS)
+    assert f"not shown to be faster: {n} of {n}, each draft" in screen.no_gain_line([run])
+
+
+def test_a_ladder_is_shown_where_the_fastest_row_has_none():
+    run = make_run(temperatures=(0.0,), methods=("model", "hybrid"))
+    run.rows = [replace(bare(row), speedup=9.0, verdict="faster") if row.draft == "hybrid" else row for row in run.rows]
+    assert screen.best_row(run).draft == "hybrid"
+    row = screen.ladder_row(run)
+    assert row.draft == "model"
+    assert f"; model, k = {row.draft_length}: most is lost to" in screen.result_line(run)
+    assert f"model k = {row.draft_length}: 1/(1-α+α/k)" in screen.ladder_line(run)
+
+
+# --- what must stand beside a number ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"brief": True}, {"markdown": True}])
+def test_whose_text_a_padded_target_writes_stands_over_its_numbers(options):
+    run = two_regimes()
+    text = screen.screen(run, **options)
+    assert text.count("lab:200m is padded") == 1
+    assert text.index("10 M parameters") > text.index("lab pair\n")
+    assert "padded" not in screen.screen(replace(run, padded=None), **options)
+    assert "lab:200m is padded" in screen.screen(run.padded, **options), "alone, too"
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_too_few_prompts_are_no_noise(n):
+    """No row is called unclear where there is no interval; the number of prompts is said instead."""
+    run = make_run(temperatures=(0.0,))
+    few = {"n_prompts": n, "speedup_low": None, "speedup_high": None, "verdict": "unclear"}
+    run.rows = [replace(row, **few) if row.draft else row for row in run.rows]
+    for text in (screen.screen(run), report.page(run, "local")):
+        assert f"no interval: {n} prompt{'s' * (n > 1)} " in text
+        assert not [line for line in text.splitlines() if "unclear" in line]
+
+
+def test_a_text_that_nothing_could_test_is_called_so():
+    run = make_run(temperatures=(0.8,))
+    run.correctness = [entry | {"n_uncertain": entry["n_tokens"]} for entry in run.correctness]
+    assert "NOT TESTED" in " ".join(screen.screen(run).split())
+    assert report.page(run, "local").count("NOT TESTED") == 1 + len(run.correctness)
+
+
+def test_reading_is_a_share_of_a_step():
+    run = two_regimes()
+    row = run.rows[0]
+    share = 40e6 / 25e9 / (row.seconds / row.n_tokens)
+    assert f"{share:.0%} of that is reading 40 MB of weights at 25 GB/s" in screen.reading_line(run)
+    assert screen.reading_line(replace(run, bandwidth=None)) is None
+
+
+def test_the_library_is_compared_with_the_baseline():
+    run = make_run()
+    run.rows = [plain_row("generate", speedup=0.5)]
+    assert "2.00x its speed, the same text" in report.generate_line(run)
+    run.rows = [replace(run.rows[0], same_as_baseline=False)]
+    assert report.generate_line(run).endswith("NOT the same text")
+    run.settings["dtype"] = "bfloat16"
+    assert "rounding in bfloat16 decides" in report.generate_line(run)
+    assert report.generate_line(replace(run, rows=[plain_row()])) is None
+
+
+# --- predictions ------------------------------------------------------------------------------------------------------
+
+
+def test_errors_have_the_right_median_and_maximum():
+    """Measured 2 everywhere; the signs must not cancel."""
+    forecasts = (2.2, 1.8, 2.6, None)  # +10 %, -10 %, +30 %
+    rows = [replace(bare(make_row(speedup=2.0)), forecast=f, book_formula=1.0) for f in forecasts]
+    found = ladder.prediction_errors(rows)
+    assert found["forecast"] == {"n": 3, "median": pytest.approx(0.1), "max": pytest.approx(0.3)}
+    assert found["book_formula"] == {"n": 4, "median": pytest.approx(0.5), "max": pytest.approx(0.5)}
+    assert "accounting" not in found
+    table = report.errors_table(rows)
+    assert ["forecast", "3", "10.0%", "30.0%"] in [[cell(row) for cell in table.cells.values()] for row in table.rows]
+
+
+def test_each_prompt_counts_once_in_the_errors():
+    rows = [*make_run(temperatures=(0.0,)).rows, make_row(kind="not looping")]
+    assert {r.prompt_kind for r in ladder.prediction_rows(rows)} == set(KINDS)
+    assert len(ladder.prediction_rows(rows)) == 24
+    whole = [r for r in rows if r.prompt_kind in ("all", "not looping")]
+    assert {r.prompt_kind for r in ladder.prediction_rows(whole)} == {"all"}
+    assert all(r.draft for r in ladder.prediction_rows(whole))
+
+
+def test_a_prediction_stands_with_its_error():
+    row = make_row(speedup=2.0, forecast=2.1, book_formula=3.0, leviathan=None)
+    table = report.rows_table([plain_row(), row])
+    shown = {head: cell(row) for head, cell in table.cells.items()}
+    assert (shown["forecast"], shown["book(α)"], shown["Leviathan"]) == ("2.10   +5%", "3.00  +50%", "-")
+    assert {table.cells["forecast"](plain_row()), table.cells["95 %"](plain_row())} == {"-"}
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "written"),
+    [
+        (318.4, 0, "318"), (0.4, 0, "< 1"), (0.0, 0, "< 1"), (-975.0, 0, "< 1"), (0.0004, 3, "< 0.001"),
+        (0.0011, 3, "0.001"), (-0.05, 2, "< 0.01"), (None, 2, "-"),
+    ],
+)  # fmt: skip
+def test_no_cost_is_negative_and_what_may_be_nothing_is_written_so(value, digits, written):
+    assert tables.cost(value, digits) == written
