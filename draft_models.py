@@ -12,33 +12,19 @@ speclab/drafts/, and speclab/drafts/registry.py turns `--draft KIND` into one of
 
 import itertools
 import sys
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from speclab.core.drafter import Drafter, Lookup
+from speclab.core.law import Law
 from speclab.core.rounds import Draft, Target
-from speclab.core.sampling import (
-    GREEDY,
-    Drawn,
-    Sampling,
-    are_finite,
-    draw_draft,
-    faults_in,
-    on_host,
-    probability,
-    repeated,
-    to_device,
-)
+from speclab.core.sampling import GREEDY, NOT_FINITE, Drawn, Sampling, draw_draft, probability, to_device
 from speclab.models.cached import CachedModel, tokens_to_keep
+from speclab.models.checking.uncached import distributions
+from speclab.models.family import check_draft_prompts
 from speclab.system.errors import EnvironmentProblem, setting
-
-if TYPE_CHECKING:
-    from speclab.core.law import Law
-
-__all__ = ["Drafter", "ModelDrafter", "NgramDrafter", "as_draft", "as_drawn", "draft_room"]
 
 
 class ModelDrafter(Drafter):
@@ -54,7 +40,6 @@ class ModelDrafter(Drafter):
 
     is_model = draws = asks_to_go_on = True
     proposes_own_ids = True  # its most probable token is what it proposes, under the same id
-    whose = " tokens"  # the words for the tokens of a prompt that does not fit
 
     def __init__(self, draft: CachedModel):
         self.draft = draft
@@ -66,9 +51,7 @@ class ModelDrafter(Drafter):
         """Read the prompt, (1, prompt length) ids. Raises EnvironmentProblem where the logits are not finite."""
         self._sampling, self._vocab_size = sampling, target.vocab_size
         if not self.draft.prefill(self.draft.replace_unknown(prompt)).amax().isfinite():
-            raise EnvironmentProblem(
-                f"the draft model returned logits that are not finite; try {setting('dtype', 'float32')}"
-            )
+            raise EnvironmentProblem(f"the draft model's logits are not finite; try {setting('dtype', 'float32')}")
         self._not_fed, self._n_committed = [], self.draft.length
 
     @property
@@ -77,11 +60,10 @@ class ModelDrafter(Drafter):
 
     @property
     def room(self) -> int:
-        """Return how many tokens it can draft after what is committed."""
         return draft_room(self.draft, self._n_committed)
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """Propose at most `k` tokens; fewer where the context ends. uniforms (1, k), in [0, 1)."""
+        """Propose at most `k` tokens; fewer where the context ends."""
         k = min(k, self.room)
         if k == 0:
             return as_draft([], self.draft.device)
@@ -91,9 +73,8 @@ class ModelDrafter(Drafter):
                 found = self.draft.chain(ids, k)
             if found is None:
                 return as_drawn(self._run(ids, uniforms[:, :k]))
-            return as_drawn(
-                [Drawn(token, None, logit) for token, logit in zip(*(part.split(1) for part in found), strict=True)]
-            )
+            tokens = found[0].masked_fill(~found[1].isfinite(), NOT_FINITE)
+            return as_drawn([Drawn(token, None) for token in tokens.split(1)])
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         """Crop the cache to what is committed, and note what it lacks."""
@@ -102,41 +83,26 @@ class ModelDrafter(Drafter):
         self.draft.crop(kept)
         self._not_fed = (self._not_fed + committed)[-(self._n_committed - kept) :]
 
-    def law(self, target: CachedModel, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> "Law":
+    def law(self, target: CachedModel, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
         """One uncached pass says what the draft proposes at each place, wherever a round begins."""
-        from speclab.core.law import PlaceLaw  # here: a loop alone needs nothing of it
-        from speclab.models.checking.uncached import distributions
-
         n_ids = min(self.draft.vocab_size, target.vocab_size)
         rows = distributions(self.draft.model, prompt, text, sampling, n_ids)
         rows = nn.functional.pad(rows, (0, target.vocab_size - n_ids))  # (n, the target's vocabulary)
-        n_before = self.draft.room.length_after(len(prompt))
-        return PlaceLaw(rows, self.sizes(range(n_before, n_before + len(text))))
+        return Law(lambda depth: rows[depth:], [min(k, size) for size in self.sizes(prompt, text)])
 
-    def sizes(self, n_read: Iterable[int]) -> list[int]:
-        """Return how many tokens it can draft after so many of its own."""
-        return [draft_room(self.draft, n) for n in n_read]
+    def sizes(self, prompt: list[int], text: list[int]) -> list[int]:
+        """Return how many tokens it can draft in rounds that begin after 0, 1, ... tokens of `text`."""
+        n_before = self.draft.room.length_after(len(prompt))
+        return [draft_room(self.draft, n_before + n) for n in range(len(text))]
 
     def describe(self, name: str, engine: str) -> str:
-        """Return a line about the model, and about its engine where that is not the target's."""
         from speclab.models import loading
 
         eager = "; on the eager engine" * (self.draft.engine != engine)
-        return loading.describe_model(name, self.draft.model, "draft") + self.notes() + eager
-
-    def notes(self) -> str:
-        """Return words that a subclass adds to this line."""
-        return ""
+        return loading.describe_model(name, self.draft.model, "draft") + eager
 
     def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
-        """Raise UsageProblem where a prompt does not fit its context.  -> whether the texts reach its end, or None"""
-        from speclab.models.family import check_draft_prompts
-
-        return check_draft_prompts(self.draft.room, prompts, max_new_tokens, self.read_as, self.whose)
-
-    def read_as(self, prompt: list[int]) -> list[int]:
-        """Return the ids that it reads for a prompt of the target."""
-        return prompt
+        return check_draft_prompts(self.draft.room, prompts, max_new_tokens, list, " tokens")
 
     def not_fed(self) -> Tensor:
         """Return the ids that are committed and not in the draft's cache yet, (1, m): they go in first."""
@@ -152,46 +118,36 @@ class ModelDrafter(Drafter):
         return nn.functional.pad(logits, (0, missing), value=float("-inf")) if missing > 0 else logits
 
     def _run(self, ids: Tensor, uniforms: Tensor) -> list[Drawn]:
-        """Read (1, m) ids to catch up, and draw with (1, k) uniforms.
-
-        -> n <= k drawn tokens, as `draw_draft` gives them
-        """
+        """Read (1, m) ids to catch up, and draw with (1, k) uniforms.  -> n <= k drawn tokens"""
         drawn: list[Drawn] = []
         for i in range(uniforms.shape[1]):
             logits = self.as_target_logits(self.draft.forward(ids)[:, -1])  # (1, the target's vocabulary)
             drawn.append(draw_draft(logits, self._sampling, uniforms[:, i]))
             if self.keep_drafting and not self.keep_drafting(probability(logits, drawn[-1])):
                 break
-            ids = self.draft_ids(drawn[-1].token)[:, None]
+            ids = self.draft_ids(drawn[-1].token.clamp(min=0))[:, None]
         return drawn
 
 
 def as_drawn(drawn: list[Drawn], size: Tensor | None = None) -> Draft:
-    """Make a draft from at least one token of each row.
-
-    size: (rows,) how many tokens of each row count; None: all of them.
-    """
+    """Make a draft from at least one token of each row. size: (rows,) how many tokens of each count; None: all."""
     tokens = torch.stack([step.token for step in drawn], dim=1)  # (rows, n)
-    probs = [step.probs for step in drawn if step.probs is not None]
-    laws = torch.stack(probs, dim=1) if probs else None
-    whole = repeated(len(drawn), len(tokens), tokens.device) if size is None else size
-    if on_host(tokens) and all(are_finite(step.check) for step in drawn):
-        return Draft(tokens, whole, laws)
-    checks = torch.stack([step.check for step in drawn], dim=1)
+    laws = [step.probs for step in drawn if step.probs is not None]
     if size is not None:
-        checks = checks.masked_fill(torch.arange(len(drawn), device=size.device) >= size[:, None], 0.0)
-    # checks - checks is 0, or NaN where it is not finite.
-    return Draft(tokens, whole, laws, faults=faults_in(checks - checks))
+        tokens = tokens.masked_fill(torch.arange(len(drawn), device=size.device) >= size[:, None], 0)
+    whole = torch.full_like(tokens[:, 0], len(drawn)) if size is None else size
+    probs = torch.stack(laws, dim=1) if laws else None
+    return Draft(tokens.clamp(min=0), whole, probs, faults=tokens.amin(-1).clamp(max=0))
 
 
 def as_draft(tokens: list[int], device: torch.device) -> Draft:
     """Return a draft of one row that is certain of its tokens."""
-    return Draft(to_device(tokens, device)[None], repeated(len(tokens), 1, device))
+    ids = to_device([*tokens, len(tokens)], device)[None]
+    return Draft(ids[:, :-1], ids[:, -1])
 
 
 def draft_room(draft: CachedModel, n_committed: int) -> int:
-    """Return how many tokens this model can draft after `n_committed`: its context must hold these and all drafted
-    ones but the last."""
+    """Return how many tokens it can draft: its context must hold the committed and all drafted ones but the last."""
     return sys.maxsize if draft.max_length is None else max(0, draft.max_length - n_committed + 1)
 
 
@@ -214,20 +170,16 @@ class NgramDrafter(Lookup):
         self._device = torch.device("cpu")
 
     def prefill(self, target: Target | None, prompt: Tensor, sampling: Sampling) -> None:
-        """Index the prompt, (1, prompt length) ids."""
         self._tokens, self._after, self._device = [], {}, prompt.device
         self._append(prompt[0].tolist())
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """Propose at most `k` tokens, none where nothing matches; `uniforms` are not used."""
         return as_draft(self.lookup(k), self._device)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
-        """Index what was committed."""
         self._append(committed)
 
     def lookup(self, k: int) -> list[int]:
-        """Return at most k ids that followed the longest, then most recent, earlier occurrence of the text's end."""
         for n in range(min(self.longest, len(self._tokens)), self.shortest - 1, -1):
             start = self._after.get(tuple(self._tokens[-n:]))
             if start is not None:

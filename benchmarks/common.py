@@ -1,6 +1,7 @@
 """The parts that the benchmarks share: flags, the start of a record, and pages."""
 
 import argparse
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from speclab.models import loading
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
+from speclab.models.timing import seconds
 from speclab.present.screen import circumstances
 from speclab.present.tables import Block, Heading, show
 from speclab.records import files
@@ -141,6 +143,32 @@ def begin(title: str, run: BenchmarkRun) -> list[Block]:
     """The beginning of every page."""
     stopped = "Stopped before the end: only what was complete by then is here." if run.interrupted else None
     return [Heading(title, 1), f"{circumstances(run)}.", stopped]
+
+
+def time_passes(
+    passes: list[tuple[CachedModel, int]], context: int, repeats: int, seed: int = 0, ids: torch.Tensor | None = None
+) -> list[list[float]]:
+    """Return the seconds of every repeat of each (model, width). All follow the same context, and they take turns.
+
+    ids: (1, at least context + the largest width), the text; None: a random one. The caches hold the context
+    afterwards. The first repeat meets new shapes and may be slow.
+    """
+    first, widest = passes[0][0], max(width for _, width in passes)
+    if ids is None:
+        generator = torch.Generator().manual_seed(seed)
+        ids = torch.randint(0, first.vocab_size, (1, context + widest), generator=generator)
+    ids = ids.to(first.device)
+    for model in {model for model, _ in passes}:
+        model.prefill(ids[:, :context])
+    before = [model.length for model, _ in passes]
+    times: list[list[float]] = [[] for _ in passes]
+    for turn in range(repeats):
+        order = list(enumerate(passes))
+        for i, (model, width) in order if turn % 2 == 0 else order[::-1]:  # there and back: steady drift cancels
+            tokens = ids[:, context : context + width]
+            times[i].append(seconds(functools.partial(model.forward, tokens), first.device))
+            model.crop(before[i])
+    return times
 
 
 def check_room(cached: CachedModel, context: int, widest: int) -> None:

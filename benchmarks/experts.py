@@ -34,7 +34,6 @@ from speclab.models import loading, prompts
 from speclab.models.cached import CachedModel
 from speclab.models.checking.checks import check_model
 from speclab.models.setup import Setup, setup_of
-from speclab.models.timing import time_passes
 from speclab.present.tables import Block, Cell, Lines, Table, number, percent
 from speclab.records.rows import Amount, Count, RecordPart
 from speclab.system.errors import UsageProblem, reports_problems
@@ -172,7 +171,7 @@ def measure(
     passes = [(setup.target.with_own_cache(), width) for width in widths for setup in (dense, mixed)]
     with progress(len(texts), "text", "passes") as bar:
         for text in texts:
-            times = time_passes(passes, context, repeats + 1, ids=text[:, :n_tokens])
+            times = common.time_passes(passes, context, repeats + 1, ids=text[:, :n_tokens])
             for i, of_pass in enumerate(times):
                 seconds[i // 2][i % 2] += of_pass[1:]
             bar.update()

@@ -30,16 +30,18 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from transformers import PreTrainedModel
 
 from benchmarks import common
 from speclab.cli import flags, parsing
 from speclab.lab.harness import kept_when_stopped
 from speclab.models import loading
 from speclab.models.cached import CachedModel
-from speclab.models.memory import cache_bytes, operations, weights_read
+from speclab.models.family import cached_layers
+from speclab.models.memory import weights_read
 from speclab.models.padded import sizes
 from speclab.models.setup import Setup
-from speclab.models.timing import bandwidth, best, block_bytes, time_passes
+from speclab.models.timing import bandwidth, best, block_bytes
 from speclab.present.tables import Block, Cell, Heading, Lines, Table
 from speclab.records.rows import Amount, Count, RecordPart
 from speclab.system.errors import reports_problems
@@ -90,6 +92,27 @@ class RooflineRun(common.BenchmarkRun):
 # --- what the machine can do ------------------------------------------------------------------------------------------
 
 
+def cached_shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
+    """Return two sizes for every layer with a cache: how many numbers it keeps for each token, and the width of a
+    head."""
+    pairs = [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in cached_layers(model)]
+    kept = [(k, v) for k, v in pairs if isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)]
+    return [((keys.numel() + values.numel()) // 2, keys.shape[-1]) for keys, values in kept]
+
+
+def cache_bytes(model: PreTrainedModel, n_tokens: int) -> int:
+    """Return the size in bytes of the keys and values of `n_tokens`."""
+    return sum(n for n, _ in cached_shapes(model)) * n_tokens * model.dtype.itemsize
+
+
+def operations(model: PreTrainedModel, width: int, context: int) -> int:
+    """Return the operations of a pass over `width` tokens after `context`: 2 a weight and token, and attention's."""
+    heads = getattr(model.config.get_text_config(), "num_attention_heads", 1)
+    attended = sum(context + i + 1 for i in range(width))
+    per_pair = sum(4 * heads * size for _, size in cached_shapes(model))
+    return 2 * weights_read(model)[0] * width + per_pair * attended
+
+
 @torch.inference_mode()
 def matrix_rate(device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...], repeats: int = 5) -> float:
     """The operations a second of the best square matrix product."""
@@ -115,7 +138,7 @@ def measure_model(args: argparse.Namespace, role: Role, name: str, cached: Cache
     """Measure passes of one model, and the bandwidth over a block as large as its weights, `block` bytes at most."""
     model, (n_weights, weight_bytes) = cached.model, weights_read(cached.model)
     weight_bytes -= cached.bytes_spared
-    runs = time_passes([(cached, width) for width in args.widths], args.context, args.repeats + 1, args.seed)
+    runs = common.time_passes([(cached, width) for width in args.widths], args.context, args.repeats + 1, args.seed)
     passes = [
         Pass(
             width=width,

@@ -31,7 +31,6 @@ from benchmarks import common
 from optimized_speculative import speculative_decode
 from speclab.cli import flags, parsing
 from speclab.core.drafter import Drafter
-from speclab.core.proposals import AcceptProbs
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import GREEDY
 from speclab.drafts import registry
@@ -44,6 +43,7 @@ from speclab.present.tables import Block, Lines, Table, number
 from speclab.records.rows import Count, RecordPart
 from speclab.system.errors import reports_problems
 from speclab.system.terminal import progress
+from speclab.theory.forecast import AcceptProbs
 from speclab.theory.losslessness import judge_divergence
 
 DRAFT = "dial:0.8:free"

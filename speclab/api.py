@@ -26,14 +26,13 @@ from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, Round
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts import registry
-from speclab.drafts.hybrid import auto_length
-from speclab.drafts.lengths import LONGEST
+from speclab.drafts.lengths import LONGEST, AutoLength
 from speclab.drafts.registry import check_prompts
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.round_costs import measure_costs
 from speclab.models import loading
 from speclab.models.checking.checks import check_model
-from speclab.models.names import why_no_engine
+from speclab.models.names import ENGINES
 from speclab.models.outside import generation
 from speclab.models.pieces import with_text
 from speclab.models.prompts import Messages, Prompt, chats_ids, encode
@@ -54,7 +53,7 @@ class Pair:
         """Return the same draft choosing its lengths; what rounds cost stays known from text to text."""
         if self.choice:
             self.choice.check_auto()
-        return auto_length(self.drafter)
+        return self.drafter.with_draft(AutoLength)
 
 
 def load(
@@ -75,8 +74,8 @@ def load(
 
     Raises UsageProblem or EnvironmentProblem.
     """
-    if why := why_no_engine(engine):
-        raise UsageProblem(why)
+    if engine not in ENGINES:
+        raise UsageProblem(f"there is no engine {engine!r}; choose one of {', '.join(ENGINES)}")
     choice = registry.read(draft) if isinstance(draft, str) else None
     if choice and choice.only_greedy:
         raise UsageProblem(f"draft {draft!r} replays the baseline's output, which is for compare.py alone")

@@ -1,6 +1,6 @@
 """Both loops as the tests call them: settings given one by one, whole decodings given back."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -59,8 +59,8 @@ def keys_and_values(cached: CachedModel) -> list[tuple[Tensor, Tensor]]:
 def row_of(text: Text, row: int) -> tuple[Tensor, Tensor]:
     """Keys and values of one token in the pages of the engine `c`: (layers, kv heads, head width), views."""
     model, (page, at) = text._model, divmod(row, text._model.page)
-    size, lanes = model.parts.head_size, model.lanes
-    parts = text.pages[page].view(len(model.layers), model.parts.kv_heads, -1)
+    size, lanes = model.model.head_size, model.lanes
+    parts = text.pages[page].view(len(model.layers), model.model.kv_heads, -1)
     keys, values = parts[..., : model.page * size], parts[..., model.page * size :]
     block, lane = divmod(at, lanes)
     return keys.unflatten(-1, (-1, size, lanes))[..., block, :, lane], values.unflatten(-1, (model.page, -1))[
@@ -78,3 +78,8 @@ def poison(cached: CachedModel, n_last: int) -> None:
             rows = [part[..., -n_last:, :] for layer in keys_and_values(cached) for part in layer]
         for row in rows:
             row.fill_(torch.nan)
+
+
+def model_accept_probs(accept: Sequence[float]) -> list[Sequence[float]]:
+    """Acceptance by where a round begins, of a draft that proposes the same at a place wherever that is."""
+    return [accept[t:] for t in range(len(accept))]

@@ -16,7 +16,7 @@ from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, tokens_of
-from speclab.lab.noisy import noisy
+from speclab.lab.instruments import noisy
 from speclab.models import engine_choice, loading
 from speclab.models.cached import CachedModel
 from speclab.models.checking.checks import OTHER_DRAFT, check_model

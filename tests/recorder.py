@@ -5,8 +5,8 @@ What it gives back is overwritten by the next replay, as a graph's output is.
 
 import pytest
 
-from speclab.core import graphs, sampling
-from speclab.engines.cuda import buffers, cuda_graphs
+from speclab.core import sampling
+from speclab.engines.cuda import cuda_graphs, graphs
 from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.models.cached import CachedModel
 from tests.tiny_models import perturbed, tiny
@@ -39,12 +39,12 @@ class Recorder:
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """Short buckets, and the recording, of passes and of every function that a GPU would replay."""
     seen = Recorder()
-    monkeypatch.setattr(sampling, "GRAPHED", {"cuda", "cpu"})
+    monkeypatch.setitem(sampling.ON_GRAPHS, "cpu", graphs.graphed)
     monkeypatch.setattr(sampling, "LOOKED_AT", set())
     monkeypatch.setattr(graphs, "capture", seen.capture)
     monkeypatch.setattr(graphs, "on_graphs", lambda tensor: not seen.recording and not graphs.captures.paused)
     monkeypatch.setattr(cuda_graphs, "BUCKET", 16)
-    monkeypatch.setattr(buffers, "SPARE", 16)
+    monkeypatch.setattr(cuda_graphs, "SPARE", 16)
     return seen
 
 

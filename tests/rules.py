@@ -6,22 +6,15 @@ one is the token rule by another name.
 
 import torch
 
-from speclab.core import rule_table
+from speclab.core import rules
 from speclab.core.accept import accept_from_logits, judge
 from speclab.core.rounds import AcceptResult
-from speclab.core.rule_table import RuleKind, all_rules
-from speclab.core.rules import Rule
+from speclab.core.rules import Listed, Rule, all_rules, rule_of
 from speclab.core.sampling import draw
 
 
 def _without_argument() -> list[Rule]:
-    found = []
-    for kind in all_rules().values():
-        try:
-            found.append(kind.rule(None))
-        except ValueError:  # it needs an argument
-            continue
-    return found
+    return [rule_of(name) for name, listed in all_rules().items() if ":" not in listed.usage]
 
 
 RULES = {rule.name: rule.accept for rule in _without_argument() if rule.law is None}
@@ -47,4 +40,4 @@ LOSSLESS = Rule("renamed", accept_from_logits, "this is the token rule")
 def make_known(monkeypatch) -> None:
     """Let --rule know the stand-ins."""
     for rule in (LOSSY, LOSSLESS):
-        monkeypatch.setitem(rule_table.RULES, rule.name, RuleKind(rule.name, rule))
+        monkeypatch.setitem(rules.RULES, rule.name, Listed(rule.name, rule.line, rule))

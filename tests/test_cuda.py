@@ -8,9 +8,9 @@ import torch
 from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.cli import flags, parsing
-from speclab.core import graphs
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import Sampling
+from speclab.engines.cuda import graphs
 from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.models import loading, names
 from speclab.models.cached import CachedModel

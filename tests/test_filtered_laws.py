@@ -26,14 +26,14 @@ import optimized_speculative
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, Draft, Round, fetch_rows, tokens_of
-from speclab.core.rule_table import rule_of
+from speclab.core.rules import rule_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import WEIGHT, AutoLength, RoundCosts
 from speclab.models.cached import CachedModel
 from tests.heads import feature_row, in_format, target_states, tiny_head
-from tests.test_exact import Job, Tables, cdf_corners, token_pieces
+from tests.test_exact import Job, Tables, cdf_corners, completed, target_law, token_pieces
 from tests.test_lossless import reference_probs
 from tests.tiny_models import DTYPE_ON, on_engine, perturbed, tiny
 
@@ -313,26 +313,14 @@ def enumerated(monkeypatch, case: Case, rule: str, first: float, end: float, tes
     return Found(law, text, tally, drafts)
 
 
-def joint(text: Text, length: int) -> Law:
-    """The target's own law of the next tokens; those of probability 0 are left out."""
-    law: Law = {(): 1.0}
-    for _ in range(length):
-        law = {
-            (*tokens, token): chance * weight
-            for tokens, chance in law.items()
-            for token, weight in enumerate(target_row(text + tokens))
-            if weight
-        }
-    return law
+class TargetRows(dict):
+    """The target's row after each text."""
+
+    def __missing__(self, text: Text) -> list[float]:
+        return target_row(text)
 
 
-def completed(law: Law, text: Text, length: int) -> Law:
-    """The round's tokens, then the target's own."""
-    whole: Law = {}
-    for block, chance in law.items():
-        for rest, weight in joint(text + block, length - len(block)).items():
-            whole[block + rest] = whole.get(block + rest, 0.0) + chance * weight
-    return whole
+TARGET = Tables(IDS, 0, TargetRows(), {})
 
 
 def assert_same_law(found: Law, right: Law) -> None:
@@ -405,7 +393,7 @@ def assert_lossless(case: Case, rule: str, monkeypatch, tests_of: Tests = token_
     for first, end in itertools.product(case.first, ENDS):
         found = enumerated(monkeypatch, case, rule, first, end, tests_of)
         length = max(map(len, found.law))
-        assert_same_law(completed(found.law, found.text, length), joint(found.text, length))
+        assert_same_law(completed(found.law, TARGET, found.text, length), target_law(TARGET, found.text, length))
         tally += found.tally
         lengths |= {len(tokens) for tokens, _ in found.drafts}
         texts.add(found.text)

@@ -75,7 +75,7 @@ def sampled(target_table: Tensor, drafter: ModelDrafter, n: int) -> list[Round]:
 
 # ---------------------------------------------------------------- sampled texts in the long run
 
-IDS, N_OF_EACH = 5, (50, 200, 800)  # successors of each id
+IDS, N_OF_EACH = 5, (40, 160, 640)  # successors of each id
 # N numbers that are drawn independently have a mean total variation of at most sqrt(cells) / 2 / sqrt(N), and are
 # further off by t with a probability of at most exp(-2 N t^2) (McDiarmid). All sizes together raise a false alarm with
 # a probability below 1e-6.
@@ -87,9 +87,9 @@ def total_variations() -> dict[int, float]:
 
     The n-th successor of an id is drawn from its row, whatever stands before it, so these numbers are independent.
     """
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(11)  # tables in whose texts no id is rare
     target, draft = (torch.randn(IDS, IDS, generator=generator, dtype=torch.float64).softmax(-1) for _ in range(2))
-    n_tokens = 9 * IDS * N_OF_EACH[-1] // 4
+    n_tokens = 8 * N_OF_EACH[-1]
     rounds = sampled(target, ModelDrafter(TableModel(draft)), n_tokens)
     text = torch.tensor([0, *tokens_of(rounds)])
     assert len(text) == n_tokens + 1

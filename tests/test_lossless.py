@@ -21,7 +21,7 @@ from optimized_speculative import speculative_decode
 from speclab.core import accept as accept_module
 from speclab.core.accept import accept
 from speclab.core.rounds import AcceptResult, DecodeSettings, Round, tokens_of
-from speclab.core.rule_table import rule_of
+from speclab.core.rules import rule_of
 from speclab.core.sampling import Drawn, Sampling, draw
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
@@ -31,7 +31,7 @@ from speclab.engines import eager, parts
 from speclab.lab.instruments import LoopFunctions, with_phases
 from speclab.models import engine_choice
 from speclab.models.cached import CachedModel
-from speclab.models.checking import wider
+from speclab.models.checking import rounding
 from speclab.models.checking.rounding import Reference
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.theory.losslessness import judge_divergence
@@ -485,7 +485,7 @@ def one_uniform_for_all(draft, target_probs, uniforms) -> AcceptResult:
 
 def argmax_draft(logits, sampling, uniforms):
     """Public bug 5: picked by argmax, scored with the softmax."""
-    return Drawn(logits.argmax(-1), sampling.probs(logits), logits.amax(-1))
+    return Drawn(logits.argmax(-1), sampling.probs(logits))
 
 
 class NotRolledBack(CachedModel):
@@ -739,7 +739,7 @@ def test_the_copy_in_higher_precision_is_made_once_and_is_wider():
 
 @pytest.mark.parametrize(("free", "dtype"), [(10**12, torch.float64), (1000, torch.float32), (None, torch.float64)])
 def test_without_room_for_the_copy_the_models_own_logits_stand_for_it(monkeypatch, free, dtype):
-    monkeypatch.setattr(wider, "free_memory", lambda device: free)
+    monkeypatch.setattr(rounding, "free_memory", lambda device: free)
     reference = Reference(tiny("llama", dtype=torch.float32))
     reference.logits(PROMPT_IDS[:, :1], PROMPT_IDS[:, 1:], VOCAB)
     assert reference._higher.dtype == dtype

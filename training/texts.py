@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase, StaticCache
 
-from speclab.models import prompts, texts
+from speclab.models import prompts
 from speclab.models.names import LAB_TEXTS
 from training.corpus import Document, prose
 from training.recipes import sizes_like
@@ -69,7 +69,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> Tensor:
 
 def measured_texts() -> list[str]:
     """Return every text of the lab that is measured: all standard prompts, and all messages of the lab's own texts."""
-    own = [message["content"] for name in LAB_TEXTS for _, messages in texts.read(name) for message in messages]
+    own = [message["content"] for name in LAB_TEXTS for _, messages in prompts.read_texts(name) for message in messages]
     return [*(text for _, text in prompts.standard()), *own]
 
 

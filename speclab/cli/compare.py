@@ -9,9 +9,9 @@ from pathlib import Path
 
 from optimized_speculative import speculative_decode
 from speclab.cli import flags, parsing
-from speclab.core.rule_table import rule_of
+from speclab.core.rules import rule_of
 from speclab.drafts import registry
-from speclab.drafts.hybrid import auto_length
+from speclab.drafts.lengths import AutoLength
 from speclab.lab import comparison, padded_pair
 from speclab.lab.harness import Measurement, kept_when_stopped
 from speclab.lab.instruments import LoopFunctions
@@ -30,12 +30,9 @@ from speclab.system.terminal import harmless, note, say
 
 WHY = "why is mine not faster? docs/why-not-faster.md"
 # The defaults of what the command line leaves open, by the size of the run. limit 0 means all prompts.
-SIZE_FLAGS = ("limit", "max_new_tokens", "repeats", "draft_length", "temperature")
-SIZES = {
-    "default": (4, 64, 1, "2,4,6,auto", "0,0.8"),
-    "quick": (2, 48, 1, "2,4", "0,0.8"),
-    "full": (0, 128, 1, "2,4,6,auto", "0,0.8"),
-}
+SIZE_FLAGS = ("limit", "max_new_tokens", "draft_length")
+SIZES = {"default": (4, 64, "2,4,6,auto"), "quick": (2, 48, "2,4"), "full": (0, 128, "2,4,6,auto")}
+ALWAYS = {"repeats": 1, "temperature": "0,0.8"}
 ANSWER_TOKENS = 192  # of an answer to one of --texts, at most
 USUAL_DRAFTS = "model,ngram"
 LAB_DRAFTS = "model,feature,hybrid"  # of a comparison with the lab's own target
@@ -61,21 +58,15 @@ def run(docstring: str, argv: list[str] | None, functions: LoopFunctions | None 
     return max(map(exit_code, measured))
 
 
-# --- the flags --------------------------------------------------------------------------------------------------------
-
-
 def make_parser(docstring: str) -> argparse.ArgumentParser:
     parser = parsing.make_parser(docstring)
     flags.add_shared_flags(parser)
     group = parser.add_argument_group("experiment")
     flags.add_draft_flag(group, None, f"what drafts, several with commas; {flags.DRAFT_HELP}")
     flags.add_rule_flag(group)
-    flags.add_run_flags(
-        group,
-        "tokens per draft; auto: chosen in every round (default: 2,4,6,auto)",
-        "0 is greedy (default: 0,0.8)",
-        "times that each arm decodes each prompt (default: 1)",
-    )
+    lengths = "tokens per draft; auto: chosen in every round (default: 2,4,6,auto)"
+    repeats = "times that each arm decodes each prompt (default: 1)"
+    flags.add_run_flags(group, lengths, "0 is greedy (default: 0,0.8)", repeats)
     size = group.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="2 prompts of a kind, 48 tokens, k = 2, 4")
     size.add_argument("--full", action="store_true", help="all prompts, 128 tokens")
@@ -93,7 +84,9 @@ def filled(args: argparse.Namespace) -> argparse.Namespace:
     lab's pair is measured at a larger size as well."""
     size = "quick" if args.quick else "full" if args.full else "default"
     is_lab = args.target == LAB_TARGET or sizes.is_lab_size(args.target)
-    defaults = {"draft": LAB_DRAFTS if is_lab else USUAL_DRAFTS} | dict(zip(SIZE_FLAGS, SIZES[size], strict=True))
+    defaults = ALWAYS | dict(zip(SIZE_FLAGS, SIZES[size], strict=True)) | {"draft": USUAL_DRAFTS}
+    if is_lab:
+        defaults["draft"] = LAB_DRAFTS
     if args.texts:
         defaults["max_new_tokens"] = ANSWER_TOKENS
     found = flags.with_defaults(args, defaults)
@@ -102,9 +95,6 @@ def filled(args: argparse.Namespace) -> argparse.Namespace:
     usable = args.target == LAB_TARGET and size != "quick" and not drafts_nothing and not args.no_padded
     found.padded = usable and bool(padded_pair.padded_kinds(found.draft.split(","), "lab:50m"))
     return found
-
-
-# --- what is loaded ---------------------------------------------------------------------------------------------------
 
 
 def prepare(args: argparse.Namespace, functions: LoopFunctions | None = None) -> tuple[RunConfig, "Output"]:
@@ -123,15 +113,12 @@ def prepare(args: argparse.Namespace, functions: LoopFunctions | None = None) ->
     config = load(args, choices, lengths, temperatures, functions.judged_by(rule_of(args.rule)))
     if auto:
         chosen = [choice.name for choice in choices if choice.no_auto is None]
-        config.drafters |= {name + AUTO: auto_length(config.drafters[name]) for name in chosen}
+        config.drafters |= {name + AUTO: config.drafters[name].with_draft(AutoLength) for name in chosen}
     return config, output
 
 
 def read_drafts(kinds: list[str], temperatures: list[float]) -> list[registry.Choice]:
-    """Return the drafts of --draft.
-
-    Raises UsageProblem where one cannot be had, or none of them fits the temperatures.
-    """
+    """Return the drafts of --draft. Raises UsageProblem where one cannot be had, or none fits the temperatures."""
     choices = registry.read_all(kinds)
     if taken := next((choice.text for choice in choices if choice.name.endswith(AUTO)), None):
         raise UsageProblem(f"--draft {taken}: in tables, a name that ends so means -k auto; rename the folder")
@@ -152,10 +139,7 @@ def load(
     temperatures: list[float],
     functions: LoopFunctions | None = None,
 ) -> RunConfig:
-    """Load and check models and prompts. Lines name the typed draft lengths that a draft does not have.
-
-    functions: the parts of the loop; None: the lab's own.
-    """
+    """Load and check models and prompts. Lines name the typed draft lengths that a draft does not have."""
     setup, prompts = flags.load(args, temperature=0.0)
     drafters = registry.make_all(choices, setup, args.seed)
     registry.check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens)
@@ -173,9 +157,6 @@ def head(config: RunConfig) -> str:
     chat = flags.describe_chat(config.prompts, config.setup.tokenizer)
     about = [*config.functions.head(), *config.rule_lines(), f"prompts {len(config.prompts)}, {size}", ""]
     return "\n".join([config.setup.describe(), *drafts, *chat, *about])
-
-
-# --- measuring --------------------------------------------------------------------------------------------------------
 
 
 def _measure(args: argparse.Namespace, config: RunConfig) -> tuple[ComparisonRun, list[Measurement]]:
@@ -196,14 +177,9 @@ def _measure(args: argparse.Namespace, config: RunConfig) -> tuple[ComparisonRun
     return run, [measured]
 
 
-# --- the files --------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class Output:
-    """The places where a run that makes a record writes. args: has out_dir.
-    name: what the names of this run's files begin with; each kind of run has files of its own.
-    """
+    """The places where a run that makes a record writes. args: has out_dir. name: what all its files begin with."""
 
     args: argparse.Namespace
     name: str

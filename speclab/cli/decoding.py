@@ -16,10 +16,9 @@ from speclab.core.clock import old_objects_frozen
 from speclab.core.counts import Counts
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, Round
-from speclab.core.rule_table import rule_of
+from speclab.core.rules import rule_of
 from speclab.drafts import registry
-from speclab.drafts.hybrid import auto_length
-from speclab.drafts.lengths import LONGEST
+from speclab.drafts.lengths import LONGEST, AutoLength
 from speclab.drafts.oracle import reference_text
 from speclab.drafts.registry import check_prompts
 from speclab.lab.instruments import Loop, LoopFunctions
@@ -135,12 +134,9 @@ def with_length(drafter: Drafter, name: str, setup: Setup, asked: int | str) -> 
     asked: a number of tokens, or auto: then it chooses in every round. name: the draft's, as it was typed.
     """
     about, auto = drafter.describe(name, setup.engine) or name, asked == parsing.AUTO
-    drafter = auto_length(drafter) if auto else drafter
+    drafter = drafter.with_draft(AutoLength) if auto else drafter
     [length] = drafter.lengths([LONGEST if auto else int(asked)])
     return drafter, length, about + (f"; chosen in the run, at most {length} tokens" if auto else f"; k = {length}")
-
-
-# --- what is printed --------------------------------------------------------------------------------------------------
 
 
 @dataclass

@@ -7,10 +7,10 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from speclab.cli.parsing import at_least, plain_name, seed, some_name, some_path
-from speclab.core.rule_table import all_rules, rule_of
+from speclab.core.rules import all_rules, rule_of
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
-from speclab.models import loading, prompts, sources, texts
+from speclab.models import loading, prompts, sources
 from speclab.models.names import ENGINES, LAB_TARGET, LAB_TEXTS
 from speclab.models.padded import sizes
 from speclab.models.prompts import Prompt
@@ -131,11 +131,8 @@ def add_rule_flag(parser: Group) -> None:
 
 
 def check_rule(args: argparse.Namespace, temperatures: list[float], choices: list[registry.Choice]) -> None:
-    """Raise UsageProblem where --rule does not fit a draft, or is a lossy one together with temperature 0.
-
-    A lossy rule decides nothing at temperature 0: against a one-hot target it keeps what every rule keeps, and a greedy
-    row would be called lossy that is not.
-    """
+    """Raise UsageProblem where --rule does not fit a draft, or is a lossy one together with temperature 0, where it
+    keeps what every rule keeps."""
     rule = rule_of(args.rule)
     if rule.chains_only:
         registry.check_chains(f"--rule {args.rule}", choices)
@@ -150,9 +147,6 @@ def with_defaults(args: argparse.Namespace, defaults: dict[str, Any]) -> argpars
     """Return the arguments, with `defaults` wherever the command line gives none."""
     given = {name: value for name, value in vars(args).items() if value is not None}
     return argparse.Namespace(**vars(args) | defaults | given)
-
-
-# --- what the flags become --------------------------------------------------------------------------------------------
 
 
 def load(args: argparse.Namespace, temperature: float | None = None) -> tuple[Setup, list[Prompt]]:
@@ -193,7 +187,7 @@ def setup_from(
 def read_prompts(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
     """Tokenise --prompt, --prompts, or the standard set; with --chat they are put into the chat template."""
     if getattr(args, "texts", None):
-        given = texts.encode(texts.read(args.texts), tokenizer)
+        given = prompts.encode(prompts.read_texts(args.texts), tokenizer, chat=True)
         return prompts.first_of_each_kind(given, args.limit or 0 if args.texts in LAB_TEXTS else 0)
     typed = bool(args.prompt) or args.prompts == "-"
     chat = typed and bool(tokenizer.chat_template) if args.chat is None else args.chat

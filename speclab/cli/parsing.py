@@ -53,9 +53,6 @@ def subcommand(words: list[str], names: Collection[str]) -> tuple[str, list[str]
     return (words[0], words[1:]) if words and words[0] in names else ("", words)
 
 
-# --- argparse types ---------------------------------------------------------------------------------------------------
-
-
 def number(kind: type, smallest: float, largest: float = 2**31 - 1):
     """Return an argparse type: an int or float from `smallest` to `largest`."""
 
@@ -96,9 +93,6 @@ def plain_name(text: str) -> str:
 
 def length_or_auto(text: str) -> int | str:
     return AUTO if text.strip() == AUTO else at_least(0)(text)
-
-
-# --- lists ------------------------------------------------------------------------------------------------------------
 
 
 def lengths(text: str, flag: str) -> tuple[list[int], bool]:

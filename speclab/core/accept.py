@@ -1,6 +1,6 @@
 """The token rule, which accepts or rejects drafted tokens one by one: a pure function, tensors in and tensors out.
 
-Tensors are batch first. Further rules stand in extensions, and speclab/core/rules.py lists all of them.
+Tensors are batch first. speclab/core/rules.py lists this rule and those of extensions.
 """
 
 import functools
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from speclab.core.rounds import AcceptResult, Draft, n_leading
-from speclab.core.sampling import Sampling, draw, graphed, most_probable, on_host
+from speclab.core.sampling import Sampling, draw, graphed, most_probable
 
 
 def accept(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult:
@@ -50,11 +50,7 @@ def accept(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult
 
 @functools.singledispatch
 def accept_from_logits(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
-    """Run `accept` on the target's logits, (batch, n + 1, vocab). A kind of draft with its own rule registers it here.
-
-    Against a one-hot target the rule keeps exactly the leading drafted tokens that are the target's own, whatever the
-    uniforms and the draft's probabilities, and what follows is the target's own next token: no row is built for that.
-    """
+    """Run `accept` on logits, (batch, n + 1, vocab). A kind of draft with its own rule registers it here."""
     return judge(draft, logits, sampling, uniforms, accept)
 
 
@@ -62,8 +58,6 @@ def judge(
     draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, rule: Callable, numbers: tuple[float, ...] = ()
 ) -> AcceptResult:
     """Call `rule(draft, target_probs, uniforms, *numbers)`; greedy, keep what is the target's own without asking it."""
-    if sampling.greedy and on_host(logits):  # there is no graph to make shapes alike for
-        return draft.matching(most_probable(logits))
     # The draft goes on without the fields that no rule reads: shapes, and so the CUDA graph, then depend on n only.
     return _judged(logits, draft.bare(), sampling, uniforms[:, : logits.shape[1]], rule, numbers)
 

@@ -3,7 +3,6 @@ a timed part."""
 
 import contextlib
 import gc
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -23,10 +22,7 @@ _free_events: dict[torch.device, list[Any]] = {}  # making one takes longer than
 
 
 def mark(device: torch.device) -> Any:
-    """Mark a moment in the work of the device.
-
-    On CUDA an event is queued and nothing waits; elsewhere everything does.
-    """
+    """Mark a moment in the work of the device: on CUDA an event is queued, and nothing waits; elsewhere all does."""
     if device.type == "cuda":
         free = _free_events.get(device)
         event = free.pop() if free else torch.cuda.Event(enable_timing=True)
@@ -50,31 +46,18 @@ def give_back(device: torch.device, marks: list[Any]) -> None:
         _free_events.setdefault(device, []).extend(marks)
 
 
-class _Frozen:
-    """The number of `old_objects_frozen` that are open, in all threads."""
-
-    n = 0
-    lock = threading.Lock()
-    was_empty = True  # nobody else had frozen objects before the first of them
-
-
 @contextlib.contextmanager
 def old_objects_frozen() -> Iterator[None]:
     """Keep Python's garbage collector from checking objects that exist already: libraries, models, their graphs.
 
-    Checking all of them takes as long as decoding a short text. Python does it when enough new objects have been kept,
-    so it would fall into the times of the loops that keep the most: lookups and `-k auto`.
+    Checking all of them takes as long as decoding a short text, and would fall into the times of the loops that keep
+    the most new ones: lookups and `-k auto`. Whoever freezes first lets the collector see them again.
     """
-    with _Frozen.lock:
-        if _Frozen.n == 0:
-            _Frozen.was_empty = gc.get_freeze_count() == 0
-            gc.collect(1)  # what has just become garbage would stay in memory
-            gc.freeze()
-        _Frozen.n += 1
+    is_first = gc.get_freeze_count() == 0
+    gc.collect(1)  # what has just become garbage would stay in memory
+    gc.freeze()
     try:
         yield
     finally:
-        with _Frozen.lock:
-            _Frozen.n -= 1
-            if _Frozen.n == 0 and _Frozen.was_empty:
-                gc.unfreeze()
+        if is_first:
+            gc.unfreeze()

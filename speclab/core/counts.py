@@ -25,7 +25,6 @@ class Counts:
     accepted_lengths: Counter[int] = field(default_factory=Counter)  # accepted drafts in a round -> rounds
 
     def add(self, round_: Round) -> None:
-        """Book a round (`tokens`, `n_drafted`, `n_accepted`, `n_rejected`, `prefill`)."""
         if round_.prefill:
             return
         self.n_rounds += 1
@@ -39,19 +38,14 @@ class Counts:
         self.accepted_lengths[round_.n_accepted] += 1
 
     def merge(self, other: Counts) -> None:
-        """Add another decoding's counts to these."""
         for item in fields(self):  # numbers, and a Counter
             setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
 
     @property
     def acceptance_rate(self) -> float | None:
         """Return alpha, accepted / tested: the maximum-likelihood estimate of a censored geometric. None: nothing
-        tested.
-
-        A round tests its drafts one by one up to the first rejection; those after it were never tested. Dividing
-        by everything drafted gives f, a different and smaller number. Under a rule that judges several tokens together
-        it is no acceptance by position.
-        """
+        tested. A round tests its drafts one by one up to the first rejection; those after it were never tested. Under a
+        rule that judges several tokens together it is no acceptance by position."""
         return _ratio(self.n_accepted, self.n_accepted + self.n_rejected)
 
     @property

@@ -7,41 +7,33 @@ Nobody asks which kind a drafter is.
 import copy
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from speclab.core.law import CertainLaw, Law
 from speclab.core.rounds import Draft, Round, Target
 from speclab.core.sampling import GREEDY, Sampling
-
-if TYPE_CHECKING:
-    from speclab.core.law import Law
 
 
 class Drafter:
     """Proposes tokens for one row of text. Its state is its own; the loop tells it what was committed.
 
-    These attributes describe a drafter that drafts by itself. Where a drafter is made of others, its `parts` have them.
-
-    is_model: whether it is a draft model with the target's ids.
-    draws: whether its tokens are drawn from probabilities when sampling; else they are certain.
-    shorter_is_beginning: whether its draft of fewer tokens is the beginning of a longer one.
-    longest_draft: the largest number of tokens of a draft.
-    needs_text: whether it needs a greedy text of the target, which `take_text` gives it.
-    pass_share: the share of the target's pass that its draft leaves to verification; 1 where it runs none of it.
-    branches: whether its drafts have several tokens for one place.
-    chooses_length: whether it chooses in every round how many tokens to draft.
-    keep_drafting: where `asks_to_go_on`, the drafter calls it with the probability of each token: does it draft another
-    one?
-    costs: the costs of rounds by temperature, for a drafter that chooses by them; None for all others.
+    What follows describes a drafter that drafts by itself. Where a drafter is made of others, its `parts` have it.
     """
 
-    is_model = draws = needs_text = asks_to_go_on = branches = chooses_length = False
-    shorter_is_beginning = True
-    longest_draft, pass_share = sys.maxsize, 1.0
+    is_model = False  # it is a draft model with the target's ids
+    draws = False  # its tokens are drawn from probabilities when sampling; else they are certain
+    needs_text = False  # it needs a greedy text of the target, which `take_text` gives it
+    branches = False  # its drafts have several tokens for one place
+    chooses_length = False  # it chooses in every round how many tokens to draft
+    shorter_is_beginning = True  # its draft of fewer tokens is the beginning of a longer one
+    longest_draft = sys.maxsize  # tokens
+    pass_share = 1.0  # of the target's pass, that its draft leaves to verification; 1 where it runs none of it
+    asks_to_go_on = False  # it calls `keep_drafting` with the probability of each token: does it draft another one?
     keep_drafting: Callable[[float], bool] | None = None
-    costs: dict[float, Any] | None = None
+    costs: dict[float, Any] | None = None  # of rounds by temperature, for a drafter that chooses by them
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Drop all state and read a prompt, (1, prompt length) ids. The target has just read it."""
@@ -59,22 +51,19 @@ class Drafter:
         one of the target's."""
         raise NotImplementedError
 
-    # --- what it is made of -------------------------------------------------------------------------------------------
-
     @property
     def parts(self) -> tuple["Drafter", ...]:
-        """Return the drafters that propose the tokens: itself, or those that it is made of, a lookup before its
-        model."""
+        """The drafters that propose the tokens: itself, or those that it is made of, a lookup before its model."""
         return (self,)
 
     @property
     def models(self) -> tuple[Any, ...]:
-        """Return the draft models, CachedModels with the target's ids, whose passes it runs."""
+        """The draft models, CachedModels with the target's ids, whose passes it runs."""
         return ()
 
     @property
     def room(self) -> int:
-        """Return the number of tokens that it can draft after what is committed."""
+        """The number of tokens that it can draft after what is committed."""
         return sys.maxsize
 
     def with_draft(self, change: Callable[["Drafter"], "Drafter"]) -> "Drafter":
@@ -82,11 +71,8 @@ class Drafter:
         return change(self)
 
     def pass_widths(self, most: int) -> set[int]:
-        """Return the powers of two up to which the passes of its models have tokens, for drafts of up to `most` tokens.
-
-        A model catches up with one token or two, and after rounds in which it drafted nothing with more, at most four
-        in one pass.
-        """
+        """Return the powers of two up to which the passes of its models have tokens, for drafts of up to `most` tokens:
+        a model catches up with one token or two, after rounds without a draft with at most four."""
         return {2, 4}
 
     def forget(self) -> None:
@@ -94,37 +80,27 @@ class Drafter:
 
     def take_text(self, text: list[int]) -> None:
         """Take the greedy text of the prompt that comes next."""
-        raise NotImplementedError
 
-    # --- what it would propose ----------------------------------------------------------------------------------------
-
-    def law(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> "Law":
+    def law(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
         """Return the law of its proposals along `text` after `prompt`, in drafts of up to k tokens.
 
         target: a CachedModel. Here a copy of the drafter is led along the text; a drafter that draws its tokens
         overrides this.
         """
-        from speclab.core.law import CertainLaw  # here: a loop alone needs nothing of it
-
         if self.draws:
             raise TypeError(f"no distribution is known of a {type(self).__name__}")
         led, proposals = copy.deepcopy(self), []
         led.prefill(target, torch.tensor([prompt]), GREEDY)
         lengths = (k,) if self.shorter_is_beginning else range(k + 1)
         for token in text:
-            drafts = [led.propose(n, torch.zeros(1, n)) for n in lengths]
-            proposals.append([draft.tokens[0].tolist() for draft in drafts])
+            proposals.append([led.propose(n, torch.zeros(1, n)).tokens[0].tolist() for n in lengths])
             led.observe(0, [token])
         return CertainLaw(proposals, target.vocab_size)
 
     def own_rates(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling) -> dict[str, float]:
-        """Return the draft's own shares; the key is the head of the column (COLUMNS of speclab/records/rows.py).
-
-        Each is a sum over the places of the decoded tokens, without the first, which the prompt's own pass gave.
-        """
+        """Return the draft's own shares by the head of their columns (COLUMNS of speclab/records/rows.py), each a sum
+        over the places of the decoded tokens without the first."""
         return {}
-
-    # --- what a run says of it, and asks before it begins -------------------------------------------------------------
 
     def described(self, round_: Round) -> Round:
         """Return a round that has just ended, with what only the drafter knows of it."""
@@ -149,38 +125,29 @@ class Drafter:
 
 
 class Wrapper(Drafter):
-    """A drafter around another one, `drafter`, which makes its drafts or some of them.
-
-    Its parts, models, room, law, check of prompts, and what it knows of a round are those of `drafter`.
-    """
+    """A drafter around another one, `drafter`, which makes its drafts or some of them."""
 
     drafter: Drafter
 
     @property
     def parts(self) -> tuple[Drafter, ...]:
-        """Return the parts of the drafter inside."""
         return self.drafter.parts
 
     @property
     def models(self) -> tuple[Any, ...]:
-        """Return the models of the drafter inside."""
         return self.drafter.models
 
     @property
     def room(self) -> int:
-        """Return the room of the drafter inside."""
         return self.drafter.room
 
-    def law(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> "Law":
-        """Return the law of the drafter inside, at a fixed length."""
+    def law(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
         return self.drafter.law(target, prompt, text, sampling, k)
 
     def described(self, round_: Round) -> Round:
-        """The drafter inside describes the round."""
         return self.drafter.described(round_)
 
     def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
-        """The drafter inside checks the prompts."""
         return self.drafter.check_prompts(prompts, max_new_tokens)
 
 

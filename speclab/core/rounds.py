@@ -2,31 +2,26 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import takewhile
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from speclab.core.sampling import GREEDY, Sampling, on_host, parts_to_host, repeated
+from speclab.core.sampling import GREEDY, Sampling, on_host, to_host
+
+Target = Any  # what drafts and drafters are given: a CachedModel (speclab/models/cached.py), or a row of a batch
 
 
 @dataclass(frozen=True)
 class DecodeSettings:
-    """The settings that stay the same from the first to the last token of one decoding, with either loop.
-
-    max_new_tokens: at most so many ids are generated.
-    eos: ids that end the text; the one that ends it is emitted.
-    seed: the seed of the random numbers. Greedy decoding draws them too, and does not use them.
-    """
+    """The settings that stay the same from the first to the last token of one decoding, with either loop."""
 
     max_new_tokens: int
     sampling: Sampling = GREEDY
-    eos: frozenset[int] = frozenset()
-    seed: int = 0
+    eos: frozenset[int] = frozenset()  # ids that end the text; the one that ends it is emitted
+    seed: int = 0  # of the random numbers. Greedy decoding draws them too, and does not use them
 
     def generator(self, device: torch.device) -> torch.Generator:
-        """Return a new generator on `device`, at the start of this decoding's random numbers."""
         return torch.Generator(device).manual_seed(self.seed)
 
 
@@ -52,71 +47,39 @@ class Draft:
     faults: Tensor | None = None  # (batch,) NOT_FINITE where the logits were not finite, else 0; None: nowhere
     parents: Tensor | None = None  # (batch, n) the number of the token that each follows; None: the one before it
 
-    def verified_by(self, target: "Target", last_tokens: Tensor) -> Tensor:
+    def verified_by(self, target: Target, last_tokens: Tensor) -> Tensor:
         """Let the target read the last committed token of each row, (batch,), and these tokens, in one pass.
 
-        -> (batch, n + 1, vocab) logits. Row i is what the target says after i drafted tokens: it judges token i + 1,
-        and the last row gives the bonus token.
+        -> (batch, n + 1, vocab) logits: row i is what it says after i drafted tokens, and judges token i + 1.
         """
         return target.forward(torch.cat([last_tokens[:, None], self.tokens], dim=1))
 
     def bare(self) -> "Draft":
-        """Return the same draft without the fields that no accept rule reads."""
+        """The same without the fields that no accept rule reads."""
         return Draft(self.tokens, self.size, self.probs)
 
-    def chain(self) -> "Draft | None":
-        """Return the draft as which a rule for chains reads these tokens; None where they are no chain."""
-        return self.bare() if self.parents is None else None
-
     def depths(self) -> Tensor:
-        """Return the number of drafted tokens that each row of the target's pass has read: (batch, n + 1)."""
+        """Count the drafted tokens that each row of the target's pass has read: (batch, n + 1)."""
         batch, n = self.tokens.shape
         return torch.arange(n + 1, device=self.tokens.device).expand(batch, -1)
 
     def matching(self, own: Tensor) -> AcceptResult:
         """Keep drafted tokens as long as each is the target's own.  own: (batch, n + 1), its choice in every row."""
-        if not on_host(own):
-            n_accepted = n_leading(self.tokens == own[:, :-1], self.size)
-        else:
-            counts = list(map(_n_equal, self.tokens.tolist(), own.tolist(), self.size.tolist()))
-            if len(counts) == 1:
-                return AcceptResult(repeated(counts[0], 1, own.device), own[:, counts[0]])
-            n_accepted = torch.tensor(counts, dtype=torch.long)
+        if on_host(own) and len(own) == 1:
+            pairs = zip(self.tokens[0, : int(self.size)].tolist(), own[0].tolist(), strict=False)
+            n = next((i for i, (drafted, right) in enumerate(pairs) if drafted != right), int(self.size))
+            return AcceptResult(torch.tensor([n]), own[:, n])
+        n_accepted = n_leading(self.tokens == own[:, :-1], self.size)
         return AcceptResult(n_accepted, own.gather(-1, n_accepted[:, None])[:, 0])
 
 
-def _n_equal(drafted: list[int], own: list[int], size: int) -> int:
-    """Return the number of the first `size` drafted ids that are the target's own, up to the first that is not."""
-    pairs = zip(drafted[:size], own, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-
 def n_leading(passed: Tensor, size: Tensor) -> Tensor:
-    """Return the number of a row's first `size` tests that were passed before one failed.  (batch, n) bool, (batch,) ->
-    (batch,)"""
+    """Count a row's first `size` tests that were passed before one failed.  (batch, n) bool, (batch,) -> (batch,)"""
     return torch.minimum(passed.cumprod(-1, dtype=torch.long).sum(-1), size)
 
 
 AcceptRule = Callable[[Draft, Tensor, Sampling, Tensor], AcceptResult]
 """(draft, logits (batch, n + 1, vocab), sampling, uniforms (batch, at least n + 1)) -> what is kept"""
-
-
-class Target(Protocol):
-    """The questions that a drafter and a draft may ask of the target, a CachedModel."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Return the number of ids that it may emit: 0 to vocab_size - 1."""
-
-    def hidden(self, layers: Iterable[int]) -> Tensor:
-        """Return the outputs of these layers in the last pass, side by side: (1, m, layers * hidden)."""
-
-    def forward(self, tokens: Tensor, reads: Tensor | None = None) -> Tensor:
-        """Append tokens.  (batch, m) ids -> (batch, m, vocab) logits; row i follows token i.
-
-        reads: (batch, m, m) bool, which of these tokens each one reads, itself included, beside all tokens before
-        them. None: all up to itself.
-        """
 
 
 class Decided(NamedTuple):
@@ -130,42 +93,34 @@ class Decided(NamedTuple):
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """Return the numbers of drafted, accepted and rejected tokens."""
         return self.n_drafted, self.n_accepted, self.n_rejected
 
 
 def fetch(draft: Draft, result: AcceptResult) -> Decided:
-    """Copy one row's decision to the host: the loop's one wait for the device in a round."""
+    """As `fetch_rows`, for a batch of one."""
     return fetch_rows(draft, result)[0]
 
 
 def fetch_rows(draft: Draft, result: AcceptResult) -> list[Decided]:
     """Copy the decisions of all rows to the host: the loop's one wait for the device in a round."""
-    n_rows, n = draft.tokens.shape
-    # + 1: `parts_to_host` takes -1 for logits that are not finite, and in a path it is an empty place.
-    path = [] if result.path is None else [result.path + 1]
-    one_each = [draft.size, result.n_accepted, result.next_token]  # (batch,) each
-    one_each += [part for part in (result.n_rejected, draft.faults) if part is not None]  # faults are noticed there
-    parts = [draft.tokens, *path, *one_each]
-    columns = [
-        [numbers[i * per_row : (i + 1) * per_row] for i in range(n_rows)]
-        for part, numbers in zip(parts, parts_to_host(parts), strict=True)
-        for per_row in (n if part.ndim > 1 else 1,)
-    ]
-    decided = []
-    for drafted, *others in zip(*columns, strict=True):
-        kept = [i - 1 for i in others.pop(0)] if path else list(range(n))
-        (n_drafted,), (n_accepted,), (next_token,), *more = others
-        n_rejected = int(n_accepted < n_drafted) if result.n_rejected is None else more[0][0]
-        kept = kept[:n_accepted]
-        tokens = [*(drafted[i] for i in kept), next_token]
-        decided.append(Decided(tokens, n_drafted, n_accepted, n_rejected, kept if path else None))
+    n, path = draft.tokens.shape[1], result.path
+    one_each = [draft.size, result.n_accepted, result.next_token, result.n_rejected, draft.faults]  # (batch,) each
+    parts = [draft.tokens, *(part[:, None] for part in one_each if part is not None)]
+    if path is not None:
+        parts.append(path + 1)  # `to_host` takes -1 for logits that are not finite, and here it is an empty place
+    numbers, decided = torch.cat(parts, dim=1), []  # (batch, columns)
+    ids, width = to_host(numbers.flatten()), numbers.shape[1]
+    for row in (ids[start : start + width] for start in range(0, len(ids), width)):
+        n_drafted, n_accepted, next_token, *more = row[n:]
+        n_rejected = int(n_accepted < n_drafted) if result.n_rejected is None else more[0]
+        kept = list(range(n_accepted)) if path is None else [i - 1 for i in row[width - n :][:n_accepted]]
+        tokens = [*(row[i] for i in kept), next_token]
+        decided.append(Decided(tokens, n_drafted, n_accepted, n_rejected, None if path is None else kept))
     return decided
 
 
 class Round(NamedTuple):
-    """The tokens and counts of one round. Every ratio is computed from counts in speclab/core/counts.py or
-    speclab/theory."""
+    """The tokens and counts of one round; speclab/core/counts.py and speclab/theory compute ratios from them."""
 
     tokens: list[int]  # in order
     n_drafted: int = 0
@@ -191,11 +146,8 @@ class Round(NamedTuple):
         n_rejected: int = 0,
         prefill: bool = False,
     ) -> "Round":
-        """Return the round that commits `tokens`, after which the text has `n_new` new ones.
-
-        What follows an end token is dropped: it is counted in `n_after_eos` alone, and what the target decided about it
-        is not counted.
-        """
+        """Return the round that commits `tokens`, after which the text has `n_new` new ones. What follows an end token
+        is dropped: it is counted in `n_after_eos` alone."""
         if n_new > settings.max_new_tokens:
             raise RuntimeError(f"{n_new} new tokens: the drafter proposed more than it was asked for")
         n_after_eos = 0
@@ -209,5 +161,4 @@ class Round(NamedTuple):
 
 
 def tokens_of(rounds: Iterable[Round]) -> list[int]:
-    """Return the ids of all rounds: the text that they make."""
     return [token for round_ in rounds for token in round_.tokens]

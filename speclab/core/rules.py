@@ -1,15 +1,20 @@
-"""The accept rules: how drafted tokens are judged. speclab/core/rule_table.py lists all that have a name.
+"""The accept rules: how drafted tokens are judged, and the list of all that can be chosen by name.
 
-A rule that does not leave the target's own distribution states the one that it leaves, as `Rule.law`.
+Extensions add to it, each from its register.py. A rule that does not leave the target's own distribution states the one
+that it leaves, as `Rule.law`.
 """
 
+import contextlib
+import pkgutil
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import AcceptRule
+from speclab.system import extensions
+from speclab.system.errors import UsageProblem
 
 
 class Rule(NamedTuple):
@@ -24,4 +29,42 @@ class Rule(NamedTuple):
     chains_only: bool = True  # it cannot judge a draft in which a token has several successors
 
 
+class Listed(NamedTuple):
+    """A rule as the list has it."""
+
+    usage: str  # NAME, or NAME:ARGUMENT and which arguments there are
+    line: str
+    made_from: Any
+    """The rule; or a function of the argument, which raises ValueError for a wrong one; or "module:name" of either."""
+
+
 TOKEN = Rule("token", accept_from_logits, "drafted tokens are judged one by one", chains_only=False)
+RULES = {"token": Listed("token", TOKEN.line, TOKEN)}
+
+
+def add_rule(name: str, made_from: Any, line: str, arguments: str = "") -> None:
+    """The register.py of an extension calls this; made_from: as `Listed` has it."""
+    if name in RULES:
+        raise ValueError(f"two rules are called {name}")
+    RULES[name] = Listed(name + arguments, line, made_from)
+
+
+def all_rules() -> dict[str, Listed]:
+    """Those of extensions are among them."""
+    extensions.load()
+    return RULES
+
+
+def rule_of(name: str) -> Rule:
+    """Return the rule of a name, with its argument behind a colon where it takes one. Raises UsageProblem."""
+    kind, colon, argument = name.partition(":")
+    if kind in all_rules():
+        made_from = RULES[kind].made_from
+        made_from = pkgutil.resolve_name(made_from) if isinstance(made_from, str) else made_from
+        with contextlib.suppress(ValueError):
+            if callable(made_from):
+                return made_from(argument)
+            if not colon:
+                return made_from
+    usages = " or ".join(kind.usage for kind in RULES.values())
+    raise UsageProblem(f"there is no accept rule {name!r}; give {usages}")

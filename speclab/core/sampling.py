@@ -7,26 +7,24 @@ Two decisions make them, and the accept rule (speclab/core/accept.py), provable:
 * Randomness comes in as uniforms and tokens are drawn by inverse CDF. The rule is then a piecewise-constant function
   of its uniforms, and the tests enumerate it exactly (`tests/test_exact.py`).
 
-Logits that are not finite become probabilities that are not finite, and `draw` turns those into `NOT_FINITE`, which
-the decoders check on the host with the token they fetch anyway; a draft carries a mark of its own for that
-(`Draft.faults`).
+Logits that are not finite become the token `NOT_FINITE`, which the decoders notice on the host with the tokens that
+they fetch anyway; a draft carries a mark of its own for that (`Draft.faults`).
 """
 
 import functools
-import itertools
 import math
-import operator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy
 import torch
 from torch import Tensor
 
-from speclab.core import graphs
 from speclab.system.errors import EnvironmentProblem, setting
 
-GRAPHED = {"cuda"}  # devices on which pure functions run as graphs
+Function = TypeVar("Function", bound=Callable)
+ON_GRAPHS: dict[str, Callable] = {}  # by the type of a device: what makes a pure function run there as graphs
 LOOKED_AT = {"cpu"}  # devices whose numbers the host sees without waiting; tests of what a GPU does leave it empty
 MANY = 2**14  # logits of a row, from which on NumPy finds the largest sooner: it compares many with one instruction
 NOT_FINITE = -1  # in place of a token: the distribution it should come from has NaN or infinite entries
@@ -34,8 +32,7 @@ NOT_FINITE = -1  # in place of a token: the distribution it should come from has
 
 @dataclass(frozen=True)
 class Sampling:
-    """The settings by which logits become probabilities. Temperature 0 is greedy; top_k 0 and top_p 1 keep
-    everything."""
+    """How logits become probabilities. Temperature 0 is greedy; top_k 0 and top_p 1 keep everything."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -51,7 +48,6 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Tell whether the most probable token is taken."""
         return self.temperature == 0
 
     def probs(self, logits: Tensor) -> Tensor:
@@ -90,78 +86,54 @@ GREEDY = Sampling()
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     """Draw from unnormalised weights by inverse CDF.  (batch, vocab), (batch,) in [0, 1) -> (batch,) ids
 
-    Never returns a token of weight zero. A row whose mass is zero or not finite gives NOT_FINITE.
+    None has weight zero. A row whose mass is zero or not finite gives NOT_FINITE.
     """
-    token, mass = _drawn(weights, uniforms)
-    if on_host(mass) and all(0 < one < math.inf for one in mass.tolist()):
-        return token
-    return token.masked_fill((mass <= 0) | ~mass.isfinite(), NOT_FINITE)
-
-
-def _drawn(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """This gives the ids of `draw`, and the mass of each row, (batch,). Where the mass is zero or not finite, the id
-    means nothing and may be the vocabulary's size."""
     wide = torch.float32 if weights.device.type == "mps" else torch.float64
     cdf = weights.cumsum(-1, dtype=wide)  # (batch, vocab)
     total = cdf[:, -1:].contiguous()
-    points = uniforms.to(wide)[:, None] * total
-    token = torch.searchsorted(cdf, points, right=True)
-    if on_host(cdf) and all(map(operator.lt, points.flatten().tolist(), total.flatten().tolist())):
-        return token[:, 0], total[:, 0]
+    token = torch.searchsorted(cdf, uniforms.to(wide)[:, None] * total, right=True)
     # u * total may round up to total: the first id that reaches the whole mass is the last one with weight.
-    return torch.minimum(token, torch.searchsorted(cdf, total))[:, 0], total[:, 0]
+    token = torch.minimum(token, torch.searchsorted(cdf, total))
+    return token.masked_fill((total <= 0) | ~total.isfinite(), NOT_FINITE)[:, 0]
 
 
-def graphed(function: graphs.Function) -> graphs.Function:
-    """Return a function whose first argument is a tensor: on a GPU it runs as CUDA graphs
-    (speclab/core/graphs.py)."""
-    on_graphs = graphs.graphed(function)
+def graphed(function: Function) -> Function:
+    """Return a pure function whose first argument is a tensor: on a GPU it runs as CUDA graphs
+    (speclab/engines/cuda/graphs.py)."""
 
     @functools.wraps(function)
     def call(first: Tensor, *args: Any) -> Any:
-        return (on_graphs if first.device.type in GRAPHED else function)(first, *args)
+        on_graphs = ON_GRAPHS.get(first.device.type)
+        return (on_graphs(function) if on_graphs else function)(first, *args)
 
     return call  # type: ignore[return-value]
 
 
 @graphed
 def draw_next(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> Tensor:
-    """Draw as `sampling` says: (batch, vocab) logits, (batch,) uniforms -> (batch,) ids.
-
-    Greedy tokens are taken straight from the logits. They are those that `draw` takes from the one-hot row, in a tenth
-    of the time.
-    """
+    """Draw as `sampling` says: (batch, vocab) logits, (batch,) uniforms -> (batch,) ids. Greedy tokens, which `draw`
+    would take from the one-hot row, are taken straight from the logits."""
     return most_probable(logits) if sampling.greedy else draw(sampling.probs(logits), uniforms)
 
 
 class Drawn(NamedTuple):
     """A drafted token of each row."""
 
-    token: Tensor  # (batch,) ids
+    token: Tensor  # (batch,) ids, NOT_FINITE where the logits of a row are not finite: none may go into a pass
     probs: Tensor | None  # (batch, vocab) what each was drawn from; None: greedy
-    check: Tensor  # (batch,) greedy: the largest logit, else the mass; not finite where the logits of a row are not
 
 
 @graphed
 def draw_draft(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> Drawn:
-    """Draw a drafted token of each row: (batch, vocab) logits, (batch,) uniforms.
-
-    A NOT_FINITE could not go into a pass, so every id is one of the vocabulary; `as_drawn` (draft_models.py) looks at
-    the checks of all tokens of a draft at once.
-    """
+    """Draw a drafted token of each row: (batch, vocab) logits, (batch,) uniforms."""
     if sampling.greedy:
-        highest, token = largest(logits)
-        return Drawn(token, None, highest)
+        return Drawn(most_probable(logits), None)
     probs = sampling.probs(logits)
-    token, mass = _drawn(probs, uniforms)
-    return Drawn(token.clamp(max=probs.shape[-1] - 1), probs, mass)
+    return Drawn(draw(probs, uniforms), probs)
 
 
 def probability(logits: Tensor, drawn: Drawn) -> float:
-    """Return the draft's probability of what `draw_draft` gave for (1, vocab) logits; temperature 1 for a greedy id.
-
-    It waits for the device.
-    """
+    """Return the draft's probability of what `draw_draft` gave for (1, vocab) logits; temperature 1 for a greedy id."""
     row = logits.float().softmax(-1) if drawn.probs is None else drawn.probs
     return row[0, drawn.token[0]].item()
 
@@ -169,7 +141,7 @@ def probability(logits: Tensor, drawn: Drawn) -> float:
 def most_probable(logits: Tensor) -> Tensor:
     """Return the ids (...) of the largest of (..., vocab) logits, NOT_FINITE where that is infinite or no number."""
     highest, token = largest(logits)
-    if on_host(highest) and are_finite(highest):
+    if on_host(highest) and all(map(math.isfinite, highest.flatten().tolist())):
         return token
     # highest - highest is NaN where highest is not finite.
     return token.masked_fill(highest - highest != 0, NOT_FINITE)
@@ -183,20 +155,8 @@ def largest(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def on_host(tensor: Tensor) -> bool:
-    """Tell whether the host can look at the numbers without waiting. Then a look takes less time than a kernel, which
-    finds its code in the memory and not in the processor's cache: a pass has read all weights in between."""
+    """Tell whether the host can look at the numbers without waiting. Then a look takes less time than a kernel."""
     return tensor.device.type in LOOKED_AT
-
-
-def are_finite(numbers: Tensor) -> bool:
-    """Tell whether all of these numbers are finite. It waits for the device."""
-    return all(map(math.isfinite, numbers.flatten().tolist()))
-
-
-def faults_in(logits: Tensor) -> Tensor:
-    """This gives (...) NOT_FINITE where the largest one of a row of logits, (..., vocab), is not finite, else 0."""
-    highest = logits.amax(-1)
-    return (highest - highest).isnan() * NOT_FINITE
 
 
 def uniforms(shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:
@@ -205,25 +165,10 @@ def uniforms(shape: tuple[int, ...], generator: torch.Generator, device: torch.d
     return torch.rand(shape, generator=generator, device=generator.device, dtype=dtype).to(device, non_blocking=True)
 
 
-@functools.lru_cache(maxsize=4096)
-def repeated(number: int, n: int, device: torch.device) -> Tensor:
-    """Return the number n times, (n,), which nobody may change: a new tensor would take a kernel."""
-    with torch.inference_mode(False):  # it is kept, and may be needed outside
-        return torch.full((n,), number, device=device)
-
-
 def to_device(ids: list[int], device: torch.device) -> Tensor:
     """Bring (n,) ids to `device`, without waiting for what is queued there."""
     tokens = torch.tensor(ids, dtype=torch.long)
     return tokens.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tokens.to(device)
-
-
-def parts_to_host(parts: list[Tensor]) -> list[list[int]]:
-    """Turn ids of any shape into a list for each tensor, with one wait for the device. A NOT_FINITE is noticed here."""
-    if all(map(on_host, parts)):
-        return [to_host(part.flatten()) for part in parts]
-    numbers = iter(to_host(torch.cat([part.flatten() for part in parts])))
-    return [list(itertools.islice(numbers, part.numel())) for part in parts]
 
 
 def to_host(tokens: Tensor) -> list[int]:

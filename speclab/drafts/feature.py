@@ -32,19 +32,16 @@ class FeatureDrafter(HeadDrafter):
         self.packed = CModel(parts_of_head(self.head))
 
     def __deepcopy__(self, memo: dict) -> Self:
-        """The weights are shared; keys, values and text are the copy's own."""
         twin = super().__deepcopy__(memo)
         twin.packed = self.packed
         return twin
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        """Take the target's states of the prompt, (1, prompt length) ids; they are read in the first round."""
         super().prefill(target, prompt, sampling)
         self._tokens = prompt[:, 1:]  # (1, rows), the token after each; the last one's comes with `observe`
         self._on_c = self.packed.start((0,)) if self.packed else None
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """Propose at most `k` tokens. uniforms (1, k), in [0, 1)."""
         if k == 0:
             return as_draft([], self.device)
         drawn: list[Drawn] = []
@@ -52,8 +49,7 @@ class FeatureDrafter(HeadDrafter):
             output, logits = self._catch_up()
             for i in range(k):
                 if i:
-                    tokens = drawn[-1].token[:, None]
-                    tokens = tokens if self._vocab_size <= self._n_ids else self._known(tokens)
+                    tokens = self._known(drawn[-1].token[:, None])
                     output, logits = self._forward(output, tokens, self._length + i - 1)
                 logits = self.as_target_logits(logits, self._vocab_size)  # (1, the target's vocabulary)
                 drawn.append(draw_draft(logits, self._sampling, uniforms[:, i]))
@@ -69,18 +65,14 @@ class FeatureDrafter(HeadDrafter):
 
     def _catch_up(self) -> tuple[Tensor, Tensor]:
         """Read what was committed since the last round -> the last position's output, (1, 1, hidden), and logits."""
-        output = self._forward(self._fused(self._hidden), self._known(self._tokens), self._length)
+        output = self._forward(self.head.fuse(self._hidden), self._known(self._tokens), self._length)
         self._length += self._tokens.shape[1]
         self._hidden, self._tokens = self._hidden[:, :0], self._tokens[:, :0]
         return output
 
     def _known(self, tokens: Tensor) -> Tensor:
         """Replace ids that the head lacks: a target may know more ids."""
-        return tokens.clamp(max=self._n_ids - 1)
-
-    def _fused(self, hidden: Tensor) -> Tensor:
-        """Turn what the target gave, (1, m, layers * width), into states (1, m, hidden)."""
-        return self.head.fuse(hidden)
+        return tokens.clamp(0, self._n_ids - 1)
 
     def _forward(self, states: Tensor, tokens: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Run a pass over states (1, m, hidden) from position `length` on, with the token after each, which it knows.

@@ -21,24 +21,10 @@ from draft_models import as_draft
 from speclab.core.drafter import Drafter, Lookup, Wrapper
 from speclab.core.rounds import Draft, Round, Target
 from speclab.core.sampling import Sampling
-from speclab.drafts.lengths import LONGEST, AutoLength, RoundCosts, Tally, expected_tokens
+from speclab.drafts.lengths import LONGEST, AutoLength, RoundCosts, expected_tokens
 
-MATCHES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)  # guesses for matches of one token, two, ... and more
 # Before anything is measured: a drafted token costs an eighth of a step, a token more to verify a fifteenth.
 USUAL = RoundCosts(tuple(n / 8 for n in range(LONGEST + 1)), tuple(1 + n / 15 for n in range(LONGEST + 1)))
-
-
-class RightCounts:
-    """Counts of the tokens that were right so far, at one temperature: after matches of each length, and for the
-    model."""
-
-    def __init__(self) -> None:
-        self.matches = [Tally(guess) for guess in MATCHES]
-        self.model = Tally(0.7)
-
-    def after(self, matched: int) -> Tally:
-        """Return the tally for matches of so many tokens, at least 1."""
-        return self.matches[min(matched, len(self.matches)) - 1]
 
 
 class HybridDrafter(Wrapper):
@@ -46,66 +32,47 @@ class HybridDrafter(Wrapper):
 
     Its law is the model's: where the lookup drafts instead depends on the rounds before.
 
-    costs: the costs of rounds with the model, by temperature; USUAL where there are none. Costs and what is known are
-    kept from text to text and shared by copies.
+    drafter: counts what is accepted, and chooses lengths if it is an AutoLength already. costs: of rounds with the
+    model, by temperature; USUAL where there are none.
     """
 
+    drafter: AutoLength
     costs: dict[float, RoundCosts]
 
     def __init__(self, lookup: Lookup, drafter: Drafter):
-        self.lookup, self.drafter = lookup, drafter
-        self.chooses_length = drafter.chooses_length
-        self.costs = {} if drafter.costs is None else drafter.costs
-        self.known: dict[float, RightCounts] = {}  # by temperature
-        self._begin(0.0)
+        self.lookup = lookup
+        self.drafter = drafter if isinstance(drafter, AutoLength) else AutoLength(drafter, chooses_length=False)
+        self.chooses_length, self.costs = self.drafter.chooses_length, self.drafter.costs
+        self._found: list[int] = []  # what the lookup shows in this round
+        self._looked_up = False  # whether the lookup made the last draft, not the model
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """Return the drafters that propose the tokens, the lookup first."""
         return (self.lookup, *self.drafter.parts)
 
     def forget(self) -> None:
-        """Drop the counts of what was right in other texts."""
-        self.known = {}
         self.drafter.forget()
 
     def length_notes(self, name: str, asked: list[int]) -> list[str]:
-        """The model inside says which lengths have no effect."""
-        return self.drafter.length_notes(f"{name}: its block", asked)
+        return self.drafter.drafter.length_notes(f"{name}: its block", asked)
 
     def with_draft(self, change: Callable[[Drafter], Drafter]) -> Drafter:
-        """This gives the hybrid with a change of its model."""
-        return type(self)(self.lookup, change(self.drafter))
+        return type(self)(self.lookup, change(self.drafter.drafter))
 
     def __deepcopy__(self, memo: dict) -> "HybridDrafter":
-        other = type(self)(copy.deepcopy(self.lookup, memo), copy.deepcopy(self.drafter, memo))
-        other.costs, other.known = self.costs, self.known
-        return other
-
-    def _begin(self, temperature: float) -> None:
-        self._temperature = temperature
-        self._known = self.known.setdefault(temperature, RightCounts())
-        self._found: list[int] = []  # what the lookup shows in this round
-        self._n_drafted = 0  # by the model
-        self._looked_up = False  # whether the lookup made the last draft, not the model
+        return type(self)(copy.deepcopy(self.lookup, memo), copy.deepcopy(self.drafter, memo))
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        """Let both read the prompt."""
-        self._begin(sampling.temperature)
-        self._device = prompt.device
+        self._found, self._device = [], prompt.device
         self.lookup.prefill(target, prompt, sampling)
         self.drafter.prefill(target, prompt, sampling)
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         """Propose at most `k` tokens, all from the lookup or all from the model. uniforms (1, k), in [0, 1)."""
-        self._found, self._n_drafted = self.lookup.lookup(k), 0
+        self._found = self.lookup.lookup(k)
         n = self._choose(len(self._found), k)
         self._looked_up = n > 0
-        if self._looked_up:
-            return as_draft(self._found[:n], self._device)
-        draft = self.drafter.propose(k, uniforms)
-        self._n_drafted = draft.tokens.shape[1]
-        return draft
+        return as_draft(self._found[:n], self._device) if n else self.drafter.propose(k, uniforms)
 
     def _choose(self, n: int, k: int) -> int:
         """Decide how many of the n tokens that were found are drafted; 0 where the model promises more tokens per
@@ -116,35 +83,26 @@ class HybridDrafter(Wrapper):
         """
         if n == 0:
             return 0
-        costs, on_auto = self.costs.get(self._temperature, USUAL), self.drafter.costs is not None
-        after_lookup = costs.lookup_rounds
-        longest, most = min(k, costs.longest, self.drafter.room), min(n, len(after_lookup) - 1)
-        modelled = expected_tokens([self._known.model.rate] * longest, 0, 1.0)
-        found = expected_tokens([self._known.after(self.lookup.matched).rate] * most, 0, 1.0)
-        model_speeds = [modelled[m] / costs.seconds(m) for m in (range(longest + 1) if on_auto else (longest,))]
-        lookup_speeds = {m: found[m] / after_lookup[m] for m in (range(1, most + 1) if on_auto else (most,))}
-        best = max(lookup_speeds, key=lookup_speeds.__getitem__)
-        if lookup_speeds[best] <= max(model_speeds):
+        costs, seen = self.costs.get(self.drafter.temperature, USUAL), self.drafter.acceptance
+        rest = costs.looked_up or costs.rest
+        longest, most = min(k, costs.longest, self.drafter.room), min(n, len(rest) - 1)
+        first, least = (0, 1) if self.chooses_length else (longest, most)
+        modelled = expected_tokens(seen.chain(longest))
+        found = expected_tokens([seen.after(self.lookup.matched).rate] * most)
+        best = max(range(least, most + 1), key=lambda m: found[m] / rest[m])
+        if found[best] / rest[best] <= max(modelled[m] / costs.seconds(m) for m in range(first, longest + 1)):
             return 0
-        return best if on_auto else n
+        return best if self.chooses_length else n
 
     def described(self, round_: Round) -> Round:
-        """The round says whether the lookup drafted in it."""
         return round_._replace(looked_up=self._looked_up and not round_.prefill)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
-        """Count what was right; let both follow the text."""
-        for i in range(min(n_accepted + 1, self._n_drafted)):
-            self._known.model.add(i < n_accepted)
+        """Count what the lookup had right, up to its first wrong token; let both follow the text."""
         for found, token in zip(self._found, committed, strict=False):
-            self._known.after(self.lookup.matched).add(found == token)
+            self.drafter.acceptance.after(self.lookup.matched).add(found == token)
             if found != token:
                 break
-        self._found, self._n_drafted = [], 0
+        self._found = []
         self.lookup.observe(n_accepted, committed)
         self.drafter.observe(n_accepted, committed)
-
-
-def auto_length(drafter: Drafter) -> Drafter:
-    """Return the drafter with its draft lengths chosen in every round; in a hybrid, those of its model are chosen."""
-    return drafter.with_draft(AutoLength)

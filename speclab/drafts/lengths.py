@@ -19,6 +19,7 @@ import math
 from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from torch import Tensor
 
@@ -28,7 +29,9 @@ from speclab.core.sampling import Sampling
 
 LONGEST = 8  # tokens of a draft, unless costs say otherwise
 EDGES = (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # between the ranges of the draft's probability of its own token
+MIDDLES = [(low + high) / 2 for low, high in zip((0.0, *EDGES), (*EDGES, 1.0), strict=True)]
 FIRST_GUESS = 0.7  # acceptance before anything is known
+MATCHES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)  # the same for a lookup, after matches of one token, two, ... and more
 WEIGHT = 8.0  # tested tokens that a guess counts as
 HIGHEST = 0.995  # acceptance that is believed
 PAUSE = 8  # rounds without a draft before one token is tried again
@@ -36,35 +39,23 @@ PAUSE = 8  # rounds without a draft before one token is tried again
 
 @dataclass(frozen=True)
 class RoundCosts:
-    """The cost of a round in seconds by the number n of tokens that it drafts; measured here, with this draft.
+    """The cost of a round in seconds by the number of tokens that it drafts, from 0; measured here, with this draft."""
 
-    draft: [n] all of a draft of n tokens. rest: [n] everything else: the pass over n + 1 tokens, accept rule, rollback,
-    host. Both from n = 0. looked_up: [n] the same as `rest` for tokens of a lookup, where that is something else: the
-    draft runs a part of the target's pass itself.
-    """
-
-    draft: tuple[float, ...]
-    rest: tuple[float, ...]
-    looked_up: tuple[float, ...] = ()
+    draft: tuple[float, ...]  # all of a draft
+    rest: tuple[float, ...]  # everything else: the target's pass, accept rule, rollback, host
+    looked_up: tuple[float, ...] = ()  # the same for a lookup, where the draft runs a part of the target's pass itself
 
     @property
     def longest(self) -> int:
-        """Return the longest draft whose cost is known."""
+        """The longest draft whose cost is known."""
         return min(len(self.draft), len(self.rest)) - 1
 
-    @property
-    def lookup_rounds(self) -> tuple[float, ...]:
-        """Return [n]: the seconds of a round that drafts n tokens of a lookup, without the lookup itself."""
-        return self.looked_up or self.rest
-
     def seconds(self, n: int) -> float:
-        """Return the seconds of a whole round that drafts n tokens."""
         return self.draft[n] + self.rest[n]
 
 
-def expected_tokens(chain: Sequence[float], drawn: int, survival: float) -> list[float]:
-    """Return [n]: the tokens that a round with a draft of n tokens is expected to commit, n from 0. All entries up to
-    `drawn` are equal.
+def expected_tokens(chain: Sequence[float], drawn: int = 0, survival: float = 1.0) -> list[float]:
+    """Return [n]: the tokens that a round with a draft of n tokens is expected to commit; all up to `drawn` are equal.
 
     chain: acceptance by depth. survival: the probability that the `drawn` tokens are all accepted.
     """
@@ -76,10 +67,7 @@ def expected_tokens(chain: Sequence[float], drawn: int, survival: float) -> list
 
 
 def best_length(costs: RoundCosts, expected: Sequence[float], rate: float, first: int, last: int) -> int:
-    """Return the n from `first` to `last` with the highest expected[n] - rate * seconds(n); the shortest among equals.
-
-    expected: [n] tokens that a round with a draft of n tokens is expected to commit. rate: tokens per second.
-    """
+    """Return the n from `first` to `last` with the most expected[n] - rate * seconds(n); among equals the shortest."""
     return max(range(first, last + 1), key=lambda n: (expected[n] - rate * costs.seconds(n), -n))
 
 
@@ -91,116 +79,104 @@ class Tally:
 
     @property
     def rate(self) -> float:
-        """Return the acceptance to expect."""
         return min(HIGHEST, self.accepted / self.tested)
 
     def add(self, accepted: bool) -> None:
-        """Count a tested token."""
         self.tested += 1
         self.accepted += accepted
 
 
 class Acceptance:
-    """Counts of accepted tokens so far, at one temperature: by depth, and by the draft's probability of its own
-    token."""
+    """Counts of accepted tokens so far, at one temperature: by depth, by the draft's probability of its own token, and
+    for a lookup by the length of its match."""
 
     def __init__(self) -> None:
         self.depths = [Tally(FIRST_GUESS) for _ in range(LONGEST)]
-        middles = [(low + high) / 2 for low, high in zip((0.0, *EDGES), (*EDGES, 1.0), strict=True)]
-        self.ranges = [Tally(middle) for middle in middles]
+        self.ranges = [Tally(middle) for middle in MIDDLES]
+        self.matches = [Tally(guess) for guess in MATCHES]
 
-    def at_depth(self, depth: int) -> Tally:
-        """Return the tally of tokens at this place of a draft; the first has depth 0."""
-        return self.depths[min(depth, LONGEST - 1)]
+    def chain(self, longest: int) -> list[float]:
+        """Return the acceptance to expect by depth."""
+        return [self.depths[min(depth, LONGEST - 1)].rate for depth in range(longest)]
 
-    def given(self, probability: float) -> float:
-        """Return the acceptance of a drawn token to which its draft gave this probability."""
-        return self.ranges[bisect(EDGES, probability)].rate
+    def given(self, probability: float) -> Tally:
+        return self.ranges[bisect(EDGES, probability)]
 
-    def add(self, accepted: bool, depth: int, probability: float | None) -> None:
-        """Count a tested token."""
-        self.at_depth(depth).add(accepted)
-        if probability is not None:
-            self.ranges[bisect(EDGES, probability)].add(accepted)
+    def after(self, matched: int) -> Tally:
+        return self.matches[min(matched, len(self.matches)) - 1]
 
 
 class AutoLength(Wrapper):
     """Lets a drafter draft as far as it pays, and not beyond the length up to which costs are known.
 
     A drafter that works token by token is asked after each of them. On a GPU, where that would wait for the device, and
-    for any other drafter the length is decided before the draft.
-
-    costs: by temperature; where there are none yet, all that is asked for is drafted. Costs and what was accepted are
-    kept from text to text and shared by copies.
+    for any other drafter the length is decided before the draft. Costs and what was accepted, by temperature, are kept
+    from text to text and shared by copies; without costs all is drafted. If not chooses_length, it only counts.
     """
 
-    chooses_length = True
+    costs: dict[float, RoundCosts]
 
-    def __init__(self, drafter: Drafter):
-        self.drafter = drafter
-        self.costs: dict[float, RoundCosts] = {}
+    def __init__(self, drafter: Drafter, chooses_length: bool = True):
+        self.drafter, self.chooses_length = drafter, chooses_length
+        self.costs = {}
         self.seen: dict[float, Acceptance] = {}  # by temperature
         self._begin(0.0)
 
     def forget(self) -> None:
-        """Drop the counts of what was accepted in other texts."""
         self.seen = {}
 
-    def __deepcopy__(self, memo: dict) -> "AutoLength":
-        other = type(self)(copy.deepcopy(self.drafter, memo))
-        other.costs, other.seen = self.costs, self.seen
+    def __deepcopy__(self, memo: dict) -> Self:
+        other = copy.copy(self)
+        other.drafter = copy.deepcopy(self.drafter, memo)
         return other
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        """Let the drafter read the prompt."""
         self._begin(sampling.temperature)
         self.drafter.prefill(target, prompt, sampling)
 
     def _begin(self, temperature: float) -> None:
-        self._temperature = temperature
-        self._acceptance = self.seen.setdefault(temperature, Acceptance())
+        self.temperature = temperature
+        self.acceptance = self.seen.setdefault(temperature, Acceptance())
         self._n_drafted = self._n_idle = 0
         self._probabilities: list[float] = []  # that the draft gave this round's tokens
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """Propose at most `k` tokens. uniforms (1, k), in [0, 1)."""
         self._probabilities, n = [], k
-        step_drafter = self.drafter if self.drafter.asks_to_go_on and uniforms.device.type == "cpu" else None
-        if costs := self.costs.get(self._temperature):
+        asked = self.chooses_length and self.drafter.asks_to_go_on and uniforms.device.type == "cpu"
+        if self.chooses_length and (costs := self.costs.get(self.temperature)):
             self._last = min(k, costs.longest)
-            self._chain = [self._acceptance.at_depth(depth).rate for depth in range(costs.longest)]
-            expected = expected_tokens(self._chain, 0, 1.0)
+            self._chain = self.acceptance.chain(costs.longest)
+            expected = expected_tokens(self._chain)
             self._rate = max(tokens / costs.seconds(n) for n, tokens in enumerate(expected))
             n = best_length(costs, expected, self._rate, 0, self._last)
             self._n_idle = self._n_idle + 1 if n == 0 else 0
             if self._n_idle == PAUSE:
                 n, self._n_idle = min(1, self._last), 0
-            elif n and step_drafter:
+            elif n and asked:
                 n = self._last
-        if step_drafter:
-            step_drafter.keep_drafting = self._pays
-        try:
-            draft = self.drafter.propose(n, uniforms[:, :n])
-        finally:
-            if step_drafter:
-                step_drafter.keep_drafting = None
+        if asked:
+            self.drafter.keep_drafting = self._pays
+        draft = self.drafter.propose(n, uniforms[:, :n])
+        if asked:
+            self.drafter.keep_drafting = None
         self._n_drafted = draft.tokens.shape[1]
         return draft
 
     def _pays(self, probability: float) -> bool:
         """Tell whether another token pays, after one to which the draft gave this probability."""
         self._probabilities.append(probability)
-        costs, drawn = self.costs.get(self._temperature), len(self._probabilities)
+        costs, drawn = self.costs.get(self.temperature), len(self._probabilities)
         if costs is None:
             return True
-        survival = math.prod(self._acceptance.given(probability) for probability in self._probabilities)
+        survival = math.prod(self.acceptance.given(probability).rate for probability in self._probabilities)
         expected = expected_tokens(self._chain, drawn, survival)
         return best_length(costs, expected, self._rate, drawn, self._last) > drawn
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         """Count what was tested: the accepted tokens and the first rejected one."""
         for depth in range(min(n_accepted + 1, self._n_drafted)):
-            probability = self._probabilities[depth] if self._probabilities else None
-            self._acceptance.add(depth < n_accepted, depth, probability)
+            self.acceptance.depths[min(depth, LONGEST - 1)].add(depth < n_accepted)
+            if self._probabilities:
+                self.acceptance.given(self._probabilities[depth]).add(depth < n_accepted)
         self._n_drafted = 0
         self.drafter.observe(n_accepted, committed)

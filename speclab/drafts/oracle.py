@@ -1,151 +1,114 @@
-"""An instrument, not a method: a draft that replays the baseline's output, right with a chosen probability.
+"""Instruments, not methods: a draft that replays the target's own text, and one that costs nothing.
 
-It sets acceptance to any value from 0 to 1 and changes nothing else. Greedy decoding only. On the command line:
+The dial sets acceptance to any value from 0 to 1 and changes nothing else. Greedy decoding only. On the command line:
 `dial:A` (at the cost of the lab's draft model), `dial:A:MODEL` (at the cost of another one), `dial:A:free`.
 """
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from draft_models import ModelDrafter, as_draft
-from speclab.core.drafter import Drafter
-from speclab.core.law import ConstantLaw, Law
+from draft_models import as_draft
+from speclab.core.drafter import Drafter, Wrapper
+from speclab.core.law import Law
 from speclab.core.rounds import DecodeSettings, Draft, Round, Target, tokens_of
-from speclab.core.sampling import Sampling, to_device
-from speclab.models.cached import CachedModel
+from speclab.core.sampling import Sampling
 from speclab.system.errors import UsageProblem, setting
 
 
 def needs_greedy() -> str:
-    """Return why a dial does not sample, and what to do."""
     return f"the dial replays greedy output; use {setting('temperature', 0)}"
 
 
-class OracleDraft(Drafter):
-    """An instrument, not a method: it replays the baseline's output, each token right with probability `accuracy`.
+class ConstantDrafter(Drafter):
+    """Proposes id 0 again and again, so that every pass of the target has k + 1 tokens."""
 
-    So it turns acceptance from 0 to 1 while everything else stays what it is. Greedy decoding only.
+    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
+        self._device = prompt.device
+
+    def propose(self, k: int, uniforms: Tensor) -> Draft:
+        return as_draft([0] * k, self._device)
+
+    def observe(self, n_accepted: int, committed: list[int]) -> None: ...
+
+
+class DialLaw(Law):
+    """Every token is accepted with one probability."""
+
+    def __init__(self, accuracy: float, sizes: Sequence[int]):
+        self.accuracy, self.sizes = accuracy, sizes
+
+    def accept_probs(self, target_probs: Callable[[], Tensor], text: Sequence[int]) -> list[Sequence[float]]:
+        return [[self.accuracy] * min(len(text) - start, size) for start, size in enumerate(self.sizes)]
+
+
+class Dial(Wrapper):
+    """Replays the baseline's output, each token right with probability `accuracy`.
+
+    drafter: a ModelDrafter, whose passes it makes over the proposed tokens, and whose tokens it has behind the end of
+    that output. None: a draft that takes no time, and ends there.
     """
 
-    def __init__(self, accuracy: float, seed: int = 0):
-        if not 0 <= accuracy <= 1:
-            raise ValueError(f"accuracy must lie in 0 … 1, got {accuracy}")
-        self.accuracy, self.seed = accuracy, seed
-        self._reference: list[int] = []
-
+    drafter: Any
     needs_text = True
 
-    def law(self, target: CachedModel, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
-        """Return the law of tokens that are each right with one probability."""
-        return ConstantLaw(self.accuracy, [len(text)] * len(text))
+    def __init__(self, accuracy: float, drafter: Any = None, seed: int = 0):
+        if not 0 <= accuracy <= 1:
+            raise ValueError(f"accuracy must lie in 0 … 1, got {accuracy}")
+        self.accuracy, self.seed, self.drafter = accuracy, seed, drafter or ConstantDrafter()
+        self._text: list[int] = []
 
-    def take_text(self, reference: list[int]) -> None:
-        """Set the baseline's output for the prompt that comes next."""
-        self._reference = list(reference)
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        return (self,)
 
-    def _follow(self, position: int, committed: list[int]) -> None:
-        """Follow the text. One that leaves the reference (a near-tie in a low precision) cannot be replayed from
-        there on."""
-        if committed != self._reference[position : position + len(committed)]:
-            self._reference = []
+    def describe(self, name: str, engine: str) -> str | None:
+        return self.drafter.describe(name, engine)
 
-    def _begin(self, prompt: Tensor, sampling: Sampling) -> None:
+    def law(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
+        sizes = self.drafter.sizes(prompt, text) if self.models else [len(text)] * len(text)
+        return DialLaw(self.accuracy, sizes)
+
+    def take_text(self, text: list[int]) -> None:
+        self._text = list(text)
+
+    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         if not sampling.greedy:
             raise UsageProblem(needs_greedy())
         # Another seed for every prompt, or all prompts would be right and wrong at the same places.
         self._random = random.Random(self.seed * 1_000_003 + int(prompt.sum()))
-
-    def _token_at(self, position: int, vocab_size: int) -> int | None:
-        """Return a right or a wrong token for this position of the output; None after its end."""
-        if position >= len(self._reference):
-            return None
-        hit = self._random.random() < self.accuracy
-        return self._reference[position] if hit else (self._reference[position] + 1) % vocab_size
-
-
-class OracleModelDrafter(OracleDraft, ModelDrafter):
-    """The oracle draft at the cost of a real draft model, which makes all its passes over the proposed tokens."""
-
-    is_model = False
-
-    def __init__(self, draft: CachedModel, accuracy: float, seed: int = 0):
-        OracleDraft.__init__(self, accuracy, seed)
-        ModelDrafter.__init__(self, draft)
-
-    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        """Start at the first new token. Raises UsageProblem unless greedy."""
-        self._begin(prompt, sampling)
-        super().prefill(target, prompt, sampling)
-        self._n_prompt = self._n_committed
-
-    def law(self, target: CachedModel, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
-        """Each token is right with one probability, as far as the model's context goes."""
-        n_before = self.draft.room.length_after(len(prompt))
-        return ConstantLaw(self.accuracy, self.sizes(range(n_before, n_before + len(text))))
+        self._place, self._n_ids = 0, target.vocab_size
+        self.drafter.prefill(target, prompt, sampling)
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """Return the baseline's tokens, right or wrong, after as many passes of the draft model; that this reads its
-        own proposals does not matter."""
-        start = self._n_committed - self._n_prompt
-        draft = super().propose(k, uniforms)
-        replayed = [self._token_at(start + i, self.draft.vocab_size) for i in range(draft.tokens.shape[1])]
-        given = to_device([-1 if token is None else token for token in replayed], self.draft.device)
-        return replace(draft, tokens=torch.where(given >= 0, given, draft.tokens))
+        """Propose the baseline's tokens, right or wrong; that a model reads its own proposals does not matter."""
+        made = self.drafter.propose(k, uniforms)
+        n = made.tokens.shape[1]
+        ids = [
+            token if self._random.random() < self.accuracy else (token + 1) % self._n_ids
+            for token in self._text[self._place : self._place + n]
+        ]
+        replayed = as_draft(ids, made.tokens.device)
+        if not self.models:
+            return replayed
+        return replace(made, tokens=torch.cat([replayed.tokens, made.tokens[:, len(ids) :]], dim=1))
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
-        """Follow the text, and crop the draft model's cache."""
-        self._follow(self._n_committed - self._n_prompt, committed)
-        super().observe(n_accepted, committed)
-
-
-class FreeOracleDrafter(OracleDraft):
-    """The oracle draft at no cost: what a draft would be worth if drafting took no time."""
-
-    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        """Start at the first new token. Raises UsageProblem unless greedy."""
-        self._begin(prompt, sampling)
-        self._position, self._vocab_size, self._device = 0, target.vocab_size, prompt.device
-
-    def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """Return the baseline's tokens, right or wrong; fewer where its text ends."""
-        replayed = [self._token_at(self._position + i, self._vocab_size) for i in range(k)]
-        return as_draft([token for token in replayed if token is not None], self._device)
-
-    def observe(self, n_accepted: int, committed: list[int]) -> None:
-        """Follow the text."""
-        self._follow(self._position, committed)
-        self._position += len(committed)
-
-
-class ConstantDrafter(Drafter):
-    """An instrument: it proposes the same id again and again, so that every pass of the target has k + 1 tokens."""
-
-    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        """Note the device of the prompt."""
-        self._device = prompt.device
-
-    def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """Propose id 0, `k` times."""
-        return as_draft([0] * k, self._device)
-
-    def observe(self, n_accepted: int, committed: list[int]) -> None:
-        """There is nothing to do."""
+        """Follow the text. One that leaves the baseline's (a near-tie in a low precision) cannot be replayed from there
+        on."""
+        if committed != self._text[self._place : self._place + len(committed)]:
+            self._text = []
+        self._place += len(committed)
+        self.drafter.observe(n_accepted, committed)
 
 
 def reference_text(
-    decode: Callable[..., Iterable[Round]],
-    target: Target,
-    prompt: Tensor,
-    draft_length: int,
-    settings: DecodeSettings,
+    decode: Callable[..., Iterable[Round]], target: Target, prompt: Tensor, draft_length: int, settings: DecodeSettings
 ) -> list[int]:
-    """Return the target's own text for an OracleDraft to replay, by the speculative loop `decode`.
-
-    It is made with passes as wide as those that will judge the replay: in bfloat16 the logits of another width differ
-    enough to turn a near-tie, and a text that leaves the reference cannot be replayed.
-    """
+    """Return the target's own text for a dial to replay, made by the speculative loop with passes as wide as those that
+    will judge the replay: in bfloat16 the logits of another width may turn a near-tie."""
     return tokens_of(decode(target, ConstantDrafter(), prompt, draft_length, settings))

@@ -1,10 +1,8 @@
-"""The one table of drafts: the words that `--draft` takes, what builds each draft, a line of help, and whether it was
-trained.
+"""The one table of drafts: the words that `--draft` takes, what builds each draft, and a line of help.
 
 A `Kind` reads what is typed after its name. That gives a `Choice`: what is known of a draft before a model is loaded,
-and how it is built. What a program asks of a draft is a field of its choice or of its drafter, so nobody compares
-names. The lab's own kinds stand at the end of this file, a lookup in one line. An extension adds its own from its
-register.py.
+and how it is built. The lab's own kinds stand at the end of this file, a lookup in one line. An extension adds its own
+from its register.py.
 """
 
 import difflib
@@ -21,7 +19,7 @@ from speclab.core.drafter import Drafter, Lookup
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.files import read_head
 from speclab.drafts.hybrid import HybridDrafter
-from speclab.drafts.oracle import FreeOracleDrafter, OracleDraft, OracleModelDrafter, needs_greedy
+from speclab.drafts.oracle import Dial, needs_greedy
 from speclab.models import loading, names, sources
 from speclab.models.cached import CachedModel, check_prompt
 from speclab.models.family import check_family
@@ -29,72 +27,47 @@ from speclab.models.padded import sizes
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.system import extensions
-from speclab.system.errors import EnvironmentProblem, UsageProblem
+from speclab.system.errors import UsageProblem
 from speclab.system.terminal import note
 
-LIST = "type --draft help to see all kinds"
 OTHER_FAMILY = "use as draft a FOLDER with a model of its family, ngram, or hybrid:ngram+FOLDER"
-TRAINED = (
-    "What is called trained comes with the lab for its own target; python -m training.heads trains a head or an\n"
-    "adapter for another target. Nothing else needs training."
-)
 USUAL_HYBRID = "suffix+feature"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One draft as `--draft` names it, checked as far as that is possible before a model is loaded.
+    """One draft as `--draft` names it, checked as far as that is possible before a model is loaded."""
 
-    text: what was typed. name: what tables and records call it, never an absolute path. build: makes the drafter from a
-    checked target and the seed of a run. parts: the choices that it is made of, whose limits it has, too.
-
-    is_lookup: it copies from the text, so that a hybrid can have it in front of a model.
-    is_model: it is a draft model with the target's ids, and nothing else.
-    branches: its drafts have several tokens for one place.
-    can_branch: it says what comes after each of several tokens, so that it can have branches.
-    in_hybrid: a hybrid can have it behind a lookup.
-    any_family: it works with a target of any family; else it needs a decoder-only one.
-    changes_engine: it may change the engine of the target, so it is built before others.
-    no_auto: why `-k auto` cannot choose its lengths, a part of a sentence; None where it can.
-    only_greedy: why it needs temperature 0; None where it does not.
-    """
-
-    text: str
-    name: str
-    build: Callable[[Setup, int], Drafter]
-    parts: tuple["Choice", ...] = ()
-    is_lookup: bool = False
-    is_model: bool = False
-    branches: bool = False
-    can_branch: bool = False
-    in_hybrid: bool = False
-    any_family: bool = True
-    changes_engine: bool = False
-    no_auto: str | None = None
-    only_greedy: str | None = None
+    text: str  # what was typed
+    name: str  # what tables and records call it, never an absolute path
+    build: Callable[[Setup, int], Drafter]  # from a checked target and the seed of a run
+    parts: tuple["Choice", ...] = ()  # the choices that it is made of, whose limits it has, too
+    is_lookup: bool = False  # it copies from the text, so that a hybrid can have it in front of a model
+    is_model: bool = False  # it is a draft model with the target's ids, and nothing else
+    branches: bool = False  # its drafts have several tokens for one place
+    can_branch: bool = False  # it says what comes after each of several tokens, so that it can have branches
+    in_hybrid: bool = False  # a hybrid can have it behind a lookup
+    any_family: bool = True  # it works with a target of any family; else it needs a decoder-only one
+    changes_engine: bool = False  # it may change the engine of the target, so it is built before others
+    no_auto: str | None = None  # why `-k auto` cannot choose its lengths, a part of a sentence
+    only_greedy: str | None = None  # why it needs temperature 0
 
     def __post_init__(self) -> None:
         for part in self.parts:
             object.__setattr__(self, "any_family", self.any_family and part.any_family)
-            object.__setattr__(self, "changes_engine", self.changes_engine or part.changes_engine)
-            object.__setattr__(self, "no_auto", self.no_auto or part.no_auto)
-            object.__setattr__(self, "only_greedy", self.only_greedy or part.only_greedy)
+            for name in ("changes_engine", "no_auto", "only_greedy"):
+                object.__setattr__(self, name, getattr(self, name) or getattr(part, name))
 
     def check_greedy(self, greedy: bool) -> None:
-        """Raise UsageProblem where a run samples and this draft cannot."""
         if self.only_greedy and not greedy:
             raise UsageProblem(self.only_greedy)
 
     def check_auto(self) -> None:
-        """Raise UsageProblem where `-k auto` cannot choose its lengths."""
         if self.no_auto:
             raise UsageProblem(f"-k auto: {self.no_auto}; give -k a number")
 
     def make(self, setup: Setup, seed: int = 0) -> Drafter:
-        """Make the drafter for this target. seed: the seed of the numbers that a greedy run draws.
-
-        Raises UsageProblem and EnvironmentProblem where they do not fit.
-        """
+        """Make the drafter for this target. Raises UsageProblem and EnvironmentProblem where they do not fit."""
         self.check_greedy(setup.sampling.greedy)
         if not self.any_family:
             check_family(setup.target.model, f"the draft {self.text}", OTHER_FAMILY, crops=False)
@@ -102,35 +75,23 @@ class Choice:
 
 
 class Kind(NamedTuple):
-    """A kind of draft.
+    """A kind of draft."""
 
-    usage: how it is typed, its name first, then a colon and its argument where it has one. reader: a function of the
-    argument ("" where there is none) and of all that was typed, or "module:name" of one that is imported when it is
-    asked; it gives a Choice or raises UsageProblem. help: one line that says what drafts.
-    """
-
-    usage: str
-    reader: Callable[[str, str], Choice] | str
-    help: str
+    usage: str  # how it is typed: its name, then a colon and its argument where it has one
+    reader: Any  # (argument, "" where there is none; all that was typed) -> Choice, or "module:name" of that function
+    help: str  # one line that says what drafts
     trained: bool = False
     is_lookup: bool = False
 
     @property
     def name(self) -> str:
-        """Return what is typed before a colon."""
         return self.usage.partition(":")[0].partition("[")[0]
 
 
 _KINDS: dict[str, Kind] = {}
 
 
-def add(
-    usage: str,
-    reader: Callable[[str, str], Choice] | str,
-    help: str,
-    trained: bool = False,
-    is_lookup: bool = False,
-) -> None:
+def add(usage: str, reader: Any, help: str, trained: bool = False, is_lookup: bool = False) -> None:
     """Add a kind of draft to the table, as `Kind` describes it."""
     kind = Kind(usage, reader, help, trained, is_lookup)
     if kind.name in _KINDS:
@@ -139,11 +100,8 @@ def add(
 
 
 def add_lookup(name: str, make_lookup: Callable[..., Lookup] | str, help: str) -> None:
-    """Add a lookup to the table, which takes no argument.
-
-    make_lookup: a class or function, or "module:name" of one that is imported when it is asked. It gets `n_ids`, since
-    a lookup proposes no id that the target never emits, though a prompt may have some.
-    """
+    """Add a lookup to the table. make_lookup: a class or function, or "module:name" of one. It gets `n_ids`, since a
+    lookup proposes no id that the target never emits, though a prompt may have some."""
 
     def read_lookup(argument: str, text: str) -> Choice:
         check_no_argument(argument, text)
@@ -154,55 +112,44 @@ def add_lookup(name: str, make_lookup: Callable[..., Lookup] | str, help: str) -
 
 
 def kinds() -> dict[str, Kind]:
-    """Return all kinds of drafts by name, those of extensions among them."""
+    """Those of extensions are among them."""
     extensions.load()
     return _KINDS
 
 
 def lookups() -> list[str]:
-    """Return the names of the lookups, which a hybrid can have."""
     return [name for name, kind in kinds().items() if kind.is_lookup]
 
 
 def shown() -> str:
-    """Return all kinds of drafts for a terminal: how each is typed, and what drafts."""
     from tabulate import tabulate  # here: to decode takes no tables
 
     rows = [(kind.usage, kind.help + ", trained" * kind.trained) for kind in kinds().values()]
     rows.append(("lab:SIZE", "the lab's draft model padded to the price of a larger one, as in lab:50m"))
     rows.append((", ".join(sources.usages()), "any causal language model with the target's tokenizer"))
-    return f"{tabulate(rows, tablefmt='plain')}\n{TRAINED}"
-
-
-# --- from what is typed to drafters -----------------------------------------------------------------------------------
+    trained = "What is called trained comes with the lab for its own target; python -m training.heads trains others."
+    return f"{tabulate(rows, tablefmt='plain')}\n{trained}"
 
 
 def kind_of(text: str) -> Kind | None:
-    """The kind that `--draft TEXT` names; None where it names a model, or nothing."""
     name, colon, argument = text.partition(":")
     return kinds().get(name) if argument or not colon else None
 
 
-def check_known(text: str) -> None:
-    """Raise UsageProblem where `--draft TEXT` names no kind and cannot be the name of a model."""
-    name, colon, _ = text.partition(":")
-    is_no_name = bool(colon) and not loading.exists(text) and not sizes.is_lab_size(text)  # no hub name has a colon
-    if kind_of(text) is None and (name in kinds() or is_no_name or is_mistyped(text)):
-        near = kinds().get(_nearest(name) or name)
-        meant = f"; did you mean {near.usage}?" if near else ""
-        raise UsageProblem(f"unknown draft kind {text!r}{meant}; {LIST}")
-
-
 def check_names(text: str) -> str:
-    """Return what was typed behind `--draft`, names with commas between them. Raises UsageProblem as `check_known`."""
-    for name in [] if loading.exists(text) else filter(None, text.split(",")):
-        check_known(name)
+    """Return names with commas between them. Raises UsageProblem where one cannot be the name of a kind or a model."""
+    for one in [] if loading.exists(text) else filter(None, text.split(",")):
+        name = one.partition(":")[0]
+        is_no_name = name != one and not loading.exists(one) and not sizes.is_lab_size(one)  # no hub name has a colon
+        if kind_of(one) is None and (name in kinds() or is_no_name or is_mistyped(one)):
+            near = kinds().get(_nearest(name) or name)
+            meant = f"; did you mean {near.usage}?" if near else ""
+            raise UsageProblem(f"unknown draft kind {one!r}{meant}; type --draft help to see all kinds")
     return text
 
 
 def is_mistyped(text: str) -> bool:
-    """Tell whether a name is empty, or is nearly the name of a kind and neither a folder nor surely a name of the
-    hub."""
+    """Tell whether a name is empty, or nearly the name of a kind and neither a folder nor surely a name of the hub."""
     if sizes.is_lab_size(text):
         sizes.parse_name(text)
         return False
@@ -214,7 +161,6 @@ def _nearest(text: str) -> str | None:
 
 
 def check_no_argument(argument: str, text: str) -> None:
-    """Raise UsageProblem where something follows the name of a kind that takes nothing."""
     if argument:
         raise UsageProblem(f"{text}: this kind of draft takes no argument; give {text.partition(':')[0]}")
 
@@ -230,12 +176,11 @@ def read(text: str) -> Choice:
         return reader(text.partition(":")[2], text)
     if "," in text and not loading.exists(text):
         raise UsageProblem(f"{text}: this takes one draft; compare.py takes several")
-    check_known(text)
+    check_names(text or " ")
     return model_choice(text)
 
 
 def read_all(texts: Iterable[str]) -> list[Choice]:
-    """Return the drafts of one run. Raises UsageProblem where there are none, or two have one name."""
     choices = [read(text) for text in texts]
     if not choices:
         raise UsageProblem("no draft is named; give at least one kind, for example model,ngram")
@@ -252,23 +197,22 @@ def check_chains(who: str, choices: Iterable[Choice]) -> None:
 
 
 def make_all(choices: Iterable[Choice], setup: Setup, seed: int) -> dict[str, Drafter]:
-    """Return drafters by the name that tables and records give them, in the order of the choices."""
+    """Return drafters by the name that tables and records give them, in the order of the choices. One that changes the
+    target's engine is made first, since others take the engine over."""
     choices = list(choices)
-    # One that changes the target's engine comes first, since others take the engine over.
     first = sorted(choices, key=lambda choice: not choice.changes_engine)
     made = {choice.name: choice.make(setup, seed) for choice in first}
     return {choice.name: made[choice.name] for choice in choices}
 
 
 def make(text: str, setup: Setup, seed: int = 0) -> Drafter:
-    """Return the drafter that `--draft TEXT` means, for this target."""
     return read(text).make(setup, seed)
 
 
 def check_prompts(target: CachedModel, drafters: Iterable[Drafter], prompts: list[Prompt], max_new_tokens: int) -> None:
-    """Check that every prompt with its new tokens fits the target's context, and every prompt fits each draft's.
+    """Raise UsageProblem for a prompt that does not fit the target's context with its new tokens, or a draft's without.
 
-    Raises UsageProblem where they do not. Text beyond a draft's context is only noted: rounds there draft fewer tokens.
+    Text beyond a draft's context is only noted: rounds there draft fewer tokens.
     """
     for prompt in prompts:
         check_prompt(target, prompt.ids, max_new_tokens)
@@ -277,28 +221,18 @@ def check_prompts(target: CachedModel, drafters: Iterable[Drafter], prompts: lis
             note(said)
 
 
-# --- readers ----------------------------------------------------------------------------------------------------------
-
-
 def model_choice(text: str, place: str | None = None) -> Choice:
     """Return a draft model by its folder or hub name, `place` where it is not what was typed."""
     if place is None:
         loading.check_place(text)
 
     def build(setup: Setup, seed: int) -> Drafter:
-        name = place or text
-        try:
-            return ModelDrafter(setup.load_draft(name))
-        except EnvironmentProblem as problem:
-            if "/" in name or ":" in name or loading.exists(name):
-                raise
-            raise EnvironmentProblem(f"{problem}; {LIST}") from None  # it may have been meant as a kind
+        return ModelDrafter(setup.load_draft(place or text))
 
     return Choice(text, loading.short_name(text), build, is_model=True, can_branch=True, in_hybrid=True)
 
 
 def read_model(argument: str, text: str) -> Choice:
-    """Return the lab's own draft model."""
     check_no_argument(argument, text)
     return model_choice(text, loading.LAB_DRAFT)
 
@@ -308,8 +242,7 @@ def head_choice(
 ) -> Choice:
     """Return a head that reads the target's hidden states: the lab's own one, or one in the format of `speculators`.
 
-    make_head: makes the drafter from the head's folder or hub name, the target, and the width of the states of the
-    model that the target was padded from, None where it is not padded.
+    make_head: of its folder or hub name, the target, and the width of what the target was padded from, or None.
     """
     if argument and is_mistyped(argument):
         raise UsageProblem(f"{text}: give a head's folder or hub name, for example {name}:build/{name}")
@@ -319,12 +252,10 @@ def head_choice(
         raise UsageProblem(f"{name}: the lab has no such head yet; type: python -m training.heads {name}")
 
     def build(setup: Setup, seed: int) -> Drafter:
-        target = setup.target
+        target, padded = setup.target, sizes.is_lab_size(setup.target_name)
         check_family(target.model, f"the draft {name}", OTHER_FAMILY)
         # A padded target's states are the lab's, followed by zeros.
-        own_width = (
-            loading.load_config(loading.LAB_TARGET).hidden_size if sizes.is_lab_size(setup.target_name) else None
-        )
+        own_width = loading.load_config(loading.LAB_TARGET).hidden_size if padded else None
         # The name of a folder says nothing about the model in it.
         named = setup.target_name if sources.about(target.model) else ""
         drafter: Any = make_head(argument or own_head(name, named), target.model, own_width)
@@ -338,19 +269,14 @@ def head_choice(
 
 
 def own_head(name: str, target: str) -> str:
-    """Return the folder of the lab's head of a kind: the one for the target of this name where there is one, else that
-    of the lab's pair. target: such as smollm2; empty for a folder."""
+    """Return the folder of the lab's head for the target of this name (such as smollm2, empty for a folder) where there
+    is one, else that of the lab's pair."""
     folder = names.MODELS / target / name
     return str(folder if target and Path(target).name == target and folder.is_dir() else loading.LAB_PAIR / name)
 
 
-def _feature_drafter(place: str, target: PreTrainedModel, own_width: int | None) -> Drafter:
-    return FeatureDrafter(*read_head(place, target, own_width))
-
-
 def read_feature(argument: str, text: str) -> Choice:
-    """Return a head that drafts token by token."""
-    return head_choice("feature", argument, text, _feature_drafter)
+    return head_choice("feature", argument, text, lambda *asked: FeatureDrafter(*read_head(*asked)))
 
 
 def read_hybrid(argument: str, text: str) -> Choice:
@@ -358,17 +284,14 @@ def read_hybrid(argument: str, text: str) -> Choice:
     first, _, second = (argument or USUAL_HYBRID).partition("+")
     parts = [read(first), read(second)] if first in lookups() and second else []
     if not parts or not parts[1].in_hybrid:
-        raise UsageProblem(
-            f"{text}: give a lookup ({' or '.join(lookups())}) and a draft with a model, for example "
-            f"hybrid:{USUAL_HYBRID}"
-        )
-    name = f"hybrid:{parts[0].name}+{parts[1].name}" if argument else text
+        known, usual = " or ".join(lookups()), f"hybrid:{USUAL_HYBRID}"
+        raise UsageProblem(f"{text}: give a lookup ({known}) and a draft with a model, for example {usual}")
 
     def build(setup: Setup, seed: int) -> Drafter:
-        found, drafter = parts[0].make(setup, seed), parts[1].make(setup, seed)
-        assert isinstance(found, Lookup)
-        return HybridDrafter(found, drafter)
+        lookup: Any = parts[0].make(setup, seed)
+        return HybridDrafter(lookup, parts[1].make(setup, seed))
 
+    name = f"hybrid:{parts[0].name}+{parts[1].name}" if argument else text
     return Choice(text, name, build, parts=tuple(parts))
 
 
@@ -376,25 +299,20 @@ def read_dial(argument: str, text: str) -> Choice:
     """Read A:MODEL or A:free, or A alone, which means the lab's draft model."""
     number, _, cost = argument.partition(":")
     try:
-        accuracy = OracleDraft(float(number)).accuracy
+        accuracy = Dial(float(number)).accuracy
     except ValueError:
         raise UsageProblem(f"{text}: give the dial a number from 0 to 1, for example dial:0.8") from None
-    name = f"dial:{number}" + (f":{loading.short_name(cost)}" if cost else "")
     model = None if cost == "free" else read(cost or "model")
     if model and not model.is_model:
         raise UsageProblem(f"{text}: give the model whose cost the dial takes, for example dial:0.8:model")
 
     def build(setup: Setup, seed: int) -> Drafter:
-        if model is None:
-            return FreeOracleDrafter(accuracy, seed)
-        [draft] = model.make(setup, seed).models
-        return OracleModelDrafter(draft, accuracy, seed)
+        return Dial(accuracy, model and model.make(setup, seed), seed)
 
+    name = f"dial:{number}" + (f":{loading.short_name(cost)}" if cost else "")
     no_auto = f"it chooses by what was accepted, and {text} replays the text"
     return Choice(text, name, build, no_auto=no_auto, only_greedy=needs_greedy())
 
-
-# --- the lab's own kinds ----------------------------------------------------------------------------------------------
 
 add("model", read_model, "the lab's own draft model, a tenth of the target's size", True)
 add_lookup("ngram", "draft_models:NgramDrafter", "prompt lookup: what followed the longest earlier match")

@@ -59,21 +59,17 @@ class SuffixDrafter(Lookup):
         self._ends = [Node()]  # of the tree: the root, then the last token, the last two, ...
 
     def prefill(self, target: Target | None, prompt: Tensor, sampling: Sampling) -> None:
-        """Put the prompt into the tree, (1, prompt length) ids."""
         self._device = prompt.device
         self._begin()
         self._append(prompt[0].tolist())
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """Propose at most `k` tokens, none where nothing matches; `uniforms` are not used."""
         return as_draft(self.lookup(k), self._device)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
-        """Put what was committed into the tree."""
         self._append(committed)
 
     def lookup(self, k: int) -> list[int]:
-        """Return at most k ids, as far as the statistics go."""
         ends, chance = self._ends, 1.0
         tokens: list[int] = []
         self.matched = 0

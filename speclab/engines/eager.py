@@ -9,18 +9,15 @@ import functools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from speclab.engines.windows import Window, keep_what_leaves, masks, reading_all_rows
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The model's decoder layers in their order; none where they are not one list.
-
-    They are looked for in its text part first: an encoder of images may have as many layers.
-    """
+    """The model's decoder layers in their order; none where they are not one list. They are looked for in its text part
+    first: an encoder of images may have as many layers."""
     n_layers = getattr(model.config.get_text_config(), "num_hidden_layers", 0)
     text_part = model.get_decoder() if isinstance(model, PreTrainedModel) else model
     modules = (module for part in (text_part, model) for module in part.modules())
@@ -46,55 +43,17 @@ def layer_outputs(model: PreTrainedModel, layers: Iterable[int]) -> Iterator[dic
             handle.remove()
 
 
-@contextlib.contextmanager
-def only_layers(model: PreTrainedModel, chosen: range, states: Tensor | None = None) -> Iterator[None]:
-    """While this is open, passes of the model skip all layers but `chosen`, without a gap.
-
-    A skipped layer gives what it gets; the one before the first of `chosen` gives `states`, (batch, m, hidden).
-    """
-
-    def skipped(hidden_states: Tensor, *args: Any, **options: Any) -> Tensor:
-        return hidden_states
-
-    def given(hidden_states: Tensor, *args: Any, **options: Any) -> Tensor:
-        assert states is not None
-        return states
-
-    modules: list[Any] = decoder_layers(model)
-    replaced = {i: given if i == chosen.start - 1 else skipped for i in range(len(modules)) if i not in chosen}
-    before = {i: vars(modules[i]).get("forward") for i in replaced}
-    try:
-        for i, function in replaced.items():
-            modules[i].forward = function
-        yield
-    finally:
-        for i, own in before.items():
-            del modules[i].forward
-            if own is not None:
-                modules[i].forward = own
-
-
-def first_states(model: PreTrainedModel, tokens: Tensor, n_layers: int, **options: Any) -> Tensor:
-    """Run the first `n_layers` layers alone: (1, m) ids -> their outputs (1, m, hidden). options: arguments of the
-    pass."""
-    last = n_layers - 1
-    with only_layers(model, range(n_layers)), layer_outputs(model, (last,)) as outputs:
-        model.base_model(input_ids=tokens, **{"use_cache": False} | options)
-    return outputs[last]
-
-
 def move_rows(tensors: Iterable[Tensor], length: int, rows: Tensor) -> None:
-    """Move these rows, (n,), to the front of the rows behind `length`, in place. tensors: (1, heads, tokens, head
-    width) each."""
+    """Move these rows, (n,), of (1, heads, tokens, head width) each, to the front of those behind `length`."""
     for tensor in tensors:
         tensor[:, :, length : length + len(rows)] = tensor[:, :, length + rows.to(tensor.device)]
 
 
 class EagerBackend:
-    """The model as its library runs it, with a cache that grows. The reference: readable, and right for every model.
+    """The model as its library runs it, with a cache that grows.
 
     n_replays: passes over accepted tokens that were read before. n_single: passes beyond one for a call of `forward`,
-    where it reads tokens one by one.
+    where it reads tokens one by one. hidden: by layer, what was asked for of the last pass.
     """
 
     n_replays = n_single = 0
@@ -124,38 +83,6 @@ class EagerBackend:
     def _read(self, tokens: Tensor, length: int) -> Tensor:
         with layer_outputs(self._model, self._hidden_layers) as self.hidden:
             return self._model(input_ids=tokens, past_key_values=self._cache, use_cache=True).logits
-
-    def forward_first(self, tokens: Tensor, length: int, n_layers: int) -> Tensor:
-        """Run the first `n_layers` layers alone: (1, m) ids after `length` tokens -> their outputs (1, m, hidden)."""
-        self._keep_what_leaves()
-        self._check_length(range(n_layers), length)
-        return first_states(self._model, tokens, n_layers, past_key_values=self._cache, use_cache=True)
-
-    def forward_rest(self, states: Tensor, length: int, n_layers: int) -> Tensor:
-        """Run all other layers: the outputs of the first ones, (1, m, hidden), after `length` tokens -> (1, m, vocab)
-        logits."""
-        layers = self._cache.layers
-        rest, width = range(n_layers, len(layers)), states.shape[1]
-        self._check_length(rest, length)
-        self._check_length(range(n_layers), length + width)
-        # The library asks the first layer of a cache how long the text is, and that one is ahead.
-        cache = Cache(layers=[layers[n_layers]] * n_layers + layers[n_layers:])
-        kept = [layer for layer in self._hidden_layers if layer in rest]
-        positions = torch.arange(length, length + width, device=states.device)[None]
-        ids = torch.zeros_like(positions)  # their embeddings are not read
-        with only_layers(self._model, rest, states), layer_outputs(self._model, kept) as self.hidden:
-            options = {"position_ids": positions, "past_key_values": cache, "use_cache": True}
-            logits = self._model(input_ids=ids, **options).logits
-        if n_layers - 1 in self._hidden_layers:
-            self.hidden[n_layers - 1] = states
-        return logits
-
-    def _check_length(self, layers: Iterable[int], length: int) -> None:
-        """Raise RuntimeError where the cache of one of these layers does not hold `length` tokens."""
-        caches: list[Any] = self._cache.layers
-        for layer in layers:
-            if (found := caches[layer].get_seq_length()) != length:
-                raise RuntimeError(f"the cache of layer {layer} holds {found} tokens, not {length}")
 
     def forward_masked(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
         """The same as `forward`, but each token has its position (1, m), and the mask (1, 1, m, length + m) says what

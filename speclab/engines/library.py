@@ -1,8 +1,7 @@
 """Compiles pass.c for this machine, once: some seconds, and the next run finds the library in the user's cache folder.
 
 The file's name is a digest of the source, the compiler, its flags and the processor. It is written under another name
-and moved to its own when it is whole. Nothing is loaded that others can write to (speclab/system/cache.py), and a file
-that is not what was written, byte by byte, is compiled again.
+and moved to its own when it is whole. Nothing is loaded that others can write to (speclab/system/cache.py).
 """
 
 import contextlib
@@ -59,35 +58,21 @@ def library(kinds: int, more: tuple[str, ...] = ()) -> ctypes.CDLL:
 
 
 def _library(path: str, flags: tuple[str, ...]) -> ctypes.CDLL:
-    source = SOURCE.read_bytes()
-    about = repr((source, os.path.realpath(path), os.stat(path).st_mtime, flags, platform.machine(), _processor()))
+    source, made = SOURCE.read_bytes(), os.stat(path).st_mtime
+    about = repr((source, os.path.realpath(path), made, flags, platform.machine(), _processor()))
     try:
         place = cache.make_folder() / f"{hashlib.sha256(about.encode()).hexdigest()[:40]}.so"
-        if not _is_whole(place):
+        if not place.exists() or not cache.is_own(place):
             note("compiling speclab/engines/pass.c, some seconds; the next run finds it")
-            _compile([path, *flags, "-o", "pass.so", str(SOURCE), "-lm"], place)
+            with tempfile.TemporaryDirectory(dir=place.parent) as scratch:
+                command = [path, *flags, "-o", "pass.so", str(SOURCE), "-lm"]
+                done = subprocess.run(command, cwd=scratch, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+                whole = pathlib.Path(scratch) / "pass.so"
+                if done.returncode or not whole.exists():
+                    said = done.stderr.splitlines() or ["it said nothing"]
+                    raise NoFastBackend(f"the C compiler gave up: {next((s for s in said if 'error' in s), said[0])}")
+                whole.chmod(0o600)
+                whole.replace(place)
         return ctypes.CDLL(str(place))
     except OSError as error:
         raise NoFastBackend(f"the compiled pass cannot be kept or loaded: {error}") from error
-
-
-def _is_whole(place: pathlib.Path) -> bool:
-    """Tell whether this user has put the library there, and it is what the compiler wrote."""
-    digest = place.with_suffix(".sha256")
-    if not (place.exists() and digest.exists() and cache.is_own(place) and cache.is_own(digest)):
-        return False
-    return digest.read_text(encoding="utf-8", errors="replace") == hashlib.sha256(place.read_bytes()).hexdigest()
-
-
-def _compile(command: list[str], place: pathlib.Path) -> None:
-    with tempfile.TemporaryDirectory(dir=place.parent) as scratch:
-        done = subprocess.run(command, cwd=scratch, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        made = pathlib.Path(scratch) / "pass.so"
-        if done.returncode or not made.exists():
-            said = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
-            raise NoFastBackend(f"the C compiler gave up: {said[0] if said else 'it said nothing'}")
-        written = made.with_suffix(".sha256")
-        written.write_text(hashlib.sha256(made.read_bytes()).hexdigest(), encoding="utf-8")
-        for file, final in ((made, place), (written, place.with_suffix(".sha256"))):
-            file.chmod(0o600)
-            file.replace(final)

@@ -6,7 +6,6 @@ the parts were read rightly is not believed: the logits are held against the lib
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,61 +18,14 @@ from speclab.models.family import NoFastBackend
 LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "gemma", "gemma2", "gemma3_text", "olmo2")
 FAMILIES = (*LIKE_LLAMA, "gpt2", "gpt_neox")
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "gelu_fast": 2}
-Linear = tuple[Tensor, Tensor | None]
-"""A matrix (rows, columns), and a bias (rows,)."""
-NormOf = tuple[Tensor, Tensor | None] | None
-"""The factors of a norm, and what it adds; None where there is no norm."""
+Parts = dict[str, Any]
+"""A model by the names of pass.c: numbers, tensors, matrices with a bias and norms with a shift (pairs, of which the
+second may be None). What is not there, or None, is 0 or missing. `layer` is a list with the same of each layer, and
+with `rotary`, the number of its table of angles. `angles`: each takes (n,) positions and gives cosines and sines,
+(n, turned / 2) each."""
 
 
-@dataclass
-class LayerParts:
-    """One layer, with the names of pass.c. rotary: the number of its table of angles, None for none."""
-
-    qkv: Linear | None  # matrices are None once they are packed
-    out: Linear | None
-    up: Linear | None  # with a gate: its rows and those of the other factor lie in two halves
-    down: Linear | None
-    before_attention: NormOf = None
-    after_attention: NormOf = None
-    before_mlp: NormOf = None
-    after_mlp: NormOf = None
-    queries: NormOf = None
-    keys: NormOf = None
-    rotary: int | None = None
-    window: int = 0
-
-
-@dataclass
-class Parts:
-    """A model, with the names of pass.c. angles: each takes (n,) positions and gives cosines and sines, (n, turned / 2)
-    each."""
-
-    layers: list[LayerParts]
-    embeddings: Tensor
-    head: Linear
-    last: NormOf
-    heads: int
-    kv_heads: int
-    head_size: int
-    mlp: int
-    epsilon: float
-    activation: int
-    attention_scale: float
-    angles: list[Callable[[Tensor], tuple[Tensor, Tensor]]] = field(default_factory=list)
-    places: Tensor | None = None
-    states: NormOf = None
-    centred: bool = False
-    whole_norms: bool = False
-    gated: bool = True
-    parallel: bool = False
-    beside: bool = False
-    start_normed: bool = False
-    attention_cap: float = 0.0
-    logit_cap: float = 0.0
-    embedding_scale: float = 1.0
-
-
-def linear(*modules: Any) -> Linear:
+def linear(*modules: Any) -> tuple[Tensor, Tensor | None]:
     """Return the rows of several layers below each other. The library's Conv1D has its matrix turned."""
     weights = [m.weight.T if type(m).__name__ == "Conv1D" else m.weight for m in modules]
     biases = [m.bias for m in modules]
@@ -105,83 +57,74 @@ def parts_of(model: PreTrainedModel) -> Parts:
     last = _first(base, "norm", "ln_f", "final_layer_norm")
     query_norm = getattr(first, "q_norm", None)
 
-    def norm(module: nn.Module | None) -> NormOf:
+    def norm(module: nn.Module | None) -> tuple | None:
         return None if module is None else (module.weight + more, getattr(module, "bias", None))
 
     rotary, angles = getattr(base, "rotary_emb", None), []
     kinds = getattr(config, "layer_types", None) or [""] * len(layers)
+    by_kind = rotary is not None and "layer_type" in inspect.signature(rotary.forward).parameters
+    named = sorted(set(kinds)) if by_kind else [""]
+
+    def angles_of(name: str) -> Callable[[Tensor], tuple]:
+        def at(positions: Tensor) -> tuple:
+            pair = rotary(table.weight[:1, :1], positions[None], *([name] if by_kind else []))
+            return tuple(part[0, :, : part.shape[-1] // 2].float().contiguous() for part in pair)
+
+        return at
+
     if rotary is not None:
-        by_kind = "layer_type" in inspect.signature(rotary.forward).parameters
-        named = sorted(set(kinds)) if by_kind else [""]
-
-        def angles_of(name: str) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-            def at(positions: Tensor) -> tuple[Tensor, Tensor]:
-                pair = rotary(table.weight[:1, :1], positions[None], *([name] if by_kind else []))
-                return tuple(part[0, :, : part.shape[-1] // 2].float().contiguous() for part in pair)  # type: ignore[return-value]
-
-            return at
-
         angles = [angles_of(name) for name in named]
     caches = DynamicCache(config=config).layers or [None] * len(layers)
     made = []
     for i, (layer, attention) in enumerate(zip(layers, attentions, strict=True)):
-        part = _layer(layer, attention, norm, heads)
+        made.append(_layer(layer, attention, norm, heads))
         if angles and getattr(attention, "use_rope", True):
-            part.rotary = named.index(kinds[i]) if by_kind else 0
-        part.window = getattr(caches[min(i, len(caches) - 1)], "sliding_window", None) or 0
-        made.append(part)
-    output = model.get_output_embeddings()
+            made[i]["rotary"] = named.index(kinds[i]) if by_kind else 0
+        made[i]["window"] = getattr(caches[min(i, len(caches) - 1)], "sliding_window", None)
     gated = kind in LIKE_LLAMA
-    return Parts(
-        layers=made,
-        embeddings=table.weight,
-        head=linear(output),
-        last=norm(last),
-        heads=heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_size=size,
-        mlp=len(made[0].up[0]) // (2 if gated else 1),
-        epsilon=_first(last, "variance_epsilon", "eps"),
-        activation=ACTIVATIONS[name],
-        attention_scale=_first(first, "scaling") or size**-0.5,
-        angles=angles,
-        places=base.wpe.weight if kind == "gpt2" else None,
-        centred=isinstance(last, nn.LayerNorm),
-        whole_norms=query_norm is not None and query_norm.weight.numel() != size,
-        gated=gated,
-        parallel=bool(getattr(config, "use_parallel_residual", False)),
-        attention_cap=getattr(first, "attn_logit_softcapping", None) or 0.0,
-        logit_cap=getattr(config, "final_logit_softcapping", None) or 0.0,
-        embedding_scale=float(getattr(table, "embed_scale", 1.0)),
-    )
+    return {
+        "layer": made,
+        "embeddings": table.weight,
+        "head": linear(model.get_output_embeddings()),
+        "last": norm(last),
+        "heads": heads,
+        "kv_heads": getattr(config, "num_key_value_heads", None) or heads,
+        "head_size": size,
+        "mlp": len(made[0]["up"][0]) // (2 if gated else 1),
+        "epsilon": _first(last, "variance_epsilon", "eps"),
+        "activation": ACTIVATIONS[name],
+        "attention_scale": _first(first, "scaling") or size**-0.5,
+        "angles": angles,
+        "places": base.wpe.weight if kind == "gpt2" else None,
+        "centred": isinstance(last, nn.LayerNorm),
+        "whole_norms": query_norm is not None and query_norm.weight.numel() != size,
+        "gated": gated,
+        "parallel": getattr(config, "use_parallel_residual", False),
+        "attention_cap": getattr(first, "attn_logit_softcapping", None),
+        "logit_cap": getattr(config, "final_logit_softcapping", None),
+        "embedding_scale": float(getattr(table, "embed_scale", 1.0)),
+    }
 
 
-def _layer(layer: Any, attention: Any, norm: Callable[[Any], NormOf], heads: int) -> LayerParts:
+def _layer(layer: Any, attention: Any, norm: Callable[[Any], tuple | None], heads: int) -> Parts:
     """Read one decoder layer, by the names of its parts."""
     mlp = layer.mlp
     fused = _first(attention, "qkv_proj", "c_attn", "query_key_value")
     qkv = linear(fused) if fused is not None else linear(attention.q_proj, attention.k_proj, attention.v_proj)
     if hasattr(attention, "query_key_value"):  # query, key and value of each head in turn: all queries come first
-        qkv = tuple(  # type: ignore[assignment]
-            part if part is None else part.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2) for part in qkv
-        )
-    if hasattr(mlp, "gate_proj"):
-        up = linear(mlp.gate_proj, mlp.up_proj)
-    else:
-        up = linear(_first(mlp, "gate_up_proj", "c_fc", "dense_h_to_4h"))
-    part = LayerParts(
-        qkv=qkv,
-        out=linear(_first(attention, "o_proj", "c_proj", "dense")),
-        up=up,
-        down=linear(_first(mlp, "down_proj", "c_proj", "dense_4h_to_h")),
-        before_attention=norm(_first(layer, "input_layernorm", "ln_1")),
-        queries=norm(getattr(attention, "q_norm", None)),
-        keys=norm(getattr(attention, "k_norm", None)),
-    )
+        qkv = tuple(None if p is None else p.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2) for p in qkv)
+    both = (mlp.gate_proj, mlp.up_proj) if hasattr(mlp, "gate_proj") else ()
     middle = norm(_first(layer, "post_attention_layernorm", "ln_2"))
-    if hasattr(layer, "post_feedforward_layernorm"):  # norms behind attention and MLP
-        part.after_attention, part.after_mlp = middle, norm(layer.post_feedforward_layernorm)
-        part.before_mlp = norm(getattr(layer, "pre_feedforward_layernorm", None))
-    else:
-        part.before_mlp = middle
-    return part
+    behind = hasattr(layer, "post_feedforward_layernorm")  # norms behind attention and MLP
+    return {
+        "qkv": qkv,
+        "out": linear(_first(attention, "o_proj", "c_proj", "dense")),
+        "up": linear(*(both or [_first(mlp, "gate_up_proj", "c_fc", "dense_h_to_4h")])),
+        "down": linear(_first(mlp, "down_proj", "c_proj", "dense_4h_to_h")),
+        "before_attention": norm(_first(layer, "input_layernorm", "ln_1")),
+        "after_attention": middle if behind else None,
+        "before_mlp": norm(getattr(layer, "pre_feedforward_layernorm", None)) if behind else middle,
+        "after_mlp": norm(layer.post_feedforward_layernorm) if behind else None,
+        "queries": norm(getattr(attention, "q_norm", None)),
+        "keys": norm(getattr(attention, "k_norm", None)),
+    }

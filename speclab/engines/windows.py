@@ -16,18 +16,15 @@ from speclab.models.family import NoFastBackend, cached_layers
 
 
 class Window(NamedTuple):
-    """size: tokens that a layer with a sliding window reads, the last one included. everywhere: whether all layers have
-    one."""
+    """size: tokens that a layer with a window reads, the last one included. everywhere: whether all layers have one."""
 
     size: int
     everywhere: bool
 
 
 def window_of(model: PreTrainedModel) -> Window | None:
-    """Of its layers with a sliding window; None where no layer has one.
-
-    NoFastBackend where they differ, or are no windows that move with every token.
-    """
+    """Of its layers with a sliding window; None where no layer has one. Raises NoFastBackend where they differ, or are
+    no windows that move with every token."""
     kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
     if "chunked_attention" in kinds:
         raise NoFastBackend("some of its layers read chunks of the text")
@@ -39,21 +36,16 @@ def window_of(model: PreTrainedModel) -> Window | None:
 
 
 def with_window(mask: Tensor, size: int) -> Tensor:
-    """The mask of layers with a sliding window over buffers that hold the whole text, (texts, 1, m, total).
-
-    Of the rows that a token reads, the last `size` stay, its own included. They stand in the order of the text, also
-    where other rows stand between them.
-    """
+    """The mask of layers with a window over buffers that hold the whole text, (texts, 1, m, total): of the rows that a
+    token reads, the last `size` stay, its own included, also where other rows stand between them."""
     reads = mask == 0
     n_behind = reads.sum(-1, keepdim=True) - reads.cumsum(-1)  # of what a token reads, behind this row
     return mask.masked_fill(n_behind >= size, torch.finfo(mask.dtype).min)
 
 
 def masks(mask: Tensor, window: Window | None, n_held: int | None = None) -> Any:
-    """What the model takes as its attention mask: by the kinds of its layers, where it has several.
-
-    n_held: rows that layers with windows hold, the last ones (default: all).
-    """
+    """What the model takes as its attention mask: by the kinds of its layers, where it has several. n_held: rows that
+    layers with windows hold, the last ones (default: all)."""
     if window is None:
         return mask
     windowed = with_window(mask, window.size)
@@ -63,17 +55,13 @@ def masks(mask: Tensor, window: Window | None, n_held: int | None = None) -> Any
 
 
 class RecordedUpdate:
-    """The `update` of a sliding-window layer that keeps what leaves its window until it is cropped.
-
-    all_rows: give attention all that the layer holds, else its window and this pass. transformers 5.17 always gives
-    all, with masks for the window alone.
-    """
+    """The `update` of a sliding-window layer that keeps what leaves its window until it is cropped. all_rows: give
+    attention all that the layer holds, else its window and this pass (transformers 5.17 always gives all)."""
 
     def __init__(self, layer: Any):
         self._layer, self._update, self.all_rows = layer, layer.update, False
 
     def __call__(self, key_states: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, Tensor]:
-        """Append a pass's rows.  -> keys and values that it reads"""
         keys, values = self._update(key_states, *rest, **options)
         if self.all_rows:
             return self._layer.keys, self._layer.values
@@ -82,24 +70,20 @@ class RecordedUpdate:
 
 
 def keep_what_leaves(cache: Cache) -> None:
-    """From now on sliding-window layers keep what leaves the window until they are cropped."""
     cache.activate_past_recording()
     for layer in sliding(cache):
         layer.update = RecordedUpdate(layer)
 
 
 def sliding(cache: Cache) -> list[Any]:
-    """Its layers with windows."""
     return [layer for layer in cache.layers if getattr(layer, "is_sliding", False)]
 
 
 @contextlib.contextmanager
 def reading_all_rows(cache: Cache) -> Iterator[list[Any]]:
-    """Inside, a pass reads all rows that layers with windows hold; gives these layers.
-
-    A pass needs it in which other tokens stand between those that a token reads: its window reaches further back.
-    RuntimeError where these layers do not keep what leaves the window.
-    """
+    """Inside, a pass reads all rows that layers with windows hold; gives these layers. A pass needs it in which other
+    tokens stand between those that a token reads: its window reaches further back. RuntimeError where these layers do
+    not keep what leaves the window."""
     layers = sliding(cache)
     if not all(isinstance(layer.update, RecordedUpdate) for layer in layers):
         raise RuntimeError("a layer with a sliding window does not keep what leaves it")

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from baseline_autoregressive import autoregressive_decode
 from optimized_speculative import speculative_decode
-from speclab.core import graphs
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.oracle import reference_text
+from speclab.engines.cuda import graphs
 from speclab.lab.decodings import Decoding, LibraryDecoding
 from speclab.lab.instruments import LoopFunctions, VariedLength, with_phases
 from speclab.models.prompts import Prompt

@@ -1,17 +1,17 @@
 """Decodings at work on a prompt, step by step or as a whole, each with the seconds that it took."""
 
+import contextlib
 import time
 import warnings
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from speclab.core.counts import Counts
 from speclab.core.rounds import Round
 from speclab.models.family import family_of
-from speclab.models.outside.generation import settings_of_the_lab
 from speclab.records.rows import Arm, RoundCounts
 from speclab.system.errors import EnvironmentProblem
 
@@ -89,3 +89,16 @@ def library_generate(model: PreTrainedModel, ids: Tensor, max_new_tokens: int, *
         output = model.generate(ids, max_new_tokens=max_new_tokens, **options)  # type: ignore[operator]
     tokens = output[0, family_of(model).room(model).length_after(ids.shape[1]) :].tolist()  # waits for the device
     return time.perf_counter() - start, tokens
+
+
+@contextlib.contextmanager
+def settings_of_the_lab(model: PreTrainedModel) -> Iterator[None]:
+    """Let `model.generate` use the lab's settings: no penalties, nothing forced, no end token. The library fills what a
+    call leaves out from the model's own settings, so those are replaced for a while."""
+    own = model.generation_config
+    start = family_of(model).start_id(model)
+    model.generation_config = GenerationConfig(pad_token_id=0, decoder_start_token_id=start)
+    try:
+        yield
+    finally:
+        model.generation_config = own

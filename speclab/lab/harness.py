@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from speclab.core import graphs
 from speclab.core.clock import old_objects_frozen
 from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
 from speclab.drafts.lengths import LONGEST
+from speclab.engines.cuda import graphs
 from speclab.lab.bench import Bench
 from speclab.lab.decodings import Decoding
 from speclab.lab.round_costs import measure_costs

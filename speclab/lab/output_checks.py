@@ -94,7 +94,7 @@ def _judge_sampled(measured: Measurement, arm: Arm, temperature: float) -> dict[
             draft_probs = law.drawn_from([(start, 0, 1) for start in range(len(tokens))])
             losslessness.judge_text(sums, setup.reference, prompt, tokens, sampling, vocab, draft_probs)
             if is_measured:
-                tested = tested_places(rounds, len(tokens), k, max(bench.max_new_tokens, len(tokens)))
+                tested = judged_places(rounds, len(tokens), k, max(bench.max_new_tokens, len(tokens)))
                 target_probs = distributions(setup.target.model, prompt, tokens, sampling, vocab)
                 here = target_probs[[start + depth for start, depth, _ in tested]]
                 distance += distances(bench.functions.rule, here, law.drawn_from(tested)).sum().item()
@@ -131,7 +131,7 @@ def distances(rule: Rule, target_probs: torch.Tensor, draft_probs: torch.Tensor)
     return (rule.law(p, q) - p).abs().sum(-1) / 2 if rule.law else torch.zeros(len(p))
 
 
-def tested_places(rounds: Iterable[RoundCounts], n_tokens: int, k: int, most: int) -> list[Place]:
+def judged_places(rounds: Iterable[RoundCounts], n_tokens: int, k: int, most: int) -> list[Place]:
     """Return the places of a text whose token a rule has tested: (tokens before the round, number in its draft, tokens
     that the loop asked for).
 

@@ -21,6 +21,8 @@ A kind of draft that is read in another way brings the way along (`Draft.verifie
 kind.
 """
 
+import contextlib
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -55,6 +57,7 @@ class CachedModel:
     fast: the same model in the form of another engine than the eager one (speclab/models/engine_choice.py).
     hidden_layers: decoder layers, from 0, whose outputs a draft reads; every decoding keeps them, the baseline too, so
     that both arms run on the same engine.
+    length: tokens in the cache. n_last: those of them that are of the last pass.
     keeps: the rule by which `commit` rolls back: (tokens in the cache, committed tokens) -> tokens that stay.
     """
 
@@ -71,23 +74,19 @@ class CachedModel:
         self.hidden_layers: tuple[int, ...] = ()
         self._backend: Backend | None = None
         self.keeps: Callable[[int, int], int] = tokens_to_keep
-        self._length = 0  # tokens in the cache
+        self.length = self.n_last = 0
         self._n_committed = 0  # tokens that are final
-        self._n_last = 0  # tokens of the last pass
 
-    def with_own_cache(self) -> "CachedModel":
-        """Return the same weights with a cache of their own, so that two decoders can work side by side."""
+    def __deepcopy__(self, memo: object = None) -> "CachedModel":
+        """A drafter is copied with its model: the weights are shared, the cache is the copy's own."""
         twin = type(self)(self.model, self.vocab_size, self.fast)
         twin.hidden_layers = self.hidden_layers
         return twin
 
-    def __deepcopy__(self, memo: dict) -> "CachedModel":
-        """A drafter is copied with its model; the weights are shared."""
-        return self.with_own_cache()
+    with_own_cache = __deepcopy__
 
     @property
     def engine(self) -> str:
-        """Return the engine's name for users: eager, c or graphs."""
         return "eager" if self.fast is None else self.fast.name
 
     @property
@@ -96,19 +95,13 @@ class CachedModel:
         return 0 if self.fast is None else self.fast.bytes_spared
 
     @property
-    def length(self) -> int:
-        """Return the number of tokens in the cache."""
-        return self._length
+    def graphed(self) -> bool:
+        return self.fast is not None and self.fast.graphed
 
     @property
     def room(self) -> Room:
         """Return the room of a text: the positions that the model has, with `max_length` as the limit."""
         return replace(self._room, text=self.max_length)
-
-    @property
-    def n_last(self) -> int:
-        """Return the number of tokens of the last pass that are still in the cache, before `commit` crops it."""
-        return self._n_last
 
     @property
     def n_replays(self) -> int:
@@ -125,11 +118,6 @@ class CachedModel:
         """Return the same ids, with the model's last one in the place of those that it has no embedding for."""
         return ids.clamp(max=self.n_ids - 1)
 
-    @property
-    def graphed(self) -> bool:
-        """Tell whether passes run as CUDA graphs."""
-        return self.fast is not None and self.fast.graphed
-
     def prepare(self, widths: Iterable[int], longest: int) -> None:
         """Take the widths that passes will have, and how long texts become; CUDA graphs of them are recorded with a
         prefill."""
@@ -139,14 +127,12 @@ class CachedModel:
     def prefill(self, prompt: Tensor) -> Tensor:
         """Drop the cache and read the prompt.  (1, prompt) ids -> (1, 1, vocab) logits of the next token"""
         self._backend = None  # a graph cache is given back first, and the next backend may take it
-        if self.fast:
-            self._backend = self.fast.start(self.hidden_layers)
-        else:
-            self._backend = (self.family.backend or EagerBackend)(self.model, self.hidden_layers)
+        new = self.fast.start if self.fast else functools.partial(self.family.backend or EagerBackend, self.model)
+        self._backend = new(self.hidden_layers)
         with torch.inference_mode():
             logits = self.backend.prefill(prompt)
-        self._length, self._n_calls = self.room.length_after(prompt.shape[1]), 1
-        self._n_committed = self._length + 1
+        self.length, self._n_calls = self.room.length_after(prompt.shape[1]), 1
+        self._n_committed = self.length + 1
         return logits[..., : self.vocab_size]
 
     def step(self, token: Tensor) -> Tensor:
@@ -162,7 +148,7 @@ class CachedModel:
         self._n_committed += len(decided.tokens)
         if decided.path is not None:
             self.keep(decided.path)
-        self.crop(self.keeps(self._length, self._n_committed))
+        self.crop(self.keeps(self.length, self._n_committed))
 
     def forward(self, tokens: Tensor, reads: Tensor | None = None) -> Tensor:
         """Append tokens, which may be rolled back.  (1, m) ids -> (1, m, vocab) logits; row i follows token i
@@ -174,7 +160,7 @@ class CachedModel:
         if reads is None:
             return self.run(tokens.shape[1], lambda backend, length: backend.forward(tokens, length))
         n, n_among = reads.shape[1:]
-        before = self._length - (n_among - n)
+        before = self.length - (n_among - n)
         positions = before + reads.sum(-1) - 1  # (1, m)
         mask = torch.zeros(reads.shape, dtype=self.model.dtype, device=reads.device)
         mask.masked_fill_(~reads, torch.finfo(mask.dtype).min)
@@ -183,52 +169,42 @@ class CachedModel:
 
     def chain(self, tokens: Tensor, k: int) -> tuple[Tensor, Tensor] | None:
         """Append (1, m) ids, then k - 1 times the most probable next token, in one call of the engine.
-
-        -> (k,) the most probable tokens and (k,) their logits, or None: the engine has no such call
-        """
+        -> (k,) the most probable tokens and (k,) their logits, or None: the engine has no such call"""
         run: Any = getattr(self.backend, "chain", None)
         if run is None or self.hidden_layers:
             return None
         with torch.inference_mode():
-            found = run(tokens, self._length, k, self.vocab_size)
-        self._length, self._n_last = self._length + tokens.shape[1] + k - 1, tokens.shape[1] if k == 1 else 1
+            found = run(tokens, self.length, k, self.vocab_size)
+        self.length, self.n_last = self.length + tokens.shape[1] + k - 1, tokens.shape[1] if k == 1 else 1
         self._n_calls += k
         return found
 
     def run(self, n_tokens: int, one_pass: Callable[["Backend", int], Tensor]) -> Tensor:
         """Append `n_tokens` tokens by a pass of the backend, which also gets the number of tokens before them.
-
-        -> (1, n_tokens, vocab) logits, as `one_pass` gives them, of the ids that may be emitted
-        """
-        if torch.is_inference_mode_enabled():  # to enter it again takes as long as three kernels
-            logits = one_pass(self.backend, self._length)
-        else:
-            with torch.inference_mode():
-                logits = one_pass(self.backend, self._length)
-        self._length, self._n_last = self._length + n_tokens, n_tokens
+        -> (1, n_tokens, vocab) logits, as `one_pass` gives them, of the ids that may be emitted"""
+        # To enter the mode again takes as long as three kernels.
+        with contextlib.nullcontext() if torch.is_inference_mode_enabled() else torch.inference_mode():
+            logits = one_pass(self.backend, self.length)
+        self.length, self.n_last = self.length + n_tokens, n_tokens
         self._n_calls += 1
         return logits if logits.shape[-1] == self.vocab_size else logits[..., : self.vocab_size]
 
     def keep(self, path: list[int]) -> None:
         """Keep only the drafted tokens of one path, after a pass over the last committed token and the drafted ones.
-
-        path: the numbers of these tokens, in rising order. Keys, values and hidden states move into this order.
-        """
+        path: their numbers, in rising order. Keys, values and hidden states move into this order."""
         rows = [0, *(i + 1 for i in path)]
-        before, n_dropped = self._length - self._n_last, self._n_last - len(rows)
-        if rows[-1] >= self._n_last:
-            raise RuntimeError(f"drafted token {path[-1]} of {self._n_last - 1}")
+        before, n_dropped = self.length - self.n_last, self.n_last - len(rows)
+        if rows[-1] >= self.n_last:
+            raise RuntimeError(f"drafted token {path[-1]} of {self.n_last - 1}")
         if rows[-1] >= len(rows):  # else they are in their places
             with torch.inference_mode():
                 self.backend.keep(before, to_device(rows, self.device))
-        self.backend.crop(n_dropped, self._length)
-        self._length, self._n_last = self._length - n_dropped, len(rows)
+        self.backend.crop(n_dropped, self.length)
+        self.length, self.n_last = self.length - n_dropped, len(rows)
 
     def hidden(self, layers: Iterable[int]) -> Tensor:
-        """Return the outputs of these layers side by side, in the last pass: (1, m, layers * hidden).
-
-        The next pass may write to the same place. Raises RuntimeError for a layer that is not in `hidden_layers`.
-        """
+        """Return the outputs of these layers side by side, in the last pass: (1, m, layers * hidden). The next pass may
+        write to the same place. Raises RuntimeError for a layer that is not in `hidden_layers`."""
         hidden = self.backend.hidden
         if missing := [layer for layer in layers if layer not in hidden]:
             raise RuntimeError(f"no pass keeps the output of layer {missing[0]}; name it in hidden_layers")
@@ -236,11 +212,11 @@ class CachedModel:
 
     def crop(self, length: int) -> None:
         """Keep the first `length` tokens of the cache, in every layer; the backend may read some of them again."""
-        extra = self._length - length
+        extra = self.length - length
         if extra < 0:
-            raise RuntimeError(f"cannot crop to {length} tokens: the cache holds {self._length}")
-        self.backend.crop(extra, self._length)
-        self._length = length
+            raise RuntimeError(f"cannot crop to {length} tokens: the cache holds {self.length}")
+        self.backend.crop(extra, self.length)
+        self.length = length
 
     @property
     def backend(self) -> "Backend":
@@ -251,8 +227,7 @@ class CachedModel:
 
 
 def tokens_to_keep(n_cached: int, n_committed: int) -> int:
-    """Return the number of tokens that stay in a cache of `n_cached` once `n_committed` are final: all final tokens but
-    the last."""
+    """Return how many tokens of a cache stay once `n_committed` are final: all final tokens but the last."""
     return min(n_cached, n_committed - 1)
 
 

@@ -6,8 +6,9 @@ where it can be had, and `eager` elsewhere. No clock has a say in it, so two run
 an engine is taken, it is held against the model's own uncached logits.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 from transformers import PreTrainedModel
@@ -26,13 +27,12 @@ if TYPE_CHECKING:
     FastModel: TypeAlias = CModel | GraphedModel
 
 ASKED_FOR = "asked for"
+SHORT = 16  # tokens that a sliding window reads in the check of an engine, where it reads more
 
 
 def choose(model: PreTrainedModel, wish: str) -> "tuple[FastModel | None, str]":
-    """Return the form of a model for the engine that is wished for, None for `eager`; and why, in a few words.
-
-    wish: auto, c, graphs or eager. Where an engine cannot run the model, it runs eagerly, and the words say why.
-    """
+    """Return the form of a model for the engine that is wished for (auto, c, graphs or eager), None for `eager`; and
+    why, in a few words. Where an engine cannot run the model, it runs eagerly, and the words say why."""
     on_cuda = runs_on_graphs(model)
     if wish == "eager":
         return None, ASKED_FOR
@@ -46,7 +46,6 @@ def choose(model: PreTrainedModel, wish: str) -> "tuple[FastModel | None, str]":
 
 
 def runs_on_graphs(model: PreTrainedModel) -> bool:
-    """Tell whether `graphs` is the engine of its device."""
     return model.device.type == "cuda"
 
 
@@ -58,21 +57,18 @@ def build(model: PreTrainedModel) -> "tuple[FastModel | None, str]":
     if runs_on_graphs(model):  # parts that cannot be compiled are no reason to go without graphs
         makers = [GraphedModel, functools.partial(GraphedModel, compile_parts=False)]
     reason = ""
-    fast: FastModel | None = None
     for make in makers:
-        fast = None  # the one before has matrices of its own
+        fast: FastModel | None = None  # the one before has matrices of its own
         try:
             fast = make(model)
             check(model, fast)
-            if isinstance(fast, GraphedModel):
-                fast.forget()  # the widths of checks are not those of the run
         except Exception as error:  # a model's code or a kernel library may raise any; the eager engine is still there
             text = str(error) if isinstance(error, NoFastBackend) else f"{type(error).__name__}: {first_line(error)}"
             reason = reason or text
             if is_out_of_memory(error):
                 break
-            continue
-        return fast, f"without compiled parts: {reason}" if reason else ""
+        else:
+            return fast, f"without compiled parts: {reason}" if reason else ""
     return None, f"{model.config.model_type} runs eagerly: {reason}"
 
 
@@ -81,29 +77,37 @@ def on_c(model: PreTrainedModel) -> CModel:
     return CModel(parts_of(model), context_length(model))
 
 
-def check(
-    model: PreTrainedModel,
-    fast: "FastModel",
-    widths: tuple[int, ...] = checks.WIDTHS,
-    wrong: tuple[int, ...] = checks.WRONG,
-) -> None:
-    """Decode a few tokens through the engine and compare with the model's own uncached logits.
+def check(model: PreTrainedModel, fast: "FastModel") -> None:
+    """Decode a few tokens through the engine and compare with the model's own uncached logits. Rejected tokens are fed
+    and rolled back on the way, and the text outgrows a page, with CUDA graphs a bucket, and sliding windows. Raises
+    NoFastBackend where the logits differ by more than rounding explains."""
+    n_last, one = sum(checks.WIDTHS), (1,) * sum(checks.WIDTHS)
+    n_tokens = cuda_graphs.BUCKET + 8 if isinstance(fast, GraphedModel) else fast.page + n_last
+    with short_windows(model, fast):
+        text = checks.random_text(model, n_tokens)
+        right = checks.uncached_logits(model, text)[:, -n_last:]
+        rounds, steps = (CachedModel(model, fast=fast) for _ in range(2))
+        for found in (
+            checks.cached_logits(rounds, text, wrong=checks.WRONG),
+            checks.cached_logits(steps, text, one, one_pass=checks.one_step),
+        ):
+            if difference := checks.unexplained(model, found, right):
+                raise NoFastBackend(f"its logits are off by {difference}")
 
-    Rejected tokens are fed and rolled back on the way, and the text outgrows a page, with CUDA graphs a bucket, with
-    sliding windows the window. Raises NoFastBackend where the logits differ by more than rounding explains.
-    """
-    n_tokens = cuda_graphs.BUCKET + 8 if isinstance(fast, GraphedModel) else fast.page + sum(widths)
-    part: dict[str, int] = {}
-    if window := fast.largest_window:
-        n_tokens, part = n_tokens + window, {"n_last": sum(widths)}
-        if not checks.is_quick(model, n_tokens):
-            raise NoFastBackend(f"a check of its window of {window} tokens would take too long")
-    text = checks.random_text(model, n_tokens)
-    right = checks.uncached_logits(model, text, **part)[:, -sum(widths) :]
-    logits = checks.cached_logits(CachedModel(model, fast=fast), text, widths=widths, wrong=wrong)
-    steps = checks.cached_logits(
-        CachedModel(model, fast=fast), text, widths=(1,) * sum(widths), one_pass=checks.one_step
-    )
-    for found in (logits, steps):
-        if difference := checks.unexplained(model, [checks.in_two(model, text)], found, right):
-            raise NoFastBackend(f"its logits are off by {difference}")
+
+@contextlib.contextmanager
+def short_windows(model: PreTrainedModel, fast: "FastModel") -> Iterator[None]:
+    """While this is open, sliding windows read SHORT tokens at most, in the library's passes and in the engine's: a
+    text that outgrows a window of thousands would take minutes. Then the engine forgets what it has recorded."""
+    config, usual = model.config.get_text_config(), fast.largest_window
+    if usual > SHORT:
+        own, config.sliding_window = config.sliding_window, SHORT
+        fast.cut_windows(SHORT)
+    try:
+        yield
+    finally:
+        if usual > SHORT:
+            config.sliding_window = own
+            fast.cut_windows(usual)
+        if isinstance(fast, GraphedModel):
+            fast.forget()  # the widths of checks are not those of the run

@@ -44,17 +44,9 @@ class Room:
     @property
     def reason(self) -> str:
         """Return the reason why the text ends there although the model reads longer ones, worded to follow the number;
-        "" if it does not.
-
-        A longer text changes the rotary factors of all its positions. The keys in the cache were made with the factors
-        from before, so a cached pass and an uncached one give different logits.
-        """
-        if not self.rope:
-            return ""
-        return (
-            f" (its rope_type is {self.rope}: after it the factors of all positions change, so cached keys would be "
-            "those of another model)"
-        )
+        "" if it does not."""
+        why = f" (its rope_type is {self.rope}: after it the factors of all positions change, so cached keys would be "
+        return self.rope and why + "those of another model)"
 
     def length_after(self, n_prompt: int) -> int:
         """Return the number of tokens in the cache after a prompt of `n_prompt`."""
@@ -66,13 +58,12 @@ class Room:
 
     def check(self, n_prompt: int, max_new_tokens: int) -> None:
         """Raise UsageProblem for a prompt of `n_prompt` tokens that does not fit, or leaves no room for the output."""
-        if self.text is None or n_prompt + max_new_tokens <= self.text:
-            return
-        left = self.text - n_prompt
-        raise UsageProblem(
-            f"prompt of {n_prompt} tokens and {max_new_tokens} new ones do not fit the model's context of "
-            f"{self.text}{self.reason}; shorten the prompt" + f" or ask for at most {left} new tokens" * (left > 0)
-        )
+        if self.text is not None and n_prompt + max_new_tokens > self.text:
+            left = self.text - n_prompt
+            raise UsageProblem(
+                f"prompt of {n_prompt} tokens and {max_new_tokens} new ones do not fit the model's context of "
+                f"{self.text}{self.reason}; shorten the prompt" + f" or ask for at most {left} new tokens" * (left > 0)
+            )
 
 
 def check_draft_prompts(
@@ -82,10 +73,8 @@ def check_draft_prompts(
     read_as: Callable[[list[int]], list[int]],
     whose: str,
 ) -> str | None:
-    """Raise UsageProblem where a prompt, as a draft model reads it, does not fit its room.
-
-    whose: whose tokens these are. -> what the user should know where the new tokens reach the end of the room, or None
-    """
+    """Raise UsageProblem where a prompt, as a draft model reads it, does not fit its room. whose: whose tokens these
+    are.  -> what the user should know where the new tokens reach the end of the room, or None"""
     longest, n = max(((len(read_as(prompt)), len(prompt)) for prompt in prompts), key=lambda pair: pair[0])
     most = room.for_prompt()
     if most is not None and longest > most:
@@ -97,43 +86,27 @@ def check_draft_prompts(
     end = room.length_after(longest) + max_new_tokens * longest / n
     if room.text is None or end <= room.text + 1:
         return None
-    return (
-        f"the draft model's context is {room.text} tokens{room.reason}: near and beyond it rounds draft fewer, or none"
-    )
+    context = f"the draft model's context is {room.text} tokens{room.reason}"
+    return f"{context}: near and beyond it rounds draft fewer, or none"
 
 
 def with_table(room: Room, model: nn.Module) -> Room:
     """Return the room, made no larger than the model's table of positions: with a padding index, fewer positions than
     rows can be used."""
-    limits = [room.text]
-    for name, module in model.named_modules():
-        if "position" in name and isinstance(module, nn.Embedding) and module.padding_idx is not None:
-            limits.append(module.num_embeddings - module.padding_idx - 1)
-    return replace(room, text=min((n for n in limits if n), default=None))
+    tables = (m for name, m in model.named_modules() if "position" in name and isinstance(m, nn.Embedding))
+    rows = [m.num_embeddings - m.padding_idx - 1 for m in tables if m.padding_idx is not None]
+    return replace(room, text=min((n for n in (room.text, *rows) if n), default=None))
 
 
 def configured_room(config: PreTrainedConfig, names: tuple[str, ...] = ()) -> Room:
-    """Return the number of positions that the config names, before weights are read. The model's own limits are not
-    above it.
-
-    names: names that the number may have, beside the usual ones; they come first.
-    """
-    config = config.get_text_config()
-    return _up_to_borders(config, Room(named_positions(config, names)))
-
-
-def named_positions(config: PreTrainedConfig, names: tuple[str, ...] = ()) -> int | None:
-    """Return the number of positions, read from the first of its names that the config has."""
-    named = (getattr(config, name, None) for name in (*names, *POSITIONS))
-    return next((n for n in named if isinstance(n, int) and n > 0), None)
-
-
-def _up_to_borders(config: PreTrainedConfig, room: Room) -> Room:
-    """Return the room with the border of its rotary factors as the limit, where the config has such a border.
+    """Return the number of positions that the config names, before weights are read, up to the border of its rotary
+    factors, where it has one. names: that the number may have, beside the usual ones; they come first.
 
     "longrope" has other factors for texts beyond its original length, and "dynamic" has others for every length beyond
     the named one. The keys that were cached before the border would be wrong after it. Layers may have different kinds.
     """
+    config = config.get_text_config()
+    room = Room(named_positions(config, names))
     rope = getattr(config, "rope_parameters", None) or {}
     for part in (rope, *rope.values()):
         kind = part.get("rope_type") if isinstance(part, dict) else None
@@ -141,10 +114,16 @@ def _up_to_borders(config: PreTrainedConfig, room: Room) -> Room:
             border = part.get("original_max_position_embeddings")
             border = border or getattr(config, "original_max_position_embeddings", None)
             if border and (room.text is None or border < room.text):
-                room = replace(room, text=border, rope=kind)
+                room = Room(border, kind)
         elif kind == "dynamic" and room.text and not room.rope:
             room = replace(room, rope=kind)
     return room
+
+
+def named_positions(config: PreTrainedConfig, names: tuple[str, ...] = ()) -> int | None:
+    """Return the number of positions, read from the first of its names that the config has."""
+    named = (getattr(config, name, None) for name in (*names, *POSITIONS))
+    return next((n for n in named if isinstance(n, int) and n > 0), None)
 
 
 class Family:
@@ -168,7 +147,6 @@ class Family:
     backend: Callable[[PreTrainedModel, Iterable[int]], Any] | None = None  # gives a Backend
 
     def claims(self, config: PreTrainedConfig) -> bool:
-        """Tell whether models with this config belong to the family."""
         return True
 
     def check_config(self, config: PreTrainedConfig) -> None:
@@ -180,7 +158,6 @@ class Family:
             )
 
     def configured_room(self, config: PreTrainedConfig) -> Room:
-        """Return the number of positions that the config names, before weights are read."""
         return configured_room(config)
 
     def room(self, model: PreTrainedModel) -> Room:
@@ -196,8 +173,7 @@ class Family:
         model(input_ids=ids, past_key_values=cache, use_cache=True)
 
     def start_id(self, model: PreTrainedModel) -> int | None:
-        """Return the id that stands before the output in the place of the prompt; None where the output follows the
-        prompt."""
+        """Return the id that stands before an output that is a text of its own; None where it follows the prompt."""
         return None
 
     def logits_after(self, model: PreTrainedModel, prompt: Tensor, text: Tensor, n_last: int | None) -> Tensor:
@@ -217,13 +193,11 @@ class Family:
         return list(model.parameters())
 
     def layers_in_words(self, model: PreTrainedModel) -> str:
-        """Return a description of the layers, for the head of a run."""
         n_layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
         return "layers of several kinds" if n_layers is None else f"{n_layers} layer{'s' * (n_layers != 1)}"
 
     def head(self, model: PreTrainedModel) -> str:
-        """Return one more line for the head of a run, "" for none."""
-        return ""
+        return ""  # one more line for the head of a run
 
 
 DECODER_ONLY = Family()
@@ -244,11 +218,9 @@ def family_of(model: PreTrainedModel) -> Family:
 
 
 def check_family(model: PreTrainedModel, what: str, way_out: str, crops: bool = True) -> None:
-    """Raise UsageProblem for a model that a draft or a command cannot use.
-
-    what: the draft or the command, as the user gave it. It takes prompt and output as one text. With `crops`, it also
-    needs a cache in which every layer keeps something for each token.
-    """
+    """Raise UsageProblem for a model that a draft or a command cannot use. what: the draft or the command, as the user
+    gave it. It takes prompt and output as one text. With `crops`, it also needs a cache in which every layer keeps
+    something for each token."""
     family = family_of(model)
     if not family.one_text or (crops and not family.crops):
         raise UsageProblem(f"{what} does not know {family.plural}, and {model.config.model_type} is one; {way_out}")
@@ -261,11 +233,8 @@ def context_length(model: PreTrainedModel) -> int | None:
 
 @torch.inference_mode()
 def cached_layers(model: PreTrainedModel) -> list:
-    """Return the layers of a cache that holds two tokens.
-
-    A config does not tell: layers may differ, share a cache, or keep something smaller than keys and values. The layers
-    are found once for each model.
-    """
+    """Return the layers of a cache that holds two tokens, found once for each model. A config does not tell: layers may
+    differ, share a cache, or keep something smaller than keys and values."""
     if model not in _layers:
         family = family_of(model)
         cache = family.cache(model)

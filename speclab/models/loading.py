@@ -51,16 +51,14 @@ LONGEST_WORD = 24  # characters of a word that an error names
 # Words in the library's errors -> what they mean here, and what to do. The library's own advice is to trust.
 PICKLED = ("its pickled weights hold more than tensors, so they are not read", "give weights in safetensors files")
 KNOWN_ERRORS = {
-    "connect to": (
-        "no folder of that name is here, and the hub cannot be reached",
-        "check the name and the network, or give a local folder",
-    ),
     "trust_remote_code": ("it needs code of its own, which is never run", "choose a model of the library itself"),
     "weights_only": PICKLED,
     "Weights only load": PICKLED,
     "ignore_mismatched_sizes": ("their tensors differ in shape", "download it again, or correct its config.json"),
-    "kind of AutoModel": ("it is no language model that makes a text", "choose one"),
-    "backend tokenizer": ("tokenizer.json is missing", "add it, or choose another model"),
+    "connect to": (
+        "no such folder is here, and the hub cannot be reached",
+        "check the name and the network, or give a local folder",
+    ),
 }
 
 
@@ -70,15 +68,14 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         sizes.parse_name(name)
         name = LAB_TARGET
     load_config(name)
-    place = sources.place_of(name)
 
     def load() -> PreTrainedTokenizerBase:
-        tokenizer = AutoTokenizer.from_pretrained(place, **NO_CODE)
+        tokenizer = AutoTokenizer.from_pretrained(sources.place_of(name), **NO_CODE)
         if not tokenizer.get_vocab() or not tokenizer(PROBE).input_ids:
             raise ValueError("it makes no tokens of a text")
         return tokenizer
 
-    return loaded(place, "its tokenizer", load)
+    return loaded(name, "its tokenizer", load)
 
 
 def family_named(name: str) -> tuple[Family, PreTrainedConfig]:
@@ -98,11 +95,9 @@ def load_model(
     copies: int = 1,
     device_map: str | None = None,
 ) -> PreTrainedModel:
-    """Return a checked model on the device, from a folder or the hub, or a padded lab model.
-
-    Memory must hold `copies` of a padded model's weights. Raises EnvironmentProblem where it cannot be loaded, weights
-    are missing, or it is not fit for cached decoding.
-    """
+    """Return a checked model on the device, from a folder or the hub, or a padded lab model. Memory must hold `copies`
+    of a padded model's weights. Raises EnvironmentProblem where it cannot be loaded, weights are missing, or it is not
+    fit for cached decoding."""
     if sizes.is_lab_size(name):
         small = _whole_model(LAB[role], torch.float32, torch.device("cpu"))
         model = padding.padded(small, sizes.parse_name(name), device, dtype, copies, role)
@@ -120,10 +115,8 @@ def _whole_model(name: str, dtype: torch.dtype, device: torch.device, device_map
         loaded(place, "its generation_config.json", lambda: GenerationConfig.from_pretrained(place))
     options = {"dtype": dtype, "weights_only": True, "output_loading_info": True, **NO_CODE}
     quantised = getattr(config, "quantization_config", None) is not None
-    if quantised and device_map is None:  # the library puts such weights where they stay
-        options |= {"device_map": {"": str(device)}}
-    elif device_map:
-        options |= {"device_map": device_map}
+    if device_map or quantised:  # the library puts such weights where they stay
+        options |= {"device_map": device_map or {"": str(device)}}
     read = functools.partial(family.loader.from_pretrained, place, config=config, **options)
     model, report = loaded(place, "its config.json and weights", read)
     if missing := _first_three(report["missing_keys"]):
@@ -135,7 +128,7 @@ def _whole_model(name: str, dtype: torch.dtype, device: torch.device, device_map
         note(f"{short_name(name)}: its config.json uses no weights {unused}; they are left out")
     eos_ids(model.generation_config)
     sources.remember(name, model)
-    return model if quantised or device_map else model.to(device)
+    return model if "device_map" in options else model.to(device)
 
 
 def _first_three(names: set[str]) -> str:
@@ -146,39 +139,39 @@ def _first_three(names: set[str]) -> str:
 def load_config(name: str) -> PreTrainedConfig:
     """Return the config of a model with layers that asks for no code from the hub."""
     check_place(name)
-    place = sources.place_of(name)
 
     def load() -> PreTrainedConfig:
-        config = AutoConfig.from_pretrained(place, **NO_CODE)
-        n_layers = getattr(config.get_text_config(), "num_hidden_layers", 1)
-        if n_layers < 1:
+        config = AutoConfig.from_pretrained(sources.place_of(name), **NO_CODE)
+        if (n_layers := getattr(config.get_text_config(), "num_hidden_layers", 1)) < 1:
             raise ValueError(f"num_hidden_layers is {n_layers}")
         return config
 
-    config = loaded(place, "its config.json", load)
+    config = loaded(name, "its config.json", load)
     _refuse_kernels(name, config)
     return config
 
 
 def check_place(name: str) -> None:
     """Refuse a name that is neither a model folder nor can be one of the hub, and files that would never end."""
-    advice = "give a folder written by save_pretrained, or a hub name"
+    advice, why = "give a folder written by save_pretrained, or a hub name", ""
     if source := sources.source_of(name):
         source.check(name)
     elif os.path.isdir(name):
-        for path in Path(name).iterdir():
-            if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
-                raise EnvironmentProblem(f"{path} is a device or a pipe, no file of a model; {advice}")
-        if os.path.lexists(Path(name) / "adapter_config.json"):
-            raise EnvironmentProblem(f"the folder {name} holds an adapter; merge it into its model and save that")
-        if not os.path.isfile(Path(name) / "config.json"):
-            raise EnvironmentProblem(f"the folder {name} holds no model, there is no config.json in it; {advice}")
+        odd = [p for p in Path(name).iterdir() if os.path.exists(p) and not os.path.isfile(p) and not os.path.isdir(p)]
+        if odd:
+            why = f"{odd[0]} is a device or a pipe, no file of a model"
+        elif os.path.lexists(Path(name) / "adapter_config.json"):
+            why, advice = f"the folder {name} holds an adapter", "merge it into its model and save that"
+        elif not os.path.isfile(Path(name) / "config.json"):
+            why = f"the folder {name} holds no model, there is no config.json in it"
     elif os.path.lexists(name):
-        raise EnvironmentProblem(f"{name} is no folder; {advice}")
+        why = f"{name} is no folder"
     elif name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
-        raise EnvironmentProblem(f"there is no model folder {name}; {advice}")
+        why = f"there is no model folder {name}"
     else:
         ask_no_hub_without_network()
+    if why:
+        raise EnvironmentProblem(f"{why}; {advice}")
 
 
 @functools.cache
@@ -229,23 +222,18 @@ def short_name(name: str) -> str:
 
 
 def describe_model(name: str, model: PreTrainedModel, role: str = "target") -> str:
-    """Return one line: family, layers, parameters, whether it is padded, and where its weights lie if not in one
-    place."""
-    config = model.config.get_text_config()
-    millions = sum(p.numel() for p in model.parameters()) / 1e6
-    layers = family_of(model).layers_in_words(model)
-    padded = f"; {sizes.describe_padding(name, role)}" if sizes.is_lab_size(name) else ""
-    placed = "".join(f"; {said}" for said in (sources.about(model), describe(model)) if said)
-    return f"{name}: {config.model_type}, {layers}, {millions:.1f} M parameters{padded}{placed}"
+    """Return one line: family, layers, parameters, padding, and where its weights lie if not in one place."""
+    millions, layers = sum(p.numel() for p in model.parameters()) / 1e6, family_of(model).layers_in_words(model)
+    padded = sizes.describe_padding(name, role) if sizes.is_lab_size(name) else ""
+    more = "".join(f"; {said}" for said in (padded, sources.about(model), describe(model)) if said)
+    return f"{name}: {model.config.get_text_config().model_type}, {layers}, {millions:.1f} M parameters{more}"
 
 
 def check_same_tokenizer(
     target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, target_name: str, draft_name: str
 ) -> int:
-    """Refuse a draft whose ids mean other words than the target's.  -> n: ids 0 to n - 1 mean the same to both
-
-    One of the two may have more ids at the end. The width of the logits says nothing: families pad it.
-    """
+    """Refuse a draft whose ids mean other words than the target's.  -> n: ids 0 to n - 1 mean the same to both. One of
+    the two may have more ids at the end. The width of the logits says nothing: families pad it."""
     target_words, draft_words = words_by_id(target), words_by_id(draft)
     n = min(max(target_words), max(draft_words)) + 1
     others = [i for i in range(n) if target_words.get(i) != draft_words.get(i)]
@@ -275,10 +263,8 @@ def words_by_id(tokenizer: PreTrainedTokenizerBase) -> dict[int, list[str]]:
 
 
 def loaded(name: str, what: str, load: Callable[[], Any], advice: str | None = None) -> Any:
-    """Call `load()` without a standard input to ask; each library below it raises its own kinds of errors.
-
-    advice: what the user can do where it cannot be used; by default, get it again.
-    """
+    """Call `load()` without a standard input to ask; each library below it raises its own kinds of errors. advice: what
+    the user can do where it cannot be used."""
     stdin, sys.stdin = sys.stdin, io.StringIO()
     try:
         with warnings.catch_warnings():
@@ -288,15 +274,12 @@ def loaded(name: str, what: str, load: Callable[[], Any], advice: str | None = N
         if is_out_of_memory(error) or isinstance(error, Problem):
             raise
         text = " ".join(str(error).split())
-        where, usual = "", "download it again, or choose another model"
-        if not os.path.isdir(name):
-            where, usual = " from the hub", "check the name and the network, or give a local folder"
-        advice = advice or usual
+        advice = advice or "download it again, choose another model, or check the name and the network"
         if known := next((phrase for phrase in KNOWN_ERRORS if phrase in text), None):
             text, advice = KNOWN_ERRORS[known]
-        else:
-            kind = "" if isinstance(error, (OSError, ValueError)) and text else f"{type(error).__name__}: "
-            text = kind + text[:240] + " ..." * (len(text) > 240)
-        raise EnvironmentProblem(f"cannot load {name}{where}: {what} cannot be used: {text}; {advice}") from None
+        elif not isinstance(error, (OSError, ValueError)) or not text:
+            text = f"{type(error).__name__}: {text}"
+        text = text[:240] + " ..." * (len(text) > 240)
+        raise EnvironmentProblem(f"cannot load {name}: {what} cannot be used: {text}; {advice}") from None
     finally:
         sys.stdin = stdin

@@ -1,4 +1,4 @@
-"""The bytes and operations of a pass and the memory of a run. They are counted from the model, not timed."""
+"""The bytes that a pass reads, counted from the model, and the memory that is free."""
 
 import os
 import re
@@ -8,44 +8,19 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from speclab.models.family import cached_layers, family_of
+from speclab.models.family import family_of
 
 USABLE = 0.9  # of the free memory; the rest is for the cache, activations and the other model
 
 
 def weights_read(model: PreTrainedModel) -> tuple[int, int]:
-    """Return the weights that every pass reads; for a mixture of experts, the most that one pass can read.  -> how
-    many, bytes
-
-    Shared weights count once. An embedding of its own is left out: a pass reads a row for each token.
-    """
+    """Return the weights that every pass reads, or at most for a mixture of experts.  -> how many, bytes. Shared ones
+    count once. An embedding of its own is left out: a pass reads a row for each token."""
     unique = {id(p): p for p in family_of(model).weights(model)}
     inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
     if outputs is None or inputs.weight is not outputs.weight:
         unique.pop(id(inputs.weight), None)
     return sum(p.numel() for p in unique.values()), sum(p.numel() * p.element_size() for p in unique.values())
-
-
-def cached_shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
-    """Return two sizes for every layer with a cache: how many numbers it keeps for each token, and the width of a
-    head."""
-    pairs = [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in cached_layers(model)]
-    kept = [(k, v) for k, v in pairs if isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)]
-    return [((keys.numel() + values.numel()) // 2, keys.shape[-1]) for keys, values in kept]
-
-
-def cache_bytes(model: PreTrainedModel, n_tokens: int) -> int:
-    """Return the size in bytes of the keys and values of `n_tokens`."""
-    return sum(n for n, _ in cached_shapes(model)) * n_tokens * model.dtype.itemsize
-
-
-def operations(model: PreTrainedModel, width: int, context: int) -> int:
-    """Return the number of operations of a pass over `width` tokens after `context`: 2 for each weight and token, and
-    attention's."""
-    heads = getattr(model.config.get_text_config(), "num_attention_heads", 1)
-    attended = sum(context + i + 1 for i in range(width))
-    per_pair = sum(4 * heads * size for _, size in cached_shapes(model))
-    return 2 * weights_read(model)[0] * width + per_pair * attended
 
 
 def is_mixture_of_experts(model: PreTrainedModel) -> bool:

@@ -13,13 +13,6 @@ ENGINES = ("auto", "c", "graphs", "eager")
 WITH_OTHER_TOKENIZERS: list[str] = []  # kinds of drafts whose model may have another one; extensions add theirs
 
 
-def why_no_engine(text: str) -> str | None:
-    """Return why a word names no engine, None where it names one."""
-    if text in ("fast", "compiled"):
-        return f"the engine {text} is gone: c took its place on a CPU, and graphs on CUDA; auto takes the device's own"
-    return None if text in ENGINES else f"invalid choice: {text!r} (choose from {', '.join(ENGINES)})"
-
-
 def exists(name: str) -> bool:
     """Tell whether there is such a file or folder. A name that no file can have is none."""
     try:

@@ -24,9 +24,8 @@ BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 def text_of(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], special: bool = False) -> str:
     """Return the text that the tokenizer decodes from ids, with the spaces as they are.  special: keep the special
     tokens"""
-    if not ids:
-        return ""
-    return str(tokenizer.decode(list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False))
+    options = {"skip_special_tokens": not special, "clean_up_tokenization_spaces": False}
+    return str(tokenizer.decode(list(ids), **options)) if ids else ""
 
 
 def added(tokenizer: PreTrainedTokenizerBase, before: Sequence[int], ids: Sequence[int], special: bool = True) -> str:
@@ -44,8 +43,7 @@ class Pieces:
         self._ids: list[int] = []
         self._held: list[int] = []  # not given to the stream yet
         self._n_shown = 0  # characters
-        skipped = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-        self._skipped = set() if special else skipped
+        self._skipped = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special and not special}
         self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         knows = self._backend is not None and not text_of(tokenizer, self._before, special).endswith("\ufffd")
         self._stream = DecodeStream(self._before, skip_special_tokens=not special) if knows else None
@@ -75,9 +73,7 @@ class Pieces:
         return Pieces(self._tokenizer, self._before + self._ids, self._special)
 
 
-def pieces(tokenizer: PreTrainedTokenizerBase, before: Sequence[int] = (), special: bool = False) -> Pieces:
-    """Return the text of ids that come after the ids `before`, as far as it is known what they may still change."""
-    return Pieces(tokenizer, before, special)
+pieces = Pieces
 
 
 def with_text(rounds: Iterable[Round], made: Pieces) -> Iterator[Round]:

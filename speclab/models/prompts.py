@@ -1,21 +1,24 @@
-"""Prompts: the standard set in `prompts/`, a file, standard input, or a text.
+"""Prompts: the standard set in `prompts/`, a file, standard input, or a text; and texts that people send to a model.
 
 A model that is trained to answer expects what a person says inside its chat template, a small program that comes with
-the tokenizer. The library runs it in its sandbox.
+the tokenizer. The library runs it in its sandbox. In a file of texts each line is a JSON object with "prompt", what a
+person says, or "messages", a chat. "kind" groups rows of a table; without it the kind is the file's stem.
 """
 
 import errno
 import os
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from speclab.models.names import PROMPTS
+from speclab.models.names import LAB_TEXTS, PROMPTS
 from speclab.system import files
 from speclab.system.errors import EnvironmentProblem, UsageProblem, first_line, setting
 from speclab.system.terminal import harmless
@@ -24,6 +27,9 @@ KINDS = ("code", "prose", "copy")
 SEPARATOR = "%%"
 EMPTY = "a prompt is empty; give at least one word, for example 'def main():'"
 LARGEST_FILE = 16 * 2**20  # bytes; no model here reads a text of that length
+ROLES = ("system", "user", "assistant")
+RESERVED = ("all", "not looping")  # names of groups of rows
+MOST_TEXTS, MOST_MESSAGES, LONGEST_KIND = 4096, 256, 24
 
 Messages = list[dict[str, str]]
 """A chat, the oldest message first: each has a "role" (system, user, assistant) and a "content"."""
@@ -31,10 +37,8 @@ Messages = list[dict[str, str]]
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt. `kind` groups rows of a table; `text` is what was typed; `ids` is (1, length) on the CPU.
-
-    chat: the ids hold the text inside the tokenizer's chat template.
-    """
+    """One prompt. `kind` groups rows of a table; `text` is what was typed; `ids` is (1, length) on the CPU. chat: the
+    ids hold the text inside the tokenizer's chat template."""
 
     kind: str
     text: str
@@ -60,14 +64,7 @@ def standard() -> list[tuple[str, str]]:
 def from_file(name: str) -> list[tuple[str, str]]:
     """Read (kind, text) from a file, or from standard input where `name` is "-". The kind is the file's stem."""
     source = "standard input" if name == "-" else name
-    try:
-        text = _read(name).decode("utf-8-sig")  # a byte order mark is no part of a prompt
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name, or bytes that are not UTF-8
-        undecodable = isinstance(error, UnicodeDecodeError)
-        reason = "it is not UTF-8 text" if undecodable else getattr(error, "strerror", None) or error
-        raise UsageProblem(
-            f"cannot read the prompts file {name}: {reason}; give a text file or - for standard input"
-        ) from None
+    text = utf_8(name, "cannot read the prompts file", "give a text file or - for standard input")
     texts = split(text.replace("\r\n", "\n").replace("\r", "\n"))
     if not texts:
         raise UsageProblem(
@@ -76,12 +73,21 @@ def from_file(name: str) -> list[tuple[str, str]]:
     return [("stdin" if name == "-" else " ".join(harmless(Path(name).stem).split()), t) for t in texts]
 
 
-def _read(name: str) -> bytes:
-    if name != "-":
-        return files.read_bytes(Path(name), LARGEST_FILE)
-    if sys.stdin is None:
-        raise OSError(errno.EBADF, "standard input is closed")
-    return files.at_most(sys.stdin.buffer.read(LARGEST_FILE + 1), LARGEST_FILE)
+def utf_8(name: str, problem: str, way_out: str, place: Path | None = None) -> str:
+    """Read a text file, or standard input where `name` is "-". Raises UsageProblem with these words. place: of the
+    file, where its name is another one."""
+    try:
+        if place or name != "-":
+            found = files.read_bytes(place or Path(name), LARGEST_FILE)
+        elif sys.stdin is None:
+            raise OSError(errno.EBADF, "standard input is closed")
+        else:
+            found = files.at_most(sys.stdin.buffer.read(LARGEST_FILE + 1), LARGEST_FILE)
+        return found.decode("utf-8-sig")  # a byte order mark is no part of a text
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name, or bytes that are not UTF-8
+        undecodable = isinstance(error, UnicodeDecodeError)
+        reason = "it is not UTF-8 text" if undecodable else getattr(error, "strerror", None) or error
+        raise UsageProblem(f"{problem} {name}: {reason}; {way_out}") from None
 
 
 def from_arguments(arguments: list[str]) -> list[tuple[str, str]]:
@@ -93,24 +99,79 @@ def from_arguments(arguments: list[str]) -> list[tuple[str, str]]:
         raise UsageProblem(f"a prompt is not UTF-8 text; {advice}") from None
 
 
-def encode(pairs: list[tuple[str, str]], tokenizer: PreTrainedTokenizerBase, chat: bool = False) -> list[Prompt]:
-    """Tokenise (kind, text) pairs. An empty prompt is refused, and so is one that the tokenizer has no ids for.
+def read_texts(name: str) -> list[tuple[str, Messages]]:
+    """Return the texts of a file, or of the lab's own of that name. Raises UsageProblem, with the line that is
+    wrong."""
+    is_own = name in LAB_TEXTS and not os.path.isfile(name)
+    path = PROMPTS / f"{name}.jsonl" if is_own else Path(name)
+    # At \n alone: splitlines also cuts at what may stand inside a JSON string, such as U+2028.
+    way_out = f"give a JSONL file, or {' or '.join(LAB_TEXTS)}"
+    lines = utf_8(name, "cannot read the texts", way_out, path).split("\n")
+    stem = " ".join(harmless(path.stem).split())[:LONGEST_KIND]
+    texts = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                texts.append(_text(files.parse_json(line), stem))
+            except ValueError as error:
+                raise UsageProblem(
+                    f"line {number} of {name}: {str(error)[:200]}; give lines such as "
+                    '{"kind": "chat", "prompt": "Hello"} or {"messages": [{"role": "user", "content": "Hello"}]}'
+                ) from None
+    if not texts or len(texts) > MOST_TEXTS:
+        raise UsageProblem(f"{name} holds {len(texts)} texts; give 1 to {MOST_TEXTS}")
+    return texts
 
-    chat: each text is what a user says, and is put into the tokenizer's chat template.
-    """
-    texts = [text for _, text in pairs]
+
+def _text(entry: Any, stem: str) -> tuple[str, Messages]:
+    """Check one line. Raises ValueError, with what is wrong."""
+    if not isinstance(entry, dict) or ("prompt" in entry) == ("messages" in entry):
+        raise ValueError('it is no JSON object with exactly one of "prompt" and "messages"')
+    if unknown := sorted(set(entry) - {"kind", "prompt", "messages"}):
+        raise ValueError(f"it has the unknown entry {unknown[0][:40]!r}")
+    kind = entry.get("kind", stem)
+    if not isinstance(kind, str) or not kind.strip() or not kind.isprintable() or len(kind) > LONGEST_KIND:
+        raise ValueError(f"its kind is no word of 1 to {LONGEST_KIND} characters")
+    if kind in RESERVED:
+        raise ValueError(f"its kind is {kind!r}, which names a group of rows")
+    messages = entry.get("messages", [{"role": "user", "content": entry.get("prompt")}])
+    if not isinstance(messages, list) or not 1 <= len(messages) <= MOST_MESSAGES:
+        raise ValueError(f"its messages are no list of 1 to {MOST_MESSAGES}")
+    for message in messages:
+        if not isinstance(message, dict) or set(message) != {"role", "content"} or message["role"] not in ROLES:
+            raise ValueError(f'a message has not exactly a "content" and a "role" out of {", ".join(ROLES)}')
+        if not isinstance(message["content"], str) or not message["content"].strip():
+            raise ValueError("a prompt or a message is no text, or empty")
+    if messages[-1]["role"] == "assistant":
+        raise ValueError("its last message is the model's own, so there is nothing to answer")
+    return kind, messages
+
+
+def encode(
+    pairs: Sequence[tuple[str, str | Messages]], tokenizer: PreTrainedTokenizerBase, chat: bool = False
+) -> list[Prompt]:
+    """Tokenise (kind, text) pairs. An empty prompt is refused, and so is one that the tokenizer has no ids for. chat:
+    each text is what a user says, or a whole chat, and is put into the tokenizer's chat template."""
+    texts = [text if isinstance(text, str) else _shown(text) for _, text in pairs]
     if not all(text.strip() for text in texts):
         raise UsageProblem(EMPTY)
     if chat:
-        ids = chats_ids([[{"role": "user", "content": text}] for text in texts], tokenizer)
+        chats = [[{"role": "user", "content": text}] if isinstance(text, str) else text for _, text in pairs]
+        ids = chats_ids(chats, tokenizer)
     else:
         ids = [_ids(tokenizer, text, special=True) for text in texts]
-    return [Prompt(kind, text, own, chat) for (kind, text), own in zip(pairs, ids, strict=True)]
+    return [Prompt(kind, text, own, chat) for (kind, _), text, own in zip(pairs, texts, ids, strict=True)]
+
+
+def _shown(messages: Messages) -> str:
+    """Return a chat as a text: what a person says alone, or each message after its role."""
+    if len(messages) == 1:
+        return messages[0]["content"]
+    return "\n".join(f"{message['role']}: {message['content']}" for message in messages)
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, text: str, special: bool) -> Tensor:
-    """Return the ids of a text, (1, length). special: with the special tokens that the tokenizer puts around every
-    text."""
+    """Return (1, length) ids. special: with those that the tokenizer puts around every text."""
     try:
         ids = (tokenizer(text) if special else tokenizer(text, add_special_tokens=False)).input_ids
     except Exception as error:  # the tokenizers library raises plain ones
@@ -122,14 +183,12 @@ def _ids(tokenizer: PreTrainedTokenizerBase, text: str, special: bool) -> Tensor
 
 
 def chats_ids(chats: list[Messages], tokenizer: PreTrainedTokenizerBase) -> list[Tensor]:
-    """Return the ids of each chat, (1, length), up to where the model answers.
-
-    Raises UsageProblem where there is no template, and EnvironmentProblem where it cannot be used.
-    """
+    """Return the ids of each chat, (1, length), up to where the model answers. Raises UsageProblem where there is no
+    template, and EnvironmentProblem where it cannot be used."""
     if not tokenizer.chat_template:
         raise UsageProblem(
-            f"the target's tokenizer has no chat template; give a bare text without {setting('chat')}, or choose a "
-            "model with one"
+            f"the target's tokenizer has no chat template; give bare texts without {setting('chat')} and "
+            f"{setting('texts')}, or choose a model with one"
         )
     try:
         made = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]

@@ -38,7 +38,6 @@ class Setup:
 
     @functools.cached_property
     def reference(self) -> Reference:
-        """Return the target's uncached logits, in its own and in the next higher precision."""
         return Reference(self.target.model)
 
     @property
@@ -59,24 +58,17 @@ class Setup:
 
     @property
     def engine(self) -> str:
-        """Return the name of the engine: eager, c or graphs."""
         return self.target.engine
 
     @property
     def dtype_name(self) -> str:
-        """Return the name of the dtype: float32 or bfloat16."""
         return str(self.dtype).removeprefix("torch.")
 
     @property
     def recorded(self) -> dict[str, Any]:
         """Return the settings of every record that say what decodes: the target, and what it runs on."""
-        return {
-            "target": self.target_name,
-            "device": self.device.type,
-            "dtype": self.dtype_name,
-            "engine": self.engine,
-            "threads": torch.get_num_threads(),
-        }
+        where = {"device": self.device.type, "dtype": self.dtype_name, "engine": self.engine}
+        return {"target": self.target_name, **where, "threads": torch.get_num_threads()}
 
     def ids_before(self, prompt: Prompt) -> list[int]:
         """Return the ids that a new text continues: the prompt's, or none where the output is a text of its own."""
@@ -121,17 +113,19 @@ class Setup:
 
     def describe(self) -> str:
         """Return the head of every run: what runs, on which device, and why."""
-        machine = f"{self.device.type} ({self.reasons['device']}), {self.dtype_name} ({self.reasons['dtype']})"
-        n = torch.get_num_threads()
-        threads = f", {n} thread{'s' * (n != 1)} ({self.reasons['threads']})" * (self.device.type == "cpu")
-        family = f"\n{head}" if (head := self.target.family.head(self.target.model)) else ""
-        unused = f"\nunused  the checkpoint's generation settings {self.unapplied}" * bool(self.unapplied)
-        return (
-            f"target  {loading.describe_model(self.target_name, self.target.model)}\n"
-            f"on      {machine}{threads}\nengine  {self.engine} ({self.reasons['engine']})\n"
-            "checks  passed on a short random text: causal, cached passes as uncached ones, exact rollback"
-            f"{family}{unused}"
+        model, n, why = self.target.model, torch.get_num_threads(), self.reasons
+        on = f"{self.device.type} ({why['device']}), {self.dtype_name} ({why['dtype']})"
+        on += f", {n} thread{'s' * (n != 1)} ({why['threads']})" * (self.device.type == "cpu")
+        unused = f"unused  the checkpoint's generation settings {self.unapplied}" * bool(self.unapplied)
+        lines = (
+            f"target  {loading.describe_model(self.target_name, model)}",
+            f"on      {on}",
+            f"engine  {self.engine} ({why['engine']})",
+            "checks  passed on a short random text: causal, cached passes as uncached ones, exact rollback",
+            self.target.family.head(model),
+            unused,
         )
+        return "\n".join(filter(None, lines))
 
 
 def load_setup(
@@ -147,17 +141,13 @@ def load_setup(
     """Load and check a target. Raises UsageProblem or EnvironmentProblem where that is not possible.
 
     target: folder, hub name or lab:SIZE. device: auto, cpu, cuda, mps. dtype: auto, float32, bfloat16. engine: auto,
-    c, graphs, eager. threads: the number of threads of the CPU, None for PyTorch's own number. tokenizer: the
-    target's, where it is loaded already. device_map: the library's word for how the target's weights are spread, None
-    for all of them on the device.
+    c, graphs, eager. threads: of the CPU, None for PyTorch's own number. tokenizer: the target's, where it is loaded
+    already. device_map: the library's word for how weights are spread, None for all of them on the device.
     """
     where, why_device = loading.choose_device(device)
     on_gpu = where.type == "cuda"
-    precision, why_dtype = torch.float32, "exact comparisons"
-    if dtype != "auto":
-        precision, why_dtype = getattr(torch, dtype), "asked for"
-    elif on_gpu:
-        precision, why_dtype = torch.bfloat16, "half the bytes to read"
+    usual = (torch.bfloat16, "half the bytes to read") if on_gpu else (torch.float32, "exact comparisons")
+    precision, why_dtype = usual if dtype == "auto" else (getattr(torch, dtype), "asked for")
     if threads:
         torch.set_num_threads(threads)
     if on_gpu:
@@ -165,8 +155,8 @@ def load_setup(
     tokenizer = tokenizer or loading.load_tokenizer(target)
     copies = 2 if engine in ("auto", "c") and not on_gpu and precision == torch.float32 else 1  # `c` has its own
     model = loading.load_model(target, where, precision, "target", copies, device_map)
-    usual = "from OMP_NUM_THREADS" if os.environ.get("OMP_NUM_THREADS") else "one per core"
-    reasons = {"device": why_device, "dtype": why_dtype, "threads": "asked for" if threads else usual}
+    why_threads = "from OMP_NUM_THREADS" if os.environ.get("OMP_NUM_THREADS") else "one per core"
+    reasons = {"device": why_device, "dtype": why_dtype, "threads": "asked for" if threads else why_threads}
     return setup_of(model, tokenizer, loading.short_name(target), sampling, engine, reasons)
 
 

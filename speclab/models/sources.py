@@ -1,7 +1,5 @@
-"""Names of models that are no folder and no hub name: what an extension turns into a folder that the library reads.
-
-An extension's register.py calls `add`. Whatever a source gives is loaded and checked like every other model.
-"""
+"""Names of models that are no folder and no hub name: an extension turns them into a folder that the library reads, and
+its register.py calls `add`. Whatever a source gives is loaded and checked like every other model."""
 
 from __future__ import annotations
 
@@ -22,8 +20,7 @@ class Source:
 
     usage: how it is typed, for a help. owns: tells whether a name is one of this kind. check: raises a Problem where
     nothing can be had for a name; it is quick. folder: returns the model folder, made where it is missing, or raises a
-    Problem. describe: says in a part of a sentence what the weights of a loaded
-    model are.
+    Problem. describe: says in a part of a sentence what the weights of a loaded model are.
     """
 
     usage: str
@@ -37,25 +34,19 @@ _SOURCES: list[Source] = []
 _ABOUT: weakref.WeakKeyDictionary[PreTrainedModel, str] = weakref.WeakKeyDictionary()
 
 
-def add(source: Source) -> None:
-    """Add a kind of names."""
-    _SOURCES.append(source)
-
-
-def all_sources() -> list[Source]:
-    """Return all kinds of names."""
-    extensions.load()
-    return _SOURCES
+add = _SOURCES.append
 
 
 def usages() -> list[str]:
     """Return how a model can be named, padded ones apart."""
-    return ["folder", "hub name", *(source.usage for source in all_sources())]
+    extensions.load()
+    return ["folder", "hub name", *(source.usage for source in _SOURCES)]
 
 
 def source_of(name: str) -> Source | None:
     """Return the source that a name belongs to; None for a folder or a hub name."""
-    return next((source for source in all_sources() if source.owns(name)), None)
+    extensions.load()
+    return next((source for source in _SOURCES if source.owns(name)), None)
 
 
 def place_of(name: str) -> str:

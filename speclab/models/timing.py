@@ -1,15 +1,11 @@
-"""Measures how long passes of a model take, for several models or widths side by side, and how fast the machine reads
-memory."""
+"""Measures how long a call takes, and how fast the machine reads memory."""
 
 import functools
-import math
-import time
 from collections.abc import Callable
 
 import torch
 
 from speclab.core.clock import mark, seconds_between, synchronize
-from speclab.models.cached import CachedModel
 from speclab.models.memory import free_memory
 
 LARGE = 256 * 2**20  # bytes: more than a processor's caches hold
@@ -36,44 +32,8 @@ def _head_start(device: torch.device) -> torch.Tensor:
     return torch.full((4096, 4096), 1e-4, dtype=torch.bfloat16, device=device)
 
 
-def time_passes(
-    passes: list[tuple[CachedModel, int]],
-    context: int,
-    repeats: int,
-    seed: int = 0,
-    patience: float = math.inf,
-    ids: torch.Tensor | None = None,
-) -> list[list[float]]:
-    """Return the seconds of every repeat of each (model, width). All follow the same context, and they take turns.
-
-    ids: (1, at least context + the largest width), the text; None: a random one. The caches hold the context
-    afterwards. The first repeat meets new shapes and may be slow. After two of them it ends early where `patience`
-    seconds have passed.
-    """
-    first, widest = passes[0][0], max(width for _, width in passes)
-    if ids is None:
-        generator = torch.Generator().manual_seed(seed)
-        ids = torch.randint(0, first.vocab_size, (1, context + widest), generator=generator)
-    ids = ids.to(first.device)
-    for model in {model for model, _ in passes}:
-        model.prefill(ids[:, :context])
-    before = [model.length for model, _ in passes]
-    times: list[list[float]] = [[] for _ in passes]
-    end = time.perf_counter() + patience
-    for turn in range(repeats):
-        if turn >= 2 and time.perf_counter() > end:
-            break
-        order = list(enumerate(passes))
-        for i, (model, width) in order if turn % 2 == 0 else order[::-1]:  # there and back: steady drift cancels
-            tokens = ids[:, context : context + width]
-            times[i].append(seconds(functools.partial(model.forward, tokens), first.device))
-            model.crop(before[i])
-    return times
-
-
 def best(call: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Return the best time of several calls. It is the measure of a ceiling, because every disturbance only makes a
-    call longer."""
+    """Return the best time of several calls: every disturbance makes a call longer."""
     call()
     return min(seconds(call, device) for _ in range(repeats))
 

@@ -6,14 +6,7 @@ from operator import attrgetter
 
 from speclab.core.counts import Counts
 from speclab.present import tables
-from speclab.present.screen import (
-    REPLAYS,
-    agreement_lines,
-    noise_lines,
-    provenance,
-    screen,
-    target_name,
-)
+from speclab.present.screen import REPLAYS, agreement_lines, noise_lines, provenance, screen, target_name
 from speclab.present.tables import Block, Cell, Heading, Lines, Table, cells, number, prediction, speedup
 from speclab.records.files import ComparisonRun
 from speclab.records.rows import COLUMNS, Row

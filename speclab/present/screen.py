@@ -43,7 +43,7 @@ def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = No
         speeds += [*([Lines(said)] * any(said)), speed_table(shown)]
     if brief:
         return tables.show([Lines(map(wrong_line, runs)), rough, *speeds], markdown)
-    checked = (line for shown in runs for line in (*same_text_lines(shown, shown.correctness), *remarks(shown)))
+    checked = (line for shown in runs for line in (*same_text_lines(shown), *remarks(shown)))
     facts = Lines(line for shown in runs for line in (reading_line(shown), ladder_line(shown), loops_line(shown)))
     facts += [f"{target_name(shown)}: {line}" for shown in runs for line in noise_lines(shown.noise[:1])]
     facts.append(no_gain_line(runs))
@@ -104,11 +104,11 @@ def small_print(run: Head) -> str:
 # --- same text? -------------------------------------------------------------------------------------------------------
 
 
-def same_text_lines(run: LabRun, judged: list[Facts]) -> list[str]:
+def same_text_lines(run: ComparisonRun) -> list[str]:
     """Return a line for the texts of each temperature, and further ones where something is wrong."""
     lines = []
-    for temperature in sorted({entry["temperature"] for entry in judged}):
-        entries = [entry for entry in judged if entry["temperature"] == temperature]
+    for temperature in sorted({entry["temperature"] for entry in run.correctness}):
+        entries = [entry for entry in run.correctness if entry["temperature"] == temperature]
         named = [entry for entry in entries if entry.get("lossy_rule") or not entry["passed"]]
         details = agreement_lines(named if temperature else entries)
         n_tested = sum(entry["n_tokens"] - entry.get("n_uncertain", 0) for entry in entries) if temperature else 0
@@ -212,14 +212,10 @@ def rough_in_short(run: Head) -> str | None:
     return f"ROUGH: the baseline, timed twice in the same turns, differs from itself by a factor of up to {factor:.2f}"
 
 
-def floor_text(floor: Noise) -> str:
-    """Write 1.01x (0.98 to 1.03), without an interval where there is none."""
-    ends = interval(floor.low, floor.high)
-    return speedup(floor.ratio) + f" ({ends})" * (ends != "-")
-
-
 def noise_lines(floors: list[Noise]) -> list[str]:
-    return [f"noise floor, the baseline against itself in the same run: {floor_text(floor)}" for floor in floors]
+    """Write 1.01x (0.98 to 1.03) for each floor."""
+    written = [f"{speedup(floor.ratio)} ({interval(floor.low, floor.high)})" for floor in floors]
+    return [f"noise floor, the baseline against itself in the same run: {one}" for one in written]
 
 
 # --- how fast? --------------------------------------------------------------------------------------------------------
@@ -243,8 +239,9 @@ def speed_table(run: ComparisonRun) -> Table:
 
 
 def _in_words(row: Row | None) -> str:
-    """Return the speedup of a row, and the verdict where it is not "faster"."""
-    return tables.with_verdict(speedup_of(row), tables.verdict_of(row)) if row else "-"
+    """Return the speedup of a row, and the verdict where it is none or may be none."""
+    verdict = tables.verdict_of(row) if row else None
+    return "-" if not row else speedup_of(row) + f" {verdict}" * (verdict in ("slower", "unclear"))
 
 
 def _first_rows(run: ComparisonRun) -> list[Row]:

@@ -145,11 +145,6 @@ def speedup_of(row: Any) -> str:
     return speedup(row.speedup) + (f" LOSSY {number(row.total_variation, 3)}" if row.lossy_rule else "")
 
 
-def with_verdict(text: str, verdict: str | None) -> str:
-    """Return a speedup, in words where it is none or may be none."""
-    return f"{text} {verdict}" if verdict in ("slower", "unclear") else text
-
-
 def verdict_of(row: Any) -> str | None:
     """Return the verdict of a row; None where it is unclear only because the prompts are too few for an interval."""
     return row.verdict if row.speedup_low is not None or row.verdict != "unclear" else None
@@ -157,9 +152,8 @@ def verdict_of(row: Any) -> str | None:
 
 def row_interval(row: Any) -> str:
     """Write the interval of a row's speedup, or that its prompts are too few for one."""
-    if row.speedup_low is None and getattr(row, "n_prompts", FEWEST) < FEWEST:
-        return no_interval(row.n_prompts)
-    return interval(row.speedup_low, row.speedup_high)
+    few = row.speedup_low is None and row.n_prompts < FEWEST
+    return no_interval(row.n_prompts) if few else interval(row.speedup_low, row.speedup_high)
 
 
 def no_interval(n_prompts: int) -> str:

@@ -14,9 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
 
-from speclab.records.log import Line, RoundCounts
-from speclab.records.rows import Row, Rung
-from speclab.records.runs import Noise
+from speclab.records.rows import Decoded, Noise, RoundCounts, Row, Rung
 from speclab.theory.costs import Costs, catch_ups
 from speclab.theory.forecast import AcceptProbs, Cost, forecast
 from speclab.theory.formulas import (
@@ -66,8 +64,8 @@ Text = tuple[int, ...]
 
 
 def price(
-    line: Line,
-    baseline: Line,
+    line: Decoded,
+    baseline: Decoded,
     costs: Costs,
     accept_probs: Callable[[Text], AcceptProbs] | None = None,
     rounds_along: Callable[[Text], list[RoundCounts]] | None = None,
@@ -159,7 +157,7 @@ def predictions(row: Row, part: PredictedSeconds) -> dict[str, Any]:
 # --- noise ------------------------------------------------------------------------------------------------------------
 
 
-def noise_floor(baseline: list[Line], again: list[Line]) -> Noise | None:
+def noise_floor(baseline: list[Decoded], again: list[Decoded]) -> Noise | None:
     """Return the ratio of the baseline's time to that of its own second run on the same prompts, with a 95 % interval.
     None where there is no second run."""
     if not again or not baseline:

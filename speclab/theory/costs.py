@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from speclab.records.log import RoundCounts
+from speclab.records.rows import RoundCounts
 
 CURVES = ("verify_at", "draft_at")
 SHORTEST = 1e-12  # seconds of a decode step at least: a fit of noisy times may give 0, and it is a divisor
@@ -267,7 +267,8 @@ def _means(
     cells = [None] * len(seconds) if cells is None else list(cells)
     names = sorted(set(cells))
     cell = np.array([names.index(one) for one in cells], dtype=int)
-    table = np.array([*columns, *([] if context is None else [context])], dtype=float).reshape(-1, len(seconds))
+    rows = [*columns, *([] if context is None else [context])]
+    table = np.array(rows, dtype=float).reshape(len(rows), len(seconds))
     both = np.vstack([_without_stalls(seconds, stalls or cells), table])  # (1 + columns, n)
     means = np.array([both[:, cell == i].mean(1) for i in range(len(names))]).reshape(-1, len(both))
     times, *inside = both - means[cell].T

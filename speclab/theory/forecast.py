@@ -26,8 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from speclab.core.proposals import AcceptProbs
-
+AcceptProbs = Sequence[Sequence[float]]  # by state; asked for the first n of a row, a row answers for a draft of n
 Cost = Callable[[int, int], float]  # (tokens drafted, state) -> cost of that round, in any unit
 
 

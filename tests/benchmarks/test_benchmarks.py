@@ -18,7 +18,7 @@ from speclab.drafts.lengths import AutoLength
 from speclab.lab.decodings import Decoding
 from speclab.lab.harness import measure
 from speclab.lab.turns import take_turns
-from speclab.models import memory, prompts, timing
+from speclab.models import memory, prompts
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
@@ -279,16 +279,16 @@ def test_weights_are_read_once_and_a_plain_embedding_not_at_all():
 
 def test_cache_bytes_and_operations_of_a_known_shape():
     model = tiny("llama", dtype=torch.float32)  # 2 layers, 4 heads, 2 of them in the cache, 8 numbers each
-    assert memory.cached_shapes(model) == [(2 * 2 * 8, 8)] * 2
-    assert memory.cache_bytes(model, 10) == 2 * 2 * 2 * 8 * 10 * 4
+    assert roofline.cached_shapes(model) == [(2 * 2 * 8, 8)] * 2
+    assert roofline.cache_bytes(model, 10) == 2 * 2 * 2 * 8 * 10 * 4
     weights = memory.weights_read(model)[0]
-    assert memory.operations(model, 1, 0) == 2 * weights + 4 * 2 * 4 * 8
-    assert memory.operations(model, 3, 5) == 6 * weights + 4 * 2 * 4 * 8 * (6 + 7 + 8)
+    assert roofline.operations(model, 1, 0) == 2 * weights + 4 * 2 * 4 * 8
+    assert roofline.operations(model, 3, 5) == 6 * weights + 4 * 2 * 4 * 8 * (6 + 7 + 8)
 
 
 def test_passes_leave_the_cache_as_it_was(prompt):
     cached = CachedModel(tiny_llama(0))
-    times = timing.time_passes([(cached, width) for width in (1, 3, 2)], 20, 2)
+    times = common.time_passes([(cached, width) for width in (1, 3, 2)], 20, 2)
     assert [len(of_one) for of_one in times] == [2, 2, 2]
     assert cached.length == 20
     assert cached.n_passes == 1 + 6  # prefill, timed

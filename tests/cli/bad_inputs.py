@@ -275,7 +275,7 @@ ROWS = [
     # --- weights, tokenizer, generation_config.json ---
     Row(f"{B} --prompt x --target encoder", 3, ("bert attends to later tokens", "causal language model")),
     Row(f"{B} --prompt x --target recurrent", 3, ("recurrent_gemma keeps a state", "rolled back")),
-    Row(f"{B} --prompt x --target of-images", 3, ("no language model that makes a text",)),
+    Row(f"{B} --prompt x --target of-images", 3, ("kind of AutoModel",)),
     Row(f"{B} --prompt x --target target --device-map map.json", 2, ("--device-map", "auto", "sequential")),
     Row(f"{C} --engine vllm", 2, ("invalid choice: 'vllm'", "eager")),
     Row(f"{B} --prompt x --target lab:20m --device-map auto", 2, ("lab:20m is made on one device",)),
@@ -289,7 +289,7 @@ ROWS = [
     Row(f"{B} --target weights-nan --prompt x", 3, ("not finite",)),
     Row(f"{B} --prompt x --target weights-device", 3, ("weights-device/model.safetensors is a device",)),
     Row(f"{B} --prompt x --target index-torn", 3, ("index-torn", "download")),
-    Row(f"{B} --prompt x --target tokenizer-missing", 3, ("tokenizer.json is missing",)),
+    Row(f"{B} --prompt x --target tokenizer-missing", 3, ("its tokenizer cannot be used",)),
     Row(f"{B} --prompt x --target tokenizer-torn", 3, ("its tokenizer",)),
     Row(f"{B} --prompt x --target tokenizer-without-words", 3, ("its tokenizer", "out of vocabulary")),
     Row(f"{B} --prompt x --target template-refuses", 3, ("chat template", "no user may speak; use --no-chat")),

@@ -1,7 +1,6 @@
 """Waiting for the device, and for the garbage collector."""
 
 import gc
-import threading
 import weakref
 
 import pytest
@@ -60,22 +59,3 @@ def test_what_somebody_else_has_frozen_stays_so():
         assert gc.get_freeze_count() > 0
     finally:
         gc.unfreeze()
-
-
-def test_threads_wait_for_each_other_to_end():
-    """The first one to leave takes nothing from the other."""
-    inside, leave = threading.Event(), threading.Event()
-
-    def work():
-        with clock.old_objects_frozen():
-            inside.set()
-            leave.wait(60)
-
-    thread = threading.Thread(target=work)
-    with clock.old_objects_frozen():
-        thread.start()
-        assert inside.wait(60)
-    assert gc.get_freeze_count() > 0
-    leave.set()
-    thread.join(60)
-    assert gc.get_freeze_count() == 0

@@ -10,7 +10,7 @@ from speclab.core import sampling as sampling_module
 from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
 from speclab.drafts.feature import FeatureDrafter
-from speclab.drafts.oracle import ConstantDrafter, OracleModelDrafter
+from speclab.drafts.oracle import ConstantDrafter, Dial
 from speclab.models.cached import CachedModel
 from tests.decoding import plain_text, speculative_rounds
 from tests.heads import tiny_head
@@ -29,15 +29,14 @@ def recorder(monkeypatch):
 
 def drafter_of(kind: str, target: CachedModel):
     if kind == "dial":
-        drafter = OracleModelDrafter(graphed(noise=0.1), 0.7)
+        drafter = Dial(0.7, ModelDrafter(graphed(noise=0.1)))
         drafter.take_text(plain_text(target, PROMPT, 30))
         return drafter
     if kind == "feature":
         target.hidden_layers = (0, 1)
         return FeatureDrafter(tiny_head())
-    return {"model": lambda: ModelDrafter(graphed(noise=0.1)), "ngram": NgramDrafter, "constant": ConstantDrafter}[
-        kind
-    ]()
+    made = {"model": lambda: ModelDrafter(graphed(noise=0.1)), "ngram": NgramDrafter, "constant": ConstantDrafter}
+    return made[kind]()
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -8,7 +8,7 @@ from draft_models import ModelDrafter, NgramDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength, RoundCosts
-from speclab.drafts.oracle import FreeOracleDrafter, OracleModelDrafter
+from speclab.drafts.oracle import Dial
 from speclab.drafts.suffix import SuffixDrafter
 from tests.contract import ENGINES, GREEDY, check, id_of, ways_of
 from tests.heads import in_format, trained
@@ -46,8 +46,8 @@ DRAFTS = {
     "feature": feature,
 }
 DIALS = {
-    "dial": lambda model, on_engine: OracleModelDrafter(on_engine(often_right(model)), 0.6),
-    "dial without a model": lambda model, on_engine: FreeOracleDrafter(0.6),
+    "dial": lambda model, on_engine: Dial(0.6, model_draft(model, on_engine)),
+    "dial without a model": lambda model, on_engine: Dial(0.6),
 }
 
 

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draft_models import ModelDrafter, NgramDrafter
-from speclab.core.rounds import Round
+from speclab.core.rounds import Round, tokens_of
 from speclab.core.sampling import Sampling
-from speclab.drafts.oracle import FreeOracleDrafter, OracleModelDrafter
+from speclab.drafts.oracle import Dial
 from speclab.models.cached import CachedModel
 from speclab.models.checking.uncached import distributions
 from speclab.system.errors import UsageProblem
@@ -115,11 +115,9 @@ def test_model_drafter_with_k_0(target):
 # --- The dial --------------------------------------------------------------------------------------------------------
 
 
-def dialed(
-    target: CachedModel, accuracy: float, k: int, limit: int, seed: int = 0
-) -> tuple[OracleModelDrafter, list[Round]]:
+def dialed(target: CachedModel, accuracy: float, k: int, limit: int, seed: int = 0) -> tuple[Dial, list[Round]]:
     """Decode with a dial over a draft model that knows nothing."""
-    dial = OracleModelDrafter(CachedModel(tiny("llama", seed=50)), accuracy, seed)
+    dial = Dial(accuracy, ModelDrafter(CachedModel(tiny("llama", seed=50))), seed)
     dial.take_text(plain_text(target, PROMPT, limit))
     return dial, rounds_of(target, dial, k, limit)
 
@@ -131,18 +129,16 @@ def test_dial_at_1_is_always_right_and_at_0_always_wrong(target):
     assert [r.n_rejected for r in rounds[1:-1]] == [1] * 18, "the last round has no room for a draft"
 
 
-def test_dial_acceptance_rate():
+def test_dial_acceptance_rate(target):
     """The first 350 tested proposals are right as often as 350 throws of a coin that shows heads with 0.6.
 
     Tests of a round go on until the first wrong one, so the tested ones are a sequence of independent throws; the bound
     is the binomial's own, false alarm below 1e-6.
     """
-    target, draft = CachedModel(tiny("gpt2")), CachedModel(tiny("gpt2", seed=50, n_layer=1))
-    text = plain_text(target, PROMPT, 480)
-    dial = OracleModelDrafter(draft, 0.6, seed=1)
+    dial, text = Dial(0.6, seed=1), plain_text(target, PROMPT, 480)
     dial.take_text(text)
     rounds = rounds_of(target, dial, 4, 480)
-    assert [token for r in rounds for token in r.tokens] == text
+    assert tokens_of(rounds) == text
     outcomes = [outcome for r in rounds for outcome in [1] * r.n_accepted + [0] * r.n_rejected][:350]
     assert len(outcomes) == 350
     law = scipy.stats.binom(350, 0.6)
@@ -150,70 +146,54 @@ def test_dial_acceptance_rate():
 
 
 def test_dial_is_repeatable_and_its_seed_matters(target):
-    """Runs are compared pair by pair: the same seed throws the same dice, also for a second prompt."""
-    assert dialed(target, 0.5, 4, 30)[1] == dialed(target, 0.5, 4, 30)[1]
-    assert dialed(target, 0.5, 4, 30)[1] != dialed(target, 0.5, 4, 30, seed=1)[1]
+    """Runs are compared pair by pair: the same seed throws the same dice, also for a second prompt and without a
+    model."""
     dial, rounds = dialed(target, 0.5, 4, 30)
-    assert rounds_of(target, dial, 4, 30) == rounds
+    assert dialed(target, 0.5, 4, 30)[1] == rounds == rounds_of(target, dial, 4, 30)
+    assert dialed(target, 0.5, 4, 30, seed=1)[1] != rounds
+    free = Dial(0.5)
+    free.take_text(plain_text(target, PROMPT, 30))
+    assert rounds_of(target, free, 4, 30) == rounds
 
 
 @pytest.mark.parametrize("accuracy", [-0.1, 1.1, float("nan")])
 def test_dial_refuses_what_is_no_probability(accuracy):
     """A slip such as dial:80 must not be read as certainty."""
     with pytest.raises(ValueError, match="0 … 1"):
-        OracleModelDrafter(CachedModel(tiny("llama")), accuracy)
+        Dial(accuracy)
 
 
 def test_dial_refuses_sampling(target):
     """It replays the greedy text; with sampling its proposals would not be what the rule takes them for."""
-    dial = OracleModelDrafter(CachedModel(tiny("llama")), 0.5)
     with pytest.raises(UsageProblem, match="temperature=0"):
-        rounds_of(target, dial, 3, 5, Sampling(temperature=0.7))
+        rounds_of(target, Dial(0.5), 3, 5, Sampling(temperature=0.7))
 
 
 def test_dial_costs_what_a_draft_model_costs(target):
     """An instrument for acceptance at a fixed drafting cost: one real pass per drafted token, and the prompt's."""
     model_drafter = ModelDrafter(CachedModel(tiny("llama", seed=50)))
-    k = 4
-    rounds = rounds_of(target, model_drafter, k, 20)
+    rounds = rounds_of(target, model_drafter, 4, 20)
     assert model_drafter.draft.n_passes == 1 + sum(r.n_drafted for r in rounds)
     for accuracy in (0.0, 0.6, 1.0):
-        dial, rounds = dialed(target, accuracy, k, 20)
-        assert dial.draft.n_passes == 1 + sum(r.n_drafted for r in rounds)
-        assert dial.draft.length == PROMPT.shape[1] + 20 - 1 - held_back(rounds), "its cache follows the real text"
-
-
-def held_back(rounds: list[Round]) -> int:
-    """Committed tokens, the last apart, that the draft was not fed: one after full acceptance, and undrafted rounds."""
-    missing = 0
-    for r in rounds[1:]:
-        missing = int(r.n_accepted == r.n_drafted) if r.n_drafted else missing + 1
-    return missing
+        dial, rounds = dialed(target, accuracy, 4, 20)
+        [draft] = dial.models
+        assert draft.n_passes == 1 + sum(r.n_drafted for r in rounds)
+        missing = 0  # committed tokens, the last apart, that the draft was not fed
+        for r in rounds[1:]:
+            missing = int(r.n_accepted == r.n_drafted) if r.n_drafted else missing + 1
+        assert draft.length == PROMPT.shape[1] + 20 - 1 - missing, "its cache follows the real text"
 
 
 def test_dial_beyond_its_reference(target):
-    """A text that goes on behind the reference is drafted by the draft model itself, and still right."""
-    dial = OracleModelDrafter(CachedModel(target.model), 0.0)
-    text = plain_text(target, PROMPT, 20)
-    dial.take_text(text[:10])
-    rounds = rounds_of(target, dial, 3, 20)
-    assert [token for r in rounds for token in r.tokens] == text
-    assert [r.n_accepted for r in rounds[:10]] == [0] * 10
-    assert sum(r.n_accepted for r in rounds[10:]) > 0
-
-
-def test_free_dial_is_the_dial_without_a_model(target):
-    """Same dice, same proposals, same rounds; behind its reference it has nothing to say."""
-    free = FreeOracleDrafter(0.5)
-    text = plain_text(target, PROMPT, 31)
-    free.take_text(text)
-    assert rounds_of(target, free, 4, 31) == dialed(target, 0.5, 4, 31)[1]
-    free.take_text(text[:10])
-    rounds = rounds_of(target, free, 4, 31)
-    assert [token for r in rounds for token in r.tokens] == text
-    assert rounds[-2].n_drafted == 0
-    with pytest.raises(UsageProblem, match="temperature=0"):
-        rounds_of(target, free, 3, 5, Sampling(temperature=0.7))
+    """Behind the reference the draft model itself drafts, and a dial without one has nothing to say."""
+    text, kinds = plain_text(target, PROMPT, 20), (Dial(0.0, ModelDrafter(CachedModel(target.model))), Dial(0.0))
+    for dial in kinds:
+        dial.take_text(text[:10])
+        rounds = rounds_of(target, dial, 3, 20)
+        assert tokens_of(rounds) == text
+        assert [r.n_accepted for r in rounds[:10]] == [0] * 10
+        assert (sum(r.n_accepted for r in rounds[10:]) > 0) == bool(dial.models)
+        assert (rounds[-2].n_drafted > 0) == bool(dial.models)
 
 
 # --- A draft model that knows less than the target ------------------------------------------------------------------

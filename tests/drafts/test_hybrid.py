@@ -6,20 +6,27 @@ import pytest
 import torch
 
 from draft_models import ModelDrafter, NgramDrafter
-from speclab.core.drafter import Drafter
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.feature import FeatureDrafter
-from speclab.drafts.hybrid import USUAL, HybridDrafter, RightCounts
-from speclab.drafts.lengths import AutoLength, RoundCosts, Tally
+from speclab.drafts.hybrid import USUAL, HybridDrafter
+from speclab.drafts.lengths import WEIGHT, AutoLength, RoundCosts, Tally
 from speclab.drafts.suffix import SuffixDrafter
 from speclab.models.cached import CachedModel
 from tests.decoding import plain_text, speculative_rounds
-from tests.heads import tiny_head
+from tests.heads import Keeping, tiny_head
 from tests.tiny_models import VOCAB, perturbed, tiny
 
 PROMPT = torch.randint(0, VOCAB, (1, 9), generator=torch.Generator().manual_seed(1)).repeat(1, 2)
 DEAR = RoundCosts((0.0, *[50.0] * 8), (1.0,) * 9)  # a model that never pays
+
+
+class KeptModel(Keeping, ModelDrafter):
+    """Keeps what it proposes."""
+
+
+class KeptHead(Keeping, FeatureDrafter):
+    """The same."""
 
 
 def target_of() -> CachedModel:
@@ -28,10 +35,10 @@ def target_of() -> CachedModel:
     return target
 
 
-def model_of(kind: str):
+def model_of(kind: str = "model"):
     if kind == "feature":
-        return FeatureDrafter(tiny_head())
-    return ModelDrafter(CachedModel(perturbed(tiny("llama", dtype=torch.float64), 0.1)))
+        return KeptHead(tiny_head())
+    return KeptModel(CachedModel(perturbed(tiny("llama", dtype=torch.float64), 0.1)))
 
 
 class Scripted(NgramDrafter):
@@ -46,33 +53,27 @@ class Scripted(NgramDrafter):
 
     def lookup(self, k):
         what = self.script[self.n % len(self.script)]
-        self.n += 1
+        self.n, self.matched = self.n + 1, 9
         done = len(self._tokens) - PROMPT.shape[1]
         right = self.text[done : done + k]
-        self.matched = 9
-        return {"right": right, "wrong": [(t + 1) % VOCAB for t in right], "partly": [*right[:1], 0, 0], "no": []}[
-            what
-        ][:k]
+        wrong = [(token + 1) % VOCAB for token in right]
+        return {"right": right, "wrong": wrong, "partly": [*right[:1], 0, 0], "no": []}[what][:k]
 
 
-class Kept(Drafter):
-    """Keeps what its model proposes, and at which place of the text."""
+def hybrid_of(costs: RoundCosts, lookup=None, auto: bool = False, model=None, prompt=PROMPT) -> HybridDrafter:
+    """A hybrid that has read the prompt, with these costs at temperature 0."""
+    model = model or model_of()
+    hybrid = HybridDrafter(lookup or NgramDrafter(), AutoLength(model) if auto else model)
+    hybrid.costs[0.0] = costs
+    hybrid.prefill(target_of(), prompt, GREEDY)
+    return hybrid
 
-    def __init__(self, drafter):
-        self.drafter, self.proposed, self.n = drafter, {}, 0
 
-    def prefill(self, target, prompt, sampling):
-        self.n = 0
-        self.drafter.prefill(target, prompt, sampling)
-
-    def propose(self, k, uniforms):
-        draft = self.drafter.propose(k, uniforms)
-        self.proposed[self.n] = draft.tokens[0].tolist()
-        return draft
-
-    def observe(self, n_accepted, committed):
-        self.n += len(committed)
-        self.drafter.observe(n_accepted, committed)
+def guess(hybrid: HybridDrafter, model: float | None = None, match: float | None = None) -> None:
+    """Let it expect this acceptance at all depths of the model, and after all matches."""
+    seen = hybrid.drafter.acceptance
+    seen.depths = [Tally(model) for _ in seen.depths] if model is not None else seen.depths
+    seen.matches = [Tally(match) for _ in seen.matches] if match is not None else seen.matches
 
 
 @pytest.mark.parametrize("kind", ["model", "feature"])
@@ -80,26 +81,26 @@ class Kept(Drafter):
 def test_the_model_proposes_what_it_would_have_proposed_alone(kind, script):
     """After rounds of the lookup it has caught up: at every place it says what a fresh one says there."""
     text = plain_text(target_of(), PROMPT, 40)
-    kept = Kept(model_of(kind))
-    hybrid = HybridDrafter(Scripted(text, script), kept)
+    model = model_of(kind)
+    hybrid = HybridDrafter(Scripted(text, script), model)
     hybrid.costs[0.0] = DEAR
     rounds = list(speculative_rounds(target_of(), hybrid, PROMPT, 3, 40))
     assert tokens_of(rounds) == text
-    assert 2 < len(kept.proposed) < len(rounds) - 2
-    for place, proposed in list(kept.proposed.items())[:-1]:
-        target, alone = target_of(), model_of(kind)
-        ids = torch.cat([PROMPT, torch.tensor([text[: place - 1]], dtype=torch.long)], dim=1)
+    assert 2 < len(model.proposed) < len(rounds) - 2
+    for so_far, draft in model.proposed[:-1]:
+        target, alone, ids = target_of(), model_of(kind), torch.tensor([so_far[:-1]])
         target.prefill(ids)
         alone.prefill(target, ids, GREEDY)
-        alone.observe(0, [text[place - 1]])
-        assert alone.propose(3, torch.zeros(1, 3)).tokens[0].tolist()[: len(proposed)] == proposed
+        alone.observe(0, so_far[-1:])
+        found, again = draft.tokens[0].tolist(), alone.propose(3, torch.zeros(1, 3)).tokens[0].tolist()
+        assert again[: len(found)] == found
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_only_what_a_model_drew_has_probabilities(temperature):
     """A lookup's tokens are one-hot, also beside a model that samples."""
     text = plain_text(target_of(), PROMPT, 40)
-    hybrid = HybridDrafter(Scripted(text, ["right", "no"]), model_of("model"))
+    hybrid = HybridDrafter(Scripted(text, ["right", "no"]), model_of())
     hybrid.costs[temperature] = DEAR
     hybrid.prefill(target_of(), PROMPT, Sampling(temperature))
     hybrid.observe(0, text[:1])
@@ -109,26 +110,29 @@ def test_only_what_a_model_drew_has_probabilities(temperature):
     assert (by_model.probs is None) == (temperature == 0)
 
 
-def test_the_better_promise_drafts():
-    """Sure matches beat a dear model, a cheap model that is always right beats doubtful ones."""
-    lookup = NgramDrafter()
-    hybrid = HybridDrafter(lookup, model_of("model"))
-    hybrid.prefill(target_of(), PROMPT, GREEDY)
-    lookup.matched = 6
-    cheap = RoundCosts((0.0,) * 9, USUAL.rest)
-    for costs, rate, pays in ((DEAR, 0.9, True), (cheap, 0.99, False), (USUAL, 0.1, True)):
-        hybrid.costs[0.0] = costs
-        hybrid._known.model.accepted, hybrid._known.model.tested = 1000 * rate, 1000
-        assert hybrid._choose(4, 4) == 4 * pays
-    lookup.matched = 1
-    hybrid.costs[0.0] = USUAL
-    hybrid._known.model.accepted = 700
-    for right, pays in ((0.05, False), (0.95, True)):
-        hybrid._known.matches[0].accepted, hybrid._known.matches[0].tested = 1000 * right, 1000
-        assert hybrid._choose(4, 4) == 4 * pays
-
-
 REST = (1.0, 1.06, 1.11, 1.16, 1.22, 1.30, 1.38, 1.45, 1.55)
+CHEAP = RoundCosts((0.0,) * 9, USUAL.rest)
+LATE = RoundCosts(DEAR.draft, (1.0,) * 9, (1.0, *[60.0] * 8))
+SHORT = RoundCosts((0.0, 0.3, 0.3, 0.3), tuple(1 + n / 50 for n in range(9)))  # costs of a block end with its slots
+CHOICES = [  # costs, acceptance of the model and after matches, k; what is chosen of as many as 8, and on auto
+    (DEAR, 0.9, 0.9, 4, 4, 4),  # sure matches beat a dear model
+    (CHEAP, 0.99, 0.9, 4, 0, 0),  # a cheap one that is always right beats doubtful ones
+    (USUAL, 0.1, 0.9, 4, 4, 4),
+    (USUAL, 0.7, 0.05, 4, 0, 0),
+    (RoundCosts((0.0, *[1.65] * 8), REST), 0.7, 0.3, 8, 0, 2),  # the whole lookup loses, its first two tokens win
+    (RoundCosts((0.0, 0.1, *[50.0] * 7), REST), 0.7, 0.3, 8, 8, 0),  # the model wins with one token, loses with eight
+    (LATE, 0.7, 0.3, 8, 0, 0),  # rounds of a lookup cost more
+    (SHORT, 0.97, 0.75, 8, 8, 8),
+]
+
+
+@pytest.mark.parametrize(("costs", "model", "match", "k", "fixed", "on_auto"), CHOICES)
+def test_the_better_promise_drafts(costs, model, match, k, fixed, on_auto):
+    for auto, chosen in ((False, fixed), (True, on_auto)):
+        hybrid = hybrid_of(costs, auto=auto)
+        guess(hybrid, model, match)
+        hybrid.lookup.matched = 6
+        assert hybrid._choose(k, k) == chosen
 
 
 @pytest.mark.parametrize(("rate", "best"), [(0.3, 2), (0.5, 3), (0.6, 4), (0.7, 4), (0.99, 8)])
@@ -137,111 +141,58 @@ def test_on_auto_a_lookup_is_drafted_as_far_as_it_pays(rate, best):
     values = [sum(rate**i for i in range(m + 1)) / REST[m] for m in range(1, 9)]
     assert values.index(max(values)) + 1 == best
     for auto in (True, False):
-        model = model_of("model")
-        hybrid = HybridDrafter(NgramDrafter(), AutoLength(model) if auto else model)
-        hybrid.costs[0.0] = RoundCosts(DEAR.draft, REST)
-        hybrid.prefill(target_of(), PROMPT[:, :9].repeat(1, 3), GREEDY)
+        hybrid = hybrid_of(RoundCosts(DEAR.draft, REST), auto=auto, prompt=PROMPT[:, :9].repeat(1, 3))
         hybrid.observe(0, [PROMPT[0, 0].item()])
-        hybrid._known.matches = [Tally(rate) for _ in hybrid._known.matches]
+        guess(hybrid, match=rate)
         draft = hybrid.propose(8, torch.zeros(1, 8))
         assert hybrid._looked_up
         assert draft.tokens[0].tolist() == PROMPT[0, 1 : 1 + (best if auto else 8)].tolist()
-
-
-@pytest.mark.parametrize(
-    ("costs", "rate", "fixed", "on_auto"),
-    [
-        (RoundCosts((0.0, *[1.65] * 8), REST), 0.3, 0, 2),  # the whole lookup loses, its first two tokens win
-        (RoundCosts((0.0, 0.1, *[50.0] * 7), REST), 0.3, 8, 0),  # the model wins with one token, and loses with eight
-        (RoundCosts(DEAR.draft, (1.0,) * 9, (1.0, *[60.0] * 8)), 0.3, 0, 0),  # rounds of a lookup cost more
-    ],
-)
-def test_on_auto_the_best_numbers_are_compared(costs, rate, fixed, on_auto):
-    for auto, chosen in ((False, fixed), (True, on_auto)):
-        model = model_of("model")
-        hybrid = HybridDrafter(NgramDrafter(), AutoLength(model) if auto else model)
-        hybrid.prefill(target_of(), PROMPT, GREEDY)
-        hybrid.costs[0.0], hybrid.lookup.matched = costs, 6
-        hybrid._known.matches[-1] = Tally(rate)
-        assert hybrid._choose(8, 8) == chosen
-
-
-def test_after_a_part_of_a_lookup_the_targets_own_token_is_counted_too():
-    hybrid = HybridDrafter(NgramDrafter(), AutoLength(model_of("model")))
-    hybrid.costs[0.0] = RoundCosts(DEAR.draft, REST)
-    hybrid.prefill(target_of(), PROMPT[:, :9].repeat(1, 3), GREEDY)
-    hybrid.observe(0, [PROMPT[0, 0].item()])
-    tally = hybrid._known.matches[hybrid.lookup.longest - 1] = Tally(0.5)
-    drafted = hybrid.propose(8, torch.zeros(1, 8)).tokens[0].tolist()
-    assert len(drafted) == 3
-    hybrid.observe(3, [*drafted, PROMPT[0, 4].item()])
-    assert (tally.tested, tally.accepted) == (8 + 4, 4 + 4)
 
 
 @pytest.mark.parametrize("auto", [False, True])
 def test_a_model_without_room_promises_nothing(auto):
     """Where its context is full it drafts no more, and a doubtful match is better than none."""
     model = ModelDrafter(CachedModel(tiny("llama", dtype=torch.float64, max_position_embeddings=20)))
-    hybrid = HybridDrafter(NgramDrafter(), AutoLength(model) if auto else model)
+    hybrid = hybrid_of(USUAL, auto=auto, model=model)
     hybrid.lookup.matched = 6
-    hybrid.prefill(target_of(), PROMPT, GREEDY)
     hybrid.observe(0, PROMPT[0, :1].tolist())
-    hybrid._known.matches = [Tally(0.5) for _ in hybrid._known.matches]
+    guess(hybrid, match=0.5)
     assert hybrid._choose(4, 4) == 0
     hybrid.observe(0, PROMPT[0, 1:4].tolist())
     assert model.room == 0
     assert hybrid._choose(4, 4) in ((1, 2, 3) if auto else (4,))
 
 
-def test_a_short_block_does_not_shorten_the_lookup():
-    """Costs of its drafts end with its slots, those of a pass do not."""
-    costs = RoundCosts((0.0, 0.3, 0.3, 0.3), tuple(1 + n / 50 for n in range(9)))
-    assert costs.longest == 3
-    hybrid = HybridDrafter(NgramDrafter(), model_of("model"))
-    hybrid.prefill(target_of(), PROMPT, GREEDY)
-    hybrid.costs[0.0], hybrid.lookup.matched = costs, 6
-    hybrid._known.model, hybrid._known.matches[-1] = Tally(0.97), Tally(0.75)
-    assert hybrid._choose(8, 8) == 8
-    assert hybrid._choose(3, 8) == 0
-
-
 def test_what_was_right_is_counted_where_it_belongs():
+    """A lookup's tokens also in the model's rounds, and up to the first wrong one."""
     text = plain_text(target_of(), PROMPT, 40)
-    hybrid = HybridDrafter(Scripted(text, ["right", "wrong", "no"]), model_of("model"))
+    hybrid = HybridDrafter(Scripted(text, ["right", "wrong", "no"]), model_of())
     hybrid.costs[0.0] = DEAR
     copied = copy.deepcopy(hybrid)
     rounds = list(speculative_rounds(target_of(), copied, PROMPT, 3, 40))
-    known = hybrid.known[0.0]  # shared with the copy
+    seen = hybrid.drafter.seen[0.0]  # shared with the copy
     by_model = sum(r.n_accepted + r.n_rejected for r in rounds[3::3])  # the script's third round in turn
-    assert known.model.tested - 8 == by_model
+    assert sum(tally.tested - WEIGHT for tally in seen.depths) == by_model > 0
     by_lookup = sum(r.n_accepted + r.n_rejected for i, r in enumerate(rounds) if i % 3)
-    assert known.matches[-1].tested - 8 == by_lookup
-    assert copied.known is hybrid.known
-    assert all(tally.tested == 8 for tally in known.matches[:-1])
-    assert by_model > 0
-    assert by_lookup > 0
+    assert seen.matches[-1].tested - WEIGHT == by_lookup > 0
+    assert all(tally.tested == WEIGHT for tally in [*seen.matches[:-1], *seen.ranges])
     list(speculative_rounds(target_of(), copied, PROMPT, 3, 40, Sampling(0.9)))
-    assert known.model.tested - 8 == by_model, "another temperature has counts of its own"
-    assert hybrid.known.keys() == {0.0, 0.9}
-    assert hybrid.known[0.9].matches[-1].tested > 8
-
-
-def test_a_lookup_is_judged_in_the_rounds_of_the_model_too():
-    """What it would have proposed there is compared with what was committed."""
-    text = plain_text(target_of(), PROMPT, 40)
-    hybrid = HybridDrafter(Scripted(text, ["right"]), model_of("model"))
-    hybrid.costs[0.0] = RoundCosts((0.0,) * 9, (1.0,) * 9)
-    hybrid.known[0.0] = known = RightCounts()
-    known.model.accepted = 1000 * known.model.tested  # it is believed to be always right, and costs nothing
-    rounds = list(speculative_rounds(target_of(), hybrid, PROMPT, 3, 40))
+    assert sum(tally.tested - WEIGHT for tally in seen.depths) == by_model, "another temperature has its own counts"
+    assert hybrid.drafter.seen.keys() == {0.0, 0.9}
+    free = HybridDrafter(Scripted(text, ["right"]), model_of())
+    free.costs[0.0] = RoundCosts((0.0,) * 9, (1.0, *[100.0] * 8), (1e3,) * 9)
+    rounds = list(speculative_rounds(target_of(), free, PROMPT, 3, 40))
     assert sum(r.n_rejected for r in rounds) > 3, "the model drafted"
-    assert known.matches[-1].tested > 20
-    assert known.matches[-1].rate > 0.95
+    assert free.drafter.seen[0.0].matches[-1].rate > 0.95
 
 
-def test_parts_are_what_proposes():
-    lookup, model = SuffixDrafter(), model_of("model")
-    assert HybridDrafter(lookup, AutoLength(model)).parts == (lookup, model)
-    assert AutoLength(model).parts == model.parts == (model,)
-    auto = AutoLength(model)
-    assert HybridDrafter(lookup, auto).costs is auto.costs
+def test_parts_and_costs_are_those_inside():
+    lookup, auto = SuffixDrafter(), AutoLength(model_of())
+    hybrid = HybridDrafter(lookup, auto)
+    assert hybrid.parts == (lookup, auto.drafter)
+    assert hybrid.costs is auto.costs
+    assert HybridDrafter(lookup, auto.drafter).with_draft(AutoLength).drafter.chooses_length
+    hybrid.costs[0.0] = DEAR
+    hybrid.forget()
+    assert not auto.seen
+    assert auto.costs == {0.0: DEAR}

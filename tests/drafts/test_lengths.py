@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import draft_models
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import Sampling
@@ -17,6 +18,7 @@ from speclab.drafts.lengths import (
     EDGES,
     LONGEST,
     PAUSE,
+    WEIGHT,
     Acceptance,
     AutoLength,
     RoundCosts,
@@ -28,7 +30,7 @@ from speclab.lab.bench import SPECULATIVE
 from speclab.lab.round_costs import costs_of, measure_costs
 from speclab.models.cached import CachedModel
 from tests.decoding import plain_text, speculative_rounds
-from tests.heads import tiny_head
+from tests.heads import Keeping, tiny_head
 from tests.tiny_models import VOCAB, perturbed, tiny
 
 PROMPT = torch.randint(0, VOCAB, (1, 9), generator=torch.Generator().manual_seed(1))
@@ -36,23 +38,8 @@ FREE = RoundCosts((0.0,) * 9, (1.0,) * 9)
 DEAR = RoundCosts(tuple(10.0 * n for n in range(9)), (1.0,) * 9)
 
 
-class Kept:
-    """Keeps what passes between the loop and a drafter."""
-
-    def __init__(self, drafter):
-        self.drafter, self.asked, self.proposed = drafter, [], []
-
-    def prefill(self, *args):
-        self.drafter.prefill(*args)
-
-    def propose(self, k, uniforms):
-        draft = self.drafter.propose(k, uniforms)
-        self.asked.append(k)
-        self.proposed.append(draft.tokens[0].tolist())
-        return draft
-
-    def observe(self, *args):
-        self.drafter.observe(*args)
+class Kept(Keeping, AutoLength):
+    """Keeps what it proposes."""
 
 
 def pair(noise: float = 0.1) -> tuple[CachedModel, ModelDrafter]:
@@ -61,15 +48,6 @@ def pair(noise: float = 0.1) -> tuple[CachedModel, ModelDrafter]:
 
 
 # --- the rule ---------------------------------------------------------------------------------------------------------
-
-
-def test_all_lengths_are_compared_since_costs_have_steps():
-    """A token more does not pay here, and three more do: a rule that looks one step ahead stays at 1."""
-    costs = RoundCosts((0.0,) * 5, (1.0, 1.0, 1.9, 1.9, 1.9))
-    expected = expected_tokens([0.9] * 4, 0, 1.0)
-    rate = 1.5
-    assert expected[2] - rate * costs.seconds(2) < expected[1] - rate * costs.seconds(1)
-    assert best_length(costs, expected, rate, 0, 4) == 4
 
 
 @given(
@@ -92,6 +70,12 @@ def test_expectation_and_choice_are_the_definitions(chain, seconds, rate, drawn)
     gains = [expected[n] - rate * costs.seconds(n) for n in range(drawn, len(chain) + 1)]
     assert gains[chosen - drawn] == max(gains)
     assert max(gains) not in gains[: chosen - drawn]
+
+
+def test_all_lengths_are_compared_since_costs_have_steps():
+    """A rule that looks one step ahead stays at 1."""
+    steps = RoundCosts((0.0,) * 5, (1.0, 1.0, 1.9, 1.9, 1.9))
+    assert best_length(steps, expected_tokens([0.9] * 4), 1.5, 0, 4) == 4
 
 
 def test_a_drawn_token_counts_only_where_those_before_it_are_kept():
@@ -135,31 +119,16 @@ def test_free_drafts_are_as_long_as_they_may_be_and_dear_ones_are_tried_now_and_
     assert all(after - before == PAUSE for before, after in itertools.pairwise(tried))
 
 
-def test_every_token_that_is_drawn_is_handed_over():
+def test_every_token_that_is_drawn_is_handed_over(monkeypatch):
     """And the draft ends where the rule says so, not only at the longest length."""
-
-    class Counted(ModelDrafter):
-        n_drawn = 0
-
-        def _run(self, ids, uniforms):
-            passes = self.draft.forward
-
-            def forward(ids):
-                Counted.n_drawn += 1
-                return passes(ids)
-
-            self.draft.forward = forward
-            try:
-                return super()._run(ids, uniforms)
-            finally:
-                del self.draft.forward
-
-    _, drafter = pair(0.3)
-    kept = Kept(AutoLength(Counted(drafter.draft)))
-    kept.drafter.costs[0.9] = RoundCosts(tuple(0.15 * n for n in range(9)), tuple(1 + 0.05 * n for n in range(9)))
+    drawn, right = [], draft_models.draw_draft
+    monkeypatch.setattr(draft_models, "draw_draft", lambda *asked: drawn.append(1) or right(*asked))
+    kept = Kept(pair(0.3)[1])
+    kept.costs[0.9] = RoundCosts(tuple(0.15 * n for n in range(9)), tuple(1 + 0.05 * n for n in range(9)))
     decoded(kept, how=Sampling(0.9))
-    assert sum(map(len, kept.proposed)) == Counted.n_drawn
-    assert len({len(tokens) for tokens in kept.proposed}) > 2
+    lengths = [draft.tokens.shape[1] for _, draft in kept.proposed]
+    assert sum(lengths) == len(drawn)
+    assert len(set(lengths)) > 2
 
 
 def test_confidence_decides_on_a_cpu_alone():
@@ -189,32 +158,26 @@ def test_acceptance_is_counted_for_tested_tokens_alone():
     n_accepted, n_rejected = (sum(getattr(r, name) for r in rounds) for name in ("n_accepted", "n_rejected"))
     assert n_accepted
     assert n_rejected
-    before = Acceptance()
-    for tallies, begun in ((seen.ranges, before.ranges), (seen.depths, before.depths)):
-        tested, accepted = (
-            sum(getattr(t, name) for t in tallies) - sum(getattr(t, name) for t in begun)
-            for name in ("tested", "accepted")
-        )
-        assert (tested, round(accepted, 6)) == (n_accepted + n_rejected, n_accepted)
+    begun = Acceptance()
+    for tallies, before in ((seen.ranges, begun.ranges), (seen.depths, begun.depths)):
+        assert sum(t.tested for t in tallies) - sum(t.tested for t in before) == n_accepted + n_rejected
+        assert sum(t.accepted for t in tallies) - sum(t.accepted for t in before) == pytest.approx(n_accepted)
 
 
 def test_what_was_accepted_is_kept_by_copies_and_by_the_next_text():
     auto = AutoLength(pair()[1])
     auto.costs[0.0] = FREE
-    decoded(copy.deepcopy(auto))
-    n = auto.seen[0.0].depths[0].tested
-    assert n > Acceptance().depths[0].tested
-    decoded(auto)
-    assert auto.seen[0.0].depths[0].tested > n
+    seen = [WEIGHT]
+    for one in (copy.deepcopy(auto), auto):
+        decoded(one)
+        seen.append(auto.seen[0.0].depths[0].tested)
+    assert seen == sorted(set(seen))
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.2, 0.5, 0.999, 1.0])
 def test_every_probability_has_a_range(probability):
-    acceptance = Acceptance()
-    acceptance.add(True, 0, probability)
-    place = sum(probability >= edge for edge in EDGES)
-    assert [t.tested > Acceptance().ranges[0].tested for t in acceptance.ranges].index(True) == place
-    assert acceptance.given(probability) == acceptance.ranges[place].rate
+    seen = Acceptance()
+    assert seen.ranges.index(seen.given(probability)) == sum(probability >= edge for edge in EDGES)
 
 
 # --- costs ------------------------------------------------------------------------------------------------------------

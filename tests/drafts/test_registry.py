@@ -4,11 +4,14 @@ import json
 
 import pytest
 
+from draft_models import ModelDrafter, NgramDrafter
 from speclab.cli.compare import read_drafts
 from speclab.core.drafter import Lookup
 from speclab.drafts import registry
 from speclab.drafts.registry import add, add_lookup, kinds, read, read_all
+from speclab.models.cached import CachedModel
 from speclab.system.errors import UsageProblem
+from tests.tiny_models import tiny
 
 TYPED = ("model", "ngram", "suffix", "feature", "hybrid", "hybrid:ngram+model", "dial:0.5", "dial:0.5:free")
 
@@ -41,13 +44,7 @@ def test_limits_of_the_parts_are_limits_of_the_whole():
 
 
 def test_a_new_lookup_is_one_line(table):
-    class Nothing(Lookup):
-        """It finds nothing."""
-
-        def __init__(self, n_ids: int):
-            self.n_ids = n_ids
-
-    add_lookup("nothing", Nothing, "nothing at all")
+    add_lookup("nothing", Lookup, "nothing at all")
     assert read("nothing").is_lookup
     assert read("hybrid:nothing+model").name == "hybrid:nothing+model"
 
@@ -70,10 +67,12 @@ def test_no_folder_takes_the_place_of_a_kind(tmp_path, monkeypatch):
     assert read("./ngram").is_model
 
 
-def test_a_kind_without_its_extension_is_not_asked_of_the_hub(table):
-    del registry._KINDS["hybrid"]
-    with pytest.raises(UsageProblem, match="unknown draft kind"):
-        read("hybrid:ngram+model")
+def test_models_have_a_line_and_lookups_their_name():
+    model = ModelDrafter(CachedModel(tiny("llama")))
+    assert model.describe("model", model.draft.engine).startswith("model: llama, ")
+    assert "on the eager engine" not in model.describe("model", model.draft.engine)
+    assert model.describe("model", "another").endswith("; on the eager engine")
+    assert NgramDrafter().describe("ngram", "eager") is None
 
 
 def test_no_folder_has_the_name_of_a_draft_on_auto(tmp_path):

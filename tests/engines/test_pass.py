@@ -28,12 +28,12 @@ TURNED = ("phi3, some turned", "gpt_neox")  # four of six numbers of a head
 
 
 def test_the_cases_are_what_they_are_called():
-    assert [packed(tiny(case)).parts.angles[0](torch.arange(3))[0].shape for case in TURNED] == [(3, 2)] * 2
-    assert packed(tiny("smollm3")).parts.layers[1].rotary is None
-    assert {layer.window for layer in packed(tiny("gemma3_text")).parts.layers} == {0, WINDOW}
-    assert packed(tiny("olmo2")).parts.whole_norms
+    assert [packed(tiny(case)).angles[0](torch.arange(3))[0].shape for case in TURNED] == [(3, 2)] * 2
+    assert packed(tiny("smollm3")).rotary[1] is None
+    assert {layer.window for layer in packed(tiny("gemma3_text")).layers} == {0, WINDOW}
+    assert packed(tiny("olmo2")).model.whole_norms
     for case in ("llama with biases", "qwen2", "gpt2", "gpt_neox"):
-        assert all(layer.qkv[1].abs().min() > 0 for layer in parts_of(tiny(case)).layers)
+        assert all(layer["qkv"][1].abs().min() > 0 for layer in parts_of(tiny(case))["layer"])
 
 
 @pytest.mark.parametrize("case", ["llama", "mistral"])

@@ -128,7 +128,9 @@ def test_kinds_can_be_mixed_and_sizes_can_be_odd(monkeypatch):
     with torch.no_grad():
         for module, kind in as_kind.items():
             module.weight.copy_(KINDS[kind][0](module.weight))
-    fast = CModel(parts_of(model))
+    parts = parts_of(model)
+    fast, [of_layer] = CModel(parts), parts["layer"]
+    assert not {"qkv", "out", "up", "down"} & set(of_layer), "what is packed is held once more, not twice"
     packed = fast.layers[0]
     assert [packed.qkv.kind, packed.out.kind, packed.up.kind, packed.down.kind] == [FLOAT32, INT8, INT8, FLOAT32]
     assert fast.model.head.kind == INT4

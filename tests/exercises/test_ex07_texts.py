@@ -38,8 +38,8 @@ def test_the_stated_figure():
         "only matches of two ids": 74,
         "the shortest match wins": 74,
         "the oldest match wins": 78,
-        "only the prompt is searched": 93,
         "a single token is proposed": 119,
+        "only the prompt is searched": 182,
     }
     for begins, n_rounds in few.items():
         (name,) = [name for name in mistakes("ex07_ngram") if name.startswith(begins)]

@@ -135,14 +135,17 @@ def course(one: object, k: int, n: int, wrong_at: int, at_most: int, room: int |
         found = list(rounds(one, target, drafter, k, n))
     except Problem:
         return "refused by check_prompt"
-    counts = [(r.n_drafted, r.n_accepted, r.n_rejected) for r in found]
+    told, n_drafted = [(r.n_accepted, r.tokens) for r in found], sum(r.n_drafted for r in found)
     return {
-        "tokens of the rounds": [r.tokens for r in found],
-        "drafted, accepted, rejected": counts,
-        "which are the prefill, and why the text ends": [(r.prefill, r.finish) for r in found],
-        "passes of the target": target.n_passes,
-        "the drafter is asked for": [asked for asked in drafter.asked if asked],
-        "it is told": drafter.told,
+        "the text": tokens_of(found),
+        "passes of the target, less the rounds": target.n_passes - len(found),
+        "more than k are asked for": max(drafter.asked, default=0) > k,
+        "all that is asked for and drafted is in n_drafted": sum(drafter.asked) == n_drafted,
+        "the drafter is told the sampling": drafter.told[:1],
+        "then it is told the rounds": drafter.told[1:] == told,
+        "the first round is the prefill": [r.prefill for r in found[:1]],
+        "why the text ends": [r.finish for r in found[-1:]],
+        "n_rejected is 1 after a rejection, else 0": all(r.n_rejected == (r.n_accepted < r.n_drafted) for r in found),
     }
 
 

@@ -46,7 +46,7 @@ THRESHOLDS = [  # b, p, q
 THRESHOLD = "b = {}, p = {}, q = {}: the threshold"
 
 
-@asked(THRESHOLDS, THRESHOLD, [shown([x])[0] for x in (1, 0, 1 / 5, 0, 1 / 2, 1 / 3, 1 / 2, 26 / 41, 1, 1)])
+@asked(THRESHOLDS, THRESHOLD, [round(x, 9) for x in (1, 0, 1 / 5, 0, 1 / 2, 1 / 3, 1 / 2, 26 / 41, 1, 1)])
 def test_the_threshold_weighs_what_the_target_has_left(one, b, p, q):
     """threshold: it is z / (z + 1 - b), where z is the sum of max(0, b p - q); where both are 0 nothing is missing, and
     it is 1."""

@@ -139,7 +139,7 @@ def sequences(one: ModuleType, row: Row, m: int) -> Iterator[tuple[Fraction, lis
     ids = [token for token, share in enumerate(row) if share]
     for script in (Script(*drawn) for drawn in itertools.permutations(ids, min(m, len(ids)))):
         children = [(token, [Fraction(share) for share in law]) for token, law in one.children(list(row), m, script)]
-        yield math.prod(law[token] for law, (token, _) in zip(script.rows, children, strict=True)), children
+        yield math.prod(law[token] for law, (token, _) in zip(script.rows, children, strict=False)), children
 
 
 def law_at(one: ModuleType, target: Row, draft: Row, m: int) -> tuple[Row, Fraction]:

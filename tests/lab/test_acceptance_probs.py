@@ -95,7 +95,7 @@ def test_acceptance_probabilities_of_a_model_draft(bench, temperature, keep):
             assert of_target > 0
             expected.append(min(1.0, of_draft / of_target))
         for t in range(len(text)):
-            assert list(found[t]) == pytest.approx(expected[t:], rel=1e-9, abs=1e-12)
+            assert list(found[t]) == pytest.approx(expected[t:][:LONGEST], rel=1e-9, abs=1e-12)
         seen += expected
     if temperature == 0:
         assert set(seen) == {0.0, 1.0}
@@ -289,7 +289,7 @@ def test_on_a_machine_that_keeps_its_prices_predictions_are_measurements(priced)
             assert row.forecast == pytest.approx(row.speedup, rel=1e-9), (row.method, row.draft_length)
             assert row.forecast_tokens_per_round == pytest.approx(row.tokens_per_round, rel=1e-9)
         if row.ladder:
-            assert ladder.factors(row)["everything else"] == pytest.approx(1.0, rel=1e-9)
+            assert ladder.factors(row)["all else"] == pytest.approx(1.0, rel=1e-9)
     models = [row for row in speculative if row.method == "model" and row.draft_length > 1]
     assert all(row.ladder for row in models)
     assert any(abs(row.forecast / row.speedup - 1) > 1e-3 for row in models if row.temperature)

@@ -15,8 +15,7 @@ from speclab.lab import comparison, output_checks
 from speclab.lab.bench import Bench
 from speclab.models import prompts
 from speclab.present.pictures import plots
-from speclab.records.files import read
-from speclab.records.runs import SCHEMA_VERSION, ComparisonRun
+from speclab.records.files import SCHEMA_VERSION, ComparisonRun, read
 from speclab.system.errors import EnvironmentProblem
 
 

@@ -18,7 +18,7 @@ from speclab.core import clock
 from speclab.core.sampling import Sampling
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import WEIGHT, AutoLength, RoundCosts
-from speclab.drafts.oracle import OracleModelDrafter
+from speclab.drafts.oracle import Dial
 from speclab.lab import decodings, harness
 from speclab.lab.bench import Bench
 from speclab.lab.decodings import Decoding
@@ -94,7 +94,7 @@ def make_bench(pair, budget: int = BUDGET, seed: int = 0, kind: type[Setup] = Se
     drafters = {
         "model": ModelDrafter(CachedModel(draft)),
         "ngram": NgramDrafter(),
-        "dial": OracleModelDrafter(CachedModel(draft), accuracy),
+        "dial": Dial(accuracy, ModelDrafter(CachedModel(draft))),
     }
     return Bench(setup, drafters, budget, seed)
 

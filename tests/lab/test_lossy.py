@@ -17,16 +17,14 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.lab import output_checks
 from speclab.lab.bench import Bench
 from speclab.lab.instruments import LoopFunctions
-from speclab.lab.output_checks import distances, tested_places
+from speclab.lab.output_checks import distances, judged_places
 from speclab.models import prompts
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
 from speclab.present import report
 from speclab.present.screen import screen, small_print
-from speclab.records.arms import Arm
-from speclab.records.files import read
-from speclab.records.log import RoundCounts
-from speclab.records.runs import ComparisonRun
+from speclab.records.files import ComparisonRun, read
+from speclab.records.rows import Arm, RoundCounts
 from tests.heads import tiny_head
 from tests.rules import LOSSLESS, LOSSY, make_known
 from tests.tiny_models import tiny
@@ -61,9 +59,9 @@ def test_tested_places():
     commits one token more than it accepts, so near the end it asks for at most one less than are left."""
     rounds = [RoundCounts(3, 2), RoundCounts(2, 2), RoundCounts(0, 0), RoundCounts(3, 0)]
     places = [(1, 0, 3), (1, 1, 3), (1, 2, 3), (4, 0, 3), (4, 1, 3), (8, 0, 1)]
-    assert tested_places(rounds, 9, 3, 10) == places
-    assert tested_places(rounds, 8, 3, 48) == places[:-1]
-    assert [n for *_, n in tested_places([RoundCounts(1, 0)] * 4, 9, 3, 5)] == [3, 2, 1, 0]
+    assert judged_places(rounds, 9, 3, 10) == places
+    assert judged_places(rounds, 8, 3, 48) == places[:-1]
+    assert [n for *_, n in judged_places([RoundCounts(1, 0)] * 4, 9, 3, 5)] == [3, 2, 1, 0]
 
 
 def bench_of(drafter) -> Bench:
@@ -110,7 +108,7 @@ def test_laws_of_proposals_are_those_that_were_drawn_from(kind):
     rounds = list(bench.functions.rounds(bench.setup.target, noted, torch.tensor([ids]), 3, settings))
     tokens = [token for round_ in rounds for token in round_.tokens]
     pairs = [RoundCounts(round_.n_drafted, round_.n_accepted) for round_ in rounds if not round_.prefill]
-    asked = tested_places(pairs, len(tokens), 3, 48)
+    asked = judged_places(pairs, len(tokens), 3, 48)
     assert {depth for _, depth, _ in asked} >= {0, 1}
     law = drafter.law(bench.setup.target, ids, tokens, sampling, arm.draft_length)
     assert all(n == min(3, noted.asked[start]) for start, _, n in asked)

@@ -11,12 +11,12 @@ from speclab.core.sampling import GREEDY
 from speclab.lab.bench import Bench, n_before_repetition
 from speclab.lab.comparison import build_rows
 from speclab.lab.harness import measure
-from speclab.lab.known_texts.acceptance_probs import calibrated
+from speclab.lab.known_texts import calibrated
 from speclab.models import prompts
 from speclab.present import screen
 from speclab.records import files
-from speclab.records.arms import BASELINE, GENERATE, Arm
-from speclab.records.runs import ComparisonRun
+from speclab.records.files import ComparisonRun
+from speclab.records.rows import BASELINE, GENERATE, Arm
 from tests.lab.test_harness import Machine, make_bench, make_prompt
 from tests.tiny_models import VOCAB, perturbed, tiny
 

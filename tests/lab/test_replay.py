@@ -91,7 +91,7 @@ def test_a_replay_learns_from_its_own_rounds_alone(learnt):
         drafter = drafter_of("feature auto", target, head)
         if taught:
             for _ in range(50):
-                drafter.seen.setdefault(0.0, type(drafter._acceptance)()).add(False, 0, 0.99)
+                drafter.seen.setdefault(0.0, type(drafter.acceptance)()).depths[0].add(False)
         bench = Bench(setup, {"feature auto": drafter}, N_NEW, seed=0)
         before = copy.deepcopy(drafter.seen[0.0].depths[0]) if taught else None
         of_texts = rounds_of_texts(Measurement(bench, [Prompt("code", "", p) for p in prompts]))
@@ -106,9 +106,7 @@ def test_what_is_forgotten():
     """Of a hybrid's own and of the draft inside; costs stay."""
     drafter = HybridDrafter(NgramDrafter(), AutoLength(NgramDrafter()))
     drafter.costs[0.0] = COSTS
-    drafter._known.model.add(True)
-    drafter.drafter._acceptance.add(True, 0, None)
+    drafter.drafter.acceptance.depths[0].add(True)
     drafter.forget()
-    assert not drafter.known
     assert not drafter.drafter.seen
     assert drafter.costs == drafter.drafter.costs == {0.0: COSTS}

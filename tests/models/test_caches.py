@@ -167,7 +167,7 @@ def test_poison_would_be_seen():
                     shape[-2] += 1
                     layer.keys = layer.keys.as_strided(shape, layer.keys.stride(), layer.keys.storage_offset())
                     layer.values = layer.values.as_strided(shape, layer.values.stride(), layer.values.storage_offset())
-                self._length += 1
+                self.length += 1
 
     run = Run("llama", cached=KeepsOne, drafter=lambda draft: ModelDrafter(CachedModel(draft.model)))
     with pytest.raises(EnvironmentProblem, match="finite"):
@@ -306,17 +306,11 @@ def test_every_token_of_a_tree_reads_its_window(family):
         assert_close(logits, uncached(model, branch)[0, -1])
 
 
-def test_rollback_cannot_go_forward():
-    """The library does not check its own crop; a wrong length must not pass silently."""
+def test_what_cannot_be_done_is_an_error():
+    """The library does not check its own crop, and without a prompt there is no cache to append to."""
     cached = CachedModel(tiny("llama"))
+    with pytest.raises(RuntimeError, match="prefill"):
+        cached.forward(PROMPT)
     cached.prefill(PROMPT)
     with pytest.raises(RuntimeError, match="cannot crop"):
         cached.crop(PROMPT.shape[1] + 1)
-    cached.crop(PROMPT.shape[1])
-    assert cached.length == PROMPT.shape[1]
-
-
-def test_feed_needs_a_start():
-    """Without a prompt there is no cache to append to."""
-    with pytest.raises(RuntimeError, match="prefill"):
-        CachedModel(tiny("llama")).forward(PROMPT)

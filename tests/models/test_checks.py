@@ -1,6 +1,5 @@
 """Every model proves itself at load: what is right passes in every dtype, each broken property is refused by name."""
 
-import copy
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +7,8 @@ import torch
 from transformers import (
     BertConfig,
     BertLMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
     OpenAIGPTConfig,
@@ -18,24 +19,17 @@ from transformers import (
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from speclab.engines import eager
-from speclab.models import family
+from speclab.engines.c_pass import CModel
+from speclab.models import engine_choice, family
 from speclab.models.cached import CachedModel
-from speclab.models.checking import checks, rounding
-from speclab.models.checking.checks import (
-    cached_logits,
-    check_model,
-    gap,
-    random_text,
-    uncached_logits,
-)
-from speclab.models.checking.rounding import Reference
+from speclab.models.checking import rounding
+from speclab.models.checking.checks import bound, check_model, gap, random_text, uncached_logits
 from speclab.models.family import configured_room
 from speclab.models.memory import is_mixture_of_experts
 from speclab.system.errors import EnvironmentProblem
 from tests.tiny_models import FAMILIES, VOCAB, tiny
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
-NAN, INF = float("nan"), float("inf")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -44,19 +38,60 @@ def test_right_models_pass_in_every_dtype(family, dtype):
     check_model(tiny(family, dtype=dtype))
 
 
-def test_an_encoder_attends_to_later_tokens():
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    model = BertLMHeadModel(BertConfig(**sizes, vocab_size=VOCAB, initializer_range=0.3)).eval()
-    with pytest.raises(
-        EnvironmentProblem, match=r"bert attends to later tokens: logits differ by .* where rounding explains"
-    ):
-        check_model(model)
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 
 
-def test_a_model_without_a_cache_is_refused():
-    config = OpenAIGPTConfig(n_embd=32, n_layer=2, n_head=2, vocab_size=VOCAB, n_positions=64)
-    with pytest.raises(EnvironmentProblem, match="openai-gpt ignores its cache"):
-        check_model(OpenAIGPTLMHeadModel(config).eval())
+def encoder(n_ids: int = VOCAB):
+    return BertLMHeadModel(BertConfig(**SIZES, vocab_size=n_ids, pad_token_id=None, initializer_range=0.3)).eval()
+
+
+def without_a_cache():
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
+    return OpenAIGPTLMHeadModel(OpenAIGPTConfig(**sizes, vocab_size=VOCAB)).eval()
+
+
+def not_causal():
+    """In bfloat16, where the bound is an eighth of the largest logit."""
+    model = tiny("llama", dtype=torch.bfloat16)
+    for layer in model.model.layers:
+        layer.self_attn.is_causal = False
+    model.config.is_causal = False
+    return model
+
+
+def with_norm(value: float):
+    model = tiny("llama")
+    with torch.no_grad():
+        model.model.norm.weight[0] = value
+    return model
+
+
+def far_from_0():
+    """In bfloat16 a constant of -400 makes rounding larger than what the tokens differ by."""
+    model = tiny("gpt2", dtype=torch.bfloat16)
+    shifted = torch.nn.Linear(32, VOCAB, dtype=torch.bfloat16)
+    shifted.weight, shifted.bias.data[:] = model.lm_head.weight, -400.0
+    model.lm_head = shifted
+    return model
+
+
+REFUSED = {
+    "an encoder": (encoder, r"bert attends to later tokens: logits differ by .* where rounding explains"),
+    "two ids": (lambda: encoder(2), "attends to later tokens"),
+    "no causal mask": (not_causal, "attends to later tokens"),
+    "no cache": (without_a_cache, "openai-gpt ignores its cache"),
+    "NaN": (lambda: with_norm(torch.nan), "not finite"),
+    "infinity": (lambda: with_norm(torch.inf), "not finite"),
+    "one id": (lambda: tiny("llama", vocab_size=1), "too few to decode with"),
+    "12 positions": (lambda: tiny("llama", max_position_embeddings=12), "too few to decode with"),
+    "far from 0": (far_from_0, 'nothing could be proved; use dtype="float32"'),
+}
+
+
+@pytest.mark.parametrize(("make", "said"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_decoded_is_refused(make, said):
+    with pytest.raises(EnvironmentProblem, match=said):
+        check_model(make())
 
 
 def test_a_cache_that_keeps_rejected_tokens_is_refused(monkeypatch):
@@ -92,21 +127,6 @@ def test_logits_that_change_from_pass_to_pass_are_refused():
         check_model(model.train())
 
 
-@pytest.mark.parametrize("bad", [NAN, INF])
-def test_logits_that_are_no_numbers_are_refused(bad):
-    model = tiny("llama")
-    with torch.no_grad():
-        model.model.norm.weight[0] = bad
-    with pytest.raises(EnvironmentProblem, match="not finite"):
-        check_model(model)
-
-
-@pytest.mark.parametrize("changes", [{"vocab_size": 1}, {"max_position_embeddings": 12}])
-def test_a_model_too_small_for_a_text_is_refused(changes):
-    with pytest.raises(EnvironmentProblem, match="too few to decode with"):
-        check_model(tiny("llama", **changes))
-
-
 def test_the_text_is_within_the_context_and_has_no_special_ids():
     model = tiny("gpt2", n_positions=20, bos_token_id=3, eos_token_id=7)
     text = random_text(model)
@@ -116,8 +136,7 @@ def test_the_text_is_within_the_context_and_has_no_special_ids():
 
 
 def test_a_mixture_of_experts_is_compared_at_its_median_position():
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    model = MixtralForCausalLM(MixtralConfig(**sizes, num_key_value_heads=2, vocab_size=VOCAB, initializer_range=0.3))
+    model = MixtralForCausalLM(MixtralConfig(**SIZES, num_key_value_heads=2, vocab_size=VOCAB, initializer_range=0.3))
     model.eval()
     assert is_mixture_of_experts(model)
     assert not is_mixture_of_experts(tiny("llama"))
@@ -131,36 +150,50 @@ def test_a_mixture_of_experts_is_compared_at_its_median_position():
     assert gap(model, rerouted, right) == 3, "half of them are no accident"
 
 
-def test_cached_logits_with_rejected_tokens_are_the_uncached_ones():
-    model = tiny("llama", dtype=torch.float64)
-    text = random_text(model)
-    right = uncached_logits(model, text)[:, -7:]
-    for wrong in ((), (2, 0, 5)):
-        cached = CachedModel(model)
-        assert (cached_logits(cached, text, (1, 4, 2), wrong) - right).abs().max() < 1e-12
-        assert cached.length == text.shape[1]
+def deep():
+    """24 narrow layers with large weights; its logits spread as a trained model's do."""
+    sizes = SIZES | {"num_hidden_layers": 24, "num_attention_heads": 4, "head_dim": 16, "hidden_size": 64}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=300, initializer_range=0.15)).eval()
+    with torch.no_grad():
+        model.lm_head.weight *= 25 / rounding.spread(uncached_logits(model, random_text(model)))
+    return model
+
+
+def test_a_deep_model_is_proved_and_its_mistakes_are_seen(monkeypatch):
+    """Rounding moves its logits further, and the bound of rounding stays far from what a mistake moves them by."""
+    model, crop = deep(), eager.EagerBackend.crop
+    right = uncached_logits(model, random_text(model))
+    assert bound(model, right)[0] < 1e-3 * rounding.spread(right)
+    check_model(model)
+    assert engine_choice.build(model)[0] is not None
+    right_pass = CModel.run
+
+    def earlier(fast: CModel, given, *more):
+        given.position -= 4 * (given.position > fast.tables(1)[1])  # bytes; the text's first token stays
+        return right_pass(fast, given, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CModel, "run", earlier)
+        assert "off by" in engine_choice.build(model)[1]
+    for wrong in (lambda self, n, length: None, lambda self, n, length: crop(self, max(n - 1, 0), length)):
+        monkeypatch.setattr(eager.EagerBackend, "crop", wrong)
+        with pytest.raises(EnvironmentProblem, match="cannot be rolled back"):
+            check_model(model)
 
 
 def test_the_bound_counts_real_logits_only():
     """A model may mask tokens with its dtype's lowest number: that must not make the bound infinite."""
-    logits = torch.tensor([[1.0, -4.0, torch.finfo(torch.float32).min, -INF]])
+    logits = torch.tensor([[1.0, -4.0, torch.finfo(torch.float32).min, -torch.inf]])
     assert rounding.rounding_unit(logits) == 4 * torch.finfo(torch.float32).eps
     assert rounding.bound(logits) == 64 * rounding.rounding_unit(logits)
-    assert rounding.units(torch.bfloat16) == rounding.units(torch.float16) == 8
+    assert rounding.bound(logits, 30) == 30 * rounding.bound(logits), "each layer adds rounding"
+    assert "16 * eps(bfloat16)" in rounding.bound_in_words(torch.bfloat16, 30)
     moved = logits.clone()
     moved[0, 0] = 1.5
     assert rounding.differences(moved, logits).tolist() == [[0.5, 0, 0, 0]]
-    assert rounding.rounding_unit(torch.full((1, 2), -INF)) == 0
-
-
-def test_a_wrong_model_is_seen_in_bfloat16_too():
-    """The bound there is 6 % of the largest logit; a mask that lets a token see the next one is far beyond it."""
-    model = copy.deepcopy(tiny("llama", dtype=torch.bfloat16))
-    for layer in model.model.layers:
-        layer.self_attn.is_causal = False
-    model.config.is_causal = False
-    with pytest.raises(EnvironmentProblem, match="attends to later tokens"):
-        check_model(model)
+    assert rounding.rounding_unit(torch.full((1, 2), -torch.inf)) == 0
 
 
 def test_a_config_that_the_librarys_cache_cannot_read_is_refused(monkeypatch):
@@ -174,20 +207,6 @@ def test_a_config_that_the_librarys_cache_cannot_read_is_refused(monkeypatch):
         check_model(tiny("llama"))
 
 
-def test_a_model_that_enlarges_rounding_is_judged_by_what_its_own_uncached_logits_lose(monkeypatch):
-    """The usual bound is passed by rounding alone: the copy in higher precision decides, and only then is it made."""
-    made = []
-    monkeypatch.setattr(checks, "Reference", lambda model: made.append(model) or Reference(model))
-    check_model(tiny("llama", dtype=torch.float32))
-    assert not made
-    monkeypatch.setattr(rounding, "UNITS", {torch.float32: 1e-3})
-    check_model(tiny("llama", dtype=torch.float32))
-    assert made
-    monkeypatch.setattr(eager.EagerBackend, "crop", lambda self, n_tokens, length: None)
-    with pytest.raises(EnvironmentProblem, match="cannot be rolled back"):
-        check_model(tiny("llama", dtype=torch.float32))
-
-
 @pytest.mark.parametrize(
     ("entries", "length"),
     [
@@ -199,6 +218,7 @@ def test_a_model_that_enlarges_rounding_is_judged_by_what_its_own_uncached_logit
         ({"max_position_embeddings": "many"}, None),
         ({"max_seq_len": 90, "rope_parameters": {"rope_type": "default"}}, 90),
         ({"max_seq_len": 90, "rope_parameters": {"full": {"rope_type": "longrope"}}}, 90),
+        ({"max_seq_len": 90, "rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 64}}, 64),
         ({}, None),
     ],
 )
@@ -217,38 +237,12 @@ def test_positions_after_a_padding_index_are_fewer_than_the_table_has_rows():
     model.forward(torch.tensor([[6]]))
 
 
-def test_where_rotary_factors_change_the_context_ends():
-    """Keys that are cached before that border would be wrong after it."""
-    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
-    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64, **factors}
-    model = tiny("llama", rope_parameters=rope, max_position_embeddings=512)
-    assert CachedModel(model).max_length == 64
-
-
 def test_experts_in_a_part_of_the_config_count():
     entries = {"num_experts_per_tok": 2, "ffn_config": {"moe_num_experts": 4}}
     config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(to_dict=lambda: entries))
     assert is_mixture_of_experts(SimpleNamespace(config=config))
     entries["ffn_config"]["moe_num_experts"] = 1
     assert not is_mixture_of_experts(SimpleNamespace(config=config))
-
-
-def test_logits_too_far_from_0_prove_nothing():
-    """In bfloat16 a constant of -100 makes rounding larger than what the tokens differ by."""
-    model = copy.deepcopy(tiny("gpt2", dtype=torch.bfloat16))
-    shifted = torch.nn.Linear(32, VOCAB, dtype=torch.bfloat16)
-    shifted.weight, shifted.bias.data[:] = model.lm_head.weight, -400.0
-    model.lm_head = shifted
-    with pytest.raises(EnvironmentProblem, match='nothing could be proved; use dtype="float32"'):
-        check_model(model)
-
-
-def test_two_tokens_are_enough_for_a_text():
-    """The changed text must differ from the text at every later position."""
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    encoder = BertLMHeadModel(BertConfig(**sizes, vocab_size=2, pad_token_id=None, initializer_range=0.3)).eval()
-    with pytest.raises(EnvironmentProblem, match="attends to later tokens"):
-        check_model(encoder)
 
 
 def test_the_steps_of_plain_decoding_are_checked_too(monkeypatch):

@@ -14,15 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draft_models import ModelDrafter, NgramDrafter
-from speclab.core import graphs
 from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import Draft
 from speclab.core.sampling import Sampling, draw_next
 from speclab.engines import windows
-from speclab.engines.cuda import buffers, cuda_graphs
-from speclab.engines.cuda.attention import GroupedAttention
+from speclab.engines.cuda import cuda_graphs, graphs
 from speclab.engines.cuda.cuda_graphs import GraphedModel
-from speclab.engines.cuda.kernels import Joined, Kernels
+from speclab.engines.cuda.kernels import GroupedAttention, Joined, Kernels
 from speclab.lab.bench import Bench
 from speclab.lab.harness import measure
 from speclab.lab.run_config import RunConfig
@@ -175,33 +173,6 @@ def test_graph_caches_outlive_decodings_and_are_never_shared():
     assert recorded[0] == recorded[1], "and with them their graphs"
 
 
-def test_a_graph_cache_that_is_too_short_is_left_for_a_longer_one():
-    cached = graphed()
-    long = torch.randint(0, VOCAB, (1, 120), generator=torch.Generator().manual_seed(5))
-    with torch.inference_mode():
-        right = cached.model(input_ids=long, use_cache=False).logits
-    cached.prefill(long[:, :9])
-    for place in range(9, 117, 3):
-        assert torch.allclose(cached.forward(long[:, place : place + 3]), right[:, place : place + 3], atol=1e-9)
-    assert cached._backend._buffers.capacity >= 117
-    assert cached.fast.free, "the short ones are free again"
-
-
-def test_positions_that_are_off_by_one_would_be_seen(monkeypatch):
-    """The tests above can fail."""
-    cached = graphed()
-    cached.prefill(PROMPT)
-    with torch.inference_mode():
-        right = cached.model(torch.cat([PROMPT, PROMPT[:, :3]], 1), use_cache=False).logits[:, 9:]
-    honest = GraphedModel.forward
-
-    def early(self, ids, positions, *rest):
-        return honest(self, ids, positions - 1, *rest)
-
-    monkeypatch.setattr(GraphedModel, "forward", early)
-    assert not torch.allclose(cached.forward(PROMPT[:, :3]), right, atol=1e-9)
-
-
 def test_learned_positions_end_where_the_context_does():
     """A context that is no multiple of a bucket: the warm-up of a recording looks nothing up beyond it."""
     cached = graphed("gpt2", n_positions=40)
@@ -214,27 +185,17 @@ def test_learned_positions_end_where_the_context_does():
     assert torch.allclose(cached.forward(ids[:, 37:]), right, atol=1e-9)
 
 
-class Refusing:
-    """A recording that fails when it begins, as one does where the step waits for the device."""
-
-    def __init__(self, graph, pool):
-        pass
-
-    def __enter__(self):
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    def __exit__(self, *args):
-        pass
-
-
 def test_after_a_recording_that_failed_there_is_no_other(monkeypatch):
     """PyTorch is left on the recording's stream, and its allocator in the middle of it."""
     streams: list = []
+
+    def refuse(graph, pool):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
     monkeypatch.setattr(graphs, "captures", graphs.Captures())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "own")
-    monkeypatch.setattr(torch.cuda, "set_stream", streams.append)
+    for name, value in {"current_stream": lambda: "own", "set_stream": streams.append, "graph": refuse}.items():
+        monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace)
-    monkeypatch.setattr(torch.cuda, "graph", Refusing)
     with pytest.raises(RuntimeError, match="not permitted"):
         graphs._record(lambda: ())
     assert graphs.captures.failed
@@ -250,29 +211,24 @@ def test_after_a_recording_that_failed_there_is_no_other(monkeypatch):
 
 def test_functions_are_recorded_once_for_each_kind_of_arguments(recorder):
     """Shapes, types and settings make a kind; values do not, and results are those of the function itself."""
-    recorded = graphs.captures.n
-    generator = torch.Generator().manual_seed(0)
-    kinds = [(11, Sampling()), (11, Sampling()), (12, Sampling()), (11, Sampling(0.7)), (11, Sampling(1.3))]
-    for n, sampling in kinds:
-        for _ in range(2):
-            logits = torch.randn(1, n + 1, VOCAB, generator=generator, dtype=torch.float64)
-            ids = torch.randint(0, VOCAB, (1, n), generator=generator)
-            probs = None if sampling.greedy else torch.rand(1, n, VOCAB, generator=generator, dtype=torch.float64)
-            uniforms = torch.rand(1, 15, generator=generator, dtype=torch.float64)
-            draft = Draft(ids, torch.tensor([n]), probs)
+    recorded, generator = graphs.captures.n, torch.Generator().manual_seed(0)
+    options = {"generator": generator, "dtype": torch.float64}
+    for n, sampling in ((11, Sampling()), (12, Sampling()), (11, Sampling(0.7)), (11, Sampling(1.3))):
+        for _ in range(3):
+            logits, ids = torch.randn(1, n + 1, VOCAB, **options), torch.randint(0, VOCAB, (1, n), generator=generator)
+            probs = None if sampling.greedy else torch.rand(1, n, VOCAB, **options)
+            uniforms, draft = torch.rand(1, 15, **options), Draft(ids, torch.tensor([n]), probs)
             found = accept_from_logits(draft, logits, sampling, uniforms)
             recorder.recording = True  # the function itself
             right = accept_from_logits(draft, logits, sampling, uniforms)
             recorder.recording = False
-            assert type(found) is type(right)
             assert torch.equal(found.n_accepted, right.n_accepted)
             assert torch.equal(found.next_token, right.next_token)
     assert graphs.captures.n - recorded == 4
 
 
 def test_results_of_functions_are_not_overwritten():
-    logits = torch.eye(VOCAB, dtype=torch.float64)
-    uniforms = torch.zeros(1, dtype=torch.float64)
+    logits, uniforms = torch.eye(VOCAB, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
     first = draw_next(logits[3:4], Sampling(), uniforms)
     draw_next(logits[7:8], Sampling(), uniforms)
     assert first.item() == 3
@@ -301,7 +257,7 @@ def measured(lengths: tuple[int, ...], setup: Setup, draft: CachedModel, ks: tup
 def test_no_graph_is_recorded_in_a_timed_turn(monkeypatch, spare):
     """Whatever the prompt's length, with every draft length that instruments try; and in a second measurement of the
     same models with other lengths."""
-    monkeypatch.setattr(buffers, "SPARE", spare)
+    monkeypatch.setattr(cuda_graphs, "SPARE", spare)
     setup, draft = setup_of(graphed()), graphed(noise=0.1)
     assert measured((9, 20, 40), setup, draft).graphs.in_turns == 0
     assert measured((40, 9), setup, draft, (2, 7)).graphs.in_turns == 0
@@ -328,17 +284,6 @@ def test_late_recordings_are_counted(monkeypatch):
 # --- Kernels ----------------------------------------------------------------------------------------------------------
 
 
-def test_grouped_queries_read_each_key_once():
-    """Four query heads on two key-value heads, three tokens: six rows for each head, and no copy of the keys."""
-    generator = torch.Generator().manual_seed(0)
-    query, key, value = (torch.randn(1, n, m, 8, generator=generator) for n, m in ((4, 3), (2, 7), (2, 7)))
-    mask = buffers.causal_mask(3, 4, 7, query.dtype, query.device)
-    right = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, enable_gqa=True, scale=0.3)
-    found, weights = GroupedAttention()(None, query, key, value, mask, scaling=0.3)
-    assert weights is None
-    assert torch.allclose(found, right.transpose(1, 2), atol=1e-6)
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 9), st.booleans(), st.sampled_from([None, 0.3]))
 def test_grouped_attention_is_the_librarys(kv_heads, group, width, wide, scale):
@@ -347,7 +292,7 @@ def test_grouped_attention_is_the_librarys(kv_heads, group, width, wide, scale):
     heads, dtype = kv_heads * group, torch.float64 if wide else torch.bfloat16
     shapes = (heads, width), (kv_heads, 20), (kv_heads, 20)
     query, key, value = (torch.randn(1, n, m, 8, generator=generator, dtype=torch.float64).to(dtype) for n, m in shapes)
-    mask = buffers.causal_mask(width, 20 - width, 20, dtype, query.device).clone()
+    mask = cuda_graphs.causal_mask(width, 20 - width, 20, dtype, query.device).clone()
     mask[:, :, -1, 3:] = torch.finfo(dtype).min
     exact = [part.double() for part in (query, key, value, mask)]
     right = torch.nn.functional.scaled_dot_product_attention(*exact, enable_gqa=True, scale=scale).transpose(1, 2)
@@ -361,7 +306,7 @@ def test_joined_products_are_the_models_own(family):
     """Logits stay, queries, keys and values are one product, an MLP's two are one, and the weights are no copies."""
     model = tiny(family)
     text = torch.randint(0, VOCAB, (1, 25), generator=torch.Generator().manual_seed(6))
-    mask = buffers.causal_mask(25, 0, 25, model.dtype, model.device)
+    mask = cuda_graphs.causal_mask(25, 0, 25, model.dtype, model.device)
     with torch.inference_mode():
         right = model(text, attention_mask=mask, use_cache=False).logits
     before = {name: weight.clone() for name, weight in model.named_parameters()}
@@ -384,21 +329,14 @@ def test_joined_products_are_the_models_own(family):
 
 
 def test_what_is_not_alike_is_not_joined():
-    """Weights of other types or of other inputs, biases of some alone, layers of other classes; and an MLP of another
-    form keeps its own forward."""
-    linear = torch.nn.Linear(4, 3)
-    assert Joined.of([linear, torch.nn.Linear(4, 5)]) is not None
-    for other in (
-        torch.nn.Linear(5, 3),
-        torch.nn.Linear(4, 3, bias=False),
-        torch.nn.Linear(4, 3, dtype=torch.float64),
-        type("Quantised", (torch.nn.Linear,), {})(4, 3),
-        None,
-    ):
+    """Weights of other types or of other inputs, biases of some alone; and an MLP of another form keeps its own
+    forward."""
+    linear, kind = torch.nn.Linear(4, 3), torch.nn.Linear
+    assert Joined.of([linear, kind(4, 5)]) is not None
+    for other in (kind(5, 3), kind(4, 3, bias=False), kind(4, 3, dtype=torch.float64), None):
         assert Joined.of([linear, other]) is None
     model = tiny("llama")
     for layer in model.model.layers:
-        layer.mlp.act_fn = torch.nn.Identity()
         layer.mlp.forward = lambda x, mlp=layer.mlp: mlp.down_proj(mlp.gate_proj(x) + mlp.up_proj(x))
     assert Kernels(model).joins.mlps == []
 
@@ -473,26 +411,18 @@ def test_a_recording_that_fails_leaves_no_graphs(on_cuda, monkeypatch):
     assert "out of graphs" in why
 
 
-def test_a_gpu_gets_graphs(on_cuda, monkeypatch):
-    chosen, why = engine_choice.choose(tiny("llama"), "graphs")
-    assert isinstance(chosen, GraphedModel)
-    assert why == "asked for"
-    assert chosen.widths == {1}, "those of the check are not those of the run"
-
-
-def test_windows_get_graphs(on_cuda, monkeypatch):
-    """After a check of a text that is longer than the window."""
-    chosen, why = engine_choice.choose(tiny("gemma3_window"), "graphs")
+def test_a_gpu_gets_graphs(on_cuda):
+    """With windows, too, and those of the check are not those of the run."""
+    chosen, why = engine_choice.choose(tiny("gemma3_window", sliding_window=40), "graphs")
     assert isinstance(chosen, GraphedModel), why
-    assert chosen.window == (8, False)
+    assert why == "asked for"
+    assert (chosen.widths, chosen.free, chosen.window) == ({1}, [], (40, False))
 
 
 def test_parts_that_cannot_be_compiled_are_left_out(on_cuda, monkeypatch):
     """Graphs without them are still better than none."""
-
     monkeypatch.setattr(cuda_graphs, "usable_compiler", lambda device: lambda function: lambda *args: 1 / 0)
     chosen, _ = engine_choice.choose(tiny("llama"), "graphs")
-    assert isinstance(chosen, GraphedModel)
     assert chosen.kernels.parts == {}
 
 

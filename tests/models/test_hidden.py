@@ -1,8 +1,6 @@
 """Logits and hidden states of chosen layers: those of the uncached model, on every backend, width, and after every
 rollback."""
 
-import itertools
-
 import pytest
 import torch
 
@@ -22,19 +20,6 @@ def model_on(engine: str, family: str, monkeypatch) -> CachedModel:
         return graphed(family)
     model = tiny(family, dtype=DTYPE_ON[engine])
     return CachedModel(model, fast=on_engine(engine, model))
-
-
-@pytest.mark.parametrize("engine", [*DTYPE_ON, "graphs"])
-def test_texts_around_64_tokens_at_every_width(engine, monkeypatch):
-    """A pass may begin in one page, or block of rows, and end in the next."""
-    cached, text = model_on(engine, "llama", monkeypatch), torch.cat([TEXT, TEXT.flip(1)], dim=1)
-    with torch.inference_mode():
-        right = cached.model(input_ids=text, use_cache=False).logits
-    cached.prefill(text[:, :58])
-    for length, width in itertools.product(range(58, 67), range(1, 10)):
-        cached.crop(length)
-        found = cached.forward(text[:, length : length + width])
-        assert_close(found, right[:, length : length + width])
 
 
 @pytest.mark.parametrize(

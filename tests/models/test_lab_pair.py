@@ -1,6 +1,7 @@
 """The committed pair: it loads like any other model, it is small, it is trained, and speculation with it is exact."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,23 +24,18 @@ def pair():
     return (tokenizer, *(CachedModel(m) for m in models))
 
 
-def test_size_on_disk():
-    files = [f for f in loading.LAB_PAIR.rglob("*") if f.is_file()]
-    assert sum(f.stat().st_size for f in files) < 48e6
-    assert max(f.stat().st_size for f in files) < 15e6
-
-
-def test_shape(pair):
+def test_size_and_shape(pair):
     """Head counts divisible by 4, room for 4,096 positions, one tokenizer, bfloat16 on disk."""
-    tokenizer, target, draft = pair
+    sizes = [f.stat().st_size for f in loading.LAB_PAIR.rglob("*") if f.is_file()]
+    assert sum(sizes) < 48e6
+    assert max(sizes) < 15e6
+    tokenizer, *models = pair
     loading.check_same_tokenizer(tokenizer, AutoTokenizer.from_pretrained(loading.LAB_DRAFT), "target", "draft")
-    for model in (target, draft):
+    for model, folder in zip(models, (loading.LAB_TARGET, loading.LAB_DRAFT), strict=True):
         config = model.model.config
         assert config.num_attention_heads % 4 == config.num_key_value_heads % 4 == 0
         assert config.max_position_embeddings >= 4096
-    for folder in (loading.LAB_TARGET, loading.LAB_DRAFT):
-        with open(f"{folder}/config.json") as file:
-            assert json.load(file)["dtype"] == "bfloat16"
+        assert json.loads(Path(folder, "config.json").read_text())["dtype"] == "bfloat16"
 
 
 def test_card_states_what_training_measured():
@@ -75,7 +71,6 @@ def test_the_page_of_curves_has_the_last_scores_of_each_head(kind):
     scores = about["scores"]["all prompts"]
     shares = [f"{share:.3f}".removeprefix("0") for share in scores["by_position"]]
     row = [kind, f"{about['steps']:,} more", *shares, f"{scores['tokens_per_round']['7']:.2f}"]
-    assert f"| {' | '.join(row)} |" in (ROOT / "docs" / "acceptance-curves.md").read_text("utf-8")
-    assert f"| {kind} | {about['init']['steps']:,} steps |" in (ROOT / "docs" / "acceptance-curves.md").read_text(
-        "utf-8"
-    )
+    page = (ROOT / "docs" / "acceptance-curves.md").read_text("utf-8")
+    assert f"| {' | '.join(row)} |" in page
+    assert f"| {kind} | {about['init']['steps']:,} steps |" in page

@@ -43,38 +43,30 @@ def copied(pair_folder, tmp_path):
     return tmp_path / "pair"
 
 
+AUTO = {"auto_map": {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"}}
+EVIL = {  # a file of a model folder, and the entries that ask for code
+    "config": ("config.json", {"model_type": "evil", **AUTO}),
+    "known config": ("config.json", AUTO),
+    "tokenizer": (
+        "tokenizer_config.json",
+        {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.T", "evil.T"]}},
+    ),
+    "generate": ("config.json", {}),
+    "kernel": ("config.json", {"attn_implementation": "somebody/evil-attention"}),
+}
+
+
 def arm(folder: Path, kind: str) -> Path:
     """Let a model folder ask for code of its own.  -> the file that the code would write"""
-    trap = folder.parent / "trap"
-    (folder / "evil.py").write_text(CODE.format(str(trap)))
-    if kind == "config":
-        edited(
-            folder,
-            "config.json",
-            model_type="evil",
-            auto_map={"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"},
-        )
-    elif kind == "known config":
-        edited(folder, "config.json", auto_map={"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"})
-    elif kind == "tokenizer":
-        edited(
-            folder, "tokenizer_config.json", tokenizer_class="Evil", auto_map={"AutoTokenizer": ["evil.T", "evil.T"]}
-        )
-    elif kind == "generate":
-        (folder / "custom_generate").mkdir()
-        shutil.move(folder / "evil.py", folder / "custom_generate" / "generate.py")
-    elif kind == "kernel":
-        edited(folder, "config.json", attn_implementation="somebody/evil-attention")
+    trap, (file, entries) = folder.parent / "trap", EVIL[kind]
+    place = folder / ("custom_generate/generate.py" if kind == "generate" else "evil.py")
+    place.parent.mkdir(exist_ok=True)
+    place.write_text(CODE.format(str(trap)))
+    edited(folder, file, **entries)
     return trap
 
 
-@pytest.mark.parametrize(
-    ("role", "kind"),
-    [
-        *(("target", kind) for kind in ("config", "known config", "tokenizer", "generate", "kernel")),
-        ("draft", "config"),
-    ],
-)
+@pytest.mark.parametrize(("role", "kind"), [*(("target", kind) for kind in EVIL), ("draft", "config")])
 def test_code_of_a_model_folder_never_runs(copied, monkeypatch, capsys, role, kind):
     """Either the folder is refused in one line, or the library's own code is used; nobody is asked."""
     trap = arm(copied / role, kind)
@@ -94,20 +86,16 @@ def test_code_of_a_model_folder_never_runs(copied, monkeypatch, capsys, role, ki
 @pytest.mark.full
 def test_yes_on_standard_input_is_no_answer(copied):
     """As a user meets it: a process of its own, and a real standard input."""
-    trap = arm(copied / "target", "config")
-    root = Path(__file__).parent.parent.parent
+    trap, root = arm(copied / "target", "config"), Path(__file__).parent.parent.parent
     words = ["compare.py", "--quick", "--target", str(copied / "target"), "--out-dir", str(copied)]
-    done = subprocess.run(
-        [sys.executable, *words], cwd=root, input="y\n" * 20, capture_output=True, text=True,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-    )  # fmt: skip
+    given = {"input": "y\n" * 20, "env": {**os.environ, "HF_HUB_OFFLINE": "1"}}
+    done = subprocess.run([sys.executable, *words], cwd=root, capture_output=True, text=True, **given)
     assert not trap.exists()
-    assert done.returncode == 3
-    assert done.stdout == ""
+    assert (done.returncode, done.stdout) == (3, "")
     first, last = done.stderr.splitlines()
     assert first == "loading PyTorch"
     assert last.startswith("error: cannot load")
-    assert "never run" in done.stderr
+    assert "never run" in last
 
 
 def refused(capsys, folder: Path, *words: str, script=baseline_autoregressive, code: int = 3) -> str:
@@ -125,6 +113,8 @@ def test_missing_weights_are_named(copied, capsys):
     del weights["model.norm.weight"]
     save_file(weights, copied / "target" / "model.safetensors", metadata={"format": "pt"})
     assert "lacks the weights model.norm.weight" in refused(capsys, copied / "target")
+    (copied / "target" / "adapter_config.json").write_text("{}")
+    assert "holds an adapter" in refused(capsys, copied / "target")
 
 
 def test_a_model_too_large_for_the_memory_is_not_called_damaged(copied, capsys, monkeypatch):
@@ -288,21 +278,12 @@ def test_an_encoder_is_refused_at_load(tmp_path):
         loading.load_model(str(tmp_path), torch.device("cpu"), torch.float32)
 
 
-def test_weights_that_the_config_does_not_use_are_named(copied, capsys):
-    edited(copied / "target", "config.json", num_hidden_layers=1, layer_types=None)
-    loading.load_model(str(copied / "target"), torch.device("cpu"), torch.float32)
-    assert "model.layers.1." in capsys.readouterr().err
-
-
-def test_kernels_that_are_not_pytorchs_are_left_out(copied):
-    edited(copied / "target", "config.json", attn_implementation="flash_attention_2")
+def test_kernels_that_are_not_pytorchs_are_left_out_and_weights_that_are_not_used_are_named(copied, capsys):
+    changes = {"attn_implementation": "flash_attention_2", "num_hidden_layers": 1, "layer_types": None}
+    edited(copied / "target", "config.json", **changes)
     model = loading.load_model(str(copied / "target"), torch.device("cpu"), torch.float32)
     assert model.config._attn_implementation == "sdpa"
-
-
-def test_an_adapter_is_no_model(copied, capsys):
-    (copied / "target" / "adapter_config.json").write_text("{}")
-    assert "holds an adapter" in refused(capsys, copied / "target")
+    assert "model.layers.1." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

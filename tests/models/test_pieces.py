@@ -27,10 +27,6 @@ MANY = settings(max_examples=200)
 HALF = [231, 187, 153, 234, 152]  # of `sentence_piece`: 世 in bytes, then two of the three bytes of another character
 
 
-def metaspace(scheme: str, add: bool = True) -> decoders.Decoder:
-    return decoders.Metaspace(prepend_scheme=scheme, split=add)
-
-
 def llama(*more: decoders.Decoder) -> decoders.Decoder:
     return decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *more])
 
@@ -43,25 +39,6 @@ def word_piece() -> PreTrainedTokenizerFast:
     tokenizer.train_from_iterator([*LINES, "do not . don't ,"], trainer)
     tokenizer.add_tokens(marks[1:])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", clean_up_tokenization_spaces=True)
-
-
-def unigram() -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.Unigram())
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), metaspace("always")
-    trainer = trainers.UnigramTrainer(vocab_size=120, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False)
-    tokenizer.train_from_iterator(LINES, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
-
-
-def suffixes() -> PreTrainedTokenizerFast:
-    """BPE whose words end with a mark."""
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Whitespace(), decoders.BPEDecoder(suffix="</w>")
-    trainer = trainers.BpeTrainer(
-        vocab_size=120, special_tokens=["<unk>"], end_of_word_suffix="</w>", show_progress=False
-    )
-    tokenizer.train_from_iterator(LINES, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
 
 
 def decoding_with(tokenizer: PreTrainedTokenizerFast, decoder: decoders.Decoder | None) -> PreTrainedTokenizerFast:
@@ -83,17 +60,12 @@ KNOWN = {
     "byte fallback, first space": lambda: with_added_tokens(sentence_piece()),
     "byte fallback, two first spaces": lambda: decoding_with(sentence_piece(), llama(decoders.Strip(" ", 2, 0))),
     "byte fallback": lambda: decoding_with(sentence_piece(), llama()),
-    "byte fallback, Metaspace": lambda: decoding_with(
-        sentence_piece(), decoders.Sequence([decoders.ByteFallback(), metaspace("always")])
-    ),
-    "prepended": lambda: with_first_space("prepend"),
     "Metaspace, first": lambda: with_added_tokens(with_first_space("first")),
-    "Metaspace, always": lambda: decoding_with(with_first_space("always"), metaspace("always")),
-    "Metaspace, never": lambda: decoding_with(with_first_space("never"), metaspace("never")),
+    "Metaspace, always": lambda: decoding_with(
+        with_first_space("always"), decoders.Metaspace(prepend_scheme="always", split=True)
+    ),
     "WordPiece, cleaned up": word_piece,
-    "Unigram": lambda: with_added_tokens(unigram()),
     "words": lambda: small_tokenizers.words("<unk>", "the", "cat", "sat", "é", "."),
-    "suffixes": suffixes,
 }
 UNKNOWN = {
     "spaces between words": lambda: decoding_with(
@@ -199,8 +171,7 @@ def test_where_the_prompt_is_another_text_the_output_begins_one(encodes):
     tokenizer = tokenizer_of("byte fallback, first space")
     [prompt], new = encode([("prompt", "the")], tokenizer), tokenizer("cat", add_special_tokens=False).input_ids
     setup, right = setup_with(tokenizer, encodes), "cat" if encodes else " cat"
-    assert joined(setup.pieces(prompt), [new]) == right
-    assert setup.token_text(prompt, [], new[0]) == right
+    assert joined(setup.pieces(prompt), [new]) == setup.token_text(prompt, [], new[0]) == right
 
 
 # --- what the scripts print ---

@@ -1,62 +1,84 @@
-"""The standard prompts and the form of prompt files."""
+"""Prompts, files of texts and chat templates: what is read of them, and what is refused in one line."""
 
 import io
+import json
 import os
 import re
 import subprocess
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from speclab.models import prompts
-from speclab.system.errors import UsageProblem
+from speclab.models import names, prompts
+from speclab.system.errors import EnvironmentProblem, UsageProblem
 
 ROOT = Path(__file__).parents[2]
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello?"}]
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
 
 
-def test_standard_set_is_large_enough_and_distinct():
-    """At least 24, three kinds of equal size, no two alike in their first words."""
+def repeated(runs: list[tuple]) -> float:
+    """The share of runs of words that came before."""
+    return 1 - len(set(runs)) / len(runs)
+
+
+def runs_of(texts_: list[str], n: int) -> list[tuple]:
+    words = [re.findall(r"\w+|\S", text) for text in texts_]
+    return [tuple(of_one[i : i + n]) for of_one in words for i in range(len(of_one) - n + 1)]
+
+
+def test_the_labs_own_texts_are_enough_of_each_kind_and_differ():
     pairs = prompts.standard()
-    kinds = [kind for kind, _ in pairs]
+    by_kind = {kind: [text for one, text in pairs if one == kind] for kind in prompts.KINDS}
+    assert {len(of_kind) for of_kind in by_kind.values()} == {len(pairs) // 3}
     assert len(pairs) >= 24
-    assert {kinds.count(k) for k in prompts.KINDS} == {len(pairs) // 3}
     assert len({re.sub(r"\s+", " ", text)[:60] for _, text in pairs}) == len(pairs)
+    means = {kind: sum(repeated(runs_of([t], 3)) for t in of_kind) for kind, of_kind in by_kind.items()}
+    assert means["copy"] > 2 * max(means["code"], means["prose"]), "the point of prompts to copy from"
+    for name in names.LAB_TEXTS:
+        found = prompts.read_texts(name)
+        assert min(Counter(kind for kind, _ in found).values()) >= 6
+        assert len({json.dumps(messages) for _, messages in found}) == len(found)
+    kinds = {kind for kind, _ in prompts.read_texts("served")}
+    assert kinds == {"chat", "reasoning", "code", "rewriting", "translation", "json", "turns"}
 
 
-def test_copy_prompts_repeat_themselves():
-    """Their point: more than a third of their word triples occur twice. Code and prose stay well below."""
-
-    def repeated(text: str) -> float:
-        words = re.findall(r"\w+|\S", text)
-        triples = [tuple(words[i : i + 3]) for i in range(len(words) - 2)]
-        return 1 - len(set(triples)) / len(triples)
-
-    mean = {}
-    for kind in prompts.KINDS:
-        shares = [repeated(text) for k, text in prompts.standard() if k == kind]
-        mean[kind] = sum(shares) / len(shares)
-    assert mean["copy"] > 2 * max(mean["code"], mean["prose"])
+@pytest.mark.parametrize(("kind", "least", "most"), [("2k tokens", 1_100, 1_700), ("6k tokens", 3_800, 5_100)])
+def test_long_texts_are_long_and_hardly_repeat_themselves(kind, least, most):
+    """A text that repeats itself flatters copying: less than a twentieth of the runs of 20 words came before."""
+    ours = [messages[0]["content"].lower() for found, messages in prompts.read_texts("long") if found == kind]
+    assert len(ours) == 6
+    assert repeated(runs_of([" ".join(re.findall(r"\w+", text)) for text in ours], 20)) < 0.05
+    assert all(least < len(re.findall(r"\w+", text)) < most for text in ours)
 
 
-def test_separator_lines_and_line_ends():
-    assert prompts.split("a\n%%\nb\n\n%%\n") == ["a", "b\n"]
-    assert prompts.split("one %% two\n") == ["one %% two"]
-    assert prompts.split("a\r\n%%\r\nb") == ["a", "b"]
-    assert prompts.split("\n%%\n \n") == []
-    assert prompts.split(" %%\t\n%%\na\x0c%%\x0cb\u2028%%\u2028c\x85\n%%") == ["a\x0c%%\x0cb\u2028%%\u2028c\x85"]
-    assert prompts.split("    indented\n") == ["    indented"]
+# --- files of prompts -------------------------------------------------------------------------------------------------
 
 
-def test_kind_is_the_files_stem(tmp_path):
-    (tmp_path / "haiku.txt").write_text("x\n%%\ny\n")
-    assert prompts.from_file(str(tmp_path / "haiku.txt")) == [("haiku", "x"), ("haiku", "y")]
-    with pytest.raises(UsageProblem, match="cannot read"):
-        prompts.from_file(str(tmp_path))
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("a\n%%\nb\n\n%%\n", ["a", "b\n"]),
+        ("one %% two\n", ["one %% two"]),
+        ("a\r\n%%\r\nb", ["a", "b"]),
+        ("\n%%\n \n", []),
+        (" %%\t\n%%\na\x0c%%\x0cb\u2028%%\u2028c\x85\n%%", ["a\x0c%%\x0cb\u2028%%\u2028c\x85"]),
+        ("    indented\n", ["    indented"]),
+    ],
+)
+def test_separator_lines_and_line_ends(text, found):
+    assert prompts.split(text) == found
 
 
 def test_marks_and_line_ends_of_other_systems_are_no_part_of_a_prompt(tmp_path):
@@ -81,9 +103,10 @@ def test_files_that_are_no_prompts(tmp_path, name, why):
     with open(tmp_path / "LARGE", "wb") as file:
         file.truncate(prompts.LARGEST_FILE + 1)
     path = str(tmp_path / name) if name.isupper() else name
-    with pytest.raises(UsageProblem, match="cannot read the prompts file") as caught:
-        prompts.from_file(path)
-    assert why in str(caught.value)
+    for read in (prompts.from_file, prompts.read_texts):
+        with pytest.raises(UsageProblem, match="cannot read the") as caught:
+            read(path)
+        assert why in str(caught.value)
 
 
 def test_a_pipe_is_read_to_its_end(tmp_path):
@@ -116,19 +139,16 @@ def test_a_file_is_utf_8_in_every_locale(tmp_path):
         "tokenizer = lambda text: Made(input_ids=list(text.encode()))\n"
         "print(prompts.encode(prompts.from_file(sys.argv[1]), tokenizer)[0].id_list, sys.getfilesystemencoding())"
     )
-    ascii_only = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
     words = [sys.executable, "-c", code, str(tmp_path / "p.txt")]
-    done = subprocess.run(
-        words, cwd=ROOT, env={**os.environ, **ascii_only}, capture_output=True, text=True, timeout=120
-    )
+    env = {**os.environ, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(str(list("é".encode())))
 
 
 def test_a_text_that_the_tokenizer_does_not_know_is_one_line():
     """A vocabulary of words without one for the unknown: the library raises a plain Exception."""
-    words = Tokenizer(WordLevel({"a": 0}))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0})))
     assert prompts.encode([("x", "a")], tokenizer)[0].id_list == [0]
     with pytest.raises(UsageProblem, match=r"refuses a prompt: .*UNK.*; give a text"):
         prompts.encode([("x", "b")], tokenizer)
@@ -141,8 +161,100 @@ def test_a_text_that_the_tokenizer_does_not_know_is_one_line():
 
 
 def test_limit_counts_by_kind():
-    import torch
-
     many = [prompts.Prompt(kind, "x", torch.zeros(1, 1)) for kind in "aabbb"]
     assert [p.kind for p in prompts.first_of_each_kind(many, 2)] == list("aabb")
     assert len(prompts.first_of_each_kind(many, 0)) == 5
+
+
+# --- chats ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tokenizer(pair_folder):
+    """The tiny tokenizer, which begins every text with its first special token, and a template that does so, too."""
+    made = AutoTokenizer.from_pretrained(pair_folder / "target")
+    made.bos_token = made.eos_token
+    first = [(made.bos_token, made.bos_token_id)]
+    made.backend_tokenizer.post_processor = TemplateProcessing(single=f"{made.bos_token} $A", special_tokens=first)
+    made.chat_template = TEMPLATE
+    return made
+
+
+def test_a_chat_begins_with_one_special_token_and_ends_where_the_model_answers(tokenizer):
+    (bare,) = prompts.encode([("x", "def f")], tokenizer)
+    (chat,) = prompts.encode([("x", "def f")], tokenizer, chat=True)
+    for prompt in (bare, chat):
+        assert prompt.id_list.count(tokenizer.bos_token_id) == 1
+        assert prompt.id_list[0] == tokenizer.bos_token_id
+        assert prompt.text == "def f"
+    assert (bare.chat, chat.chat) == (False, True)
+    assert tokenizer.decode(chat.ids[0], skip_special_tokens=True) == "[user]def f[assistant]"
+    right = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert prompts.chats_ids([CHAT], tokenizer)[0][0].tolist() == right, "the library's own ids"
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ raise_exception('no user may speak') }}", "no user may speak"),
+        ("{% for %}", "TemplateSyntaxError"),
+        ("{{ messages[0]['content'].no.such }}", "UndefinedError"),
+        ("{{ ().__class__.__base__.__subclasses__() }}", "SecurityError"),
+        ({"tool_use": TEMPLATE}, "default"),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_one_line(tokenizer, template, said):
+    tokenizer.chat_template = template
+    with pytest.raises(EnvironmentProblem, match=r"chat template .* cannot be used: .*no_chat") as caught:
+        prompts.encode([("x", "hello")], tokenizer, chat=True)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_template_that_writes_nothing_and_one_that_is_not_there(tokenizer):
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A", special_tokens=[])
+    tokenizer.chat_template = "{# nothing #}"
+    with pytest.raises(UsageProblem, match="empty"):
+        prompts.encode([("x", "hello")], tokenizer, chat=True)
+    tokenizer.chat_template = None
+    with pytest.raises(UsageProblem, match="has no chat template; give bare texts without chat"):
+        prompts.encode(prompts.read_texts("served"), tokenizer, chat=True)
+
+
+def test_prompts_and_chats_of_a_file_go_into_the_template(tokenizer, tmp_path):
+    """A line ends at a line feed alone, and may be empty."""
+    file, said = tmp_path / "mine.jsonl", "a".join("\u2028\u2029\x85\x7f")
+    lines = [{"prompt": "x = 1"}, {"kind": "b", "messages": CHAT}, {"prompt": said}]
+    file.write_bytes("\r\n\n".join(json.dumps(line, ensure_ascii=False) for line in lines).encode())
+    made = prompts.encode(prompts.read_texts(str(file)), tokenizer, chat=True)
+    assert [prompt.kind for prompt in made] == ["mine", "b", "mine"]
+    assert [prompt.text for prompt in made] == ["x = 1", "system: Be brief.\nuser: Hello?", said]
+    assert tokenizer.decode(made[1].ids[0], skip_special_tokens=True) == "[system]Be brief.[user]Hello?[assistant]"
+    assert all(prompt.chat for prompt in made)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        *([1], "x", None, {}, {"kind": "a"}, {"prompt": "a", "messages": CHAT}, {"prompt": "a", "more": 1}),
+        *({"prompt": " "}, {"prompt": 1}, {"prompt": "a", "kind": "all"}, {"prompt": "a", "kind": "not looping"}),
+        *({"prompt": "a", "kind": "x" * 25}, {"prompt": "a", "kind": "a\nb"}, {"prompt": "a", "kind": ""}),
+        *({"messages": []}, {"messages": CHAT * 129}, {"messages": [{"role": "user"}]}, {"messages": {}}),
+        {"messages": [{"role": "tool", "content": "a"}]},
+        {"messages": [{"role": "user", "content": "a", "name": "b"}]},
+        {"messages": [{"role": "user", "content": ["a"]}]},
+        {"messages": [*CHAT, {"role": "assistant", "content": "Hi"}]},
+    ],
+)
+def test_a_line_that_is_no_text_is_refused_by_its_number(tmp_path, entry):
+    file = tmp_path / "x.jsonl"
+    file.write_text(f'{{"prompt": "a"}}\n{json.dumps(entry)}\n')
+    with pytest.raises(UsageProblem, match="line 2 of "):
+        prompts.read_texts(str(file))
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"{", b"[" * 10**5, b"\xff"])
+def test_a_file_that_holds_no_texts_is_refused(tmp_path, content):
+    (tmp_path / "x.jsonl").write_bytes(content)
+    with pytest.raises(UsageProblem):
+        prompts.read_texts(str(tmp_path / "x.jsonl"))

@@ -81,8 +81,7 @@ def test_texts_up_to_the_limit_are_those_of_uncached_passes(kind, engine):
 
 def check_texts_up_to_the_limit(kind, engine, make_drafter):
     """Plain text and the one with a drafter around the draft model are those of uncached passes."""
-    n_tokens = LIMIT[kind] - PROMPT.shape[1]
-    target, draft = pair_of(kind, engine)
+    n_tokens, (target, draft) = LIMIT[kind] - PROMPT.shape[1], pair_of(kind, engine)
     right = uncached(kind, n_tokens)
     assert plain_text(target, PROMPT, n_tokens) == right
     rounds = speculative_rounds(target, make_drafter(draft), PROMPT, 4, n_tokens)

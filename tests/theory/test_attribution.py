@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 
 from speclab.core.counts import Counts
-from speclab.core.proposals import AcceptProbs, model_accept_probs
 from speclab.lab.rows import build_row
 from speclab.records.arms import BASELINE, BASELINE_REPEAT, Arm
 from speclab.records.log import Line, RoundCounts
@@ -19,7 +18,8 @@ from speclab.records.runs import Noise
 from speclab.theory import ladder
 from speclab.theory.attribution import PredictedSeconds, noise_floor, predictions, price, verdict
 from speclab.theory.costs import Costs, catch_ups
-from speclab.theory.forecast import forecast
+from speclab.theory.forecast import AcceptProbs, forecast
+from tests.decoding import model_accept_probs
 
 COSTS = Costs(
     step_at=1.0,

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from draft_models import ModelDrafter
 from speclab.core.sampling import Sampling
-from speclab.records.arms import Arm
-from speclab.records.log import Line, RoundCounts
+from speclab.records.rows import Arm, Decoded, RoundCounts
 from speclab.theory import costs
 from speclab.theory.attribution import price
 from speclab.theory.costs import CURVES, PHASES, Costs, RoundTime, StepTime, catch_ups, fit
@@ -402,7 +401,7 @@ def test_a_replay_is_priced_where_drafts_are_rejected():
     assert found.overhead_seconds(4, rejected=True) == pytest.approx(rest + MODEL.rollback + 0.003)
     made = [RoundCounts(4, 4), RoundCounts(4, 1), RoundCounts(0, 0), RoundCounts(2, 0), RoundCounts(2, 2)]
     n_tokens = 1 + sum(n_accepted + 1 for _, n_accepted, _ in made)
-    sample = Line.begin(Arm("model", "model", 4), 0.0, 0, "code", 100)
+    sample = Decoded.begin(Arm("model", "model", 4), 0.0, 0, "code", 100)
     sample.add(0.0, 1.0, [0] * n_tokens, rounds=made)
     plain = price(sample, sample, replace(found, replay=0.0)).overhead
     assert price(sample, sample, found).overhead == pytest.approx(plain + 2 * 0.003)

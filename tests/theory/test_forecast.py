@@ -19,12 +19,11 @@ from hypothesis import strategies as st
 import optimized_speculative
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.counts import Counts
-from speclab.core.proposals import model_accept_probs
 from speclab.core.rounds import Decided, Draft
 from speclab.core.sampling import Sampling
 from speclab.models.family import Room
 from speclab.theory.forecast import Forecast, forecast
-from tests.decoding import plain_text, speculative_rounds
+from tests.decoding import model_accept_probs, plain_text, speculative_rounds
 from tests.test_exact import (
     CENTRE,
     Box,

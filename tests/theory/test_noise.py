@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from speclab.records.runs import Noise
+from speclab.records.rows import Noise
 from speclab.system.paths import ROOT
 from speclab.theory import attribution
 from speclab.theory.attribution import FURTHEST  # before the tests' own bound: see tests/conftest.py

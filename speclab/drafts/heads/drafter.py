@@ -5,21 +5,19 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from speclab.core.drafter import Drafter
-from speclab.core.law import ChainLaw, Law
+from speclab.core.law import Law
 from speclab.core.rounds import Target
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.heads.parts import rotations
 from speclab.drafts.heads.rollout import target_pass
-from speclab.models.cached import CachedModel
 
 SPARE = 512  # rows of new buffers beyond what is needed
 
 
 def joined(before: Tensor, more: Tensor) -> Tensor:
-    """Put more rows behind the (1, rows, ...) before them; mostly there are none before."""
+    """Join (1, rows, ...); mostly there are none before."""
     return torch.cat([before, more], dim=1) if before.shape[1] else more
 
 
@@ -45,16 +43,14 @@ class HeadDrafter(Drafter):
         self._reserve(SPARE, 0)
 
     def __deepcopy__(self, memo: dict) -> Self:
-        """The weights are shared; keys, values and text are the copy's own."""
         return type(self)(self.head, self.ids)
 
     @property
     def device(self) -> torch.device:
-        """Return the device of the weights."""
         return self.head.norm.weight.device
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        """Take the target's states of the prompt, (1, prompt length) ids; they are read in the first round."""
+        """Take the target's states of the prompt; they are read in the first round."""
         self._target, self._sampling, self._vocab_size = target, sampling, target.vocab_size
         self._length = 0
         self._hidden = target.hidden(self._layers)  # (1, rows, layers * width), not read yet
@@ -64,11 +60,9 @@ class HeadDrafter(Drafter):
         self._hidden = joined(self._hidden, self._target.hidden(self._layers)[:, :n])
 
     def describe(self, name: str, engine: str) -> str:
-        """Return a line about the head."""
         return f"{name}: {self.in_words()}"
 
     def in_words(self) -> str:
-        """A few words say what the head is."""
         n, layers = len(self.head.layers), ", ".join(map(str, self._layers))
         millions = sum(weight.numel() for weight in self.head.parameters()) / 1e6
         depth = "one layer" if n == 1 else f"{n} layers"
@@ -83,11 +77,10 @@ class HeadDrafter(Drafter):
             logits = logits.new_full((len(logits), n_ids), float("-inf")).index_copy_(1, ids, logits)
         return logits if logits.shape[1] == vocab_size else logits[:, :vocab_size]
 
-    def law(self, target: CachedModel, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
+    def law(self, target: Any, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
         """One pass of the target gives the states; the proposals depend on where the round began."""
         k = min(k, self.longest_draft)
-        chain = self.chain_probs(target.model, prompt, text, sampling, k, target.vocab_size)
-        found: list[Tensor] = []
+        chain, found = self.chain_probs(target, prompt, text, sampling, k), list[Tensor]()
 
         def rows(depth: int) -> Tensor:
             """Make rows only as deep as somebody asks: those of a large vocabulary take much memory."""
@@ -95,33 +88,27 @@ class HeadDrafter(Drafter):
                 found.append(next(chain))
             return found[depth]
 
-        return ChainLaw(rows, k)
+        return Law(rows, [k] * len(text))
 
     def chain_probs(
-        self,
-        target: PreTrainedModel,
-        prompt: list[int],
-        tokens: list[int],
-        sampling: Sampling,
-        longest: int,
-        vocab_size: int,
+        self, target: Any, prompt: list[int], text: list[int], sampling: Sampling, longest: int
     ) -> Iterator[Tensor]:
         """Return the distributions of its proposals by depth: (n, vocab_size) on the CPU.
 
         Row t belongs to a round that begins after t of the n tokens, with all tokens before this depth accepted. Rows
         whose place is behind the text mean nothing.
         """
-        ids = torch.tensor([[*prompt, *tokens]], device=target.device)
+        ids = torch.tensor([[*prompt, *text]], device=target.device)
         with torch.inference_mode():
-            hidden, _ = target_pass(target, ids, self._layers)
+            hidden, _ = target_pass(target.model, ids, self._layers)
             # The head goes on behind the text; the target may have no positions there.
             hidden, ids = (torch.cat([x, x[:, :1].expand(-1, longest, *x.shape[2:])], dim=1) for x in (hidden, ids))
             # These rows are those of a round that begins after the prompt; after a prompt of one token none does.
             first = len(prompt) - 2
             for logits in self.head.chains(hidden, ids, longest):
-                rows = logits[0, max(0, first) : first + len(tokens)]
+                rows = logits[0, max(0, first) : first + len(text)]
                 rows = torch.cat([logits[0, :1], rows]) if first < 0 else rows
-                yield sampling.probs(self.as_target_logits(rows, vocab_size)).cpu()
+                yield sampling.probs(self.as_target_logits(rows, target.vocab_size)).cpu()
 
     def _rotation(self, length: int, n: int) -> tuple[Tensor, Tensor]:
         """Return the rotations of n positions from `length` on, and make room for their keys and values."""

@@ -9,7 +9,7 @@ Names of modules and options are those of the `speculators` checkpoint format (e
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,28 +17,21 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from speclab.drafts.heads.parts import DecoderLayer, Norm, Rotation, rotations
 from speclab.drafts.heads.rollout import rollout
-from speclab.engines.parts import ACTIVATIONS, LayerParts, Parts, linear
+from speclab.engines.parts import ACTIVATIONS, Parts, linear
 
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """The settings of a head. block: the sizes of its decoder layer, its vocabulary, rotary positions.
-    layers: decoder layers of the target whose outputs it reads, from 0.
-    target_hidden: width of the target's hidden states.
-    draft_vocab: ids that it can propose.
-    norm_before_fc, fc_norm: a norm over what it reads, of all layers together or of each.
-    norm_before_residual: the residual stream starts after the norm of the state.
-    norm_output: what it feeds back went through its last norm.
-    """
+    """The settings of a head."""
 
-    block: Any  # LlamaConfig or Qwen3Config
-    layers: tuple[int, ...]
-    target_hidden: int
-    draft_vocab: int
-    norm_before_fc: bool = False
-    fc_norm: bool = False
-    norm_before_residual: bool = False
-    norm_output: bool = False
+    block: Any  # LlamaConfig or Qwen3Config: the sizes of its decoder layer, its vocabulary, rotary positions
+    layers: tuple[int, ...]  # decoder layers of the target whose outputs it reads, from 0
+    target_hidden: int  # width of the target's hidden states
+    draft_vocab: int  # ids that it can propose
+    norm_before_fc: bool = False  # a norm over what it reads, of all layers together
+    fc_norm: bool = False  # and of each
+    norm_before_residual: bool = False  # the residual stream starts after the norm of the state
+    norm_output: bool = False  # what it feeds back went through its last norm
 
 
 class Layer(DecoderLayer):
@@ -67,10 +60,7 @@ class FeatureHead(nn.Module):
 
     @property
     def layer(self) -> Layer:
-        """Return the one decoder layer."""
-        layer = self.layers[0]
-        assert isinstance(layer, Layer)
-        return layer
+        return cast(Layer, self.layers[0])
 
     def fuse(self, hidden: Tensor) -> Tensor:
         """Fuse the target's outputs (batch, n, layers * target_hidden) into states (batch, n, hidden)."""
@@ -83,10 +73,7 @@ class FeatureHead(nn.Module):
 
     def project(self, states: Tensor, tokens: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Project states (batch, n, hidden) and the token after each, (batch, n).  -> the residual stream, the same
-        shape; queries, keys, values (batch, heads, n, head size)
-
-        rotation: of the states' positions.
-        """
+        shape; queries, keys, values (batch, heads, n, head size), turned to the states' positions"""
         layer, attention = self.layer, self.layer.self_attn
         normed = layer.hidden_norm(states)
         x = torch.cat([layer.input_layernorm(self.embed_tokens(tokens)), normed], dim=-1)  # (batch, n, 2 * hidden)
@@ -94,8 +81,7 @@ class FeatureHead(nn.Module):
         return residual, *attention.heads(x, rotation)
 
     def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
-        """Turn (batch, n, hidden) and the attention's output (batch, heads, n, head size) into the states one
-        position on."""
+        """Return the states one position on, (batch, n, hidden). attended: (batch, heads, n, head size)"""
         x = self.layer.finish(residual, attended)
         return self.norm(x) if self.config.norm_output else x
 
@@ -144,31 +130,31 @@ def parts_of_head(head: FeatureHead) -> Parts:
     def norm(module: nn.Module) -> tuple[Tensor, None] | None:
         return (module.weight, None) if isinstance(module, Norm) else None
 
-    one = LayerParts(
-        qkv=linear(attention.q_proj, attention.k_proj, attention.v_proj),
-        out=linear(attention.o_proj),
-        up=linear(mlp.gate_proj, mlp.up_proj),
-        down=linear(mlp.down_proj),
-        before_attention=norm(layer.input_layernorm),
-        before_mlp=norm(layer.post_attention_layernorm),
-        queries=norm(attention.q_norm),
-        keys=norm(attention.k_norm),
-        rotary=0,
-    )
-    return Parts(
-        layers=[one],
-        embeddings=head.embed_tokens.weight,
-        head=linear(head.lm_head),
-        last=norm(head.norm),
-        heads=attention.n_queries,
-        kv_heads=attention.n_keys,
-        head_size=attention.head_size,
-        mlp=mlp.gate_proj.out_features,
-        epsilon=block.rms_norm_eps,
-        activation=ACTIVATIONS[block.hidden_act],
-        attention_scale=attention.head_size**-0.5,
-        angles=[angles],
-        states=norm(layer.hidden_norm),
-        beside=True,
-        start_normed=head.config.norm_before_residual,
-    )
+    one = {
+        "qkv": linear(attention.q_proj, attention.k_proj, attention.v_proj),
+        "out": linear(attention.o_proj),
+        "up": linear(mlp.gate_proj, mlp.up_proj),
+        "down": linear(mlp.down_proj),
+        "before_attention": norm(layer.input_layernorm),
+        "before_mlp": norm(layer.post_attention_layernorm),
+        "queries": norm(attention.q_norm),
+        "keys": norm(attention.k_norm),
+        "rotary": 0,
+    }
+    return {
+        "layer": [one],
+        "embeddings": head.embed_tokens.weight,
+        "head": linear(head.lm_head),
+        "last": norm(head.norm),
+        "heads": attention.n_queries,
+        "kv_heads": attention.n_keys,
+        "head_size": attention.head_size,
+        "mlp": mlp.gate_proj.out_features,
+        "epsilon": block.rms_norm_eps,
+        "activation": ACTIVATIONS[block.hidden_act],
+        "attention_scale": attention.head_size**-0.5,
+        "angles": [angles],
+        "states": norm(layer.hidden_norm),
+        "beside": True,
+        "start_normed": head.config.norm_before_residual,
+    }

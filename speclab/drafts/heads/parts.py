@@ -18,7 +18,6 @@ class Norm(nn.RMSNorm):
     eps: float
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise (..., width); the shape stays."""
         return rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
@@ -51,14 +50,12 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = (Norm(size, block.rms_norm_eps) if norms else nn.Identity() for _ in range(2))
 
     def heads(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
-        """Make queries, keys and values of (batch, n, width), (batch, heads, n, head size) each; queries and keys
-        are turned to their positions."""
+        """Return queries, keys and values of (batch, n, width), (batch, heads, n, head size) each, turned."""
         queries = rotated(self.q_norm(self._heads(self.q_proj(x))), rotation)
         return queries, *self.keys_and_values(x, rotation)
 
     def keys_and_values(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
-        """Make keys and values of (batch, n, width), (batch, key heads, n, head size) each; the keys are turned to
-        their positions."""
+        """Return keys, turned to their positions, and values, (batch, key heads, n, head size) each."""
         return rotated(self.k_norm(self._heads(self.k_proj(x))), rotation), self._heads(self.v_proj(x))
 
     def _heads(self, x: Tensor) -> Tensor:

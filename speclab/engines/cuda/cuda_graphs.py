@@ -1,7 +1,8 @@
 """The backend for CUDA: the library's own forward pass as CUDA graphs, one replay for each pass.
 
 A graph repeats the same kernels with the same shapes on the same addresses. So a pass reads its ids, positions and mask
-from fixed tensors, writes keys and values at its positions, and masks whatever lies further on.
+from fixed tensors, writes keys and values at its positions, and masks whatever lies further on. Rolling back is free:
+rows after the text's length are never read, and the next pass overwrites them.
 Shapes are few: a pass is padded to one of a small set of widths, and attention reads BUCKET rows or twice as many, four
 times as many and so on, whatever holds the text.
 
@@ -19,33 +20,31 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from speclab.core import graphs
-from speclab.engines.cuda.buffers import BufferedBackend, Buffers, WrittenInPlace, kv_shapes, padded_mask
+from speclab.engines.cuda import graphs
+from speclab.engines.cuda.buffers import WrittenInPlace, kv_shapes
 from speclab.engines.cuda.kernels import Kernels, usable_compiler
-from speclab.engines.eager import decoder_layers, layer_outputs
+from speclab.engines.eager import decoder_layers, layer_outputs, move_rows
 from speclab.engines.windows import masks, window_of
 from speclab.models.family import context_length
 
 BUCKET = 256  # rows
+SPARE = 512  # tokens that new buffers can take after a prompt before they have to grow
+WIDEST = 64  # passes up to this width take their mask from a table
 
 
 class WrittenInRows(WrittenInPlace):
-    """One layer's keys and values where a pass writes rows that a tensor names, and the views reach beyond them.
-
-    Nothing here depends on a number that the host knows, so that a graph of it can be replayed anywhere in the text.
-    rows: (m,)
-    """
+    """One layer's keys and values where a pass writes rows that a tensor names, (m,), and the views reach beyond them.
+    Nothing here depends on a number that the host knows, so that a graph can be replayed anywhere in the text."""
 
     def __init__(self, keys: Tensor, values: Tensor, rows: Tensor):
         super().__init__(keys, values)
         self._rows = rows
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
-        """Write the rows, and return all rows of the buffers."""
         self.keys.index_copy_(2, self._rows, key_states)
         self.values.index_copy_(2, self._rows, value_states)
         return self.keys, self.values
@@ -71,6 +70,10 @@ class GraphedModel:
         self.most_positions = context_length(model) or sys.maxsize
         self.free: list[GraphCache] = []
 
+    def cut_windows(self, most: int) -> None:
+        """Let layers with a sliding window read so many tokens at most; graphs that are recorded already do not."""
+        self.window = self.window and self.window._replace(size=min(self.largest_window, most))
+
     def prepare(self, widths: Iterable[int], longest: int) -> None:
         """Graph caches made from now on record passes of these widths, for texts of up to `longest` tokens."""
         if not self.widths.issuperset(widths := set(widths)) or longest > self.longest:
@@ -84,24 +87,21 @@ class GraphedModel:
         return max(self.widths) if self.longest else 0
 
     def forget(self) -> None:
-        """Forget what an earlier run has announced. The next run has its own widths and gets no graph cache of an
-        earlier one."""
+        """Forget what an earlier run has announced, and its graph caches."""
         self.widths, self.longest, self.free = {1}, 0, []
 
     def start(self, hidden_layers: Iterable[int] = ()) -> "GraphBackend":
-        """A backend for one decoding."""
         return GraphBackend(self, hidden_layers)
 
     def width_for(self, n_tokens: int) -> int:
-        """The smallest prepared width that holds so many tokens. Where there is none, this number itself becomes a
-        width. A single token is never padded."""
+        """The smallest prepared width that holds so many tokens; where there is none, this number becomes a width."""
         if n_tokens == 1:
             return 1
         if not any(width >= n_tokens for width in self.widths):
             self.widths.add(n_tokens)
         return min(width for width in self.widths if width >= n_tokens)
 
-    def forward(self, ids: Tensor, places: Tensor, mask: Tensor, buffers: Buffers) -> tuple[Tensor, ...]:
+    def forward(self, ids: Tensor, places: Tensor, mask: Tensor, buffers: "GraphCache") -> tuple[Tensor, ...]:
         """(1, m) ids, (1, 1, m, rows) mask -> (1, m, vocab) logits, and the outputs of all layers, (1, m, hidden) each;
         attention reads as many rows as the mask has
 
@@ -117,12 +117,23 @@ class GraphedModel:
             return logits, *(hidden[layer] for layer in self.layers)
 
 
-class GraphCache(Buffers):
-    """Buffers for the keys and values of one text, and the graphs recorded over them."""
+class GraphCache:
+    """Keys and values of one text, allocated once, and the graphs recorded over them.
+
+    keys, values: (1, kv heads, capacity, head width) each, one for every layer. places: (1, capacity), the positions of
+    their rows.
+    """
 
     def __init__(self, graphed: GraphedModel, capacity: int):
-        super().__init__(graphed.model, graphed.shapes, capacity)
-        self._graphed = graphed
+        dtype, device = graphed.model.dtype, graphed.model.device
+        self._graphed, self.capacity, self.dtype, self.device = graphed, capacity, dtype, device
+        self.places = torch.arange(capacity, device=device)[None]
+        # Rows stand first in memory: the first ones of any number are one piece.
+        self.keys, self.values = (
+            [torch.zeros(capacity, n, width, dtype=dtype, device=device).transpose(0, 1)[None] for n, width in side]
+            for side in zip(*graphed.shapes, strict=True)
+        )
+        self._masks = causal_mask(WIDEST, capacity, 2 * capacity + WIDEST, dtype, device)
         self.graphs: dict[tuple[int, int], graphs.Graph] = {}  # by width and rows read
         for width in sorted(graphed.widths):
             total = 1
@@ -130,13 +141,21 @@ class GraphCache(Buffers):
                 self._graph(width, self._rows(total))
                 total = self._rows(total) + 1
 
+    def mask(self, width: int, length: int, n_rows: int) -> Tensor:
+        """(1, 1, width, n_rows): of a pass after `length` tokens that reads the first `n_rows` rows."""
+        if width > WIDEST:
+            return causal_mask(width, length, n_rows, self.dtype, self.device)
+        # Row i reads column j while j <= length + i: the table of a full buffer, moved to the left.
+        start = self.capacity - length
+        return self._masks[:, :, :width, start : start + n_rows]
+
+    def first(self, n_rows: int) -> tuple[list[Tensor], list[Tensor]]:
+        return [keys[:, :, :n_rows] for keys in self.keys], [values[:, :, :n_rows] for values in self.values]
+
     def run(self, ids: Tensor, length: int, width: int, masked: tuple[Tensor, Tensor] | None = None) -> list[Tensor]:
         """Run a pass of `width` >= m tokens over (1, m) ids after `length` tokens, and return what GraphedModel.forward
-        returns.
-
-        masked: positions (1, m) and mask (1, 1, m, length + m), where the tokens do not all follow each other.
-        The next replay writes to the same place.
-        """
+        returns; the next replay writes to the same place. masked: positions (1, m) and mask (1, 1, m, length + m),
+        where the tokens do not all follow each other."""
         n_tokens, n_rows = ids.shape[1], self._rows(length + width)
         graph = self._graph(width, n_rows)
         fixed_ids, places, mask = graph.inputs
@@ -144,10 +163,11 @@ class GraphCache(Buffers):
         places.copy_(self.places[:, length : length + width])
         if masked is None:
             mask.copy_(self.mask(width, length, n_rows))
-        else:
-            positions, given = padded_mask(*masked, width, n_rows)
-            places[:1].copy_(positions)
-            mask.copy_(given)
+        else:  # nothing reads the padding
+            positions, reads = masked
+            unread, extra = (0, n_rows - reads.shape[-1], 0, width - n_tokens), (0, width - n_tokens)
+            places[:1].copy_(nn.functional.pad(positions, extra))
+            mask.copy_(nn.functional.pad(reads, unread, value=torch.finfo(reads.dtype).min))
         graph.replay()
         return [output[:, :n_tokens] for output in graph.outputs]
 
@@ -158,7 +178,6 @@ class GraphCache(Buffers):
         return self._graphed.forward(ids, self.places[:, length:total].expand(2, -1), mask, self)
 
     def _rows(self, total: int) -> int:
-        """The number of rows that attention reads for a text of `total` tokens."""
         return rows_read(total, self.capacity)
 
     def _graph(self, width: int, rows: int) -> graphs.Graph:
@@ -173,6 +192,12 @@ class GraphCache(Buffers):
         return self.graphs[width, rows]
 
 
+def causal_mask(width: int, length: int, n_rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(1, 1, width, n_rows): a pass after `length` tokens, of which each reads what stands before it and itself"""
+    mask = torch.full((width, n_rows), torch.finfo(dtype).min, dtype=dtype, device=device)
+    return mask.triu_(length + 1)[None, None]
+
+
 def rows_read(total: int, capacity: int) -> int:
     """BUCKET rows, or twice as many, four times as many and so on, that hold `total`; at most all of the buffers."""
     rows = BUCKET
@@ -181,15 +206,28 @@ def rows_read(total: int, capacity: int) -> int:
     return min(rows, capacity)
 
 
-class GraphBackend(BufferedBackend):
+class GraphBackend:
     """A model on CUDA graphs at work on one text."""
 
-    _buffers: GraphCache
+    n_replays = n_single = 0
 
     def __init__(self, graphed: GraphedModel, hidden_layers: Iterable[int] = ()):
-        super().__init__(graphed.model, hidden_layers)
-        self._graphed = graphed
+        self._graphed, self._hidden_layers = graphed, hidden_layers
+        self.hidden: dict[int, Tensor] = {}
         self._release: Callable[[], object] | None = None  # gives the graph cache back
+
+    def prefill(self, prompt: Tensor) -> Tensor:
+        """(1, prompt) ids -> (1, 1, vocab) logits.
+
+        The prompt is bound by arithmetic, not by kernel launches: the model's own code reads it, into the buffers.
+        Its graph cache has the size that the run has announced for its texts, where it has announced one.
+        """
+        n = prompt.shape[1]
+        self._take(n, max(n, self._graphed.longest) if self._graphed.longest else n + SPARE)
+        views: list = [WrittenInPlace(keys, values) for keys, values in zip(*self._buffers.first(n), strict=True)]
+        options = {"past_key_values": Cache(layers=views), "use_cache": True, "logits_to_keep": 1}
+        with layer_outputs(self._graphed.model, self._hidden_layers) as self.hidden:
+            return self._graphed.model(input_ids=prompt, **options).logits
 
     def forward(self, tokens: Tensor, length: int) -> Tensor:
         """(1, m) ids after `length` tokens -> (1, m, vocab) logits, as one replay.
@@ -207,6 +245,8 @@ class GraphBackend(BufferedBackend):
         self.hidden = dict(zip(self._hidden_layers, hidden, strict=True))
         return logits.clone()
 
+    step = forward  # what stands behind the text is overwritten anyway
+
     def forward_masked(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
         """The same as `forward`, but each token has its position (1, m), and the mask (1, 1, m, length + m) says what
         it reads."""
@@ -216,11 +256,20 @@ class GraphBackend(BufferedBackend):
         self.hidden = {layer: outputs[1 + layer] for layer in self._hidden_layers}
         return outputs[0].clone()
 
+    def keep(self, length: int, rows: Tensor) -> None:
+        """Of the tokens behind `length`, those of the last pass, move these (n,) to the front, and their hidden states
+        with them."""
+        move_rows(self._buffers.keys + self._buffers.values, length, rows)
+        self.hidden = {layer: states[:, rows] for layer, states in self.hidden.items()}
+
+    def crop(self, n_tokens: int, length: int) -> None:
+        """Nothing to do: rows after the length are never read."""
+
     def _replayed(self, tokens: Tensor, length: int) -> list[Tensor]:
         """Logits, and the outputs of the layers that are kept, of one pass; the next one may write to the same
         place."""
         width = self._graphed.width_for(tokens.shape[1])
-        if length + width > self._most_positions:
+        if length + width > self._graphed.most_positions:
             self._reserve(length + tokens.shape[1], length)
             outputs: Sequence[Tensor] = self._buffers.once(tokens, length)  # there are no positions for padding
         else:
@@ -228,23 +277,26 @@ class GraphBackend(BufferedBackend):
             outputs = self._buffers.run(tokens, length, width)
         return [outputs[0], *(outputs[1 + layer] for layer in self._hidden_layers)]
 
-    def _wished(self, n: int) -> int:
-        """Every prompt gets a graph cache of the size that the run has announced for its texts, where it has announced
-        one."""
-        return max(n, self._graphed.longest) if self._graphed.longest else super()._wished(n)
+    def _reserve(self, total: int, length: int) -> None:
+        """Make room for `total` tokens, twice as many as before if the model has them; keep the first `length`."""
+        old = self._buffers
+        if total > old.capacity:
+            self._take(total, 2 * old.capacity)
+            n = min(length, old.capacity)  # what lies beyond was never written
+            for before, after in zip(old.keys + old.values, self._buffers.keys + self._buffers.values, strict=True):
+                after[:, :, :n] = before[:, :, :n]
 
-    def _new_buffers(self, capacity: int) -> GraphCache:
-        """A graph cache that is free and large enough, or a new one. It is given back when outgrown, or when this
-        backend is gone."""
+    def _take(self, needed: int, wished: int) -> None:
+        """Take a graph cache that is free and large enough, or a new one of the wished size, or of the model's
+        positions where they are fewer. It is given back when outgrown, or when this backend is gone."""
+        graphed = self._graphed
+        capacity = max(needed, min(wished, graphed.most_positions))
         if self._release is not None:
             self._release()
-        free = self._graphed.free
-        fitting = [cache for cache in free if cache.capacity >= capacity]
-        if fitting:
+        if fitting := [cache for cache in graphed.free if cache.capacity >= capacity]:
             chosen = max(fitting, key=lambda cache: len(cache.graphs))
-            free.remove(chosen)
+            graphed.free.remove(chosen)
         else:
-            rows = -(-max(capacity, self._rows(capacity, self._graphed.longest)) // BUCKET) * BUCKET
-            chosen = GraphCache(self._graphed, rows)
-        self._release = weakref.finalize(self, free.append, chosen)
-        return chosen
+            rows = max(capacity, min(graphed.longest, graphed.most_positions))
+            chosen = GraphCache(graphed, -(-rows // BUCKET) * BUCKET)
+        self._buffers, self._release = chosen, weakref.finalize(self, graphed.free.append, chosen)

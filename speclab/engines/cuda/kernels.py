@@ -6,6 +6,9 @@ single token, then for any number of them. (Compiled for each width it takes sec
 
 Products of the same input are joined: queries, keys and values are one product, and so are an MLP's two. One large
 matrix is read faster than several small ones, for which a GPU has to start and to finish each time.
+
+Attention of few tokens with grouped queries reads each key-value head once: the queries that share a head become
+further rows of it. The library would write a copy of keys and values for each of them.
 """
 
 import contextlib
@@ -20,7 +23,6 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from speclab.engines.cuda.attention import GroupedAttention
 from speclab.system.errors import first_line
 from speclab.system.terminal import note
 
@@ -28,6 +30,7 @@ ROTARY = "apply_rotary_pos_emb"  # a function beside the model's classes
 MLP_WEIGHTS = ("gate_proj", "up_proj", "down_proj")
 ATTENTION_WEIGHTS = ("q_proj", "k_proj", "v_proj")
 MOST_SHAPES = 64  # that one function may be compiled for; past torch's own limit of 8 it would be slow without a word
+UNKNOWN = ("softcap", "position_bias", "s_aux")  # that a model may ask of attention, beside what it gets here
 Parts = dict[Any, Callable]  # a class, or ROTARY -> the compiled function
 Compiler = Callable[[Callable], Callable]
 
@@ -49,8 +52,7 @@ def compiled_parts(model: PreTrainedModel, compiler: Compiler) -> Parts:
 
 @functools.cache
 def _can_compile(device: torch.device) -> bool:
-    """Whether torch.compile works here: it needs Triton and a C compiler."""
-    try:
+    try:  # it needs Triton and a C compiler
         torch.compile(lambda x: x * x + 1)(torch.ones(8, device=device))
     except Exception as error:  # a compiler may raise any exception
         note(f"without compiled parts of the model, which is slower: {type(error).__name__}: {first_line(error)}")
@@ -62,12 +64,9 @@ def _can_compile(device: torch.device) -> bool:
 
 
 class Joined:
-    """Makes the products of one input with several matrices as one product with all their rows.
-
-    The weights become views of one matrix, and the model's own passes read them there, so they are held once. Those
-    that are such views already stay where they are. linears: of the same input width, type and device, all with a bias
-    or all without.
-    """
+    """Makes the products of one input with several matrices as one product with all their rows. The weights become
+    views of one matrix, and the model's own passes read them there, so they are held once. linears: of the same input
+    width, type and device, all with a bias or all without."""
 
     def __init__(self, linears: list[nn.Linear]):
         self.linears, self.sizes = linears, [linear.out_features for linear in linears]
@@ -86,18 +85,15 @@ class Joined:
         return cls(linears) if len(kinds) == 1 else None
 
     def products(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return the products of (..., in) with all matrices, (..., out) each: views of one tensor."""
         return nn.functional.linear(x, self.weight, self.bias).split(self.sizes, dim=-1)
 
     def product(self, index: int, x: Tensor) -> Tensor:
-        """Return the product with one of the matrices; those with the others are kept until they are asked for, of this
-        input."""
+        """Return the product with one of the matrices; those with the others are kept until they are asked for."""
         if x is not self._given:
             self._given, self._made = x, self.products(x)
         return self._made[index]
 
     def forget(self) -> None:
-        """Give up the products, which a recording has in its own memory."""
         self._given, self._made = None, ()
 
 
@@ -140,14 +136,12 @@ class Joins:
             torch.cuda.empty_cache()  # the places of the single matrices, which are too small for joined ones
 
     def changes(self) -> Iterator[tuple[nn.Module, Callable]]:
-        """Yield each module whose forward is replaced, with its new forward."""
         for joined in self.attention:
             for i, linear in enumerate(joined.linears):
                 yield linear, functools.partial(joined.product, i)
         yield from self.mlps
 
     def forget(self) -> None:
-        """Give up what was kept of the last pass."""
         for joined in self.attention:
             joined.forget()
 
@@ -168,6 +162,52 @@ def _is_usual(module: Any) -> bool:
         return False
 
 
+# --- attention --------------------------------------------------------------------------------------------------------
+
+
+class GroupedAttention:
+    """Scaled dot-product attention in which the queries of a group are rows of their key-value head."""
+
+    NAME = "speclab_grouped"
+
+    def __init__(self) -> None:
+        # By a mask's id and the size of a group: that mask, kept so that its id stays its own, and what is made of it
+        # once for all layers of a pass, (1, 1, group x m, rows).
+        self.masks: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> "GroupedAttention | None":
+        """For a model whose own attention is the same function; None for others."""
+        config = model.config.get_text_config()
+        heads = getattr(config, "num_attention_heads", 0)
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        return cls() if model.config._attn_implementation == "sdpa" and kv_heads != heads else None
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        """(1, heads, m, width) queries, (1, kv heads, rows, width) keys and values -> (1, m, heads, width), no weights.
+        The library's interface; heads of a group follow one another."""
+        batch, heads, m, width = query.shape
+        group = heads // key.shape[1]
+        if unknown := [name for name in UNKNOWN if kwargs.get(name) is not None]:
+            raise NotImplementedError(f"attention with {unknown[0]}")
+        if (key_of_mask := (id(attention_mask), group)) not in self.masks:
+            self.masks[key_of_mask] = attention_mask, attention_mask.repeat(1, 1, group, 1)
+        mask = self.masks[key_of_mask][1]
+        rows = query.reshape(batch, key.shape[1], group * m, width)
+        mixed = nn.functional.scaled_dot_product_attention(rows, key, value, mask, scale=scaling)
+        return mixed.reshape(batch, heads, m, -1).transpose(1, 2).contiguous(), None
+
+
 # --- all of them ------------------------------------------------------------------------------------------------------
 
 
@@ -180,10 +220,8 @@ def _is_mlp(module: nn.Module) -> bool:
 
 
 class Kernels:
-    """The functions that passes of a model run in the place of its own.
-
-    compiler: gives the compiled form of a function; None: nothing is compiled.
-    """
+    """The functions that passes of a model run in the place of its own. compiler: gives the compiled form of one; None:
+    nothing is compiled."""
 
     def __init__(self, model: PreTrainedModel, compiler: Compiler | None = None):
         self.model = model

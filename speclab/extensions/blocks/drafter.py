@@ -62,7 +62,7 @@ class BlockDrafter(HeadDrafter):
             for i in range(k):
                 row = self.as_target_logits(self.head.biased(logits[:, i], token), self._vocab_size)
                 drawn.append(draw_draft(row, self._sampling, uniforms[:, i]))
-                token = drawn[-1].token
+                token = drawn[-1].token.clamp(min=0)
         return as_drawn(drawn)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:

@@ -16,18 +16,15 @@ from speclab.drafts.heads.files import (
     CORRECT,
     EMBEDDING,
     HEAD,
-    SIZES,
     UNUSED,
     SavedHead,
     check_format,
     check_width,
-    checked,
     decoder_of,
+    entry,
     layers_of,
     read_files,
     read_tensors,
-    shapes_of,
-    types_of,
     weights_of,
     write_files,
     written,
@@ -41,16 +38,6 @@ from speclab.system.errors import UsageProblem
 
 MOST_SLOTS = 256
 NAMES = {"dspark": "DSparkSpeculator", "dflash": "DFlashSpeculator"}
-ENTRIES = types_of(
-    {
-        int: f"{SIZES} block_size mask_token_id markov_rank",
-        str: "markov_head_type projector_type",
-        bool: "sample_from_anchor sliding_window_non_causal causal shift_label",
-        list: "aux_hidden_state_layer_ids",
-        dict: "transformer_layer_config",
-    }
-)
-NEEDED = ("draft_vocab_size", "transformer_layer_config", "aux_hidden_state_layer_ids", "block_size", "mask_token_id")
 COMPUTED = {"markov_head_type": "vanilla", "projector_type": "dflash", "shift_label": False}
 
 
@@ -83,8 +70,8 @@ def read_block(name: str, target: PreTrainedModel) -> SavedHead:
     def built() -> SavedHead:
         with torch.device("meta"):
             head = BlockHead(config, table, output)
-        wanted = shapes_of(head) | {HEAD: (config.draft_vocab, config.target_hidden)}
-        tensors, ids = read_tensors(weights, config, wanted, target, (*UNUSED, EMBEDDING))
+        more = {HEAD: (config.draft_vocab, config.target_hidden)}
+        tensors, ids = read_tensors(weights, head, target, config, more, (*UNUSED, EMBEDDING))
         own = tensors.pop(HEAD)
         head.output.weight = output if ids is None else own
         head.load_state_dict(tensors, assign=True)
@@ -96,39 +83,40 @@ def read_block(name: str, target: PreTrainedModel) -> SavedHead:
 def config_from(found: dict[str, Any], n_layers: int) -> BlockConfig:
     """Return what config.json says. Raises ValueError where it is no head of this kind. n_layers: the target's."""
     check_format(found, "block", ("dflash", "dspark"))
-    said = checked(found, ENTRIES, NEEDED)
     for name, value in COMPUTED.items():
-        if said.get(name, value) != value:
-            raise ValueError(f"{name} is {said[name]!r}; it should be {value!r}")
-    slots, from_anchor = said["block_size"], said.get("sample_from_anchor", False)  # as engines take what is not said
+        if found.get(name) not in (None, value):
+            raise ValueError(f"{name} is {found[name]!r:.60}; it should be {value!r}")
+    slots, mask = entry(found, "block_size", int), entry(found, "mask_token_id", int)
+    from_anchor = entry(found, "sample_from_anchor", bool, False)  # as engines take what is not said
     if not 1 + (not from_anchor) <= slots <= MOST_SLOTS:
         raise ValueError(f"block_size is {slots}, and it should propose 1 to {MOST_SLOTS} tokens")
-    layer = said["transformer_layer_config"]
+    layer = entry(found, "transformer_layer_config", dict)
     if layer.get("model_type") not in (None, "qwen3") or layer.get("num_hidden_layers") is None:
         raise ValueError("its model_type or num_hidden_layers says that its decoder is not layers of qwen3")
-    block = decoder_of(layer, "qwen3")
-    if said["mask_token_id"] >= block.vocab_size:
-        raise ValueError(f"mask_token_id is {said['mask_token_id']}, and there are {block.vocab_size} ids")
+    block = decoder_of(found, "qwen3")
+    if mask >= block.vocab_size:
+        raise ValueError(f"mask_token_id is {mask}, and there are {block.vocab_size} ids")
     return BlockConfig(
         block=block,
-        layers=layers_of(said["aux_hidden_state_layer_ids"], n_layers),
-        target_hidden=said.get("target_hidden_size", block.hidden_size),
-        draft_vocab=said["draft_vocab_size"],
+        layers=layers_of(entry(found, "aux_hidden_state_layer_ids", list), n_layers),
+        target_hidden=entry(found, "target_hidden_size", int, block.hidden_size),
+        draft_vocab=entry(found, "draft_vocab_size", int),
         slots=slots,
-        mask=said["mask_token_id"],
-        markov_rank=said.get("markov_rank", 256) if found["speculators_model_type"] == "dspark" else 0,
-        causal=_is_causal(block, said),
+        mask=mask,
+        markov_rank=entry(found, "markov_rank", int, 256) if found["speculators_model_type"] == "dspark" else 0,
+        causal=_is_causal(block, found),
         from_anchor=from_anchor,
     )
 
 
-def _is_causal(block: Any, said: dict[str, Any]) -> bool:
+def _is_causal(block: Any, found: dict[str, Any]) -> bool:
     """An entry of its own says so, or the layers do: with a window, here as long as the context, they are causal within
     a block."""
     windows = {kind == "sliding_attention" for kind in block.layer_types}
     if windows != {False} and (len(windows) > 1 or (block.sliding_window or 0) < block.max_position_embeddings):
         raise ValueError("some of its layers attend to a window; the lab reads heads that attend to the whole text")
-    return said.get("causal", windows == {True} and not said.get("sliding_window_non_causal", False))
+    usual = windows == {True} and not entry(found, "sliding_window_non_causal", bool, False)
+    return entry(found, "causal", bool, usual)
 
 
 def write_block(

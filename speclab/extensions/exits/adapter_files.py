@@ -13,14 +13,11 @@ from transformers import PreTrainedModel
 from speclab.drafts.heads.files import (
     CONFIG,
     CORRECT,
-    checked,
     decoder_of,
-    for_target,
+    entry,
     read_config,
     read_files,
-    read_weights,
-    shapes_of,
-    types_of,
+    read_tensors,
     weights_of,
     write_both,
     written,
@@ -31,7 +28,6 @@ from speclab.models import loading
 from speclab.system.errors import UsageProblem
 
 FORMAT = "speculative-decoding-lab early exit 1"  # and its version
-ENTRIES = types_of({int: "exit_layer target_layers", dict: "transformer_layer_config"})
 
 
 def read_adapter(name: str, target: PreTrainedModel, padded: bool = False) -> ExitAdapter:
@@ -62,26 +58,21 @@ def config_from(found: dict[str, Any]) -> ExitConfig:
     """This reads what config.json says. Raises ValueError where it is no adapter."""
     if found.get("format") != FORMAT:
         raise ValueError(f"its format is {found.get('format')!r}; --draft exit reads {FORMAT!r}")
-    said = checked(found, ENTRIES, tuple(ENTRIES))
-    block = decoder_of(said["transformer_layer_config"], "llama")
-    if (
-        not 0 < said["exit_layer"] < said["target_layers"]
-        or block.num_hidden_layers != 1
-        or block.model_type != "llama"
-    ):
+    layer, n_layers = (entry(found, name, int) for name in ("exit_layer", "target_layers"))
+    block = decoder_of(found, "llama")
+    if not 0 < layer < n_layers or block.num_hidden_layers != 1 or block.model_type != "llama":
         raise ValueError(
-            f"it exits after layer {said['exit_layer']} of {said['target_layers']}, with {block.num_hidden_layers} "
-            f"layers of {block.model_type} of its own; the lab reads adapters of one layer of llama, behind a layer "
-            "that is not the last"
+            f"it exits after layer {layer} of {n_layers}, with {block.num_hidden_layers} layers of {block.model_type} "
+            "of its own; the lab reads adapters of one layer of llama, behind a layer that is not the last"
         )
-    return ExitConfig(said["exit_layer"], said["target_layers"], block)
+    return ExitConfig(layer, n_layers, block)
 
 
 def exit_layer_of(name: str) -> int | None:
     """Return N of an adapter in a folder; None where there is no adapter that can be read."""
     try:
         return config_from(read_config(Path(name) / CONFIG)).exit_layer
-    except (OSError, ValueError):
+    except Exception:  # the library checks entries, and raises errors of its own
         return None
 
 
@@ -90,7 +81,7 @@ def _built(config: ExitConfig, weights: Path, target: PreTrainedModel) -> ExitAd
     output = weights_of(target)[1][: config.block.vocab_size, : config.block.hidden_size]
     with torch.device("meta"):
         adapter = ExitAdapter(config, output)
-    adapter.load_state_dict(for_target(read_weights(weights, shapes_of(adapter)), target), assign=True)
+    adapter.load_state_dict(read_tensors(weights, adapter, target)[0], assign=True)
     return adapter.eval().requires_grad_(False)
 
 

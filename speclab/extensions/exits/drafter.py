@@ -76,7 +76,7 @@ class ExitDrafter(HeadDrafter):
                 states.append(self._first.forward(token))  # (1, 1, hidden)
                 logits = self.as_target_logits(self._forward(states[-1]), self._vocab_size)
                 drawn.append(draw_draft(logits, self._sampling, uniforms[:, i]))
-                token = drawn[-1].token[:, None]
+                token = drawn[-1].token.clamp(min=0)[:, None]
                 if self.keep_drafting and not self.keep_drafting(probability(logits, drawn[-1])):
                     break
         self._n_read = len(drawn)

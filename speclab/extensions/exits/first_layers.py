@@ -1,8 +1,15 @@
 """Passes in two parts: the first layers of a target run ahead of the others, which go on from their outputs."""
 
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
 import torch
 from torch import Tensor
+from transformers import Cache, PreTrainedModel
 
+from speclab.engines.c_pass import CBackend
+from speclab.engines.eager import EagerBackend, decoder_layers, layer_outputs
 from speclab.models.cached import CachedModel
 from speclab.models.checking.checks import WIDTHS, WRONG, cached_logits, check_passes, random_text
 
@@ -27,7 +34,7 @@ class FirstLayers:
             self._n_before = target.length
         self._check_others()
         with torch.inference_mode():
-            states = target.backend.forward_first(tokens, target.length + self.n_ahead, self.n_layers)
+            states = forward_first(target.backend, tokens, target.length + self.n_ahead, self.n_layers)
         self.n_ahead += tokens.shape[1]
         return states
 
@@ -43,13 +50,89 @@ class FirstLayers:
         if n_given < n:
             states = torch.cat([states, self.forward(tokens[:, n_given:])], dim=1)
         self.n_ahead = 0
-        return self.target.run(n, lambda backend, length: backend.forward_rest(states, length, self.n_layers))
+        return self.target.run(n, lambda backend, length: forward_rest(backend, states, length, self.n_layers))
 
     def _check_others(self) -> None:
         if self.n_ahead and self.target.length != self._n_before:
             raise RuntimeError(
                 f"the first layers went ahead after {self._n_before} tokens, and the target holds {self.target.length}"
             )
+
+
+def forward_first(backend: Any, tokens: Tensor, length: int, n_layers: int) -> Tensor:
+    """Run the first `n_layers` layers alone: (1, m) ids after `length` tokens -> their outputs (1, m, hidden)."""
+    last = n_layers - 1
+    if isinstance(backend, CBackend):
+        backend.run(tokens, None, length, range(n_layers), (last,), 0)
+        return backend.hidden[last]
+    if not isinstance(backend, EagerBackend):  # a stand-in for a target
+        return backend.forward_first(tokens, length, n_layers)
+    model = backend._model
+    backend._keep_what_leaves()
+    check_length(backend._cache, range(n_layers), length)
+    with only_layers(model, range(n_layers)), layer_outputs(model, (last,)) as outputs:
+        model.base_model(input_ids=tokens, past_key_values=backend._cache, use_cache=True)
+    return outputs[last]
+
+
+def forward_rest(backend: Any, states: Tensor, length: int, n_layers: int) -> Tensor:
+    """Run all other layers: the outputs of the first ones, (1, m, hidden), after `length` tokens -> (1, m, vocab)
+    logits."""
+    if not isinstance(backend, CBackend | EagerBackend):
+        return backend.forward_rest(states, length, n_layers)
+    kept, width = [layer for layer in backend._hidden_layers if layer >= n_layers], states.shape[1]
+    if isinstance(backend, CBackend):
+        logits = backend.run(None, states, length, backend.layers[n_layers:], kept, width)
+    else:
+        layers = backend._cache.layers
+        rest = range(n_layers, len(layers))
+        check_length(backend._cache, rest, length)
+        check_length(backend._cache, range(n_layers), length + width)
+        # The library asks the first layer of a cache how long the text is, and that one is ahead.
+        cache = Cache(layers=[layers[n_layers]] * n_layers + layers[n_layers:])
+        positions = torch.arange(length, length + width, device=states.device)[None]
+        ids = torch.zeros_like(positions)  # their embeddings are not read
+        with only_layers(backend._model, rest, states), layer_outputs(backend._model, kept) as backend.hidden:
+            options = {"position_ids": positions, "past_key_values": cache, "use_cache": True}
+            logits = backend._model(input_ids=ids, **options).logits
+    if n_layers - 1 in backend._hidden_layers:
+        backend.hidden[n_layers - 1] = states
+    return logits
+
+
+def check_length(cache: Any, layers: Iterable[int], length: int) -> None:
+    """Raise RuntimeError where one of these layers of a cache does not hold `length` tokens."""
+    for layer in layers:
+        if (found := cache.layers[layer].get_seq_length()) != length:
+            raise RuntimeError(f"the cache of layer {layer} holds {found} tokens, not {length}")
+
+
+@contextlib.contextmanager
+def only_layers(model: PreTrainedModel, chosen: range, states: Tensor | None = None) -> Iterator[None]:
+    """While this is open, passes of the model skip all layers but `chosen`, without a gap.
+
+    A skipped layer gives what it gets; the one before the first of `chosen` gives `states`, (batch, m, hidden).
+    """
+
+    def skipped(hidden_states: Tensor, *args: Any, **options: Any) -> Tensor:
+        return hidden_states
+
+    def given(hidden_states: Tensor, *args: Any, **options: Any) -> Tensor:
+        assert states is not None
+        return states
+
+    modules: list[Any] = decoder_layers(model)
+    replaced = {i: given if i == chosen.start - 1 else skipped for i in range(len(modules)) if i not in chosen}
+    before = {i: vars(modules[i]).get("forward") for i in replaced}
+    try:
+        for i, function in replaced.items():
+            modules[i].forward = function
+        yield
+    finally:
+        for i, own in before.items():
+            del modules[i].forward
+            if own is not None:
+                modules[i].forward = own
 
 
 def check_split(target: CachedModel, n_layers: int) -> None:

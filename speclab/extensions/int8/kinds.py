@@ -18,9 +18,10 @@ class Int8Drafter(ModelDrafter):
         super().__init__(model)
         self.share = share
 
-    def notes(self) -> str:
-        """Say what was rounded."""
-        return f", and {self.share:.0%} of the numbers in its matrices are rounded to 8 bits, row by row"
+    def describe(self, name: str, engine: str) -> str:
+        """Return a line about the model, and about what was rounded."""
+        rounded = f"{self.share:.0%} of the numbers in its matrices are rounded to 8 bits, row by row"
+        return f"{super().describe(name, engine)}, and {rounded}"
 
 
 def read_int8(argument: str, text: str) -> Choice:

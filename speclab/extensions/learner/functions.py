@@ -154,7 +154,7 @@ def adapt(modules: Modules, drafter: Drafter, longest: int | None = None) -> Dra
     elif type(drafter) in (HybridDrafter, AutoLength):
         wrapper: Any = drafter
         wrapper.drafter = adapt(modules, wrapper.drafter)
-        if type(drafter) is AutoLength and 9 in modules and wrapper.drafter.asks_to_go_on:
+        if type(drafter) is AutoLength and drafter.chooses_length and 9 in modules and wrapper.drafter.asks_to_go_on:
             drafter = LearnerStop(drafter, modules[9].keep_drafting)
     if 6 in modules and longest is not None:
         drafter = LearnerLength(drafter, modules[6].next_draft_length, longest)
@@ -251,7 +251,7 @@ class LearnerStop(AutoLength):
 
     def _pays(self, probability: float) -> bool:
         self._probabilities.append(probability)
-        costs, drawn = self.costs[self._temperature], [self._acceptance.given(one) for one in self._probabilities]
+        costs, drawn = self.costs[self.temperature], [self.acceptance.given(one).rate for one in self._probabilities]
         if len(drawn) >= self._last:
             return False
         later = self._chain[len(drawn) : self._last]

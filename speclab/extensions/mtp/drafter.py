@@ -29,10 +29,6 @@ class MtpDrafter(FeatureDrafter):
         """Keep no buffers of its own: the layer's keys and values may have any shape, so they are in a cache of the
         library."""
 
-    def _fused(self, hidden: Tensor) -> Tensor:
-        """Turn what the target's last layer gave into states."""
-        return self.head.read(hidden)
-
     def _forward(self, states: Tensor, tokens: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Run a pass: states (1, m, hidden) from position `length` on and the token after each -> the last output,
         (1, 1, hidden), and its logits, (1, vocabulary).

@@ -41,7 +41,7 @@ class MtpHead(nn.Module):
         self.config = MtpConfig(model.config, (n_layers - 1,))
         self.model, self.norm = model, norm
 
-    def read(self, hidden: Tensor) -> Tensor:
+    def fuse(self, hidden: Tensor) -> Tensor:
         """Turn the outputs of the target's last layer (batch, n, hidden) into the states that the head reads."""
         return self.norm(hidden)
 
@@ -81,7 +81,7 @@ class MtpHead(nn.Module):
         batch, n = tokens.shape[0], tokens.shape[1] - 1 - depth
         text = torch.arange(n, device=tokens.device)
         cache, causal = DynamicCache(), (text <= text[:, None]).expand(batch, -1, -1)
-        states = self.run(self.read(hidden[:, :n]), tokens[:, 1 : n + 1], (text + 1).expand(batch, -1), cache, causal)
+        states = self.run(self.fuse(hidden[:, :n]), tokens[:, 1 : n + 1], (text + 1).expand(batch, -1), cache, causal)
         at = text.expand(batch, -1) if starts is None else starts
         states = states.gather(1, at[..., None].expand(-1, -1, states.shape[-1]))
         seen = text <= at[..., None]  # (batch, chains, n)

@@ -20,6 +20,6 @@ def judge_chain(
     numbers: tuple[float, ...] = (),
 ) -> AcceptResult:
     """Call `judge` of speclab/core/accept.py for a draft that is a chain; raise UsageProblem for another one."""
-    if (chain := draft.chain()) is None:
+    if draft.parents is not None:
         raise UsageProblem(f"--rule {name} judges chains of tokens, and this draft is none; leave it out")
-    return judge(chain, logits, sampling, uniforms, rule, numbers)
+    return judge(draft, logits, sampling, uniforms, rule, numbers)

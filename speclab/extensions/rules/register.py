@@ -1,6 +1,6 @@
 """Adds the rules to the lab."""
 
-from speclab.core.rule_table import add_rule
+from speclab.core.rules import add_rule
 
 HERE = "speclab.extensions.rules"
 add_rule("block", f"{HERE}.block:BLOCK", "drafted tokens are judged together (block verification)")

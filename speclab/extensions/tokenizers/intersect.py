@@ -11,20 +11,22 @@ that are not shared, which is spread over the others, and the mass that the targ
 drafted.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from draft_models import ModelDrafter
-from speclab.core.law import Law, PlaceLaw
+from draft_models import ModelDrafter, draft_room
+from speclab.core.law import Law
 from speclab.core.rounds import Target
 from speclab.core.sampling import Sampling, to_device
 from speclab.extensions.tokenizers.shared_tokens import Reading, SharedTokens, shared_tokens, token_bytes
 from speclab.extensions.tokenizers.shares import DRAFT_OUT, TARGET_OUT
 from speclab.models.cached import CachedModel
 from speclab.models.checking.uncached import distributions
+from speclab.models.family import check_draft_prompts
 from speclab.models.loading import eos_ids
 from speclab.models.setup import Setup
 from speclab.system.errors import UsageProblem
@@ -89,20 +91,26 @@ class IntersectDrafter(ModelDrafter):
         return rows
 
     is_model = False
-    whose = " of the draft's tokens"
+
+    def check_prompts(self, prompts: Sequence[list[int]], max_new_tokens: int) -> str | None:
+        """As a draft model does, in its own tokens."""
+        return check_draft_prompts(self.draft.room, prompts, max_new_tokens, self.read_as, " of the draft's tokens")
 
     def read_as(self, prompt: list[int]) -> list[int]:
         """Return the draft's ids of a prompt of the target."""
         return self._reads.prompt(prompt)
 
-    def notes(self) -> str:
-        """Say what both vocabularies share."""
-        return f"; {self.shared.describe()}"
+    def describe(self, name: str, engine: str) -> str:
+        """Return a line about the model, and about what both vocabularies share."""
+        return f"{super().describe(name, engine)}; {self.shared.describe()}"
 
     def law(self, target: CachedModel, prompt: list[int], text: list[int], sampling: Sampling, k: int) -> Law:
         """The draft proposes shared tokens alone; one uncached pass says with which probabilities."""
         rows = self.probs(prompt, text, sampling, target.vocab_size)[0]
-        return PlaceLaw(rows, self.sizes(self.n_read(prompt, text)))
+        return Law(lambda depth: rows[depth:], [min(k, size) for size in self.sizes(prompt, text)])
+
+    def sizes(self, prompt: list[int], text: list[int]) -> list[int]:
+        return [draft_room(self.draft, n) for n in self.n_read(prompt, text)]
 
     def n_read(self, prompt: list[int], tokens: list[int]) -> list[int]:
         """Return how many of its own ids the draft has read before each of `tokens`, all ids of the target."""

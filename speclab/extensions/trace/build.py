@@ -26,7 +26,7 @@ from speclab.extensions.trace.follow import Loaded, follow
 from speclab.extensions.trace.proposals import LONGEST, PieceTable, asked
 from speclab.extensions.trace.trace import Trace
 from speclab.lab.instruments import LoopFunctions
-from speclab.models import loading, prompts, texts
+from speclab.models import loading, prompts
 from speclab.models.pieces import pieces
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup, load_setup
@@ -62,7 +62,7 @@ def page_data() -> dict[str, Any]:
     standard = first_of_each_kind(prompts.encode(prompts.standard(), lab.tokenizer))
     targets = [dialled(lab, standard, DRAFTS[loading.LAB_TARGET], "the lab's pair")]
     real = load_setup("smollm2", engine="eager")
-    served = first_of_each_kind(texts.encode(texts.read("served"), real.tokenizer))
+    served = first_of_each_kind(prompts.encode(prompts.read_texts("served"), real.tokenizer, chat=True))
     targets.append(dialled(real, served, DRAFTS["smollm2"], "SmolLM2-135M-Instruct"))
     at_temperature = DecodeSettings(N_POSITIONS, Sampling(TEMPERATURE), lab.eos)
     return {

@@ -106,7 +106,7 @@ def first_round(
     ids = torch.cat([prompt, token[None], draft.tokens], dim=1)
     eager.prefill(prompt)  # a whole pass is watched, also where the draft has run a part of it
     with watched(target.model) as cached:
-        rows = eager.verify(token, draft.chain() or draft)
+        rows = eager.verify(token, draft.bare())
     with watched(target.model) as uncached, torch.inference_mode():
         all_rows = target.model(input_ids=ids, use_cache=False).logits
     gap = (rows - all_rows[:, prompt.shape[1] :, : target.vocab_size]).abs().max().item()

@@ -14,7 +14,7 @@ from torch import Tensor
 from draft_models import as_draft
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import Draft, Target
-from speclab.core.sampling import Sampling, draw, faults_in
+from speclab.core.sampling import NOT_FINITE, Sampling, draw
 from speclab.extensions.trees.best import Branching
 from speclab.extensions.trees.draft import TreeDraft, reads
 
@@ -103,6 +103,12 @@ class TreeDrafter(Branching):
         """Say in a few words what the trees are."""
         how = "drawn without replacement" if self.sampled else "the most probable ones"
         return f"trees of {self.n_tokens} tokens, {'x'.join(map(str, self.shape))}, {how}"
+
+
+def faults_in(logits: Tensor) -> Tensor:
+    """Return (...) NOT_FINITE where the largest one of a row of logits, (..., vocab), is not finite, else 0."""
+    highest = logits.amax(-1)
+    return (highest - highest).isnan() * NOT_FINITE
 
 
 def without_replacement(probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -16,11 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from speclab.core.drafter import Drafter
-from speclab.core.proposals import AcceptProbs
 from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
 from speclab.drafts.heads.rollout import target_pass
-from speclab.engines.eager import first_states
 from speclab.lab.bench import Bench
 from speclab.lab.harness import Measurement
 from speclab.lab.instruments import LoopFunctions
@@ -30,6 +28,7 @@ from speclab.models.prompts import Prompt
 from speclab.records.rows import Arm, RoundCounts, as_written
 from speclab.theory.attribution import Text
 from speclab.theory.costs import Costs, fit
+from speclab.theory.forecast import AcceptProbs
 
 CostTable = dict[tuple[str, float], Costs]  # by draft and temperature
 ProbsOfText = Callable[[str, float, int, Text], AcceptProbs]  # (draft, temperature, prompt index, text)
@@ -130,7 +129,7 @@ class KnownText:
         if self._ahead == self._ids[0, before:end].tolist():
             return self._states_of(n_layers - 1)[:, rows]
         ids = torch.cat([self._ids[:, :before], self._ids.new_tensor([self._ahead])], dim=1)
-        return first_states(self._model, ids, n_layers)[:, rows]
+        return target_pass(self._model, ids, (n_layers - 1,))[0][:, rows]
 
     def forward_rest(self, states: Tensor, length: int, n_layers: int) -> Tensor:
         return self._read(length, states.shape[1])

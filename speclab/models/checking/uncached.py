@@ -12,11 +12,7 @@ from speclab.models.family import family_of
 @torch.inference_mode()
 def logits_after(model: PreTrainedModel, prompt: Tensor, text: Tensor, n_last: int | None = None) -> Tensor:
     """Return the logits after the prompt and after each token of the text: row i follows the prompt and i tokens of the
-    text.
-
-    (1, n) and (1, m) ids -> (1, m + 1, ids of the output layer). n_last: the last so many rows are enough; more may
-    come.
-    """
+    text.  (1, n) and (1, m) ids -> (1, m + 1, ids of the output layer). n_last: so many last rows are enough."""
     return family_of(model).logits_after(model, prompt, text, n_last)
 
 
@@ -24,11 +20,9 @@ def logits_after(model: PreTrainedModel, prompt: Tensor, text: Tensor, n_last: i
 def distributions(
     model: PreTrainedModel, prompt: list[int], tokens: list[int], sampling: Sampling, vocab_size: int
 ) -> Tensor:
-    """Return the distribution at the place of each of `tokens`, from one uncached pass.  -> (n, vocab_size), on the CPU
-
-    A draft model may lack some ids and positions. Ids that it lacks have probability 0, and so has everything after
-    its context; instead of an id that it lacks it is fed the one that CachedModel feeds it.
-    """
+    """Return the distribution at the place of each of `tokens`, from one uncached pass.  -> (n, vocab_size), on the
+    CPU. Ids that a draft model lacks have probability 0, and so has everything after its context; instead of an id that
+    it lacks it is fed the one that CachedModel feeds it."""
     cached = CachedModel(model, vocab_size)
     n_before = cached.room.length_after(len(prompt))
     n = len(tokens) if cached.max_length is None else min(len(tokens), cached.max_length - n_before + 1)

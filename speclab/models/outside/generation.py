@@ -1,12 +1,9 @@
-"""The generation settings of a checkpoint: what the lab takes from them, what it names, and what it replaces."""
+"""The generation settings of a checkpoint: what the lab takes from them, and what it names."""
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig
 
-from speclab.models.family import family_of
 from speclab.system.errors import EnvironmentProblem
 
 # `generate` applies these and the lab does not. The values change nothing; where there are none, any value counts.
@@ -37,8 +34,7 @@ def eos_ids(settings: GenerationConfig) -> frozenset[int]:
 
 
 def unapplied_settings(settings: GenerationConfig) -> dict[str, Any]:
-    """Return the generation settings of a checkpoint that `generate` applies and the lab does not, without neutral
-    values."""
+    """Return the settings of a checkpoint that `generate` applies and the lab does not, without neutral values."""
     known = vars(GenerationConfig())
     return {
         key: value
@@ -46,18 +42,3 @@ def unapplied_settings(settings: GenerationConfig) -> dict[str, Any]:
         if key in known and not key.startswith((*NOT_ABOUT_TOKENS, *NOT_SETTINGS))
         if value is not None and value is not False and value != NEUTRAL.get(key)
     }
-
-
-@contextlib.contextmanager
-def settings_of_the_lab(model: PreTrainedModel) -> Iterator[None]:
-    """Let `model.generate` use the lab's settings: no penalties, nothing forced, no end token.
-
-    The library fills what a call leaves out from the model's own settings, so those are replaced for a while.
-    """
-    own = model.generation_config
-    start = family_of(model).start_id(model)
-    model.generation_config = GenerationConfig(pad_token_id=0, decoder_start_token_id=start)
-    try:
-        yield
-    finally:
-        model.generation_config = own

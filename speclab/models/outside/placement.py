@@ -9,28 +9,23 @@ from collections import Counter
 from transformers import PreTrainedModel
 
 
+def places_of(model: PreTrainedModel) -> Counter[str]:
+    """Return the devices of the model's parts, with the number of parts on each; none where the library spread none."""
+    return Counter(map(str, getattr(model, "hf_device_map", {}).values()))
+
+
 def is_sharded(model: PreTrainedModel) -> bool:
-    return len(set(_map_of(model).values())) > 1
-
-
-def _map_of(model: PreTrainedModel) -> dict[str, int | str]:
-    return getattr(model, "hf_device_map", {})
+    return len(places_of(model)) > 1
 
 
 def is_quantised(model: PreTrainedModel) -> bool:
-    """Tell whether the checkpoint holds quantised weights, which stay as they are."""
     return getattr(model, "hf_quantizer", None) is not None
 
 
 def describe(model: PreTrainedModel) -> str:
     """Return a note about the weights of a model, "" where they are plain and in one place."""
-    said = []
-    if is_sharded(model):
-        places = Counter(str(place) for place in _map_of(model).values())
-        said.append("modules on " + ", ".join(f"{place}: {n}" for place, n in places.items()))
-    if is_quantised(model):
-        said.append("quantised")
-    return "; ".join(said)
+    modules = ", ".join(f"{place}: {n}" for place, n in places_of(model).items())
+    return "; ".join([f"modules on {modules}"] * is_sharded(model) + ["quantised"] * is_quantised(model))
 
 
 def why_eager(model: PreTrainedModel) -> str:

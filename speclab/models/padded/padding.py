@@ -11,9 +11,9 @@ model's. Four rules keep the function, with d the lab's width and D the padded o
 - What added heads and MLP units compute meets zero columns of o_proj and down_proj.
 - Added layers have nothing but zeros there. They follow the lab's, so layer i of the padded model is the lab's layer i.
 
-`lab:SIZE:vROWS` pads the output layer, too: lab:8b:v128256 has as many rows as Llama 3 has ids. A pass computes a logit
-for each. The lab cuts them at the tokenizer's ids, so it never emits the others; in the library's own loop they cannot
-win: in the first d dimensions each added row is the mean of the lab's rows, so its logit is the mean of the lab's.
+`lab:SIZE:vROWS` pads the output layer, too: lab:8b:v128256 has as many rows as Llama 3 has ids. The lab cuts logits at
+the tokenizer's ids; in the library's own loop the others cannot win: in the first d dimensions each added row is the
+mean of the lab's rows, so its logit is the mean of the lab's.
 
 Everywhere else are seeded random numbers. At 8 billion a third of the weights are zeros; they cost what others cost.
 Wider sums are taken in another order: float32 logits differ by some 1e-5. In bfloat16 the two round differently, as any
@@ -36,10 +36,8 @@ SPREAD = 0.02  # standard deviation of random weights; what Llama is initialised
 
 
 def count_parameters(config: LlamaConfig, **shape: int) -> int:
-    """Return the number of parameters of a Llama of this config without biases; `shape` replaces entries of it.
-
-    Tied ones count once.
-    """
+    """Return the number of parameters of a Llama of this config without biases, tied ones once; `shape` replaces
+    entries of it."""
     entry = {**vars(config), **shape}
     d, n_heads = entry["hidden_size"], entry["num_attention_heads"] + entry["num_key_value_heads"]
     per_layer = 2 * d * n_heads * config.head_dim + 3 * d * entry["intermediate_size"] + 2 * d
@@ -77,11 +75,8 @@ def padded(
     small: PreTrainedModel, size: Size, device: torch.device, dtype: torch.dtype, copies: int = 1, role: str = "target"
 ) -> PreTrainedModel:
     """Pad `small` to a size, ready to decode: it writes the same text at the cost of the larger model. Refuses a size
-    that memory does not hold.
-
-    copies: how often the weights will lie in memory; 2 if they will be packed for the CPU beside the originals. role:
-    target or draft.
-    """
+    that memory does not hold. copies: how often the weights will lie in memory; 2 if they will be packed for the CPU
+    beside the originals. role: target or draft."""
     shape = shape_for(size, small.config, role)
     check_memory(f"{PREFIX}{size.name}", count_parameters(small.config, **shape), device, dtype, copies)
     return pad_to(small, shape, device, dtype)
@@ -89,22 +84,13 @@ def padded(
 
 def check_memory(name: str, n_parameters: int, device: torch.device, dtype: torch.dtype, copies: int = 1) -> None:
     """Refuse weights that do not fit, before the machine starts swapping or is killed for it."""
-    free = free_memory(device)
-    needed = n_parameters * dtype.itemsize * copies
+    free, needed = free_memory(device), n_parameters * dtype.itemsize * copies
     if free is None or needed <= USABLE * free:
         return
-    in_bfloat16 = n_parameters * torch.bfloat16.itemsize * copies
-    if dtype.itemsize > torch.bfloat16.itemsize and in_bfloat16 <= USABLE * free:
-        way_out = f"use {setting('dtype', 'bfloat16')}, which takes {in_bfloat16 / 1e9:.1f} GB"
-    elif copies > 1 and needed / copies <= USABLE * free:
-        way_out = f"use {setting('engine', 'eager')}, which holds one copy, {needed / copies / 1e9:.1f} GB"
-    else:
-        way_out = "use a smaller one, or close other programs"
-    twice = f" ({copies} copies of the weights)" if copies > 1 else ""
-    where = f"{name} needs {needed / 1e9:.1f} GB in {str(dtype).removeprefix('torch.')}{twice}"
+    weights = f"{needed / 1e9:.1f} GB in {str(dtype).removeprefix('torch.')} ({copies} x the weights)"
     raise EnvironmentProblem(
-        f"{where}, and of the {free / 1e9:.1f} GB free on {device.type} a tenth stays free for the cache and the rest; "
-        f"{way_out}"
+        f"{name} needs {weights}, and of the {free / 1e9:.1f} GB free on {device.type} a tenth stays free; "
+        f"use a smaller one, {setting('dtype', 'bfloat16')}, or {setting('engine', 'eager')}, which holds them once"
     )
 
 
@@ -152,11 +138,8 @@ def _fill_random(weight: Tensor, generator: torch.Generator) -> None:
 
 
 def _fill_layer(layer: torch.nn.Module, generator: torch.Generator) -> None:
-    """Fill a layer that computes something and adds nothing.
-
-    zero_() writes the zeros. Pages that were never written would be one page of zeros mapped many times, read from
-    the CPU's cache, not from memory: those weights would be free.
-    """
+    """Fill a layer that computes something and adds nothing. zero_() writes the zeros: pages that were never written
+    would be one page of zeros mapped many times, read from the CPU's cache, and those weights would be free."""
     attention, mlp = layer.self_attn, layer.mlp
     for into in (attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj):
         _fill_random(into.weight, generator)
@@ -178,15 +161,13 @@ def _place_layer(layer: torch.nn.Module, small: torch.nn.Module, config: LlamaCo
     q[:n_kv, :n_group, :, :d].copy_(small.self_attn.q_proj.weight.view(n_kv, n_group, head_dim, d))
     o = attention.o_proj.weight.view(config.hidden_size, kv_heads, -1, head_dim)
     o[:d, :n_kv, :n_group].copy_(small.self_attn.o_proj.weight.view(d, n_kv, n_group, head_dim))
-    attention.k_proj.weight[: n_kv * head_dim, :d].copy_(small.self_attn.k_proj.weight)
-    attention.v_proj.weight[: n_kv * head_dim, :d].copy_(small.self_attn.v_proj.weight)
-
-    mlp.gate_proj.weight[:units, :d].copy_(small.mlp.gate_proj.weight)
-    mlp.up_proj.weight[:units, :d].copy_(small.mlp.up_proj.weight)
+    for name in ("k_proj", "v_proj"):
+        getattr(attention, name).weight[: n_kv * head_dim, :d].copy_(getattr(small.self_attn, name).weight)
+    for name in ("gate_proj", "up_proj"):
+        getattr(mlp, name).weight[:units, :d].copy_(getattr(small.mlp, name).weight)
     mlp.down_proj.weight[:d, :units].copy_(small.mlp.down_proj.weight)
-
-    fill_norm(layer.input_layernorm.weight, small.input_layernorm.weight)
-    fill_norm(layer.post_attention_layernorm.weight, small.post_attention_layernorm.weight)
+    for name in ("input_layernorm", "post_attention_layernorm"):
+        fill_norm(getattr(layer, name).weight, getattr(small, name).weight)
 
 
 def fill_norm(weight: Tensor, small: Tensor) -> None:

@@ -37,12 +37,10 @@ class Size(NamedTuple):
 
     @property
     def n_parameters(self) -> int:
-        """Return the number of parameters."""
         return SIZES[self.name][0]
 
 
 def is_lab_size(name: str) -> bool:
-    """Tell whether this name asks for a padded lab model."""
     return name.startswith(PREFIX)
 
 

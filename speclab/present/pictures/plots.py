@@ -64,9 +64,6 @@ def _place(row: Row, auto: int) -> int:
     return auto if row.auto else row.draft_length
 
 
-# --- why --------------------------------------------------------------------------------------------------------------
-
-
 def _why(rows: list[Row]) -> Figure | None:
     """Draw the fastest row that has a ladder, at the lowest temperature: the book's formula on top, a bar for every
     factor, then the measured speedup and the one with prefill counted."""

@@ -149,7 +149,7 @@ class BatchedModelDrafter:
         for i in range(n):
             if i:
                 sizes = [int(i < most) for most in k]
-                logits = self.draft.forward(drawn[-1].token[:, None], sizes=sizes)[:, -1]
+                logits = self.draft.forward(drawn[-1].token.clamp(min=0)[:, None], sizes=sizes)[:, -1]
             drawn.append(draw_draft(logits, self._sampling, uniforms[:, i]))
         draft = as_drawn(drawn, to_device(k, device))
         if draft.probs is None:

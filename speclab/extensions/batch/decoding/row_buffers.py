@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
-from speclab.core import graphs
 from speclab.core.sampling import to_device
+from speclab.engines.cuda import graphs
 from speclab.engines.cuda.buffers import WrittenInPlace, kv_shapes
 from speclab.engines.cuda.cuda_graphs import GraphedModel, rows_read
 from speclab.engines.eager import decoder_layers, layer_outputs

@@ -62,7 +62,7 @@ class RowPages:
             mask=None if mask is None else mask.data_ptr(),
             masked=0 if mask is None else mask.shape[-1],
             pages=ctypes.addressof(pages),
-            wanted=fast.numbers(len(live)),
+            wanted=fast.tables(len(live))[1],
         )
         hidden = {layer: torch.empty(1, len(live), fast.hidden) for layer in layers}
         logits = fast.run(given, len(live), len(live), hidden)

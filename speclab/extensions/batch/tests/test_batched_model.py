@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from speclab.core import graphs
 from speclab.core.rounds import Draft
+from speclab.engines.cuda import graphs
 from speclab.engines.cuda.cuda_graphs import GraphedModel
 from speclab.engines.parts import FAMILIES as KNOWN
 from speclab.extensions.batch.decoding import row_buffers

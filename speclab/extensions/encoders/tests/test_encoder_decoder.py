@@ -19,16 +19,15 @@ from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.hybrid import HybridDrafter
-from speclab.drafts.oracle import OracleModelDrafter
+from speclab.drafts.oracle import Dial
 from speclab.extensions.encoders.backend import EncoderDecoderBackend, start_id
 from speclab.extensions.encoders.family import ENCODER_DECODER, EncoderRoom
 from speclab.extensions.encoders.tests.tiny_encoders import BOS, FAMILIES, START, VOCAB, tiny, tiny_of
-from speclab.lab.decodings import library_generate
+from speclab.lab.decodings import library_generate, settings_of_the_lab
 from speclab.models import engine_choice, memory
 from speclab.models.cached import CachedModel, check_prompt
 from speclab.models.checking import checks, rounding
 from speclab.models.checking.uncached import distributions, logits_after
-from speclab.models.outside import generation
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records.arms import Arm
@@ -70,7 +69,7 @@ def drafter_of(kind: str, family: str):
     if kind == "decoder only":
         return ModelDrafter(CachedModel(tiny_decoder("llama", dtype=torch.float64)))
     if kind == "dial":
-        dial = OracleModelDrafter(CachedModel(target_of(family)), 0.6, seed=3)
+        dial = Dial(0.6, ModelDrafter(CachedModel(target_of(family))), seed=3)
         dial.take_text(text_of(family))
         return dial
     return ModelDrafter(CachedModel(perturbed(target_of(family), {"all": 0.0, "some": 0.06}[kind])))
@@ -166,7 +165,7 @@ def test_the_encoder_runs_once_for_a_text(family):
     with encoder_passes(target.model) as widths:
         plain_text(target, PROMPT, N_NEW)
     assert widths == [PROMPT.shape[1]]
-    with encoder_passes(target.model, drafter.draft.model) as widths:
+    with encoder_passes(target.model, drafter.models[0].model) as widths:
         rounds = list(speculative_rounds(target, drafter, PROMPT, 4, N_NEW))
     assert any(r.n_accepted < r.n_drafted for r in rounds)
     assert widths == [PROMPT.shape[1]] * 2
@@ -198,7 +197,7 @@ def test_caches_equal_a_recomputation_after_every_round(family):
         text += round_.tokens
         assert target.length == len(text), "the start token and all committed ones but the last"
         assert worst_difference(target, text[:-1]) < 1e-11
-        assert worst_difference(drafter.draft, text[: drafter.draft.length - 1]) < 1e-11
+        assert worst_difference(drafter.models[0], text[: drafter.models[0].length - 1]) < 1e-11
         assert keys_and_values(target)[0][0].shape[-2] == target.length
 
 
@@ -254,7 +253,7 @@ def test_the_accept_rule_gets_the_uncached_distributions_of_both_models(family):
             tokens = draft.tokens[0].tolist()
             rows = uncached_rows(target.model, text, tokens)
             assert (logits[0] - rows).abs().max() < 1e-10
-            own = WARM.probs(uncached_rows(drafter.draft.model, text, tokens)[:-1])
+            own = WARM.probs(uncached_rows(drafter.models[0].model, text, tokens)[:-1])
             if tokens:
                 assert (draft.probs[0] - own).abs().max() < 1e-10
         text += round_.tokens
@@ -408,7 +407,7 @@ def test_the_decoders_start_is_found_as_generate_finds_it():
 def test_the_library_keeps_the_decoders_start_with_the_labs_settings():
     model = tiny("t5")
     own = model.generation_config
-    with generation.settings_of_the_lab(model):
+    with settings_of_the_lab(model):
         assert model.generation_config.decoder_start_token_id == START
         assert model.generation_config.eos_token_id is None
     assert model.generation_config is own
@@ -422,7 +421,6 @@ def test_a_step_reads_the_decoder_alone():
     norms, positions = 2 * 3 * 32 + 32, 32 * 4  # of 2 layers and behind them; 32 distances, 4 heads
     expected = 2 * (2 * attention + mlp) + norms + positions + 48 * 32  # the output layer
     assert (n, n_bytes) == (expected, 8 * expected)
-    assert memory.cache_bytes(model, 10) == 2 * 2 * 32 * 8 * 10  # layers, keys and values, width, bytes, tokens
 
 
 def test_it_runs_eagerly_and_the_reason_is_said():

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from speclab.core.rounds import Draft
-from speclab.engines import eager
 from speclab.engines.c_pass import CModel, Text
 from speclab.engines.eager import EagerBackend
+from speclab.extensions.exits import first_layers
 from speclab.extensions.exits.drafter import ExitDrafter
 from tests.mutants.bugs import mutant
 
@@ -30,32 +30,32 @@ def rolls_the_first_layers_back_too_far() -> None:
         if n_tokens > 0 and len(backend._cache.layers) > 3:
             backend._cache.layers[0].crop(-1)
 
-    EagerBackend.crop, EagerBackend._check_length = crop, lambda *args: None
+    EagerBackend.crop, first_layers.check_length = crop, lambda *args: None
 
 
 @mutant(38, "parts_that_are_out_of_step_are_refused", file=FILE)
 def lets_the_parts_get_out_of_step() -> None:
     """does not look how many tokens each part of the cache holds"""
-    EagerBackend._check_length = lambda *args: None
+    first_layers.check_length = lambda *args: None
 
 
 @mutant(38, TEXT, CACHES, file=FILE, raises="RuntimeError")
 def verifies_one_layer_too_late() -> None:
     """goes on from the states one layer too high, so that a layer never runs"""
-    right = eager.only_layers
+    right = first_layers.only_layers
 
     def late(model, chosen: range, states: Tensor | None = None):
         return right(model, chosen if states is None else range(chosen.start + 1, chosen.stop), states)
 
-    eager.only_layers = late
+    first_layers.only_layers = late
 
 
 @mutant(38, TEXT, "every_family_passes_the_check", file=FILE, raises="EnvironmentProblem")
 def puts_the_second_part_one_position_further() -> None:
     """gives the layers behind the exit the positions after theirs, on the eager engine"""
-    right = EagerBackend.forward_rest
+    right = first_layers.forward_rest
 
-    def forward_rest(backend: EagerBackend, states: Tensor, length: int, n_layers: int) -> Tensor:
+    def forward_rest(backend: Any, states: Tensor, length: int, n_layers: int) -> Tensor:
         arange = torch.arange
         torch.arange = lambda start, *more, **options: (
             arange(start + 1, more[0] + 1, **options) if start == length and more else arange(start, *more, **options)
@@ -65,7 +65,7 @@ def puts_the_second_part_one_position_further() -> None:
         finally:
             torch.arange = arange
 
-    EagerBackend.forward_rest = forward_rest
+    first_layers.forward_rest = forward_rest
 
 
 @mutant(38, TEXT, CACHES, file=FILE)

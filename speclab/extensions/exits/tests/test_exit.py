@@ -9,7 +9,8 @@ from draft_models import NgramDrafter
 from speclab.core.rounds import AcceptResult, Draft
 from speclab.core.sampling import Sampling
 from speclab.drafts.hybrid import HybridDrafter
-from speclab.engines.eager import EagerBackend, decoder_layers
+from speclab.engines.eager import decoder_layers
+from speclab.extensions.exits import first_layers
 from speclab.extensions.exits.adapter import ExitAdapter
 from speclab.extensions.exits.drafter import ExitDrafter
 from speclab.extensions.exits.first_layers import FirstLayers, check_split
@@ -386,8 +387,8 @@ def test_a_model_with_more_rows_than_its_tokenizer_has_ids_passes_the_check():
 
 def test_a_target_that_cannot_be_split_is_refused(monkeypatch):
     model = tiny("llama", num_hidden_layers=4)
-    right = EagerBackend.forward_rest
-    monkeypatch.setattr(EagerBackend, "forward_rest", lambda self, states, *rest: right(self, states * 1.01, *rest))
+    right = first_layers.forward_rest
+    monkeypatch.setattr(first_layers, "forward_rest", lambda one, states, *rest: right(one, states * 1.01, *rest))
     with pytest.raises(EnvironmentProblem, match=r"llama cannot be run in two parts.*logits differ.*choose another"):
         check_split(CachedModel(model), 2)
     with pytest.raises(EnvironmentProblem, match="cannot be run in two parts"):

@@ -8,12 +8,11 @@ import pytest
 from speclab import load
 from speclab.extensions.plan import __main__ as plans
 from speclab.extensions.plan.__main__ import DraftFacts, PlanEntry, PlanRun, main
-from speclab.lab import comparison
+from speclab.lab import comparison, known_texts
 from speclab.lab.bench import Bench
-from speclab.lab.known_texts import acceptance_probs
 from speclab.models import prompts
-from speclab.records.arms import BASELINE, BASELINE_REPEAT
 from speclab.records.files import read
+from speclab.records.rows import BASELINE, BASELINE_REPEAT
 from speclab.system import cores
 from speclab.system.errors import EnvironmentProblem
 from speclab.theory import attribution
@@ -87,7 +86,7 @@ def test_plan_has_every_length_and_names_the_best(run, tmp_path, measurements):
         best = max(mine, key=lambda e: e.speedup)
         assert fact.best_draft_length == best.draft_length
         assert fact.speedup == best.speedup
-        raw = acceptance_probs.calibrated(measurements[0][3])[fact.draft, fact.temperature]
+        raw = known_texts.calibrated(measurements[0][3])[fact.draft, fact.temperature]
         assert Costs.from_json(fact.costs).draft_at == pytest.approx(raw.draft_at, rel=1e-6)
         samples = measurements[0][3].of(BASELINE, fact.temperature)
         context = sum(s.n_prompt + len(s.texts[0]) // 2 for s in samples) // len(samples)
@@ -176,14 +175,14 @@ def test_where_prices_hold_the_plan_comes_true(run, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("stop", "code"), [(KeyboardInterrupt(), 0), (EnvironmentProblem("not finite"), 3)])
 def test_a_plan_that_is_stopped_keeps_the_drafts_that_are_done(run, tmp_path, monkeypatch, stop, code):
-    honest = acceptance_probs.accept_probs
+    honest = known_texts.accept_probs
 
     def accept_probs(bench, draft, *rest):
         if draft == "ngram":
             raise stop
         return honest(bench, draft, *rest)
 
-    monkeypatch.setattr(acceptance_probs, "accept_probs", accept_probs)
+    monkeypatch.setattr(known_texts, "accept_probs", accept_probs)
     assert run("-k", "0,2")[0] == code
     made = loaded(tmp_path)
     assert made.interrupted

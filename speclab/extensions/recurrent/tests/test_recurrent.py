@@ -27,7 +27,7 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Round, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
-from speclab.drafts.oracle import OracleModelDrafter
+from speclab.drafts.oracle import Dial
 from speclab.extensions.recurrent import backend
 from speclab.extensions.recurrent.backend import RecurrentBackend, pass_options
 from speclab.extensions.recurrent.family import RECURRENT, is_recurrent, reads_several
@@ -89,7 +89,7 @@ def text_of(family: str, length: int) -> list[int]:
 def drafter_of(family: str, accepted: str, length: int) -> ModelDrafter:
     """Of its drafts all, some or none are accepted."""
     if accepted == "none":
-        dial = OracleModelDrafter(CachedModel(tiny(family)), 0.0, seed=3)
+        dial = Dial(0.0, ModelDrafter(CachedModel(tiny(family))), seed=3)
         dial.take_text(text_of(family, length))
         return dial
     return ModelDrafter(CachedModel(perturbed(tiny(family), NOISES[accepted])))
@@ -146,7 +146,7 @@ def test_texts_are_those_of_decoding_token_by_token(family, k, length):
         one_by_one = family in ONE_BY_ONE
         assert target.n_replays == (0 if one_by_one else n_rejected)
         assert target.n_passes == len(rounds) + (n_drafted if one_by_one else n_rejected)
-        assert drafter.draft.n_replays == 0, "a draft keeps its states before every token"
+        assert drafter.models[0].n_replays == 0, "a draft keeps its states before every token"
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_states_equal_a_recomputation_after_every_round(family, temperature):
         rounds.append(round_)
         assert target.length == len(ids) - 1, "the last committed token is never in the cache"
         assert worst_difference(target, ids[:-1]) < FAMILIES[family]
-        assert worst_difference(drafter.draft, ids[: drafter.draft.length]) < FAMILIES[family]
+        assert worst_difference(drafter.models[0], ids[: drafter.models[0].length]) < FAMILIES[family]
     assert any(0 < r.n_accepted < r.n_drafted for r in rounds)
     assert any(r.n_accepted == 0 for r in rounds if r.n_drafted)
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
-from speclab.core.rule_table import rule_of
+from speclab.core.rules import rule_of
 from speclab.core.sampling import Sampling
 from speclab.extensions.rules.tests.pieces import block_pieces, follow_pieces
 from tests.test_exact import Job, token_pieces

@@ -8,11 +8,11 @@ from torch import Tensor
 
 import compare
 import optimized_speculative
-from speclab.core import graphs
 from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import Draft
-from speclab.core.rule_table import rule_of
+from speclab.core.rules import rule_of
 from speclab.core.sampling import Sampling
+from speclab.engines.cuda import graphs
 from speclab.extensions.rules.lossy import typical_threshold
 from speclab.lab.output_checks import distances
 from speclab.system.errors import UsageProblem
@@ -121,11 +121,7 @@ def test_each_rule_has_a_graph_of_its_own(monkeypatch):
 
 
 def test_a_draft_that_is_no_chain_is_refused():
-    class Branching(Draft):
-        def chain(self):
-            return None
-
-    draft = Branching(torch.tensor([[0, 1]]), torch.tensor([2]))
+    draft = Draft(torch.tensor([[0, 1]]), torch.tensor([2]), parents=torch.tensor([[-1, -1]]))
     for name in ("block", "lenient:0.5", "typical:0.3"):
         with pytest.raises(UsageProblem, match="judges chains of tokens"):
             rule_of(name).accept(draft, torch.zeros(1, 3, 4), Sampling(1.0), torch.zeros(1, 3))

@@ -15,7 +15,7 @@ from speclab.lab.bench import Bench
 from speclab.lab.harness import measure
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
-from speclab.records.arms import BASELINE, Arm
+from speclab.records.rows import BASELINE, Arm
 from tests.decoding import speculative_rounds
 from tests.models.test_cuda_graphs import setup_of
 from tests.models.test_placement import check_the_same_rounds, folder  # noqa: F401 - a fixture

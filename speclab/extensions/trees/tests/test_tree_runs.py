@@ -12,9 +12,9 @@ from speclab.extensions.trees.best import BestTreeDrafter
 from speclab.extensions.trees.fixed import TreeDrafter
 from speclab.extensions.trees.merged import MergedDrafter
 from speclab.lab.instruments import LoopFunctions
-from speclab.lab.known_texts.replay import replay_rounds
+from speclab.lab.known_texts import replay_rounds
 from speclab.models.cached import CachedModel
-from speclab.records.log import RoundCounts
+from speclab.records.rows import RoundCounts
 from tests.cli.test_cli import run  # noqa: F401 - a fixture
 from tests.decoding import plain_text, speculative_rounds
 from tests.drafts.test_overflows import check_it_is_said, drafter_of, model  # noqa: F401 - a fixture

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from draft_models import ModelDrafter, NgramDrafter
-from speclab.core import graphs
 from speclab.core.rounds import Round, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
 from speclab.drafts.feature import FeatureDrafter
 from speclab.engines import windows
 from speclab.engines.c_pass import CBackend
+from speclab.engines.cuda import graphs
 from speclab.extensions.trees.best import BestTreeDrafter
 from speclab.extensions.trees.checks import check_tree
 from speclab.extensions.trees.draft import TreeDraft, chain, reads

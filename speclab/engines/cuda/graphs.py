@@ -4,9 +4,9 @@ A launch costs the host some microseconds, and a small kernel runs no longer tha
 takes as long as launching them. A graph repeats the same kernels on the same addresses with the same shapes, so it
 reads its inputs from fixed tensors and writes its outputs to others.
 
-`capture` records a step, `graphed` makes a pure function of tensors run as graphs on a GPU. Recording stops the
-device, so it is done before anything is timed; `captures.n` counts it, and the harness proves with it that no timed
-turn recorded anything.
+`capture` records a step, `graphed` makes a pure function of tensors run as graphs on a GPU (speclab/core/sampling.py).
+Recording stops the device, so it is done before anything is timed; `captures.n` counts it, and the harness proves with
+it that no timed turn recorded anything.
 
 Everything but the recording itself is tested without a GPU (tests/models/test_cuda_graphs.py).
 """
@@ -16,14 +16,15 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from speclab.core.sampling import ON_GRAPHS, Function
+
 WARM_UPS = 2  # runs before a recording: kernels are chosen and workspaces allocated in them
 Step = Callable[[], tuple[Tensor, ...]]
-Function = TypeVar("Function", bound=Callable)
 
 
 class Captures:
@@ -117,8 +118,9 @@ def on_graphs(tensor: Tensor) -> bool:
     return tensor.device.type == "cuda" and not stopped and not torch.cuda.is_current_stream_capturing()
 
 
+@functools.cache
 def graphed(function: Function) -> Function:
-    """Run `function` as graphs on a GPU, one graph for each kind of arguments; on other devices it stays unchanged.
+    """Run `function` as graphs, one graph for each kind of arguments.
 
     It takes and gives tensors, tuples and data classes of them, None, and hashable values. It must not wait for the
     device, and what it gives depends on its arguments alone.
@@ -141,6 +143,9 @@ def graphed(function: Function) -> Function:
         return _filled(result, outputs)
 
     return call  # type: ignore[return-value]
+
+
+ON_GRAPHS["cuda"] = graphed
 
 
 def _recorded(function: Callable, args: tuple, tensors: list[Tensor]) -> tuple[Graph, Any]:
