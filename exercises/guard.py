@@ -59,12 +59,6 @@ def at_most(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, handler)
 
 
-def restart(seconds: float) -> None:
-    """Give the code inside `at_most` so many seconds from now on."""
-    if has_alarm():
-        signal.setitimer(signal.ITIMER_REAL, seconds, 1)
-
-
 # --- what went wrong, in one line -------------------------------------------------------------------------------------
 
 

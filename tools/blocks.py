@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from speclab.present import report, screen, tables
-from speclab.records.arms import AUTO
 from speclab.records.files import read
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
@@ -91,13 +90,7 @@ METHODS = ""  # docs/which-method.md says more
 DRAFTS = (  # name, what it is, does it need training, its chapter, the comparison in which its fastest row is looked up
     ("`model`", "the lab's one-layer model, distilled from the target", "done", "02-greedy", DEFAULT_RUN),
     ("folder or hub name", "a smaller model with the target's tokenizer", "no", "02-greedy", None),
-    (
-        "`feature`",
-        "one layer that reads the target's hidden states (EAGLE-3)",
-        "done",
-        "11-feature-draft",
-        DEFAULT_RUN,
-    ),
+    ("`feature`", "one layer over the target's hidden states (EAGLE-3)", "done", "11-feature-draft", DEFAULT_RUN),
     ("`block`", "seven tokens in one pass (DSpark, DFlash)", "done", "12-block-draft", None),
     ("`exit:2`", "the target's first two layers and a trained adapter", "done", METHODS, None),
     ("`int8`", "the target itself, its weights rounded to 8 bits", "no", METHODS, None),
@@ -130,24 +123,12 @@ def drafts() -> str:
 
 
 def heads() -> str:
-    """The lab's heads: their size and training, and their results on held-out text and on the prompts."""
-    about, scores = [], []
-    for kind in ("feature", "block", "exit"):
-        facts = read(PAIR / kind / "training.json", dict)
-        scores += [(kind, name, score) for name, score in facts["scores"].items()]
-        size, parts = facts["parameters"], [facts]
-        while isinstance(facts.get("init"), dict) and "steps" in facts["init"]:  # it was trained further
-            facts = facts["init"]
-            parts.insert(0, facts)
-        about += [(kind, size, i, part) for i, part in enumerate(parts, 1)]
-    of_training: dict[str, tables.Cell] = {
-        "head": lambda one: tables.Markdown(f"`{one[0]}`"),
-        "parameters": lambda one: f"{one[1] / 1e6:.1f} M",
-        "training": lambda one: str(one[2]),
-        "steps": lambda one: f"{one[3]['steps']:,}",
-        "tokens": lambda one: f"{one[3]['tokens'] / 1e6:.1f} M",
-        "minutes": lambda one: f"{one[3]['seconds'] / 60:.0f}",
-    }
+    """The results of the lab's heads on held-out text and on the prompts."""
+    scores = [
+        (kind, name, score)
+        for kind in ("feature", "block", "exit")
+        for name, score in read(PAIR / kind / "training.json", dict)["scores"].items()
+    ]
 
     def of(key: str, place: int | str) -> tables.Cell:
         return lambda one: tables.number(one[2][key][place])
@@ -158,7 +139,7 @@ def heads() -> str:
     }
     cells |= {str(i + 1): of("by_position", i) for i in range(7)}
     cells |= {f"tok/rnd k={k}": of("tokens_per_round", k) for k in ("2", "4", "6", "7")}
-    return f"{shown(about, of_training)}\n\n{shown(scores, cells, n_words=2)}"
+    return shown(scores, cells, n_words=2)
 
 
 def pair() -> str:
@@ -252,24 +233,6 @@ def _name(row: Row) -> str:
     return row.method if row.auto else f"{row.method} k = {row.draft_length}"
 
 
-def autos() -> str:
-    """Every greedy draft on auto beside the fastest of its fixed lengths, on all prompts."""
-    rows = drafted(comparison(TREES_RUN))
-    pairs = [
-        ([one for one in rows if one.draft == str(row.draft).removesuffix(AUTO)][-1], row)
-        for row in comparison(TREES_RUN).rows
-        if row.auto and (row.prompt_kind, row.temperature) == ("all", 0.0)
-    ]
-    cells: dict[str, tables.Cell] = {
-        "draft": lambda pair: str(pair[0].draft),
-        "best fixed k": lambda pair: str(pair[0].draft_length),
-        "speedup": lambda pair: tables.speedup(pair[0].speedup),
-        "on auto": lambda pair: tables.speedup(pair[1].speedup),
-        "auto ÷ best fixed": lambda pair: f"{pair[1].speedup / pair[0].speedup:.0%}",
-    }
-    return shown(pairs, cells)
-
-
 BLOCKS: dict[str, Callable[[], str]] = {
     "headline": headline,
     "first-run": first_run,
@@ -282,7 +245,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "full-rows": lambda: full(ladder=False),
     "full-ladder": lambda: full(ladder=True),
     "methods": methods,
-    "autos": autos,
     "brief-greedy": lambda: brief(0),
     "brief-sampled": lambda: brief(0.8),
     "counts-greedy": counts,

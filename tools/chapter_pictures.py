@@ -1,35 +1,19 @@
-"""Draw the pictures of the chapters: every number in them follows from a formula of its chapter, and none is measured.
-
-    python -m tools.chapter_pictures                # all of them, into plots/
-    python -m tools.chapter_pictures --out DIR      # into another folder
-
-What comes out: plots/chapter-*.png, one for each function in PICTURES. The numbers are made by the solutions of the
-exercises, so a picture cannot say anything else than the chapter's own functions.
+"""The pictures of the chapters, which `python -m tools.plots` draws: every number in them follows from a formula of its
+chapter, and none is measured. The solutions of the exercises make the numbers, so a picture says what these say.
 """
 
-if __name__ == "__main__":
-    from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
-
-import functools
 import io
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from solutions import ex09_stop_when_unsure as ex09
 from solutions import ex13_batch_knee as ex13
-from solutions import ex15_token_trees as ex15
-from speclab.cli import parsing
 from speclab.present.pictures import figures
 from speclab.present.pictures.figures import Figure, NullLocator, plt
-from speclab.system.errors import reports_problems
-from speclab.system.files import prepare_folder, write_all, write_whole
-from speclab.system.paths import ROOT
+from speclab.system.files import write_whole
 
-PLOTS = ROOT / "plots"
 BLUE, ORANGE, GREEN, PINK, SKY, AMBER, BLACK = figures.COLOURS
-GREY, PALE = "#BBBBBB", "#EEEEEE"
+GREY = "#BBBBBB"
 SOURCE = "computed by tools/chapter_pictures.py from the formulas of the chapter; nothing here is measured"
 
 
@@ -120,56 +104,6 @@ def worth() -> Figure:
     return figure
 
 
-# --- chapter 12: what a slot reads ------------------------------------------------------------------------------------
-
-TEXT, SLOTS = ["h0", "h1", "h2", "h3"], ["last", "[mask]", "[mask]", "[mask]"]
-NOT_READ, STATE, ITSELF, OTHER, BIAS = range(5)
-SLOT_COLOURS = [PALE, SKY, BLACK, GREEN, AMBER]
-SLOT_LABELS = {
-    STATE: "the target's states of the text",
-    ITSELF: "the slot itself",
-    OTHER: "the other slots of the block, masks too",
-    BIAS: "the drafted token before it: Markov head, in the walk alone",
-}
-
-
-def slot_cells() -> list[list[int]]:
-    """Return for every slot of a block what it reads of the text's states, of the slots, and of the drafted tokens."""
-    rows = []
-    for slot in range(len(SLOTS)):
-        others = [ITSELF if other == slot else OTHER for other in range(len(SLOTS))]
-        drafted = [BIAS if slot == token + 1 else NOT_READ for token in range(len(SLOTS) - 1)]
-        rows.append([STATE] * len(TEXT) + others + drafted)
-    return rows
-
-
-def slots() -> Figure:
-    columns = [*TEXT, *SLOTS, *(f"d{i + 1}" for i in range(len(SLOTS) - 1))]
-    figure, [axis] = figures.blank(1, 7.4, 3.7)
-    cells(axis, slot_cells(), SLOT_COLOURS, columns, [f"{name}: d{i + 1}" for i, name in enumerate(SLOTS)])
-    for border in (len(TEXT), len(TEXT) + len(SLOTS)):
-        axis.axvline(border - 0.5, color="white", linewidth=6)
-    axis.set_ylabel("slot, and what is drafted there")
-    axis.set_xlabel("what it reads")
-    for kind, label in SLOT_LABELS.items():
-        axis.plot([], [], "s", color=SLOT_COLOURS[kind], label=label)
-    figures.legend_above(axis, "a block of four slots: no slot reads what another one drafts")
-    return figure
-
-
-def cells(axis: Any, rows: list[list[int]], colours: list[str], columns: list[str], names: list[str]) -> None:
-    """Draw a matrix of kinds as coloured cells, row by row from above."""
-    for y, row in enumerate(rows):
-        for x, kind in enumerate(row):
-            axis.add_patch(plt.Rectangle((x - 0.46, y - 0.44), 0.92, 0.88, color=colours[kind], linewidth=0))
-    axis.set_xlim(-0.6, len(columns) - 0.4)
-    axis.set_ylim(len(rows) - 0.4, -0.6)
-    axis.set_xticks(range(len(columns)), columns, fontsize=8)
-    axis.set_yticks(range(len(rows)), names, fontsize=8)
-    axis.tick_params(length=0)
-    axis.spines[["left", "bottom"]].set_visible(False)
-
-
 # --- chapter 13: the knee ---------------------------------------------------------------------------------------------
 
 MACHINE, TARGET, DRAFT = ex13.Machine(2e12, 300e12), ex13.Model(8e9, 131072), ex13.Model(1e9, 32768)
@@ -248,72 +182,14 @@ def batch() -> Figure:
     return figure
 
 
-# --- chapter 15: a tree's mask and the cache --------------------------------------------------------------------------
-
-PARENTS, WORDS, LENGTH, PATH = [-1, -1, 0, 1, 1], ["the", "cat", "dog", "sat", "ran", "barked"], 10, [1, 4]
-CACHE, ANCESTOR, OWN, REJECTED = 1, 2, 3, 4
-TREE_COLOURS = [PALE, SKY, GREEN, BLACK, ORANGE]
-
-
-def mask_cells() -> list[list[int]]:
-    """Return for every row of the pass what it reads of the cache, which is read whole, and of the rows."""
-    seen = ex15.mask(PARENTS).tolist()
-    return [
-        [CACHE] * LENGTH + [OWN if x == y else ANCESTOR if reads else 0 for x, reads in enumerate(row)]
-        for y, row in enumerate(seen)
-    ]
-
-
-def cache_cells() -> tuple[list[int], list[int]]:
-    """Return what lies at each place of the cache after the pass, and after the round."""
-    kept = ex15.gather(PATH, LENGTH)
-    after_pass = [CACHE] * LENGTH + [ANCESTOR if LENGTH + row in kept else REJECTED for row in range(len(WORDS))]
-    return after_pass, [after_pass[place] for place in kept]
-
-
-def tree() -> Figure:
-    figure, (mask, cache) = plt.subplots(2, 1, figsize=(7.4, 5.4), height_ratios=[3, 1.3], layout="constrained")
-    positions = ex15.positions(PARENTS, LENGTH)
-    names = [f"{word} (at {at})" for word, at in zip(WORDS, positions, strict=True)]
-    columns = [*map(str, range(LENGTH)), *WORDS]
-    cells(mask, mask_cells(), TREE_COLOURS, columns, names)
-    mask.set_ylabel("row of the pass")
-    labels = {CACHE: "text in the cache", ANCESTOR: "before it on its branch", OWN: "itself", 0: "not read"}
-    for kind, label in labels.items():
-        mask.plot([], [], "s", color=TREE_COLOURS[kind], label=label)
-    mask.spines[["top", "right"]].set_visible(False)
-    figures.legend_above(mask, "what each row reads: the text, and its own branch")
-    after_pass, after_round = cache_cells()
-    rows = [after_pass, after_round + [0] * (len(after_pass) - len(after_round))]
-    cells(cache, rows, TREE_COLOURS, list(map(str, range(len(after_pass)))), ["after the pass", "after the round"])
-    kept = ex15.gather(PATH, LENGTH)
-    for place, word in enumerate(WORDS, start=LENGTH):
-        look = {"ha": "center", "va": "center", "fontsize": 7}
-        cache.text(place, 0, word, **look)
-        if place in kept:
-            cache.text(kept.index(place), 1, word, **look)
-    for kind, label in {
-        CACHE: "text",
-        ANCESTOR: f"kept: the last committed token and path {PATH}",
-        REJECTED: "dropped",
-    }.items():
-        cache.plot([], [], "s", color=TREE_COLOURS[kind], label=label)
-    cache.spines[["top", "right"]].set_visible(False)
-    cache.set_xlabel("place in the cache")
-    cache.legend(ncols=3, frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1.01), borderaxespad=0.2)
-    return figure
-
-
 # --- all of them ------------------------------------------------------------------------------------------------------
 
 
 PICTURES: dict[str, tuple[str, Callable[[], Figure]]] = {  # name -> the chapter's page, and what paints
     "chapter-04-residual": ("04-rejection", residual),
     "chapter-09-worth": ("09-stop-when-unsure", worth),
-    "chapter-12-slots": ("12-block-draft", slots),
     "chapter-13-roofline": ("13-batch-knee", roofline),
     "chapter-13-batch": ("13-batch-knee", batch),
-    "chapter-15-tree": ("15-token-trees", tree),
 }
 
 
@@ -325,17 +201,3 @@ def draw(folder: Path, name: str) -> Path:
     figure.savefig(buffer, format="png", dpi=figures.DPI, metadata={"Software": None})
     plt.close(figure)
     return write_whole(folder / f"{name}.png", buffer.getvalue())
-
-
-@reports_problems
-def main(argv: list[str] | None = None) -> int:
-    parser = parsing.make_parser(__doc__)
-    parser.add_argument("--out", type=parsing.some_path, default=PLOTS, metavar="DIR", help="folder (default: plots/)")
-    args = parser.parse_args(argv)
-    prepare_folder(args.out, "--out")
-    write_all([functools.partial(draw, args.out, name) for name in PICTURES])
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,29 +1,63 @@
-"""Draw the committed pictures again from the committed records: those that a page shows.
+"""Draw the committed pictures again, from the committed records and the formulas of the chapters: those of a page.
 
     python -m tools.plots [RECORD ...]
 
 A record of compare.py is results/NAME.json; its pictures are plots/NAME.png or plots/NAME-*.png. With --out all of them
-are drawn, also those that no page shows.
+are drawn, also those that no page shows. An extension brings kinds of records of its own: speclab/extensions/NAME/pages
+has RECORDS, as KINDS below, and BLOCKS, the generated parts of pages by name. Both may be left out.
 """
 
 if __name__ == "__main__":
     from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
 
 import functools
+import importlib
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
 from speclab.cli import parsing
-from speclab.records.files import read
+from speclab.present import report
+from speclab.present.pictures import plots
+from speclab.records.files import ComparisonRun, Head, read
 from speclab.system.errors import reports_problems
 from speclab.system.files import write_all
 from speclab.system.paths import ROOT
-from tools.kinds import kind_of
+from tools import chapter_pictures
 
 RESULTS, PLOTS = ROOT / "results", ROOT / "plots"
 PAGES = ("README.md", "docs/**/*.md", "results/*.md")
+
+
+class Kind(NamedTuple):
+    """A kind of record. The last arguments of each drawing are a folder and the picture's name."""
+
+    record: type[Head]
+    page: Callable[[Any, str], str]  # record, name of its files
+    pictures: Callable[[Any, Path, str], list[functools.partial[Any]]]  # record, folder, name of its files
+
+
+def _comparison(run: ComparisonRun, folder: Path, name: str) -> list[functools.partial[Any]]:
+    padded = plots.comparison(run.padded, folder, f"{name}-padded") if run.padded else []
+    return [*plots.comparison(run, folder, name), *padded]
+
+
+# The kinds by a field that no other kind has.
+KINDS: dict[str, Kind] = {"rows": Kind(ComparisonRun, report.page, _comparison)}
+
+
+def pages_of_extensions() -> list[ModuleType]:
+    paths = sorted(ROOT.glob("speclab/extensions/*/pages.py"))
+    return [importlib.import_module(f"speclab.extensions.{path.parent.name}.pages") for path in paths]
+
+
+def kind_of(content: dict[str, Any]) -> Kind | None:
+    """The kind of a record, by the names of its fields; None for the record of a benchmark."""
+    own = {key: Kind(*kind) for pages in pages_of_extensions() for key, kind in getattr(pages, "RECORDS", {}).items()}
+    return next((kind for key, kind in (own | KINDS).items() if key in content), None)
 
 
 def shown() -> set[str]:
@@ -33,10 +67,7 @@ def shown() -> set[str]:
 
 
 def pictures(path: Path, folder: Path) -> list[functools.partial[Any]]:
-    """Functions that draw the pictures of one record into `folder`; none for the record of a benchmark.
-
-    The last argument of each is the picture's name.
-    """
+    """Functions that draw the pictures of one record into `folder`; none for the record of a benchmark."""
     kind = kind_of(read(path, dict))
     return kind.pictures(read(path, kind.record), folder, path.stem) if kind else []
 
@@ -51,6 +82,10 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     records = args.records or sorted(RESULTS.glob("*.json"))
     steps = [step for path in records for step in pictures(path, args.out or PLOTS)]
+    if not args.records:
+        steps += [
+            functools.partial(chapter_pictures.draw, args.out or PLOTS, name) for name in chapter_pictures.PICTURES
+        ]
     write_all([step for step in steps if args.out or step.args[-1] in shown()])
     return 0
 

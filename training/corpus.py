@@ -4,7 +4,10 @@ Every Python installation carries its standard library, so a pair can be trained
 files, picked by a hash of their names, is held out: losses are measured there.
 """
 
+import ast
+import contextlib
 import hashlib
+import platform
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,35 +18,48 @@ from pathlib import Path
 SKIPPED_PARTS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "pydoc_data", "__pycache__"}
 SKIPPED_FOLDERS = {"encodings", "lib2to3"}
 HELD_OUT_EVERY = 25
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)  # nodes that may have a docstring
 
 
 @dataclass(frozen=True)
 class Document:
-    """One source file. `name` is relative to its library or package, never an absolute path."""
+    """One source file. `name` is relative to the library, never an absolute path."""
 
     name: str
     text: str
 
     @property
     def held_out(self) -> bool:
-        """Tell whether it is kept out of training."""
         return int(hashlib.sha256(self.name.encode()).hexdigest(), 16) % HELD_OUT_EVERY == 0
 
 
 def standard_library() -> Iterator[Document]:
-    """Return the sources of the running Python's standard library, sorted by name, without tests and tables."""
+    """Return the sources of the running Python's standard library, sorted by name, without tests and tables.
+
+    A file that is empty or no text in UTF-8 is left out.
+    """
     root = Path(sysconfig.get_path("stdlib"))
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).parts
         if SKIPPED_PARTS.isdisjoint(parts) and parts[0] not in SKIPPED_FOLDERS:
-            yield from read_source(path, "/".join(parts))
+            with contextlib.suppress(UnicodeDecodeError, OSError):
+                if (text := path.read_text(encoding="utf-8")).strip():
+                    yield Document("/".join(parts), text)
 
 
-def read_source(path: Path, name: str) -> Iterator[Document]:
-    """This gives the document in a file; nothing where it is empty or no text in UTF-8."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (UnicodeDecodeError, OSError):
-        return
-    if text.strip():
-        yield Document(name, text)
+def prose(source: str) -> Iterator[str]:
+    """The docstrings of a Python source that have three lines or more; none of one that this Python cannot parse."""
+    with contextlib.suppress(SyntaxError, ValueError):
+        for node in ast.walk(ast.parse(source)):
+            text = ast.get_docstring(node) if isinstance(node, DOCUMENTED) else None
+            if text and text.count("\n") > 1:
+                yield f'"""{text}\n"""'
+
+
+def manifest(documents: list[Document]) -> dict:
+    """The facts about the training texts for training.json, because another Python version is another corpus."""
+    digest = hashlib.sha256()
+    for document in documents:
+        digest.update(document.name.encode() + b"\0" + document.text.encode() + b"\0")
+    held_out = [document.name for document in documents if document.held_out]
+    return {"python": platform.python_version(), "sha256": digest.hexdigest(), "held_out": held_out}

@@ -1,240 +1,167 @@
-"""Train a draft for a target, or the lab's own pair of both: `python -m training.heads KIND`.
+"""Train a draft for a target, or a target like the lab's: `python -m training.heads KIND`.
 
     python -m training.heads feature --minutes 180                  # for the lab's target
     python -m training.heads block --minutes 180                    # one pass for all tokens of a round
     python -m training.heads feature --minutes 10 --device cuda
     python -m training.heads block --target FOLDER --minutes 60
     python -m training.heads feature --init models/lab-pair/feature --minutes 80 --rate 0.003    # train one further
-    python -m training.heads pair --minutes 125                     # a target, and a draft model distilled from it
+    python -m training.heads target --minutes 80                    # a target on Python's sources
+    python -m training.heads model --target build/target --minutes 45    # a draft model that is distilled from one
 
 A head learns from what the target itself writes, because that is where it will be asked to guess: a target with a chat
 template answers questions that it has asked itself, and every target continues pieces of the sources of Python's
-standard library, and the texts of --texts. A head for more than 8,192 ids proposes the most frequent ones, with the
-target's own embedding and output layer. --minutes is the whole time. From a tenth of it on, the head stands in --out
-that has committed most tokens per round so far, in replayed rounds on held-out answers. A stop leaves it there, and
-`--init` with that folder goes on from it. No network and no GPU is needed. `KIND --help` lists the flags of a kind.
+standard library. A head for more than 8,192 ids proposes the most frequent ones, with the target's own embedding and
+output layer. --minutes is the whole time: in two fifths of it the target writes, and the head learns in the rest. Each
+tenth of that it is scored by rounds replayed on held-out answers, and the best one so far stands in --out. What the
+target has written stands there, too (texts.json): the same command goes on from it. No network or GPU is needed.
 
 What comes out, in --out: config.json and model.safetensors in the `speculators` format, or in one of the lab's own
-where that has none. Of a pair: two folders that any program loads. training.json has the settings, and what the draft
-reaches on held-out text.
+where that has none. A target and a draft model are folders that any program loads. training.json has the settings, and
+what the draft reaches on held-out text.
 """
 
 if __name__ == "__main__":
     from speclab.system import startup  # noqa: F401 - Ctrl-C before main() runs, and missing libraries, are one line
 
 import argparse
+import copy
 import functools
 import json
+import re
 import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from torch import Tensor, nn
+from transformers import LlamaConfig, PreTrainedModel
 
 from speclab.cli import parsing
-from speclab.models import loading, prompts
+from speclab.drafts.heads.feature import FeatureHead, HeadConfig
+from speclab.drafts.heads.files import SavedHead, read_head, weights_of, write_head
+from speclab.drafts.heads.rollout import rollout
+from speclab.models import loading
 from speclab.models.family import check_family, context_length
 from speclab.records import files
+from speclab.system import extensions
 from speclab.system.errors import UsageProblem, reports_problems
-from speclab.system.files import check_writable, prepare_folder, read_bytes, write_whole
+from speclab.system.files import check_writable, prepare_folder, write_whole
 from speclab.system.terminal import note, say
 from training import corpus, pair
-from training.course import Course, K
-from training.kinds import KINDS, head_to_train
 from training.passes import Passes
-from training.recipes import CROSS_ENTROPY_WEIGHT, LOW_TEMPERATURE, distance
-from training.room import Room, room_on
-from training.scoring import DECODED, Known, decoded_alike, known_texts, scored
-from training.steps import compiled, train
-from training.texts import (
-    PLAIN,
-    PLAIN_OF_CHATS,
-    ROWS,
-    Prompts,
-    Texts,
-    batch,
-    covered,
-    encode,
-    frequent_ids,
-    row_lengths,
-)
+from training.recipes import DEPTH, Distance, Reading, Recipe, chain_loss, distance, draw, layers_to_read, sizes_of
+from training.scoring import Known, greedy_texts, known, score
+from training.steps import TrainingFacts, at_once, has_compiler, train
+from training.texts import PLAIN, PLAIN_OF_CHATS, ROWS, Text, batch, encode, frequent_ids, packed, written
 
 OF_TABLES = 0.5  # the rate of embeddings, norms and output layers, as a share of --rate
 FEW_TOKENS = 2048  # of a step
 # The same on a GPU. A feature head for 8,192 ids takes about 7 GB for the larger number, half of it for float32 logits.
-MANY_TOKENS, BYTES_OF_TOKEN = 32768, 2**19
+MANY_TOKENS, BYTES_OF_TOKEN = 32768, 2**18
 DRAFT_IDS = 8192  # ids that a head proposes; of more it takes the most frequent ones
-OF_OWN = 0.4  # share of the time for the target's own texts: each is then learned from some five times on a CPU
-OF_ENDING, ENDING = 0.05, 60.0  # share of the time, and seconds at most, for what comes after the last step
-MOST_BYTES = 2**20  # the largest size of a training.json, in bytes
-# What is kept of the training.json of the head that a training starts from.
-OF_BEGINNING = ("steps", "tokens", "seconds", "rate", "seed", "loss", "own_texts", "init", "machine", "versions")
-PAIR_FOLDER = "build/lab-pair"
+OF_TEXTS, OF_TRAINING = 0.4, 0.55  # shares of the time; the rest is for scores
+K, FIRST_SCORE, SCORES = 4, 0.08, 0.1  # drafted tokens of a replayed round; shares of the training between scores
+TARGET_FOLDER = "build/target"
 
 
-# --- flags ------------------------------------------------------------------------------------------------------------
+# --- a head that reads its target's states ----------------------------------------------------------------------------
 
 
-def make_parser() -> parsing.Parser:
-    """The parser with all kinds, each with its own flags."""
-    parser = parsing.make_parser(__doc__)
-    names = {"dest": "kind", "metavar": "KIND"}
-    kinds = parser.add_subparsers(prog="python -m training.heads", required=True, help="what to train", **names)
-    for name, kind in KINDS.items():
-        one = kinds.add_parser(name, help=kind.help)
-        one.add_argument("--target", default=loading.LAB_TARGET, metavar="NAME", help="(default: the lab's)")
-        one.add_argument(
-            "--own-minutes", type=parsing.positive, help="of these for the target's own texts (default: two fifths)"
-        )
-        one.add_argument("--texts", action="append", default=[], metavar="FILE", help="prompts, with %%%% between them")
-        usual = "width of the MLPs (default: 1024, or what a small file has room for)"
-        one.add_argument("--intermediate", type=parsing.at_least(1), help=usual)
-        one.add_argument("--init", metavar="NAME", help="a trained head to start from: a folder or a hub name")
-        _add_shared_flags(one, kind.folder, 180)
-        kind.add_flags(one)
-        one.set_defaults(train=train_head)
-    one = kinds.add_parser("pair", help="a target, and a draft model that is distilled from it")
-    one.add_argument("--with-packages", action="store_true", help="also learn from installed permissive packages")
-    _add_shared_flags(one, PAIR_FOLDER, 125)
-    one.set_defaults(train=pair.train_pair)
-    return parser
+def fresh_feature(
+    target: PreTrainedModel, tokenizer: Any, args: argparse.Namespace, ids: Tensor | None = None
+) -> FeatureHead:
+    """A random head, but for embedding, output layer and last norm, which start as the target's.
+
+    ids: the target's ids that it proposes, None for all; with them, embedding and output layer stay the target's.
+    """
+    table, output = weights_of(target)
+    hidden = table.shape[1]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(args.seed)
+        layers = layers_to_read(target)
+        fused = len(layers) * hidden**2
+        block: Any = LlamaConfig(**sizes_of(target, 1, args.intermediate, fused, 2 * hidden, ids is not None))
+        with torch.device("meta"):
+            head = FeatureHead(HeadConfig(block, layers, hidden, len(table) if ids is None else len(ids)))
+        for module, weight in ((head.embed_tokens, table), (head.lm_head, output if ids is None else output[ids])):
+            weight = weight.cpu().float()
+            module.weight = nn.Parameter(weight.clone() if ids is None else weight, requires_grad=ids is None)
+        draw(head)
+    norm = getattr(getattr(target.base_model, "norm", None), "weight", None)  # where the last norm has the usual name
+    if norm is not None and norm.shape == head.norm.weight.shape:
+        with torch.no_grad():
+            head.norm.weight.copy_(norm)
+    if ids is None and (table is output or table.data_ptr() == output.data_ptr()):
+        head.lm_head.weight = head.embed_tokens.weight  # one table learns from both of its uses
+    return head
 
 
-def _add_shared_flags(parser: argparse.ArgumentParser, folder: str, minutes: int) -> None:
-    parser.add_argument(
-        "--minutes", type=parsing.positive, default=minutes, help=f"minutes of all (default: {minutes})"
-    )
-    parser.add_argument("--rate", type=parsing.positive, default=4e-3, help="peak learning rate (default: 0.004)")
-    parser.add_argument("--device", choices=("cpu", "cuda", "mps"), default="cpu", help="(default: cpu)")
-    parser.add_argument("--threads", type=parsing.at_least(1), help="(default: all cores)")
-    parser.add_argument("--seed", type=parsing.seed, default=0, help="(default: 0)")
-    parser.add_argument("--out", type=parsing.some_path, help=f"folder for what was trained (default: {folder})")
+def rollout_loss(
+    head: FeatureHead, read: Reading, tokens: Tensor, starts: Tensor, distance: Distance = distance
+) -> Tensor:
+    """The loss of a feature head, on chains of its own outputs, as it will draft (the "training-time test" of EAGLE-3).
+
+    read: gives what the target computes. tokens: (batch, n). starts: (batch, chains). distance: maybe compiled.
+    """
+    hidden, target = read(tokens)
+    return chain_loss(rollout(head, hidden, tokens, DEPTH, starts), target, distance)
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The flags, with the defaults of the kind. Raises UsageProblem for a size that a head of --init has already."""
-    args = make_parser().parse_args(argv)
-    folder = PAIR_FOLDER
-    if kind := KINDS.get(args.kind):
-        if args.init and args.intermediate:
-            raise UsageProblem("--intermediate is what the head of --init has; leave one of the two out")
-        folder = kind.folder
-    args.out = args.out or Path(folder)
-    return args
+KINDS: dict[str, Recipe] = {
+    "feature": Recipe(
+        help="one layer that reads the target's states (EAGLE-3)",
+        fresh=fresh_feature,
+        loss=rollout_loss,
+        write=functools.partial(write_head, k=DEPTH),
+        trained=lambda target, args: read_head(args.init, target),
+        folder="build/feature",
+        chains=1 / 3,
+        narrows=True,
+    ),
+    "model": pair.MODEL,
+    # An extension brings kinds of its own: RECIPES in its module `recipe`.
+    **{name: one for module in extensions.modules("recipe") for name, one in module.RECIPES.items()},
+}
 
 
-# --- the command ------------------------------------------------------------------------------------------------------
+def head_to_train(
+    target: PreTrainedModel, tokenizer: Any, args: argparse.Namespace, ids: Tensor | None = None
+) -> SavedHead:
+    """The head as it is before the first step: random, or that of --init, which has ids of its own.
+
+    ids: the target's ids that a random one proposes, None for all. All weights of the head of --init learn, but for an
+    embedding and an output layer that are the target's own: a block's, and those of a head that proposes a part of the
+    ids. An embedding and an output layer that are one table in a fresh feature head are two tables in its file.
+    """
+    kind = KINDS[args.kind]
+    if not args.init:
+        return SavedHead(kind.fresh(target, tokenizer, args, ids), ids)
+    head, ids = kind.trained(target, args)
+    lent = () if ids is None else ("embed_tokens", "lm_head")
+    theirs, own = {id(module) for module in target.modules()}, dict[int, nn.Parameter]()
+    for path, module in head.named_modules():  # what is not in the file is the target's own memory
+        if id(module) in theirs:
+            continue
+        for name, weight in list(module.named_parameters(recurse=False)):
+            learns = path not in lent
+            made = nn.Parameter(weight.clone() if learns else weight, requires_grad=learns)
+            setattr(module, name, own.setdefault(id(weight), made))  # what is one table stays one
+    return SavedHead(head, ids)
 
 
-@reports_problems
-def main(argv: list[str] | None = None) -> int:
-    """Train a draft or a pair.  -> exit code"""
-    args = parse(argv)
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    device = loading.choose_device(args.device)[0]
-    prepare_folder(args.out, "--out")
-    check_writable(args.out / "training.json", "--out")
-    about, summary = args.train(args, device)
-    about |= {"machine": files.machine(device), "versions": files.versions()}
-    write_whole(args.out / "training.json", json.dumps(about, indent=1) + "\n")
-    say(json.dumps(summary))
-    return 0
+def rounded(head: Any, scale: Tensor | None = None) -> Any:
+    """A copy of a head with the weights that are written: for the target's states as they are, rounded to bfloat16.
+    scale: (layers * hidden,) what the states are multiplied by in training."""
+    made = copy.deepcopy(head).eval().requires_grad_(False)
+    if scale is not None:
+        made.fc.weight.mul_(scale)
+    for weight in made.parameters():
+        weight.copy_(weight.to(torch.bfloat16))
+    return made
 
 
-def train_head(args: argparse.Namespace, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Train a draft that reads its target's states, and write it.  -> facts for training.json, and a summary"""
-    began, kind = time.monotonic(), KINDS[args.kind]
-    given = [text for file in args.texts for _, text in prompts.from_file(file)]
-    tokenizer: Any = loading.load_tokenizer(args.target)
-    target = loading.load_model(args.target, device, torch.float32, "target").requires_grad_(False)
-    lengths = check_target(target)
-    beginning = _beginning(args.init) if args.init else None
-    narrow = kind.narrows and not args.init and target.config.get_text_config().vocab_size > DRAFT_IDS
-    made = None if narrow else head_to_train(target, tokenizer, args)  # it may refuse, so before any text is written
-    documents, room = list(corpus.standard_library()), room_on(device)
-    texts = Texts(
-        target, tokenizer, lambda writer: Prompts(tokenizer, writer, documents, given, args.seed), args.seed, room
-    )
-    note("the target is writing the first texts")
-    texts.prepare(lengths)
-    if made is None:
-        own = frequent_ids(texts.answers, target.config.get_text_config().vocab_size, DRAFT_IDS).to(device)
-        made = head_to_train(target, tokenizer, args, own)
-    head, ids = made[0].to(device), made[1]
-    learning = sum(weight.numel() for weight in head.parameters() if weight.requires_grad)
-    note(f"{learning:,} parameters")
-    if ids is not None:
-        note(f"it proposes {len(ids):,} ids, which are {covered(texts.held_out, ids):.1%} of those in held-out answers")
-    name = loading.short_name(args.target)
-
-    def about(course: Course) -> dict[str, Any]:
-        return {
-            "kind": args.kind,
-            "target": name,
-            "parameters": learning,
-            **asdict(course.facts),
-            "own_texts": {"answers": len(texts.answers), "tokens": sum(len(text.answer) for text in texts.answers)},
-            "draft_ids": None if ids is None else {"n": len(ids), "covered": round(covered(texts.held_out, ids), 4)},
-            "init": beginning,
-            "rate": args.rate,
-            "seed": args.seed,
-            "loss": {"cross_entropy": CROSS_ENTROPY_WEIGHT, "total_variation_at": [1.0, LOW_TEMPERATURE]},
-            "growth": course.growth,
-        }
-
-    def write(made: Any, course: Course) -> None:
-        tables = {} if ids is None else {"ids": ids}
-        kind.write(args.out, made.to(torch.bfloat16), name, target.config.architectures or [], **tables)
-        write_whole(args.out / "training.json", json.dumps(about(course), indent=1) + "\n")
-
-    held_out = known_texts(target, texts.held_out, head.config.layers)
-    scale = scale_of(held_out) if hasattr(head, "fc") else None
-    if scale is not None and args.init:
-        head.fc.weight.data /= scale
-    stream = encode(tokenizer, [d.text for d in documents if not d.held_out])
-    plain = PLAIN_OF_CHATS if tokenizer.chat_template else PLAIN
-    course = Course(
-        head,
-        ids,
-        scale,
-        texts,
-        held_out,
-        lambda rows, step: batch(stream, rows, plain, kind.chains, step, args.seed, step_tokens(room)),
-        lengths,
-        max(1e-9, 60 * args.minutes - ending(args.minutes) - (time.monotonic() - began)),  # one step at least
-        60 * (OF_OWN * args.minutes if args.own_minutes is None else args.own_minutes),
-        write,
-    )
-    if args.init:
-        course.score()  # what is worse does not take the place of the head that it starts from
-    read = Passes(target, head.config.layers, room, ids, scale)
-    loss_of = functools.partial(kind.loss, head, read, distance=compiled(distance, device))
-    course.facts = train(head, course.batches, loss_of, course.seconds, args.rate, args.kind, OF_TABLES, course.after)
-    course.score()
-    alike = decoded_alike(args.kind, args.out, target, tokenizer, list(texts.held_out[0].prompt), K)
-    note(f"{args.out}: this head loads, and {alike} of {DECODED} tokens decoded with it are the target's own")
-    best, ids = kind.trained(target, argparse.Namespace(**vars(args) | {"init": str(args.out)}))
-    scores = scored(best, target, tokenizer, held_out, ids)
-    note(f"to use this head, type: python compare.py --target {args.target} --draft {args.kind}:{args.out}")
-    return about(course) | {"scores": scores}, scores
-
-
-def check_target(target: PreTrainedModel) -> list[int]:
-    """Raise a Problem for a target for which no head can be trained.  -> the lengths of rows"""
-    check_family(target, "training.heads", "give another --target")
-    if lengths := row_lengths(context_length(target)):
-        return lengths
-    raise UsageProblem(
-        f"rows of {min(ROWS):,} tokens are learned from, and the target's context is {context_length(target):,}; give "
-        "another --target"
-    )
-
-
-def scale_of(texts: list[Known]) -> torch.Tensor:
+def scale_of(texts: list[Known]) -> Tensor:
     """What brings each dimension of the states of these texts to the same size, (layers * hidden,).
 
     A few dimensions of a language model's states are hundreds of times larger than most, and would be all that a fresh
@@ -244,27 +171,148 @@ def scale_of(texts: list[Known]) -> torch.Tensor:
     return 1 / sizes.clamp(min=1e-3 * sizes.max().item())
 
 
-def step_tokens(room: Room) -> int:
-    """The number of tokens that a step learns from; of a long row it takes at least one."""
-    return max(FEW_TOKENS, room.fitting(MANY_TOKENS, BYTES_OF_TOKEN)) if room.is_wide else FEW_TOKENS
+def check_target(target: PreTrainedModel) -> list[int]:
+    """Raise a Problem for a target for which no head can be trained.  -> the lengths of rows that it has room for"""
+    check_family(target, "training.heads", "give another --target")
+    room = context_length(target)
+    if lengths := [length for length in ROWS if room is None or length <= room]:
+        return lengths
+    raise UsageProblem(
+        f"rows of {min(ROWS):,} tokens are learned from, and the target's context is {room:,}; give another --target"
+    )
 
 
-def ending(minutes: float) -> float:
-    """The seconds of the whole time that are left for the last scores."""
-    return min(ENDING, OF_ENDING * 60 * minutes)
+def train_head(args: argparse.Namespace, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Train a draft that reads its target's states, and write it.  -> facts for training.json, and a summary"""
+    kind, name = KINDS[args.kind], loading.short_name(args.target)
+    tokenizer: Any = loading.load_tokenizer(args.target)
+    target = loading.load_model(args.target, device, torch.float32, "target").requires_grad_(False)
+    lengths, vocab = check_target(target), target.config.get_text_config().vocab_size
+    beginning: dict[str, Any] | None = {"name": loading.short_name(args.init)} if args.init else None
+    if beginning and (file := Path(args.init) / "training.json").is_file():
+        beginning |= json.loads(file.read_text("utf-8"))
+    narrow = kind.narrows and not args.init and vocab > DRAFT_IDS
+    made = None if narrow else head_to_train(target, tokenizer, args)  # it may refuse, so before any text is written
+    documents = list(corpus.standard_library())
+    settings = {key: getattr(args, key) for key in ("target", "minutes", "seed")}
+    file = args.out / "texts.json"
+    if file.exists() and (kept := json.loads(file.read_text("utf-8")))["settings"] == settings:
+        held_out, answers = ([Text(*text) for text in some] for some in kept["texts"])
+    else:
+        seconds = 60 * OF_TEXTS * args.minutes
+        held_out, answers = written(target, tokenizer, documents, lengths, seconds, args.seed)
+        write_whole(file, json.dumps({"settings": settings, "texts": [held_out, answers]}))
+    if made is None:
+        made = head_to_train(target, tokenizer, args, frequent_ids(answers, vocab, DRAFT_IDS).to(device))
+    head, ids = made[0].to(device), made[1]
+    layers = head.config.layers
+    about: dict[str, Any] = {
+        "kind": args.kind,
+        "target": name,
+        "parameters": sum(weight.numel() for weight in head.parameters() if weight.requires_grad),
+        "own_texts": {"answers": len(answers), "tokens": sum(len(text.answer) for text in answers)},
+        "draft_ids": None if ids is None else len(ids),
+        "init": beginning,
+        "rate": args.rate,
+        "seed": args.seed,
+    }
+    note(f"{about['parameters']:,} parameters")
+
+    long = [text for text in held_out if len(text.answer) > 16]  # long enough for a chain
+    texts = [known(target, torch.tensor([text.ids], device=device), len(text.prompt), layers) for text in long]
+    scale = scale_of(texts) if hasattr(head, "fc") else None
+    if scale is not None and args.init:
+        head.fc.weight.data /= scale
+    stream, rows = encode(tokenizer, [d.text for d in documents if not d.held_out]), packed(answers, lengths)
+    plain = PLAIN_OF_CHATS if tokenizer.chat_template else PLAIN
+    n_tokens = at_once(device, FEW_TOKENS, MANY_TOKENS, BYTES_OF_TOKEN)
+
+    def batches(step: int) -> list[tuple[Tensor, ...]]:
+        return [tuple(part.to(device) for part in batch(stream, rows, plain, kind.chains, step, args.seed, n_tokens))]
+
+    # What is worse does not take the place of the head of --init, so that is scored before the first step.
+    seconds, best, due = 60 * OF_TRAINING * args.minutes, 0.0, 0.0 if args.init else FIRST_SCORE
+
+    def look(facts: TrainingFacts, is_last: bool = False) -> None:
+        """Score the head where it is time for that, and write it where it is the best so far."""
+        nonlocal best, due
+        if not is_last and not due * seconds <= facts.seconds < seconds:
+            return
+        due = (int(facts.seconds / seconds / SCORES + 0.25) + 1) * SCORES  # after .08 comes .2
+        made = rounded(head, scale)
+        found = score(made, texts, K, ids)
+        places = " ".join(map(str, found["by_position"]))
+        note(f"{found['tokens_per_round'][K]:.2f} tokens a round on held-out answers, by position {places}")
+        if found["tokens_per_round"][K] > best:
+            best = found["tokens_per_round"][K]
+            tables = {} if ids is None else {"ids": ids}
+            kind.write(args.out, made.to(torch.bfloat16), name, target.config.architectures or [], **tables)
+            write_whole(args.out / "training.json", json.dumps(about | asdict(facts), indent=1) + "\n")
+
+    look(TrainingFacts())
+    # On a GPU a whole training may be over before all shapes are compiled.
+    apart = torch.compile(distance, dynamic=False) if has_compiler() and device.type != "cuda" else distance
+    loss_of = functools.partial(kind.loss, head, Passes(target, layers, ids, scale), distance=apart)
+    facts = train(head, batches, loss_of, seconds, args.rate, args.kind, OF_TABLES, look)
+    look(facts, is_last=True)
+    of_best, ids = kind.trained(target, argparse.Namespace(**vars(args) | {"init": str(args.out)}))
+    by_kind = greedy_texts(target, tokenizer, layers)
+    sets = {"held-out texts": texts, **by_kind, "all prompts": [text for some in by_kind.values() for text in some]}
+    scores = {name: score(of_best, some, ids=ids) for name, some in sets.items()}
+    draft = args.out if args.kind == "model" else f"{args.kind}:{args.out}"
+    note(f"to use it, type: python compare.py --target {args.target} --draft {draft}")
+    return about | asdict(facts) | {"scores": scores}, scores
 
 
-def _beginning(name: str) -> dict[str, Any]:
-    """The head that a training starts from, and how that was trained where it is a folder that says so.
+# --- the command ------------------------------------------------------------------------------------------------------
 
-    Raises EnvironmentProblem for a training.json that is none.
-    """
-    about: dict[str, Any] = {"name": loading.short_name(name)}
-    file = Path(name) / "training.json"
-    if file.is_file():
-        earlier = loading.loaded(name, "its training.json", lambda: dict(json.loads(read_bytes(file, MOST_BYTES))))
-        about |= {key: earlier[key] for key in OF_BEGINNING if key in earlier}
-    return about
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The flags, with the defaults of the kind."""
+    parser = parsing.make_parser(__doc__)
+    names = {"dest": "kind", "metavar": "KIND"}
+    kinds = parser.add_subparsers(prog="python -m training.heads", required=True, help="what to train", **names)
+    _add_shared_flags(kinds.add_parser("target", help="a target on Python's sources"), TARGET_FOLDER, 80)
+    for name, kind in KINDS.items():
+        one = kinds.add_parser(name, help=kind.help)
+        one.add_argument("--target", default=loading.LAB_TARGET, metavar="NAME", help="(default: the lab's)")
+        one.add_argument("--init", metavar="NAME", help="a trained head to start from: a folder or a hub name")
+        _add_shared_flags(one, kind.folder, 180)
+        kind.add_flags(one)
+        one.set_defaults(intermediate=kind.intermediate)
+    args = parser.parse_args(argv)
+    folder = KINDS[args.kind].folder if args.kind in KINDS else TARGET_FOLDER
+    args.out = args.out or Path(folder.format(**vars(args)))
+    return args
+
+
+def _add_shared_flags(parser: argparse.ArgumentParser, folder: str, minutes: int) -> None:
+    usual = f"minutes of all (default: {minutes})"
+    parser.add_argument("--minutes", type=parsing.positive, default=minutes, help=usual)
+    parser.add_argument("--rate", type=parsing.positive, default=4e-3, help="peak learning rate (default: 0.004)")
+    parser.add_argument("--device", choices=("cpu", "cuda", "mps"), default="cpu", help="(default: cpu)")
+    parser.add_argument("--threads", type=parsing.at_least(1), help="(default: all cores)")
+    parser.add_argument("--seed", type=parsing.seed, default=0, help="(default: 0)")
+    shown = re.sub(r"{\w+}", "N", folder)
+    parser.add_argument("--out", type=parsing.some_path, help=f"folder for what was trained (default: {shown})")
+
+
+@reports_problems
+def main(argv: list[str] | None = None) -> int:
+    """Train a draft or a target.  -> exit code"""
+    args = parse(argv)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    device = loading.choose_device(args.device)[0]
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # products in TF32
+    prepare_folder(args.out, "--out")
+    check_writable(args.out / "training.json", "--out")
+    about, summary = (train_head if args.kind in KINDS else pair.train_target)(args, device)
+    about |= {"machine": files.machine(device), "versions": files.versions()}
+    write_whole(args.out / "training.json", json.dumps(about, indent=1) + "\n")
+    say(json.dumps(summary))
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,29 +1,19 @@
-"""Acceptance of a draft that reads hidden states, by teacher forcing: no clock. And whether the loop stays lossless."""
+"""Acceptance of a draft that reads hidden states, by teacher forcing: no clock, and no decoding by the draft."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from baseline_autoregressive import autoregressive_decode
-from optimized_speculative import speculative_decode
-from speclab.core.rounds import DecodeSettings, tokens_of
-from speclab.core.sampling import GREEDY
-from speclab.drafts import registry
 from speclab.drafts.heads.rollout import target_pass
-from speclab.engines.cuda.graphs import unrecorded
 from speclab.models import prompts
-from speclab.models.cached import CachedModel
-from speclab.models.setup import Setup
-from training.texts import Text, written_after
+from training.texts import GREEDY, written_after
 
 Head = Any  # a module with `config.layers` and `chains`, as in speclab/drafts/heads
 NEW = 96  # tokens of a text that are scored
 BEYOND = 8  # more, for chains that start near the end
-DECODED = 32  # tokens of which the loop's are compared with plain decoding
 
 
 @dataclass(frozen=True)
@@ -46,12 +36,6 @@ def known(target: PreTrainedModel, ids: Tensor, start: int, layers: tuple[int, .
     return Known(ids, start, hidden, logits[0].argmax(-1))
 
 
-def known_texts(target: PreTrainedModel, texts: list[Text], layers: tuple[int, ...]) -> list[Known]:
-    """The same for answers that are long enough for a chain."""
-    long = [text for text in texts if len(text.answer) > 2 * BEYOND]
-    return [known(target, torch.tensor([text.ids], device=target.device), len(text.prompt), layers) for text in long]
-
-
 def greedy_texts(
     target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, layers: tuple[int, ...]
 ) -> dict[str, list[Known]]:
@@ -59,7 +43,7 @@ def greedy_texts(
     found = prompts.encode(prompts.standard(), tokenizer)
     draws = torch.Generator(target.device).manual_seed(0)
     given = [prompt.id_list for prompt in found]
-    answers = written_after(target, given, (1e-4,) * len(given), NEW + BEYOND, frozenset(), draws)
+    answers = written_after(target, given, (GREEDY,) * len(given), NEW + BEYOND, frozenset(), draws)
     texts: dict[str, list[Known]] = {}
     for prompt, answer in zip(found, answers, strict=True):
         ids = torch.tensor([[*prompt.id_list, *answer]], device=target.device)
@@ -83,11 +67,11 @@ def agreement(head: Head, text: Known, depth: int, ids: Tensor | None = None) ->
 
 
 def score(head: Head, texts: list[Known], depth: int = 7, ids: Tensor | None = None) -> dict[str, Any]:
-    """Conditional acceptance by position, and rounds of greedy decoding replayed: alpha and tokens per round at k."""
+    """Conditional acceptance by position, and rounds of greedy decoding replayed: tokens per round at k."""
     matches = [agreement(head, text, depth, ids) for text in texts]
     depth = min(match.shape[1] for match in matches)
     alive, tested = torch.zeros(depth), torch.zeros(depth)
-    rounds, accepted, tries = (dict.fromkeys([k for k in (2, 4, 6, 7) if k <= depth], 0) for _ in range(3))
+    rounds, accepted = (dict.fromkeys([k for k in (2, 4, 6, 7) if k <= depth], 0) for _ in range(2))
     for match in matches:
         kept = match.cumprod(-1)
         before = torch.cat([torch.ones_like(kept[:, :1]), kept[:, :-1]], dim=1)
@@ -97,37 +81,9 @@ def score(head: Head, texts: list[Known], depth: int = 7, ids: Tensor | None = N
             made, end = 1, min(NEW, len(match))
             while made < end:
                 n = min(k, int(lengths[made - 1]))
-                rounds[k], accepted[k], tries[k] = rounds[k] + 1, accepted[k] + n, tries[k] + n + (n < k)
+                rounds[k], accepted[k] = rounds[k] + 1, accepted[k] + n
                 made += n + 1
     return {
         "by_position": [round(a / t, 3) for a, t in zip(alive.tolist(), tested.tolist(), strict=True) if t],
-        "alpha": {k: round(accepted[k] / max(1, tries[k]), 3) for k in rounds},
         "tokens_per_round": {k: round(1 + accepted[k] / max(1, rounds[k]), 3) for k in rounds},
     }
-
-
-def scored(
-    head: Head,
-    target: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    held_out: list[Known],
-    ids: Tensor | None = None,
-) -> dict[str, Any]:
-    """Acceptance on held-out answers and on the lab's prompts, of each kind and all together."""
-    texts = greedy_texts(target, tokenizer, head.config.layers)
-    sets = {"held-out texts": held_out, **texts, "all prompts": [text for some in texts.values() for text in some]}
-    return {name: score(head, some, ids=ids) for name, some in sets.items()}
-
-
-def decoded_alike(
-    kind: str, folder: Path, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: list[int], k: int
-) -> int:
-    """The number of first tokens, of DECODED, that the loop with the draft in this folder has like plain decoding."""
-    cached = CachedModel(target)
-    setup = Setup(cached, tokenizer, "target", GREEDY, target.device, target.dtype)
-    drafter = registry.read(f"{kind}:{folder}").build(setup, 0)
-    ids, how = torch.tensor([prompt], device=target.device), DecodeSettings(DECODED, GREEDY, frozenset(), 0)
-    with unrecorded():
-        plain = tokens_of(autoregressive_decode(cached, ids, how, 1))
-        drafted = tokens_of(speculative_decode(cached, drafter, ids, k, how))
-    return next((i for i, (a, b) in enumerate(zip(plain, drafted, strict=True)) if a != b), len(plain))

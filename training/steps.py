@@ -3,21 +3,18 @@
 The sweep over worse drafts trains one here for some seconds. The commands in training/ run the same loop for hours.
 """
 
-import functools
 import math
 import shutil
 import time
-import timeit
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
-from speclab.records.rows import Amount, Count, RecordPart
+from speclab.models.memory import free_memory
 from speclab.system.errors import EnvironmentProblem, setting
 from speclab.system.terminal import progress_bar
 
@@ -26,7 +23,17 @@ LENGTHS = {256: 0.80, 512: 0.15, 2048: 0.05}
 MICRO_BATCH_TOKENS = {"cuda": 32768}  # by device; what a pass trains on at once
 FEW_TOKENS = 4096  # the same elsewhere
 BY_ROW = ("lm_head", "markov")  # matrices with a row for each id, as embeddings are
-TRIES = 9  # of a product in each precision; the fastest counts
+FREE = 1 / 6  # share of a GPU's free memory for what is done at once
+
+
+def at_once(device: torch.device, few: int, many: int, size: int) -> int:
+    """Return how many things are done at once, at least one.
+
+    On a CPU these are `few`, as twice as many take twice as long. A GPU starts some thousand kernels for a pass, which
+    takes about as long for one as for thousands, so there as many as its memory has room for, and at most `many`.
+    size: the bytes of one.
+    """
+    return max(1, min(many, int(FREE * (free_memory(device) or 0)) // size)) if device.type == "cuda" else few
 
 
 def optimizers(model: nn.Module, rate: float, adamw_share: float = 1.0) -> list[torch.optim.Optimizer]:
@@ -67,19 +74,15 @@ def next_token_loss(model: PreTrainedModel, tokens: Tensor) -> Tensor:
 
 
 @dataclass
-class TrainingFacts(RecordPart):
+class TrainingFacts:
     """The progress of a training. Losses are in nats per token; a draft's have shares of rejected samples in them. The
-    last one is a running mean over some ten steps.
+    last one is a running mean over some ten steps."""
 
-    products: the precision that they are made in.
-    """
-
-    steps: Count = 0
-    tokens: Count = 0
-    seconds: Amount = 0.0
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
     first_loss: float | None = None
     last_loss: float | None = None
-    products: Literal["", "float32", "bfloat16"] = ""
 
 
 def train(
@@ -100,21 +103,23 @@ def train(
     after: is called after each step. What it does takes from the time.
     """
     steppers, peaks = optimizers(model, rate, adamw_share), (rate, adamw_share * rate)
-    precision = product_dtype(next(model.parameters()).device)
-    facts = TrainingFacts(products="float32" if precision == torch.float32 else "bfloat16")
-    start = time.monotonic()
+    facts, start = TrainingFacts(), time.monotonic()
     model.train()
     with progress_bar(total=round(seconds), unit="s", desc=name, mininterval=1) as bar, torch.enable_grad():
         while facts.seconds < seconds:
             micro_batches = batches(facts.steps)
             factor = learning_rate_factor(facts.seconds / seconds)
-            loss = _gradients(model, micro_batches, loss_of, precision).item()
+            loss = _gradients(model, micro_batches, loss_of).item()
             if not math.isfinite(loss):
                 raise EnvironmentProblem(
                     f"{name}: the loss is not finite at step {facts.steps}; type the command again with a smaller "
                     f"{setting('rate')}"
                 )
-            _update(model, steppers, [peak * factor for peak in peaks])
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for stepper, peak in zip(steppers, peaks, strict=True):
+                for group in stepper.param_groups:
+                    group["lr"] = peak * factor
+                stepper.step()
             facts.first_loss = loss if facts.first_loss is None else facts.first_loss
             facts.last_loss = loss if facts.last_loss is None else 0.9 * facts.last_loss + 0.1 * loss
             facts.steps += 1
@@ -127,22 +132,10 @@ def train(
     return facts
 
 
-@functools.cache
 def product_dtype(device: torch.device) -> torch.dtype:
-    """Return the type in which a training multiplies: bfloat16; on a CPU float32 where that is faster, as on
-    processors that have no products of bfloat16. This is timed once for each device."""
-    if device.type != "cpu":
-        return torch.bfloat16
-    seconds = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        rows, weights = torch.ones(1024, 256, dtype=dtype), torch.ones(256, 1024, dtype=dtype)
-        seconds[dtype] = min(timeit.repeat(functools.partial(torch.matmul, rows, weights), number=1, repeat=TRIES))
-    return min(seconds, key=seconds.__getitem__)
-
-
-def products_in(precision: torch.dtype, device: torch.device) -> torch.autocast:
-    """Make products of float32 in bfloat16, or leave them as they are, while this is open."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == torch.bfloat16)
+    """Return the type in which a training multiplies: bfloat16; on a CPU without products of bfloat16 float32."""
+    is_slow = device.type == "cpu" and not torch.cpu._is_avx512_bf16_supported()
+    return torch.float32 if is_slow else torch.bfloat16
 
 
 def learning_rate_factor(share: float) -> float:
@@ -151,50 +144,20 @@ def learning_rate_factor(share: float) -> float:
     return min(1.0, share / 0.02 + 0.02, max(0.02, 2 * (1 - share)))
 
 
-def _gradients(
-    model: nn.Module, micro_batches: list[tuple[Tensor, ...]], loss_of: Callable[..., Tensor], precision: torch.dtype
-) -> Tensor:
+def _gradients(model: nn.Module, micro_batches: list[tuple[Tensor, ...]], loss_of: Callable[..., Tensor]) -> Tensor:
     """Compute the gradients of one step, from zero. -> mean loss of the micro-batches, on the device"""
     device = next(model.parameters()).device
     total = torch.zeros((), device=device)
     n_tokens = sum(tokens.numel() for tokens, *_ in micro_batches)  # the last micro-batch may have fewer
     model.zero_grad(set_to_none=True)
     for micro_batch in micro_batches:
-        with products_in(precision, device):
+        with torch.autocast(device.type, torch.bfloat16, product_dtype(device) == torch.bfloat16):
             loss = loss_of(*micro_batch) * (micro_batch[0].numel() / n_tokens)
         loss.backward()
         total += loss.detach()
     return total
 
 
-def _update(model: nn.Module, steppers: list[torch.optim.Optimizer], rates: list[float]) -> None:
-    """Change the weights by their gradients, with a rate for each optimizer."""
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    for stepper, rate in zip(steppers, rates, strict=True):
-        for group in stepper.param_groups:
-            group["lr"] = rate
-        stepper.step()
-
-
-# --- torch.compile ----------------------------------------------------------------------------------------------------
-
-Result = TypeVar("Result")
-
-
 def has_compiler() -> bool:
     """Tell whether this machine has the compiler that torch.compile needs for a CPU."""
     return bool(shutil.which("g++") or shutil.which("clang++"))
-
-
-def compiled(function: Callable[..., Result], device: torch.device) -> Callable[..., Result]:
-    """Compile a function for each shape of its arguments where a compiler is at hand; on a GPU, where a whole training
-    may be over before all shapes are compiled, it stays as it is."""
-    return torch.compile(function, dynamic=False) if has_compiler() and device.type != "cuda" else function
-
-
-def compile_layers(model: LlamaForCausalLM) -> None:
-    """Compile each layer in place where a compiler is at hand; all layers share one compiled body per shape."""
-    if has_compiler():
-        torch._dynamo.config.cache_size_limit = 64
-        for layer in model.model.layers:
-            layer.compile(dynamic=False)

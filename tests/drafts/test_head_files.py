@@ -23,8 +23,7 @@ from speclab.system.paths import ROOT
 from tests.decoding import speculative_rounds
 from tests.heads import prompts, tiny_head
 from tests.tiny_models import VOCAB, tiny
-from training.heads import main
-from training.kinds import KINDS, head_to_train
+from training.heads import KINDS, head_to_train
 
 IDS = torch.tensor([1, 2, 5, 7, 11, 12, 20, 21, 30, 40, 41, 47])  # of a head that proposes a part
 DECODER, TURNS = "transformer_layer_config", "rope_parameters"
@@ -353,11 +352,6 @@ def test_a_head_that_is_trained_further_leaves_the_target_alone(target, folder):
     own = {weight.data_ptr() for weight in target.parameters()}
     assert all(weight.requires_grad and weight.data_ptr() not in own for weight in head.parameters())
     assert torch.equal(head.embed_tokens.weight, target.get_input_embeddings().weight)
-
-
-def test_what_a_trained_head_has_is_not_said_again(capsys):
-    assert main(["feature", "--init", "models/lab-pair/feature", "--intermediate", "9"]) == 2
-    assert "--intermediate is what the head of --init has" in capsys.readouterr().err
 
 
 OWN = [("smollm2", True), ("lab:8b", False), ("models/smollm2", False), ("../models/smollm2", False), ("gpt2", False)]

@@ -48,7 +48,6 @@ AGAIN = 5  # for every further check of a file of which one has been stopped
 FILE_BYTES = 16 << 20  # of every file that the code writes, and of what a check prints
 MEMORY_BYTES = 4 << 30  # of data; torch and a check need less than half a GiB
 SHOWN_LINES = 10  # of what a failing check has printed
-TRACEBACK = 20_000  # characters of pytest's report that are kept
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -268,6 +267,5 @@ def _outcome(call: pytest.CallInfo, report: pytest.TestReport) -> dict:
     return {
         "outcome": "failed",
         "message": in_words(call.excinfo.value),
-        "traceback": report.longreprtext[-TRACEBACK:],
         "printed": [f"your code printed, {which}:", *lines] if lines else [],
     }

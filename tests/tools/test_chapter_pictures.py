@@ -15,7 +15,7 @@ def test_a_picture_is_drawn_and_its_chapter_shows_it(name, tmp_path):
     path = pictures.draw(tmp_path, name)
     assert path.read_bytes().startswith(b"\x89PNG")
     assert f"(../../plots/{name}.png)" in chapter(pictures.PICTURES[name][0])
-    assert (ROOT / "plots" / f"{name}.png").is_file(), "run: python -m tools.chapter_pictures"
+    assert (ROOT / "plots" / f"{name}.png").is_file(), "run: python -m tools.plots"
 
 
 def test_kept_and_missing_make_up_the_targets_row():
@@ -39,16 +39,6 @@ def test_a_jump_in_costs_is_paid_once():
     assert all(f"{found[n]:.2f}" in said for n in names)
 
 
-def test_no_slot_reads_what_another_one_drafts():
-    rows = pictures.slot_cells()
-    n_text, n_slots = len(pictures.TEXT), len(pictures.SLOTS)
-    for slot, row in enumerate(rows):
-        assert set(row[:n_text]) == {pictures.STATE}
-        assert pictures.NOT_READ not in row[n_text : n_text + n_slots]
-        drafted = row[n_text + n_slots :]
-        assert [i for i, kind in enumerate(drafted) if kind == pictures.BIAS] == [slot - 1] * (slot > 0)
-
-
 def test_the_roof_begins_at_the_knee():
     knee = pictures.knee_tokens()
     assert f"= {knee:g} tokens" in chapter("13-batch-knee")
@@ -65,11 +55,3 @@ def test_the_curves_are_those_of_the_table():
         found = dict(zip(pictures.BATCHES, pictures.best_speedups(context), strict=True))
         for n, cell in zip((1, 16, 32, 64, 128, 256), line.split("|")[2:-1], strict=True):
             assert cell.strip().startswith(f"{found[n]:.2f}x") if "off" not in cell else found[n] <= 1
-
-
-def test_the_cache_keeps_the_branch_and_the_mask_shows_it():
-    after_pass, after_round = pictures.cache_cells()
-    assert after_round == [pictures.CACHE] * pictures.LENGTH + [pictures.ANCESTOR] * (1 + len(pictures.PATH))
-    assert after_pass.count(pictures.REJECTED) == len(pictures.WORDS) - 1 - len(pictures.PATH)
-    last = pictures.mask_cells()[pictures.PATH[-1] + 1][pictures.LENGTH :]
-    assert [i for i, kind in enumerate(last) if kind] == [0, *(i + 1 for i in pictures.PATH)]

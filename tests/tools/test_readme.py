@@ -30,7 +30,7 @@ from speclab.theory import attribution
 from speclab.theory.attribution import FURTHEST  # before the tests' own bound: see tests/conftest.py
 from tests.decoding import plain_text, speculative_rounds
 from tests.tiny_models import tiny
-from tools import blocks, kinds, readme
+from tools import blocks, plots, readme
 
 PAGES = readme.PAGES
 GENERATED = [page for page in PAGES if "<!-- begin" in page.read_text("utf-8")]
@@ -58,7 +58,7 @@ def read(path: Path) -> tuple[Head, Callable[[Any, str], str]]:
     if last in BENCHMARKS:
         record, blocks = BENCHMARKS[last]
         return files.read(path, record), lambda run, name: tables.show(blocks(run), markdown=True)
-    kind = kinds.kind_of(files.read(path, dict))
+    kind = plots.kind_of(files.read(path, dict))
     return files.read(path, kind.record), kind.page
 
 

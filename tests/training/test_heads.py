@@ -1,10 +1,8 @@
 """`python -m training.heads feature`, from the first text to the head that is written, with a tiny target."""
 
 import copy
-import itertools
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,16 +15,13 @@ from tests import contract
 from tests.heads import trained
 from tests.small_tokenizers import byte_level
 from tests.tiny_models import VOCAB, tiny
-from training import corpus, course, heads
+from training import corpus, heads
 from training import texts as training_texts
 from training.corpus import Document
-from training.recipes import MOST_WEIGHTS, sizes_of
-from training.room import Room
+from training.recipes import MOST_WEIGHTS, distance, sizes_of
 from training.steps import TrainingFacts
-from training.texts import Text
 
 N_IDS = 24
-CPU, GPU = Room("cpu", 0), Room("cuda", 2**28)
 
 
 @pytest.fixture
@@ -38,86 +33,73 @@ def target(monkeypatch):
     monkeypatch.setattr(loading, "load_tokenizer", lambda name: tokenizer)
     monkeypatch.setattr(loading, "load_model", lambda *_: model)
     monkeypatch.setattr(heads, "DRAFT_IDS", N_IDS)
-    monkeypatch.setattr(heads, "compiled", lambda function, _: function)
+    monkeypatch.setattr(heads, "has_compiler", lambda: False)
     monkeypatch.setattr(training_texts, "ANSWER", 60)
-    monkeypatch.setattr(heads, "scored", lambda *_: {})
+    text = torch.arange(40)[None]
+    monkeypatch.setattr(heads, "greedy_texts", lambda *given: {"code": [heads.known(model, text, 9, given[-1])]})
     return model
 
 
-def words(kind: str, folder) -> list[str]:
-    return [kind, "--target", "x", "--minutes", "0.0001", "--out", str(folder), "--intermediate", "16"]
+def words(kind: str, folder, *more: str) -> list[str]:
+    return [kind, "--target", "x", "--minutes", "0.0001", "--out", str(folder), *more]
 
 
-@pytest.mark.parametrize("room", [CPU, GPU])
-def test_a_head_is_written_and_goes_on(room, target, tmp_path, monkeypatch, capsys):
-    """Also with the numbers of rows that a GPU has."""
-    check_training("feature", read_head, room, target, tmp_path, monkeypatch, capsys)
+def test_a_head_is_written_and_goes_on(target, tmp_path):
+    check_training("feature", read_head, target, tmp_path)
 
 
-def check_training(kind, read_head, room, target, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(heads, "room_on", lambda device: room)
-    assert heads.main(words(kind, tmp_path)) == 0
-    told = capsys.readouterr().err
-    assert "32 of 32 tokens decoded with it are the target's own" in told
-    _, ids = read_head(str(tmp_path), target)
-    assert len(ids) == N_IDS
-    about = json.loads((tmp_path / "training.json").read_text())
+def check_training(kind, read_head, target, folder):
+    assert heads.main(words(kind, folder)) == 0
+    _, ids = read_head(str(folder), target)
+    about = json.loads((folder / "training.json").read_text())
     assert about["steps"] == 1
-    assert about["draft_ids"]["n"] == N_IDS
-    (row,) = about["growth"]
-    assert row["tokens"] == about["tokens"] > 0
-    assert 1 <= len(row["by_position"]) <= course.K, "positions that were reached"
-    further = [*words(kind, tmp_path / "further")[:-2], "--init", str(tmp_path)]
-    assert heads.main(further) == 0
-    again = json.loads((tmp_path / "further" / "training.json").read_text())
+    assert about["tokens"] > 0
+    assert about["draft_ids"] == len(ids) == N_IDS
+    assert about["scores"].keys() == {"held-out texts", "code", "all prompts"}
+    further = folder / "further"
+    assert heads.main(words(kind, further, "--init", str(folder))) == 0
+    again = json.loads((further / "training.json").read_text())
     assert again["init"]["steps"] == 1
-    assert [row["tokens"] for row in again["growth"]] == [0, again["tokens"]], "the head that it starts from is scored"
-    assert torch.equal(read_head(str(tmp_path / "further"), target)[1], ids)
+    assert torch.equal(read_head(str(further), target)[1], ids)
 
 
-def test_a_stop_leaves_the_head_of_the_first_tenth(target, tmp_path, monkeypatch):
-    """The clock of the training is the number of its steps."""
-    right, steps = heads.train, itertools.count(1)
+def test_texts_that_are_written_already_are_learned_from(target, tmp_path, monkeypatch):
+    """Those of other settings are not."""
+    right, calls = heads.written, []
+
+    def written(*args):
+        calls.append(args[-1])
+        return right(*args)
+
+    monkeypatch.setattr(heads, "written", written)
+    monkeypatch.setattr(heads, "train", lambda *_: 1 / 0)
+    for more in ([], [], ["--seed", "1"]):
+        with pytest.raises(ZeroDivisionError):
+            heads.train_head(heads.parse(words("feature", tmp_path, *more)), torch.device("cpu"))
+    assert calls == [0, 1]
+
+
+@pytest.mark.parametrize("init", [False, True])
+def test_the_best_head_by_replayed_rounds_stays(init, target, tmp_path, monkeypatch):
+    """Also after a stop. What comes later and is worse is not written, and a head of --init is scored before all."""
+    if init:
+        assert heads.main(words("feature", tmp_path / "first")) == 0
+    left, now, written = iter([2.0, 2.5, 2.4, 2.6]), [0.0], []
+    found = {"by_position": [0.5] * 4}
+    monkeypatch.setattr(heads, "score", lambda *_: found | {"tokens_per_round": {heads.K: next(left)}})
+    kind = replace(heads.KINDS["feature"], write=lambda *_, **__: written.append(now[0]))
+    monkeypatch.setitem(heads.KINDS, "feature", kind)
 
     def train(*args):
-        *others, after = args
-
-        def stopping(facts):
-            n = next(steps)
-            after(facts.__class__(**vars(facts) | {"seconds": 0.01 * n * 60 * 100}))
-            if n == 9:
-                raise KeyboardInterrupt
-
-        return right(*others, stopping)
+        seconds, look = args[3], args[-1]
+        for now[0] in (0.01, 0.07, 0.09, 0.12, 0.19, 0.21, 0.24, 0.25, 0.31, 0.4):
+            look(TrainingFacts(steps=1, tokens=7, seconds=now[0] * seconds))
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(heads, "train", train)
-    given = words("feature", tmp_path)
-    given[4] = "100"
-    assert heads.main([*given, "--own-minutes", "0.001"]) == 130
-    about = json.loads((tmp_path / "training.json").read_text())
-    assert [round(row["share"], 2) for row in about["growth"]] == [0.08]
-    read_head(str(tmp_path), target)
-
-
-def test_the_best_head_by_replayed_rounds_stays(monkeypatch):
-    """What comes later and is worse is not written."""
-    left, written = iter([2.0, 2.5, 2.4, 2.6]), []
-    rows = {"by_position": [0.5] * 4}
-    monkeypatch.setattr(course, "score", lambda *_, **__: rows | {"tokens_per_round": {course.K: next(left)}})
-    texts = SimpleNamespace(answers=[Text((1,), tuple(range(60)))] * 9)
-
-    def cut(*_):
-        return torch.zeros(1, 2), torch.zeros(1, 1)
-
-    def write(head, its_course):
-        written.append(its_course.best)
-
-    made = course.Course(torch.nn.Linear(2, 2), None, None, texts, [], cut, [256], 100.0, 0.0, write)
-    for seconds in (1, 7, 9, 12, 19, 21, 24, 25, 31, 40):
-        made.batches(0)
-        made.after(TrainingFacts(steps=1, tokens=7, seconds=seconds, first_loss=1.0, last_loss=1.0))
-    assert written == [2.0, 2.5, 2.6]
-    assert [row["share"] for row in made.growth] == [0.09, 0.21, 0.31, 0.4]
+    more = ["--init", str(tmp_path / "first")] if init else []
+    assert heads.main(words("feature", tmp_path / "out", *more)) == 130
+    assert written == ([0.0, 0.12, 0.31] if init else [0.09, 0.21, 0.4])
 
 
 @pytest.mark.parametrize("sampling", contract.SAMPLINGS, ids=contract.id_of)
@@ -142,22 +124,37 @@ def test_a_head_of_many_ids_makes_a_small_file():
 
 def test_a_head_that_is_written_reads_the_states_as_they_are():
     """In training each dimension is brought to one size; the factors are in the weights that are written."""
-    head = trained()[1]
-    head = copy.deepcopy(head).float()
-    head.requires_grad_(True)
+    head = copy.deepcopy(trained()[1]).float()
     states, scale = torch.randn(1, 5, 64), torch.rand(64) + 0.1
     expected = head.fuse(states * scale)
-    made = course.rounded(head, scale)
+    made = heads.rounded(head, scale)
     assert torch.allclose(made.fuse(states), expected, atol=2e-2 * expected.abs().max().item())
     assert not any(torch.equal(a, b) for a, b in zip(made.parameters(), head.parameters(), strict=True) if a.ndim > 1)
     made.to(torch.bfloat16)
     assert {weight.dtype for weight in head.parameters()} == {torch.float32}
 
 
-def test_weights_that_do_not_learn_stay_as_they_are_when_a_head_is_written():
-    head = copy.deepcopy(trained()[1]).float()
-    head.lm_head.weight.requires_grad_(False)
-    made = course.rounded(head)
-    assert made.lm_head.weight.data_ptr() == head.lm_head.weight.data_ptr(), "no second copy"
-    made.to(torch.bfloat16)
-    assert head.lm_head.weight.dtype == torch.float32
+def test_a_draft_model_starts_from_its_target(target, tmp_path):
+    target.requires_grad_(False)
+    args = heads.parse(words("model", tmp_path))
+    draft = heads.head_to_train(target, byte_level(), args).head
+    assert draft.model.config.num_hidden_layers == 1
+    assert torch.equal(draft.model.model.embed_tokens.weight, target.model.embed_tokens.weight)
+    mine, theirs = (m.model.layers[0].mlp.up_proj.weight for m in (draft.model, target))
+    assert torch.equal(mine[: len(theirs)], theirs)
+    assert len(mine) == args.intermediate > len(theirs)
+    assert mine[len(theirs) :].std() > 0
+    tokens = torch.randint(0, 330, (1, 20))
+    for j, rows in enumerate(draft.chains(None, tokens, 4)):
+        assert torch.equal(rows, draft.logits(tokens)[:, 1 + j : 16 + j]), "row t is of token t + 2 + j"
+    assert heads.main(words("model", tmp_path)) == 0
+    assert json.loads((tmp_path / "config.json").read_text())["num_hidden_layers"] == 1
+
+
+def test_distillation_is_best_at_the_target_itself():
+    target, other = (tiny("llama", dtype=torch.float32, seed=seed) for seed in (0, 1))
+    tokens = torch.randint(0, VOCAB, (2, 16))
+    with torch.no_grad():
+        found = heads.Passes(target, (0,))(tokens)[1]
+        same, apart = (distance(found, model(input_ids=tokens).logits) for model in (target, other))
+    assert same < apart - 0.1

@@ -1,6 +1,5 @@
 """The loss that heads learn by, their scores, and the flags of a training."""
 
-import json
 import math
 
 import pytest
@@ -8,10 +7,8 @@ import torch
 
 from speclab.drafts.feature import FeatureDrafter
 from speclab.models.cached import CachedModel
-from speclab.system.errors import EnvironmentProblem
 from tests.decoding import speculative_rounds
 from tests.heads import N_NEW, trained
-from training import heads
 from training.heads import main
 from training.recipes import CROSS_ENTROPY_WEIGHT, LOW_TEMPERATURE, Likely, distance, likely
 from training.scoring import agreement, known, score
@@ -45,8 +42,8 @@ def check_score(model, head, texts, drafter):
     ("words", "message"),
     [
         ("feature --exit-layer 2", "unrecognized arguments: --exit-layer 2"),
-        ("pair --target x", "unrecognized arguments: --target x"),
-        ("model", "invalid choice: 'model' (choose from"),
+        ("target --target x", "unrecognized arguments: --target x"),
+        ("pair", "invalid choice: 'pair' (choose from"),
     ],
 )
 def test_flags_that_do_not_fit_are_one_line(words, message, capsys, tmp_path):
@@ -83,15 +80,3 @@ def test_a_draft_that_agrees_nowhere_still_learns():
     with torch.enable_grad():
         distance(likely(target), draft).backward()
     assert draft.grad[0, 0, 0] < -0.1 < 0.1 < draft.grad[0, 0, 1]
-
-
-def test_the_head_that_a_training_starts_from_is_told(tmp_path):
-    earlier = {"steps": 3, "tokens": 12, "seconds": 1.0, "scores": {}, "init": None}
-    (tmp_path / "training.json").write_text(json.dumps(earlier))
-    found = heads._beginning(str(tmp_path))
-    assert found == {"name": tmp_path.name, "steps": 3, "tokens": 12, "seconds": 1.0, "init": None}
-    assert heads._beginning("some/head") == {"name": "some/head"}
-    for content in ("{", "[1]"):
-        (tmp_path / "training.json").write_text(content)
-        with pytest.raises(EnvironmentProblem, match=r"training\.json"):
-            heads._beginning(str(tmp_path))

@@ -4,7 +4,6 @@ What comes out: a line per exercise, or per check of one exercise, and at the en
 
     python check.py                    # all exercises: todo, 2 of 4, or done
     python check.py 3                  # the checks of exercise 3, one line each
-    python check.py 3 --traceback      # with pytest's own report of every failure
     python check.py 3 --hint           # a hint for the first unfinished function; --hint 2 and 3 say more
     python check.py --impl solutions   # the same for the solutions
 
@@ -26,7 +25,6 @@ from exercises.guard import PACKAGES
 from speclab.cli import parsing
 from speclab.extensions.learner import checks
 from speclab.system.errors import UsageProblem, reports_problems
-from speclab.system.numbers import whole_number
 from speclab.system.terminal import say
 
 
@@ -41,18 +39,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--hint", nargs="?", type=int, choices=(1, 2, 3), const=1, metavar="1|2|3", help="hints up to this one"
     )
-    parser.add_argument("--traceback", action="store_true", help="pytest's own report of every failure")
     parser.add_argument("--impl", choices=PACKAGES, default="exercises", help="whose code")
     parser.add_argument(
         "--run", nargs=argparse.REMAINDER, metavar="SCRIPT", help="a script of the lab, then the script's own flags"
     )
     args = parser.parse_args(argv)
     numbers: list[int] = sorted({number for some in args.exercises for number in some})
-    flag = "--hint" if args.hint else "--traceback" if args.traceback else None
-    if flag and len(numbers) != 1:
-        raise UsageProblem(f"{flag} needs one exercise; type: {checks.check_command('3', flag)}")
-    if flag and args.run is not None:
-        raise UsageProblem(f"--run starts a script, and {flag} is about a check; leave one of the two out")
+    if args.hint and (len(numbers) != 1 or args.run is not None):
+        raise UsageProblem(f"--hint needs one exercise, and no --run; type: {checks.check_command('3', '--hint')}")
     if args.run is not None:
         from speclab.extensions.learner import run  # here: it loads torch, and the checks answer at once
 
@@ -62,20 +56,19 @@ def main(argv: list[str] | None = None) -> int:
     if args.hint:
         say(checks.hint_text(chosen[0], args.hint))
         return 0
-    say(checks.report(chosen[0], args.traceback) if len(numbers) == 1 else checks.summary(chosen))
+    say(checks.report(chosen[0]) if len(numbers) == 1 else checks.summary(chosen))
     say("\n" + checks.next_step(chosen, args.impl))
     return int(any(exercise.failed for exercise in chosen))
 
 
 def _numbers_among(known: list[checks.Exercise]):
-    """An argparse type: the numbers of some exercises, in order."""
-    numbers = [exercise.number for exercise in known]
+    """An argparse type: the numbers of some exercises."""
+    numbers = {str(exercise.number): exercise.number for exercise in known}
 
     def parse(text: str) -> list[int]:
-        found = [whole_number(word) for word in text.split(",")]
-        if any(number not in numbers for number in found):
-            raise argparse.ArgumentTypeError(f"{text!r}: choose from {', '.join(map(str, numbers))}, as in 3 or 2,3")
-        return sorted({number for number in found if number is not None})
+        if not all(word in numbers for word in text.split(",")):
+            raise argparse.ArgumentTypeError(f"{text[:99]!r}: choose from {', '.join(numbers)}, as in 3 or 2,3")
+        return [numbers[word] for word in text.split(",")]
 
     return parse
 

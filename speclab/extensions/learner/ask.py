@@ -23,22 +23,17 @@ class Impossible(Exception):
     """An answer that cannot be: what it was, and what was needed."""
 
 
-def seconds(lab_inside: bool) -> float:
-    """How long a call may take; the lab's first pass may read the weights from a slow disk."""
-    return guard.SECONDS * (10 if lab_inside else 1)
-
-
 def ask(
     number: int, function: Callable, *args, check: Callable[[Any], Any] | None = None, lab_inside: bool = False
 ) -> Any:
     """Call a function of exercise `number`; whatever goes wrong in it is a Problem of one line.
 
     check: makes a value of the lab's own of the answer, or raises Impossible. lab_inside: the lab's own passes run
-    within this call, which may take longer. Lists are handed over as copies: a function that uses one up misleads
-    neither the run nor the line.
+    within this call, which may take ten times longer. Lists are handed over as copies: a function that uses one up
+    misleads neither the run nor the line.
     """
     try:
-        with at_most(seconds(lab_inside)):
+        with at_most(guard.SECONDS * (10 if lab_inside else 1)):
             answer = function(*(list(arg) if isinstance(arg, list) else arg for arg in args))
             if answer is None and promises_a_value(function):
                 raise Impossible("None; did you forget `return`?")
@@ -96,9 +91,7 @@ class _Short(reprlib.Repr):
     def repr1(self, x: Any, level: int) -> str:
         if isinstance(x, Tensor):
             return f"a tensor of shape {tuple(x.shape)}"
-        if callable(x):
-            return f"the function {getattr(x, '__name__', type(x).__name__)}"
-        return f"a {type(x).__name__}" if type(x).__repr__ is object.__repr__ else super().repr1(x, level)
+        return f"the function {getattr(x, '__name__', type(x).__name__)}" if callable(x) else super().repr1(x, level)
 
 
 _SHORT = _Short()

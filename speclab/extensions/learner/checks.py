@@ -3,10 +3,9 @@
 A chapter (docs/chapters/), a file with open functions (exercises/), its solution, its checks (tests/exercises/) and
 hints (exercises/hints.toml) make an exercise. Imports nothing heavy: check.py answers at once.
 
-The checks are run by pytest in a process of its own, which is ended with all it started. Whatever a learner's code
-does, it does it in that process. pytest-timeout stops code that never ends, and this module ends the process where that
-cannot: a long call into C, or code that catches whatever is raised in it. A check without an outcome has failed, and
-the reason is read from the process's end.
+The checks are run by pytest in a process of its own, which is ended with all it started. pytest-timeout stops code that
+never ends, and this module ends the process where that cannot: a long call into C, or code that catches whatever is
+raised in it. A check without an outcome has failed, and the reason is read from the process's end.
 """
 
 import contextlib
@@ -22,7 +21,6 @@ import textwrap
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from exercises.guard import has_alarm
 from speclab.system import paths
@@ -46,14 +44,12 @@ class Check:
     uses: list[str]  # the learner's functions that it calls
     outcome: str  # passed, todo or failed
     message: str = ""
-    traceback: str = ""
     printed: list[str] = field(default_factory=list)  # the last lines that the learner's code printed
     reach: list[str] = field(default_factory=list)  # what it uses, and what that calls in turn in the learner's file
     is_whole: bool = False  # it tries everything together, after the checks of single ideas
 
     @property
     def name(self) -> str:
-        """The check in words: what it looks at."""
         return re.sub(r"\bthe targets\b", "the target's", self.function.removeprefix("test_").replace("_", " "))
 
     def follows_from(self, other: "Check") -> bool:
@@ -79,12 +75,10 @@ class Exercise:
         self.test_file = paths.ROOT / "tests" / "exercises" / f"test_{self.stem}.py"
 
     def path(self, package: str) -> Path:
-        """Its file in exercises/ or solutions/."""
         return paths.ROOT / package / f"{self.stem}.py"
 
     @property
     def failed(self) -> list[Check]:
-        """The checks that have failed."""
         return [check for check in self.checks if check.outcome == "failed"]
 
     @property
@@ -106,68 +100,51 @@ def exercises() -> list[Exercise]:
     """All chapters that have checks, in order; a learner's own file may be missing."""
     if not paths.IS_CLONE:
         raise EnvironmentProblem("the exercises belong to a clone of the lab; clone it and type the command there")
-    chapters, tests = paths.ROOT / "docs" / "chapters", paths.ROOT / "tests" / "exercises"
-    found = [Exercise(path) for path in sorted(chapters.glob("*.md")) if re.fullmatch(r"\d\d-[\w-]+", path.stem)]
-    if not found or not tests.is_dir():
-        gone = tests if found else chapters
-        raise EnvironmentProblem(f"there is no exercise in {shown(gone)}; type: {restore(gone)}")
+    chapters = sorted((paths.ROOT / "docs" / "chapters").glob("*.md"))
+    found = [Exercise(path) for path in chapters if re.fullmatch(r"\d\d-[\w-]+", path.stem)]
     return [one for one in found if one.test_file.is_file()]
 
 
-def restore(path: Path) -> str:
-    """What to type to get a file or a folder of the lab back."""
-    return shlex.join(["git", "checkout", "--", shown(path)])
-
-
 def check_command(*words: str) -> str:
-    """How to type check.py."""
     return shlex.join(["python", shown(paths.ROOT / "check.py"), *words])
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
-class Run(NamedTuple):
-    """What became of a pytest process."""
-
-    exit_code: int | None  # None where it had to be ended
-    log: str  # what it printed
-    outcomes: list[dict]  # the lines that tests/exercises/conftest.py wrote
-
-
 def run_checks(package: str, chosen: list[Exercise]) -> None:
-    """Run the checks of these exercises and fill in their outcomes.
+    """Run the checks of these exercises, in one process for all, and fill in their outcomes.
 
-    One process for all is quick, but there one exercise can spoil the next one, so what fails after another exercise is
-    run once more without it. Raises EnvironmentProblem if a package is missing or if a test file itself cannot be run.
+    Raises EnvironmentProblem where not one check began: then it is not the learner's code that is wrong.
     """
-    _fill_in(package, chosen)
-    for exercise in chosen[1:]:
-        if exercise.failed:
-            _fill_in(package, [exercise])
-
-
-def _fill_in(package: str, chosen: list[Exercise]) -> None:
     # At once: pytest, and the torch of some exercises, take seconds to load.
     what = package.removesuffix("s") if len(chosen) == 1 else package
     note(f"running the checks of {what} {', '.join(str(exercise.number) for exercise in chosen)} ...")
-    run = _pytest(package, [exercise.test_file for exercise in chosen])
-    if not run.outcomes:
-        raise EnvironmentProblem(_why_nothing_ran(run.log))
+    code, log, outcomes = _pytest(package, [exercise.test_file for exercise in chosen])
+    if not outcomes:
+        lines = [line for line in log.splitlines() if line.strip()] or ["pytest said nothing"]
+        error = ([line for line in lines if line.startswith("E  ")] or lines)[-1].removeprefix("E  ").strip()[:300]
+        raise EnvironmentProblem(
+            f"the checks cannot be run (pytest stopped): {error}; type: git checkout -- {shown(paths.ROOT / 'tests')}, "
+            f"or, where a package is missing: {install_advice()}"
+        )
     for exercise in chosen:
-        lines = [line for line in run.outcomes if line["file"] == exercise.test_file.name]
-        cases = {line["case"]: Check(**line["check"]) for line in lines}  # what the last line of a case says
+        own = [line for line in outcomes if line["file"] == exercise.test_file.name]
+        cases = {line["case"]: Check(**line["check"]) for line in own}  # what the last line of a case says
         worst: dict[str, Check] = {}
         for check in cases.values():
             others = (worst.get(check.function, check), check)
             worst[check.function] = min(others, key=lambda one: WORST_FIRST.index(one.outcome))
             if worst[check.function].outcome == "none":
-                check.outcome, check.message = "failed", _why_it_ended(run)
+                check.outcome, check.message = "failed", _why_it_ended(code, log)
         exercise.checks = list(worst.values())
 
 
-def _pytest(package: str, files: list[Path]) -> Run:
-    """Run these test files in a process; whatever it has started is ended with it, also where this process stops."""
+def _pytest(package: str, files: list[Path]) -> tuple[int | None, str, list[dict]]:
+    """Run these test files in a process; whatever it has started is ended with it, also where this process stops.
+
+    -> exit code, None where it had to be ended; what it printed; the lines that tests/exercises/conftest.py wrote
+    """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         outcomes, log = Path(folder) / "outcomes", Path(folder) / "log"
         words = ["-p", "no:cacheprovider", "-c", str(paths.ROOT / "pyproject.toml")]
@@ -185,64 +162,31 @@ def _pytest(package: str, files: list[Path]) -> Run:
                 stderr=output,
                 start_new_session=True,
             )
+            code, n_bytes = None, -1
             try:
-                code = _wait(process, outcomes)
+                while code is None and n_bytes != (n_bytes := outcomes.stat().st_size):  # while checks come to ends
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        code = process.wait(SILENCE)
             finally:
-                _end(process)
-        return Run(code, log.read_text("utf-8", errors="replace"), _parsed(outcomes.read_bytes()))
+                with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left
+                    os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
+                process.wait()
+        found = []
+        for line in outcomes.read_bytes().splitlines():
+            with contextlib.suppress(ValueError):  # the last one may be torn where the process was ended
+                found.append(json.loads(line))
+        return code, log.read_text("utf-8", errors="replace"), found
 
 
-def _wait(process: subprocess.Popen, outcomes: Path) -> int | None:
-    """Wait while checks come to their ends.  -> exit code; None where none does any more"""
-    n_bytes = -1
-    while n_bytes != (n_bytes := outcomes.stat().st_size):
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(SILENCE)
-    return None
-
-
-def _end(process: subprocess.Popen) -> None:
-    """End the process and, where the system has process groups, whatever it has started."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left
-        if hasattr(os, "killpg"):
-            os.killpg(process.pid, signal.SIGKILL)
-        else:
-            process.kill()
-    process.wait()
-
-
-def _parsed(outcomes: bytes) -> list[dict]:
-    """The lines of a report; the last one may be torn where the process was ended."""
-    found = []
-    for line in outcomes.splitlines():
-        with contextlib.suppress(ValueError):
-            found.append(json.loads(line))
-    return found
-
-
-def _why_it_ended(run: Run) -> str:
+def _why_it_ended(code: int | None, log: str) -> str:
     """Why there are checks without an outcome, in the learner's words."""
-    stack = re.search(r"(Fatal Python error|Timeout \(\d|\+ Timeout \+).*", run.log, re.DOTALL)
-    lines = re.findall(r'File ".*?(\w+)[/\\](ex\d\d_\w+\.py)", line (\d+)', stack[0] if stack else "")
-    place = " ({}/{}:{})".format(*lines[0]) if lines else ""
-    if run.exit_code is None or (not has_alarm() and "+ Timeout +" in run.log):  # without alarms the plugin ends Python
+    places = re.findall(r'File ".*?(\w+)[/\\](ex\d\d_\w+\.py)", line (\d+)', log)
+    place = " ({}/{}:{})".format(*places[0]) if places else ""
+    if code is None or (not has_alarm() and "+ Timeout +" in log):  # without alarms the plugin ends Python
         return f"still running, and nothing could interrupt it{place}: a loop without an end?"
-    how = "MemoryError" if "MemoryError" in run.log else f"exit code {run.exit_code}"
-    if run.exit_code < 0:
-        with contextlib.suppress(ValueError):
-            how = signal.Signals(-run.exit_code).name
+    names = {-number: number.name for number in signal.Signals}
+    how = "MemoryError" if "MemoryError" in log else names.get(code, f"exit code {code}")
     return f"did not run: your code ended Python, with {how}{place}"
-
-
-def _why_nothing_ran(log: str) -> str:
-    """Not one check began, so it is not the learner's code that is wrong."""
-    lines = [line for line in log.splitlines() if line.strip()] or ["pytest said nothing"]
-    errors = [line for line in lines if line.startswith("E  ")] or lines
-    error = errors[-1].removeprefix("E  ").strip()[:300]
-    module = re.search(r"No module named '?(\w+)", error)
-    is_own = module and any((paths.ROOT / name).exists() for name in (module[1], f"{module[1]}.py"))
-    advice = install_advice() if module and not is_own else restore(paths.ROOT / "tests")
-    return f"the checks cannot be run (pytest stopped): {error}; type: {advice}"
 
 
 # --- what is said -----------------------------------------------------------------------------------------------------
@@ -250,41 +194,31 @@ def _why_nothing_ran(log: str) -> str:
 
 def hints(exercise: Exercise) -> dict[str, list[str]]:
     """Function -> three levels, in the order of the exercise; a method goes by its own name."""
-    path = paths.ROOT / "exercises" / "hints.toml"
-    try:
-        return tomllib.loads(path.read_text("utf-8")).get(exercise.stem[:4], {})
-    except (OSError, ValueError) as error:
-        raise EnvironmentProblem(f"{shown(path)} is no list of hints: {error}; type: {restore(path)}") from None
+    return tomllib.loads((paths.ROOT / "exercises" / "hints.toml").read_text("utf-8")).get(exercise.stem[:4], {})
 
 
 def function_with_hints(exercise: Exercise) -> str | None:
     """The function, or the check, whose hints help next: what the first failing check uses, or what is still open.
     None where no hint is about what is unfinished."""
-    known, first = hints(exercise), next(iter(exercise.failed), None)
-    if first is None:
-        names = [name.rpartition(".")[2] for name in exercise.open_functions]
-        return next((name for name in known if name in names), next(iter(known), None))
-    if any("cannot be imported" in check.message for check in exercise.failed):
-        return None
-    return next((name for name in known if name in [*first.uses, first.function.removeprefix("test_")]), None)
+    names = [name.rpartition(".")[2] for name in exercise.open_functions]
+    for check in exercise.failed[:1]:
+        is_read = "cannot be imported" not in check.message
+        names = [*check.uses, check.function.removeprefix("test_")] if is_read else []
+    return next((name for name in hints(exercise) if name in names), None)
 
 
 def hint_text(exercise: Exercise, level: int) -> str:
-    """The first unfinished function's hints up to this level."""
-    if exercise.status == "done":
-        return f"exercise {exercise.number} is done: there is nothing to hint at"
-    again, name = check_command(str(exercise.number)), function_with_hints(exercise)
-    if name is None:
-        return f"no hint is about what is wrong here; type: {again}"
+    name = function_with_hints(exercise)
+    if exercise.status == "done" or name is None:
+        return f"no hint is about exercise {exercise.number} as it is; type: {check_command(str(exercise.number))}"
     lines = [f"{name}, in {shown(exercise.path('exercises'))}", ""]
     for n, text in enumerate(hints(exercise)[name][:level], start=1):
         lines.append(textwrap.fill(text, 100, initial_indent=f"  {n}. ", subsequent_indent="     "))
     more = f"--hint {level + 1} says more. " if level < 3 else ""
-    return "\n".join([*lines, "", f"{more}next: {again}"])
+    return "\n".join([*lines, "", f"{more}next: {check_command(str(exercise.number))}"])
 
 
 def summary(chosen: list[Exercise]) -> str:
-    """A line for each exercise."""
     width = max(len(exercise.title) for exercise in chosen)
     lines = [f"{'':>4}{'exercise':<{width}}  {'progress':<8}  chapter"]
     for exercise in chosen:
@@ -293,7 +227,7 @@ def summary(chosen: list[Exercise]) -> str:
     return "\n".join(lines)
 
 
-def report(exercise: Exercise, traceback: bool = False) -> str:
+def report(exercise: Exercise) -> str:
     """A line for each check of an exercise, and what is wrong: once for each cause."""
     lines = [f"Exercise {exercise.number}: {exercise.title}   [{exercise.status}]", ""]
     width = max(len(check.name) for check in exercise.checks)
@@ -312,30 +246,17 @@ def report(exercise: Exercise, traceback: bool = False) -> str:
             if not causes:  # only for the first: a print in a loop would bury the others
                 lines += [indent + line for line in check.printed]
             causes.append(check)
-        if traceback and check.traceback:
-            lines.append(textwrap.indent(check.traceback, indent))
     return "\n".join(lines)
 
 
 def next_step(chosen: list[Exercise], package: str) -> str:
     """One line: what to type next, for the first exercise that is not done."""
     exercise = next((exercise for exercise in chosen if exercise.status != "done"), None)
-    if exercise is None and len(chosen) > 1:
-        return "all exercises are done"
     if exercise is None:
-        following = next((other for other in exercises() if other.number > chosen[0].number), None)
-        read = f"read {shown(following.chapter)}, or " if following else ""
-        return f"next: {read}see where you are: {check_command()}"
-    number, path = str(exercise.number), exercise.path(package)
-    if not exercise.failed:
-        task = f"write {exercise.open_functions[0]} in" if exercise.open_functions else "work on"
-        return f"next: read {shown(exercise.chapter)}, {task} {shown(path)}, then type: {check_command(number)}"
-    if package == "solutions":
-        return f"next, for all that pytest says: {check_command(number, '--impl', 'solutions', '--traceback')}"
-    if len(chosen) > 1:
-        return f"next, for what is wrong: {check_command(number)}"
-    if not path.is_file():
-        return f"next, to get the file back: {restore(path)}, or unpack the lab's archive once more and copy from it"
-    if function_with_hints(exercise):
-        return f"next, for a hint: {check_command(number, '--hint')}"
-    return f"next, for another look when you have changed it: {check_command(number)}"
+        return f"all done; to see where you are, type: {check_command()}"
+    number, path = str(exercise.number), shown(exercise.path(package))
+    if exercise.failed:
+        about, flag = ("a hint", ["--hint"]) if len(chosen) == 1 else ("what is wrong", [])
+        return f"next, for {about}: {check_command(number, *flag)}"
+    task = f"write {exercise.open_functions[0]} in" if exercise.open_functions else "work on"
+    return f"next: read {shown(exercise.chapter)}, {task} {path}, then type: {check_command(number)}"

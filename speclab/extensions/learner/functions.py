@@ -1,10 +1,6 @@
-"""The parts of the lab's loops that exercises stand for: what comes out is LoopFunctions, in which these parts are the
-learner's and the others the lab's. run.py asks for them. The baseline itself stays the lab's own.
-"""
+"""The parts of the lab's loops that exercises stand for: LoopFunctions in which these parts are the learner's."""
 
-import contextlib
 import functools
-import operator
 import time
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -15,16 +11,15 @@ from torch import Tensor
 
 from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter, NgramDrafter
-from exercises.guard import restart
 from speclab.core.accept import accept_from_logits
 from speclab.core.clock import old_objects_frozen, synchronize
 from speclab.core.drafter import Drafter, Wrapper
-from speclab.core.rounds import AcceptResult, DecodeSettings, Draft, Round, Target, tokens_of
+from speclab.core.rounds import AcceptResult, DecodeSettings, Draft, Round, Target
 from speclab.core.rules import TOKEN, Rule
 from speclab.core.sampling import NOT_FINITE, Sampling, draw, most_probable, to_host
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength
-from speclab.extensions.learner.ask import Impossible, ask, each, finite, seconds, short, whole
+from speclab.extensions.learner.ask import Impossible, ask, each, finite, short, whole
 from speclab.lab.instruments import Loop, LoopFunctions
 from speclab.models.cached import tokens_to_keep
 from speclab.models.prompts import Prompt
@@ -32,8 +27,7 @@ from speclab.models.setup import Setup
 from speclab.system.errors import UsageProblem
 from speclab.theory.losslessness import judge_divergence
 
-# What an exercise decides in a run, in words.
-ROLES = {
+ROLES = {  # what an exercise decides in a run
     0: "the baseline's rate",
     1: "the shapes",
     2: "greedy verification",
@@ -103,11 +97,11 @@ def accept(modules: Modules, draft: Draft, logits: Tensor, sampling: Sampling, u
         own = to_host(most_probable(logits)[0])  # n + 1
         drafted = draft.tokens[0].tolist()
         n_accepted = ask(2, modules[2].count_accepted, drafted, own, check=whole(0, len(drafted)))
-        token = ask(2, modules[2].next_token, own, n_accepted, check=whole(0, logits.shape[-1] - 1))
+        found = n_accepted, ask(2, modules[2].next_token, own, n_accepted, check=whole(0, logits.shape[-1] - 1))
     else:
         rule = modules[4].verify_draft if number == 4 else modules[BLOCK_RULE].verify_block
-        n_accepted, token = accept_sampled(number, rule, draft, sampling.probs(logits), uniforms)
-    return AcceptResult(*(torch.tensor([number], device=logits.device) for number in (n_accepted, token)))
+        found = accept_sampled(number, rule, draft, sampling.probs(logits), uniforms)
+    return AcceptResult(*(torch.tensor([number], device=logits.device) for number in found))
 
 
 def accept_sampled(
@@ -128,8 +122,9 @@ def accept_sampled(
     # Copies: the draft's were made in inference mode, where a learner's in-place step would be an error.
     numbers = uniforms[0, : len(drafted) + 1].tolist()
     pair = each("a pair (n_accepted, next token)", whole(0, len(drafted)), whole(0, vocab - 1))
-    probs = (draft_probs[0].clone(), target_probs[0].clone())
-    n_accepted, token = ask(number, rule, drafted, *probs, numbers, draw_one, check=pair)
+    n_accepted, token = ask(
+        number, rule, drafted, draft_probs[0].clone(), target_probs[0].clone(), numbers, draw_one, check=pair
+    )
     return n_accepted, token
 
 
@@ -167,37 +162,31 @@ def adapt(modules: Modules, drafter: Drafter, longest: int | None = None) -> Dra
 
 
 class LearnerCatchUp(ModelDrafter):
-    """A draft model that is rolled back and fed as exercise 3 says."""
+    """A draft model that is rolled back and fed as exercise 3 says.
+
+    Too much or too little would be lossless and never seen in the text: only the draft would get worse. So it is looked
+    at whether the answer is what the draft's cache lacks.
+    """
 
     def __init__(self, drafter: ModelDrafter, modules: Modules):
         super().__init__(drafter.draft)
-        self._modules = modules
-        self._committed: list[int] = []
+        self._modules, self._committed = modules, list[int]()
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        """As the lab's, and remember the text."""
         super().prefill(target, prompt, sampling)
         # As many tokens as the cache holds; where it holds no prompt, they are never fed again.
         self._committed = prompt[0, : self.draft.length].tolist()
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
-        """Crop the draft's cache and ask what it lacks. Raises Problem where the answer is another.
-
-        Too much or too little would be lossless and never seen in the text: only the draft would get worse.
-        """
         self._committed += committed
         self._n_committed = len(self._committed)
         kept = keep_tokens(self._modules, self.draft.length, self._n_committed)
         self.draft.crop(kept)
         self._not_fed = self._committed[kept:]
-        ask(3, self._modules[3].catch_up, self._committed, kept, check=self._check)
-
-    def _check(self, answer: Any) -> None:
-        """Is this what the draft's cache lacks?"""
-        with contextlib.suppress(Exception):  # what is in it cannot be a whole number
-            if isinstance(answer, list | tuple) and list(map(operator.index, answer)) == self._not_fed:
-                return
-        raise Impossible(f"{short(answer)}; missing in the draft's cache are {short(self._not_fed)}")
+        exactly = each(
+            f"what the draft's cache lacks: {short(self._not_fed)}", *(whole(one, one) for one in self._not_fed)
+        )
+        ask(3, self._modules[3].catch_up, self._committed, kept, check=exactly)
 
 
 class CheckedDrafter(Drafter):
@@ -207,29 +196,25 @@ class CheckedDrafter(Drafter):
         self._inner, self._vocab_size = ask(7, make), 0
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        """Hand the prompt to the learner's drafter."""
         self._vocab_size = target.vocab_size
         ask(7, self._inner.prefill, target, prompt, sampling)
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """The learner's draft. Raises Problem where it has other shapes, kinds or ids than a draft can have."""
         return ask(7, self._inner.propose, k, uniforms, check=functools.partial(self._checked, k))
 
     def _checked(self, k: int, draft: Any) -> Draft:
         """The same draft, its size counted."""
         tokens: Any = getattr(draft, "tokens", None)
-        probs: Any = getattr(draft, "probs", None)
-        fits = isinstance(tokens, Tensor) and tokens.dtype == torch.long and tokens.ndim == 2 and tokens.shape[0] == 1
-        if not fits or tokens.shape[1] > k or not ((tokens >= 0) & (tokens < self._vocab_size)).all():
-            needed = f"ids of shape (1, n), n at most {k}, from 0 to {self._vocab_size - 1}"
-            raise Impossible(f"{short(tokens)} as its tokens, not {needed}")
-        shape = (*tokens.shape, self._vocab_size)
+        probs, vocab = getattr(draft, "probs", None), self._vocab_size
+        found = tokens[0].tolist() if isinstance(tokens, Tensor) and tokens.shape[:1] == (1,) else [vocab] * (k + 1)
+        if len(found) > k or not all(isinstance(one, int) and 0 <= one < vocab for one in found):
+            raise Impossible(f"{short(tokens)} as its tokens, not ids of shape (1, n), n <= {k}, from 0 to {vocab - 1}")
+        shape = (1, len(found), vocab)
         if probs is not None and not (isinstance(probs, Tensor) and probs.is_floating_point() and probs.shape == shape):
             raise Impossible(f"{short(probs)} as its probs, not None or floats of shape {shape}")
-        return Draft(tokens, torch.full((1,), tokens.shape[1], device=tokens.device), probs)
+        return Draft(tokens, torch.full((1,), len(found), device=tokens.device), probs)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
-        """Tell the learner's drafter what was committed."""
         ask(7, self._inner.observe, n_accepted, committed)
 
 
@@ -240,20 +225,17 @@ class LearnerLength(Wrapper):
         self.drafter, self._rule, self._longest = drafter, rule, longest
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        """Begin a text with the first length."""
         self._length = min(FIRST_LENGTH, self._longest)
         self._n_drafted: int | None = None  # None before the first round
         self.drafter.prefill(target, prompt, sampling)
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """At most `k` tokens, and no more than the rule said."""
         length = min(k, self._length)
         draft = self.drafter.propose(length, uniforms[:, :length])
         self._n_drafted = draft.tokens.shape[1]
         return draft
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
-        """Ask the rule for the next length."""
         if self._n_drafted is not None:
             args = (self._length, self._n_drafted, n_accepted, self._longest)
             self._length = ask(6, self._rule, *args, check=whole(0, self._longest))
@@ -280,6 +262,7 @@ class LearnerStop(AutoLength):
 # --- a text -----------------------------------------------------------------------------------------------------------
 
 
+@old_objects_frozen()
 def is_right(
     package: str, modules: Modules, setup: Setup, prompt: Prompt, settings: DecodeSettings, tokens: list[int]
 ) -> bool:
@@ -289,33 +272,30 @@ def is_right(
     for rounding is right.
     """
     ids = prompt.ids.to(setup.device)
-    if 0 in modules:
-        print("yours, after a warm-up:", _rated(modules[0], setup, ids, settings))
-        return True
-    if not settings.sampling.greedy:
-        return True
-    baseline = tokens_of(autoregressive_decode(setup.target, ids, settings))
-    divergence = judge_divergence(setup.reference, prompt.id_list, baseline, tokens, setup.target.vocab_size)
-    if divergence is None:
-        print("the baseline's text: identical")
-        return True
-    at, pair = divergence.position, (divergence.baseline_token, divergence.speculative_token)
-    if divergence.numerical:
-        print(f"the baseline's text: another choice between two equal logits at new token {at}")
-        return True
-    expected, given = (repr(setup.token_text(prompt, baseline[:at], id)) if id >= 0 else "the end" for id in pair)
-    about = f"decided by {package} {', '.join(map(str, modules))}"
-    print(f"WRONG TEXT: at new token {at} the baseline has {expected} and this run {given}; {about}")
-    return False
 
-
-@old_objects_frozen()
-def _rated(learner: ModuleType, setup: Setup, ids: Tensor, settings: DecodeSettings) -> str:
     def decode() -> Iterator[int]:
         rounds = autoregressive_decode(setup.target, ids, settings, setup.chunk)
         return (token for round_ in rounds for token in round_.tokens)
 
-    return rate(learner, decode, functools.partial(synchronize, setup.device))
+    if 0 in modules:
+        print("yours, after a warm-up:", rate(modules[0], decode, functools.partial(synchronize, setup.device)))
+        return True
+    if not settings.sampling.greedy:
+        print("a sampled text has no baseline to equal; compare.py with the same flags judges many of them")
+        return True
+    baseline = list(decode())
+    divergence = judge_divergence(setup.reference, prompt.id_list, baseline, tokens, setup.target.vocab_size)
+    if divergence is None or divergence.numerical:
+        found = (
+            f"another choice between two equal logits at new token {divergence.position}" if divergence else "identical"
+        )
+        print(f"the baseline's text: {found}")
+        return True
+    at, pair = divergence.position, (divergence.baseline_token, divergence.speculative_token)
+    expected, given = (repr(setup.token_text(prompt, baseline[:at], id)) if id >= 0 else "the end" for id in pair)
+    about = f"decided by {package} {', '.join(map(str, modules))}"
+    print(f"WRONG TEXT: at new token {at} the baseline has {expected} and this run {given}; {about}")
+    return False
 
 
 def rate(learner: ModuleType, decode: Callable[[], Iterator[int]], synchronize: Callable[[], None]) -> str:
@@ -323,15 +303,8 @@ def rate(learner: ModuleType, decode: Callable[[], Iterator[int]], synchronize: 
 
     decode: starts a decoding of the same prompt. synchronize: waits for the device.
     """
-
-    def steps() -> Iterator[int]:
-        """The decoding; every step restarts the limit on its time."""
-        for step in decode():
-            restart(seconds(lab_inside=True))
-            yield step
-
-    args = (steps, time.perf_counter, synchronize, 1)
     three = each("three numbers", finite, finite, finite)
+    args = (decode, time.perf_counter, synchronize, 1)
     prefill, decoding, n_tokens = ask(0, learner.time_decoding, *args, check=three, lab_inside=True)
     speed = ask(0, learner.tokens_per_second, round(n_tokens), decoding, check=finite)
     return f"{n_tokens:g} tokens, prefill {prefill:.3f} s, decoding {decoding:.2f} s: {speed:.1f} tok/s"

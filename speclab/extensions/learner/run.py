@@ -13,9 +13,7 @@ The script's own words are read here first: they say which exercises can take pa
 is timed, and one that fails ends the run. The script's main() gets the functions.
 """
 
-import argparse
 import importlib
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -24,7 +22,7 @@ from typing import Any, NamedTuple
 
 from baseline_autoregressive import autoregressive_decode
 from optimized_speculative import speculative_decode
-from speclab.cli import compare, decoding, parsing
+from speclab.cli import compare, decoding
 from speclab.drafts import registry
 from speclab.extensions.learner import checks
 from speclab.extensions.learner.ask import ask, finite, whole
@@ -32,90 +30,57 @@ from speclab.extensions.learner.checks import check_command
 from speclab.extensions.learner.functions import BLOCK_RULE, ROLES, WHOLE_LOOP, Modules, learner_functions
 from speclab.lab.harness import Measurement
 from speclab.present import tables
-from speclab.present.tables import Cell, Table, cells, column, number, prediction, speedup, speedup_of
-from speclab.records.arms import AUTO, Arm
-from speclab.records.rows import Row
-from speclab.records.runs import ComparisonRun
+from speclab.records.files import ComparisonRun
+from speclab.records.rows import AUTO, Arm, Row
 from speclab.system import extensions
 from speclab.system.errors import Problem, UsageProblem
 from speclab.system.terminal import note, say
 from speclab.theory.costs import Costs
 
-BASELINE, SPECULATIVE, COMPARISON = SCRIPTS = ("baseline_autoregressive.py", "optimized_speculative.py", "compare.py")
+SCRIPTS = {  # the exercises that can take part in each
+    "baseline_autoregressive.py": {0},
+    "optimized_speculative.py": {2, 3, 4, 6, 7, 8, 9, 10},
+    "compare.py": {2, 3, 4, 5, 6, 7, 10},  # each of its rows has a fixed k; exercise 6 is asked for the best one
+}
 ACCEPT_RULES = {2, 4, WHOLE_LOOP, BLOCK_RULE}
 # The field of LoopFunctions that an exercise changes, beside those that `adapt` changes.
 FIELDS = {1: "shapes", 2: "accept", 3: "keeps", 4: "accept", 8: "decode", 10: "rule"}
-YOURS = "your code"  # no exercise has a part in drafts with branches
-NOT_JUDGED = (
-    "a sampled text has no baseline to equal; leave out --temperature, or judge many of them: run compare.py with the "
-    "same --temperature and --draft"
-)
 
 
 def run(package: str, numbers: list[int], words: list[str]) -> int:
     """Run a script with the functions of these exercises.  -> the script's exit code
 
-    numbers: none: all that are finished. words: the script, then its flags. Raises UsageProblem for another script, and
-    where the script is asked for what a learner's functions have no part in; and what `load` raises.
+    numbers: none: all that are finished. words: the script, then its flags.
     """
-    name = Path(words[0]).name if words else ""
-    script = importlib.import_module(name.removesuffix(".py")) if name in SCRIPTS else None
+    name, rest = (Path(words[0]).name, words[1:]) if words else ("", [])
+    is_comparison, usable = name == "compare.py", SCRIPTS.get(name, set())
+    script: Any = importlib.import_module(name.removesuffix(".py")) if name in SCRIPTS else None
     if name in extensions.commands():  # one that takes functions can `parse` its words
         script = importlib.import_module(f"{extensions.PACKAGE}.{name}.__main__")
     if script is None or not (name in SCRIPTS or hasattr(script, "parse")):
         raise UsageProblem(f"--run {' '.join(words)}: give one of the lab's scripts, {', '.join(SCRIPTS)}")
-    args, usable = _read(name, script, words[1:])
+    if is_comparison:
+        args = compare.make_parser(script.__doc__).parse_args(rest)
+        # What a comparison does not do by itself while a learner's functions take part in it.
+        rest = [*rest, "--no-padded", *([] if args.draft else ["--draft", compare.USUAL_DRAFTS])]
+        args = compare.filled(compare.make_parser(script.__doc__).parse_args(rest))
+    elif name in SCRIPTS:
+        args = decoding.parse(script.__doc__, rest, usable != {0})
+    else:
+        args = script.parse(rest)
+        usable = {n for n in ROLES if n not in (0, 5) and FIELDS.get(n, "adapt") in args.uses}
+    if usable != {0}:  # no exercise has a part in drafts with branches
+        registry.check_chains("your code", registry.read_all(args.draft.split(",")))
     chosen = load(package, numbers, usable)
     rule, own = getattr(args, "rule", "token"), sorted(ACCEPT_RULES & chosen.modules.keys())
     if own and rule != "token":
         raise UsageProblem(f"--rule {rule} and exercise {own[0]} decide the same; leave one of them out")
-    functions = learner_functions(autoregressive_decode if name == BASELINE else speculative_decode, package, *chosen)
-    further = []  # what a comparison does not do by itself while a learner's functions take part in it
-    if name == COMPARISON:
-        further = ["--no-padded", *([] if args.typed_draft else ["--draft", compare.USUAL_DRAFTS])]
+    functions = learner_functions(autoregressive_decode if usable == {0} else speculative_decode, package, *chosen)
     seen: list[tuple[Any, Any]] = []
-    code = script.main([*words[1:], *further], replace(functions, look_at=lambda *pair: seen.append(pair)))
+    code = script.main(rest, replace(functions, look_at=lambda *pair: seen.append(pair)))
     for record, measured in seen:  # after it has been shown and written, so that a mistake loses nothing
         show_predictions(chosen.modules, record, measured)
-    if name == SPECULATIVE and args.temperature > 0 and not code:
-        print(NOT_JUDGED)
     return code
-
-
-def _read(name: str, script: Any, words: list[str]) -> tuple[argparse.Namespace, set[int]]:
-    """The script's flags, and which exercises can take part in such a run."""
-    if name == COMPARISON:
-        args = compare.make_parser(script.__doc__).parse_args(words)
-        args.typed_draft = args.draft
-        filled = compare.filled(args)
-        drafts = (filled.typed_draft or compare.USUAL_DRAFTS).split(",")
-        registry.check_chains(YOURS, registry.read_all(drafts))
-        return filled, of_comparison(parsing.numbers(filled.temperature, float, 0, "--temperature"), drafts)
-    args = decoding.parse(script.__doc__, words, name == SPECULATIVE) if name in SCRIPTS else script.parse(words)
-    if name == BASELINE:
-        return args, {0}
-    registry.check_chains(YOURS, [registry.read(args.draft)])
-    usable = of_decoding(args.temperature, args.draft, args.draft_length == parsing.AUTO)
-    if name != SPECULATIVE:
-        usable = {n for n in {1} | usable if FIELDS.get(n, "adapt") in args.uses}
-    return args, usable
-
-
-def of_decoding(temperature: float, draft: str, auto: bool = False) -> set[int]:
-    """What one speculative decoding can use. auto: with -k auto."""
-    kind = registry.kind_of(draft)
-    steps = kind is None or not (kind.is_lookup or kind.name in ("block", "dial"))  # the others work token by token
-    lengths = {6} if not auto else {9} if steps else set()
-    return {3, WHOLE_LOOP} | lengths | _of_temperature(temperature) | ({7} if draft == "ngram" else set())
-
-
-def of_comparison(temperatures: Iterable[float], drafts: Iterable[str]) -> set[int]:
-    """What a comparison can use. Each of its rows has a fixed k; exercise 6 is asked afterwards for the best one."""
-    return {3, 5, 6}.union({7} if "ngram" in drafts else (), *map(_of_temperature, temperatures))
-
-
-def _of_temperature(temperature: float) -> set[int]:
-    return {4, BLOCK_RULE} if temperature > 0 else {2}
 
 
 class Chosen(NamedTuple):
@@ -145,10 +110,8 @@ def load(package: str, numbers: list[int], usable: set[int]) -> Chosen:
     for exercise in failed:
         note(checks.report(exercise))
     if failed:
-        n_failed = sum(len(exercise.failed) for exercise in failed)
         words = [str(failed[0].number), *(["--impl", package] if package != "exercises" else [])]
-        what = f"{n_failed} check{'s fail' if n_failed > 1 else ' fails'}"
-        raise Problem(f"{what}, so nothing was run; type: {check_command(*words)}")
+        raise Problem(f"checks fail, so nothing was run; type: {check_command(*words)}")
     unfinished = {exercise.number: exercise.status for exercise in chosen if exercise.status != "done"}
     if unfinished and (numbers or len(unfinished) == len(chosen)):
         what = ", ".join(f"{n} ({ROLES[n]}: {status})" for n, status in unfinished.items())
@@ -161,55 +124,27 @@ def load(package: str, numbers: list[int], usable: set[int]) -> Chosen:
 # --- what exercises 5 and 6 say of a comparison -----------------------------------------------------------------------
 
 
-class Predicted(NamedTuple):
-    """A row, and what exercise 5's functions say of it: None where nothing was tested or nothing calibrated."""
-
-    row: Row
-    alpha: float | None
-    speedup: float | None
-
-
-class Choice(NamedTuple):
-    """The best measured row of a draft, and the length that exercise 6 chooses from that row's alpha and its costs."""
-
-    best: Row
-    length: int
-    measured: float | None  # the speedup of that length; None where no row has it
-
-
 def show_predictions(modules: dict[int, ModuleType], run: ComparisonRun, measured: Measurement) -> None:
     """Ask exercises 5 and 6, where they take part, about a measured comparison, and show a table of each."""
     rows = [row for row in run.rows if row.draft and row.prompt_kind == "all"]
     if 5 in modules:
-        said = []
+        lines = []
         for row in rows:
             made = measured.of(Arm(row.method, row.draft or "", row.draft_length), row.temperature)
-            said.append(predicted(modules[5], row, [pair[:2] for s in made for text in s.rounds for pair in text]))
-        measurements = {"measured": speedup_of, "book(α)": column("book_formula"), "accounting": column("accounting")}
-        columns: dict[str, Cell] = {
-            **{head: _of_row(cell) for head, cell in cells("draft", "k", "T").items()},
-            "your α": lambda one: number(one.alpha),
-            "yours": lambda one: prediction(lambda row: one.speedup)(one.row),
-            **{head: _of_row(cell) for head, cell in measurements.items()},
-        }
-        say("\n" + tables.show([tables.Heading("What you predicted"), Table(said, columns)]))
+            alpha, yours = predicted(modules[5], row, [pair[:2] for s in made for text in s.rounds for pair in text])
+            shown = (row.speedup, row.book_formula, row.accounting)
+            of_row = [str(row.draft), str(row.draft_length), f"{row.temperature:g}", tables.number(alpha)]
+            lines.append([*of_row, *map(tables.speedup, (yours, *shown))])
+        headers = ["draft", "k", "T", "your α", "yours", "measured", "book(α)", "accounting"]
+        say(f"\nWhat you predicted\n\n{tables.table(lines, headers)}")
     if 6 in modules:
-        choices = [choice for entry in run.costs if (choice := chosen(modules[6], run, rows, entry))]
-        columns = {
-            "draft": lambda one: one.best.method,
-            "T": lambda one: f"{one.best.temperature:g}",
-            "α": lambda one: number(one.best.acceptance_rate),
-            "your k": lambda one: str(one.length),
-            "measured": lambda one: speedup(one.measured),
-            "best k": lambda one: str(one.best.draft_length),
-            "its speedup": lambda one: speedup(one.best.speedup),
-        }
-        say("\n" + tables.show([tables.Heading("The draft lengths that you would take"), Table(choices, columns)]))
-
-
-def _of_row(cell: Cell) -> Cell:
-    """Return the cell of a row as one of an object that holds such a row."""
-    return lambda one: cell(one.row)
+        lines = []
+        for best, length, speedup in (chosen(modules[6], run, rows, entry) for entry in run.costs):
+            if best is not None:
+                of_best = [best.method, f"{best.temperature:g}", tables.number(best.acceptance_rate), str(length)]
+                lines.append([*of_best, tables.speedup(speedup), str(best.draft_length), tables.speedup(best.speedup)])
+        headers = ["draft", "T", "α", "your k", "measured", "best k", "its speedup"]
+        say(f"\nThe draft lengths that you would take\n\n{tables.table(lines, headers)}")
 
 
 def _usual_context(run: ComparisonRun) -> float:
@@ -217,26 +152,30 @@ def _usual_context(run: ComparisonRun) -> float:
     return mean({line.prompt_index: line.n_prompt for line in run.raw}.values()) + run.settings["max_new_tokens"] / 2
 
 
-def predicted(learner: ModuleType, row: Row, rounds: list[tuple[int, int]]) -> Predicted:
-    """Exercise 5 on a row of a comparison and its (drafted, accepted) rounds."""
-    alpha, speedup = None, None
-    if any(drafted for drafted, _ in rounds):
-        alpha = ask(5, learner.acceptance_rate, rounds, check=finite)
-    k, costs = row.draft_length, (row.draft_cost, row.verify_cost, row.overhead)
-    if alpha is not None and None not in costs:
-        speedup = ask(5, learner.predicted_speedup, alpha, k, *costs, check=finite)
-    return Predicted(row, alpha, speedup)
+def predicted(learner: ModuleType, row: Row, rounds: list[tuple[int, int]]) -> tuple[float | None, float | None]:
+    """Exercise 5 on a row of a comparison and its (drafted, accepted) rounds.  -> alpha, speedup: None where nothing
+    was tested or nothing calibrated"""
+    costs = (row.draft_cost, row.verify_cost, row.overhead)
+    if not any(drafted for drafted, _ in rounds):
+        return None, None
+    alpha = ask(5, learner.acceptance_rate, rounds, check=finite)
+    if None in costs:
+        return alpha, None
+    return alpha, ask(5, learner.predicted_speedup, alpha, row.draft_length, *costs, check=finite)
 
 
-def chosen(learner: ModuleType, run: ComparisonRun, rows: list[Row], entry: dict) -> Choice | None:
-    """Exercise 6 on one draft's calibrated costs, an entry of `run.costs`. None without a fixed length that was tested.
+def chosen(
+    learner: ModuleType, run: ComparisonRun, rows: list[Row], entry: dict
+) -> tuple[Row | None, int, float | None]:
+    """Exercise 6 on one draft's calibrated costs, an entry of `run.costs`, in target steps, as in theory/formulas.py.
 
-    Costs in target steps, as in theory/formulas.py.
+    -> the best measured row of a fixed length, None where no such row was tested; the length that exercise 6 chooses
+    from that row's alpha and its costs; the speedup of that length, None where no row has it
     """
     same = [r for r in rows if (r.method, r.temperature) == (entry["drafter"], entry["temperature"])]
     fixed = [r for r in same if r.draft_length and not (r.draft or "").endswith(AUTO) and r.acceptance_rate is not None]
     if not fixed:
-        return None
+        return None, 0, None
     best, longest = max(fixed, key=lambda row: row.speedup), max(run.settings["draft_lengths"])
     costs, context, k = Costs.from_json(entry["costs"]), _usual_context(run), best.draft_length
     prices = (
@@ -245,4 +184,4 @@ def chosen(learner: ModuleType, run: ComparisonRun, rows: list[Row], entry: dict
         costs.overhead(k, context),
     )
     length = ask(6, learner.best_draft_length, best.acceptance_rate, *prices, longest, check=whole(0, longest))
-    return Choice(best, length, next((row.speedup for row in fixed if row.draft_length == length), None))
+    return best, length, next((row.speedup for row in fixed if row.draft_length == length), None)

@@ -50,10 +50,7 @@ def parse(words: list[str]) -> argparse.Namespace:
 
 @reports_problems
 def main(argv: list[str] | None = None, functions: LoopFunctions | None = None) -> int:
-    """Run the command.  -> exit code
-
-    functions: what takes the place of parts of the loop; None: nothing.
-    """
+    """Run the command.  -> exit code. functions: what takes the place of parts of the loop; None: nothing."""
     args = parse(sys.argv[1:] if argv is None else argv)
     if args.shapes:
         return shapes.run(args, functions)
@@ -64,7 +61,7 @@ def main(argv: list[str] | None = None, functions: LoopFunctions | None = None) 
     if args.file == parsing.DASH:
         print(trace_terminal.terminal(trace, wants_colour(sys.stdout)), end="")
     else:
-        write_whole(args.file, page.render(page.of_decoding(found, trace)))
+        write_whole(args.file, page.render(page.of_trace(trace)))
         note(f"wrote {shown(args.file)}; open it in a browser")
     return 0
 

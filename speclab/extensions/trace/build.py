@@ -11,7 +11,7 @@ if __name__ == "__main__":
 
 import itertools
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,30 +21,39 @@ from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
 from speclab.drafts import registry
 from speclab.drafts.lengths import RoundCosts
-from speclab.extensions.trace import page, presets
+from speclab.extensions.trace import page
 from speclab.extensions.trace.follow import Loaded, follow
-from speclab.extensions.trace.presets import LENGTHS, RESULTS
-from speclab.extensions.trace.proposals import PieceTable, asked
+from speclab.extensions.trace.proposals import LONGEST, PieceTable, asked
 from speclab.extensions.trace.trace import Trace
 from speclab.lab.instruments import LoopFunctions
 from speclab.models import loading, prompts
 from speclab.models.pieces import pieces
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup, load_setup
-from speclab.records.files import read
-from speclab.records.runs import ComparisonRun
+from speclab.records.files import ComparisonRun, read
+from speclab.records.rows import AUTO
 from speclab.system.errors import reports_problems
 from speclab.system.files import write_whole
 from speclab.system.paths import ROOT
 from speclab.system.terminal import note
 from speclab.theory.costs import Costs
 
-PAGE = ROOT / "docs" / "index.html"
+PAGE, RESULTS = ROOT / "docs" / "index.html", ROOT / "results"
 LANES_RECORD = "cpu-2-cores-200m-trees"
 N_POSITIONS = 96  # tokens of a text
 DRAFTS = {loading.LAB_TARGET: ("model", "feature", "block", "ngram", "suffix"), "smollm2": ("ngram", "suffix")}
 LANES = {"chain": "feature", "hybrid": "hybrid", "tree": "tree:best:feature"}  # name -> draft, as the record has it
 SAMPLED_DRAFT, DRAFT_LENGTH, TEMPERATURE = "model", 4, 0.8
+CONTEXT = 200  # tokens before a round: about the middle of a text of 96 tokens after a standard prompt
+LENGTHS = range(LONGEST + 1)
+RECORDS = {  # the comparisons whose costs the dials start from
+    "cpu-2-cores-default": "the lab's pair",
+    "cpu-2-cores-200m-trees": "a target of 200 million weights",
+    "gpu-lab-8b-v128256": "a target of 8 billion weights",
+}
+LIKE = {"block": "block, one pass", "ngram": "lookup", "suffix": "lookup"}  # where a preset has no costs of its own
+NO_BLOCK = "No record has the block head's cost: one pass of the feature head is assumed, whatever its length."
+NO_OTHER = "Any other draft is taken to cost what the draft model costs."
 
 
 def page_data() -> dict[str, Any]:
@@ -59,10 +68,9 @@ def page_data() -> dict[str, Any]:
     return {
         "own": False,
         "targets": targets,
-        "presets": presets.committed(),
+        "presets": presets(),
         "lanes": [lanes(lab, prompt) for prompt in standard],
         "sampled": [page.sampled(decoded(lab, standard[0], SAMPLED_DRAFT, DRAFT_LENGTH, at_temperature))],
-        "notes": [],
     }
 
 
@@ -91,7 +99,7 @@ def dialled(setup: Setup, given: Iterable[Prompt], drafts: Iterable[str], name: 
 def lanes(setup: Setup, prompt: Prompt) -> dict[str, Any]:
     """Return the lanes of a text, on the clock of a record: each draft at the length at which it is fastest there."""
     run = read(RESULTS / f"{LANES_RECORD}.json", ComparisonRun)
-    costs = presets.greedy_costs(run)
+    costs = greedy_costs(run)
     found = {}
     for name, draft in LANES.items():
         rows = [row for row in run.rows if row.draft == draft and row.draft_length]
@@ -112,8 +120,8 @@ def decoded(
     """Return a prompt decoded by both loops. costs: for a draft that chooses by them."""
     drafter = registry.make(draft, setup)
     if drafter.costs is not None and costs:
-        rest = [costs.verify_seconds(n + 1, presets.CONTEXT) + costs.overhead_seconds(n) for n in LENGTHS]
-        of_drafts = [costs.draft_seconds(n, presets.CONTEXT) for n in LENGTHS]
+        rest = [costs.verify_seconds(n + 1, CONTEXT) + costs.overhead_seconds(n) for n in LENGTHS]
+        of_drafts = [costs.draft_seconds(n, CONTEXT) for n in LENGTHS]
         drafter.costs[settings.sampling.temperature] = RoundCosts(tuple(of_drafts), tuple(rest))
     drafter.forget()
     return follow(Loaded(setup, drafter, draft, prompt, draft_length, settings, LoopFunctions(speculative_decode)))
@@ -135,6 +143,55 @@ def priced(trace: Trace, costs: Costs, n_prompt: int, looked_up: Costs) -> Trace
     ends = [0.0, *itertools.accumulate(steps)]
     baseline = [(text, at) for (text, _), at in zip(trace.baseline, ends, strict=True)]
     return replace(trace, events=events, baseline=baseline)
+
+
+# --- costs ------------------------------------------------------------------------------------------------------------
+
+
+def greedy_costs(run: ComparisonRun) -> dict[str, Costs]:
+    """Return the costs of a comparison's greedy rounds by draft; those of a hybrid's lookup as "hybrid, lookup"."""
+    return {one["drafter"]: Costs.from_json(one["costs"]) for one in run.costs if one["temperature"] == 0}
+
+
+def presets() -> list[dict[str, Any]]:
+    """Return the costs of RECORDS, which the dials start from."""
+    found = []
+    for stem, what in RECORDS.items():
+        run = read(RESULTS / f"{stem}.json", ComparisonRun)
+        where = run.machine["gpu"] or f"{run.machine['cpu'].split('(')[0].split(' EPYC')[0]}, 2 cores"
+        costs = {name: one for name, one in greedy_costs(run).items() if "," not in name and not name.endswith(AUTO)}
+        about = f"Measured: results/{stem}.json. {NO_BLOCK if 'feature' in costs else NO_OTHER}"
+        found.append(preset(f"{where}, {what}", about, costs))
+    return found
+
+
+def preset(name: str, about: str, costs: Mapping[str, Costs]) -> dict[str, Any]:
+    """Return the costs of a round in decode steps of the target, as plain JSON. costs: by draft, of the same target on
+    the same machine; at least one.
+
+    `draft`, by draft, `pass` and `rest` have an entry for each of 0 to LONGEST drafted tokens: what the whole draft
+    costs, the target's pass over one token more, and everything else. Beyond the lengths that were measured the curves
+    go on in a straight line (speclab/theory/costs.py).
+    """
+
+    def short(numbers: Iterable[float]) -> list[float]:
+        return [float(f"{number:.4g}") for number in numbers]
+
+    first = next(iter(costs.values()))
+    step = first.step_seconds(CONTEXT)
+    drafts = {draft: [one.draft_seconds(n, CONTEXT) / step for n in LENGTHS] for draft, one in costs.items()}
+    if "feature" in drafts:
+        drafts[LIKE["block"]] = [drafts["feature"][min(n, 1)] for n in LENGTHS]
+    drafts = {"lookup": [min(one.draft_idle for one in costs.values()) / step] * len(LENGTHS)} | drafts
+    return {
+        "name": name,
+        "about": about,
+        "step_ms": float(f"{1000 * step:.4g}"),
+        "draft": {draft: short(numbers) for draft, numbers in drafts.items()},
+        "pass": short(first.verify_cost(n + 1, CONTEXT) for n in LENGTHS),
+        "rest": short(first.overhead(n, CONTEXT) for n in LENGTHS),
+        "like": LIKE,
+    }
 
 
 @reports_problems

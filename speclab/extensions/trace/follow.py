@@ -16,7 +16,7 @@ from speclab.core.clock import old_objects_frozen
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import AcceptResult, DecodeSettings, Round, tokens_of
 from speclab.drafts import registry
-from speclab.drafts.registry import Choice, check_prompts
+from speclab.drafts.registry import check_prompts
 from speclab.extensions.trace import positions
 from speclab.extensions.trace.trace import Trace, trace
 from speclab.lab.instruments import LoopFunctions, with_phases
@@ -40,7 +40,6 @@ class Loaded:
     draft_length: int  # with -k auto the longest
     settings: DecodeSettings
     functions: LoopFunctions
-    choice: Choice | None = None  # the draft
 
 
 def load(args: argparse.Namespace, functions: LoopFunctions | None = None) -> Loaded:
@@ -67,7 +66,7 @@ def load(args: argparse.Namespace, functions: LoopFunctions | None = None) -> Lo
         drafter.forget()
     chat = flags.describe_chat(prompts[:1], setup.tokenizer)
     note("\n".join([setup.describe(), f"draft   {about}", *chat, *functions.head()]))
-    return Loaded(setup, drafter, choice.name, prompts[0], length, settings, functions, choice)
+    return Loaded(setup, drafter, choice.name, prompts[0], length, settings, functions)
 
 
 def follow(found: Loaded, longest: int | None = None) -> Trace:

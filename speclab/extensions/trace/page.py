@@ -1,19 +1,13 @@
 """Makes the page with dials: one HTML file that needs no network, with its data, style and scripts inside; and the data
-of a page of one decoding: its rounds on one clock, and dials for its text where it is greedy."""
+of a page of one decoding: its rounds on one clock."""
 
 import base64
 import hashlib
 from pathlib import Path
 from typing import Any
 
-from speclab.drafts import registry
-from speclab.extensions.trace import presets
-from speclab.extensions.trace.follow import Loaded
-from speclab.extensions.trace.proposals import LONGEST, PieceTable, asked, on_dial
 from speclab.extensions.trace.trace import TIMED, Event, Token, Trace, visible
 from speclab.extensions.trace.trace_terminal import agreement, summary, times
-from speclab.models.pieces import pieces
-from speclab.present.report import REJECTED_PLACES
 from speclab.system.terminal import harmless
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -122,29 +116,8 @@ def _rounded(number: float | None, digits: int = 6) -> float | None:
     return None if number is None else float(f"{number:.{digits}g}")
 
 
-# --- a page of one decoding -------------------------------------------------------------------------------------------
-
-
-def of_decoding(found: Loaded, trace: Trace) -> dict[str, Any]:
-    """Return the data for `render`. What was sampled has no dials, since another draft makes another text."""
-    assert found.choice is not None
-    shown, setup = of_trace(trace), found.setup
-    own = {found.draft: found.drafter} if on_dial(found.choice, found.drafter) else {}
-    if setup.target.family.one_text:
-        own |= {name: registry.make(name, setup) for name in registry.lookups() if name != found.draft}
-    if trace.greedy and own and len(trace.baseline) > 1:
-        ids, table, step = found.prompt.ids.to(setup.device), PieceTable(), trace.baseline[-1][1]
-        made = pieces(setup.tokenizer, setup.ids_before(found.prompt), special=True)
-        one = table.text(asked(setup.target, own, ids, found.settings), made)
-        text = {"kind": found.prompt.kind, "prompt": shown_prompt(found.prompt.text), **one}
-        shown["targets"] = [{"name": setup.target_name, "texts": [text], "pictures": table.pictures}]
-        given = (found.functions, setup.target, own, ids, found.settings, step / (len(trace.baseline) - 1))
-        shown["presets"] = [presets.measured(*given), presets.nearly_free()]
-    return shown
-
-
 def of_trace(trace: Trace) -> dict[str, Any]:
-    """Return the data of a page without dials."""
+    """Return the data of a page of one decoding, which has no dials."""
     wrong = sum(token.against_rule for event in trace.events for token in event.drafts)
     against = f"Against the rule {wrong} drafted token{'s were' if wrong != 1 else ' was'} accepted or rejected."
     return {
@@ -155,6 +128,4 @@ def of_trace(trace: Trace) -> dict[str, Any]:
         "presets": [],
         "lanes": [laid(trace.prompt, {trace.settings["draft"]: trace}, TIMED)],
         "sampled": [] if trace.greedy or trace.has_trees else [sampled(trace)],
-        "notes": [f"{REJECTED_PLACES[0].upper()}{REJECTED_PLACES[1:]}."] * trace.has_trees,
-        "start": {"draft": trace.settings["draft"], "k": min(trace.settings["draft_length"], LONGEST)},
     }

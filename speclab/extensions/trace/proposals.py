@@ -18,7 +18,6 @@ from optimized_speculative import speculative_decode
 from speclab.core.drafter import Drafter
 from speclab.core.rounds import DecodeSettings, Draft, Target, tokens_of
 from speclab.core.sampling import Sampling
-from speclab.drafts.registry import Choice
 from speclab.extensions.trace.trace import spell, visible
 from speclab.models.cached import CachedModel
 from speclab.models.pieces import Pieces
@@ -48,31 +47,19 @@ class AskedDrafters(Drafter):
         self.proposals: dict[str, list[list[int]]] = {name: [] for name in drafters}
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        """Let all of them read the prompt, (1, prompt length) ids."""
         self._device = prompt.device
         for drafter in self.drafters.values():
             drafter.prefill(target, prompt, sampling)
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """Keep what each of them proposes. uniforms (1, at least k), in [0, 1)."""
         for name, drafter in self.drafters.items():
             draft = drafter.propose(k, uniforms)
             self.proposals[name].append(draft.tokens[0, : int(draft.size[0])].tolist())
         return as_draft([], self._device)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
-        """Tell all of them the token of the target."""
         for drafter in self.drafters.values():
             drafter.observe(0, committed)
-
-
-def on_dial(choice: Choice, drafter: Drafter) -> bool:
-    """Tell whether a proposal of the draft follows from the text alone, and a shorter one is its beginning.
-
-    A hybrid chooses by what earlier rounds showed, an instrument by random numbers; a tree is no chain.
-    """
-    depends = choice.branches or bool(choice.only_greedy) or drafter.costs is not None or drafter.chooses_length
-    return drafter.shorter_is_beginning and not depends
 
 
 def asked(target: CachedModel, drafters: Mapping[str, Drafter], prompt: Tensor, settings: DecodeSettings) -> DialText:

@@ -5,15 +5,13 @@
 
 Nothing here is a formula. The model's own forward pass is watched: a hook sees what enters and leaves the embedding,
 and the function that every family hands its queries, keys and values to is wrapped while the pass runs. So a family
-with one fused projection (GPT-2, GPT-NeoX) is seen as well as one with three. Of a draft that reads the target's
-states, the steps of its head are watched, too.
+with one fused projection (GPT-2, GPT-NeoX) is seen as well as one with three.
 """
 
 import argparse
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -45,24 +43,6 @@ MEANINGS = {
 }
 
 
-# The steps of a head, in the order in which a draft makes them first: what each takes and gives.
-STEPS = {
-    "fuse": "the target's states, its layers side by side -> one state for each token",
-    "context": "states of the text -> the keys that each layer of the block reads",
-    "project": "states, and the token after each -> keys",
-    "forward": "the last committed token, then mask tokens -> a state for each slot",
-    "logits": "states -> scores of the tokens to draft",
-}
-
-
-class HeadStep(NamedTuple):
-    """One call of a step of a head: its name as in STEPS, the shapes that it takes, the shape that it gives."""
-
-    name: str
-    takes: list[tuple[int, ...]]
-    gives: tuple[int, ...]
-
-
 @dataclass(frozen=True)
 class RoundShapes:
     """The pass that verifies the first draft, and the same without a cache. The batch axis is the first."""
@@ -72,7 +52,6 @@ class RoundShapes:
     uncached: Shapes
     choices: list[int]  # the target's own token after each fed one, most probable first
     gap: float  # largest difference between the logits of the two passes
-    head: list[HeadStep] = field(default_factory=list)  # of the first draft, where a head has made it
 
     @property
     def n_cached(self) -> int:
@@ -122,13 +101,7 @@ def first_round(
     token = draw_next(logits[:, -1], settings.sampling, uniforms((1,), generator, target.device))
     drafter.prefill(eager, prompt, settings.sampling)
     drafter.observe(0, token.tolist())
-    with contextlib.ExitStack() as stack:
-        part: Any = drafter.parts[-1]
-        head = getattr(part, "head", None)
-        if getattr(part, "packed", None) is not None:  # steps of the engine c cannot be watched
-            part._on_c = None
-        steps = stack.enter_context(watched_head(head)) if head is not None else []
-        draft = drafter.propose(draft_length, uniforms((1, draft_length), generator, target.device))
+    draft = drafter.propose(draft_length, uniforms((1, draft_length), generator, target.device))
     assert draft.parents is None, "a chain is watched"
     ids = torch.cat([prompt, token[None], draft.tokens], dim=1)
     eager.prefill(prompt)  # a whole pass is watched, also where the draft has run a part of it
@@ -137,36 +110,7 @@ def first_round(
     with watched(target.model) as uncached, torch.inference_mode():
         all_rows = target.model(input_ids=ids, use_cache=False).logits
     gap = (rows - all_rows[:, prompt.shape[1] :, : target.vocab_size]).abs().max().item()
-    return RoundShapes(ids[0].tolist(), cached, uncached, rows[0].argmax(-1).tolist(), gap, steps)
-
-
-@contextlib.contextmanager
-def watched_head(head: nn.Module) -> Iterator[list[HeadStep]]:
-    """While this is open, every call of a step of the head is appended to the list that it gives."""
-    calls: list[HeadStep] = []
-
-    def watch(name: str) -> None:
-        step = getattr(head, name)
-
-        def call(*args, **kwargs):
-            result = step(*args, **kwargs)
-            gives = result
-            while not isinstance(gives, Tensor):  # of several tensors, or pairs for each layer: keys
-                gives = gives[-2:][0]
-            shapes = [tuple(one.shape) for one in args if isinstance(one, Tensor)]
-            calls.append(HeadStep(name, shapes, tuple(gives.shape)))
-            return result
-
-        setattr(head, name, call)
-
-    watched_steps = [name for name in STEPS if name in vars(type(head))]
-    for name in watched_steps:
-        watch(name)
-    try:
-        yield calls
-    finally:
-        for name in watched_steps:
-            delattr(head, name)
+    return RoundShapes(ids[0].tolist(), cached, uncached, rows[0].argmax(-1).tolist(), gap)
 
 
 @contextlib.contextmanager
@@ -223,13 +167,6 @@ def tables(round_: RoundShapes, tokenizer: PreTrainedTokenizerBase) -> str:
         f"One round: {n_cached} tokens of prompt, 1 committed and not in the cache, {n_drafted} drafted; batch first.",
         table(rows, ["tensor", "with a cache", "without one", "axes after the batch"], n_words=4),
     ]
-    if round_.head:
-        steps = [[one.name, " ".join(map(str, one.takes)), str(one.gives), STEPS[one.name]] for one in round_.head]
-        parts[1:1] = [
-            "The draft's head, call by call",
-            table(steps, ["step", "takes", "gives", "what"], n_words=4),
-            "The target's pass over the last committed token and the drafted ones",
-        ]
     heads, key_heads = cached["q"][1], cached["k"][1]
     if heads != key_heads:
         parts.append(f"Each of the {key_heads} key heads serves {heads // key_heads} of the {heads} query heads.")

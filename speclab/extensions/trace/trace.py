@@ -94,27 +94,6 @@ class Event:
         return [(place, token) for place, token in here if not parents or parents[place] == n - 1]
 
     @property
-    def children(self) -> list[list[int]]:
-        """Of a drafted tree the places of what follows the text, then of what follows each token, in the order in which
-        the rule tries them: it goes on from the first one that it keeps. Empty for a chain."""
-        found: list[list[int]] = [[] for _ in range(len(self.drafts) + 1 if self.parents else 0)]
-        turn = {"rejected": 0, "untested": 2}
-        for place in sorted(range(len(self.parents)), key=lambda place: turn.get(self.drafts[place].kind, 1)):
-            found[self.parents[place] + 1].append(place)
-        return found
-
-    @property
-    def levels(self) -> list[list[list[Token]]]:
-        """Of a drafted tree the tokens by depth; those of one parent side by side, in the order of their parents."""
-        levels: list[list[list[Token]]] = []
-        children = self.children
-        groups = children[:1]
-        while groups:
-            levels.append([[self.drafts[i] for i in group] for group in groups])
-            groups = [children[i + 1] for group in groups for i in group if children[i + 1]]
-        return levels
-
-    @property
     def in_order(self) -> list[Token]:
         """Its tokens as the text has them: what was kept, what was rejected or not tested, what follows. Of a tree only
         what was rejected at the end of the accepted branch stands between."""
@@ -136,17 +115,14 @@ class Trace:
 
     @property
     def greedy(self) -> bool:
-        """Was every token the target's first choice?"""
         return self.settings["temperature"] == 0
 
     @property
     def kinds(self) -> set[str]:
-        """The kinds of token that occur in it."""
         return {token.kind for event in self.events for token in (*event.drafts, *event.tokens)}
 
     @property
     def has_trees(self) -> bool:
-        """Was a draft with branches made?"""
         return any(event.parents for event in self.events)
 
     def baseline_tokens(self, seconds: float) -> int:
@@ -238,7 +214,6 @@ def phases(laps: Mapping[str, float]) -> dict[str, float]:
 
 
 def _fate(round_: Round, place: int, proposed: Sequence[Position]) -> str:
-    """The kind of the draft at this place."""
     if place < round_.n_accepted:
         return "accepted"
     if proposed[place].parent is not None:
@@ -252,7 +227,6 @@ def _fate(round_: Round, place: int, proposed: Sequence[Position]) -> str:
 
 
 def _own_kind(round_: Round) -> str:
-    """The kind of the target's own token."""
     if round_.prefill or not round_.n_drafted:
         return "first" if round_.prefill else "plain"
     return "corrected" if round_.n_rejected else "bonus"

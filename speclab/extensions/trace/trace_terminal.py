@@ -4,7 +4,6 @@ import json
 import sys
 
 from speclab.extensions.trace.trace import TIMED, Token, Trace
-from speclab.present.report import REJECTED_PLACES
 from speclab.system.terminal import harmless
 
 MEANINGS = {  # what happened to a token
@@ -12,37 +11,28 @@ MEANINGS = {  # what happened to a token
     "plain": "nothing was drafted: an ordinary step of the target",
     "accepted": "drafted, and kept",
     "corrected": "the target's own, in place of a rejected draft",
-    "bonus": "the target's own, after all drafts were kept",
+    "bonus": "the target's own, after all drafts, or a branch to its end, were kept",
     "rejected": "drafted, and rejected",
-    "untested": "drafted after a rejected one, never tested",
+    "untested": "drafted after a rejected one or beside a kept one, never tested",
     "after_eos": "drafted after the end of the text",
-}
-OF_TREES = {  # where there are trees
-    "bonus": "the target's own, after a branch was kept to its end",
-    "untested": "drafted beside a kept one or after a rejected one, never tested",
 }
 SIGNS = {"first": "^", "plain": ".", "accepted": "+", "corrected": ">", "bonus": "*", "rejected": "x"}
 SIGNS |= {"untested": "?", "after_eos": "|"}
 HAD = "had/baseline: tokens of this text and of the baseline's at the end of the round"
-COLUMNS_OF_TREES = [
-    HAD,
-    "tokens: the accepted branch, what was rejected at its end, the target's own; tokens of other branches stand below",
-    "tree 1, 2, ...: the tokens that many places after the text; | stands between children of different tokens",
-]
+OF_TREES = "tokens: the accepted branch, what was rejected at its end, the target's own; a page draws the tree"
 ANSI = {"accepted": "32", "corrected": "35", "bonus": "36", "rejected": "31"}  # colours; the others are dim
 
 
 def terminal(trace: Trace, colour: bool = False) -> str:
     """A line per round: its phases, the tokens that this decoding and the baseline had by then, what was kept, what was
-    rejected, and what came from the target. Below it the levels of a drafted tree.
-    """
+    rejected, and what came from the target."""
 
     def painted(token: Token) -> str:
         word = f"{SIGNS[token.kind]}{ascii_quoted(token.text)}"
         return f"\x1b[{ANSI.get(token.kind, '2')}m{word}\x1b[0m" if colour else word
 
-    signs = [f"{SIGNS[kind]}  {meaning}" for kind, meaning in meanings(trace).items() if kind in trace.kinds]
-    lines = ["", "signs   " + "\n        ".join(signs), *(COLUMNS_OF_TREES if trace.has_trees else [HAD])]
+    signs = [f"{SIGNS[kind]}  {meaning}" for kind, meaning in MEANINGS.items() if kind in trace.kinds]
+    lines = ["", "signs   " + "\n        ".join(signs), HAD, *[OF_TREES] * trace.has_trees]
     lines += ["", "round  kept    draft   verify    other ms  had/baseline  tokens"]
     for event in trace.events:
         kept = f"{event.n_accepted}/{len(event.drafts)}" if event.drafts else "-"
@@ -54,11 +44,7 @@ def terminal(trace: Trace, colour: bool = False) -> str:
         why = "".join(f"   {outcome(token, trace.greedy)}" for token in told).replace("×", "x")
         tokens = " ".join(map(painted, event.in_order))
         lines.append(f"{event.number:5}  {kept:>4}  {phases}     {had:>12}  {tokens}{why}")
-        for depth, groups in enumerate(event.levels, 1):
-            row = "  |  ".join(" ".join(map(painted, group)) for group in groups)
-            lines.append(f"{'tree' if depth == 1 else '':>11}  {depth:2}  {row}")
-    places = [REJECTED_PLACES] if trace.has_trees else []
-    return "\n".join([*lines, "", summary(trace), *places, times(trace), agreement(trace)]) + "\n"
+    return "\n".join([*lines, "", summary(trace), times(trace), agreement(trace)]) + "\n"
 
 
 def ascii_quoted(text: str) -> str:
@@ -68,11 +54,6 @@ def ascii_quoted(text: str) -> str:
 
 
 # --- lines, here and on the page --------------------------------------------------------------------------------------
-
-
-def meanings(trace: Trace) -> dict[str, str]:
-    """The legend explains the kinds of token in this trace."""
-    return MEANINGS | (OF_TREES if trace.has_trees else {})
 
 
 def outcome(token: Token, greedy: bool) -> str:

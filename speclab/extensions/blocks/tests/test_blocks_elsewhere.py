@@ -32,7 +32,7 @@ from tests.recorder import graphed, stand_in
 from tests.rules import RULES
 from tests.test_filtered_laws import Case, assert_lossless, models, of_head
 from tests.tiny_models import DTYPE_ON, VOCAB, tiny
-from tests.training.test_heads import CPU, check_training, target  # noqa: F401 - a fixture
+from tests.training.test_heads import check_training, target  # noqa: F401 - a fixture
 
 
 @pytest.mark.parametrize(("engine", "sampling"), contract.WAYS, ids=contract.id_of)
@@ -108,8 +108,8 @@ def test_every_way_of_drafting_says_that_logits_are_not_finite(way, temperature)
     check_it_is_said(model, WAYS[way](drafter), temperature)
 
 
-def test_a_head_is_trained_written_and_goes_on(target, tmp_path, monkeypatch, capsys):  # noqa: F811
-    check_training("block", read_block, CPU, target, tmp_path, monkeypatch, capsys)
+def test_a_head_is_trained_written_and_goes_on(target, tmp_path):  # noqa: F811
+    check_training("block", read_block, target, tmp_path)
 
 
 # --- in the scripts ---------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from training.steps import optimizers
 def test_a_fresh_head_shares_what_it_does_not_learn():
     """Embedding and output layer are the target's own memory, whatever is learnt; the bias by the token before is 0."""
     target = tiny("llama", dtype=torch.float32).requires_grad_(False)
-    head = fresh_block(target, Words(), parse(["block", "--intermediate", "24"]))
+    head = fresh_block(target, Words(), parse(["block"]))
     assert head.table.data_ptr() == target.get_input_embeddings().weight.data_ptr()
     assert head.output.weight.data_ptr() == target.get_output_embeddings().weight.data_ptr()
     assert len(head.layers) == LAYERS

@@ -38,7 +38,7 @@ def predicts_without_rejections() -> None:
     """hands exercise 5 the rounds in which every drafted token was accepted"""
     right = run.predicted
 
-    def predicted(learner: ModuleType, row: Any, rounds: list[tuple[int, int]]) -> run.Predicted:
+    def predicted(learner: ModuleType, row: Any, rounds: list[tuple[int, int]]) -> tuple[float | None, float | None]:
         return right(learner, row, [(drafted, drafted) for drafted, _ in rounds])
 
     run.predicted = predicted

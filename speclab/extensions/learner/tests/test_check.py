@@ -135,15 +135,8 @@ def test_a_fresh_clone_is_all_todo_from_any_folder(clone, tmp_path):
     assert sorted(clone.rglob("*")) == before
 
 
-def test_solutions_are_done(run):
-    """The quick ones; what says it of all is tests/exercises/ itself."""
-    only(0, 5, 6)
-    code, out, _ = run("--impl", "solutions")
-    assert (code, out.count(" done ")) == (0, 3)
-
-
 def test_the_first_unfinished_exercise_comes_next(run):
-    """One that fails further down has to wait; after one that is done comes the next chapter."""
+    """One that fails further down has to wait."""
     only(0, 5)
     answer(5, "return accepted / tested", "return accepted")
     code, out, _ = run()
@@ -154,7 +147,7 @@ def test_the_first_unfinished_exercise_comes_next(run):
     assert run()[1].splitlines()[-1].endswith("check.py' 5")
     code, out, _ = run("0")
     assert code == 0
-    assert "docs/chapters/05-speedup.md" in out.splitlines()[-1]
+    assert out.splitlines()[-1].startswith("all done")
 
 
 def test_half_an_answer_is_so_many_of_so_many(run):
@@ -180,9 +173,6 @@ def test_a_wrong_answer_gets_its_message_and_no_traceback(run):
     printed = [line.strip() for line in out.splitlines() if line.strip().startswith("|")]
     assert printed == [f"| line {i}␛[2J" for i in range(15, 25)]
     assert out.splitlines()[-1].endswith("check.py' 0 --hint")
-    code, out, _ = run("0", "--traceback")
-    assert code == 1
-    assert "def test_the_rate_leaves_the_first_token_out(learner):" in out
     assert harmless(out) == out
 
 
@@ -200,7 +190,7 @@ def test_a_file_that_cannot_be_imported_is_said_once(run, clone, text, said):
     assert " ".join(out.split()).count(said) == 1
     assert (out.count("FAILS"), out.count("the same as above\n")) == (9, 8)
     assert "Traceback" not in out + err
-    assert run("0", "--hint")[1].startswith("no hint is about what is wrong here")
+    assert run("0", "--hint")[1].startswith("no hint is about exercise 0 as it is")
 
 
 # --- code that misbehaves ---------------------------------------------------------------------------------------------
@@ -237,7 +227,7 @@ FATAL = {
 
 
 @alarms
-def test_what_never_ends_is_stopped_and_the_rest_is_checked(clone, capsys):
+def test_what_never_ends_is_stopped_and_the_rest_is_checked(clone):
     """With the place. Behind it come code that raises whatever there is, and an exercise that is done."""
     limits(clone, SECONDS=1, AGAIN=0.5)
     answer(6)
@@ -248,7 +238,6 @@ def test_what_never_ends_is_stopped_and_the_rest_is_checked(clone, capsys):
     hold({name: found.pop(name) for name in endless}, endless)
     hold({name: found.pop(name) for name in odd}, odd)
     assert list(found.values()) == [None] * 10
-    assert capsys.readouterr().err.count("running the checks") == 2, "what is done is not run again"
 
 
 @alarms
@@ -262,10 +251,9 @@ def test_code_that_never_ends_when_it_is_imported_is_stopped(clone):
 
 @pytest.mark.parametrize("name", FATAL)
 def test_code_that_ends_python_is_said(clone, name):
-    """Of the checks that it kept from running, too; the next exercise does not notice."""
+    """Of the checks that it kept from running, too."""
     wanted = with_checks(0, {"is_fine": FINE, name: FATAL[name], "is_late": ("return 1", "")})
-    wanted |= with_checks(5, {"is_near": FINE})
-    found = checked(0, 5)
+    found = checked(0)
     hold(found, wanted)
     assert "did not run: your code ended Python, with " in found["test_is_late"] or name.startswith("closes")
 
@@ -297,16 +285,6 @@ def test_memory_and_files_have_an_end(clone):
     hold(checked(0), wanted)
 
 
-def test_one_exercise_does_not_spoil_the_next(run):
-    """What fails after another one is run again without it."""
-    only(0, 5)
-    answer(5)
-    with_checks(0, {"patches": ("__import__('builtins').sum = None", None)})
-    code, out, err = run()
-    assert (code, out.count(" done ")) == (0, 2)
-    assert len(err.splitlines()) == 2
-
-
 def test_a_check_of_which_one_case_never_ended_has_failed(clone):
     exercise(0).test_file.write_text(
         "import pytest\n\n@pytest.mark.parametrize('n', [1, 2])\n"
@@ -314,10 +292,6 @@ def test_a_check_of_which_one_case_never_ended_has_failed(clone):
     )
     exercise(0).path("exercises").write_text("def f(n):\n    __import__('os')._exit(1)\n")
     hold(checked(0), {"test_x": "your code ended Python, with exit code 1"})
-
-
-def test_a_torn_line_of_outcomes_is_left_out():
-    assert list(checks._parsed(b'{"check": "test_x"}\n\xff\n{"check": "test')) == [{"check": "test_x"}]
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no such signals")
@@ -372,17 +346,15 @@ def test_a_file_that_cannot_be_read_fails_its_own_checks_only(run, make):
         make(path)
     code, out, _ = run("5")
     assert code == 1
-    said = " ".join(out.split())
-    assert said.count("exercises/ex05_speedup.py cannot be imported: there is no such file") == 1
-    assert "git checkout -- 'a lab/exercises/ex05_speedup.py', or unpack" in said
+    assert " ".join(out.split()).count("exercises/ex05_speedup.py cannot be imported: there is no such file") == 1
     assert run("0")[0] == 0
 
 
 @pytest.mark.parametrize(
     ("line", "error", "advice"),
     [
-        ("import speclab.nowhere", "No module named 'speclab.nowhere'", "git checkout -- 'a lab/tests'"),
-        ("import os; os._exit(0)", "pytest stopped", "git checkout -- 'a lab/tests'"),
+        ("import speclab.nowhere", "No module named 'speclab.nowhere'", "git checkout -- a lab/tests"),
+        ("import os; os._exit(0)", "pytest stopped", "git checkout -- a lab/tests"),
         ("import nowhere", "No module named 'nowhere'", "pip install -r 'a lab/requirements.txt'"),
     ],
 )
@@ -392,20 +364,8 @@ def test_a_broken_check_file_is_not_the_learners_fault(run, clone, line, error, 
     code, out, err = run("0")
     assert (code, out) == (3, "")
     assert error in err
-    assert err.endswith(f"type: {advice}\n")
+    assert advice in err
     assert len(err.splitlines()) == 2
-
-
-def test_chapters_and_hints_that_are_gone_are_named(run, clone):
-    hints = clone / "exercises" / "hints.toml"
-    for text in (b"[ex00", b"\xff", None):
-        hints.write_bytes(text) if text is not None else hints.unlink()
-        with pytest.raises(EnvironmentProblem, match=r"type: git checkout -- 'a lab/exercises/hints\.toml'"):
-            checks.hints(exercise(0))
-    shutil.rmtree(clone / "docs")
-    code, out, err = run("0")
-    assert (code, out) == (3, "")
-    assert err.endswith("type: git checkout -- 'a lab/docs/chapters'\n")
 
 
 def test_an_installed_lab_says_that_exercises_need_a_clone(monkeypatch):
@@ -449,7 +409,7 @@ def test_hints_go_with_the_first_unfinished_function(run):
     answer(0, "n_decoded = n_tokens - 1", "n_decoded = n_tokens")
     assert run("0", "--hint")[1].startswith("tokens_per_second, in")
     answer(0)
-    assert "is done" in run("0", "--hint")[1]
+    assert run("0", "--hint")[1].startswith("no hint is about exercise 0 as it is")
 
 
 def test_what_fails_because_of_something_above_is_one_line(run):

@@ -34,6 +34,8 @@ const draw = (() => {
     return [svg(frame, "svg", {viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label}), width];
   };
   const number = (value, digits = 3) => String(Number(value.toPrecision(digits)));
+  // What prints as 1.00x is as fast as plain decoding.
+  const isSlower = (speedup) => Number(speedup.toFixed(2)) < 1;
 
   // --- tokens ---
   const marked = (kind) => `${LOST.includes(kind) ? "g" : "t"} ${KINDS[kind]}`;
@@ -167,7 +169,7 @@ const draw = (() => {
     svg(picture, "polyline", {class: "book", points: points(book)});
     svg(picture, "polyline", {class: "measured", points: points(speedups)});
     speedups.forEach((value, i) => {
-      const dot = svg(picture, "circle", {class: value < 1 ? "dot slow" : "dot", cx: x(i), cy: y(value), r: 4});
+      const dot = svg(picture, "circle", {class: isSlower(value) ? "dot slow" : "dot", cx: x(i), cy: y(value), r: 4});
       svg(dot, "title", {}, `k = ${i}: ${value.toFixed(2)}x`);
     });
     svg(picture, "circle", {class: "best", cx: x(best), cy: y(speedups[best]), r: 9});
@@ -198,5 +200,5 @@ const draw = (() => {
     svg(picture, "text", {class: "soft", x: LEFT, y: TOP + ROW * candidates.length + 15}, `0 to ${number(most, 2)}; the number is p`);
   };
 
-  return {SIGNS, MEANINGS, LOST, make, name, marked, chips, words, scrollTo, table, strip, curve, bars, number};
+  return {SIGNS, MEANINGS, LOST, make, name, marked, chips, words, scrollTo, table, strip, curve, bars, number, isSlower};
 })();

@@ -5,13 +5,12 @@
   const data = JSON.parse(find("data").textContent);
   const targets = data.targets.map((target) => ({...target, texts: target.texts.map((text) => ({...text, ...replay.unpackText(text)}))}));
   const hasDials = targets.length > 0, lanes = data.lanes, sampled = data.sampled[0];
-  const start = data.start || {};
   const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 
   // --- the state and its address ---
   // A round of null is the last one. The address holds what differs from the defaults.
   const DEFAULTS = {
-    target: 0, text: 0, draft: start.draft || "feature", k: start.k === undefined ? 6 : start.k, round: null, costs: 0,
+    target: 0, text: 0, draft: "feature", k: 6, round: null, costs: 0,
     drafting: 1, pass: 1, rest: 1, place: 0, clock: 0, lane: 0, of: null, tour: 0, at: "",
   };
   const ALWAYS = ["text", "k", "draft"];
@@ -61,8 +60,7 @@
     const dials = {draft: state.drafting, pass: state.pass, rest: state.rest};
     const costs = replay.turned(preset, state.draft, dials), found = replay.rounds(text, state.draft, state.k);
     const round = state.round === null ? found.length : Math.min(state.round, found.length);
-    // The clock runs in seconds where the preset says how long a step takes, else in steps.
-    const unit = preset.step_ms === null ? 1 : preset.step_ms / 1000;
+    const unit = preset.step_ms / 1000;
     const times = replay.clock(found, costs).map(({phases, end}) => ({phases: phases.map((part) => part * unit), end: end * unit}));
     return {target, text, preset, costs, found, round, times, unit, picture: (id) => target.pictures[id]};
   };
@@ -75,12 +73,11 @@
     drafts: round.drafted.map((id, i) => [picture(id), draftKind(round, i)]),
     own: round.committed > round.accepted ? [[picture(text.ids[round.start + round.accepted]), ownKind(round)]] : [],
   });
-  const clockText = (preset) => (time) => (preset.step_ms === null ? `${draw.number(time)} steps` : milliseconds(time));
   const milliseconds = (seconds) => (seconds >= 1 ? `${seconds.toFixed(2)} s` : `${draw.number(seconds * 1000)} ms`);
   const plural = (n, word, more) => `${n} ${n === 1 ? word : more || `${word}s`}`;
 
   const showReplay = (now) => {
-    const {text, found, times, round, unit, preset} = now, all = replay.counts(found), format = clockText(preset);
+    const {text, found, times, round, unit} = now, all = replay.counts(found), format = milliseconds;
     const alpha = replay.acceptance(all), total = times.length ? times[times.length - 1].end : 0;
     const nSteps = text.ids.length - 1;
     find("result").textContent =
@@ -142,14 +139,14 @@
     dial("cost-pass", state.pass, 3, dialText(state.pass, `${plural(k + 1, "token")}: ${steps(costs.pass[k])}`));
     dial("cost-rest", state.rest, 3, dialText(state.rest, steps(costs.rest[k])));
     find("preset-about").textContent =
-      `${preset.about} A step is one pass of the target over one token${preset.step_ms === null ? "" : `, ${draw.number(preset.step_ms)} ms here`}. ` +
+      `${preset.about} A step is one pass of the target over one token, ${draw.number(preset.step_ms)} ms here. ` +
       "Where longer drafts were not measured, the curves go on in a straight line.";
     const found = replay.rounds(text, state.draft, k), all = replay.counts(found), total = all.tokens / speedups[k];
     const says =
       `At k = ${k} a round commits ${(all.tokens / all.rounds).toFixed(2)} tokens and takes ${(total / all.rounds).toFixed(2)} steps. `;
-    const slow = speedups.flatMap((value, i) => (value < 1 ? [i] : []));
+    const slow = speedups.flatMap((value, i) => (draw.isSlower(value) ? [i] : []));
     let verdict = `That is ${speedups[k].toFixed(2)}x as fast as plain decoding. `;
-    if (speedups[k] < 1) verdict = `Here it gets slower: ${speedups[k].toFixed(2)}x. The tokens of a round must be more than its steps. `;
+    if (draw.isSlower(speedups[k])) verdict = `Here it gets slower: ${speedups[k].toFixed(2)}x. The tokens of a round must be more than its steps. `;
     else if (k === best) verdict = `This is the best k: ${speedups[k].toFixed(2)}x. `;
     const where = slow.length ? `It is slower than plain decoding at k = ${listed(slow)}.` : "It is slower than plain decoding at no k.";
     find("verdict").textContent = `${says}${verdict}${k === best ? "" : `The best is k = ${best}, ${speedups[best].toFixed(2)}x. `}${where}`;

@@ -46,9 +46,3 @@ def takes_a_token_for_its_picture() -> None:
         return self.pictures.index(self.pictures[found])
 
     proposals.PieceTable.place = place
-
-
-@mutant(49, "dials_turn_only_drafts_whose_proposals_follow_from_the_text[hybrid-False]", file="test_dials_replay")
-def puts_a_hybrid_on_a_dial() -> None:
-    """replays a hybrid, which chooses by what earlier rounds showed, from what it would do in other rounds"""
-    proposals.on_dial = lambda choice, drafter: not choice.branches

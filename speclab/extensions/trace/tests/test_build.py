@@ -2,7 +2,7 @@
 
 import pytest
 
-from speclab.extensions.trace import build, page, presets
+from speclab.extensions.trace import build, page
 from speclab.extensions.trace.tests.test_trace import Tags
 from speclab.extensions.trace.tests.trace_streams import scripted
 from speclab.models import loading
@@ -18,7 +18,7 @@ def tokenizer(pair_folder):
 
 
 def test_prices_are_the_records_and_no_clocks(tokenizer):
-    costs = presets.greedy_costs(read(presets.RESULTS / f"{build.LANES_RECORD}.json", ComparisonRun))["model"]
+    costs = build.greedy_costs(read(build.RESULTS / f"{build.LANES_RECORD}.json", ComparisonRun))["model"]
     found = build.priced(scripted(tokenizer, "x", 30), costs, 5, costs)
     event = found.events[2]
     context, n = 5 + found.events[1].n_tokens, len(event.drafts)
@@ -37,7 +37,7 @@ def test_the_committed_page_is_small_and_of_todays_templates_and_records(committ
     text = build.PAGE.read_text("utf-8")
     assert len(text.encode()) < MOST
     assert text == page.render(committed), "run python -m speclab.extensions.trace.build"
-    assert committed["presets"] == presets.committed()
+    assert committed["presets"] == build.presets()
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")
 
 

@@ -50,10 +50,7 @@ def test_a_trace_is_the_decoding(models, capsys, tmp_path, words):
     data = Tags(page).data
     if "--temperature" not in words:
         assert "Both texts are the same" in page
-        chosen = {"ngram"} if "ngram" in words else {"draft"} if "dial:0.7:free" not in words else set()
-        assert set(data["targets"][0]["texts"][0]["drafts"]) == {"ngram", "suffix"} | chosen
     else:
-        assert data["targets"] == []
         assert all(len(token) == 4 for round_ in data["sampled"][0]["rounds"][1:] for token in round_["own"])
 
 

@@ -4,14 +4,10 @@ import pytest
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from draft_models import NgramDrafter
-from speclab.core.rounds import DecodeSettings
-from speclab.drafts.feature import FeatureDrafter
 from speclab.extensions.trace import shapes
 from speclab.extensions.trace.__main__ import main
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem
-from tests.heads import block_heads, tiny_head
 from tests.tiny_models import FAMILIES, VOCAB, tiny
 
 N_PROMPT, N_NEW = 5, 4
@@ -106,30 +102,6 @@ def test_the_command_prints_both_passes_and_who_verifies_whom(show, words):
     assert "gives the bonus" in rows[str(k)]
     assert "differ by" in out
     assert "of them decoded" not in out
-
-
-@pytest.mark.parametrize("kind", ["feature", "block"])
-def test_the_steps_of_a_head(kind):
-    """A feature head goes step by step, a block is one pass; afterwards the head is as it was."""
-    model = tiny("llama", dtype=torch.float64)
-    head = tiny_head() if kind == "feature" else block_heads().tiny_block_head(model, slots=4, markov_rank=3)
-    drafter = FeatureDrafter(head) if kind == "feature" else block_heads().BlockDrafter(head)
-    target = CachedModel(model)
-    target.hidden_layers = head.config.layers
-    before = vars(head).keys() | set()
-    found = shapes.first_round(target, drafter, ids()[:, :N_PROMPT], 3, DecodeSettings(8)).head
-    assert vars(head).keys() == before
-    assert found[0] == ("fuse", [(1, N_PROMPT, 2 * WIDTH)], (1, N_PROMPT, WIDTH))
-    if kind == "feature":
-        assert [one.name for one in found[1:]] == ["project", "logits"] * 3
-        assert [one.takes for one in found[1::2]] == [[(1, n, WIDTH), (1, n)] for n in (N_PROMPT, 1, 1)]
-        assert [one.gives for one in found[2::2]] == [(1, 1, VOCAB)] * 3
-    else:
-        assert [one.name for one in found[1:]] == ["context", "forward", "logits"]
-        assert found[1].gives == (1, 2, N_PROMPT, HEAD_WIDTH)
-        assert found[2] == ("forward", [(1, 1)], (1, 1, 4, WIDTH))
-        assert found[3].gives == (1, 4, VOCAB)  # of all slots
-    assert not shapes.first_round(target, NgramDrafter(), ids()[:, :N_PROMPT], 3, DecodeSettings(8)).head
 
 
 def of_exercise(n_cached, n_new, d_model, n_heads, vocab_size) -> dict:

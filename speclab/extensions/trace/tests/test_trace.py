@@ -14,12 +14,10 @@ import torch
 
 from draft_models import ModelDrafter, NgramDrafter
 from optimized_speculative import speculative_decode
-from speclab.cli import flags, parsing
 from speclab.core import clock as clock_module
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Draft, Round
 from speclab.core.sampling import Sampling
-from speclab.drafts.oracle import Dial
 from speclab.extensions.trace import follow, page, positions, trace, trace_terminal
 from speclab.extensions.trace.tests.trace_streams import clock, count_all, rounds, scripted, settings, with_texts
 from speclab.extensions.trace.trace import Position
@@ -248,17 +246,14 @@ def test_colours_are_only_for_a_terminal_that_wants_them(tokenizer, monkeypatch)
         def isatty(self):
             return True
 
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    assert terminal.wants_colour(Terminal())
-    assert not terminal.wants_colour(io.StringIO())
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert not terminal.wants_colour(Terminal())
-    assert terminal.is_animated(Terminal()), "a progress bar needs no colour"
-    monkeypatch.delenv("NO_COLOR")
-    monkeypatch.setenv("TERM", "dumb")
-    assert not terminal.wants_colour(Terminal())
-    assert not terminal.is_animated(Terminal())
+    for name, value, wanted in (("NO_COLOR", "1", False), ("TERM", "dumb", False), ("TERM", "xterm", True)):
+        with monkeypatch.context() as patched:
+            patched.delenv("NO_COLOR", raising=False)
+            patched.setenv("TERM", "xterm")
+            patched.setenv(name, value)
+            assert terminal.wants_colour(Terminal()) == wanted
+            assert not terminal.wants_colour(io.StringIO())
+            assert terminal.is_animated(Terminal()) == (value != "dumb"), "a progress bar needs no colour"
     found = scripted(tokenizer, "x", 30)
     coloured = trace_terminal.terminal(found, colour=True)
     plain = trace_terminal.terminal(found)
@@ -390,18 +385,3 @@ def test_candidates_are_the_most_probable_tokens_and_the_drafted_one():
     assert [one.id for one in found[:-1]] == sorted(range(20), key=lambda i: -larger[i])[:7]
     assert all(one.target_prob == p[one.id] and one.draft_prob == q[0, 0, one.id] for one in found)
     assert {one.draft_prob for one in positions.candidates_of(draft, p, 1)} == {None}
-
-
-def test_a_dial_traces_what_it_was_told_to_replay(pair_folder):
-    """Right with probability 1, it is never rejected."""
-    parser = parsing.make_parser("x")
-    flags.add_shared_flags(parser)
-    flags.add_decoding_flags(parser)
-    words = ["--target", str(pair_folder / "target"), "--threads", "1", "--engine", "eager", "--prompt", "def f(x):"]
-    setup = flags.setup_from(args := parser.parse_args(words))
-    prompt = flags.read_prompts(args, setup.tokenizer)[0]
-    given = (setup, Dial(1.0), "dial:1:free", prompt, 4, DecodeSettings(31))
-    found = follow.follow(follow.Loaded(*given, LoopFunctions(speculative_decode)))
-    assert found.same_text
-    assert found.counts.n_accepted == found.counts.n_drafted == 24
-    assert found.counts.n_rounds == 6

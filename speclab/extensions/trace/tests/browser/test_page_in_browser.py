@@ -151,11 +151,11 @@ def test_a_round_step_by_step(lab):
 
 
 def test_every_state_has_an_address_and_any_address_a_state(lab):
-    opened = lab("target=1&text=3&k=9&draft=suffix&costs=3&pass=0.5&at=costs")
+    opened = lab("target=1&text=3&k=9&draft=suffix&costs=2&pass=0.5&at=costs")
     shown = opened.evaluate(
         "['target','text','draft','k','preset','cost-pass'].map((id) => document.getElementById(id).value)"
     )
-    assert shown == ["1", "3", "suffix", "9", "3", "0.5"]
+    assert shown == ["1", "3", "suffix", "9", "2", "0.5"]
     assert opened.evaluate("document.activeElement.id") == "costs"
     said = opened.locator("main").inner_text()
     opened.focus("#k")
@@ -186,8 +186,8 @@ def test_the_curve_marks_its_best_k_and_says_where_it_gets_slower(lab):
     assert speedups[best] == max(speedups)
     assert f"The best is k = {best}" in verdict
     assert opened.locator("#curve .dot.slow").count() == sum(one < 1 for one in speedups)
-    opened.evaluate("location.hash = 'text=1&k=12&draft=model&costs=3&drafting=0&pass=0&rest=0'")
-    expect(opened.locator("#curve .dot.slow")).to_have_count(0)
+    opened.evaluate("location.hash = 'text=1&k=12&draft=model&costs=0&drafting=0&pass=0&rest=0'")
+    expect(opened.locator("#curve .dot.slow")).to_have_count(0)  # k = 0 is 0.999 times as fast, which prints as 1.00x
     assert "slower than plain decoding at no k" in opened.locator("#verdict").inner_text()
 
 
