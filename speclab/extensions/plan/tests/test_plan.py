@@ -109,7 +109,7 @@ def test_plan_makes_no_speculative_run(run, measurements, monkeypatch):
 
     def watched(*args, **kwargs):
         given = inspect.signature(honest).bind(*args, **kwargs).arguments
-        arms.append((given["arm"], given.get("lengths") is not None))
+        arms.append((given["arm"], bool(given.get("lengths"))))
         return honest(*args, **kwargs)
 
     monkeypatch.setattr(Bench, "decoding", watched)
