@@ -19,7 +19,7 @@ from speclab.models.timing import seconds
 from speclab.present.screen import circumstances
 from speclab.present.tables import Block, Heading, show
 from speclab.records import files
-from speclab.records.runs import Head
+from speclab.records.files import Head
 from speclab.system import terminal
 from speclab.system.errors import UsageProblem
 from speclab.system.files import check_writable, shown, write_all, write_whole

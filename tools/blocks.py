@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from speclab.present import report, screen, tables
-from speclab.records.files import read
+from speclab.records.files import ComparisonRun, read
 from speclab.records.rows import Row
-from speclab.records.runs import ComparisonRun
 from speclab.system.paths import ROOT
 from speclab.theory.formulas import book_formula, omega_star
 from speclab.theory.ladder import prediction_rows

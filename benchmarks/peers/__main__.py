@@ -49,15 +49,13 @@ from speclab.cli import flags, parsing
 from speclab.drafts import registry
 from speclab.drafts.lengths import LONGEST, AutoLength
 from speclab.lab.decodings import Decoding
-from speclab.lab.harness import measure
+from speclab.lab.harness import measure, take_turns
 from speclab.lab.output_checks import judge_greedy
-from speclab.lab.turns import take_turns
 from speclab.models import loading
 from speclab.models.cached import check_prompt
 from speclab.models.setup import Setup
 from speclab.records import files
-from speclab.records.arms import BASELINE, GENERATE, Arm
-from speclab.records.log import Line
+from speclab.records.rows import BASELINE, GENERATE, Arm, Decoded
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import note
 
@@ -95,7 +93,7 @@ def one_after_another(decodings: list[Decoding], turn: int) -> None:
         take_turns([decoding])
 
 
-def timing(line: Line) -> PeerTiming:
+def timing(line: Decoded) -> PeerTiming:
     of_library = line.arm.method in LIBRARY
     return PeerTiming(
         method=line.arm.method,

@@ -37,7 +37,7 @@ from speclab.lab.bench import Bench
 from speclab.lab.decodings import Decoding
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.records.arms import Arm
+from speclab.records.rows import Arm
 from speclab.system import startup
 from speclab.system.errors import EnvironmentProblem, Problem, UsageProblem
 from speclab.system.terminal import harmless, note

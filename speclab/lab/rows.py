@@ -106,6 +106,3 @@ def row_of(
 
 def _book(acceptance: float | None, draft_length: int | None) -> float | None:
     return book_formula(acceptance, draft_length) if acceptance is not None and draft_length else None
-
-
-build_row = row_of

@@ -18,7 +18,7 @@ ends in state N = `n_tokens`. `accept_probs[t][n]` is the probability that the n
 made in state t is accepted, given that those before it were. A proposal may be shorter than the draft length or empty.
 
 Not covered: accept rules that judge several drafted tokens together, drafts with branches, drafts that learn from the
-rounds before (speclab/lab/known_texts/replay.py), and an end token that stops the text before N tokens.
+rounds before (speclab/lab/known_texts.py), and an end token that stops the text before N tokens.
 """
 
 from collections.abc import Callable, Sequence

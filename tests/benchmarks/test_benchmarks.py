@@ -15,16 +15,14 @@ from speclab.core.counts import Counts
 from speclab.core.sampling import GREEDY
 from speclab.drafts.lengths import AutoLength
 from speclab.lab.decodings import Decoding
-from speclab.lab.harness import measure
-from speclab.lab.turns import take_turns
+from speclab.lab.harness import measure, take_turns
 from speclab.models import memory, prompts
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.present import tables
 from speclab.records import files
-from speclab.records.arms import BASELINE, GENERATE, Arm
-from speclab.records.log import Line
+from speclab.records.rows import BASELINE, GENERATE, Arm, Decoded
 from tests.llamas import tiny_llama
 from tests.tiny_models import tiny
 
@@ -168,7 +166,7 @@ def samples_by_hand():
     samples = []
     for i, kind in enumerate(["code", "code", "code", "copy", "copy", "copy"]):
         for arm, (prefill, decode) in seconds.items():
-            made = Line.begin(arm, 0.0, i, kind, 20)
+            made = Decoded.begin(arm, 0.0, i, kind, 20)
             for slow in (0.0, 9.0, 0.0):  # the middle one met a slow second
                 counts = Counts(n_rounds=9, n_drafted=36, n_accepted=18, n_rejected=6, n_emitted=27)
                 made.add(prefill, decode + slow, list(range(28)), counts if arm.speculative else None)

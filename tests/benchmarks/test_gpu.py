@@ -14,8 +14,7 @@ from benchmarks import gpu, roofline
 from benchmarks.gpu import TESTS, Stage
 from benchmarks.peers import page as peers_page
 from speclab.models import prompts, timing
-from speclab.records.files import read
-from speclab.records.runs import ComparisonRun
+from speclab.records.files import ComparisonRun, read
 from speclab.system.errors import UsageProblem
 
 SAVES = """

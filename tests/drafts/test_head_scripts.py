@@ -7,8 +7,7 @@ import optimized_speculative
 from speclab import load
 from speclab.drafts.heads.files import write_head
 from speclab.models import loading, prompts
-from speclab.records.files import read
-from speclab.records.runs import ComparisonRun
+from speclab.records.files import ComparisonRun, read
 from tests.heads import tiny_head
 
 

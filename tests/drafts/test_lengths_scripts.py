@@ -5,8 +5,7 @@ import pytest
 import compare
 import optimized_speculative
 from speclab.models import prompts
-from speclab.records.files import read
-from speclab.records.runs import ComparisonRun
+from speclab.records.files import ComparisonRun, read
 
 TINY = ["--max-new-tokens", "24", "--threads", "1", "--engine", "eager"]
 

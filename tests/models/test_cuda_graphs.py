@@ -29,7 +29,7 @@ from speclab.models.cached import CachedModel
 from speclab.models.family import NoFastBackend
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.records.arms import BASELINE, Arm
+from speclab.records.rows import BASELINE, Arm
 from tests.decoding import plain_text, speculative_rounds
 from tests.recorder import graphed, stand_in
 from tests.tiny_models import CONTEXT, FAMILIES, VOCAB, tiny

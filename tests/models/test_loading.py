@@ -20,8 +20,7 @@ from speclab.lab.decodings import library_generate
 from speclab.models import loading
 from speclab.models.family import DECODER_ONLY
 from speclab.models.outside import generation
-from speclab.records.files import read
-from speclab.records.runs import ComparisonRun
+from speclab.records.files import ComparisonRun, read
 from speclab.system.errors import EnvironmentProblem
 from tests.llamas import tiny_llama
 

@@ -11,10 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from speclab.core.counts import Counts
-from speclab.lab.rows import build_row
-from speclab.records.arms import BASELINE, BASELINE_REPEAT, Arm
-from speclab.records.log import Line, RoundCounts
-from speclab.records.runs import Noise
+from speclab.lab.rows import row_of
+from speclab.records.rows import BASELINE, BASELINE_REPEAT, Arm, Decoded, Noise, RoundCounts
 from speclab.theory import ladder
 from speclab.theory.attribution import PredictedSeconds, noise_floor, predictions, price, verdict
 from speclab.theory.costs import Costs, catch_ups
@@ -61,14 +59,16 @@ def n_new(rounds: list[RoundCounts]) -> int:
 
 
 def speculated(k: int, *decodings: list[RoundCounts], seconds: float = 1.0, index: int = 0, n_prompt=N_PROMPT):
-    made = Line.begin(arm_of(k), 0.0, index, "code", n_prompt)
+    made = Decoded.begin(arm_of(k), 0.0, index, "code", n_prompt)
     for rounds in decodings:
         made.add(0.5, seconds, [0] * n_new(rounds), counts_of(rounds), rounds)
     return made
 
 
-def plain(*lengths: int, seconds: float = 1.0, index: int = 0, n_prompt: int = N_PROMPT, arm: Arm = BASELINE) -> Line:
-    made = Line.begin(arm, 0.0, index, "code", n_prompt)
+def plain(
+    *lengths: int, seconds: float = 1.0, index: int = 0, n_prompt: int = N_PROMPT, arm: Arm = BASELINE
+) -> Decoded:
+    made = Decoded.begin(arm, 0.0, index, "code", n_prompt)
     for n in lengths:
         made.add(0.5, seconds, [0] * n)
     return made
@@ -111,7 +111,7 @@ def test_accounting_by_hand():
     assert part.draft == pytest.approx(0.18 + 0.001 * 2 * 10 + (0.18 + 0.02 + 0.001 * 2 * 13) + 0.03)
     assert part.verify == pytest.approx(1.4 + 0.02 * 10 + 1.4 + 0.02 * 13 + 1.1 + 0.02 * 14)
     assert part.overhead == pytest.approx(0.08 + 0.08 + 0.06)
-    row = build_row(arm_of(2), [speculated(2, ROUNDS)], [plain(6)], COMMON, "all")
+    row = row_of(arm_of(2), [speculated(2, ROUNDS)], [plain(6)], COMMON, "all")
     found = predictions(row, part)
     assert found["accounting"] == pytest.approx(5.6 / 5.316)
     assert found["draft_cost"] == pytest.approx(0.456 / 4 / 1.12)
@@ -164,8 +164,8 @@ def test_accounting_is_exact_where_the_costs_are(seed):
     for index in range(4):
         n, n_prompt = dice.randint(4, 20), dice.randint(1, 50)
         ours, theirs = (
-            Line.begin(arm_of(k), 0.8, index, "code", n_prompt),
-            Line.begin(BASELINE, 0.8, index, "code", n_prompt),
+            Decoded.begin(arm_of(k), 0.8, index, "code", n_prompt),
+            Decoded.begin(BASELINE, 0.8, index, "code", n_prompt),
         )
         for _ in range(2):
             rounds = random_rounds(dice, n, k)
@@ -174,7 +174,7 @@ def test_accounting_is_exact_where_the_costs_are(seed):
         mine.append(ours)
         base.append(theirs)
         total += price(ours, theirs, COSTS, constant([0.5] * n))
-    row = build_row(arm_of(k), mine, base, COMMON, "all")
+    row = row_of(arm_of(k), mine, base, COMMON, "all")
     row = replace(row, **predictions(row, total))
     assert row.accounting == pytest.approx(row.speedup, rel=1e-12)
     if row.ladder:
@@ -242,7 +242,7 @@ def test_every_rung_is_its_formula(k):
     while not any(one.n_drafted for one in rounds[:2]):
         rounds = random_rounds(dice, 12, k)
     mine, base = speculated(k, rounds, seconds=9.0), plain(12, seconds=14.0)
-    row = build_row(arm_of(k), [mine], [base], COMMON, "all")
+    row = row_of(arm_of(k), [mine], [base], COMMON, "all")
     row = replace(row, **predictions(row, price(mine, base, COSTS, constant([accept] * 12))))
     alpha = row.acceptance_rate
     assert alpha is not None
@@ -280,7 +280,7 @@ def test_every_rung_is_its_formula(k):
 )
 def test_rows_without_drafts_have_predictions_and_no_ladder(k, rounds):
     mine, base = speculated(k, rounds, seconds=spent(rounds)), plain(6, seconds=5.6)
-    row = build_row(arm_of(k), [mine], [base], COMMON, "all")
+    row = row_of(arm_of(k), [mine], [base], COMMON, "all")
     row = replace(row, **predictions(row, price(mine, base, COSTS, lambda text: [[]] * len(text))))
     assert row.ladder is row.leviathan is row.cost_model is row.draft_cost is None
     assert row.accounting == pytest.approx(row.speedup)
@@ -292,11 +292,11 @@ def test_rows_without_drafts_have_predictions_and_no_ladder(k, rounds):
 # --- noise ------------------------------------------------------------------------------------------------------------
 
 
-def timed(arm: Arm, *decodings: list[float]) -> list[Line]:
+def timed(arm: Arm, *decodings: list[float]) -> list[Decoded]:
     """One sample for each list: the seconds of its repeats."""
     found = []
     for index, seconds in enumerate(decodings):
-        made = Line.begin(arm, 0.0, index, "code", N_PROMPT)
+        made = Decoded.begin(arm, 0.0, index, "code", N_PROMPT)
         for decode in seconds:
             made.add(0.5, decode, [0] * 11)
         found.append(made)

@@ -23,7 +23,7 @@ from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.present import tables
 from speclab.records import files
-from speclab.records.runs import Head
+from speclab.records.files import Head
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.paths import ROOT
 from speclab.theory import attribution

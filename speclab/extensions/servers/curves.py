@@ -30,7 +30,7 @@ from speclab.drafts.heads.files import read_head
 from speclab.extensions.servers.counters import EngineCounts, Rounds, of_rounds
 from speclab.extensions.servers.diagnose import ENDS, shape_of, shape_of_two
 from speclab.extensions.servers.referee import rounds_of
-from speclab.lab.noisy import noisy
+from speclab.lab.instruments import noisy
 from speclab.models import loading, prompts
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup, load_setup

@@ -37,8 +37,8 @@ from speclab.drafts import registry
 from speclab.drafts.registry import check_prompts
 from speclab.lab.comparison import build_rows, measure_and_judge, noise_at, with_costs
 from speclab.lab.harness import Measurement, kept_when_stopped
-from speclab.lab.known_texts.acceptance_probs import CostTable
-from speclab.lab.noisy import noisy
+from speclab.lab.instruments import noisy
+from speclab.lab.known_texts import CostTable
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
 from speclab.models import loading
@@ -49,8 +49,8 @@ from speclab.present.pictures.figures import Panel, Series, column, plain, speed
 from speclab.present.report import COSTS
 from speclab.present.screen import noise_lines, provenance, remarks, rough_line
 from speclab.present.tables import CELLS, Block, Cell, Heading, Lines, Markdown, Table, interval, number, prediction
-from speclab.records.rows import Facts, Row
-from speclab.records.runs import LabRun, Noise
+from speclab.records.files import LabRun
+from speclab.records.rows import Facts, Noise, Row
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import note, say
 from speclab.theory import attribution

@@ -22,8 +22,7 @@ from speclab.lab.bench import SPECULATIVE
 from speclab.lab.round_costs import measure_costs
 from speclab.models import prompts
 from speclab.models.cached import CachedModel
-from speclab.records.files import read
-from speclab.records.runs import ComparisonRun
+from speclab.records.files import ComparisonRun, read
 from tests import contract, test_filtered_laws
 from tests.core.test_one_wait import PROMPT, check_waits
 from tests.drafts.test_overflows import WAYS, check_it_is_said, overflowing

@@ -27,7 +27,7 @@ from speclab.lab.decodings import library_generate
 from speclab.models import memory
 from speclab.models.cached import CachedModel, check_prompt
 from speclab.models.checking import checks, rounding
-from speclab.records.arms import Arm
+from speclab.records.rows import Arm
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.theory.losslessness import judge_divergence
 from tests.decoding import keys_and_values, plain_text, speculative_rounds

@@ -23,8 +23,7 @@ from speclab.models import prompts as lab_prompts
 from speclab.models.cached import CachedModel
 from speclab.models.padded.padding import pad_to
 from speclab.models.setup import Setup
-from speclab.records.files import read
-from speclab.records.runs import ComparisonRun
+from speclab.records.files import ComparisonRun, read
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from tests.cli.bad_inputs import KINDS, Row, S
 from tests.cli.test_bad_inputs import check_row, folder  # noqa: F401 - a fixture

@@ -15,9 +15,9 @@ from speclab.drafts.lengths import AutoLength
 from speclab.extensions.exits.drafter import ExitDrafter
 from speclab.extensions.exits.tests.adapters import tiny_adapter, trained_exit
 from speclab.lab.instruments import LoopFunctions
-from speclab.lab.known_texts.replay import replay_rounds
+from speclab.lab.known_texts import replay_rounds
 from speclab.models.cached import CachedModel
-from speclab.records.log import RoundCounts
+from speclab.records.rows import RoundCounts
 from tests import contract
 from tests import test_filtered_laws as filtered_laws
 from tests.core.test_one_wait import PROMPT

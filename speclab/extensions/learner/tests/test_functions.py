@@ -29,8 +29,7 @@ from speclab.extensions.learner.functions import CheckedDrafter, Modules, accept
 from speclab.lab.instruments import LoopFunctions
 from speclab.models import prompts
 from speclab.models.cached import CachedModel
-from speclab.records.files import read
-from speclab.records.runs import ComparisonRun
+from speclab.records.files import ComparisonRun, read
 from speclab.system import extensions, paths
 from speclab.system.errors import Problem, UsageProblem
 from tests.tiny_models import VOCAB, perturbed, tiny

@@ -36,7 +36,7 @@ from speclab.models import engine_choice, family, memory
 from speclab.models.cached import CachedModel
 from speclab.models.checking import checks
 from speclab.models.setup import Setup
-from speclab.records.arms import Arm
+from speclab.records.rows import Arm
 from speclab.system import extensions
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from tests import one_family, tiny_families

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from speclab.extensions.sweeps.__main__ import random_like
-from speclab.lab.noisy import noisy
+from speclab.lab.instruments import noisy
 from tests.conftest import tiny_llama
 from tests.tiny_models import tiny
 

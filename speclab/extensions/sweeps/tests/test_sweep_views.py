@@ -7,7 +7,8 @@ import pytest
 from speclab.extensions.sweeps import __main__ as sweeps
 from speclab.extensions.sweeps.__main__ import Point, SweepRun
 from speclab.present import tables
-from speclab.records.runs import SCHEMA_VERSION, Machine, Noise, Versions
+from speclab.records.files import SCHEMA_VERSION
+from speclab.records.rows import Noise
 from speclab.theory.formulas import book_formula, cost_model_speedup, expected_tokens_per_round
 from tests.present.made import make_row
 
@@ -42,8 +43,8 @@ def sweep(name, points):
         sweep=name,
         created="2026-01-02T03:04Z",
         interrupted=False,
-        machine=Machine(cpu="A made-up CPU", cores=2, threads=2, memory_gib=8, gpu=None, system="Linux"),
-        versions=Versions(python="3", torch="2", transformers="5", commit="0" * 40, uncommitted_changes=False),
+        machine={"cpu": "A made-up CPU", "cores": 2, "threads": 2, "memory_gib": 8, "gpu": None, "system": "Linux"},
+        versions={"python": "3", "torch": "2", "transformers": "5", "commit": "0" * 40, "uncommitted_changes": False},
         settings=SETTINGS,
         models={},
         correctness=[],

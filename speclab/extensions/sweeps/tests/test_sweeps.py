@@ -8,8 +8,7 @@ import pytest
 from speclab.cli import compare
 from speclab.extensions.sweeps import __main__ as sweeps
 from speclab.extensions.sweeps.__main__ import COMPARED, SWEEPS, SweepRun, main, make_parser
-from speclab.lab import comparison, output_checks
-from speclab.lab.known_texts import acceptance_probs
+from speclab.lab import comparison, known_texts, output_checks
 from speclab.models import prompts
 from speclab.records.files import read
 from speclab.system.errors import EnvironmentProblem
@@ -110,7 +109,7 @@ def test_ctrl_c_keeps_what_is_done(run, tmp_path, monkeypatch):
     ("where", "stop", "code"),
     [
         ((output_checks, "judge_greedy"), KeyboardInterrupt(), 130),
-        ((acceptance_probs, "accept_probs"), EnvironmentProblem("not finite"), 3),
+        ((known_texts, "accept_probs"), EnvironmentProblem("not finite"), 3),
     ],
     ids=["check", "explanation"],
 )

@@ -14,18 +14,15 @@ from speclab.extensions.tokenizers.register import COLUMNS, DRAFT_OUT, TARGET_OU
 from speclab.extensions.tokenizers.tests.vocabularies import OVERLAP, Pairs, cousin
 from speclab.lab.bench import Bench
 from speclab.lab.harness import Measurement
-from speclab.lab.known_texts.acceptance_probs import note_own_rates
-from speclab.lab.rows import build_row
+from speclab.lab.known_texts import note_own_rates
+from speclab.lab.rows import row_of
 from speclab.models import prompts
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.present import report
-from speclab.records.arms import BASELINE, Arm
-from speclab.records.files import read
-from speclab.records.log import Line
-from speclab.records.rows import Row
-from speclab.records.runs import ComparisonRun
+from speclab.records.files import ComparisonRun, read
+from speclab.records.rows import BASELINE, Arm, Decoded, Row
 from tests.llamas import tiny_llama
 from tests.present.made import make_row, make_run
 from tests.small_tokenizers import byte_level
@@ -37,8 +34,8 @@ TEXTS = [[6, 3, 1, 10, 2, 7, *range(12), 0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11], 
 N_DECODED = 29 + 2
 
 
-def sample_of(draft: str, temperature: float) -> Line:
-    made = Line.begin(Arm(draft, draft, 2) if draft else BASELINE, temperature, 0, "code", len(PROMPT))
+def sample_of(draft: str, temperature: float) -> Decoded:
+    made = Decoded.begin(Arm(draft, draft, 2) if draft else BASELINE, temperature, 0, "code", len(PROMPT))
     for text in TEXTS:
         made.add(0.1, 1.0, text, Counts(n_rounds=len(text) - 1, n_emitted=len(text) - 1))
     return made
@@ -93,7 +90,7 @@ def test_the_sums_are_the_definition(sampling):
     sums = {DRAFT_OUT: of_draft, TARGET_OUT: of_target}
     assert found["shared"] == found["hybrid"] == pytest.approx(sums, abs=1e-5)
     assert found[""] is found["ngram"] is found["model"] is None
-    row = build_row(Arm("shared", "shared", 2), [measured.lines[1]], [measured.lines[0]], COMMON, "all")
+    row = row_of(Arm("shared", "shared", 2), [measured.lines[1]], [measured.lines[0]], COMMON, "all")
     assert means(row) == pytest.approx({name: one / N_DECODED for name, one in sums.items()}, abs=1e-6)
 
 

@@ -12,7 +12,7 @@ from speclab.extensions.tokenizers.retokenized import BEFORE, RetokenizedDrafter
 from speclab.extensions.tokenizers.shared_tokens import text_of
 from speclab.extensions.tokenizers.tests.test_retokenized import OF_TARGET, OTHERS, Words, drafter_for, target
 from speclab.lab.bench import Bench
-from speclab.lab.known_texts.acceptance_probs import accept_probs
+from speclab.lab.known_texts import accept_probs
 from speclab.models import engine_choice, loading, prompts
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup

@@ -6,8 +6,7 @@ from speclab.extensions.trace import build, page
 from speclab.extensions.trace.tests.test_trace import Tags
 from speclab.extensions.trace.tests.trace_streams import scripted
 from speclab.models import loading
-from speclab.records.files import read
-from speclab.records.runs import ComparisonRun
+from speclab.records.files import ComparisonRun, read
 
 MOST = 300_000  # bytes of the page
 

@@ -1,3 +1,0 @@
-"""Old place of names of harness.py."""
-
-from speclab.lab.harness import *  # noqa: F403
